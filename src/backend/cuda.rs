@@ -48,6 +48,7 @@ use cudarc::driver::CudaContext;
 use super::{Backend, DeviceKind, DriverResult, Limits, NOT_READY, Query, RawEvent, RawStream};
 use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::thread::exit;
+use crate::thread::exit::ExitGuard;
 use crate::thread::role;
 
 /// A flag of `cuStreamCreate`.
@@ -318,13 +319,15 @@ impl Backend for CudaBackend {
 impl Drop for CudaBackend {
     fn drop(&mut self) {
         let Some(context) = self.context.take() else { return };
+        // Whichever thread drops the backend last, the end of the process waits for it.
         // ORDERING: Relaxed, see `abandon`.
-        if exit::begun() || self.abandoned.load(Ordering::Relaxed) {
+        let in_driver = ExitGuard::in_driver().filter(|_| !self.abandoned.load(Ordering::Relaxed));
+        let Some(in_driver) = in_driver else {
             // No driver call after `main`, nor on a device that faulted: the context goes with the
             // process.
             std::mem::forget(context);
             return;
-        }
+        };
         let (api, context, pool) = (self.api, ManuallyDrop::new(context), self.pool);
         let raw_context = self.raw_context;
         let release = move || {
@@ -343,6 +346,7 @@ impl Drop for CudaBackend {
             {
                 api.set_context(before).ok();
             }
+            drop(in_driver);
         };
         if role::may_call_driver() {
             return release();
