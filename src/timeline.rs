@@ -69,7 +69,7 @@ impl DeviceTimeline {
         DeviceTimeline { engine: engine.clone() }
     }
 
-    /// Starts an empty log of the last `capacity` operations, replacing an earlier one; 0 stops it.
+    /// Starts an empty log of the last `capacity` operations, replacing an earlier one; 0 empties and stops it.
     ///
     /// # Blocking
     /// For about a millisecond: it makes events, and compares the device's clock with the host's.
@@ -102,7 +102,7 @@ impl DeviceTimeline {
         Ok(())
     }
 
-    /// Stops the log. Its contents stay for [`snapshot`](Self::snapshot) until it is started again.
+    /// Stops the log; an operation that is being submitted may still be logged. Its contents stay for [`snapshot`](Self::snapshot) until it is started again.
     pub fn stop(&self) {
         self.engine.tracer.stop();
     }
@@ -131,7 +131,7 @@ impl DeviceTimeline {
             engine.tracer.seen(stream.id(), stream.completed(), engine.now());
         }
         if engine.check_health().is_ok() && !engine.options.stepped {
-            engine.tracer.look(&**engine, engine.now());
+            engine.tracer.look(&**engine, || engine.now());
             engine.resolve_traced();
         }
         let taken = (Duration::from_nanos(engine.now()), SystemTime::now());

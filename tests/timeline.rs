@@ -9,6 +9,7 @@ mod cases;
 
 use std::collections::HashMap;
 use std::panic::Location;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cases::config;
@@ -321,6 +322,37 @@ async fn the_task_of_an_operation() -> Result<()> {
         .collect();
     assert_eq!(begun.len(), ran.len());
     assert!(ran.iter().filter(|task| task.is_some()).all(|task| begun.contains(task)), "{begun:?}");
+    Ok(())
+}
+
+/// Operations that are submitted and complete while a snapshot is taken.
+#[test]
+fn nothing_is_seen_before_it_is_submitted() -> Result<()> {
+    let (device, _) = traced(2000)?;
+    let ends = AtomicBool::new(false);
+    let (looks, operations) = std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| -> Result<()> {
+                let stream = device.stream()?;
+                while !ends.load(Ordering::SeqCst) {
+                    (0..20).try_for_each(|_| stream.full(4, 1_u32).queued().map(drop))?;
+                    stream.done().synchronize()?;
+                }
+                Ok(())
+            });
+        }
+        let mut looks = Vec::new();
+        let mut operations = 0;
+        for _ in 0..300 {
+            let Ok(trace) = device.timeline().snapshot() else { break };
+            operations += trace.operations().len();
+            let early = |op: &&TracedOp| op.seen.is_some_and(|seen| seen < op.submitted);
+            looks.extend(trace.operations().iter().find(early).cloned());
+        }
+        ends.store(true, Ordering::SeqCst);
+        (looks, operations)
+    });
+    assert!(operations > 0 && looks.is_empty(), "{:?}", looks.first());
     Ok(())
 }
 

@@ -266,8 +266,9 @@ impl Tracer {
     }
 
     /// Asks how far each stream is by the events in the log, since no look may have happened yet, and since when the next
-    /// operation runs. Only where driver calls may be made.
-    pub(crate) fn look(&self, ask: &impl AskEvents, now: u64) {
+    /// operation runs. Only where driver calls may be made. `clock` is read after the events: operations may have been submitted
+    /// and completed since the look began.
+    pub(crate) fn look(&self, ask: &impl AskEvents, clock: impl Fn() -> u64) {
         let streams = |log: &Log| (log.generation, log.lanes.keys().copied().collect::<Vec<_>>());
         let Some((generation, streams)) = self.log.lock().as_deref().map(streams) else { return };
         for stream in streams {
@@ -286,6 +287,7 @@ impl Tracer {
                     complete = Some(*ticket);
                 }
                 is_more = next.len() == CHUNK && runs.is_none() && complete.is_some();
+                let now = clock();
                 self.within(generation, |log| {
                     if let Some(ticket) = complete {
                         log.see(stream, ticket, now);
@@ -407,7 +409,11 @@ impl Log {
         let (start, end) = device?;
         let (start, end) = (self.clock.host_time(start)?, self.clock.host_time(end)?);
         let entry = self.entry(number)?;
-        entry.passed.device_ns = Some((start.ns, end.ns));
+        // For a subscriber as for a trace: what says otherwise is the error of the device's clock.
+        let submitted_ns = entry.submission.submitted_ns as f64;
+        let seen_ns = entry.passed.seen_ns.map_or(f64::MAX, |ns| ns as f64);
+        let start_ns = start.ns.max(submitted_ns).min(seen_ns);
+        entry.passed.device_ns = Some((start_ns, end.ns.min(seen_ns).max(start_ns)));
         entry.passed.clock_error_ns = start.error_ns.max(end.error_ns);
         Some(entry)
     }

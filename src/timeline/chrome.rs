@@ -15,8 +15,9 @@ const HOST: u32 = 2;
 const TASKS: u32 = 3;
 
 impl Trace {
-    /// Writes the trace as JSON: a lane for each stream, with a bar from started to completed for each operation; a lane for each task
-    /// of tokio's, and for each stream that others used, with a bar from submitted to when the future of an operation was woken or polled; arrows from an operation to those of other streams that waited for it; what buffers held, over time. Times
+    /// Writes the trace as JSON: a lane for each stream, with a bar from started to completed for each operation; asynchronous events from
+    /// submitted to when the future of an operation was woken or polled, in the processes "in tasks" and "on the host" with the task or the stream as
+    /// their thread (Perfetto's page names their rows by the operation; [`write_perfetto`](Self::write_perfetto) has a track for each task); arrows from an operation to those of other streams that waited for it; what buffers held, over time. Times
     /// are microseconds.
     ///
     /// # Errors
