@@ -234,3 +234,25 @@ async fn without_a_value_it_fails_as_well() -> Result<()> {
     }
     Ok(())
 }
+
+/// A failure is not lost because its text cannot be made.
+#[tokio::test]
+async fn a_cause_that_panics() -> Result<()> {
+    struct Panics;
+    impl From<Panics> for Box<dyn std::error::Error + Send + Sync> {
+        fn from(_: Panics) -> Self {
+            panic!("no text for it")
+        }
+    }
+    let device = testing::device();
+    let stream = device.stream()?;
+    let mut y = stream.zeros::<f32>(LEN).queued()?;
+    let gate = Gate::close(&stream)?;
+    let (op, outcome) = work(&stream, &mut y);
+    let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| outcome.fail(Panics)));
+    assert!(told.is_err());
+    gate.open();
+    assert_eq!(op.await.unwrap_err().to_string(), "their work: no text for it");
+    assert_upstream(&stream.download(&y).await.unwrap_err());
+    Ok(())
+}

@@ -26,6 +26,7 @@ use std::cell::{OnceCell, RefCell};
 use std::error::Error as StdError;
 use std::fmt;
 use std::ops::Range;
+use std::panic::resume_unwind;
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
@@ -37,6 +38,7 @@ use crate::memory::hazard::Mode;
 use crate::memory::point::Track;
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, Point};
+use crate::thread::contain;
 
 /// The outcomes that a future reports. Usually there are none.
 #[derive(Default)]
@@ -107,8 +109,17 @@ impl WorkOutcome {
     /// changes nothing: the operation's future may have been ready.
     ///
     /// Any thread may call it. It does not block, and never calls the driver.
+    ///
+    /// # Panics
+    /// If making an error of `cause` does; the work counts as failed all the same.
     pub fn fail(&self, cause: impl Into<Box<dyn StdError + Send + Sync>>) {
-        self.0.fail(cause.into());
+        match contain::hold(|| cause.into()) {
+            Ok(cause) => self.0.fail(cause),
+            Err(panic) => {
+                self.0.fail(contain::message(&*panic).into());
+                resume_unwind(panic)
+            }
+        }
     }
 
     /// Returns whether the work is known to be complete, or never runs: it was refused, or its device is lost. Before the work is

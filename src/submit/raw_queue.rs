@@ -250,6 +250,9 @@ impl RawQueue<'_> {
     ///
     /// # Errors
     /// Outside of a graph that of `told`.
+    ///
+    /// # Panics
+    /// Outside of a graph if `told` does. In a graph a panic of `told` refuses the launch, with its message as the error.
     pub fn each_launch<E>(
         &self,
         mut told: impl FnMut(WorkOutcome) -> std::result::Result<(), E> + Send + 'static,
