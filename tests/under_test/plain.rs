@@ -124,13 +124,17 @@ pub(crate) fn stream() -> Stream {
     testing::device().stream().expect("a stream")
 }
 
-/// Around warps, blocks and tiles; on a GPU also around grids. None above `GPU_AWAIT_TEST_LARGEST`, for tools under which kernels are
-/// slow.
+/// Around warps, blocks and tiles; on a GPU also around grids.
 pub(crate) fn lengths(stream: &Stream) -> Vec<usize> {
     let mut lengths = vec![0, 1, 2, 31, 32, 33, 255, 256, 257, 2047, 2049, 4095, 4096, 4097, 9_999];
     if stream.device().kind() == DeviceKind::Cuda {
         lengths.extend([65_537, (1 << 20) - 1, (1 << 20) + 1]);
     }
+    up_to_largest(lengths)
+}
+
+/// Those that are not above `GPU_AWAIT_TEST_LARGEST`, for tools under which kernels are slow.
+pub(crate) fn up_to_largest(mut lengths: Vec<usize>) -> Vec<usize> {
     if let Ok(largest) = std::env::var("GPU_AWAIT_TEST_LARGEST") {
         let largest = largest.parse().expect("GPU_AWAIT_TEST_LARGEST: a number of elements");
         lengths.retain(|len| *len <= largest);
