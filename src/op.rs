@@ -101,9 +101,14 @@ enum OpState<T> {
 type Returned = Box<dyn Any + Send + Sync>;
 
 struct Pending<T> {
+    interest: Interest,
+    value: SyncWrapper<HostValue<T>>,
+}
+
+/// What an operation waits for. Its drop stops waiting and asks for no marker.
+struct Interest {
     points: Points,
     wait: WaitState,
-    value: SyncWrapper<HostValue<T>>,
 }
 
 /// The position of an operation on its stream.
@@ -139,8 +144,9 @@ impl<T> Op<T> {
     }
 
     pub(crate) fn at(points: Points, value: HostValue<T>) -> Self {
-        let value = SyncWrapper::new(value);
-        Op { state: OpState::Pending(Pending { points, wait: WaitState::default(), value }) }
+        let (interest, value) =
+            (Interest { points, wait: WaitState::default() }, SyncWrapper::new(value));
+        Op { state: OpState::Pending(Pending { interest, value }) }
     }
 
     /// An operation that is complete when every point is.
@@ -167,14 +173,14 @@ impl<T> Op<T> {
     ///
     /// # Panics
     /// If it gave its value before.
-    pub fn queued(mut self) -> Result<T>
+    pub fn queued(self) -> Result<T>
     where
         T: DeviceSide,
     {
-        match std::mem::replace(&mut self.state, OpState::Done) {
-            OpState::Pending(mut pending) => {
-                pending.let_go();
-                let known = pending.value.into_inner().known();
+        match self.state {
+            OpState::Pending(Pending { interest, value }) => {
+                drop(interest);
+                let known = value.into_inner().known();
                 let known = known.or_else(T::without_host);
                 known.ok_or_else(|| ErrorDetail::HostValue { op: "queued()" }.into())
             }
@@ -189,16 +195,16 @@ impl<T> Op<T> {
     ///
     /// # Errors
     /// Why it could not be submitted.
-    pub fn submitted(mut self) -> Result<Op<T>> {
-        match std::mem::replace(&mut self.state, OpState::Done) {
+    pub fn submitted(self) -> Result<Op<T>> {
+        match self.state {
             OpState::Failed(error, ..) => Err(error),
             state => Ok(Op { state }),
         }
     }
 
     /// [`submitted`](Self::submitted), returning the call's argument with an error.
-    fn returning<B: 'static>(mut self) -> Result<Op<T>, Refused<B>> {
-        match std::mem::replace(&mut self.state, OpState::Done) {
+    fn returning<B: 'static>(self) -> Result<Op<T>, Refused<B>> {
+        match self.state {
             OpState::Failed(error, returned, _) => {
                 let value = returned.and_then(|returned| returned.downcast().ok());
                 Err(Refused { error, value: value.map(|value| *value) })
@@ -227,13 +233,13 @@ impl<T> Op<T> {
     ///
     /// # Panics
     /// If it gave its value before.
-    pub fn without_value(mut self) -> Op<()> {
-        match std::mem::replace(&mut self.state, OpState::Done) {
-            OpState::Pending(Pending { points, wait, value }) => {
+    pub fn without_value(self) -> Op<()> {
+        match self.state {
+            OpState::Pending(Pending { interest, value }) => {
                 // Dropping it here is fine: the stream holds a share of everything that the device uses.
                 let proofs = value.into_inner().proofs();
                 let value = SyncWrapper::new(HostValue::proved_by((), proofs));
-                Op { state: OpState::Pending(Pending { points, wait, value }) }
+                Op { state: OpState::Pending(Pending { interest, value }) }
             }
             OpState::Failed(error, ..) => Op::failed(error),
             OpState::Done => panic!("`Op` used after it completed"),
@@ -247,7 +253,9 @@ impl<T> Op<T> {
     #[must_use]
     pub fn is_complete(&self) -> bool {
         match &self.state {
-            OpState::Pending(pending) => pending.points.as_slice().iter().all(Point::ask),
+            OpState::Pending(Pending { interest, .. }) => {
+                interest.points.as_slice().iter().all(Point::ask)
+            }
             OpState::Failed(..) | OpState::Done => true,
         }
     }
@@ -286,7 +294,7 @@ impl<T> Op<T> {
     /// Lets the waiter sleep at once instead of checking for itself.
     pub(crate) fn never_check(&mut self) {
         if let OpState::Pending(pending) = &mut self.state {
-            pending.wait.never_check();
+            pending.interest.wait.never_check();
         }
     }
 
@@ -296,7 +304,7 @@ impl<T> Op<T> {
         let mut cx = Context::from_waker(&waker);
         let mut checks = 0_u32;
         if let OpState::Pending(pending) = &mut self.state {
-            pending.wait.block();
+            pending.interest.wait.block();
         }
         loop {
             if let Poll::Ready(result) = self.poll_now(&mut cx) {
@@ -344,7 +352,7 @@ impl<T> Op<T> {
     /// The points that it waits for; empty if it failed or is done.
     pub(crate) fn points(&self) -> &[Point] {
         match &self.state {
-            OpState::Pending(pending) => pending.points.as_slice(),
+            OpState::Pending(pending) => pending.interest.points.as_slice(),
             OpState::Failed(..) | OpState::Done => &[],
         }
     }
@@ -357,11 +365,10 @@ impl<T> Op<T> {
         }
     }
 
-    fn into_parts(mut self) -> Result<(Points, HostValue<T>)> {
-        match std::mem::replace(&mut self.state, OpState::Done) {
-            OpState::Pending(mut pending) => {
-                pending.stop_waiting();
-                Ok((pending.points, pending.value.into_inner()))
+    fn into_parts(self) -> Result<(Points, HostValue<T>)> {
+        match self.state {
+            OpState::Pending(Pending { interest, value }) => {
+                Ok((interest.into_points(), value.into_inner()))
             }
             OpState::Failed(error, ..) => Err(error),
             OpState::Done => panic!("`Op` used after it completed"),
@@ -371,7 +378,9 @@ impl<T> Op<T> {
     /// Polls without a task budget, for a blocked thread or a single look.
     fn poll_now(&mut self, cx: &mut Context<'_>) -> Poll<Result<T>> {
         let outcome = match &mut self.state {
-            OpState::Pending(Pending { points, wait, .. }) => ready!(points.poll(wait, cx)),
+            OpState::Pending(Pending { interest: Interest { points, wait }, .. }) => {
+                ready!(points.poll(wait, cx))
+            }
             OpState::Failed(..) => Ok(()),
             OpState::Done => panic!("`Op` polled after it completed"),
         };
@@ -388,7 +397,7 @@ impl<T> Op<T> {
     }
 
     fn is_checking(&self) -> bool {
-        matches!(&self.state, OpState::Pending(pending) if pending.wait.comes_again())
+        matches!(&self.state, OpState::Pending(pending) if pending.interest.wait.comes_again())
     }
 }
 
@@ -446,7 +455,7 @@ impl<T> Future for Op<T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
         let outcome = match &mut self.state {
-            OpState::Pending(Pending { points, wait, .. }) => {
+            OpState::Pending(Pending { interest: Interest { points, wait }, .. }) => {
                 let mut budget = wait.budget;
                 let polled = budget.poll(cx, |cx| points.poll(wait, cx));
                 wait.budget = budget;
@@ -468,25 +477,23 @@ impl<T> FusedFuture for Op<T> {
 /// Nothing in an `Op` is ever pinned: its value moves out when it is ready.
 impl<T> Unpin for Op<T> {}
 
-impl<T> Drop for Op<T> {
-    fn drop(&mut self) {
-        if let OpState::Pending(pending) = &mut self.state {
-            pending.let_go();
-        }
-    }
-}
-
 impl<T> fmt::Debug for Op<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.state {
-            OpState::Pending(pending) => write!(f, "Op({})", pending.points),
+            OpState::Pending(pending) => write!(f, "Op({})", pending.interest.points),
             OpState::Failed(error, ..) => write!(f, "Op(failed: {error})"),
             OpState::Done => f.write_str("Op(done)"),
         }
     }
 }
 
-impl<T> Pending<T> {
+impl Interest {
+    /// The points, whose markers another operation asks for.
+    fn into_points(mut self) -> Points {
+        self.stop_waiting();
+        std::mem::replace(&mut self.points, Points::NONE)
+    }
+
     #[inline]
     fn stop_waiting(&mut self) {
         if self.wait.is_waiting()
@@ -495,15 +502,14 @@ impl<T> Pending<T> {
             point.forget(&mut self.wait);
         }
     }
+}
 
-    /// Stops waiting and asks for no marker.
-    fn let_go(&mut self) {
+impl Drop for Interest {
+    #[inline]
+    fn drop(&mut self) {
         self.stop_waiting();
-        match &self.points {
-            Points::One(point) => point.stream.release(point.ticket),
-            Points::Many(points) => {
-                points.iter().for_each(|point| point.stream.release(point.ticket));
-            }
+        for point in self.points.as_slice() {
+            point.stream.release(point.ticket);
         }
     }
 }

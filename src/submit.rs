@@ -70,8 +70,7 @@ pub(crate) use self::summary::Summary;
 use self::traced::{Traced, TracedAs};
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::MemoryInfo;
-use crate::runtime::event_pool::EventHandle;
-use crate::runtime::stream_state::{StreamState, Turn};
+use crate::runtime::stream_state::StreamState;
 use crate::thread::role;
 
 /// Puts an operation on `stream`; `calls` makes its driver calls, `commands` in number. Returns the
@@ -129,7 +128,7 @@ fn submit_as<R, T: TracedAs>(
     if let Err(error) = ready {
         return Err(footprint.poison(error).into());
     }
-    let loans = footprint.lent.len();
+    let loans = footprint.lent().len();
     let submitted = stream.with(|turn| {
         // A closing thread takes each stream's lock after setting the flag, and waits for the work submitted
         // before.
@@ -137,13 +136,13 @@ fn submit_as<R, T: TracedAs>(
             return Err(Refusal::Closed);
         }
         let ticket = turn.next_ticket();
-        if footprint.may_be_held_up || !footprint.after.is_empty() {
+        if footprint.may_be_held_up || !footprint.after().is_empty() {
             turn.fence_off();
         }
         if footprint.may_block || turn.is_crowded(commands) {
             turn.expect_to_block();
         }
-        for (place, edge) in footprint.after.iter().enumerate() {
+        for (place, edge) in footprint.after().iter().enumerate() {
             let Some(marker) = &edge.marker else { continue };
             turn.wait_for(&edge.point.stream, marker).inspect_err(|_| {
                 if place > 0 {
@@ -160,24 +159,26 @@ fn submit_as<R, T: TracedAs>(
         let result = calls(&raw);
         traced.ends(&raw);
         // No thread takes it back before the ticket is published. Without memory nothing has used it.
-        if !footprint.lent.is_empty() && !matches!(result, Err(Refusal::OutOfMemory { .. })) {
-            for loan in footprint.lent.drain(..) {
+        if footprint.is_lent() && !matches!(result, Err(Refusal::OutOfMemory { .. })) {
+            for loan in footprint.drain_lent() {
                 turn.lend(ticket, loan.bytes(), loan.into_payload());
             }
         }
-        let result = match (result, footprint.record.take()) {
-            (Ok(value), Some(event)) => {
-                let recorded = raw.record(&event).inspect_err(|_| event.spoil());
-                recorded.map(|()| (value, Some(event))).map_err(Refusal::from)
-            }
-            (Ok(value), None) => Ok((value, None)),
-            (Err(refusal), _) => Err(refusal),
+        let event = footprint.take_record();
+        let result = match &event {
+            Some(event) => result.and_then(|value| {
+                raw.record(event).inspect_err(|_| event.spoil())?;
+                Ok(value)
+            }),
+            None => result,
         };
         let touched = footprint.makes_buffer || footprint.tracked().next().is_some();
         turn.publish(ticket, commands, touched);
-        traced.enter(turn.stream, ticket, &footprint.after);
-        let (value, event) = result?;
-        enter_event(turn, ticket, event);
+        traced.enter(turn.stream, ticket, footprint.after());
+        let value = result?;
+        if let Some(event) = event {
+            turn.enter_event(ticket, event);
+        }
         Ok((ticket, value))
     });
     let outcome = match submitted {
@@ -187,7 +188,7 @@ fn submit_as<R, T: TracedAs>(
         Ok(submitted) => Ok(submitted),
         Err(refusal) => Err(footprint.poison_entered(explain(stream, footprint.name, refusal))),
     };
-    outcome.map_err(|error| SubmitError { error, lent: footprint.lent.len() < loans })
+    outcome.map_err(|error| SubmitError { error, lent: footprint.lent().len() < loans })
 }
 
 /// The checks that [`submit`] makes before its first driver call, for an operation that makes none.
@@ -237,12 +238,6 @@ fn verify(
         let op = footprint.name.to_arc();
         footprint.poison_entered(ErrorDetail::Verify { op, at, cause }.into())
     })
-}
-
-fn enter_event(turn: &mut Turn<'_, '_>, ticket: u64, event: Option<EventHandle>) {
-    if let Some(event) = event {
-        turn.enter_event(ticket, event);
-    }
 }
 
 /// The error of an operation that the driver refused.

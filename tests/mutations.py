@@ -80,9 +80,9 @@ MUTATIONS = [
     ("sweep", "fn run", "if !self.missed.load(Ordering::SeqCst) {",
      "if !self.missed.load(Ordering::Relaxed) {", SWEEP),
     # The submission lock.
-    ("submission", "fn serve(", "fence(Ordering::SeqCst);", "", WANTED),
+    ("submission", "fn unserved", "fence(Ordering::SeqCst);", "", WANTED),
     ("submission", "fn with<", "self.serve(cx);", "", WANTED),
-    ("submission", "fn serve(", "Some(tail) if tail < wanted => return,", "",
+    ("submission", "fn serve_one", "Some(tail) => tail >= wanted", "Some(_) => true",
      "a_ticket_that_is_not_there_yet_is_served_by_who_submits_it"),
     ("submission", "fn publish_mark", "Ordering::Release", "Ordering::Relaxed", PUBLISHED),
     ("submission", "fn is_marked", "Ordering::Acquire", "Ordering::Relaxed", PUBLISHED),

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use super::Core;
 use super::launch_config::LaunchConfig;
 use super::module::LoadedModule;
-use crate::backend::{DriverResult, Function, Grid, RawFunction};
+use crate::backend::{DriverResult, Function, Grid, Limits, RawFunction};
 use crate::error::{Axis, ErrorDetail, LaunchLimit, Result};
 use crate::thread::role;
 
@@ -35,7 +35,7 @@ impl Core {
             self.check_cluster(config)?;
         }
         self.check_axes(LaunchLimit::Grid, config.grid_dim(), limits.grid_dim)?;
-        self.check_block(config.block_dim(), config.shared_mem())?;
+        self.check_block(limits, config.block_dim(), config.shared_mem())?;
         if config.is_cooperative() && !limits.cooperative {
             return Err(self.unsupported("a cooperative launch"));
         }
@@ -44,8 +44,12 @@ impl Core {
 
     /// Checks a block's resources.
     #[inline]
-    pub(super) fn check_block(&self, block_dim: [u32; 3], shared_mem_bytes: u32) -> Result<()> {
-        let limits = self.engine.backend.limits();
+    pub(super) fn check_block(
+        &self,
+        limits: &Limits,
+        block_dim: [u32; 3],
+        shared_mem_bytes: u32,
+    ) -> Result<()> {
         self.check_axes(LaunchLimit::Block, block_dim, limits.block_dim)?;
         let threads = block_dim.iter().map(|n| u64::from(*n)).product();
         self.within(LaunchLimit::ThreadsPerBlock, threads, limits.threads_per_block)?;

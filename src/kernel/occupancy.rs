@@ -70,7 +70,8 @@ impl Occupancy<'_> {
     /// A block that a launch would be refused for; the loss of the device.
     pub fn active_blocks(&self, block_dim: impl Into<Dim3>, shared_mem_bytes: u32) -> Result<u32> {
         let block_dim = block_dim.into().0;
-        self.core.check_block(block_dim, shared_mem_bytes)?;
+        let limits = self.core.engine.backend.limits();
+        self.core.check_block(limits, block_dim, shared_mem_bytes)?;
         self.core.active_blocks(block_dim.iter().product(), shared_mem_bytes)
     }
 

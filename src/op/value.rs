@@ -133,6 +133,7 @@ impl<T> HostValue<T> {
     }
 
     /// The value where device order is enough, if it is known.
+    #[inline]
     pub(crate) fn known(self) -> Option<T> {
         match self {
             HostValue::Here(value) => Some(value),

@@ -279,10 +279,12 @@ impl StreamState {
     }
 
     /// Which others put work on the stream.
+    #[inline]
     pub(crate) fn sharing(&self) -> &Sharing {
         &self.sharing
     }
 
+    #[inline]
     fn is_shared(&self) -> bool {
         self.sharing.is_shared()
     }
@@ -298,6 +300,7 @@ impl StreamState {
         self.foreign_takes_long.store(long, Ordering::Relaxed);
     }
 
+    #[inline]
     pub(crate) fn submitted(&self) -> u64 {
         self.progress.timeline.submitted()
     }

@@ -26,18 +26,28 @@ use crate::thread::role;
 pub(crate) struct Footprint<'a> {
     pub(super) name: Name<'a>,
     pub(super) accesses: SmallVec<[Access<'a>; 6]>,
-    pub(super) lent: Loans,
-    pub(super) after: SmallVec<[MarkedPoint; 2]>,
+    /// Most launches have nothing of it.
+    besides: Option<Besides>,
     pub(super) may_be_held_up: bool,
     pub(super) may_block: bool,
     pub(super) makes_buffer: bool,
     /// It also writes the buffer that it makes.
     pub(super) writes_buffer: bool,
     pub(super) peers: bool,
-    pub(super) record: Option<EventHandle>,
     /// It registers work that is on the stream already, even after the device was closed.
     pub(super) ends_a_loan: bool,
 }
+
+/// What an operation has besides the memory that it touches.
+#[derive(Default)]
+struct Besides {
+    lent: Loans,
+    after: Edges,
+    record: Option<EventHandle>,
+}
+
+/// Points of other streams.
+type Edges = SmallVec<[MarkedPoint; 2]>;
 
 pub(super) struct Access<'a> {
     pub(super) memory: &'a Arc<Allocation>,
@@ -57,14 +67,12 @@ impl<'a> Footprint<'a> {
         Footprint {
             name: Name::Verb(verb),
             accesses: SmallVec::new(),
-            lent: SmallVec::new(),
-            after: SmallVec::new(),
+            besides: None,
             may_be_held_up: false,
             may_block: false,
             makes_buffer: false,
             writes_buffer: false,
             peers: false,
-            record: None,
             ends_a_loan: false,
         }
     }
@@ -98,12 +106,12 @@ impl<'a> Footprint<'a> {
 
     /// Waits, on the device, for a point of another stream.
     pub(crate) fn comes_after(&mut self, point: impl Into<MarkedPoint>) {
-        self.after.push(point.into());
+        self.besides().after.push(point.into());
     }
 
     /// Adds the device-side waits of a memory claim.
     pub(crate) fn claims(&mut self, claim: &mut Claim<'_>) {
-        self.after.extend(claim.take_waits());
+        self.besides().after.extend(claim.take_waits());
     }
 
     /// The operation may be held up by something other than the stream's own work.
@@ -136,7 +144,8 @@ impl<'a> Footprint<'a> {
 
     /// Whether nothing else delays it, and nothing waits for it alone.
     fn is_of_the_stream_alone(&self) -> bool {
-        !self.may_be_held_up && self.record.is_none()
+        let record = self.besides.as_ref().and_then(|besides| besides.record.as_ref());
+        !self.may_be_held_up && record.is_none()
     }
 
     /// The operation makes a buffer, which others will depend on; `and_writes`: it also writes it.
@@ -161,9 +170,47 @@ impl<'a> Footprint<'a> {
         self.accesses.iter().filter(|access| access.tracked)
     }
 
+    fn besides(&mut self) -> &mut Besides {
+        self.besides.get_or_insert_default()
+    }
+
     /// Whether it is lent anything.
+    #[inline]
     pub(crate) fn is_lent(&self) -> bool {
-        !self.lent.is_empty()
+        !self.lent().is_empty()
+    }
+
+    /// The values lent to it.
+    #[inline]
+    pub(super) fn lent(&self) -> &[Loan] {
+        self.besides.as_ref().map_or(&[], |besides| &besides.lent)
+    }
+
+    /// Takes the values lent to it, one by one.
+    pub(super) fn drain_lent(&mut self) -> impl Iterator<Item = Loan> {
+        self.besides.iter_mut().flat_map(|besides| besides.lent.drain(..))
+    }
+
+    /// Takes the values lent to it.
+    pub(super) fn take_lent(&mut self) -> Loans {
+        self.besides.as_mut().map(|besides| std::mem::take(&mut besides.lent)).unwrap_or_default()
+    }
+
+    /// Lends it these.
+    pub(super) fn lend_all(&mut self, lent: Loans) {
+        self.besides().lent = lent;
+    }
+
+    /// The points of other streams that it waits for.
+    #[inline]
+    pub(super) fn after(&self) -> &[MarkedPoint] {
+        self.besides.as_ref().map_or(&[], |besides| &besides.after)
+    }
+
+    /// Takes the event that is recorded behind it.
+    #[inline]
+    pub(super) fn take_record(&mut self) -> Option<EventHandle> {
+        self.besides.as_mut()?.record.take()
     }
 
     /// Allows memory of other devices of the same kind.
@@ -173,7 +220,7 @@ impl<'a> Footprint<'a> {
 
     /// Records `event` behind the operation, which makes it the operation's marker.
     pub(crate) fn records(&mut self, event: EventHandle) {
-        self.record = Some(event);
+        self.besides().record = Some(event);
     }
 
     /// Poisons the outputs of an operation that was not entered, and returns the error.
@@ -211,7 +258,7 @@ impl<'a> Footprint<'a> {
 
     /// Rejects lent values of another device.
     pub(super) fn check_loans(&self, engine: &Engine) -> Result<()> {
-        self.lent.iter().try_for_each(|loan| loan.check(engine))
+        self.lent().iter().try_for_each(|loan| loan.check(engine))
     }
 
     /// Leaks the memory and the lent values: it is unknown when the device stops using them.
@@ -220,10 +267,11 @@ impl<'a> Footprint<'a> {
             memory.engine().count_unreturned();
             std::mem::forget((*memory).clone());
         }
-        std::mem::forget(std::mem::take(&mut self.lent));
+        std::mem::forget(self.take_lent());
     }
 
     /// Rejects arguments that are invalid on every device, whatever the contents.
+    #[inline]
     pub(crate) fn validate(&self, engine: &Engine) -> Result<()> {
         role::check("submitting work")?;
         match engine.lost() {
@@ -231,6 +279,13 @@ impl<'a> Footprint<'a> {
             None if self.ends_a_loan || !engine.is_closed() => {}
             None => return Err(engine.closed()),
         }
+        if self.accesses.is_empty() && self.besides.is_none() {
+            return Ok(());
+        }
+        self.validate_parts(engine)
+    }
+
+    fn validate_parts(&self, engine: &Engine) -> Result<()> {
         for Access { memory, .. } in &self.accesses {
             let theirs = memory.engine();
             if theirs.id != engine.id {
@@ -239,7 +294,7 @@ impl<'a> Footprint<'a> {
             }
         }
         self.check_loans(engine)?;
-        for edge in &self.after {
+        for edge in self.after() {
             check_can_wait(engine, edge.point.stream.device())?;
         }
         Ok(())
@@ -270,13 +325,16 @@ impl<'a> Footprint<'a> {
     #[inline]
     pub(super) fn find_edges(&mut self, stream: &Arc<StreamState>) -> Result<()> {
         let id = stream.id();
-        let waits_for_nothing =
-            self.after.is_empty() && self.tracked().all(|access| access.memory.is_only_used_by(id));
+        let waits_for_nothing = self.after().is_empty()
+            && self.tracked().all(|access| access.memory.is_only_used_by(id));
         if waits_for_nothing { Ok(()) } else { self.edges(stream) }
     }
 
     fn edges(&mut self, stream: &Arc<StreamState>) -> Result<()> {
-        let mut edges = std::mem::take(&mut self.after);
+        let mut edges = match &mut self.besides {
+            Some(besides) => std::mem::take(&mut besides.after),
+            None => Edges::new(),
+        };
         edges.retain(|edge| edge.point.stream.id() != stream.id());
         for access in self.tracked() {
             let add = |used: &Point| match edges
@@ -321,7 +379,9 @@ impl<'a> Footprint<'a> {
             }
         }
         edges.retain(|edge| !edge.point.is_complete());
-        self.after = edges;
+        if !edges.is_empty() {
+            self.besides().after = edges;
+        }
         // Getting an event behind a list puts the list on its stream, where the driver may refuse it: its outputs are then
         // poisoned.
         self.check_contents()
@@ -345,20 +405,20 @@ impl<'a> Footprint<'a> {
     }
 
     fn lend(&mut self, block: &Arc<PinnedBlock>, what: &'static str, portable: bool) {
-        self.lent.push(Loan::Pinned { block: block.clone(), what, portable });
+        self.besides().lent.push(Loan::Pinned { block: block.clone(), what, portable });
     }
 
     /// Keeps a share of a driver callback until the operation is complete.
     pub(crate) fn calls(&mut self, callback: Box<dyn Callback>) {
-        self.lent.push(Loan::Callback(callback));
+        self.besides().lent.push(Loan::Callback(callback));
     }
 
     /// Takes the users' values that it keeps, if it is lent nothing else.
     pub(super) fn take_kept(&mut self) -> Option<Vec<Box<dyn Any + Send>>> {
-        if !self.lent.iter().all(|loan| matches!(loan, Loan::Kept(_))) {
+        if !self.lent().iter().all(|loan| matches!(loan, Loan::Kept(_))) {
             return None;
         }
-        let kept = self.lent.drain(..).filter_map(|loan| match loan {
+        let kept = self.take_lent().into_iter().filter_map(|loan| match loan {
             Loan::Kept(value) => Some(value),
             _ => None,
         });
@@ -367,6 +427,6 @@ impl<'a> Footprint<'a> {
 
     /// Keeps a user's value until the operation is complete.
     pub(crate) fn keeps(&mut self, value: Box<dyn Any + Send>) {
-        self.lent.push(Loan::Kept(value));
+        self.besides().lent.push(Loan::Kept(value));
     }
 }

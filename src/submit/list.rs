@@ -294,7 +294,7 @@ pub(crate) fn submit_listed(
         for access in footprint.tracked() {
             access.memory.enter(&access.range, access.mode, turn.stream.progress(), ticket);
         }
-        for loan in footprint.lent.drain(..) {
+        for loan in footprint.drain_lent() {
             turn.lend(ticket, loan.bytes(), loan.into_payload());
         }
         let list = turn.list().and_then(|list| (list as &mut dyn Any).downcast_mut::<List>());
@@ -321,7 +321,7 @@ pub(crate) fn submit_in_front<R>(
         wait_in_front(turn, footprint)?;
         let result = calls(&Raw::of(turn));
         if !matches!(result, Err(Refusal::OutOfMemory { .. })) {
-            for loan in footprint.lent.drain(..) {
+            for loan in footprint.drain_lent() {
                 turn.lend(ticket, loan.bytes(), loan.into_payload());
             }
         }
@@ -364,7 +364,7 @@ fn open_list(
 
 /// Adds the waits of the footprint in front of the whole list.
 fn wait_in_front(turn: &mut Turn<'_, '_>, footprint: &Footprint<'_>) -> Result<(), Refusal> {
-    for edge in &footprint.after {
+    for edge in footprint.after() {
         let Some(marker) = &edge.marker else { continue };
         turn.wait_for(&edge.point.stream, marker)?;
     }
@@ -384,12 +384,12 @@ fn in_turn<R>(
     if let Err(error) = ready {
         return Err(footprint.poison(error).into());
     }
-    let loans = footprint.lent.len();
+    let loans = footprint.lent().len();
     let submitted = stream
         .with(|turn| if engine.is_closed() { Err(Refusal::Closed) } else { put(turn, footprint) });
     submitted.map_err(|refusal| {
         let error = footprint.poison_entered(explain(stream, footprint.name, refusal));
-        SubmitError { error, lent: footprint.lent.len() < loans }
+        SubmitError { error, lent: footprint.lent().len() < loans }
     })
 }
 

@@ -41,7 +41,7 @@ impl<'a, P> Uses<'a, P> {
         for access in self.footprint.tracked() {
             access.memory.check_is_in_no_graph(&access.range, "lending memory")?;
         }
-        let lent = std::mem::take(&mut self.footprint.lent);
+        let lent = self.footprint.take_lent();
         submit(&mut self.footprint)?;
         let held = self.footprint.accesses.iter().map(Held::of).collect();
         let Name::Verb(name) = self.footprint.name() else {
@@ -82,7 +82,7 @@ impl<P> OpenUses<P> {
     ) -> Result<Option<Error>> {
         let lent = take(&mut self.lent);
         let mut footprint = self.footprint();
-        footprint.lent = lent;
+        footprint.lend_all(lent);
         footprint.ends_a_loan = true;
         let failed = footprint.failed_content();
         submit(&mut footprint).inspect_err(|_| {

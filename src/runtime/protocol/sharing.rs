@@ -52,12 +52,14 @@ impl Sharing {
     }
 
     /// Whether others use the stream.
+    #[inline]
     pub(crate) fn is_shared(&self) -> bool {
         // ORDERING: Relaxed: the thread that shared the stream hands it on by means that order this.
         self.0.load(Ordering::Relaxed) & !(OWED | COVERING) != 0
     }
 
     /// Whether the work that a loan left still needs a ticket; if not, that is published.
+    #[inline]
     pub(crate) fn is_owed(&self) -> bool {
         // ORDERING: Acquire pairs with `settle`.
         self.0.load(Ordering::Acquire) & (OWED | COVERING) != 0

@@ -46,6 +46,7 @@ impl<S: Markable> SubmissionLock<S> {
     }
 
     /// Whether a marker at or behind `ticket` is published.
+    #[inline]
     pub(crate) fn is_marked(&self, ticket: u64) -> bool {
         // ORDERING: Acquire pairs with `mark`: a thread that sees the number finds the marker in its queue.
         self.marked.load(Ordering::Acquire) >= ticket
@@ -94,29 +95,41 @@ impl<S: Markable> SubmissionLock<S> {
     }
 
     /// Places the markers that were asked for while the lock was held.
+    #[inline]
     pub(crate) fn serve(&self, cx: &S::Context) {
-        loop {
-            fence(Ordering::SeqCst);
-            // ORDERING: Relaxed, ordered by the fences here and in `want`.
-            let wanted = self.wanted.load(Ordering::Relaxed);
-            if wanted == 0 || self.is_marked(wanted) {
+        while let Some(wanted) = self.unserved() {
+            if !self.serve_one(cx, wanted) {
                 return;
             }
-            let Some(guard) = self.state.try_lock() else {
-                return; // the holder runs this loop after it unlocks
-            };
-            match self.locked(guard).mark_tail(cx) {
-                None => {
-                    // The driver refused: a later submission or the loss of the device serves it.
-                    // ORDERING: Relaxed, as above.
-                    let (relaxed, none) = (Ordering::Relaxed, 0);
-                    let _ = self.wanted.compare_exchange(wanted, none, relaxed, relaxed);
-                }
-                // The ticket is not issued yet. All issued tickets have a marker: nothing is left to serve at
-                // the unlock.
-                Some(tail) if tail < wanted => return,
-                Some(_) => {}
+        }
+    }
+
+    /// The ticket that needs a marker.
+    #[inline]
+    fn unserved(&self) -> Option<u64> {
+        fence(Ordering::SeqCst);
+        // ORDERING: Relaxed, ordered by the fences here and in `want`.
+        let wanted = self.wanted.load(Ordering::Relaxed);
+        (wanted != 0 && !self.is_marked(wanted)).then_some(wanted)
+    }
+
+    /// Whether to look again.
+    #[inline(never)]
+    fn serve_one(&self, cx: &S::Context, wanted: u64) -> bool {
+        let Some(guard) = self.state.try_lock() else {
+            return false; // the holder serves it after it unlocks
+        };
+        match self.locked(guard).mark_tail(cx) {
+            None => {
+                // The driver refused: a later submission or the loss of the device serves it.
+                // ORDERING: Relaxed, as above.
+                let (relaxed, none) = (Ordering::Relaxed, 0);
+                let _ = self.wanted.compare_exchange(wanted, none, relaxed, relaxed);
+                true
             }
+            // If it is less, the ticket is not issued yet. All issued tickets have a marker: nothing is left to serve
+            // at the unlock.
+            Some(tail) => tail >= wanted,
         }
     }
 

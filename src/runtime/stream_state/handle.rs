@@ -71,6 +71,7 @@ impl StreamState {
     }
 
     /// Whether it has no handle.
+    #[inline]
     pub(crate) fn is_deserted(&self) -> bool {
         // ORDERING: Relaxed: a hint; `deactivate` looks behind a fence, against `desert`.
         self.deserted.load(Ordering::Relaxed)
