@@ -311,7 +311,8 @@ impl Device {
         self.done().synchronize()
     }
 
-    /// Resolves with the error when the device is lost, and stays pending otherwise.
+    /// Resolves with the error when the device is lost, and stays pending otherwise. The end of the process counts
+    /// as a loss, with the error [`ErrorDetail::ProcessEnding`](crate::ErrorDetail::ProcessEnding).
     ///
     /// A driver reports a loss only when it is called. While this is being awaited, an idle device is asked
     /// once a second.

@@ -427,8 +427,8 @@ pub enum ErrorDetail {
     /// The device was closed.
     #[error("{device} was closed")]
     Closed { device: String },
-    /// `main` has returned or `exit` was called: calls that need a thread or the driver are refused, because
-    /// the driver may be gone.
+    /// `main` has returned or `exit` was called: calls that need a thread or the driver are refused, and pending
+    /// operations fail, because the driver may be gone.
     #[error("the process is ending: {what} is refused")]
     ProcessEnding { what: &'static str },
 }

@@ -81,7 +81,7 @@ use crate::thread::role;
 ///
 /// # Errors
 /// The operation could not be submitted ([`submitted`](Op::submitted) and [`queued`](Op::queued) say so at
-/// once); the device was lost.
+/// once); the device was lost; the process is ending.
 ///
 /// # Panics
 /// Polling it again after it was ready. Awaiting a host function that panicked resumes the closure's panic.

@@ -10,16 +10,17 @@ mod taken_pool;
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Waker};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::executor::block_on;
 use gpu_await::testing::{self, FaultHandle, Gate};
 use gpu_await::{
-    Completion, Device, DeviceKind, ErrorDetail, ErrorKind, InOut, Op, PinnedBuffer, RawQueue,
-    RawSlice, Uses, kernels,
+    Completion, Device, DeviceKind, ErrorDetail, ErrorKind, InOut, Loss, Op, PinnedBuffer,
+    RawQueue, RawSlice, Stream, Uses, kernels,
 };
 
 fn mode(name: &str) -> Completion {
@@ -533,6 +534,69 @@ fn what_is_refused_after_main_says_so() {
     // SAFETY: the handler is a function of this program, which stays loaded.
     assert_eq!(unsafe { libc::atexit(ask_for_memory) }, 0);
     assert!(KEPT_TO_THE_END.set(testing::device()).is_ok());
+}
+
+/// What `main` leaves to its exit handler.
+struct Left {
+    device: Device,
+    stream: Stream,
+    op: Op<PinnedBuffer<u8>>,
+    waiter: JoinHandle<gpu_await::Result<PinnedBuffer<u8>>>,
+    lost: Loss,
+    stepped: (Device, Op<u32>),
+}
+
+static LEFT: Mutex<Option<Left>> = Mutex::new(None);
+
+/// Runs after the crate's own exit handler, as above.
+extern "C" fn go_on_behind_the_end() {
+    let left = LEFT.lock().expect("no panic").take().expect("set before `main` returned");
+    let Left { device, stream, op, waiter, lost, stepped } = left;
+    let refused = [
+        Device::builder().named("host").err(),
+        device.stream().err(),
+        stepped.0.stream().err(),
+        block_on(stream.host_fn(|| 1)).err(),
+        stream.zeros::<u8>(1).queued().err(),
+        block_on(op).err(),
+        waiter.join().expect("no panic").err(),
+        Some(block_on(lost)),
+        block_on(stepped.1).err(),
+    ];
+    let says_so = |error: &Option<gpu_await::Error>| {
+        error.as_ref().is_some_and(|error| {
+            matches!(error.detail(), ErrorDetail::ProcessEnding { .. })
+                && error.kind() == ErrorKind::Closed
+        })
+    };
+    if !refused.iter().all(says_so) {
+        eprintln!("behind the end: {refused:?}");
+        // SAFETY: it ends the process and touches nothing.
+        unsafe { libc::_exit(3) };
+    }
+}
+
+/// Nobody looks at a device any more: what waits for it is told so, and what is new is refused.
+#[test]
+fn futures_behind_the_end_resolve() {
+    const NAME: &str = "futures_behind_the_end_resolve";
+    let Some(parameter) = child::parameter() else {
+        for mode in modes::ALL {
+            child::run(NAME, &format!("{mode:?}"));
+        }
+        return;
+    };
+    // SAFETY: the handler is a function of this program, which stays loaded.
+    assert_eq!(unsafe { libc::atexit(go_on_behind_the_end) }, 0);
+    let device = testing::device_with(mode(&parameter));
+    let (gate, op) = pending(&device);
+    let (other_gate, other) = pending(&device);
+    let waiter = std::thread::spawn(move || block_on(other));
+    let (manual, step) = testing::manual();
+    let stepped = (manual.clone(), manual.default_stream().host_fn(|| 5));
+    let (stream, lost) = (device.stream().expect("a stream"), device.lost());
+    std::mem::forget((gate, other_gate, step));
+    *LEFT.lock().expect("no panic") = Some(Left { device, stream, op, waiter, lost, stepped });
 }
 
 #[cfg(target_os = "linux")]

@@ -1,18 +1,21 @@
 //! How a poller is notified, and the flags that it shares with its device.
 #![forbid(unsafe_code)]
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 
+use super::device_state::DeviceState;
 use super::protocol::cadence;
 use super::protocol::park::ParkState;
+use crate::error::ErrorDetail;
 
 /// How long the poller keeps an idle stream once the device's last handle is gone.
 const HURRY_NS: u64 = 50_000;
 
 /// State that a device and its poller share.
 pub(crate) struct Attention {
+    device: Arc<DeviceState>,
     pub(super) park: ParkState,
     pub(super) thread: OnceLock<Thread>,
     stop: AtomicBool,
@@ -26,12 +29,14 @@ pub(crate) struct Attention {
 }
 
 impl Attention {
-    pub(crate) fn new() -> Self {
+    /// Of a device with a poller, or one that is `stepped`.
+    pub(super) fn new(device: &Arc<DeviceState>, stepped: bool) -> Self {
         Attention {
+            device: device.clone(),
             park: ParkState::new(),
             thread: OnceLock::new(),
             stop: AtomicBool::new(false),
-            ended: AtomicBool::new(false),
+            ended: AtomicBool::new(stepped),
             hurries: AtomicBool::new(false),
             looks: AtomicU64::new(0),
             lingers: AtomicBool::new(false),
@@ -81,8 +86,14 @@ impl Attention {
         self.call();
     }
 
+    /// The process is ending: the device counts as lost, and its poller notifies the waiters and stops.
+    pub(super) fn end_device(&self) {
+        self.device.lose(|| ErrorDetail::ProcessEnding { what: "work on a device" }.into());
+        self.stop();
+    }
+
     pub(super) fn must_stop(&self) -> bool {
-        self.stop.load(Ordering::SeqCst) || crate::thread::exit::begun()
+        self.stop.load(Ordering::SeqCst)
     }
 
     /// The poller looks no more.

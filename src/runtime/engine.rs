@@ -193,17 +193,17 @@ impl<S: DeviceStream> Engine<S> {
         // ORDERING: Relaxed: only uniqueness matters.
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let label = format!("{kind}:{}", backend.ordinal());
-        let state = DeviceState::new(id, backend.kind(), label);
+        let state = Arc::new(DeviceState::new(id, backend.kind(), label));
         let engine = Arc::new(Engine {
             id,
-            state: Arc::new(state),
+            attention: Arc::new(Attention::new(&state, options.stepped)),
+            state,
             events: Arc::default(),
             timed_events: Arc::default(),
             words: Words::default(),
             bells: Bells::default(),
             reaper: Reaper::new("gpu-await-reaper"),
             errands: Reaper::new("gpu-await-errand"),
-            attention: Arc::new(Attention::new()),
             private,
             captures: Mutex::default(),
             graphs: GraphBudget::new(options.graph_limit),
@@ -234,7 +234,7 @@ impl<S: DeviceStream> Engine<S> {
             options,
             backend,
         });
-        Ok(engine)
+        super::exit::watch(&engine.attention).map(|()| engine)
     }
 
     /// The device's last handle is gone. The poller keeps streams for a while, and with them this: no

@@ -1,4 +1,4 @@
-//! The end of the process: pollers stop before the driver is torn down.
+//! The end of the process: devices count as lost, and pollers stop, before the driver is torn down.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::Ordering;
@@ -11,9 +11,9 @@ use super::attention::Attention;
 use crate::error::Result;
 use crate::thread::exit;
 
-/// Process state, and the only one of this crate: the pollers that must stop before the driver
-/// is torn down.
-static POLLERS: Mutex<Vec<Weak<Attention>>> = Mutex::new(Vec::new());
+/// Process state, and the only one of this crate: the devices that must end, and their pollers, before the
+/// driver is torn down.
+static DEVICES: Mutex<Vec<Weak<Attention>>> = Mutex::new(Vec::new());
 
 /// How long the end of the process waits for devices that are closing, and then for pollers.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -22,42 +22,42 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// call, the process ends with a signal; but the call may wait for a kernel that never ends.
 const DRIVER: Duration = Duration::from_secs(10);
 
-/// Registers a poller to be stopped at the end of the process.
+/// Registers a device to be ended with the process.
 ///
 /// # Errors
-/// The process is ending: the list of pollers to stop may have been taken already.
+/// The process is ending: the list of devices may have been taken already.
 pub(super) fn watch(attention: &Arc<Attention>) -> Result<()> {
-    exit::register(stop_pollers);
-    let mut pollers = POLLERS.lock();
+    exit::register(end_devices);
+    let mut devices = DEVICES.lock();
     exit::check_running("opening a device")?;
-    pollers.retain(|poller| poller.strong_count() > 0);
-    pollers.push(Arc::downgrade(attention));
+    devices.retain(|device| device.strong_count() > 0);
+    devices.push(Arc::downgrade(attention));
     Ok(())
 }
 
 /// Runs when `main` returned or `exit` was called, before the driver's own handlers.
-fn stop_pollers() {
+fn end_devices() {
     // Never held for long, except in the child of a fork, where it may be locked for ever.
-    let pollers: Vec<_> = match POLLERS.try_lock_for(PATIENCE) {
-        Some(pollers) => pollers.iter().filter_map(Weak::upgrade).collect(),
+    let devices: Vec<_> = match DEVICES.try_lock_for(PATIENCE) {
+        Some(devices) => devices.iter().filter_map(Weak::upgrade).collect(),
         None => Vec::new(),
     };
     // A device that was just dropped is released with the help of its poller, which may keep a stream whose
     // owner holds the device last.
     let limit = Instant::now() + PATIENCE;
-    let looks: Vec<_> = pollers.iter().map(|poller| poller.looks.load(Ordering::SeqCst)).collect();
-    pollers.iter().for_each(|poller| poller.hurry());
-    for (poller, looks) in pollers.iter().zip(looks) {
-        wait_until(limit, || poller.has_let_go(looks));
+    let looks: Vec<_> = devices.iter().map(|device| device.looks.load(Ordering::SeqCst)).collect();
+    devices.iter().for_each(|device| device.hurry());
+    for (device, looks) in devices.iter().zip(looks) {
+        wait_until(limit, || device.has_let_go(looks));
     }
     wait_until(limit, || !exit::is_leaving());
     exit::begin();
-    pollers.iter().for_each(|poller| poller.stop());
+    devices.iter().for_each(|device| device.end_device());
     // A poller is between driver calls in microseconds; one that is held by the driver (a
     // full queue never holds it) is not waited for.
     let limit = Instant::now() + PATIENCE;
-    for poller in pollers {
-        wait_until(limit, || poller.has_ended());
+    for device in devices {
+        wait_until(limit, || device.has_ended());
     }
     wait_until(Instant::now() + DRIVER, || !exit::is_in_driver());
 }

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use super::Engine;
 use super::attention::Attention;
-use super::exit;
 use super::protocol::cadence;
 use super::protocol::park::Rounds;
 use super::registry;
@@ -27,7 +26,6 @@ use crate::thread::role::Role;
 pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<()> {
     let attention = engine.attention.clone();
     let weak = Arc::downgrade(engine);
-    exit::watch(&attention)?;
     let name = format!("gpu-await-{}", engine.label());
     let thread = contain::spawn(&name, move || run(&weak, &attention))
         .map_err(|_| DriverCode { call: "thread spawn", code: 304 })?;
@@ -102,6 +100,8 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
     }
     // Streams keep their engine, and that keeps those that were handed over.
     if let Some(engine) = engine.upgrade() {
+        // At the end of the process it counts as lost.
+        contain::contain("what a poller called", || engine.mourn());
         engine.let_go_of_all();
     }
     attention.end();

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::memory::allocation::Allocation;
 use crate::memory::hazard::Mode;
 use crate::runtime::Engine;
+use crate::thread::exit;
 
 /// The declared uses, with shares of the memory: the buffers themselves may be moved and dropped.
 pub(crate) struct OpenUses<P> {
@@ -72,7 +73,7 @@ impl<P> OpenUses<P> {
         OpenUses { name: self.name, held, lent, pointers: self.pointers.clone() }
     }
 
-    /// Ends the uses: `submit` enters them behind everything on the stream. If it cannot, and the device works, it is unknown
+    /// Ends the uses: `submit` enters them behind everything on the stream. If it cannot, and the work may go on, it is unknown
     /// when the memory is free. Returns the failure of the inputs, if there was one meanwhile: the declared outputs have
     /// failed then as well.
     pub(crate) fn close(
@@ -86,7 +87,7 @@ impl<P> OpenUses<P> {
         footprint.ends_a_loan = true;
         let failed = footprint.failed_content();
         submit(&mut footprint).inspect_err(|_| {
-            if engine.lost().is_none() {
+            if engine.lost().is_none() || exit::begun() {
                 footprint.leak();
             }
         })?;

@@ -19,7 +19,7 @@ use super::{DeviceStream, Engine};
 use crate::thread::exit::ExitGuard;
 use crate::thread::role::Role;
 use crate::thread::worker::Task;
-use crate::thread::{role, worker};
+use crate::thread::{exit, role, worker};
 
 impl<S: DeviceStream> Engine<S> {
     /// Makes a driver call that may block for long, on a thread that nothing waits for. Skipped once the
@@ -107,8 +107,12 @@ impl<S: DeviceStream> Engine<S> {
         self.call_for_left();
     }
 
-    /// After the loss: drops a value that the device's work used, once none of that can run any more.
+    /// After the loss: drops a value that the device's work used, once none of that can run any more. After `main` that
+    /// work goes on, and the value is leaked.
     pub(crate) fn bury(&self, value: Box<dyn Any + Send>) {
+        if exit::begun() {
+            return std::mem::forget(value);
+        }
         if let Some(value) = self.backend.bury(value) {
             self.drop_later(value);
         }

@@ -16,7 +16,7 @@ use crate::runtime::event_pool::EventHandle;
 use crate::runtime::protocol::cadence;
 use crate::runtime::protocol::cadence::{Age, Plan};
 use crate::thread::contain::wake;
-use crate::thread::role;
+use crate::thread::{exit, role};
 
 /// Events that a stream keeps for its next markers.
 const SPARE_EVENTS: usize = 64;
@@ -352,11 +352,13 @@ impl StreamState {
     }
 
     /// After the loss: wakes all waiters and quarantines memory that is still lent, because the copy engines
-    /// may not have stopped.
+    /// may not have stopped. At the end of the process the work goes on, and what is lent stays where it is.
     pub(crate) fn mourn(&self) {
-        self.take_back();
-        let lent = std::mem::take(&mut *self.lent.lock());
-        self.quarantine(lent);
+        if !exit::begun() {
+            self.take_back();
+            let lent = std::mem::take(&mut *self.lent.lock());
+            self.quarantine(lent);
+        }
         self.wake_settled();
         self.forget_foreign();
     }
@@ -372,8 +374,12 @@ impl StreamState {
         }
     }
 
-    /// Releases a lent value whose use will never be seen to end.
+    /// Releases a lent value whose use will never be seen to end. At the end of the process the device may go on, and the
+    /// value stays.
     pub(super) fn give_up(&self, payload: Payload) {
+        if exit::begun() {
+            return std::mem::forget(payload);
+        }
         match payload {
             // It holds its device, which must not stay as well.
             Payload::Memory(memory) => memory.quarantine(),
