@@ -60,7 +60,7 @@ pub struct MemoryInfo {
     pub pending_bytes: u64,
     /// Freed memory that streams cache for their next allocations. Included in `free_bytes`.
     pub kept_bytes: u64,
-    /// Memory that the driver refused to free: lost for the life of the process.
+    /// Memory that is never freed, see [`Stats`](crate::Stats::leaked_bytes).
     pub leaked_bytes: u64,
     /// Allocated and pending memory.
     pub used_bytes: u64,

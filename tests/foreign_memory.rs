@@ -429,6 +429,37 @@ async fn a_loan_that_cannot_end() -> Result<()> {
     Ok(())
 }
 
+/// The memory of a loan that is dropped where nothing can be submitted counts as leaked, from the drop of its buffer on.
+#[tokio::test]
+async fn a_loan_dropped_in_a_host_function() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    for keeps_buffer in [true, false] {
+        let before = device.stats();
+        let mut y = stream.full(LEN, 1.0f32).queued()?;
+        let block = device.stats().allocated_bytes - before.allocated_bytes;
+        // SAFETY: they do nothing.
+        let loan = unsafe { stream.lend_memory(Uses::new("theirs").updates(&mut y)) }?;
+        // SAFETY: as above.
+        let loan = unsafe { loan.detach() };
+        let y = keeps_buffer.then_some(y);
+        stream.host_fn(move || drop(loan)).await?;
+        assert_eq!(device.stats().unreturned, before.unreturned + 1);
+        if let Some(y) = y {
+            assert_eq!(device.stats().leaked_bytes, before.leaked_bytes, "its buffer is there");
+            drop(y);
+        }
+        let stats = device.stats();
+        assert_eq!(stats.leaked_bytes, before.leaked_bytes + block, "keeps: {keeps_buffer}");
+        assert_eq!(stats.allocated_bytes, before.allocated_bytes);
+        assert_eq!(stats.allocations, before.allocations);
+        assert_eq!(stats.unreturned, before.unreturned + 1);
+        // Nobody else gets it.
+        drop(stream.full(LEN, 2.0f32).await?);
+    }
+    Ok(())
+}
+
 // ---- streams that are lent ----------------------------------------------------------------------
 
 /// What another library puts on a stream on loan is awaited, although no operation came behind it.

@@ -33,8 +33,8 @@ pub struct Stats {
     pub pending_bytes: u64,
     /// Freed device memory that streams cache for their next allocations.
     pub kept_bytes: u64,
-    /// Device memory that is never freed: the driver refused, or work that waits for a lost device may still
-    /// use it.
+    /// Device memory that is never freed: the driver refused, work that waits for a lost device may still use it, or
+    /// a [loan](crate::MemoryLoan::end) of it ended on a thread that must not submit.
     pub leaked_bytes: u64,
     /// Device buffers alive.
     pub allocations: u64,

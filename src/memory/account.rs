@@ -8,7 +8,7 @@
 //! | allocated | held by buffers |
 //! | pending | freed, and waiting for device work: several streams used it, or its free is on a stream |
 //! | kept | in a stream's block cache |
-//! | leaked | the driver refused its free; permanent |
+//! | leaked | the driver refused its free, or nobody knows when its use ends; permanent |
 //!
 //! | transition | from | to |
 //! |---|---|---|

@@ -7,6 +7,7 @@
 //! | other streams as well | retired with their tickets; freed by the poller when all are complete |
 //! | launches of a graph alone, whose stream is gone | retired with their tickets |
 //! | any, on a lost device or at process exit | not at all: the memory went with the device |
+//! | a loan whose end is unknown | not at all: it counts as leaked |
 //!
 //! Adopted memory is not freed: its owner is retired with the tickets of all users, and dropped when they are complete.
 #![forbid(unsafe_code)]
@@ -111,6 +112,8 @@ pub(crate) struct Allocation {
     only_user: AtomicU64,
     /// Nothing writes it any more, and its readers on this device are not tracked.
     frozen: AtomicBool,
+    /// It is not known when the work that uses it ends: it is never freed.
+    in_use_for_ever: AtomicBool,
     /// The parts that lists of graphs will use again, even after the buffer has moved on; one entry per list.
     kept_by_graphs: Mutex<Vec<Range<u64>>>,
 }
@@ -192,9 +195,18 @@ impl Allocation {
 
     fn over(backing: Backing, ptr: DevicePtr, bytes: u64, hazards: AllocationHazards) -> Self {
         let only_user = AtomicU64::new(hazards.only_user().unwrap_or(NOBODY));
-        let (hazards, frozen) = (Mutex::new(hazards), AtomicBool::new(false));
-        let kept_by_graphs = Mutex::default();
-        Allocation { backing, ptr, bytes, hazards, only_user, frozen, kept_by_graphs }
+        let (hazards, kept_by_graphs) = (Mutex::new(hazards), Mutex::default());
+        let (frozen, in_use_for_ever) = (AtomicBool::new(false), AtomicBool::new(false));
+        Allocation {
+            backing,
+            ptr,
+            bytes,
+            hazards,
+            only_user,
+            frozen,
+            in_use_for_ever,
+            kept_by_graphs,
+        }
     }
 
     /// The owner of adopted memory.
@@ -243,6 +255,18 @@ impl Allocation {
 
     pub(crate) fn is_frozen(&self) -> bool {
         self.frozen.load(Ordering::Relaxed)
+    }
+
+    /// Leaks the memory when the last share of it goes.
+    pub(crate) fn never_free(&self) {
+        // ORDERING: Relaxed, here and below: the caller has a share, whose drop orders this before the drop of the last.
+        self.in_use_for_ever.store(true, Ordering::Relaxed);
+        self.engine().count_unreturned();
+    }
+
+    /// Whether it is known when the work that uses it ends.
+    pub(crate) fn can_be_freed(&self) -> bool {
+        !self.in_use_for_ever.load(Ordering::Relaxed)
     }
 
     /// Refuses uses that are not entered, of a part that a graph will use.
@@ -316,10 +340,33 @@ impl Allocation {
     }
 }
 
+impl Allocation {
+    /// Leaks the memory with its device, which would free it at its end.
+    #[cold]
+    fn leak(&mut self) {
+        let engine = self.engine().clone();
+        match &mut self.backing {
+            Backing::Pool { block, .. } if engine.lost().is_some() => {
+                engine.account.lock().abandon(*block);
+            }
+            Backing::Pool { block, .. } => {
+                let mut account = engine.account.lock();
+                account.retire(*block);
+                account.leak(*block);
+            }
+            Backing::Foreign { owner, .. } => std::mem::forget(owner.take()),
+        }
+        std::mem::forget(engine);
+    }
+}
+
 impl Drop for Allocation {
     fn drop(&mut self) {
         let engine = self.engine().clone();
         let users = self.hazards.get_mut().users();
+        if !self.can_be_freed() {
+            return self.leak();
+        }
         let is_frozen = *self.frozen.get_mut();
         let (ptr, bytes) = (self.ptr, self.bytes);
         let what = match &mut self.backing {

@@ -45,10 +45,10 @@ impl<T: Element> DeviceBuffer<T> {
         &self.memory
     }
 
-    /// The allocation, if the buffer is all of it and holds the only share.
+    /// The allocation, if the buffer is all of it, holds the only share, and nothing uses it for ever.
     pub(crate) fn memory_mut(&mut self) -> Option<&mut Allocation> {
         let all = self.span().range == (0..self.memory.bytes());
-        Arc::get_mut(&mut self.memory).filter(|_| all)
+        Arc::get_mut(&mut self.memory).filter(|memory| all && memory.can_be_freed())
     }
 
     /// The memory, and where its part of it begins and how long it is.

@@ -263,10 +263,7 @@ impl<'a> Footprint<'a> {
 
     /// Leaks the memory and the lent values: it is unknown when the device stops using them.
     pub(super) fn leak(&mut self) {
-        for Access { memory, .. } in &self.accesses {
-            memory.engine().count_unreturned();
-            std::mem::forget((*memory).clone());
-        }
+        self.accesses.iter().for_each(|access| access.memory.never_free());
         std::mem::forget(self.take_lent());
     }
 
