@@ -10,7 +10,7 @@
 //! | `none` | answers with what it got |
 //! | `await` | takes a stream of a `StreamPool`, uploads, launches, awaits the download |
 //! | `mapped` | takes a stream, copies the request into memory that the kernel uses in place, and awaits that |
-//! | `batched` | asks a `Batcher`, whose batches take a stream and do what `await` does with all that came meanwhile |
+//! | `batched` | asks a `Batcher`, whose batches take a stream and do what `await` does with all that came meanwhile, each in a task of its own (`in_place=1`: all in the worker's) |
 //! | `blocking` | what people do, see below |
 //! | `ready` | the best that can be made of that |
 //!
@@ -193,6 +193,10 @@ impl App {
 fn batcher(pool: &StreamPool, scale: &kernels::scale) -> (Batcher<Bytes, Bytes>, BatchWorker) {
     let scale = scale.clone();
     let builder = Batcher::builder().max_len(64).max_in_flight(4).max_waiting(2 * CONNECTIONS[2]);
+    let builder = match measure::number("in_place") {
+        Some(_) => builder,
+        None => builder.spawn(|batch| drop(tokio::spawn(batch))),
+    };
     builder.pool(pool).build(move |stream, requests: Batch<Bytes>| {
         let scale = scale.clone();
         async move {

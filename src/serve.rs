@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`pool`] | [`StreamPool`](pool::StreamPool): streams, lent with a bound on what is in flight |
 //! | [`admission`] | which requests are admitted, wait or are refused (pure) |
+//! | [`lines`] | queues whose entries may leave from anywhere (pure) |
 //! | [`took`] | an estimator of how long permits and batches take (pure) |
 //! | [`refusal`] | the `tracing` event of a refused request |
 //! | [`batcher`] | [`Batcher`](batcher::Batcher): single requests, run together |
@@ -15,6 +16,7 @@
 pub(crate) mod admission;
 pub(crate) mod batcher;
 pub(crate) mod batching;
+pub(crate) mod lines;
 pub(crate) mod pool;
 mod refusal;
 pub(crate) mod timer;

@@ -11,6 +11,8 @@ mod cases;
 #[expect(dead_code, reason = "as above")]
 #[path = "../src/serve/batching.rs"]
 mod gather;
+#[path = "../src/serve/lines.rs"]
+mod lines;
 #[path = "admission/overload.rs"]
 mod overload;
 #[path = "../src/serve/took.rs"]
@@ -23,6 +25,7 @@ use admission::{
 };
 use cases::{config, size};
 use gather::{BatchLimits, Demand, Gather, Next, RequestKey};
+use lines::Lines;
 use proptest::prelude::*;
 
 const LIMIT: u64 = 4;
@@ -190,7 +193,7 @@ impl House {
     /// A permit that was just given: on a slot of its class, and none has fewer.
     fn admitted(&mut self, permit: usize, ask: Ask) -> Result<(), TestCaseError> {
         self.check_class(permit, ask.class)?;
-        let slot = self.admission.slot_of(permit);
+        let (slot, _) = self.admission.granted(permit);
         let most = SHARES[ask.share].limit.min(LIMIT);
         let before = self.admission.taken_on(slot) - u64::from(ask.weight).min(most);
         for other in (0..SLOTS.len()).filter(|other| SLOTS[*other] == SLOTS[slot] && *other != slot)
@@ -202,7 +205,7 @@ impl House {
     }
 
     fn check_class(&self, permit: usize, class: Class) -> Result<(), TestCaseError> {
-        let slot = self.admission.slot_of(permit);
+        let (slot, _) = self.admission.granted(permit);
         let has_class = (0..SLOTS.len()).any(|s| SLOTS[s] == class && !self.lost.contains(&s));
         prop_assert!(SLOTS[slot] == class || !has_class || !self.lost.is_empty());
         Ok(())
@@ -211,6 +214,40 @@ impl House {
 
 proptest! {
     #![proptest_config(config(256))]
+
+    /// Entries come to one of three lines, leave from anywhere, and are removed from anywhere.
+    #[test]
+    fn a_line_is_a_queue(
+        steps in prop::collection::vec((0..3_usize, 0..3_usize, any::<prop::sample::Index>()), 0..size(200)),
+    ) {
+        let (mut lines, mut model) = (Lines::new(3), vec![Vec::new(); 3]);
+        // Places, with the numbers that are there, in a line or not.
+        let mut known: Vec<(usize, usize)> = Vec::new();
+        for (number, (line, action, at)) in steps.into_iter().enumerate() {
+            if action == 0 || known.is_empty() {
+                known.push((lines.push(line, number), number));
+                model[line].push(number);
+            } else {
+                let at = at.index(known.len());
+                let (place, gone) = known[at];
+                model.iter_mut().for_each(|line| line.retain(|number| *number != gone));
+                if action == 1 {
+                    lines.leave(place);
+                } else {
+                    prop_assert_eq!(lines.remove(place), gone);
+                    known.swap_remove(at);
+                }
+            }
+            for (line, model) in model.iter().enumerate() {
+                prop_assert_eq!(lines.len(line), model.len());
+                prop_assert_eq!(lines.first(line).map(|(_, number)| number), model.first());
+                prop_assert_eq!(lines.last(line).map(|(_, number)| number), model.last());
+            }
+            for (place, number) in &known {
+                prop_assert_eq!(lines.get(*place), Some(number));
+            }
+        }
+    }
 
     #[test]
     fn never_more_than_the_limit(steps in prop::collection::vec(with_losses(), 1..size(80))) {

@@ -48,12 +48,14 @@
 //! More than 500 lines: one state, and the few decisions that change it.
 #![forbid(unsafe_code)]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::task::Waker;
 
 use slab::Slab;
 use smallvec::SmallVec;
 
+use super::lines::Lines;
 use super::took::Took;
 
 /// Requests of high priority that overtake one of normal priority, in a row.
@@ -62,6 +64,9 @@ pub(crate) const OVERTAKES: u32 = 8;
 /// How long every request must have waited too long before that counts as overload. CoDel's 100 ms: longer than a burst
 /// that passes by itself, shorter than people's patience.
 const INTERVAL_NS: u64 = 100_000_000;
+
+/// Deadlines of requests that wait no more, beyond as many as do wait, that are kept.
+const STALE_DEADLINES: usize = 64;
 
 /// Whom to wake, when the lock is released.
 pub(crate) type Wakers = SmallVec<[Waker; 2]>;
@@ -162,25 +167,26 @@ pub(crate) struct Key {
     lane: usize,
     hurried: bool,
     came: u64,
+    place: usize,
 }
 
 #[derive(Debug)]
 struct Waiter {
+    lane: usize,
+    hurried: bool,
+    came: u64,
     weight: u32,
     /// `u64::MAX` if there is none.
     deadline: u64,
     since: u64,
-    waker: Option<Waker>,
+    stage: Stage,
 }
 
-/// The waiting requests of one class and share, in order of arrival.
-#[derive(Debug, Default)]
-struct Lane {
-    /// Without a deadline.
-    patient: BTreeMap<u64, Waiter>,
-    hurried: BTreeMap<u64, Waiter>,
-    /// The weight of all.
-    weight: u64,
+#[derive(Debug)]
+enum Stage {
+    Waits(Option<Waker>),
+    /// The outcome that its request has not fetched yet.
+    Ended(Result<usize, NoPermit>),
 }
 
 /// The outcomes of requests so far.
@@ -240,16 +246,16 @@ pub(crate) struct Admission {
     max_waiting: usize,
     slots: Vec<PermitSlot>,
     shares: Vec<Share>,
-    /// Two for each share: normal, high.
-    lanes: Vec<Lane>,
+    /// Two lines for each lane: those without a deadline, and those with one. Two lanes for each share: normal, high.
+    waiters: Lines<Waiter>,
+    /// The weight of the waiting requests of each lane.
+    weights: Vec<u64>,
     grants: Slab<Grant>,
     /// The weight of all grants: sums of `u32`s that are in memory do not overflow.
     taken: u64,
     waiting: usize,
-    /// The waiters with a deadline, ordered by it.
-    deadlines: BTreeSet<(u64, Key)>,
-    /// The outcomes that their requests have not fetched yet.
-    ended: BTreeMap<Key, Result<usize, NoPermit>>,
+    /// The waiters with a deadline, the earliest first, and some that wait no more.
+    deadlines: BinaryHeap<Reverse<(u64, Key)>>,
     /// The number of requests that ever waited: the next key.
     came: u64,
     /// High-priority requests admitted since the last normal one, while a normal one waited.
@@ -281,13 +287,13 @@ impl Admission {
             limit,
             max_waiting,
             slots: slots.into_iter().map(slot).collect(),
-            lanes: (0..2 * shares.len()).map(|_| Lane::default()).collect(),
+            waiters: Lines::new(4 * shares.len()),
+            weights: vec![0; 2 * shares.len()],
             shares,
             grants: Slab::new(),
             taken: 0,
             waiting: 0,
-            deadlines: BTreeSet::new(),
-            ended: BTreeMap::new(),
+            deadlines: BinaryHeap::new(),
             came: 0,
             overtaken: 0,
             used_ns: 0,
@@ -330,10 +336,10 @@ impl Admission {
         // The requests that it would overtake wait for something that this one does not need.
         let key = self.push(now, lane, ask);
         self.admit(now, &mut wakers);
-        if !self.ended.contains_key(&key) {
+        if self.waiter(key).is_some() {
             self.bound(now, key, ask.patience, &mut wakers);
         }
-        let entered = match self.ended.remove(&key) {
+        let entered = match self.fetch(key) {
             Some(Ok(permit)) => Entered::In(permit),
             Some(Err(refusal)) => Entered::Refused(refusal),
             None => Entered::Waits(key),
@@ -344,7 +350,7 @@ impl Admission {
     /// Looks up the outcome of a wait, and leaves `waker` for it. After any other answer than
     /// [`Waited::Wait`] the key is used up. The other returned values are to be dropped outside of the lock.
     pub(crate) fn poll(&mut self, key: Key, waker: Waker) -> (Waited, Option<Waker>) {
-        match self.ended.remove(&key) {
+        match self.fetch(key) {
             Some(Ok(permit)) => return (Waited::In(permit), Some(waker)),
             Some(Err(refusal)) => return (Waited::Refused(refusal), Some(waker)),
             None => {}
@@ -353,23 +359,31 @@ impl Admission {
             (true, _) => NoPermit::Closed,
             (false, true) => NoPermit::Gone,
             (false, false) => {
-                let stale = self.waiter(key).and_then(|waiter| waiter.waker.replace(waker));
-                return (Waited::Wait, stale);
+                let mut waker = Some(waker);
+                self.leave_waker(key, &mut waker);
+                return (Waited::Wait, waker);
             }
         };
-        let left = self.remove(key);
+        let stale = self.remove(key);
         let refusal = self.refuse(share_of(key.lane), refusal);
-        (Waited::Refused(refusal), left.and_then(|waiter| waiter.waker))
+        (Waited::Refused(refusal), stale)
+    }
+
+    /// Leaves a waker with a waiter, and hands out the one that was there.
+    pub(crate) fn leave_waker(&mut self, key: Key, waker: &mut Option<Waker>) {
+        if let Some(Waiter { stage: Stage::Waits(left), .. }) = self.waiter_mut(key) {
+            std::mem::swap(left, waker);
+        }
     }
 
     /// Removes a waiter whose future is dropped. A permit already granted to it goes to the next waiter.
     pub(crate) fn leave(&mut self, now: u64, key: Key) -> Left {
-        let (refusal, stale) = match self.ended.remove(&key) {
+        let (refusal, stale) = match self.fetch(key) {
             Some(Ok(permit)) => {
                 return Left { wakers: self.hand_back(now, permit), stale: None, refusal: None };
             }
             Some(Err(refusal)) => (Some(refusal), None),
-            None => (None, self.remove(key).and_then(|waiter| waiter.waker)),
+            None => (None, self.remove(key)),
         };
         let mut wakers = Wakers::new();
         // The removed waiter may have kept lighter ones waiting.
@@ -406,8 +420,10 @@ impl Admission {
     /// Refuses the requests whose deadline is not after `now`; returns their wakers.
     pub(crate) fn expire(&mut self, now: u64) -> Wakers {
         let mut wakers = Wakers::new();
-        while let Some(&(_, key)) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now)
+        while let Some(&Reverse((deadline, key))) = self.deadlines.peek()
+            && (deadline <= now || self.waiter(key).is_none())
         {
+            self.deadlines.pop();
             let takes_ns = self.shares[share_of(key.lane)].took.likely_ns(self.taken);
             self.expire_one(now, key, takes_ns, &mut wakers);
         }
@@ -416,9 +432,9 @@ impl Admission {
         wakers
     }
 
-    /// When to [`expire`](Self::expire).
+    /// When to [`expire`](Self::expire): no later than the next deadline of a waiter.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
-        self.deadlines.first().map(|(deadline, _)| *deadline)
+        self.deadlines.peek().map(|Reverse((deadline, _))| *deadline)
     }
 
     /// Removes a slot permanently. Returns the wakers to wake: all of them if it was the last slot.
@@ -456,14 +472,10 @@ impl Admission {
         self.shares[share].taken
     }
 
-    /// The slot of a permit.
-    pub(crate) fn slot_of(&self, permit: usize) -> usize {
-        self.grants[permit].slot
-    }
-
-    /// How many permits it is.
-    pub(crate) fn weight_of(&self, permit: usize) -> u32 {
-        self.grants[permit].weight
+    /// The slot of a permit, and how many permits it is.
+    pub(crate) fn granted(&self, permit: usize) -> (usize, u32) {
+        let Grant { slot, weight, .. } = self.grants[permit];
+        (slot, weight)
     }
 
     /// How many wait for a permit.
@@ -473,7 +485,7 @@ impl Admission {
 
     /// How many of a share wait.
     pub(crate) fn waiting_of(&self, share: usize) -> usize {
-        [Class::Normal, Class::High].map(|class| self.lanes[lane(class, share)].len()).iter().sum()
+        [Class::Normal, Class::High].map(|class| self.len_of(lane(class, share))).iter().sum()
     }
 
     /// The outcomes of a share's requests.
@@ -502,11 +514,11 @@ impl Admission {
     }
 
     fn wake_all(&mut self) -> Wakers {
-        let waiters = |lane: &'_ mut Lane| -> Wakers {
-            let waiters = lane.patient.values_mut().chain(lane.hurried.values_mut());
-            waiters.filter_map(|waiter| waiter.waker.take()).collect()
-        };
-        self.lanes.iter_mut().flat_map(waiters).collect()
+        let wakers = self.waiters.iter_mut().filter_map(|waiter| match &mut waiter.stage {
+            Stage::Waits(waker) => waker.take(),
+            Stage::Ended(_) => None,
+        });
+        wakers.collect()
     }
 
     /// Whether a request would be late if it were admitted now, judging by the share's recent permit times at this number
@@ -542,48 +554,86 @@ impl Admission {
     // ---- waiting requests -----------------------------------------------------------------------
 
     fn push(&mut self, now: u64, lane: usize, ask: Ask) -> Key {
-        let key = Key { lane, hurried: ask.deadline.is_some(), came: self.came };
+        let (hurried, came) = (ask.deadline.is_some(), self.came);
         self.came += 1;
         let deadline = ask.deadline.unwrap_or(u64::MAX);
-        let waiter = Waiter { weight: ask.weight, deadline, since: now, waker: None };
-        let lane = &mut self.lanes[lane];
-        lane.weight += u64::from(ask.weight);
+        let (weight, stage) = (ask.weight, Stage::Waits(None));
+        let waiter = Waiter { lane, hurried, came, weight, deadline, since: now, stage };
+        let place = self.waiters.push(line(lane, hurried), waiter);
+        let key = Key { lane, hurried, came, place };
+        self.weights[lane] += u64::from(weight);
         self.waiting += 1;
-        if key.hurried {
-            lane.hurried.insert(key.came, waiter);
-            self.deadlines.insert((deadline, key));
-        } else {
-            lane.patient.insert(key.came, waiter);
+        if hurried {
+            self.note_deadline(deadline, key);
         }
         key
     }
 
-    fn waiter(&mut self, key: Key) -> Option<&mut Waiter> {
-        self.lanes[key.lane].of(key).get_mut(&key.came)
+    /// Enters a deadline. It stays when the wait ends earlier, which is cheaper than to look for it: once most are of that
+    /// kind, all of them are removed.
+    fn note_deadline(&mut self, deadline: u64, key: Key) {
+        if self.deadlines.len() > 2 * self.waiting + STALE_DEADLINES {
+            let mut deadlines = std::mem::take(&mut self.deadlines);
+            deadlines.retain(|Reverse((_, key))| self.waiter(*key).is_some());
+            self.deadlines = deadlines;
+        }
+        self.deadlines.push(Reverse((deadline, key)));
     }
 
-    fn remove(&mut self, key: Key) -> Option<Waiter> {
-        let lane = &mut self.lanes[key.lane];
-        let waiter = lane.of(key).remove(&key.came)?;
-        lane.weight -= u64::from(waiter.weight);
+    /// The request of a key, while it waits.
+    fn waiter(&self, key: Key) -> Option<&Waiter> {
+        self.waiters.get(key.place).filter(|waiter| waiter.came == key.came && waiter.waits())
+    }
+
+    fn waiter_mut(&mut self, key: Key) -> Option<&mut Waiter> {
+        self.waiters.get_mut(key.place).filter(|waiter| waiter.came == key.came && waiter.waits())
+    }
+
+    /// The outcome of a request that waits no more: the key is used up.
+    fn fetch(&mut self, key: Key) -> Option<Result<usize, NoPermit>> {
+        let waiter = self.waiters.get(key.place).filter(|waiter| waiter.came == key.came)?;
+        let Stage::Ended(ended) = waiter.stage else { return None };
+        self.waiters.remove(key.place);
+        Some(ended)
+    }
+
+    /// Removes a request that waits; returns its waker.
+    fn remove(&mut self, key: Key) -> Option<Waker> {
+        let waker = self.end_wait(key, Err(NoPermit::Gone));
+        let _of_nobody = self.fetch(key);
+        waker
+    }
+
+    /// Ends the wait of a request; returns its waker.
+    fn end_wait(&mut self, key: Key, ended: Result<usize, NoPermit>) -> Option<Waker> {
+        let waiter = self.waiter_mut(key)?;
+        let weight = waiter.weight;
+        let stage = std::mem::replace(&mut waiter.stage, Stage::Ended(ended));
+        self.waiters.leave(key.place);
+        self.weights[key.lane] -= u64::from(weight);
         self.waiting -= 1;
-        if key.hurried {
-            self.deadlines.remove(&(waiter.deadline, key));
+        if self.waiting == 0 {
+            self.deadlines.clear();
         }
         if self.waiting_of(share_of(key.lane)) == 0 {
             self.shares[share_of(key.lane)].standing = None;
         }
-        Some(waiter)
+        match stage {
+            Stage::Waits(waker) => waker,
+            Stage::Ended(_) => None,
+        }
     }
 
     fn end(&mut self, key: Key, ended: Result<usize, NoPermit>, wakers: &mut Wakers) {
-        let waiter = self.remove(key);
-        wakers.extend(waiter.and_then(|waiter| waiter.waker));
-        self.ended.insert(key, ended);
+        wakers.extend(self.end_wait(key, ended));
+    }
+
+    fn len_of(&self, lane: usize) -> usize {
+        self.waiters.len(line(lane, false)) + self.waiters.len(line(lane, true))
     }
 
     fn expire_one(&mut self, now: u64, key: Key, takes_ns: u64, wakers: &mut Wakers) {
-        let Some(&mut Waiter { since, deadline, .. }) = self.waiter(key) else { return };
+        let Some(&Waiter { since, deadline, .. }) = self.waiter(key) else { return };
         let (waited_ns, remaining_ns) = (now.saturating_sub(since), deadline.saturating_sub(now));
         let expired = NoPermit::Expired { waited_ns, remaining_ns, takes_ns };
         let expired = self.refuse(share_of(key.lane), expired);
@@ -596,8 +646,8 @@ impl Admission {
         let newest_first = key.hurried && self.is_overloaded(now, share);
         // The request that is admitted last.
         let last = |admission: &Self| {
-            let oldest = admission.lanes[key.lane].hurried.keys().next().copied();
-            Key { came: oldest.filter(|_| newest_first).unwrap_or(key.came), ..key }
+            let oldest = admission.waiters.first(line(key.lane, true)).filter(|_| newest_first);
+            oldest.map_or(key, |(place, waiter)| waiter.key(place))
         };
         let refused = match patience {
             Patience::Never => Some(key),
@@ -619,10 +669,10 @@ impl Admission {
             let in_front = match (own, key.lane % 2) {
                 (true, _) => 0,
                 // High priority goes first.
-                (false, 0) => self.lanes[key.lane].weight + self.lanes[key.lane + 1].weight,
-                (false, _) => self.lanes[key.lane].weight,
+                (false, 0) => self.weights[key.lane] + self.weights[key.lane + 1],
+                (false, _) => self.weights[key.lane],
             };
-            let Some(&mut Waiter { weight, deadline, .. }) = self.waiter(last) else { return };
+            let Some(&Waiter { weight, deadline, .. }) = self.waiter(last) else { return };
             // In front of it is also its own weight, counted above.
             let expected_ns = self.until_free_ns(share, in_front.max(u64::from(weight)));
             let remaining_ns = deadline.saturating_sub(now);
@@ -647,8 +697,8 @@ impl Admission {
             .sum();
         let limits = self.shares[share].limits;
         // The limit is the user's, and may be the largest number.
-        let of_all = u128::from(self.limit) * u128::from(limits.part) / u128::from(parts);
-        u64::try_from(of_all).unwrap_or(u64::MAX).min(limits.limit).max(1)
+        let of_all = self.limit as f64 * f64::from(limits.part) / parts as f64;
+        (of_all as u64).min(limits.limit).max(1)
     }
 
     // ---- the order of admission -----------------------------------------------------------------
@@ -701,29 +751,29 @@ impl Admission {
 
     fn next_in(&self, now: u64, lane: usize) -> Option<Key> {
         let share = &self.shares[share_of(lane)];
-        let waiting = &self.lanes[lane];
-        let (patient, hurried) =
-            (waiting.patient.first_key_value(), waiting.hurried.first_key_value());
+        let patient = self.waiters.first(line(lane, false));
+        let hurried = self.waiters.first(line(lane, true));
         let is_hurried = match (patient, hurried) {
-            (Some((patient, _)), Some((hurried, _))) => hurried < patient,
+            (Some((_, patient)), Some((_, hurried))) => hurried.came < patient.came,
             (patient, _) => patient.is_none(),
         };
-        let (came, waiter) = if !is_hurried {
+        let (place, waiter) = if !is_hurried {
             patient?
         } else if self.is_overloaded(now, share_of(lane)) {
-            waiting.hurried.last_key_value()?
+            self.waiters.last(line(lane, true))?
         } else {
             hurried?
         };
         let may = share.taken + u64::from(waiter.weight) <= share.limits.limit;
-        may.then_some(Key { lane, hurried: is_hurried, came: *came })
+        may.then_some(waiter.key(place))
     }
 
     fn overtakes(&mut self, key: Key) {
-        let waits = |lane: &Lane| !lane.is_empty();
+        let is_waited_in = |lane: usize| self.len_of(lane) > 0;
         if class_of(key.lane) == Class::Normal {
             self.overtaken = 0;
-        } else if self.lanes.iter().step_by(2).any(waits) && self.overtaken < OVERTAKES {
+        } else if (0..self.weights.len()).step_by(2).any(is_waited_in) && self.overtaken < OVERTAKES
+        {
             self.overtaken += 1;
         }
     }
@@ -734,7 +784,7 @@ impl Admission {
         let time_ns = waited_ns.saturating_add(remaining_ns);
         let is_late = if self.is_overloaded(now, share) {
             // Newest first, its own wait says nothing.
-            self.until_free_ns(share, self.lanes[key.lane].weight) > time_ns / 4
+            self.until_free_ns(share, self.weights[key.lane]) > time_ns / 4
         } else {
             waited_ns > time_ns / 2
         };
@@ -749,8 +799,8 @@ impl Admission {
     /// How long until permits of this weight are free for a share, judging by its recent permit times.
     fn until_free_ns(&self, share: usize, weight: u64) -> u64 {
         let mean_ns = self.shares[share].took.mean_ns().unwrap_or(0);
-        let ns = u128::from(weight) * u128::from(mean_ns) / u128::from(self.permits_of(share));
-        u64::try_from(ns).unwrap_or(u64::MAX)
+        // A float that is too large for the integer becomes the largest.
+        (weight as f64 * mean_ns as f64 / self.permits_of(share) as f64) as u64
     }
 
     /// Takes permits on the slot of the class that fewest share, of these the first: a stream that
@@ -807,22 +857,23 @@ impl Share {
     }
 }
 
-impl Lane {
-    fn of(&mut self, key: Key) -> &mut BTreeMap<u64, Waiter> {
-        if key.hurried { &mut self.hurried } else { &mut self.patient }
+impl Waiter {
+    fn key(&self, place: usize) -> Key {
+        let &Waiter { lane, hurried, came, .. } = self;
+        Key { lane, hurried, came, place }
     }
 
-    fn len(&self) -> usize {
-        self.patient.len() + self.hurried.len()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.len() == 0
+    fn waits(&self) -> bool {
+        matches!(self.stage, Stage::Waits(_))
     }
 }
 
 fn lane(class: Class, share: usize) -> usize {
     2 * share + usize::from(class == Class::High)
+}
+
+fn line(lane: usize, hurried: bool) -> usize {
+    2 * lane + usize::from(hurried)
 }
 
 fn share_of(lane: usize) -> usize {

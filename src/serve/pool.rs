@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use parking_lot::Mutex;
 
-use self::acquire::Acquire;
+use self::acquire::{Acquire, Permit};
 use self::builder::StreamPoolBuilder;
 use super::admission::{Admission, Class, Outcomes, Patience, Wakers};
 use super::timer::Timer;
@@ -629,19 +629,14 @@ impl PoolCore {
 
     /// The stream of a permit, holding the permit; `None`, with the permit returned, if its device takes no
     /// more work.
-    fn stream(self: &Arc<Self>, permit: usize, slot: usize) -> Option<Stream> {
+    fn stream(self: &Arc<Self>, Permit { number, slot, weight, .. }: Permit) -> Option<Stream> {
         let stream = &self.slots[slot].0;
-        let weight = self.book.lock().admission.weight_of(permit);
         if stream.engine().check_open().is_err() {
-            self.take_back(permit, Admission::hand_back);
+            self.take_back(number, Admission::hand_back);
             return None;
         }
-        Some(stream.leased(Lease::new(
-            stream.state().progress().clone(),
-            permit,
-            weight,
-            self.clone(),
-        )))
+        let progress = stream.state().progress().clone();
+        Some(stream.leased(Lease::new(progress, number, weight, self.clone())))
     }
 
     /// The admitter of a share's requests, for errors.

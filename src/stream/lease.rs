@@ -21,7 +21,6 @@ use std::task::{Context, Wake, Waker};
 use parking_lot::Mutex;
 
 use crate::op::Op;
-use crate::runtime::device_state::DeviceState;
 use crate::runtime::protocol::sweep::SweepGate;
 use crate::runtime::{Point, Progress};
 use crate::thread::exit;
@@ -33,7 +32,6 @@ pub(crate) trait Permits: Send + Sync {
 
 /// A permit; dropped, it is released when the device has finished.
 pub(crate) struct Lease {
-    stream: Arc<Progress>,
     /// The last ticket that the handles submitted; 0 before.
     last: AtomicU64,
     /// `None` once it is returned.
@@ -42,7 +40,7 @@ pub(crate) struct Lease {
 
 /// A permit that was not returned yet.
 struct HeldPermit {
-    device: Arc<DeviceState>,
+    stream: Arc<Progress>,
     permit: usize,
     weight: u32,
     permits: Arc<dyn Permits>,
@@ -51,7 +49,7 @@ struct HeldPermit {
 impl HeldPermit {
     fn give_back(self) {
         // ORDERING: Relaxed: a statistic.
-        self.device.permits.fetch_sub(self.weight.into(), Ordering::Relaxed);
+        self.stream.device().permits.fetch_sub(self.weight.into(), Ordering::Relaxed);
         self.permits.give_back(self.permit);
     }
 }
@@ -64,11 +62,10 @@ impl Lease {
         weight: u32,
         permits: Arc<dyn Permits>,
     ) -> Self {
-        let device = stream.device().clone();
         // ORDERING: Relaxed: a statistic.
-        device.permits.fetch_add(weight.into(), Ordering::Relaxed);
-        let held = Some(HeldPermit { device, permit, weight, permits });
-        Lease { stream, last: AtomicU64::new(0), held }
+        stream.device().permits.fetch_add(weight.into(), Ordering::Relaxed);
+        let held = Some(HeldPermit { stream, permit, weight, permits });
+        Lease { last: AtomicU64::new(0), held }
     }
 
     /// A handle submitted `ticket`.
@@ -79,7 +76,9 @@ impl Lease {
 
     /// A submission failed, perhaps with a part of it on the stream.
     pub(crate) fn failed(&self) {
-        self.submitted(self.stream.submitted());
+        if let Some(held) = &self.held {
+            self.submitted(held.stream.submitted());
+        }
     }
 }
 
@@ -88,11 +87,11 @@ impl Drop for Lease {
         let last = *self.last.get_mut();
         let Some(held) = self.held.take() else { return };
         // After `main` the driver is not asked any more.
-        if self.stream.is_settled(last) || exit::begun() {
+        if held.stream.is_settled(last) || exit::begun() {
             held.give_back();
             return;
         }
-        let mut op = Op::until(Point { stream: self.stream.clone(), ticket: last });
+        let mut op = Op::until(Point { stream: held.stream.clone(), ticket: last });
         op.never_check();
         let return_ = Return { gate: SweepGate::new(), op: Mutex::new(Some((op, held))) };
         Arc::new(return_).look();

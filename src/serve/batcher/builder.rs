@@ -105,8 +105,9 @@ impl<P> BatcherBuilder<P> {
     /// drop(tokio::spawn(batch))`.
     ///
     /// Without it all batches run in the worker's task, so that a computation between two awaits delays the
-    /// other batches and the gathering. With it, the body of the function's `async` block runs where `spawn`
-    /// puts it. If the future of a batch is dropped, its requests get
+    /// other batches and the gathering, and one thread of the executor wakes all callers: under load its queue
+    /// overflows, and some callers wait several times as long as others. With it, the body of the function's `async`
+    /// block runs where `spawn` puts it. If the future of a batch is dropped, its requests get
     /// [`ErrorKind::Closed`](crate::ErrorKind::Closed).
     pub fn spawn(mut self, spawn: impl Fn(BatchTask) + Send + Sync + 'static) -> Self {
         self.spawn = Some(Arc::new(spawn));

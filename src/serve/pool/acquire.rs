@@ -41,8 +41,13 @@ enum AcquireState {
     Done,
 }
 
-/// A permit, its slot, and how long it was waited for.
-type Permit = (usize, usize, Duration);
+/// A permit that was taken.
+pub(super) struct Permit {
+    pub(super) number: usize,
+    pub(super) slot: usize,
+    pub(super) weight: u32,
+    waited: Duration,
+}
 
 impl Acquire {
     pub(super) fn new(
@@ -58,12 +63,9 @@ impl Acquire {
     fn poll_permit(&mut self, cx: &mut Context<'_>) -> Poll<Result<PooledStream>> {
         loop {
             let ended = match self.state {
-                AcquireState::New => match self.enter() {
+                AcquireState::New => match self.enter(cx) {
                     Some(ended) => ended,
-                    None => {
-                        self.shared.watch();
-                        continue;
-                    }
+                    None => return Poll::Pending,
                 },
                 AcquireState::Waiting { key, since } => match self.look(key, since, cx) {
                     Some(ended) => ended,
@@ -77,38 +79,49 @@ impl Acquire {
                     refusal::tell(&self.admitter(), 1, &error);
                     return Poll::Ready(Err(error));
                 }
-                Ok((permit, slot, waited)) => match self.shared.stream(permit, slot) {
-                    Some(stream) => return Poll::Ready(Ok(PooledStream { stream, waited })),
-                    // Its device is gone: try another slot.
-                    None => self.state = AcquireState::New,
-                },
+                Ok(permit) => {
+                    let waited = permit.waited;
+                    match self.shared.stream(permit) {
+                        Some(stream) => return Poll::Ready(Ok(PooledStream { stream, waited })),
+                        // Its device is gone: try another slot.
+                        None => self.state = AcquireState::New,
+                    }
+                }
             }
         }
     }
 
     /// Asks for a permit; `None`: the request waits from now on.
-    fn enter(&mut self) -> Option<Result<Permit>> {
+    fn enter(&mut self, cx: &Context<'_>) -> Option<Result<Permit>> {
         let Asks { class, share, weight, .. } = self.asks;
         let deadline = self.deadline.map(|at| self.shared.time_of(at));
         let ask = Ask { class, share, weight, deadline, patience: self.patience };
+        // Cloned in front of the lock, dropped behind it: a waker is foreign code.
+        let mut waker = Some(cx.waker().clone());
         let mut book = self.shared.book.lock();
         let mut wakers = self.shared.look_after(&mut book);
         let (entered, told) = book.admission.enter(self.shared.now(), ask);
         wakers.extend(told);
         let ended = match entered {
-            Entered::In(permit) => {
-                Some(Ok((permit, book.admission.slot_of(permit), Duration::ZERO)))
-            }
+            Entered::In(number) => Some(Ok(Permit::taken(&book, number, Duration::ZERO))),
             Entered::Refused(refusal) => Some(Err(self.error(&book, refusal))),
             Entered::Waits(key) => {
                 self.shared.keep_time(&mut book);
                 self.state = AcquireState::Waiting { key, since: Instant::now() };
+                book.admission.leave_waker(key, &mut waker);
                 None
             }
         };
         drop(book);
+        drop(waker);
         wakers.into_iter().for_each(contain::wake);
-        ended
+        match self.state {
+            // The devices begin to wake the pool: one may have ended before that.
+            AcquireState::Waiting { key, since } if self.shared.watch() => {
+                self.look(key, since, cx)
+            }
+            _ => ended,
+        }
     }
 
     /// Looks up the outcome of the wait; `None`: it continues.
@@ -121,15 +134,20 @@ impl Acquire {
         let (waited, stale) = book.admission.poll(key, waker);
         let ended = match waited {
             Waited::Wait => None,
-            Waited::In(permit) => {
-                Some(Ok((permit, book.admission.slot_of(permit), since.elapsed())))
-            }
+            Waited::In(number) => Some(Ok(Permit::taken(&book, number, since.elapsed()))),
             Waited::Refused(refusal) => Some(Err(self.error(&book, refusal))),
         };
         drop(book);
         drop(stale);
         wakers.into_iter().for_each(contain::wake);
         ended
+    }
+}
+
+impl Permit {
+    fn taken(book: &PoolState, number: usize, waited: Duration) -> Self {
+        let (slot, weight) = book.admission.granted(number);
+        Permit { number, slot, weight, waited }
     }
 }
 

@@ -35,10 +35,12 @@ impl PoolCore {
         wakers
     }
 
-    /// Has the devices wake the pool when they end. The caller checks them next: one that ended before this
-    /// does not wake the pool.
-    pub(super) fn watch(self: &Arc<Self>) {
+    /// Has the devices wake the pool when they end. True if they did not before: then the caller checks them, as one that
+    /// ended before this does not wake the pool.
+    pub(super) fn watch(self: &Arc<Self>) -> bool {
+        let mut is_new = false;
         self.watches.get_or_init(|| {
+            is_new = true;
             let waker = Waker::from(Arc::new(Ending(Arc::downgrade(self))));
             let register = |&slot: &usize| {
                 let mut key = None;
@@ -47,6 +49,7 @@ impl PoolCore {
             };
             self.devices.iter().map(register).collect()
         });
+        is_new
     }
 }
 

@@ -1,0 +1,106 @@
+//! [`Lines`]: queues whose entries may leave from anywhere (pure).
+//!
+//! All entries are in one slab and linked to their neighbours, so a line neither searches nor allocates once it has been as long, and an
+//! entry that left its line keeps its place until it is removed. Other threads' caches have this memory: each operation touches the entry
+//! and at most two neighbours.
+//!
+//! # Invariants
+//! 1. A line has its entries in the order in which they came, without those that left (`a_line_is_a_queue`).
+#![forbid(unsafe_code)]
+
+use slab::Slab;
+
+#[derive(Debug)]
+pub(crate) struct Lines<T> {
+    entries: Slab<Entry<T>>,
+    lines: Vec<Line>,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    value: T,
+    /// `None` when it has left.
+    line: Option<usize>,
+    before: Option<usize>,
+    behind: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Line {
+    first: Option<usize>,
+    last: Option<usize>,
+    len: usize,
+}
+
+impl<T> Lines<T> {
+    /// That many empty lines.
+    pub(crate) fn new(lines: usize) -> Self {
+        Lines { entries: Slab::new(), lines: vec![Line::default(); lines] }
+    }
+
+    /// Adds a value at the end of a line; returns its place.
+    pub(crate) fn push(&mut self, line: usize, value: T) -> usize {
+        let of = &mut self.lines[line];
+        let entry = Entry { value, line: Some(line), before: of.last, behind: None };
+        let place = self.entries.insert(entry);
+        match of.last.replace(place) {
+            Some(last) => self.entries[last].behind = Some(place),
+            None => of.first = Some(place),
+        }
+        of.len += 1;
+        place
+    }
+
+    /// Takes an entry out of its line, if it is in one. It keeps its place.
+    pub(crate) fn leave(&mut self, place: usize) {
+        let entry = &mut self.entries[place];
+        let (before, behind) = (entry.before.take(), entry.behind.take());
+        let Some(line) = entry.line.take() else { return };
+        let of = &mut self.lines[line];
+        of.len -= 1;
+        match before {
+            Some(before) => self.entries[before].behind = behind,
+            None => of.first = behind,
+        }
+        match behind {
+            Some(behind) => self.entries[behind].before = before,
+            None => of.last = before,
+        }
+    }
+
+    /// Removes an entry; its place may become another's.
+    pub(crate) fn remove(&mut self, place: usize) -> T {
+        self.leave(place);
+        self.entries.remove(place).value
+    }
+
+    /// The entry of a place, whether it has left its line or not.
+    pub(crate) fn get(&self, place: usize) -> Option<&T> {
+        self.entries.get(place).map(|entry| &entry.value)
+    }
+
+    pub(crate) fn get_mut(&mut self, place: usize) -> Option<&mut T> {
+        self.entries.get_mut(place).map(|entry| &mut entry.value)
+    }
+
+    /// The oldest entry of a line, and its place.
+    pub(crate) fn first(&self, line: usize) -> Option<(usize, &T)> {
+        let place = self.lines[line].first?;
+        Some((place, self.get(place)?))
+    }
+
+    /// The newest entry of a line, and its place.
+    pub(crate) fn last(&self, line: usize) -> Option<(usize, &T)> {
+        let place = self.lines[line].last?;
+        Some((place, self.get(place)?))
+    }
+
+    pub(crate) fn len(&self, line: usize) -> usize {
+        self.lines[line].len
+    }
+
+    /// All entries, those that left included.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.entries.iter_mut().map(|(_, entry)| &mut entry.value)
+    }
+}
