@@ -95,6 +95,12 @@ impl Points {
 
     /// Waits for one point after the other: one registration at a time, one wake-up a stream.
     pub(super) fn poll(&mut self, wait: &mut WaitState, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        if let Points::Many(points) = self
+            && wait.is_new()
+        {
+            // Each marker while its stream works, and not when the streams before it are complete.
+            points.iter().for_each(Point::want);
+        }
         loop {
             let Some(point) = self.as_slice().last() else {
                 return Poll::Ready(Ok(()));
@@ -129,6 +135,13 @@ impl Point {
                 wait.forget_gone(self.stream.device());
                 Poll::Ready(self.stream.outcome(self.ticket))
             }
+        }
+    }
+
+    /// Asks for a marker.
+    fn want(&self) {
+        if let Some(stream) = self.stream.stream() {
+            stream.want(self.ticket);
         }
     }
 

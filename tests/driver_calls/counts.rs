@@ -5,11 +5,11 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use gpu_await::{Completion, Device, RawQueue, RawSlice, Uses};
+use gpu_await::{Completion, Device, RawQueue, RawSlice, Uses, kernels};
 
 use super::{
     Line, Live, MODES, Remembers, allocations, async_under_the_stand_in, axpy, contend,
-    device_with, my_calls, my_names, soon, stream_that,
+    device_with, my_calls, my_names, poll_once, soon, stream_that,
 };
 
 #[test]
@@ -379,6 +379,26 @@ fn joined_launches_are_on_the_device_before_the_first_poll() {
             drop(held);
             soon(joined).await.unwrap();
         }
+    });
+}
+
+#[test]
+fn joined_operations_get_their_markers_together() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let a = stream_that(driver, &device, Remembers::Nothing).await;
+        let b = stream_that(driver, &device, Remembers::Nothing).await;
+        let empty = kernels::empty::load(&device).await.unwrap();
+        // In front of a kernel's first launch, which may take long, comes an event.
+        empty.launch(&device.stream().unwrap()).queued().unwrap();
+        let held = driver.hold();
+        driver.clear();
+        let mut joined = gpu_await::join_all([empty.launch(&a), empty.launch(&b)]);
+        assert!(!poll_once(&mut joined), "held");
+        let expected = ["cuLaunchKernel", "cuLaunchKernel", "cuEventRecord", "cuEventRecord"];
+        assert_eq!(my_names(driver), expected);
+        drop(held);
+        soon(joined).await.unwrap();
     });
 }
 

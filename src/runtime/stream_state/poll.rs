@@ -75,6 +75,11 @@ impl WaitState {
         self.key.is_some() || matches!(self.stage, Stage::Checking { .. } | Stage::Awake(_))
     }
 
+    /// Whether no point of its operation was polled yet.
+    pub(crate) fn is_new(&self) -> bool {
+        matches!(self.stage, Stage::New)
+    }
+
     /// Leaves the looking to the poller from the first poll on.
     pub(crate) fn never_check(&mut self) {
         self.never_checks = true;
