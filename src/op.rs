@@ -37,7 +37,7 @@ use sync_wrapper::SyncWrapper;
 use self::asleep::Asleep;
 pub(crate) use self::points::Points;
 use self::value::DeviceSide;
-pub(crate) use self::value::{HostValue, Proof};
+pub(crate) use self::value::HostValue;
 use crate::error::refused::Refused;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::Element;
@@ -237,8 +237,8 @@ impl<T> Op<T> {
         match self.state {
             OpState::Pending(Pending { interest, value }) => {
                 // Dropping it here is fine: the stream holds a share of everything that the device uses.
-                let proofs = value.into_inner().proofs();
-                let value = SyncWrapper::new(HostValue::proved_by((), proofs));
+                let on = value.into_inner().dependencies();
+                let value = SyncWrapper::new(HostValue::depending((), on));
                 Op { state: OpState::Pending(Pending { interest, value }) }
             }
             OpState::Failed(error, ..) => Op::failed(error),

@@ -6,8 +6,8 @@ use crate::batch::queue::Queue;
 use crate::batch::settle::{Settle, Settled};
 use crate::error::refused::Refused;
 use crate::error::{ErrorDetail, Result};
-use crate::op::{HostValue, Op, Points, Proof};
-use crate::submit::{Dependency, LateOutcomes};
+use crate::op::{HostValue, Op, Points};
+use crate::submit::LateOutcomes;
 
 impl Queue<'_> {
     pub(crate) fn outcomes(&self) -> &LateOutcomes {
@@ -20,7 +20,7 @@ impl Queue<'_> {
     pub(crate) fn proved<T: Send + 'static>(&self, value: HostValue<T>) -> HostValue<T> {
         match self.outcomes.of_last() {
             None => value,
-            Some(read) => value.if_proved(none_failed(read)),
+            Some(read) => value.if_none_failed(read),
         }
     }
 
@@ -71,16 +71,11 @@ impl Queue<'_> {
             let failed =
                 outcomes.iter().find_map(|outcome| Some((outcome, outcome.check().err()?)));
             if let Some((outcome, cause)) = failed {
-                let (op, at) = (outcome.op().clone(), self.at.get());
+                let (op, at) = (outcome.op(), self.at.get());
                 return Op::failed(ErrorDetail::Verify { op, at, cause }.into());
             }
         }
         let points = points.reaching(self.stream, self.last.get());
-        Op::at(points, value.if_proved(none_failed(outcomes)))
+        Op::at(points, value.if_none_failed(outcomes))
     }
-}
-
-/// A proof that none of these reads failed; called when they are complete.
-fn none_failed(read: Vec<Dependency>) -> Proof {
-    Box::new(move || read.iter().try_for_each(Dependency::check))
 }

@@ -191,7 +191,7 @@ impl<'s> Queue<'s> {
             self.release_last();
         }
         let op = footprint.name();
-        self.outcomes.look(self.stream.engine(), footprint);
+        self.outcomes.look(footprint);
         let written = run.write(footprint, launch, at).map(|ticket| (ticket, ()));
         self.outcomes.enter(footprint, self.stream, &written);
         let (ticket, ()) = self.note(written)?;

@@ -75,7 +75,7 @@ impl Queue<'_> {
                 down.comes_after(self.stream.point(*emptied));
             }
             // The second half writes the data that the first half reads.
-            self.outcomes.look(source, &down);
+            self.outcomes.look(&down);
             let filled = submit(&relay, self.at.get(), &mut down, 1, |raw| {
                 Ok(raw.copy_to_host(block.host(), from.ptr().offset(start), part_bytes)?)
             });

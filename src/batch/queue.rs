@@ -171,7 +171,7 @@ impl<'s> Queue<'s> {
         calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
     ) -> Result<(u64, R), SubmitError> {
         self.release_last();
-        self.outcomes.look(self.stream.engine(), footprint);
+        self.outcomes.look(footprint);
         let submitted = submit(self.stream, self.at.get(), footprint, commands, calls);
         self.outcomes.enter(footprint, self.stream, &submitted);
         submitted

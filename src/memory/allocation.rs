@@ -25,6 +25,7 @@ use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::hazard::{Content, Hazards, Mode};
 use crate::memory::point::Track;
 use crate::memory::reclaim::retired::Remnant;
+use crate::runtime::late_work::LateWork;
 use crate::runtime::stream_state::StreamHandle;
 use crate::runtime::{Engine, Point, Progress};
 use crate::thread::exit;
@@ -116,6 +117,7 @@ pub(crate) struct Allocation {
     in_use_for_ever: AtomicBool,
     /// The parts that lists of graphs will use again, even after the buffer has moved on; one entry per list.
     kept_by_graphs: Mutex<Vec<Range<u64>>>,
+    late: LateWork,
 }
 
 /// A share of memory whose parts graph launches use repeatedly: while it exists, those parts are not available for untracked
@@ -206,6 +208,7 @@ impl Allocation {
             frozen,
             in_use_for_ever,
             kept_by_graphs,
+            late: LateWork::default(),
         }
     }
 
@@ -245,6 +248,11 @@ impl Allocation {
 
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// The work that wrote it, or a reader of such work's outputs did, and that can fail when it runs.
+    pub(crate) fn late(&self) -> &LateWork {
+        &self.late
     }
 
     pub(crate) fn freeze(&self) {

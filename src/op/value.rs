@@ -4,6 +4,7 @@
 use crate::error::Result;
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
+use crate::submit::{Dependencies, Dependency};
 
 /// The value that an operation resolves with.
 pub(crate) enum HostValue<T> {
@@ -20,51 +21,51 @@ pub(crate) trait Late<T> {
     /// Whether the value is known since the submission, and has to be proved good.
     fn is_known(&self) -> bool;
 
-    /// The value, if it is known, with its proof put to others.
-    fn unproved(self: Box<Self>, proofs: &mut Vec<Proof>) -> Option<T>;
+    /// The value, if it is known, with what it depends on put to others.
+    fn unproved(self: Box<Self>, on: &mut Dependencies) -> Option<T>;
 
-    /// The proofs alone: the value is not wanted.
-    fn proofs(self: Box<Self>) -> Vec<Proof>;
+    /// What it depends on alone: the value is not wanted.
+    fn dependencies(self: Box<Self>) -> Dependencies;
 }
 
-/// A check that is possible only when the operation is complete.
-pub(crate) type Proof = Box<dyn FnOnce() -> Result<()> + Send>;
-
-/// A value that is good if every proof succeeds.
+/// A value that is good if nothing that it depends on failed, which is known when the operation is complete.
 struct Unproved<T> {
     value: T,
-    proofs: Vec<Proof>,
+    on: Dependencies,
+}
+
+fn none_failed(on: &Dependencies) -> Result<()> {
+    on.iter().try_for_each(Dependency::check)
 }
 
 impl<T> Late<T> for Unproved<T> {
     fn take(self: Box<Self>) -> Result<T> {
-        let Unproved { value, proofs } = *self;
-        proofs.into_iter().try_for_each(|proof| proof()).map(|()| value)
+        none_failed(&self.on).map(|()| self.value)
     }
 
     fn is_known(&self) -> bool {
         true
     }
 
-    fn unproved(self: Box<Self>, proofs: &mut Vec<Proof>) -> Option<T> {
-        proofs.extend(self.proofs);
+    fn unproved(self: Box<Self>, on: &mut Dependencies) -> Option<T> {
+        on.extend(self.on);
         Some(self.value)
     }
 
-    fn proofs(self: Box<Self>) -> Vec<Proof> {
-        self.proofs
+    fn dependencies(self: Box<Self>) -> Dependencies {
+        self.on
     }
 }
 
-/// A value that is made if a proof succeeds.
+/// A value that is made if nothing that it depends on failed.
 struct ProvedFirst<T> {
-    proof: Proof,
+    on: Dependencies,
     value: HostValue<T>,
 }
 
 impl<T> Late<T> for ProvedFirst<T> {
     fn take(self: Box<Self>) -> Result<T> {
-        (self.proof)()?;
+        none_failed(&self.on)?;
         self.value.take()
     }
 
@@ -72,15 +73,14 @@ impl<T> Late<T> for ProvedFirst<T> {
         false
     }
 
-    fn unproved(self: Box<Self>, _: &mut Vec<Proof>) -> Option<T> {
+    fn unproved(self: Box<Self>, _: &mut Dependencies) -> Option<T> {
         None
     }
 
-    fn proofs(self: Box<Self>) -> Vec<Proof> {
-        let ProvedFirst { proof, value } = *self;
-        let mut proofs = vec![proof];
-        proofs.extend(value.proofs());
-        proofs
+    fn dependencies(self: Box<Self>) -> Dependencies {
+        let ProvedFirst { mut on, value } = *self;
+        on.extend(value.dependencies());
+        on
     }
 }
 
@@ -93,12 +93,12 @@ impl<T, F: FnOnce() -> Result<T>> Late<T> for F {
         false
     }
 
-    fn unproved(self: Box<Self>, _: &mut Vec<Proof>) -> Option<T> {
+    fn unproved(self: Box<Self>, _: &mut Dependencies) -> Option<T> {
         None
     }
 
-    fn proofs(self: Box<Self>) -> Vec<Proof> {
-        Vec::new()
+    fn dependencies(self: Box<Self>) -> Dependencies {
+        Dependencies::new()
     }
 }
 
@@ -137,15 +137,15 @@ impl<T> HostValue<T> {
     pub(crate) fn known(self) -> Option<T> {
         match self {
             HostValue::Here(value) => Some(value),
-            HostValue::Later(late) => late.unproved(&mut Vec::new()),
+            HostValue::Later(late) => late.unproved(&mut Dependencies::new()),
         }
     }
 
-    /// Its proofs, without the value, which is dropped.
-    pub(super) fn proofs(self) -> Vec<Proof> {
+    /// What it depends on, without the value, which is dropped.
+    pub(super) fn dependencies(self) -> Dependencies {
         match self {
-            HostValue::Here(_) => Vec::new(),
-            HostValue::Later(late) => late.proofs(),
+            HostValue::Here(_) => Dependencies::new(),
+            HostValue::Later(late) => late.dependencies(),
         }
     }
 
@@ -156,30 +156,29 @@ impl<T> HostValue<T> {
         }
     }
 
-    fn unproved(self, proofs: &mut Vec<Proof>) -> Option<T> {
+    fn unproved(self, on: &mut Dependencies) -> Option<T> {
         match self {
             HostValue::Here(value) => Some(value),
-            HostValue::Later(late) => late.unproved(proofs),
+            HostValue::Later(late) => late.unproved(on),
         }
     }
 }
 
 impl<T: Send + 'static> HostValue<T> {
-    pub(super) fn proved_by(value: T, proofs: Vec<Proof>) -> Self {
-        if proofs.is_empty() {
+    pub(super) fn depending(value: T, on: Dependencies) -> Self {
+        if on.is_empty() {
             return HostValue::Here(value);
         }
-        HostValue::Later(Box::new(Unproved { value, proofs }))
+        HostValue::Later(Box::new(Unproved { value, on }))
     }
 
-    /// The value, if the proof succeeds as well.
-    pub(crate) fn if_proved(self, proof: Proof) -> Self {
+    /// The value, if nothing of this failed either.
+    pub(crate) fn if_none_failed(self, mut on: Dependencies) -> Self {
         if !self.is_known() {
-            return HostValue::Later(Box::new(ProvedFirst { proof, value: self }));
+            return HostValue::Later(Box::new(ProvedFirst { on, value: self }));
         }
-        let mut proofs = vec![proof];
-        match self.unproved(&mut proofs) {
-            Some(value) => HostValue::proved_by(value, proofs),
+        match self.unproved(&mut on) {
+            Some(value) => HostValue::depending(value, on),
             None => unreachable!("it is known"),
         }
     }
@@ -189,9 +188,9 @@ impl<T: Send + 'static> HostValue<T> {
         if !self.is_known() || !other.is_known() {
             return HostValue::later(move || Ok((self.take()?, other.take()?)));
         }
-        let mut proofs = Vec::new();
-        match (self.unproved(&mut proofs), other.unproved(&mut proofs)) {
-            (Some(a), Some(b)) => HostValue::proved_by((a, b), proofs),
+        let mut on = Dependencies::new();
+        match (self.unproved(&mut on), other.unproved(&mut on)) {
+            (Some(a), Some(b)) => HostValue::depending((a, b), on),
             _ => unreachable!("both are known"),
         }
     }
@@ -200,9 +199,9 @@ impl<T: Send + 'static> HostValue<T> {
         if !values.iter().all(HostValue::is_known) {
             return HostValue::later(move || values.into_iter().map(HostValue::take).collect());
         }
-        let mut proofs = Vec::new();
-        let known = values.into_iter().filter_map(|value| value.unproved(&mut proofs)).collect();
-        HostValue::proved_by(known, proofs)
+        let mut on = Dependencies::new();
+        let known = values.into_iter().filter_map(|value| value.unproved(&mut on)).collect();
+        HostValue::depending(known, on)
     }
 }
 

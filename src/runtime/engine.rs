@@ -43,7 +43,6 @@ use super::doorbell::Bells;
 use super::event_pool::{Destroy, EventHandle, EventPool};
 use super::graph_budget::GraphBudget;
 use super::graph_memory::GraphMemory;
-use super::late_work::LateWork;
 use super::loans::Loans;
 use super::progress::{PointStream, Progress};
 use super::protocol::cadence;
@@ -108,7 +107,6 @@ pub(crate) struct Engine<S: DeviceStream> {
     pub(crate) graphs: GraphBudget,
     pub(crate) graph_memory: GraphMemory,
     pub(crate) loans: Arc<Loans>,
-    pub(crate) late: LateWork,
     /// Values of the program's that the reaper has not dropped.
     pub(crate) to_drop: Arc<AtomicU64>,
     pub(crate) tracer: Tracer,
@@ -209,7 +207,6 @@ impl<S: DeviceStream> Engine<S> {
             graphs: GraphBudget::new(options.graph_limit),
             graph_memory: GraphMemory::default(),
             loans: Arc::default(),
-            late: LateWork::default(),
             to_drop: Arc::default(),
             tracer: Tracer::new(),
             registry: Registry::new(),

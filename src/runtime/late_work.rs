@@ -1,4 +1,5 @@
-//! [`LateWork`]: work that can fail when it runs and has not ended. Its submitter knows whose work it is and what it wrote.
+//! [`LateWork`]: work that wrote an allocation, can fail when it runs, and has not ended. Its submitter knows whose work it is and what it
+//! wrote.
 #![forbid(unsafe_code)]
 
 use std::any::Any;
@@ -13,13 +14,14 @@ use super::weak_list::WeakList;
 #[derive(Default)]
 pub(crate) struct LateWork {
     all: Mutex<WeakList<dyn Any + Send + Sync>>,
-    /// Some work was entered.
+    /// The list has entries; changed under its lock.
     is_used: AtomicBool,
 }
 
 impl LateWork {
     pub(crate) fn enter(&self, work: Weak<dyn Any + Send + Sync>) {
-        self.all.lock().push(work);
+        let mut all = self.all.lock();
+        all.push(work);
         // ORDERING: Relaxed: readers of the work's outputs got them from its submitter.
         self.is_used.store(true, Ordering::Relaxed);
     }
@@ -39,7 +41,10 @@ impl LateWork {
             let is_over = |work: &Weak<dyn Any + Send + Sync>| {
                 over.iter().any(|over| std::ptr::addr_eq(Arc::as_ptr(over), work.as_ptr()))
             };
-            self.all.lock().retain(|work| !is_over(work));
+            let mut all = self.all.lock();
+            all.retain(|work| !is_over(work));
+            // ORDERING: Relaxed: as above.
+            self.is_used.store(!all.is_empty(), Ordering::Relaxed);
         }
         open
     }

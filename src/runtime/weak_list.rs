@@ -24,6 +24,10 @@ impl<T: ?Sized> WeakList<T> {
         self.all.push(item);
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
     pub(crate) fn retain(&mut self, keeps: impl FnMut(&Weak<T>) -> bool) {
         self.all.retain(keeps);
     }

@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 
 use super::code::{KernelCode, KernelLaunch};
 use super::footprint::Footprint;
+use super::name::Name;
 use super::outcome::{Dependency, LateOutcomes, RunOutcome, WorkOutcome};
 use super::raw::{Raw, Refusal};
 use super::{SubmitError, explain};
@@ -174,7 +175,7 @@ impl KernelCode for Captured {
     fn tell(&self, raw: &Raw<'_>, outcomes: &LateOutcomes) -> std::result::Result<(), Refusal> {
         let _role = role::enter(Role::Enqueuing);
         for told in self.told.lock().iter_mut() {
-            let outcome = Arc::new(RunOutcome::of(self.name.clone(), raw.stream));
+            let outcome = Arc::new(RunOutcome::of(Name::Kernel(&self.name), raw.stream));
             outcomes.push(Dependency::own(outcome.clone()));
             let told = contain::catch(|| told(WorkOutcome::new(&outcome)));
             told.unwrap_or_else(|message| {

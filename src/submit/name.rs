@@ -30,10 +30,33 @@ impl Name<'_> {
         }
     }
 
+    pub(crate) fn to_owned(self) -> OwnedName {
+        match self {
+            Name::Verb(name) => OwnedName::Verb(name),
+            Name::Kernel(name) => OwnedName::Kernel(Arc::clone(name)),
+        }
+    }
+
     pub(crate) fn to_arc(self) -> Arc<str> {
         match self {
             Name::Verb(name) => Arc::from(name),
             Name::Kernel(name) => Arc::clone(name),
+        }
+    }
+}
+
+/// A name that is kept.
+#[derive(Clone)]
+pub(crate) enum OwnedName {
+    Verb(&'static str),
+    Kernel(Arc<str>),
+}
+
+impl OwnedName {
+    pub(crate) fn to_arc(&self) -> Arc<str> {
+        match self {
+            OwnedName::Verb(name) => Arc::from(*name),
+            OwnedName::Kernel(name) => Arc::clone(name),
         }
     }
 }

@@ -30,14 +30,16 @@ use std::panic::resume_unwind;
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use super::footprint::{Access, Footprint};
+use super::name::{Name, OwnedName};
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::allocation::{Allocation, Poison};
 use crate::memory::hazard::Mode;
 use crate::memory::point::Track;
+use crate::runtime::Point;
 use crate::runtime::stream_state::StreamState;
-use crate::runtime::{Engine, Point};
 use crate::thread::contain;
 
 /// The outcomes that a future reports. Usually there are none.
@@ -46,23 +48,26 @@ pub(crate) struct LateOutcomes(OnceCell<Box<RefCell<LateReads>>>);
 
 #[derive(Default)]
 struct LateReads {
-    known: Vec<Dependency>,
+    known: Dependencies,
     /// The index from which on they are those of the last submitted operation.
     last: usize,
     /// The inputs of the operation that is being submitted.
     read: Vec<Arc<RunOutcome>>,
 }
 
+/// Usually one: of the operation itself, or of what wrote its input.
+pub(crate) type Dependencies = SmallVec<[Dependency; 1]>;
+
 /// An outcome that an operation's own depends on.
 #[derive(Clone)]
 pub(crate) struct Dependency {
     outcome: Arc<RunOutcome>,
     /// The operation, if it read the work's outputs and is not the work itself.
-    reader: Option<Arc<str>>,
+    reader: Option<OwnedName>,
 }
 
 pub(crate) struct RunOutcome {
-    op: Arc<str>,
+    op: OwnedName,
     /// The operation's point on its stream, once it has a ticket.
     at: OnceLock<Point>,
     state: Mutex<RunState>,
@@ -74,7 +79,7 @@ pub(crate) struct RunOutcome {
 /// Whoever may learn of the failure keeps it until the operation is complete; kept longer, it says nothing and costs
 /// nothing but its own memory. Clones are the same outcome; dropping them all says that nothing fails any more.
 ///
-/// Until then each operation that uses memory of the device looks at every outcome that is open.
+/// Until then each operation that reads what the work wrote, or what a reader of that wrote, looks at the outcome.
 #[derive(Clone)]
 pub struct WorkOutcome(Arc<RunOutcome>);
 
@@ -85,7 +90,7 @@ impl WorkOutcome {
 
     /// The outcome of a loan's work, which has no ticket before the loan ends.
     pub(crate) fn of_loan(op: &'static str) -> Self {
-        let (op, at, state) = (op.into(), OnceLock::new(), Mutex::default());
+        let (op, at, state) = (OwnedName::Verb(op), OnceLock::new(), Mutex::default());
         WorkOutcome(Arc::new(RunOutcome { op, at, state }))
     }
 
@@ -137,7 +142,10 @@ impl WorkOutcome {
 impl fmt::Debug for WorkOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let error = self.0.state.lock().error.clone();
-        f.debug_struct("WorkOutcome").field("op", &self.0.op).field("error", &error).finish()
+        f.debug_struct("WorkOutcome")
+            .field("op", &self.0.op.to_arc())
+            .field("error", &error)
+            .finish()
     }
 }
 
@@ -148,9 +156,7 @@ struct RunState {
     /// Nothing was submitted: the ticket is another operation's.
     is_refused: bool,
     /// The operation's declared outputs, known when it was submitted, and those of its readers.
-    written: Vec<WrittenRange>,
-    /// The devices of that memory, by their numbers: readers look there.
-    devices: Vec<u64>,
+    written: SmallVec<[WrittenRange; 1]>,
 }
 
 struct WrittenRange {
@@ -165,24 +171,25 @@ impl Dependency {
         Dependency { outcome, reader: None }
     }
 
-    pub(crate) fn op(&self) -> &Arc<str> {
-        self.reader.as_ref().unwrap_or(&self.outcome.op)
+    pub(crate) fn op(&self) -> Arc<str> {
+        self.reader.as_ref().unwrap_or(&self.outcome.op).to_arc()
     }
 
     /// The failure, if there was one; asked when the operation is complete.
     pub(crate) fn check(&self) -> Result<()> {
         let Some(cause) = self.outcome.state.lock().error.clone() else { return Ok(()) };
-        let Some(op) = self.reader.clone() else { return Err(cause) };
-        Err(ErrorDetail::Upstream { op, producer: self.outcome.op.clone(), cause }.into())
+        let Some(reader) = &self.reader else { return Err(cause) };
+        let (op, producer) = (reader.to_arc(), self.outcome.op.to_arc());
+        Err(ErrorDetail::Upstream { op, producer, cause }.into())
     }
 }
 
 impl RunOutcome {
     /// The outcome of the operation of that name that is being submitted to `stream`, whose lock the caller
     /// holds.
-    pub(super) fn of(op: Arc<str>, stream: &StreamState) -> Self {
+    pub(super) fn of(op: Name<'_>, stream: &StreamState) -> Self {
         let at = OnceLock::from(stream.point(stream.submitted() + 1));
-        RunOutcome { op, at, state: Mutex::default() }
+        RunOutcome { op: op.to_owned(), at, state: Mutex::default() }
     }
 
     /// Whether its work is known to be complete: it can fail no more, and failed outputs are poisoned.
@@ -194,7 +201,7 @@ impl RunOutcome {
     pub(super) fn fail(&self, error: Box<dyn StdError + Send + Sync>) {
         let mut state = self.state.lock();
         if state.error.is_none() && !self.is_over() {
-            let error = foreign(self.op.clone(), error);
+            let error = foreign(self.op.to_arc(), error);
             // Under the lock: a later writer removes its range first, or finds the poison and replaces it.
             let kept = self.poison(&error, &state.written);
             state.error = Some(error);
@@ -205,9 +212,9 @@ impl RunOutcome {
 
     /// The operation was submitted, or one that reads its outputs.
     fn submitted(self: &Arc<Self>, footprint: &Footprint<'_>, by: (u64, u64)) {
-        let mut written = Vec::new();
+        let mut written: SmallVec<[WrittenRange; 1]> = SmallVec::new();
         for access in footprint.tracked().filter(|access| access.mode.writes()) {
-            self.enter_on(access.memory.engine());
+            self.enter_on(access.memory);
             let (memory, range) = (Arc::downgrade(access.memory), access.range.clone());
             written.push(WrittenRange { memory, range, by });
         }
@@ -227,14 +234,13 @@ impl RunOutcome {
         drop(kept);
     }
 
-    /// Makes it visible to readers of that device's memory.
-    fn enter_on(self: &Arc<Self>, engine: &Engine) {
-        let mut state = self.state.lock();
-        if !state.devices.contains(&engine.id) {
-            state.devices.push(engine.id);
-            drop(state);
+    /// Makes it visible to readers of that memory.
+    fn enter_on(self: &Arc<Self>, memory: &Arc<Allocation>) {
+        let is_known =
+            |written: &WrittenRange| std::ptr::eq(written.memory.as_ptr(), Arc::as_ptr(memory));
+        if !self.state.lock().written.iter().any(is_known) {
             let work: Arc<dyn Any + Send + Sync> = self.clone();
-            engine.late.enter(Arc::downgrade(&work));
+            memory.late().enter(Arc::downgrade(&work));
         }
     }
 
@@ -271,7 +277,7 @@ impl RunOutcome {
 
     /// Returns the memory, for the caller to drop outside of the lock: it may have the last share.
     fn poison(&self, error: &Error, written: &[WrittenRange]) -> Vec<Arc<Allocation>> {
-        let poison = Poison::of(error, || self.op.clone());
+        let poison = Poison::of(error, || self.op.to_arc());
         let alive = written.iter().filter_map(|known| Some((known, known.memory.upgrade()?)));
         let poisoned = alive.map(|(WrittenRange { range, by, .. }, memory)| {
             memory.poison_written(range, *by, &poison);
@@ -300,8 +306,8 @@ impl LateOutcomes {
         self.all().borrow_mut().known.push(own);
     }
 
-    pub(crate) fn take(&self) -> Vec<Dependency> {
-        let Some(all) = self.0.get() else { return Vec::new() };
+    pub(crate) fn take(&self) -> Dependencies {
+        let Some(all) = self.0.get() else { return Dependencies::new() };
         let LateReads { known, last, .. } = &mut *all.borrow_mut();
         *last = 0;
         std::mem::take(known)
@@ -309,17 +315,19 @@ impl LateOutcomes {
 
     /// The dependencies of the last submitted operation: a future other than its own may return its lent values.
     #[inline]
-    pub(crate) fn of_last(&self) -> Option<Vec<Dependency>> {
+    pub(crate) fn of_last(&self) -> Option<Dependencies> {
         let all = self.0.get()?.borrow();
         let last = all.known.get(all.last..)?;
-        (!last.is_empty()).then(|| last.to_vec())
+        (!last.is_empty()).then(|| last.into())
     }
 
     /// Finds the outcomes that an operation depends on through its inputs. Called before the operation checks the contents: a
     /// failure in between is found here, and an earlier one is seen there.
     #[inline]
-    pub(crate) fn look(&self, engine: &Arc<Engine>, footprint: &Footprint<'_>) {
-        if engine.late.is_used() || footprint.peers {
+    pub(crate) fn look(&self, footprint: &Footprint<'_>) {
+        let may_be_late =
+            |access: &Access<'_>| access.mode != Mode::Overwrite && access.memory.late().is_used();
+        if self.0.get().is_some() || footprint.tracked().any(may_be_late) {
             self.find_read(footprint);
         }
     }
@@ -335,7 +343,7 @@ impl LateOutcomes {
         }
         let mut found: Vec<Arc<RunOutcome>> = Vec::new();
         for access in footprint.tracked().filter(|access| access.mode != Mode::Overwrite) {
-            let late = &access.memory.engine().late;
+            let late = access.memory.late();
             if late.is_used() {
                 let alive = late.alive(|outcome: &RunOutcome| !outcome.is_over());
                 found.extend(alive.into_iter().filter(|outcome| outcome.wrote(access)));
@@ -378,7 +386,7 @@ impl LateOutcomes {
         let Some(ticket) = ticket else { return };
         for outcome in read {
             outcome.submitted(footprint, (stream, ticket));
-            let reader = Some(footprint.name().to_arc());
+            let reader = Some(footprint.name().to_owned());
             all.known.push(Dependency { outcome, reader });
         }
     }
