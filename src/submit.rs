@@ -151,7 +151,7 @@ fn submit_as<R, T: TracedAs>(
                 }
             })?;
         }
-        for access in footprint.tracked() {
+        for access in footprint.entered() {
             access.memory.enter(&access.range, access.mode, turn.stream.progress(), ticket);
         }
         let raw = Raw::noting(turn, traced.note());
@@ -172,7 +172,7 @@ fn submit_as<R, T: TracedAs>(
             }),
             None => result,
         };
-        let touched = footprint.makes_buffer || footprint.tracked().next().is_some();
+        let touched = footprint.makes_buffer || footprint.entered().next().is_some();
         turn.publish(ticket, commands, touched);
         traced.enter(turn.stream, ticket, footprint.after());
         let value = result?;

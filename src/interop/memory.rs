@@ -6,9 +6,11 @@
 //! | ours, lent | borrowed from the caller, ordered with the borrower's stream at both ends | the loan ends |
 //!
 //! The borrower's threads and other streams may use lent memory once the loan is [ready](MemoryLoan::ready).
+//!
+//! More than 500 lines: half of it docs.
 
 use std::any::Any;
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::fmt;
 use std::marker::PhantomData;
 use std::panic::resume_unwind;
@@ -160,8 +162,9 @@ impl Stream {
         match opened {
             Ok(uses) => {
                 let (stream, begins) = (self.clone(), self.state().point(begins));
-                let (open, outcome) = (Some(open), OnceCell::new());
-                Ok(MemoryLoan { uses, stream, begins, open, outcome, borrowed: PhantomData })
+                let (open, outcome, borrowed) = (Some(open), OnceCell::new(), PhantomData);
+                let is_awaited = Cell::new(false);
+                Ok(MemoryLoan { uses, stream, begins, is_awaited, open, outcome, borrowed })
             }
             Err(error) => {
                 engine.let_go(open);
@@ -226,6 +229,8 @@ pub struct MemoryLoan<'a, P> {
     stream: Stream,
     /// The point where the stream has waited for all other users.
     begins: Point,
+    /// Somebody may wait for that point.
+    is_awaited: Cell<bool>,
     /// `None` once it has ended.
     open: Option<OpenLoan>,
     /// The outcome, if it was asked for.
@@ -276,6 +281,7 @@ impl<P> MemoryLoan<'_, P> {
     /// # Errors
     /// The loss of the device.
     pub fn ready(&self) -> Op<()> {
+        self.is_awaited.set(true);
         Op::until(self.begins.clone())
     }
 
@@ -312,10 +318,10 @@ impl<P> MemoryLoan<'_, P> {
     /// # Errors
     /// As [`end`](Self::end); the failure that the [outcome](Self::outcome) was told of by then.
     pub fn complete(mut self) -> Op<()> {
-        let stream = self.stream.clone();
-        let queue = stream.queue();
-        let closed = self.close(&queue);
-        queue.finish(closed.and_then(|failed| failed.map_or(Ok(()), Err)))
+        let finish = |queue: &Queue<'_>, closed: Result<Option<Error>>| {
+            queue.finish(closed.and_then(|failed| failed.map_or(Ok(()), Err)))
+        };
+        self.close(finish)
     }
 
     /// Returns the outcome of the library's work, through which the library may say, from any thread and after the loan has
@@ -387,6 +393,7 @@ impl<P> MemoryLoan<'_, P> {
             uses: self.uses.take(),
             stream: self.stream.clone(),
             begins: self.begins.clone(),
+            is_awaited: self.is_awaited.clone(),
             open: self.open.take(),
             outcome: self.outcome.clone(),
             borrowed: PhantomData,
@@ -394,16 +401,21 @@ impl<P> MemoryLoan<'_, P> {
     }
 
     fn close_now(&mut self) -> Result<Option<Error>> {
-        let stream = self.stream.clone();
-        self.close(&stream.queue())
+        self.close(|_, closed| closed)
     }
 
-    /// Ends the loan, if it has not ended, on a queue of its stream; returns the failure of its inputs.
-    fn close(&mut self, queue: &Queue<'_>) -> Result<Option<Error>> {
-        let Some(open) = self.open.take() else { return Ok(None) };
-        let outcome = self.outcome.get();
-        let ended = self.uses.close(self.stream.engine(), |footprint| {
-            let (ticket, ()) = queue.submit(footprint, 0, |_| Ok(()))?;
+    /// Ends the loan, if it has not ended, on a queue of its stream, which `then` gets with the failure of its inputs.
+    fn close<R>(&mut self, then: impl FnOnce(&Queue<'_>, Result<Option<Error>>) -> R) -> R {
+        let MemoryLoan { uses, stream, begins, is_awaited, open, outcome, .. } = self;
+        let queue = &stream.queue();
+        let Some(open) = open.take() else { return then(queue, Ok(None)) };
+        if !is_awaited.get() {
+            // It needs no marker in front of the end.
+            stream.state().release(begins.ticket);
+        }
+        let (outcome, commands) = (outcome.get(), uses.commands());
+        let ended = uses.close(stream.engine(), |footprint| {
+            let (ticket, ()) = queue.submit(footprint, commands, |_| Ok(()))?;
             if let Some(outcome) = outcome {
                 outcome.ended_at(footprint, queue.stream(), ticket);
                 queue.outcomes().push(outcome.dependency());
@@ -411,8 +423,8 @@ impl<P> MemoryLoan<'_, P> {
             Ok(())
         });
         // A closing device is woken here, or where user code may run.
-        self.stream.engine().let_go(open);
-        ended
+        stream.engine().let_go(open);
+        then(queue, ended)
     }
 }
 

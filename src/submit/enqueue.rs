@@ -176,10 +176,15 @@ impl<'a, P> Uses<'a, P> {
 
     /// Sets how many launches, copies and fills the work consists of; 1 by default. The count tells the crate
     /// when the stream's queue may be full, so that other threads are not delayed;
-    /// [`throttle`](crate::Stream::throttle) counts the work as one operation all the same.
+    /// [`throttle`](crate::Stream::throttle) counts the work as one operation all the same. Of a
+    /// [loan](crate::Stream::lend_memory) it is what the borrower puts on the stream, counted when the loan ends.
     pub fn commands(mut self, commands: u32) -> Self {
         self.work.commands = commands;
         self
+    }
+
+    pub(super) fn declared_commands(&self) -> u32 {
+        self.work.commands
     }
 
     /// Allows the work to be a part of a [`Graph`](crate::Graph), by capturing it; such a graph has its

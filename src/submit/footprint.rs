@@ -34,6 +34,8 @@ pub(crate) struct Footprint<'a> {
     /// It also writes the buffer that it makes.
     pub(super) writes_buffer: bool,
     pub(super) peers: bool,
+    /// Its end enters the uses. Until then nobody else uses the memory, but for reading what the loan reads.
+    pub(super) begins_a_loan: bool,
     /// It registers work that is on the stream already, even after the device was closed.
     pub(super) ends_a_loan: bool,
 }
@@ -73,6 +75,7 @@ impl<'a> Footprint<'a> {
             makes_buffer: false,
             writes_buffer: false,
             peers: false,
+            begins_a_loan: false,
             ends_a_loan: false,
         }
     }
@@ -172,6 +175,12 @@ impl<'a> Footprint<'a> {
 
     fn besides(&mut self) -> &mut Besides {
         self.besides.get_or_insert_default()
+    }
+
+    /// The accesses that later uses of the memory are ordered with.
+    #[inline]
+    pub(super) fn entered(&self) -> impl Iterator<Item = &Access<'a>> {
+        self.tracked().filter(|_| !self.begins_a_loan)
     }
 
     /// Whether it is lent anything.
@@ -321,6 +330,10 @@ impl<'a> Footprint<'a> {
     /// them in `after`; an error if it would read invalid data.
     #[inline]
     pub(super) fn find_edges(&mut self, stream: &Arc<StreamState>) -> Result<()> {
+        if self.ends_a_loan {
+            // Its beginning waited.
+            return Ok(());
+        }
         let id = stream.id();
         let waits_for_nothing = self.after().is_empty()
             && self.tracked().all(|access| access.memory.is_only_used_by(id));

@@ -5,6 +5,8 @@ use std::mem::take;
 use std::ops::Range;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::enqueue::Uses;
 use super::footprint::{Access, Footprint, Loans};
 use super::name::Name;
@@ -18,9 +20,11 @@ use crate::thread::exit;
 /// The declared uses, with shares of the memory: the buffers themselves may be moved and dropped.
 pub(crate) struct OpenUses<P> {
     name: &'static str,
-    held: Vec<Held>,
+    held: SmallVec<[Held; 2]>,
     /// Values lent until the end is complete.
     lent: Loans,
+    /// What the borrower puts on the stream.
+    commands: u32,
     pointers: P,
 }
 
@@ -43,12 +47,15 @@ impl<'a, P> Uses<'a, P> {
             access.memory.check_is_in_no_graph(&access.range, "lending memory")?;
         }
         let lent = self.footprint.take_lent();
+        self.footprint.begins_a_loan = true;
         submit(&mut self.footprint)?;
-        let held = self.footprint.accesses.iter().map(Held::of).collect();
+        let mut held = SmallVec::new();
+        self.footprint.accesses.iter().for_each(|access| held.push(Held::of(access)));
         let Name::Verb(name) = self.footprint.name() else {
             unreachable!("uses are named by a text")
         };
-        Ok(OpenUses { name, held, lent, pointers: self.pointers })
+        let commands = self.declared_commands();
+        Ok(OpenUses { name, held, lent, commands, pointers: self.pointers })
     }
 }
 
@@ -64,13 +71,18 @@ impl<P> OpenUses<P> {
         self.name
     }
 
+    pub(crate) fn commands(&self) -> u32 {
+        self.commands
+    }
+
     /// The uses, which are not here any more.
     pub(crate) fn take(&mut self) -> OpenUses<P>
     where
         P: Clone,
     {
         let (held, lent) = (take(&mut self.held), take(&mut self.lent));
-        OpenUses { name: self.name, held, lent, pointers: self.pointers.clone() }
+        let (name, commands) = (self.name, self.commands);
+        OpenUses { name, held, lent, commands, pointers: self.pointers.clone() }
     }
 
     /// Ends the uses: `submit` enters them behind everything on the stream. If it cannot, and the work may go on, it is unknown
@@ -101,7 +113,7 @@ impl<P> OpenUses<P> {
 
     fn footprint(&self) -> Footprint<'_> {
         let mut footprint = Footprint::new(self.name);
-        footprint.accesses.extend(self.held.iter().map(Held::access));
+        self.held.iter().for_each(|held| footprint.accesses.push(held.access()));
         footprint
     }
 }

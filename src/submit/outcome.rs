@@ -327,7 +327,7 @@ impl LateOutcomes {
     pub(crate) fn look(&self, footprint: &Footprint<'_>) {
         let may_be_late =
             |access: &Access<'_>| access.mode != Mode::Overwrite && access.memory.late().is_used();
-        if self.0.get().is_some() || footprint.tracked().any(may_be_late) {
+        if self.0.get().is_some() || footprint.entered().any(may_be_late) {
             self.find_read(footprint);
         }
     }

@@ -402,6 +402,30 @@ fn joined_operations_get_their_markers_together() {
     });
 }
 
+/// Nothing, unless somebody waits for its beginning, or the borrower puts much on the stream.
+#[test]
+fn what_a_loan_adds() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let stream = device.stream().unwrap();
+        let mut x = stream.full(1000, 1u8).queued().unwrap();
+        soon(stream.done()).await.unwrap();
+        let mut lend = |commands: u32, is_awaited: bool| {
+            driver.clear();
+            let uses = Uses::new("theirs").updates(&mut x).commands(commands);
+            // SAFETY: nothing uses the memory.
+            let loan = unsafe { stream.lend_memory(uses) }.unwrap();
+            let ready = is_awaited.then(|| loan.ready());
+            loan.complete().queued().unwrap();
+            drop(ready);
+            my_names(driver)
+        };
+        assert_eq!(lend(1, false), [""; 0]);
+        assert_eq!(lend(1, true), ["cuEventRecord"], "in front of the end");
+        assert_eq!(lend(128, false), ["cuEventRecord"], "so that the depth of the queue is known");
+    });
+}
+
 /// The driver's fills want an aligned address: the widest that this one allows is called.
 #[test]
 fn a_fill_is_as_wide_as_its_address_allows() {
