@@ -6,13 +6,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::parts::RankOf;
-use super::shared::{Part, Shared};
+use super::shared::{OfParts, Part, Shared};
 use crate::error::Error;
 
 /// Records the calls of a [`group`](crate::Communicator::group), each for a [rank](Self::rank) in this process.
 pub struct GroupCalls<'a> {
     shared: Arc<Shared>,
-    parts: RefCell<Vec<Part<'a>>>,
+    parts: RefCell<OfParts<Part<'a>>>,
     /// The first refused call.
     refused: RefCell<Option<gpu_await::Error>>,
 }
@@ -31,7 +31,7 @@ impl<'a> GroupCalls<'a> {
         GroupCalls { shared, parts: RefCell::default(), refused: RefCell::default() }
     }
 
-    pub(super) fn into_parts(self) -> Vec<Part<'a>> {
+    pub(super) fn into_parts(self) -> OfParts<Part<'a>> {
         self.parts.into_inner()
     }
 

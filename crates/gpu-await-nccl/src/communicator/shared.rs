@@ -30,6 +30,7 @@ use futures::channel::oneshot;
 use futures::future;
 use gpu_await::{DeviceBuffer, ErrorDetail, MemoryLoan, Op, Stream, Uses, WorkOutcome, join_all};
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use self::launches::InOrder;
 use crate::call::Call;
@@ -46,6 +47,9 @@ static ORDER: Mutex<()> = Mutex::new(());
 /// Operations of a rank that may be pending when it calls: with their waits and marks they fit into what a stream takes, about a
 /// thousand commands.
 pub(crate) const MOST_PENDING: u64 = 250;
+
+/// What NCCL may put on a stream for a call: a kernel, with waits and records around it.
+const COMMANDS: u32 = 4;
 
 pub(crate) struct Shared {
     pub(crate) world: usize,
@@ -87,11 +91,14 @@ struct State {
 struct Pending {
     since: Instant,
     /// Ranks, by their places, and the tickets of their parts.
-    tickets: Vec<(usize, u64)>,
-    outcomes: Vec<WorkOutcome>,
+    tickets: OfParts<(usize, u64)>,
+    outcomes: OfParts<WorkOutcome>,
     /// It is a launch of a graph, on a stream of its own; whether that is known to be complete.
     launch: Option<Arc<AtomicBool>>,
 }
+
+/// One for each part of a call: a process seldom has more ranks than a few.
+pub(crate) type OfParts<T> = SmallVec<[T; 2]>;
 
 /// A call of a rank whose memory is lent to its stream.
 pub(crate) struct Part<'a> {
@@ -215,7 +222,7 @@ impl Shared {
         self.stay_in_order(at)?;
         // SAFETY: what the transport does with the memory is what the verb declared, on that stream alone, and the loan
         // ends when it is there: `run` ends it, or its drop. On a host device it is a function of that stream.
-        let loan = unsafe { self.ranks[at].stream.lend_memory(uses) };
+        let loan = unsafe { self.ranks[at].stream.lend_memory(uses.commands(COMMANDS)) };
         let loan = loan.inspect_err(|error| self.input_failed(at, error))?;
         let call = call(loan.slices());
         Ok(Part { at, call: Some((call, Box::new(loan))) })
@@ -289,8 +296,8 @@ impl Shared {
     }
 
     /// Puts the calls on the streams of their ranks, as one operation.
-    pub(crate) fn run(&self, op: &'static str, parts: Vec<Part<'_>>) -> Op<()> {
-        let mut ranks: Vec<usize> = parts.iter().map(|part| part.at).collect();
+    pub(crate) fn run(&self, op: &'static str, parts: OfParts<Part<'_>>) -> Op<()> {
+        let mut ranks: OfParts<usize> = parts.iter().map(|part| part.at).collect();
         ranks.dedup();
         let order = ORDER.lock();
         let done = self.run_out_of_order(op, parts);
@@ -302,11 +309,11 @@ impl Shared {
 
     /// [`run`](Self::run) while the communicator connects: its ranks may wait for others, which may wait for ranks of other
     /// communicators.
-    pub(crate) fn run_out_of_order(&self, op: &'static str, parts: Vec<Part<'_>>) -> Op<()> {
+    pub(crate) fn run_out_of_order(&self, op: &'static str, parts: OfParts<Part<'_>>) -> Op<()> {
         if let Some(lost) = self.lost() {
             return self.refused(op, parts, lost);
         }
-        let (mut placed, mut loans) = (Vec::new(), Vec::new());
+        let (mut placed, mut loans) = (OfParts::new(), OfParts::new());
         for mut part in parts {
             let at = part.at;
             let Some((call, loan)) = part.call.take() else { continue };
@@ -315,14 +322,13 @@ impl Shared {
             loans.push((at, loan));
         }
         let submitted = self.transport.submit(&self.ranks, &placed, &self.this);
-        let outcomes: Vec<_> = placed.into_iter().map(|placed| placed.outcome).collect();
+        let outcomes: OfParts<_> = placed.into_iter().map(|placed| placed.outcome).collect();
         if let Err(cause) = submitted {
             // A part may be on a stream: the loans last until it is complete.
             let error = self.error(self.fail(cause));
             outcomes.iter().for_each(|outcome| outcome.fail(error.clone()));
         }
-        let mut tickets = Vec::with_capacity(loans.len());
-        let mut ops = Vec::with_capacity(loans.len());
+        let (mut tickets, mut ops) = (OfParts::new(), OfParts::new());
         for (at, loan) in loans {
             ops.push(loan.complete());
             tickets.push((at, self.ranks[at].stream.submitted()));
@@ -330,11 +336,11 @@ impl Shared {
         self.enter(Pending { since: Instant::now(), tickets, outcomes, launch: None });
         match ops.pop() {
             Some(only) if ops.is_empty() => only,
-            last => join_all(ops.into_iter().chain(last)).map_value(drop),
+            last => join_all(ops.into_iter().chain(last)).without_value(),
         }
     }
 
-    fn refused(&self, op: &'static str, parts: Vec<Part<'_>>, error: Error) -> Op<()> {
+    fn refused(&self, op: &'static str, parts: OfParts<Part<'_>>, error: Error) -> Op<()> {
         parts.into_iter().for_each(|part| part.fail(error.clone()));
         refuse(&self.ranks[0], Uses::new(op), error)
     }

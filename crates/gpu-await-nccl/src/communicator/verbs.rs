@@ -6,7 +6,7 @@ use gpu_await::{Op, Readable, Writable};
 use super::Communicator;
 use super::group::RankCalls;
 use super::parts::RankOf;
-use super::shared::Part;
+use super::shared::{OfParts, Part};
 use crate::element::{CollectiveElement, Reduction};
 use crate::error::Error;
 
@@ -23,7 +23,7 @@ impl Communicator {
         }
         shared.wait_for_room();
         match part(&RankOf::new(shared, 0)) {
-            Ok(part) => shared.run(op, vec![part]),
+            Ok(part) => shared.run(op, OfParts::from_iter([part])),
             Err(error) => shared.failed(op, error),
         }
     }

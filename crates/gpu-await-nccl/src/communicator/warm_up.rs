@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Communicator;
 use super::parts::RankOf;
-use super::shared::{Part, Shared};
+use super::shared::{OfParts, Part, Shared};
 use crate::element::Reduction;
 use crate::error::Result;
 use crate::transport::LocalRank;
@@ -20,7 +20,7 @@ pub(super) fn connect_all(comm: &Communicator, pairs: bool) -> Result<()> {
     for len in SIZES {
         let zeros = |local: &LocalRank| local.stream.zeros::<f32>(len).queued();
         let mut memory: Vec<_> = shared.ranks.iter().map(zeros).collect::<Result<_, _>>()?;
-        let mut parts = Vec::new();
+        let mut parts = OfParts::new();
         for (at, x) in memory.iter_mut().enumerate() {
             parts.push(rank(shared, at).all_reduce_in_place(x, Reduction::Sum)?);
         }
@@ -32,17 +32,17 @@ pub(super) fn connect_all(comm: &Communicator, pairs: bool) -> Result<()> {
     };
     let mut memory: Vec<_> =
         shared.ranks.iter().map(small).collect::<Result<_, gpu_await::Error>>()?;
-    let mut parts = Vec::new();
+    let mut parts = OfParts::new();
     for (at, (_, shares)) in memory.iter_mut().enumerate() {
         parts.push(rank(shared, at).all_gather_in_place(shares)?);
     }
     run(shared, parts)?;
-    let mut parts = Vec::new();
+    let mut parts = OfParts::new();
     for (at, (x, _)) in memory.iter_mut().enumerate() {
         parts.push(rank(shared, at).broadcast_in_place(x, 0)?);
     }
     run(shared, parts)?;
-    let mut parts = Vec::new();
+    let mut parts = OfParts::new();
     for (at, (_, shares)) in memory.iter_mut().enumerate() {
         parts.push(rank(shared, at).reduce_scatter_in_place(shares, Reduction::Sum)?);
     }
@@ -52,7 +52,7 @@ pub(super) fn connect_all(comm: &Communicator, pairs: bool) -> Result<()> {
     }
     let zeros = |local: &LocalRank| local.stream.zeros::<f32>(shared.world).queued();
     let mut received: Vec<_> = shared.ranks.iter().map(zeros).collect::<Result<_, _>>()?;
-    let mut parts = Vec::new();
+    let mut parts = OfParts::new();
     for (at, ((_, shares), y)) in memory.iter().zip(&mut received).enumerate() {
         parts.push(rank(shared, at).all_to_all(shares, y)?);
     }
@@ -63,6 +63,6 @@ fn rank<'s, 'a>(shared: &'s Arc<Shared>, at: usize) -> RankOf<'s, 'a> {
     RankOf::new(shared, at)
 }
 
-fn run(shared: &Arc<Shared>, parts: Vec<Part<'_>>) -> Result<()> {
+fn run(shared: &Arc<Shared>, parts: OfParts<Part<'_>>) -> Result<()> {
     Ok(shared.run_out_of_order("connect", parts).synchronize()?)
 }

@@ -14,7 +14,7 @@ use futures::channel::oneshot;
 use gpu_await::{DeviceBuffer, Queue, RawQueue, Uses, WorkOutcome};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{ORDER, Pending, Shared};
+use super::{ORDER, OfParts, Pending, Shared};
 use crate::call::Call;
 use crate::communicator::parts::Ranges;
 use crate::error::Error;
@@ -93,8 +93,9 @@ impl Shared {
 
     /// A graph that has a call of its is being launched.
     fn launched(&self, outcome: WorkOutcome) -> Result<(), Error> {
-        let (tickets, launch) = (Vec::new(), Some(Arc::default()));
-        let pending = Pending { since: Instant::now(), tickets, outcomes: vec![outcome], launch };
+        let (tickets, outcomes) = (OfParts::new(), OfParts::from_iter([outcome]));
+        let launch = Some(Arc::default());
+        let pending = Pending { since: Instant::now(), tickets, outcomes, launch };
         match self.enter_unless_lost(pending) {
             None => Ok(()),
             Some((cause, _)) => Err(self.error(cause)),
