@@ -9,6 +9,8 @@
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 
+use crossbeam_utils::CachePadded;
+
 use super::protocol::backlog::Backlog;
 use super::protocol::wait_queue::LossFlag;
 use crate::backend::DeviceKind;
@@ -21,9 +23,10 @@ pub(crate) struct DeviceState {
     pub(crate) kind: DeviceKind,
     /// `cuda:0`, `host:3`: for messages.
     pub(crate) label: String,
-    pub(crate) backlog: Backlog,
+    /// Apart from what every submission reads, like the next.
+    pub(crate) backlog: CachePadded<Backlog>,
     /// Requests that hold a permit of a stream pool on one of its streams.
-    pub(crate) permits: AtomicU64,
+    pub(crate) permits: CachePadded<AtomicU64>,
     loss: LossFlag,
     /// Why it is lost; there before `loss` is set.
     cause: OnceLock<Error>,
@@ -31,8 +34,8 @@ pub(crate) struct DeviceState {
 
 impl DeviceState {
     pub(crate) fn new(id: u64, kind: DeviceKind, label: String) -> Self {
-        let (backlog, loss) = (Backlog::new(), LossFlag::new());
-        let permits = AtomicU64::new(0);
+        let (backlog, loss) = (CachePadded::new(Backlog::new()), LossFlag::new());
+        let permits = CachePadded::new(AtomicU64::new(0));
         DeviceState { id, kind, label, backlog, permits, loss, cause: OnceLock::new() }
     }
 

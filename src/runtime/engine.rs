@@ -33,6 +33,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use crossbeam_utils::CachePadded;
 use parking_lot::Mutex;
 use slab::Slab;
 
@@ -60,8 +61,7 @@ use crate::memory::block_cache;
 use crate::memory::reclaim::pressure::Pressure;
 use crate::memory::reclaim::reclaimers::Reclaimers;
 use crate::memory::reclaim::retired::{Block, Retired};
-use crate::thread::exit;
-use crate::thread::exit::ExitGuard;
+use crate::thread::exit::{self, ExitGuard};
 use crate::thread::reaper::Reaper;
 use crate::thread::role;
 
@@ -116,7 +116,7 @@ pub(crate) struct Engine<S: DeviceStream> {
     retirements: AtomicU64,
     /// Frees of retired memory, each with an event behind it; used with a memory limit.
     freeing: Mutex<VecDeque<(EventHandle, u64)>>,
-    pub(crate) account: Mutex<Account>,
+    pub(crate) account: CachePadded<Mutex<Account>>,
     /// Held while memory is taken over from others, and while pending memory moves from one place to
     /// another. Its holder waits for no stream's lock.
     pub(crate) pressing: Mutex<()>,
@@ -126,7 +126,7 @@ pub(crate) struct Engine<S: DeviceStream> {
     gave_up: AtomicBool,
     /// Set once a buffer was used by two streams: from then on dependencies are exact.
     crossed: AtomicBool,
-    pub(crate) checkers: Checkers,
+    pub(crate) checkers: CachePadded<Checkers>,
     /// How long the poller rests between two rounds, at least.
     rest_ns: AtomicU64,
     /// How long a task took lately from being woken to check to being polled.
@@ -139,7 +139,7 @@ pub(crate) struct Engine<S: DeviceStream> {
     /// Wakers of futures and pools that wait for the loss of the device; `None` from the close, which takes
     /// the waker, until the next poll.
     mourners: Mutex<Slab<Option<Waker>>>,
-    pub(crate) counters: Counters,
+    pub(crate) counters: CachePadded<Counters>,
     /// `Some` once the last handle is gone; dropped last.
     leaving: Mutex<Option<ExitGuard>>,
 }
@@ -213,20 +213,20 @@ impl<S: DeviceStream> Engine<S> {
             retired: Mutex::default(),
             retirements: AtomicU64::new(0),
             freeing: Mutex::default(),
-            account: Mutex::new(Account::new(limit)),
+            account: CachePadded::new(Mutex::new(Account::new(limit))),
             pressing: Mutex::default(),
             reclaimers: Reclaimers::default(),
             closed: AtomicBool::new(false),
             gave_up: AtomicBool::new(false),
             crossed: AtomicBool::new(false),
-            checkers: Checkers::new(),
+            checkers: CachePadded::new(Checkers::new()),
             lag_ns: AtomicU64::new(0),
             rest_ns: AtomicU64::new(cadence::REST_LEAST_NS),
             epoch: Instant::now(),
             stepped_ns: AtomicU64::new(0),
             deadlines: Deadlines::new(),
             mourners: Mutex::default(),
-            counters: Counters::default(),
+            counters: CachePadded::default(),
             leaving: Mutex::default(),
             options,
             backend,
