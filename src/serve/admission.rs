@@ -179,11 +179,11 @@ struct Waiter {
     /// `u64::MAX` if there is none.
     deadline: u64,
     since: u64,
-    stage: Stage,
+    stage: WaiterStage,
 }
 
 #[derive(Debug)]
-enum Stage {
+enum WaiterStage {
     Waits(Option<Waker>),
     /// The outcome that its request has not fetched yet.
     Ended(Result<usize, NoPermit>),
@@ -371,7 +371,7 @@ impl Admission {
 
     /// Leaves a waker with a waiter, and hands out the one that was there.
     pub(crate) fn leave_waker(&mut self, key: Key, waker: &mut Option<Waker>) {
-        if let Some(Waiter { stage: Stage::Waits(left), .. }) = self.waiter_mut(key) {
+        if let Some(Waiter { stage: WaiterStage::Waits(left), .. }) = self.waiter_mut(key) {
             std::mem::swap(left, waker);
         }
     }
@@ -515,8 +515,8 @@ impl Admission {
 
     fn wake_all(&mut self) -> Wakers {
         let wakers = self.waiters.iter_mut().filter_map(|waiter| match &mut waiter.stage {
-            Stage::Waits(waker) => waker.take(),
-            Stage::Ended(_) => None,
+            WaiterStage::Waits(waker) => waker.take(),
+            WaiterStage::Ended(_) => None,
         });
         wakers.collect()
     }
@@ -557,7 +557,7 @@ impl Admission {
         let (hurried, came) = (ask.deadline.is_some(), self.came);
         self.came += 1;
         let deadline = ask.deadline.unwrap_or(u64::MAX);
-        let (weight, stage) = (ask.weight, Stage::Waits(None));
+        let (weight, stage) = (ask.weight, WaiterStage::Waits(None));
         let waiter = Waiter { lane, hurried, came, weight, deadline, since: now, stage };
         let place = self.waiters.push(line(lane, hurried), waiter);
         let key = Key { lane, hurried, came, place };
@@ -592,7 +592,7 @@ impl Admission {
     /// The outcome of a request that waits no more: the key is used up.
     fn fetch(&mut self, key: Key) -> Option<Result<usize, NoPermit>> {
         let waiter = self.waiters.get(key.place).filter(|waiter| waiter.came == key.came)?;
-        let Stage::Ended(ended) = waiter.stage else { return None };
+        let WaiterStage::Ended(ended) = waiter.stage else { return None };
         self.waiters.remove(key.place);
         Some(ended)
     }
@@ -608,7 +608,7 @@ impl Admission {
     fn end_wait(&mut self, key: Key, ended: Result<usize, NoPermit>) -> Option<Waker> {
         let waiter = self.waiter_mut(key)?;
         let weight = waiter.weight;
-        let stage = std::mem::replace(&mut waiter.stage, Stage::Ended(ended));
+        let stage = std::mem::replace(&mut waiter.stage, WaiterStage::Ended(ended));
         self.waiters.leave(key.place);
         self.weights[key.lane] -= u64::from(weight);
         self.waiting -= 1;
@@ -619,8 +619,8 @@ impl Admission {
             self.shares[share_of(key.lane)].standing = None;
         }
         match stage {
-            Stage::Waits(waker) => waker,
-            Stage::Ended(_) => None,
+            WaiterStage::Waits(waker) => waker,
+            WaiterStage::Ended(_) => None,
         }
     }
 
@@ -864,7 +864,7 @@ impl Waiter {
     }
 
     fn waits(&self) -> bool {
-        matches!(self.stage, Stage::Waits(_))
+        matches!(self.stage, WaiterStage::Waits(_))
     }
 }
 

@@ -12,12 +12,12 @@ use slab::Slab;
 
 #[derive(Debug)]
 pub(crate) struct Lines<T> {
-    entries: Slab<Entry<T>>,
-    lines: Vec<Line>,
+    entries: Slab<LineEntry<T>>,
+    lines: Vec<LineEnds>,
 }
 
 #[derive(Debug)]
-struct Entry<T> {
+struct LineEntry<T> {
     value: T,
     /// `None` when it has left.
     line: Option<usize>,
@@ -26,7 +26,7 @@ struct Entry<T> {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Line {
+struct LineEnds {
     first: Option<usize>,
     last: Option<usize>,
     len: usize,
@@ -35,13 +35,13 @@ struct Line {
 impl<T> Lines<T> {
     /// That many empty lines.
     pub(crate) fn new(lines: usize) -> Self {
-        Lines { entries: Slab::new(), lines: vec![Line::default(); lines] }
+        Lines { entries: Slab::new(), lines: vec![LineEnds::default(); lines] }
     }
 
     /// Adds a value at the end of a line; returns its place.
     pub(crate) fn push(&mut self, line: usize, value: T) -> usize {
         let of = &mut self.lines[line];
-        let entry = Entry { value, line: Some(line), before: of.last, behind: None };
+        let entry = LineEntry { value, line: Some(line), before: of.last, behind: None };
         let place = self.entries.insert(entry);
         match of.last.replace(place) {
             Some(last) => self.entries[last].behind = Some(place),

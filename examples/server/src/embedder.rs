@@ -46,6 +46,8 @@ pub(crate) fn start(
         .max_in_flight(IN_FLIGHT)
         .max_waiting(max_waiting)
         .patience(patience)
+        // One thread that wakes all callers would be late for some of them.
+        .spawn(|batch| drop(tokio::spawn(batch)))
         .pool(pool)
         .build(move |stream, requests| {
             let model = model.clone();
