@@ -14,7 +14,7 @@
 //! `GPU_AWAIT_CUB` names what `benches/raw/cub.cu` was built to; it runs in the same process on the same memory. CUB counts elements
 //! in 32 bits there (but runs), ours in 64. What `sum_f32` and `max_u32` give stays on the device; in `sum_f32_to_host` and
 //! `max_u32_to_host` it comes to the host, by CUB's call and a copy to pinned memory.
-//! CuPy and PyTorch do the same in `algorithms_cupy.py` and `algorithms_torch.py`.
+//! `power=N`: with 2^N elements alone. CuPy and PyTorch do the same in `algorithms_cupy.py` and `algorithms_torch.py`.
 
 #[path = "measure.rs"]
 mod measure;
@@ -226,7 +226,9 @@ mod compared {
 
         let powers: &[u32] =
             if is_smoke() { &[10] } else { &[10, 12, 14, 16, 18, 20, 22, 24, 26, 28] };
-        for &power in powers {
+        let only = measure::number("power");
+        for &power in powers.iter().filter(|power| only.is_none_or(|only| only == **power as usize))
+        {
             let len = 1 << power;
             {
                 let mut memory = bench.memory(len, |bits| (bits >> 40) as f32 - 8_388_608.0);

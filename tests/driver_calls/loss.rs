@@ -98,7 +98,8 @@ async fn lose(driver: &StandIn, mode: Completion, code: i32, by_kernel: bool) {
     assert_eq!(&done[..3], [1.0; 3]);
     assert_eq!(device.stats().lent_bytes, 0, "{what}");
 
-    // From here on the driver is left alone.
+    // From here on the driver is left alone. A call that an errand was about to make as the device was lost is made.
+    eventually("errands that had begun are over", errands_rest);
     driver.clear();
     drop((x, y, done, trap, a, b, device));
     eventually("the device's thread ends", || pollers() == 0);
@@ -109,11 +110,20 @@ async fn lose(driver: &StandIn, mode: Completion, code: i32, by_kernel: bool) {
 
 /// The pollers of this process: one a device.
 fn pollers() -> usize {
+    threads().filter(|thread| thread.contains("(gpu-await-cuda")).count()
+}
+
+/// Whether the threads for driver calls that may block wait for the next one.
+fn errands_rest() -> bool {
+    threads()
+        .filter(|thread| thread.contains("(gpu-await-erran"))
+        .all(|thread| thread.contains(") S "))
+}
+
+/// Of each thread: its number, its name and its state, among others.
+fn threads() -> impl Iterator<Item = String> {
     let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
-    tasks
-        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
-        .filter(|name| name.starts_with("gpu-await-cuda"))
-        .count()
+    tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok())
 }
 
 macro_rules! each_mode {
