@@ -90,6 +90,23 @@ async fn work_that_does_not_fail() -> Result<()> {
     Ok(())
 }
 
+/// A reader on another stream is complete, so the work is, though nobody has asked its stream.
+#[tokio::test]
+async fn a_reader_that_succeeded_is_told_nothing_else() -> Result<()> {
+    let device = testing::device();
+    let (stream, other) = (device.stream()?, device.stream()?);
+    let mut y = stream.full(LEN, 2.0f32).queued()?;
+    let gate = Gate::close(&stream)?;
+    let (op, outcome) = work(&stream, &mut y);
+    let read = other.download(&y);
+    gate.open();
+    assert_eq!(read.await?, [2.0; LEN]);
+    outcome.fail("too late");
+    op.await?;
+    assert_eq!(other.download(&y).await?, [2.0; LEN]);
+    Ok(())
+}
+
 /// The failure is known before the loan ends, or when it ended without a future.
 #[tokio::test]
 async fn an_outcome_of_a_loan_at_any_time() -> Result<()> {

@@ -135,6 +135,14 @@ async fn every_refusal_is_an_event() -> Result<()> {
         assert!(seen.of(field).parse::<u64>().is_ok(), "{field}: {seen:?}");
     }
 
+    // Whoever goes is no refusal.
+    let mut waits = Box::pin(pool.acquire());
+    assert!((&mut waits).now_or_never().is_none(), "the permit is held");
+    drop(waits);
+    assert!(keeps.0.lock().expect("no panic").is_empty());
+    let stats = all.stats();
+    assert_eq!((stats.given_up, stats.shares[1].given_up), (1, 1));
+
     // Of the share that has no name.
     drop(refused(all.try_acquire()));
     assert_eq!(keeps.one().told(), ["stream pool", "lane", "", "full"]);
@@ -167,6 +175,8 @@ async fn every_refusal_of_a_batcher_is_an_event() -> Result<()> {
     };
     let (batcher, worker) = builder.build(run);
     let asks = tracing::info_span!("asks");
+    drop(batcher.call(0));
+    assert_eq!(batcher.stats().given_up, 1);
     let waits = asks.in_scope(|| batcher.call_by(1, Instant::now() + MOMENT));
     let full = refused(batcher.call(2).await);
     assert!(full.to_string().starts_with("the batcher `embed` is full"), "{full}");

@@ -203,6 +203,8 @@ pub(crate) struct Outcomes {
     pub(crate) expired: u64,
     /// Requests that were refused because there is no slot, or the pool is closed.
     pub(crate) closed: u64,
+    /// Requests that were dropped while they waited.
+    pub(crate) given_up: u64,
 }
 
 #[derive(Debug)]
@@ -383,7 +385,10 @@ impl Admission {
                 return Left { wakers: self.hand_back(now, permit), stale: None, refusal: None };
             }
             Some(Err(refusal)) => (Some(refusal), None),
-            None => (None, self.remove(key)),
+            None => {
+                self.shares[share_of(key.lane)].outcomes.given_up += 1;
+                (None, self.remove(key))
+            }
         };
         let mut wakers = Wakers::new();
         // The removed waiter may have kept lighter ones waiting.

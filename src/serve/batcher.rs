@@ -105,7 +105,8 @@ pub struct Batcher<Q, R, E = Error> {
 /// What the function said of this request, or of the whole batch, and these of the crate's, turned
 /// into `E`: [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded), at once: as many requests wait as may, or it cannot be
 /// answered by its deadline ([`ErrorDetail::TooLate`]);
-/// [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut), its deadline came before its batch ([`ErrorDetail::Expired`]);
+/// [`ErrorDetail::Expired`], its deadline came before its batch (of kind
+/// [`TimedOut`](crate::ErrorKind::TimedOut), or `Overloaded` if some time is left, but too little);
 /// [`ErrorKind::Closed`](crate::ErrorKind::Closed), the worker is gone;
 /// [`ErrorKind::Panicked`](crate::ErrorKind::Panicked), the function panicked;
 /// [`ErrorDetail::Replies`], it returned more or fewer replies than there were requests. What the pool says when it
@@ -145,6 +146,8 @@ pub struct BatcherStats {
     pub expired: u64,
     /// Requests refused because the worker was gone, or because the pool had no stream for their batch: it was closed, or its last device lost.
     pub closed: u64,
+    /// Requests whose futures were dropped while they waited for a batch.
+    pub given_up: u64,
     /// How long batches took lately, with the wait for their permits; `None` before the first ended.
     pub took: Option<Duration>,
 }
@@ -195,6 +198,7 @@ struct Refusals {
     refused_early: u64,
     expired: u64,
     closed: u64,
+    given_up: u64,
 }
 
 struct Open<Q, R, E>(Arc<BatcherCore<Q, R, E>>);
@@ -258,6 +262,7 @@ impl<Q, R, E> Batcher<Q, R, E> {
             refused_early: book.refusals.refused_early,
             expired: book.refusals.expired,
             closed: book.refusals.closed,
+            given_up: book.refusals.given_up,
             took: book.gather.took_ns().map(Duration::from_nanos),
         }
     }
@@ -299,7 +304,10 @@ impl<Q, R, E: From<Error>> Future for Call<Q, R, E> {
 impl<Q, R, E> Drop for Call<Q, R, E> {
     fn drop(&mut self) {
         if let CallState::Waiting { key, .. } = self.state {
-            let request = self.shared.book.lock().gather.leave(key);
+            let mut book = self.shared.book.lock();
+            let request = book.gather.leave(key);
+            book.refusals.given_up += u64::from(request.is_some());
+            drop(book);
             drop(request);
         }
     }

@@ -187,6 +187,8 @@ pub struct PoolStats {
     pub expired: u64,
     /// As [`PoolShareStats::closed`].
     pub closed: u64,
+    /// As [`PoolShareStats::given_up`].
+    pub given_up: u64,
     /// The shares, first that of requests which name none.
     pub shares: Vec<PoolShareStats>,
     /// The streams.
@@ -215,6 +217,9 @@ pub struct PoolShareStats {
     pub expired: u64,
     /// Requests of it refused because the pool was closed, or its last device lost or closed.
     pub closed: u64,
+    /// Requests of it whose futures were dropped while they waited. Each request that was made is one of these, or was granted,
+    /// refused, expired or closed, or waits; those that were dropped before they learned of it count as what they were.
+    pub given_up: u64,
     /// How long its permits were held lately; `None` before the first came back.
     pub held: Option<Duration>,
     /// Whether the newest of its requests go first.
@@ -481,7 +486,7 @@ impl StreamPool {
         };
         let now = self.shared.now();
         let share = |(share, name): (usize, &Arc<str>)| {
-            let Outcomes { granted, late, refused, refused_early, expired, closed } =
+            let Outcomes { granted, late, refused, refused_early, expired, closed, given_up } =
                 admission.outcomes_of(share);
             PoolShareStats {
                 name: name.to_string(),
@@ -493,6 +498,7 @@ impl StreamPool {
                 refused_early,
                 expired,
                 closed,
+                given_up,
                 held: admission.took_ns(share).map(Duration::from_nanos),
                 is_overloaded: admission.is_overloaded(now, share),
             }
@@ -510,6 +516,7 @@ impl StreamPool {
             refused_early: sum(|share| share.refused_early),
             expired: sum(|share| share.expired),
             closed: sum(|share| share.closed),
+            given_up: sum(|share| share.given_up),
             shares,
             streams: self.shared.slots.iter().enumerate().map(stream).collect(),
         }

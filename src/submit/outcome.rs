@@ -111,7 +111,7 @@ impl WorkOutcome {
     /// as it is), **when the work is complete on the device**: the library sees to it that it ends, and calls this before. What the
     /// operation was declared to write counts as failed from now on, until it is overwritten, and operations that have read it,
     /// or will, fail with [`ErrorDetail::Upstream`]. Once the host knows that the work is complete it is too late, and the call
-    /// changes nothing: the operation's future may have been ready.
+    /// changes nothing: the operation's future, or a reader's, may have been ready.
     ///
     /// Any thread may call it. It does not block, and never calls the driver.
     ///
@@ -130,7 +130,8 @@ impl WorkOutcome {
     /// Returns whether the work is known to be complete, or never runs: it was refused, or its device is lost. Before the work is
     /// submitted it is neither.
     ///
-    /// Asks the device, or has a thread of this crate ask it where no driver call may be made. Does not block.
+    /// Asks the device, or has a thread of this crate ask it where no driver call may be made. Does not block. Of work that nobody
+    /// awaits the first question places the marker that a later one finds.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         let Some(Point { stream, ticket }) = self.0.at.get() else { return false };
@@ -155,6 +156,8 @@ struct RunState {
     error: Option<Error>,
     /// Nothing was submitted: the ticket is another operation's.
     is_refused: bool,
+    /// A future told that the work, or a reader of it, succeeded.
+    is_told: bool,
     /// The operation's declared outputs, known when it was submitted, and those of its readers.
     written: SmallVec<[WrittenRange; 1]>,
 }
@@ -175,9 +178,15 @@ impl Dependency {
         self.reader.as_ref().unwrap_or(&self.outcome.op).to_arc()
     }
 
-    /// The failure, if there was one; asked when the operation is complete.
+    /// The failure, if there was one; asked when the operation is complete. If there was none, there never will be: a future
+    /// says so.
     pub(crate) fn check(&self) -> Result<()> {
-        let Some(cause) = self.outcome.state.lock().error.clone() else { return Ok(()) };
+        let mut state = self.outcome.state.lock();
+        let Some(cause) = state.error.clone() else {
+            state.is_told = true;
+            return Ok(());
+        };
+        drop(state);
         let Some(reader) = &self.reader else { return Err(cause) };
         let (op, producer) = (reader.to_arc(), self.outcome.op.to_arc());
         Err(ErrorDetail::Upstream { op, producer, cause }.into())
@@ -200,7 +209,7 @@ impl RunOutcome {
     /// The function failed.
     pub(super) fn fail(&self, error: Box<dyn StdError + Send + Sync>) {
         let mut state = self.state.lock();
-        if state.error.is_none() && !self.is_over() {
+        if state.error.is_none() && !state.is_told && !self.is_over() {
             let error = foreign(self.op.to_arc(), error);
             // Under the lock: a later writer removes its range first, or finds the poison and replaces it.
             let kept = self.poison(&error, &state.written);

@@ -39,7 +39,7 @@ use crate::unique_id::UniqueId;
 /// [limit](Self::set_limit). Collective calls on other communicators in the process wait behind it.
 /// [`connect_pairs`](CommunicatorBuilder::connect_pairs) connects for sends ahead.
 ///
-/// A call while more than 250 operations of a local rank are pending waits for fewer, as the driver's queue is finite; a loss ends the wait, and
+/// A call while more than 250 calls of a local rank are pending waits for fewer, as the driver's queue is finite; a loss ends the wait, and
 /// other communicators are not held up. [`throttle`](Self::throttle) waits without blocking the thread.
 ///
 /// # Failure
@@ -176,7 +176,7 @@ impl Communicator {
         self.shared().limit()
     }
 
-    /// Waits until at most `most` operations of each local rank are pending, so that the next call does not [block](Self#blocking).
+    /// Waits until at most `most` calls of each local rank are pending, so that the next call does not [block](Self#blocking).
     /// Call it before each piece of work of a loop that does not await its collectives.
     ///
     /// # Cancel safety

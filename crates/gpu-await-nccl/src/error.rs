@@ -160,7 +160,7 @@ pub enum Error {
     },
     /// Some ranks did not join within the limit.
     #[error(
-        "ranks {missing:?} of {world} did not join within {limit:?}: start them, or raise the limit{}",
+        "ranks {missing:?} of {world} did not join within {limit:?}: start them, raise the limit, or leave them out (`Group::without`){}",
         others(.refused)
     )]
     MissingRanks {

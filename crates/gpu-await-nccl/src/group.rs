@@ -230,6 +230,8 @@ impl Group {
     /// the same ranks. Processes that die meanwhile are left out as well; after a minute it gives up.
     ///
     /// Returns the group of the ranks that are left, too. They keep their order and are renumbered from 0.
+    /// The communicator is new, and has no [limit](Communicator::set_limit) until it gets one. A rank that is alive but stopped
+    /// counts as left: once the limit of this call has passed, leave it out ([`without`](Self::without)).
     ///
     /// # Cancel safety
     /// If the future is dropped, this process gives up, and the others wait for its next call.

@@ -45,6 +45,9 @@ pub(crate) struct Shrink<'a> {
 }
 
 pub(crate) trait Transport: Send + Sync {
+    /// How many operations of the stream a call is, with the two ends of the loan of its memory.
+    fn operations(&self) -> u64;
+
     /// Puts the calls of one group on the streams of their ranks. At most one thread of the process is in here.
     fn submit(
         &self,

@@ -59,6 +59,17 @@ async fn a_full_communicator_blocks_no_other() {
 }
 
 #[tokio::test]
+async fn throttle_counts_calls() {
+    let [waits, _silent] = pair().await;
+    let pending: Vec<_> = (0..20).map(|_| waits.barrier()).collect();
+    within(waits.throttle(20)).await.expect("there is room for another");
+    let full = tokio::time::timeout(Duration::from_millis(50), waits.throttle(19)).await;
+    assert!(full.is_err(), "of 20 calls 19 seem to be pending");
+    within(waits.abort()).await.expect("aborted");
+    drop(pending);
+}
+
+#[tokio::test]
 async fn a_limit_ends_the_wait_for_room() {
     let [full, _silent] = pair().await;
     full.set_limit(Some(Duration::from_millis(300)));

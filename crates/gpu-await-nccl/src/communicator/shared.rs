@@ -44,7 +44,7 @@ use crate::watchdog;
 /// see one order, and cannot wait for one another in a circle.
 static ORDER: Mutex<()> = Mutex::new(());
 
-/// Operations of a rank that may be pending when it calls: with their waits and marks they fit into what a stream takes, about a
+/// Calls of a rank that may be pending when it makes another: with their waits and marks they fit into what a stream takes, about a
 /// thousand commands.
 pub(crate) const MOST_PENDING: u64 = 250;
 
@@ -254,7 +254,8 @@ impl Shared {
     pub(crate) fn wait_for_room(&self) {
         for local in &self.ranks {
             let pending = local.stream.submitted().saturating_sub(local.stream.completed());
-            if pending > MOST_PENDING && local.stream.backlog() > MOST_PENDING {
+            let most = MOST_PENDING * self.transport.operations();
+            if pending > most && local.stream.backlog() > most {
                 self.block_on_room(&local.stream);
             }
         }
@@ -276,12 +277,13 @@ impl Shared {
         }
     }
 
-    /// Resolves when at most `most` operations are pending on the stream, or the communicator or the device is lost.
+    /// Resolves when at most `most` calls are pending on the stream, or the communicator or the device is lost.
     async fn room(&self, stream: &Stream, most: u64) {
+        let most = most.saturating_mul(self.transport.operations());
         future::select(pin!(stream.throttle(most)), self.loss.clone()).await;
     }
 
-    /// Resolves when each of its ranks has at most `most` pending operations.
+    /// Resolves when each of its ranks has at most `most` pending calls.
     pub(crate) async fn throttle(&self, most: u64) -> Result<(), Error> {
         for local in &self.ranks {
             self.room(&local.stream, most).await;

@@ -212,6 +212,10 @@ impl GpuTransport {
 }
 
 impl Transport for GpuTransport {
+    fn operations(&self) -> u64 {
+        2
+    }
+
     fn submit(
         &self,
         _ranks: &[LocalRank],
