@@ -428,7 +428,8 @@ pub enum ErrorDetail {
     #[error("{device} was closed")]
     Closed { device: String },
     /// `main` has returned or `exit` was called: calls that need a thread or the driver are refused, and pending
-    /// operations fail, because the driver may be gone.
+    /// operations fail, because the driver may be gone. That begins with a handler which the first devices register with
+    /// `atexit`: handlers that were registered later run before it, and there everything goes on.
     #[error("the process is ending: {what} is refused")]
     ProcessEnding { what: &'static str },
 }

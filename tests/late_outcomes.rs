@@ -107,6 +107,22 @@ async fn a_reader_that_succeeded_is_told_nothing_else() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn the_work_of_a_loan_on_a_lost_device_is_over() -> Result<()> {
+    let (faults, handle) = testing::faults();
+    let device = testing::host_with(faults);
+    let stream = device.stream()?;
+    let mut y = stream.full(LEN, 2.0f32).queued()?;
+    let loan = lend(&stream, &mut y)?;
+    let outcome = loan.outcome();
+    assert!(!outcome.is_complete(), "the loan has not ended");
+    handle.lose_device("on purpose");
+    let error = loan.complete().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeviceLost);
+    assert!(outcome.is_complete());
+    Ok(())
+}
+
 /// The failure is known before the loan ends, or when it ended without a future.
 #[tokio::test]
 async fn an_outcome_of_a_loan_at_any_time() -> Result<()> {

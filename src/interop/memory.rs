@@ -422,6 +422,9 @@ impl<P> MemoryLoan<'_, P> {
             }
             Ok(())
         });
+        if let (Some(outcome), Err(_), Some(_lost)) = (outcome, &ended, stream.engine().lost()) {
+            outcome.has_no_end();
+        }
         // A closing device is woken here, or where user code may run.
         stream.engine().let_go(open);
         then(queue, ended)

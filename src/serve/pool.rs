@@ -413,8 +413,8 @@ impl StreamPool {
         acquired.unwrap_or_else(|| unreachable!("who never waits is answered at once"))
     }
 
-    /// Admits no more requests, and fails those that wait. Requests in flight go on:
-    /// [`drained`](Self::drained) waits for them.
+    /// Admits no more requests, and fails those that wait. Requests in flight go on, those among them that were
+    /// granted and have not been polled since: [`drained`](Self::drained) waits for them.
     pub fn close(&self) {
         let wakers = self.shared.book.lock().admission.close();
         wakers.into_iter().for_each(contain::wake);
@@ -422,7 +422,8 @@ impl StreamPool {
 
     /// Resolves when no request is in flight: none holds a stream, and the devices have finished all of their
     /// work. Call it after [`close`](Self::close) to shut down. Work of a lost device counts as finished;
-    /// requests that hold its streams are waited for all the same.
+    /// requests that hold its streams are waited for all the same, at the end of the process as well: where one
+    /// may have been leaked, use [`drained_within`](Self::drained_within).
     pub fn drained(&self) -> Drained {
         Drained { shared: self.shared.clone(), budget: Budget::default() }
     }

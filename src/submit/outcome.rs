@@ -100,6 +100,12 @@ impl WorkOutcome {
         self.0.submitted(footprint, (stream.id(), ticket));
     }
 
+    /// The loan was not entered, as its device is lost: nobody will say more of its work.
+    #[cold]
+    pub(crate) fn has_no_end(&self) {
+        self.0.state.lock().is_refused = true;
+    }
+
     /// The dependency for the future of the loan.
     pub(crate) fn dependency(&self) -> Dependency {
         Dependency::own(self.0.clone())
@@ -128,7 +134,7 @@ impl WorkOutcome {
     }
 
     /// Returns whether the work is known to be complete, or never runs: it was refused, or its device is lost. Before the work is
-    /// submitted it is neither.
+    /// submitted it is neither; of a loan that ended on a thread that must not submit, nobody ever knows.
     ///
     /// Asks the device, or has a thread of this crate ask it where no driver call may be made. Does not block. Of work that nobody
     /// awaits the first question places the marker that a later one finds.

@@ -25,6 +25,9 @@ use crate::thread::contain;
 /// If it is leaked (`mem::forget`) while it waits, it keeps its turn, and the permit that it is then granted
 /// never comes back: [`drained`](super::StreamPool::drained) does not resolve, and once no other permit is
 /// left, the requests behind it wait until the pool closes.
+///
+/// # Panics
+/// Polling it again after it was ready.
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Acquire {
     shared: Arc<PoolCore>,
