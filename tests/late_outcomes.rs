@@ -117,6 +117,7 @@ async fn the_work_of_a_loan_on_a_lost_device_is_over() -> Result<()> {
     let outcome = loan.outcome();
     assert!(!outcome.is_complete(), "the loan has not ended");
     handle.lose_device("on purpose");
+    assert!(stream.done().await.is_err(), "it is known");
     let error = loan.complete().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeviceLost);
     assert!(outcome.is_complete());

@@ -140,9 +140,11 @@ impl WorkOutcome {
     /// awaits the first question places the marker that a later one finds.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        let Some(Point { stream, ticket }) = self.0.at.get() else { return false };
-        stream.ask(*ticket);
-        stream.is_settled(*ticket) || self.0.state.lock().is_refused
+        let is_settled = self.0.at.get().is_some_and(|Point { stream, ticket }| {
+            stream.ask(*ticket);
+            stream.is_settled(*ticket)
+        });
+        is_settled || self.0.state.lock().is_refused
     }
 }
 
