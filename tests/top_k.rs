@@ -121,11 +121,12 @@ fn of_parts_and_of_up_to() {
 fn of_many() {
     fn check<T: Plain>(stream: &Stream) {
         let is_gpu = stream.device().kind() == DeviceKind::Cuda;
-        let len = if is_gpu { (1 << 20) + 5 } else { 3_005 };
+        let lengths = if is_gpu { vec![(1 << 19) + 5, (1 << 20) + 5] } else { vec![3_005] };
         let patterns = |len| patterns::<T>(len, 0x2545_f491_4f6c_dd1d).into_iter().enumerate();
-        let all = up_to_largest(vec![len]).into_iter().flat_map(patterns);
+        let all = up_to_largest(lengths).into_iter().flat_map(patterns);
         // Equal ones, few different ones, and any.
         for (which, x) in all.filter(|(which, _)| [0, 3, 4].contains(which)) {
+            let len = x.len();
             let what = format!("{len} of {}, pattern {which}", std::any::type_name::<T>());
             check_all(stream, &x, &[1, 7, 100, len / 16], &what);
             let buffer = up(stream, &x);
