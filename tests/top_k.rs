@@ -116,39 +116,58 @@ fn of_parts_and_of_up_to() {
     for_each_type!(check(&stream));
 }
 
-/// As many as a GPU does not sort all of.
-#[test]
-fn of_many() {
-    fn check<T: Plain>(stream: &Stream) {
-        let is_gpu = stream.device().kind() == DeviceKind::Cuda;
-        let lengths = if is_gpu { vec![(1 << 19) + 5, (1 << 20) + 5] } else { vec![3_005] };
-        let patterns = |len| patterns::<T>(len, 0x2545_f491_4f6c_dd1d).into_iter().enumerate();
-        let all = up_to_largest(lengths).into_iter().flat_map(patterns);
-        // Equal ones, few different ones, and any.
-        for (which, x) in all.filter(|(which, _)| [0, 3, 4].contains(which)) {
-            let len = x.len();
-            let what = format!("{len} of {}, pattern {which}", std::any::type_name::<T>());
-            check_all(stream, &x, &[1, 7, 100, len / 16], &what);
-            let buffer = up(stream, &x);
-            for counted in [0, 1, 99, len / 2] {
-                let count = up(stream, &[counted as u64]);
-                let mut out = up(stream, &[x[0]; 100]);
-                let mut places = stream.full(100, 7u64).queued().expect("memory");
-                let up_to = buffer.up_to(&count).expect("one");
-                stream.top_k_places(&up_to, &mut out, &mut places).queued().expect("them");
-                let mut expected: Vec<u64> =
-                    order(&x[..counted], true).into_iter().take(100).collect();
-                let mut values: Vec<T> = expected.iter().map(|at| x[*at as usize]).collect();
-                expected.resize(100, 7);
-                values.resize(100, x[0]);
-                let what = format!("{counted} of {what}");
-                assert_eq!(down(stream, &places), expected, "{what}");
-                assert!(same_bits(&down(stream, &out), &values), "{what}");
-            }
+/// As many as a GPU does not sort all of. A test a type: racecheck keeps memory for each launch of a process.
+fn check_of_many<T: Plain>() {
+    let stream = &stream();
+    let is_gpu = stream.device().kind() == DeviceKind::Cuda;
+    let lengths = if is_gpu { vec![(1 << 19) + 5, (1 << 20) + 5] } else { vec![3_005] };
+    let patterns = |len| patterns::<T>(len, 0x2545_f491_4f6c_dd1d).into_iter().enumerate();
+    let all = up_to_largest(lengths).into_iter().flat_map(patterns);
+    // Equal ones, few different ones, and any.
+    for (which, x) in all.filter(|(which, _)| [0, 3, 4].contains(which)) {
+        let len = x.len();
+        let what = format!("{len} of {}, pattern {which}", std::any::type_name::<T>());
+        check_all(stream, &x, &[1, 7, 100, len / 16], &what);
+        let buffer = up(stream, &x);
+        for counted in [0, 1, 99, len / 2] {
+            let count = up(stream, &[counted as u64]);
+            let mut out = up(stream, &[x[0]; 100]);
+            let mut places = stream.full(100, 7u64).queued().expect("memory");
+            let up_to = buffer.up_to(&count).expect("one");
+            stream.top_k_places(&up_to, &mut out, &mut places).queued().expect("them");
+            let mut expected: Vec<u64> = order(&x[..counted], true).into_iter().take(100).collect();
+            let mut values: Vec<T> = expected.iter().map(|at| x[*at as usize]).collect();
+            expected.resize(100, 7);
+            values.resize(100, x[0]);
+            let what = format!("{counted} of {what}");
+            assert_eq!(down(stream, &places), expected, "{what}");
+            assert!(same_bits(&down(stream, &out), &values), "{what}");
         }
     }
-    let stream = stream();
-    for_each_type!(check(&stream));
+}
+
+macro_rules! of_many {
+    ($($of_many:ident: $type:ty;)+) => {$(
+        #[test]
+        fn $of_many() {
+            check_of_many::<$type>();
+        }
+    )+};
+}
+
+of_many! {
+    of_many_u8: u8;
+    of_many_u16: u16;
+    of_many_u32: u32;
+    of_many_u64: u64;
+    of_many_i8: i8;
+    of_many_i16: i16;
+    of_many_i32: i32;
+    of_many_i64: i64;
+    of_many_f16: f16;
+    of_many_bf16: bf16;
+    of_many_f32: f32;
+    of_many_f64: f64;
 }
 
 /// Of what was selected, without the host.
