@@ -160,7 +160,7 @@ fn submit_as<R, T: TracedAs>(
         traced.ends(&raw);
         // No thread takes it back before the ticket is published. Without memory nothing has used it.
         if footprint.is_lent() && !matches!(result, Err(Refusal::OutOfMemory { .. })) {
-            for loan in footprint.drain_lent() {
+            for loan in footprint.take_lent() {
                 turn.lend(ticket, loan.bytes(), loan.into_payload());
             }
         }

@@ -296,7 +296,8 @@ impl<P> MemoryLoan<'_, P> {
     /// The loss of the device, if it is known: the driver is not asked for it, and what uses the memory later tells of one that
     /// shows afterwards. A thread that must not submit (a host function, a twin, a waker, the closure of `enqueue`). In both cases
     /// what was declared as written counts as failed. In the second the memory is also never freed, so that it counts as
-    /// [leaked](crate::Stats::leaked_bytes) when its buffer is dropped, and what was kept is never dropped, because nobody knows when the library's work on the stream is complete.
+    /// [leaked](crate::Stats::leaked_bytes) when its buffer is dropped, and what was kept is never dropped, because nobody knows when
+    /// the library's work on the stream is complete.
     ///
     /// [`ErrorDetail::Upstream`]: what is declared as read failed after the loan began, where that is known only when it has run
     /// ([`RawQueue::try_host`](crate::RawQueue::try_host)). What was declared as written counts as failed.

@@ -346,13 +346,10 @@ impl Allocation {
         self.note_only_user(&hazards);
         check_content(&hazards, range, || op.into())
     }
-}
 
-impl Allocation {
     /// Leaks the memory with its device, which would free it at its end.
     #[cold]
-    fn leak(&mut self) {
-        let engine = self.engine().clone();
+    fn leak(&mut self, engine: Arc<Engine>) {
         match &mut self.backing {
             Backing::Pool { block, .. } if engine.lost().is_some() => {
                 engine.account.lock().abandon(*block);
@@ -373,7 +370,7 @@ impl Drop for Allocation {
         let engine = self.engine().clone();
         let users = self.hazards.get_mut().users();
         if !self.can_be_freed() {
-            return self.leak();
+            return self.leak(engine);
         }
         let is_frozen = *self.frozen.get_mut();
         let (ptr, bytes) = (self.ptr, self.bytes);

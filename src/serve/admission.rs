@@ -179,14 +179,10 @@ struct Waiter {
     /// `u64::MAX` if there is none.
     deadline: u64,
     since: u64,
-    stage: WaiterStage,
-}
-
-#[derive(Debug)]
-enum WaiterStage {
-    Waits(Option<Waker>),
-    /// The outcome that its request has not fetched yet.
-    Ended(Result<usize, NoPermit>),
+    /// Taken when the wait ends.
+    waker: Option<Waker>,
+    /// The outcome of the wait, which the request has not fetched yet.
+    ended: Option<Result<usize, NoPermit>>,
 }
 
 /// The outcomes of requests so far.
@@ -373,8 +369,8 @@ impl Admission {
 
     /// Leaves a waker with a waiter, and hands out the one that was there.
     pub(crate) fn leave_waker(&mut self, key: Key, waker: &mut Option<Waker>) {
-        if let Some(Waiter { stage: WaiterStage::Waits(left), .. }) = self.waiter_mut(key) {
-            std::mem::swap(left, waker);
+        if let Some(waiter) = self.waiter_mut(key) {
+            std::mem::swap(&mut waiter.waker, waker);
         }
     }
 
@@ -519,11 +515,7 @@ impl Admission {
     }
 
     fn wake_all(&mut self) -> Wakers {
-        let wakers = self.waiters.iter_mut().filter_map(|waiter| match &mut waiter.stage {
-            WaiterStage::Waits(waker) => waker.take(),
-            WaiterStage::Ended(_) => None,
-        });
-        wakers.collect()
+        self.waiters.iter_mut().filter_map(|waiter| waiter.waker.take()).collect()
     }
 
     /// Whether a request would be late if it were admitted now, judging by the share's recent permit times at this number
@@ -562,8 +554,8 @@ impl Admission {
         let (hurried, came) = (ask.deadline.is_some(), self.came);
         self.came += 1;
         let deadline = ask.deadline.unwrap_or(u64::MAX);
-        let (weight, stage) = (ask.weight, WaiterStage::Waits(None));
-        let waiter = Waiter { lane, hurried, came, weight, deadline, since: now, stage };
+        let (weight, since, waker, ended) = (ask.weight, now, None, None);
+        let waiter = Waiter { lane, hurried, came, weight, deadline, since, waker, ended };
         let place = self.waiters.push(line(lane, hurried), waiter);
         let key = Key { lane, hurried, came, place };
         self.weights[lane] += u64::from(weight);
@@ -597,7 +589,7 @@ impl Admission {
     /// The outcome of a request that waits no more: the key is used up.
     fn fetch(&mut self, key: Key) -> Option<Result<usize, NoPermit>> {
         let waiter = self.waiters.get(key.place).filter(|waiter| waiter.came == key.came)?;
-        let WaiterStage::Ended(ended) = waiter.stage else { return None };
+        let ended = waiter.ended?;
         self.waiters.remove(key.place);
         Some(ended)
     }
@@ -612,8 +604,8 @@ impl Admission {
     /// Ends the wait of a request; returns its waker.
     fn end_wait(&mut self, key: Key, ended: Result<usize, NoPermit>) -> Option<Waker> {
         let waiter = self.waiter_mut(key)?;
-        let weight = waiter.weight;
-        let stage = std::mem::replace(&mut waiter.stage, WaiterStage::Ended(ended));
+        let (weight, waker) = (waiter.weight, waiter.waker.take());
+        waiter.ended = Some(ended);
         self.waiters.leave(key.place);
         self.weights[key.lane] -= u64::from(weight);
         self.waiting -= 1;
@@ -623,10 +615,7 @@ impl Admission {
         if self.waiting_of(share_of(key.lane)) == 0 {
             self.shares[share_of(key.lane)].standing = None;
         }
-        match stage {
-            WaiterStage::Waits(waker) => waker,
-            WaiterStage::Ended(_) => None,
-        }
+        waker
     }
 
     fn end(&mut self, key: Key, ended: Result<usize, NoPermit>, wakers: &mut Wakers) {
@@ -869,7 +858,7 @@ impl Waiter {
     }
 
     fn waits(&self) -> bool {
-        matches!(self.stage, WaiterStage::Waits(_))
+        self.ended.is_none()
     }
 }
 

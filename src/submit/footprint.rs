@@ -195,11 +195,6 @@ impl<'a> Footprint<'a> {
         self.besides.as_ref().map_or(&[], |besides| &besides.lent)
     }
 
-    /// Takes the values lent to it, one by one.
-    pub(super) fn drain_lent(&mut self) -> impl Iterator<Item = Loan> {
-        self.besides.iter_mut().flat_map(|besides| besides.lent.drain(..))
-    }
-
     /// Takes the values lent to it.
     pub(super) fn take_lent(&mut self) -> Loans {
         self.besides.as_mut().map(|besides| std::mem::take(&mut besides.lent)).unwrap_or_default()

@@ -294,7 +294,7 @@ pub(crate) fn submit_listed(
         for access in footprint.tracked() {
             access.memory.enter(&access.range, access.mode, turn.stream.progress(), ticket);
         }
-        for loan in footprint.drain_lent() {
+        for loan in footprint.take_lent() {
             turn.lend(ticket, loan.bytes(), loan.into_payload());
         }
         let list = turn.list().and_then(|list| (list as &mut dyn Any).downcast_mut::<List>());
@@ -321,7 +321,7 @@ pub(crate) fn submit_in_front<R>(
         wait_in_front(turn, footprint)?;
         let result = calls(&Raw::of(turn));
         if !matches!(result, Err(Refusal::OutOfMemory { .. })) {
-            for loan in footprint.drain_lent() {
+            for loan in footprint.take_lent() {
                 turn.lend(ticket, loan.bytes(), loan.into_payload());
             }
         }

@@ -103,7 +103,7 @@ impl WorkOutcome {
     /// The loan was not entered, as its device is lost: nobody will say more of its work.
     #[cold]
     pub(crate) fn has_no_end(&self) {
-        self.0.state.lock().is_refused = true;
+        self.0.refuse();
     }
 
     /// The dependency for the future of the loan.
@@ -207,6 +207,11 @@ impl RunOutcome {
     pub(super) fn of(op: Name<'_>, stream: &StreamState) -> Self {
         let at = OnceLock::from(stream.point(stream.submitted() + 1));
         RunOutcome { op: op.to_owned(), at, state: Mutex::default() }
+    }
+
+    /// Nothing of it was submitted, or nobody will say more of it.
+    fn refuse(&self) {
+        self.state.lock().is_refused = true;
     }
 
     /// Whether its work is known to be complete: it can fail no more, and failed outputs are poisoned.
@@ -421,7 +426,7 @@ impl LateOutcomes {
         let all = &mut self.all().borrow_mut().known;
         if !is_submitted {
             let own = all.drain(known..).filter(|own| own.reader.is_none());
-            return own.for_each(|own| own.outcome.state.lock().is_refused = true);
+            return own.for_each(|own| own.outcome.refuse());
         }
         for Dependency { outcome, .. } in all[known..].iter().filter(|own| own.reader.is_none()) {
             if let Some(Point { stream, ticket }) = outcome.at.get() {

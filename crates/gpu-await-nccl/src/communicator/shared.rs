@@ -252,9 +252,9 @@ impl Shared {
 
     /// Blocks until there is room on the streams of its ranks for another call, or it is lost, which the call then finds.
     pub(crate) fn wait_for_room(&self) {
+        let most = self.operations_of(MOST_PENDING);
         for local in &self.ranks {
             let pending = local.stream.submitted().saturating_sub(local.stream.completed());
-            let most = MOST_PENDING * self.transport.operations();
             if pending > most && local.stream.backlog() > most {
                 self.block_on_room(&local.stream);
             }
@@ -279,8 +279,12 @@ impl Shared {
 
     /// Resolves when at most `most` calls are pending on the stream, or the communicator or the device is lost.
     async fn room(&self, stream: &Stream, most: u64) {
-        let most = most.saturating_mul(self.transport.operations());
-        future::select(pin!(stream.throttle(most)), self.loss.clone()).await;
+        future::select(pin!(stream.throttle(self.operations_of(most))), self.loss.clone()).await;
+    }
+
+    /// How many operations of a stream so many calls are.
+    fn operations_of(&self, calls: u64) -> u64 {
+        calls.saturating_mul(self.transport.operations())
     }
 
     /// Resolves when each of its ranks has at most `most` pending calls.
