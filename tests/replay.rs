@@ -824,6 +824,40 @@ async fn last_run_says_what_interrupted() -> Result<()> {
     Ok(())
 }
 
+/// By another task that uses the stream now and then: the next run is replayed as the one before.
+#[tokio::test]
+async fn an_interruption_leaves_the_graph() -> Result<()> {
+    let machine = Machine::new(testing::device());
+    let Machine { stream, scale, .. } = &machine;
+    let [mut x, mut y] = [1.0f32, 1.0].map(|value| stream.full(LEN, value).queued().unwrap());
+    scale.launch(stream, 1.0, &mut x).await?;
+    let mut region = Region::new();
+    // In the middle, and behind the last launch.
+    for interrupted_at in [None, None, None, Some(1), None, Some(3), None] {
+        let op = stream.replay(&mut region, |q| {
+            for at in 0..4 {
+                scale.launch(q, 1.0, &mut x)?;
+                if interrupted_at == Some(at) {
+                    stream.fill(&mut y, 3.0).queued()?;
+                }
+            }
+            let _nothing = q.host_fn(|| ())?;
+            scale.launch(q, 1.0, &mut x)
+        });
+        op.await?;
+    }
+    // Two lists in each of seven runs: the first is compiled, replayed, interrupted, replayed, interrupted and replayed.
+    let report = region.report();
+    assert_eq!((report.interrupted, report.compiled, report.replayed), (2, 2, 8), "{report:?}");
+    let wanted = [
+        "4 launches, replayed, 0 nodes set; ended by host_fn at tests/replay.rs".to_owned(),
+        "1 launch, replayed, 0 nodes set".to_owned(),
+    ];
+    assert_eq!(lines(&region), wanted);
+    assert_eq!(stream.download(&x).await?, [1.0; LEN]);
+    Ok(())
+}
+
 #[tokio::test]
 async fn last_run_says_what_differs() -> Result<()> {
     let machine = Machine::new(testing::device());

@@ -1,7 +1,8 @@
 //! [`Region`]: what a replayed batch remembers of its last runs.
 //!
 //! A run of the closure produces lists, one for each stretch of launches between two operations that a graph cannot contain. The lists of a
-//! run are numbered; each number has a slot for each stream.
+//! run are numbered; each number has a slot for each stream, and another one for what is left of the list behind an interruption: where
+//! other tasks use the stream, the shape of the whole list stays known (`an_interruption_leaves_the_graph`).
 //!
 //! | the slot | a list of another shape | a list of its shape |
 //! |---|---|---|
@@ -61,7 +62,8 @@ pub struct Region {
 
 struct OnStream {
     stream: Weak<StreamState>,
-    lists: Vec<ListSlot>,
+    /// For each list as a whole, and for what is left of it where it was interrupted.
+    lists: Vec<[ListSlot; 2]>,
 }
 
 /// A list's number in a run, on one stream.
@@ -111,10 +113,12 @@ impl Region {
     pub fn dot(&self) -> String {
         let (mut clusters, mut first) = (String::new(), 0);
         for (stream, on) in self.streams.iter().enumerate() {
-            for (list, slot) in on.lists.iter().enumerate() {
+            let slots = on.lists.iter().flatten().enumerate();
+            for (at, slot) in slots.filter(|(_, slot)| !slot.nodes.is_empty()) {
+                let (list, of) = (at / 2, if at % 2 == 0 { "" } else { "rest of " });
                 let picture = |node: &Remembered| Pictured::of(&node.name, &node.shape, &node.args);
                 let nodes: Vec<Pictured> = slot.nodes.iter().map(picture).collect();
-                let title = format!("stream {stream}, list {list}");
+                let title = format!("stream {stream}, {of}list {list}");
                 report::cluster(&mut clusters, &title, first, &nodes, &slot.edges);
                 first += nodes.len();
             }
@@ -129,12 +133,20 @@ impl Region {
 
     /// Reports a list that another thread put on the stream.
     pub(super) fn enter_interrupted(&mut self, list: &List) {
-        let outcome = self.count(list, Err(ListOutcome::Interrupted));
+        self.enter(list, Err(ListOutcome::Interrupted));
         let ended_by = list.interrupted_by().map(|by| match &by.name {
             Ok(kernel) => OpSite::kernel(kernel, by.at),
             Err(verb) => OpSite::verb(verb, by.at),
         });
-        self.last.push(ListReport { launches: list.nodes().len(), outcome, ended_by });
+        if let Some(last) = self.last.last_mut() {
+            last.ended_by = ended_by;
+        }
+    }
+
+    /// Counts and reports a list that was submitted.
+    fn enter(&mut self, list: &List, launched: Launched) {
+        let outcome = self.count(list, launched);
+        self.last.push(ListReport { launches: list.nodes().len(), outcome, ended_by: None });
     }
 
     /// Counts a list that was submitted.
@@ -165,12 +177,13 @@ impl Region {
         refused
     }
 
-    /// Launches the list, which is number `number` of its run, as the turn's next ticket; returns how many commands that were.
+    /// Launches the list, which is number `number` of its run, or what is left of that behind an interruption, as the turn's next ticket;
+    /// returns how many commands that were.
     pub(super) fn launch(
         &mut self,
         (turn, handle): (&mut Turn<'_, '_>, &StreamHandle),
         list: &mut List,
-        number: usize,
+        (number, is_rest): (usize, bool),
     ) -> u32 {
         let is_its = |on: &OnStream| std::ptr::eq(on.stream.as_ptr(), Arc::as_ptr(turn.stream));
         let at = self.streams.iter().position(is_its).unwrap_or_else(|| {
@@ -182,9 +195,9 @@ impl Region {
         });
         let slots = &mut self.streams[at].lists;
         if slots.len() <= number {
-            slots.resize_with(number + 1, ListSlot::default);
+            slots.resize_with(number + 1, Default::default);
         }
-        let (slot, report) = (&mut slots[number], &mut self.report);
+        let (slot, report) = (&mut slots[number][usize::from(is_rest)], &mut self.report);
         let new: Option<Arc<GraphCell>>;
         let known = slot.graph.clone();
         let mut graph = known.as_ref().and_then(|cell| cell.lock());
@@ -212,8 +225,7 @@ impl Region {
             Some(graph) => graph.launch(list, turn),
             None => list.put(turn),
         };
-        let outcome = self.count(list, outcome);
-        self.last.push(ListReport { launches: list.nodes().len(), outcome, ended_by: None });
+        self.enter(list, outcome);
         commands
     }
 }
@@ -445,6 +457,7 @@ impl<'s> Run<'s> {
         let mut region = self.region.borrow_mut();
         let reported = region.last.len();
         let mut done: SmallVec<[Box<dyn Listed>; 2]> = SmallVec::new();
+        let number = self.number.replace(self.number.get() + 1);
         let is_launched = self.stream.with(|turn| {
             while let Some(list) = turn.fetch_list(self.owner()) {
                 if let Some(list) = (&*list as &dyn Any).downcast_ref::<List>() {
@@ -453,10 +466,10 @@ impl<'s> Run<'s> {
                 done.push(list);
             }
             let Some(mut list) = turn.take_list(self.owner()) else { return false };
-            let number = self.number.replace(self.number.get() + 1);
+            let is_rest = !done.is_empty();
             let ticket = turn.stream.submitted() + 1;
             let commands = match (&mut *list as &mut dyn Any).downcast_mut::<List>() {
-                Some(list) => region.launch((turn, self.stream), list, number),
+                Some(list) => region.launch((turn, self.stream), list, (number, is_rest)),
                 None => 0,
             };
             turn.publish(ticket, commands, true);
