@@ -21,7 +21,8 @@ mod took;
 use std::task::Waker;
 
 use admission::{
-    Admission, Ask, Class, Entered, Key, NoPermit, OVERTAKES, Patience, ShareLimits, Waited,
+    Admission, Ask, Class, Entered, Granted, NoPermit, OVERTAKES, Patience, ShareLimits, Waited,
+    Waiting,
 };
 use cases::{config, size};
 use gather::{BatchLimits, Demand, Gather, Next, RequestKey};
@@ -45,9 +46,9 @@ fn plain(class: Class, patience: Patience) -> Ask {
 }
 
 /// Somebody who wants to get in.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 enum Guest {
-    Waiting(Key, Ask),
+    Waiting(Waiting, Ask),
     In(usize),
 }
 
@@ -112,7 +113,7 @@ impl House {
                 ask.deadline = ask.deadline.map(|patience| self.now + patience);
                 let waiting = self.admission.waiting_of(ask.share);
                 match self.admission.enter(self.now, ask).0 {
-                    Entered::In(permit) => self.admitted(permit, ask)?,
+                    Entered::In(granted) => self.admitted(granted, ask)?,
                     Entered::Waits(key) => {
                         prop_assert_ne!(ask.patience, Patience::Never);
                         let bounded = ask.patience == Patience::UpToTheLimit;
@@ -151,7 +152,7 @@ impl House {
                     return Ok(());
                 }
                 match self.guests.remove(which % self.guests.len()) {
-                    Guest::Waiting(key, _) => drop(self.admission.leave(self.now, key)),
+                    Guest::Waiting(key, _) => drop(self.admission.leave(self.now, &key)),
                     Guest::In(permit) => drop(self.admission.give_back(self.now, permit)),
                 }
             }
@@ -167,17 +168,18 @@ impl House {
 
     /// A guest looks what became of it.
     fn poll(&mut self, at: usize) -> Result<(), TestCaseError> {
-        let Guest::Waiting(key, ask) = self.guests[at] else { return Ok(()) };
+        let Guest::Waiting(waiting, ask) = &self.guests[at] else { return Ok(()) };
+        let class = ask.class;
         let is_early = ask.deadline.is_none_or(|deadline| deadline > self.now);
-        match self.admission.poll(key, Waker::noop().clone()).0 {
+        match self.admission.poll(waiting, Waker::noop().clone()).0 {
             Waited::Wait => {
                 prop_assert!(is_early || !self.polls_all);
                 return Ok(());
             }
-            Waited::In(permit) => {
+            Waited::In(granted) => {
                 prop_assert!(is_early || !self.polls_all);
-                self.guests[at] = Guest::In(permit);
-                return self.check_class(permit, ask.class);
+                self.guests[at] = Guest::In(granted.number);
+                return self.check_class(granted.slot, class);
             }
             Waited::Refused(NoPermit::Full) => prop_assert!(ask.deadline.is_some()),
             Waited::Refused(NoPermit::Late { .. } | NoPermit::Expired { .. }) => {
@@ -191,21 +193,23 @@ impl House {
     }
 
     /// A permit that was just given: on a slot of its class, and none has fewer.
-    fn admitted(&mut self, permit: usize, ask: Ask) -> Result<(), TestCaseError> {
-        self.check_class(permit, ask.class)?;
-        let (slot, _) = self.admission.granted(permit);
+    fn admitted(
+        &mut self,
+        Granted { number, slot, .. }: Granted,
+        ask: Ask,
+    ) -> Result<(), TestCaseError> {
+        self.check_class(slot, ask.class)?;
         let most = SHARES[ask.share].limit.min(LIMIT);
         let before = self.admission.taken_on(slot) - u64::from(ask.weight).min(most);
         for other in (0..SLOTS.len()).filter(|other| SLOTS[*other] == SLOTS[slot] && *other != slot)
         {
             prop_assert!(self.lost.contains(&other) || before <= self.admission.taken_on(other));
         }
-        self.guests.push(Guest::In(permit));
+        self.guests.push(Guest::In(number));
         Ok(())
     }
 
-    fn check_class(&self, permit: usize, class: Class) -> Result<(), TestCaseError> {
-        let (slot, _) = self.admission.granted(permit);
+    fn check_class(&self, slot: usize, class: Class) -> Result<(), TestCaseError> {
         let has_class = (0..SLOTS.len()).any(|s| SLOTS[s] == class && !self.lost.contains(&s));
         prop_assert!(SLOTS[slot] == class || !has_class || !self.lost.is_empty());
         Ok(())
@@ -215,28 +219,24 @@ impl House {
 proptest! {
     #![proptest_config(config(256))]
 
-    /// Entries come to one of three lines, leave from anywhere, and are removed from anywhere.
+    /// Entries come to one of three lines, and are removed from anywhere.
     #[test]
     fn a_line_is_a_queue(
-        steps in prop::collection::vec((0..3_usize, 0..3_usize, any::<prop::sample::Index>()), 0..size(200)),
+        steps in prop::collection::vec((0..3_usize, any::<bool>(), any::<prop::sample::Index>()), 0..size(200)),
     ) {
         let (mut lines, mut model) = (Lines::new(3), vec![Vec::new(); 3]);
-        // Places, with the numbers that are there, in a line or not.
+        // Places, with the numbers that are there.
         let mut known: Vec<(usize, usize)> = Vec::new();
-        for (number, (line, action, at)) in steps.into_iter().enumerate() {
-            if action == 0 || known.is_empty() {
+        for (number, (line, comes, at)) in steps.into_iter().enumerate() {
+            if comes || known.is_empty() {
                 known.push((lines.push(line, number), number));
                 model[line].push(number);
             } else {
                 let at = at.index(known.len());
                 let (place, gone) = known[at];
                 model.iter_mut().for_each(|line| line.retain(|number| *number != gone));
-                if action == 1 {
-                    lines.leave(place);
-                } else {
-                    prop_assert_eq!(lines.remove(place), gone);
-                    known.swap_remove(at);
-                }
+                prop_assert_eq!(lines.remove(place), gone);
+                known.swap_remove(at);
             }
             for (line, model) in model.iter().enumerate() {
                 prop_assert_eq!(lines.len(line), model.len());
@@ -263,7 +263,7 @@ proptest! {
         }
         for guest in std::mem::take(&mut house.guests) {
             match guest {
-                Guest::Waiting(key, _) => drop(house.admission.leave(house.now, key)),
+                Guest::Waiting(key, _) => drop(house.admission.leave(house.now, &key)),
                 Guest::In(permit) => drop(house.admission.give_back(house.now, permit)),
             }
         }
@@ -312,7 +312,7 @@ proptest! {
     ) {
         let mut admission = Admission::new(1, usize::MAX, SLOTS, ONE);
         let first = admission.enter(0, plain(Class::Normal, Patience::Never)).0;
-        let Entered::In(mut permit) = first else {
+        let Entered::In(Granted { number: mut permit, .. }) = first else {
             return Err(TestCaseError::fail("it is empty"));
         };
         let mut waiting = Vec::new();
@@ -327,7 +327,7 @@ proptest! {
         waiting.retain(|(key, _)| {
             let leaves = leavers.next() == Some(true);
             if leaves {
-                drop(admission.leave(0, *key));
+                drop(admission.leave(0, key));
             }
             !leaves
         });
@@ -336,8 +336,8 @@ proptest! {
             let called: Vec<_> = waiting
                 .iter()
                 .enumerate()
-                .filter_map(|(at, (key, _))| match admission.poll(*key, Waker::noop().clone()).0 {
-                    Waited::In(permit) => Some((at, permit)),
+                .filter_map(|(at, (key, _))| match admission.poll(key, Waker::noop().clone()).0 {
+                    Waited::In(Granted { number: permit, .. }) => Some((at, permit)),
                     _ => None,
                 })
                 .collect();
@@ -387,7 +387,8 @@ fn a_line_is_learned() {
 #[test]
 fn high_priority_does_not_starve_the_others() {
     let mut admission = Admission::new(1, usize::MAX, SLOTS, ONE);
-    let (Entered::In(mut permit), _) = admission.enter(0, plain(Class::High, Patience::Never))
+    let (Entered::In(Granted { number: mut permit, .. }), _) =
+        admission.enter(0, plain(Class::High, Patience::Never))
     else {
         panic!("it is empty");
     };
@@ -400,8 +401,8 @@ fn high_priority_does_not_starve_the_others() {
     let mut order = Vec::new();
     while !waiting.is_empty() {
         drop(admission.give_back(0, permit));
-        waiting.retain(|(key, class)| match admission.poll(*key, Waker::noop().clone()).0 {
-            Waited::In(given) => {
+        waiting.retain(|(key, class)| match admission.poll(key, Waker::noop().clone()).0 {
+            Waited::In(Granted { number: given, .. }) => {
                 permit = given;
                 order.push(*class);
                 false
@@ -418,11 +419,13 @@ fn high_priority_does_not_starve_the_others() {
 fn closed_it_admits_nobody_and_ends_the_waits() {
     let mut admission = Admission::new(1, 9, [Class::Normal], ONE);
     let ask = plain(Class::Normal, Patience::UpToTheLimit);
-    let (Entered::In(permit), _) = admission.enter(0, ask) else { panic!("it is empty") };
+    let (Entered::In(Granted { number: permit, .. }), _) = admission.enter(0, ask) else {
+        panic!("it is empty")
+    };
     let (Entered::Waits(key), _) = admission.enter(0, ask) else { panic!("the permit is taken") };
-    assert_eq!(admission.poll(key, Waker::noop().clone()).0, Waited::Wait);
+    assert_eq!(admission.poll(&key, Waker::noop().clone()).0, Waited::Wait);
     assert_eq!(admission.close().len(), 1);
-    assert_eq!(admission.poll(key, Waker::noop().clone()).0, Waited::Refused(NoPermit::Closed));
+    assert_eq!(admission.poll(&key, Waker::noop().clone()).0, Waited::Refused(NoPermit::Closed));
     assert!(admission.give_back(0, permit).is_empty());
     assert_eq!(admission.enter(0, ask).0, Entered::Refused(NoPermit::Closed));
 }
@@ -669,7 +672,9 @@ fn the_largest_limit_is_divided() {
     let share = ShareLimits { part: 2, limit: 1 };
     let mut admission = Admission::new(u64::MAX, MAX_WAITING, SLOTS, [share; 2]);
     let ask = Ask { deadline: Some(1000 * MS), ..plain(Class::Normal, Patience::UpToTheLimit) };
-    let Entered::In(first) = admission.enter(0, ask).0 else { panic!("it is free") };
+    let Entered::In(Granted { number: first, .. }) = admission.enter(0, ask).0 else {
+        panic!("it is free")
+    };
     drop(admission.give_back(MS, first));
     assert!(matches!(admission.enter(MS, ask).0, Entered::In(_)));
     // Its permit is expected in time.

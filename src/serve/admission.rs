@@ -7,8 +7,10 @@
 //! | a waiter is | left by |
 //! |---|---|
 //! | waiting | a permit, a refusal, the end of all slots, the close, its drop |
-//! | called: a permit is counted as taken for it | taking the permit; its drop, which passes the permit on |
-//! | refused: too late, or past its deadline | learning of it; its drop |
+//! | ended: it has a permit, or was refused as too late or past its deadline | learning of it; its drop, which passes a permit on |
+//!
+//! The outcome of a wait is in a cell that the request shares, so that it learns of it without the lock around all of this: every request
+//! takes that lock anyway when it enters and when its permit comes back.
 //!
 //! When permits are available, the next request is chosen by:
 //!
@@ -50,6 +52,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
 use slab::Slab;
@@ -111,10 +114,9 @@ pub(crate) struct ShareLimits {
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Entered {
-    /// A permit.
-    In(usize),
-    /// Nothing is free: poll with the key.
-    Waits(Key),
+    In(Granted),
+    /// Nothing is free.
+    Waits(Waiting),
     Refused(NoPermit),
 }
 
@@ -123,9 +125,28 @@ pub(crate) enum Entered {
 #[must_use]
 pub(crate) enum Waited {
     Wait,
-    In(usize),
+    In(Granted),
     Refused(NoPermit),
 }
+
+/// A permit, or several of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Granted {
+    /// Names it.
+    pub(crate) number: usize,
+    pub(crate) slot: usize,
+    pub(crate) weight: u32,
+}
+
+/// A request that waits, or did.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Waiting {
+    key: Key,
+    outcome: Arc<Outcome>,
+}
+
+/// The outcome of a wait, from its end on.
+type Outcome = OnceLock<Result<Granted, NoPermit>>;
 
 /// The remains of a dropped waiter, to be handled after the lock is released.
 #[derive(Debug)]
@@ -163,7 +184,7 @@ pub(crate) enum NoPermit {
 
 /// Names a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Key {
+struct Key {
     lane: usize,
     hurried: bool,
     came: u64,
@@ -179,10 +200,8 @@ struct Waiter {
     /// `u64::MAX` if there is none.
     deadline: u64,
     since: u64,
-    /// Taken when the wait ends.
     waker: Option<Waker>,
-    /// The outcome of the wait, which the request has not fetched yet.
-    ended: Option<Result<usize, NoPermit>>,
+    outcome: Arc<Outcome>,
 }
 
 /// The outcomes of requests so far.
@@ -328,37 +347,37 @@ impl Admission {
             return (Entered::Refused(self.refuse(ask.share, refusal)), wakers);
         }
         if self.waiting == 0 && self.fits(ask.share, ask.weight) {
-            let permit = self.grant(now, ask.class, ask.share, ask.weight, ask.deadline);
-            return (Entered::In(permit), wakers);
+            let granted = self.grant(now, ask.class, ask.share, ask.weight, ask.deadline);
+            return (Entered::In(granted), wakers);
         }
         // The requests that it would overtake wait for something that this one does not need.
-        let key = self.push(now, lane, ask);
+        let waiting = self.push(now, lane, ask);
         self.admit(now, &mut wakers);
-        if self.waiter(key).is_some() {
-            self.bound(now, key, ask.patience, &mut wakers);
+        if self.waiter(waiting.key).is_some() {
+            self.bound(now, waiting.key, ask.patience, &mut wakers);
         }
-        let entered = match self.fetch(key) {
-            Some(Ok(permit)) => Entered::In(permit),
+        let entered = match waiting.outcome() {
+            Some(Ok(granted)) => Entered::In(granted),
             Some(Err(refusal)) => Entered::Refused(refusal),
-            None => Entered::Waits(key),
+            None => Entered::Waits(waiting),
         };
         (entered, wakers)
     }
 
-    /// Looks up the outcome of a wait, and leaves `waker` for it. After any other answer than
-    /// [`Waited::Wait`] the key is used up. The other returned values are to be dropped outside of the lock.
-    pub(crate) fn poll(&mut self, key: Key, waker: Waker) -> (Waited, Option<Waker>) {
-        match self.fetch(key) {
-            Some(Ok(permit)) => return (Waited::In(permit), Some(waker)),
+    /// Looks up the outcome of a wait, and leaves `waker` for it. The other returned values are to be dropped outside of the lock.
+    pub(crate) fn poll(&mut self, waiting: &Waiting, waker: Waker) -> (Waited, Option<Waker>) {
+        match waiting.outcome() {
+            Some(Ok(granted)) => return (Waited::In(granted), Some(waker)),
             Some(Err(refusal)) => return (Waited::Refused(refusal), Some(waker)),
             None => {}
         }
+        let key = waiting.key;
         let refusal = match (self.closed, self.is_gone()) {
             (true, _) => NoPermit::Closed,
             (false, true) => NoPermit::Gone,
             (false, false) => {
                 let mut waker = Some(waker);
-                self.leave_waker(key, &mut waker);
+                self.leave_waker(waiting, &mut waker);
                 return (Waited::Wait, waker);
             }
         };
@@ -368,22 +387,24 @@ impl Admission {
     }
 
     /// Leaves a waker with a waiter, and hands out the one that was there.
-    pub(crate) fn leave_waker(&mut self, key: Key, waker: &mut Option<Waker>) {
-        if let Some(waiter) = self.waiter_mut(key) {
+    pub(crate) fn leave_waker(&mut self, waiting: &Waiting, waker: &mut Option<Waker>) {
+        if self.waiter(waiting.key).is_some()
+            && let Some(waiter) = self.waiters.get_mut(waiting.key.place)
+        {
             std::mem::swap(&mut waiter.waker, waker);
         }
     }
 
     /// Removes a waiter whose future is dropped. A permit already granted to it goes to the next waiter.
-    pub(crate) fn leave(&mut self, now: u64, key: Key) -> Left {
-        let (refusal, stale) = match self.fetch(key) {
-            Some(Ok(permit)) => {
-                return Left { wakers: self.hand_back(now, permit), stale: None, refusal: None };
+    pub(crate) fn leave(&mut self, now: u64, waiting: &Waiting) -> Left {
+        let (refusal, stale) = match waiting.outcome() {
+            Some(Ok(Granted { number, .. })) => {
+                return Left { wakers: self.hand_back(now, number), stale: None, refusal: None };
             }
             Some(Err(refusal)) => (Some(refusal), None),
             None => {
-                self.shares[share_of(key.lane)].outcomes.given_up += 1;
-                (None, self.remove(key))
+                self.shares[share_of(waiting.key.lane)].outcomes.given_up += 1;
+                (None, self.remove(waiting.key))
             }
         };
         let mut wakers = Wakers::new();
@@ -473,12 +494,6 @@ impl Admission {
         self.shares[share].taken
     }
 
-    /// The slot of a permit, and how many permits it is.
-    pub(crate) fn granted(&self, permit: usize) -> (usize, u32) {
-        let Grant { slot, weight, .. } = self.grants[permit];
-        (slot, weight)
-    }
-
     /// How many wait for a permit.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting
@@ -550,12 +565,15 @@ impl Admission {
 
     // ---- waiting requests -----------------------------------------------------------------------
 
-    fn push(&mut self, now: u64, lane: usize, ask: Ask) -> Key {
+    fn push(&mut self, now: u64, lane: usize, ask: Ask) -> Waiting {
         let (hurried, came) = (ask.deadline.is_some(), self.came);
         self.came += 1;
         let deadline = ask.deadline.unwrap_or(u64::MAX);
-        let (weight, since, waker, ended) = (ask.weight, now, None, None);
-        let waiter = Waiter { lane, hurried, came, weight, deadline, since, waker, ended };
+        let (weight, since, waker) = (ask.weight, now, None);
+        let outcome = Arc::new(Outcome::new());
+        let of_waiter = outcome.clone();
+        let waiter =
+            Waiter { lane, hurried, came, weight, deadline, since, waker, outcome: of_waiter };
         let place = self.waiters.push(line(lane, hurried), waiter);
         let key = Key { lane, hurried, came, place };
         self.weights[lane] += u64::from(weight);
@@ -563,7 +581,7 @@ impl Admission {
         if hurried {
             self.note_deadline(deadline, key);
         }
-        key
+        Waiting { key, outcome }
     }
 
     /// Enters a deadline. It stays when the wait ends earlier, which is cheaper than to look for it: once most are of that
@@ -579,34 +597,18 @@ impl Admission {
 
     /// The request of a key, while it waits.
     fn waiter(&self, key: Key) -> Option<&Waiter> {
-        self.waiters.get(key.place).filter(|waiter| waiter.came == key.came && waiter.waits())
-    }
-
-    fn waiter_mut(&mut self, key: Key) -> Option<&mut Waiter> {
-        self.waiters.get_mut(key.place).filter(|waiter| waiter.came == key.came && waiter.waits())
-    }
-
-    /// The outcome of a request that waits no more: the key is used up.
-    fn fetch(&mut self, key: Key) -> Option<Result<usize, NoPermit>> {
-        let waiter = self.waiters.get(key.place).filter(|waiter| waiter.came == key.came)?;
-        let ended = waiter.ended?;
-        self.waiters.remove(key.place);
-        Some(ended)
+        self.waiters.get(key.place).filter(|waiter| waiter.came == key.came)
     }
 
     /// Removes a request that waits; returns its waker.
     fn remove(&mut self, key: Key) -> Option<Waker> {
-        let waker = self.end_wait(key, Err(NoPermit::Gone));
-        let _of_nobody = self.fetch(key);
-        waker
+        self.end_wait(key).and_then(|waiter| waiter.waker)
     }
 
-    /// Ends the wait of a request; returns its waker.
-    fn end_wait(&mut self, key: Key, ended: Result<usize, NoPermit>) -> Option<Waker> {
-        let waiter = self.waiter_mut(key)?;
-        let (weight, waker) = (waiter.weight, waiter.waker.take());
-        waiter.ended = Some(ended);
-        self.waiters.leave(key.place);
+    fn end_wait(&mut self, key: Key) -> Option<Waiter> {
+        self.waiter(key)?;
+        let waiter = self.waiters.remove(key.place);
+        let weight = waiter.weight;
         self.weights[key.lane] -= u64::from(weight);
         self.waiting -= 1;
         if self.waiting == 0 {
@@ -615,11 +617,14 @@ impl Admission {
         if self.waiting_of(share_of(key.lane)) == 0 {
             self.shares[share_of(key.lane)].standing = None;
         }
-        waker
+        Some(waiter)
     }
 
-    fn end(&mut self, key: Key, ended: Result<usize, NoPermit>, wakers: &mut Wakers) {
-        wakers.extend(self.end_wait(key, ended));
+    fn end(&mut self, key: Key, outcome: Result<Granted, NoPermit>, wakers: &mut Wakers) {
+        let Some(waiter) = self.end_wait(key) else { return };
+        let told = waiter.outcome.set(outcome);
+        debug_assert!(told.is_ok(), "a wait ends once");
+        wakers.extend(waiter.waker);
     }
 
     fn len_of(&self, lane: usize) -> usize {
@@ -723,8 +728,8 @@ impl Admission {
                 self.waited(now, key, now.saturating_sub(since), deadline.saturating_sub(now));
             }
             let by = key.hurried.then_some(deadline);
-            let permit = self.grant(now, class_of(key.lane), share, weight, by);
-            self.end(key, Ok(permit), wakers);
+            let granted = self.grant(now, class_of(key.lane), share, weight, by);
+            self.end(key, Ok(granted), wakers);
         }
     }
 
@@ -807,7 +812,7 @@ impl Admission {
         share: usize,
         weight: u32,
         deadline: Option<u64>,
-    ) -> usize {
+    ) -> Granted {
         let slots = || self.slots.iter().enumerate().filter(|(_, slot)| slot.usable);
         let has_class = slots().any(|(_, slot)| slot.class == class);
         let slot = slots()
@@ -825,7 +830,8 @@ impl Admission {
         of.used_ns = of.used_ns.saturating_add(charged_ns);
         let (in_flight, deadline) = (self.taken, deadline.unwrap_or(u64::MAX));
         let since = now;
-        self.grants.insert(Grant { slot, share, weight, since, deadline, in_flight, charged_ns })
+        let grant = Grant { slot, share, weight, since, deadline, in_flight, charged_ns };
+        Granted { number: self.grants.insert(grant), slot, weight }
     }
 
     fn release(&mut self, permit: usize) -> Grant {
@@ -851,14 +857,17 @@ impl Share {
     }
 }
 
+impl Waiting {
+    /// The outcome of the wait; `None`: it continues.
+    pub(crate) fn outcome(&self) -> Option<Result<Granted, NoPermit>> {
+        self.outcome.get().copied()
+    }
+}
+
 impl Waiter {
     fn key(&self, place: usize) -> Key {
         let &Waiter { lane, hurried, came, .. } = self;
         Key { lane, hurried, came, place }
-    }
-
-    fn waits(&self) -> bool {
-        self.ended.is_none()
     }
 }
 

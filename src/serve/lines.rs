@@ -1,8 +1,7 @@
 //! [`Lines`]: queues whose entries may leave from anywhere (pure).
 //!
-//! All entries are in one slab and linked to their neighbours, so a line neither searches nor allocates once it has been as long, and an
-//! entry that left its line keeps its place until it is removed. Other threads' caches have this memory: each operation touches the entry
-//! and at most two neighbours.
+//! All entries are in one slab and linked to their neighbours, so a line neither searches nor allocates once it has been as long. Other
+//! threads' caches have this memory: each operation touches the entry and at most two neighbours.
 //!
 //! # Invariants
 //! 1. A line has its entries in the order in which they came, without those that left (`a_line_is_a_queue`).
@@ -19,8 +18,7 @@ pub(crate) struct Lines<T> {
 #[derive(Debug)]
 struct LineEntry<T> {
     value: T,
-    /// `None` when it has left.
-    line: Option<usize>,
+    line: usize,
     before: Option<usize>,
     behind: Option<usize>,
 }
@@ -41,7 +39,7 @@ impl<T> Lines<T> {
     /// Adds a value at the end of a line; returns its place.
     pub(crate) fn push(&mut self, line: usize, value: T) -> usize {
         let of = &mut self.lines[line];
-        let entry = LineEntry { value, line: Some(line), before: of.last, behind: None };
+        let entry = LineEntry { value, line, before: of.last, behind: None };
         let place = self.entries.insert(entry);
         match of.last.replace(place) {
             Some(last) => self.entries[last].behind = Some(place),
@@ -51,11 +49,9 @@ impl<T> Lines<T> {
         place
     }
 
-    /// Takes an entry out of its line, if it is in one. It keeps its place.
-    pub(crate) fn leave(&mut self, place: usize) {
-        let entry = &mut self.entries[place];
-        let (before, behind) = (entry.before.take(), entry.behind.take());
-        let Some(line) = entry.line.take() else { return };
+    /// Removes an entry; its place may become another's.
+    pub(crate) fn remove(&mut self, place: usize) -> T {
+        let LineEntry { value, line, before, behind } = self.entries.remove(place);
         let of = &mut self.lines[line];
         of.len -= 1;
         match before {
@@ -66,15 +62,10 @@ impl<T> Lines<T> {
             Some(behind) => self.entries[behind].before = before,
             None => of.last = before,
         }
+        value
     }
 
-    /// Removes an entry; its place may become another's.
-    pub(crate) fn remove(&mut self, place: usize) -> T {
-        self.leave(place);
-        self.entries.remove(place).value
-    }
-
-    /// The entry of a place, whether it has left its line or not.
+    /// The entry of a place.
     pub(crate) fn get(&self, place: usize) -> Option<&T> {
         self.entries.get(place).map(|entry| &entry.value)
     }
@@ -99,7 +90,7 @@ impl<T> Lines<T> {
         self.lines[line].len
     }
 
-    /// All entries, those that left included.
+    /// All entries.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.entries.iter_mut().map(|(_, entry)| &mut entry.value)
     }

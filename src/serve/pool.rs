@@ -39,9 +39,9 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use parking_lot::Mutex;
 
-use self::acquire::{Acquire, Permit};
+use self::acquire::Acquire;
 use self::builder::StreamPoolBuilder;
-use super::admission::{Admission, Class, Outcomes, Patience, Wakers};
+use super::admission::{Admission, Class, Granted, Outcomes, Patience, Wakers};
 use super::timer::Timer;
 use crate::error::admitter::{Admitter, AdmitterKind};
 use crate::error::unfinished::Unfinished;
@@ -637,7 +637,7 @@ impl PoolCore {
 
     /// The stream of a permit, holding the permit; `None`, with the permit returned, if its device takes no
     /// more work.
-    fn stream(self: &Arc<Self>, Permit { number, slot, weight, .. }: Permit) -> Option<Stream> {
+    fn stream(self: &Arc<Self>, Granted { number, slot, weight }: Granted) -> Option<Stream> {
         let stream = &self.slots[slot].0;
         if stream.engine().check_open().is_err() {
             self.take_back(number, Admission::hand_back);
@@ -677,10 +677,11 @@ impl PoolCore {
     }
 
     fn take_back(&self, permit: usize, take: fn(&mut Admission, u64, usize) -> Wakers) {
+        let now = self.now();
         let wakers = {
             let mut book = self.book.lock();
             let mut wakers = self.look_after(&mut book);
-            wakers.extend(take(&mut book.admission, self.now(), permit));
+            wakers.extend(take(&mut book.admission, now, permit));
             wakers.extend(book.drained());
             wakers
         };

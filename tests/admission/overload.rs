@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
 
 use crate::admission::{
-    Admission, Ask, Class, Entered, Key, NoPermit, Patience, ShareLimits, Waited,
+    Admission, Ask, Class, Entered, Granted, NoPermit, Patience, ShareLimits, Waited, Waiting,
 };
 use crate::{MS, ONE, plain};
 
@@ -39,7 +39,7 @@ struct Load {
 struct Caller {
     came: u64,
     share: usize,
-    key: Option<Key>,
+    key: Option<Waiting>,
 }
 
 /// Tells which caller was woken.
@@ -124,8 +124,10 @@ impl Simulation {
                     self.admission.give_back(at, permit).into_iter().for_each(Waker::wake);
                 }
                 Event::GivesUp { caller } => {
-                    if let Some(key) = self.callers.get(&caller).and_then(|caller| caller.key) {
-                        let left = self.admission.leave(at, key);
+                    if let Some(key) =
+                        self.callers.get_mut(&caller).and_then(|caller| caller.key.take())
+                    {
+                        let left = self.admission.leave(at, &key);
                         left.wakers.into_iter().for_each(Waker::wake);
                         self.callers.remove(&caller);
                     }
@@ -158,7 +160,7 @@ impl Simulation {
         wakers.into_iter().for_each(Waker::wake);
         self.callers.insert(caller, Caller { came: self.now, share, key: None });
         match entered {
-            Entered::In(permit) => self.runs(permit, caller),
+            Entered::In(Granted { number: permit, .. }) => self.runs(permit, caller),
             Entered::Waits(key) => {
                 self.callers.get_mut(&caller).expect("it came").key = Some(key);
                 let gives_up = self.now + PATIENCE;
@@ -183,9 +185,9 @@ impl Simulation {
         };
         let (came, share) = (*came, *share);
         let waker = Waker::from(Arc::new(Bell(caller, self.woken.clone())));
-        match self.admission.poll(*key, waker).0 {
+        match self.admission.poll(key, waker).0 {
             Waited::Wait => {}
-            Waited::In(permit) => {
+            Waited::In(Granted { number: permit, .. }) => {
                 self.callers.get_mut(&caller).expect("it came").key = None;
                 self.runs(permit, caller);
             }
@@ -265,7 +267,7 @@ impl Loops {
         let mut free_at = vec![0; self.at_once];
         let mut events = BinaryHeap::new();
         events.extend((0..self.clients).map(|client| Reverse((0, LoopEvent::Asks, client))));
-        let mut waiting: Vec<Option<Key>> = vec![None; self.clients];
+        let mut waiting: Vec<Option<Waiting>> = (0..self.clients).map(|_| None).collect();
         let mut came = vec![0; self.clients];
         let mut answers = LoopAnswers::default();
         while let Some(Reverse((now, event, client))) = events.pop()
@@ -288,7 +290,9 @@ impl Loops {
                     let deadline = Some(now + self.patience);
                     let ask = plain(Class::Normal, Patience::UpToTheLimit);
                     match admission.enter(now, Ask { deadline, weight: self.weight, ..ask }).0 {
-                        Entered::In(permit) => ended.push((client, Some(permit))),
+                        Entered::In(Granted { number: permit, .. }) => {
+                            ended.push((client, Some(permit)))
+                        }
                         Entered::Refused(_) => ended.push((client, None)),
                         Entered::Waits(key) => waiting[client] = Some(key),
                     }
@@ -297,10 +301,12 @@ impl Loops {
                 LoopEvent::Expires => drop(admission.expire(now)),
             }
             for (client, waits) in waiting.iter_mut().enumerate() {
-                let Some(key) = *waits else { continue };
+                let Some(key) = &*waits else { continue };
                 match admission.poll(key, Waker::noop().clone()).0 {
                     Waited::Wait => continue,
-                    Waited::In(permit) => ended.push((client, Some(permit))),
+                    Waited::In(Granted { number: permit, .. }) => {
+                        ended.push((client, Some(permit)))
+                    }
                     Waited::Refused(_) => ended.push((client, None)),
                 }
                 *waits = None;
@@ -391,7 +397,9 @@ fn a_slow_request_locks_nobody_out() {
 fn a_slow_first_request_is_soon_forgotten() {
     let mut admission = Admission::new(4, 10_000, [Class::Normal], ONE);
     let ask = plain(Class::Normal, Patience::UpToTheLimit);
-    let Entered::In(first) = admission.enter(0, ask).0 else { panic!("it is free") };
+    let Entered::In(Granted { number: first, .. }) = admission.enter(0, ask).0 else {
+        panic!("it is free")
+    };
     let mut now = 2000 * MS;
     drop(admission.give_back(now, first));
     let (mut served, mut refused) = (0, 0);
@@ -400,7 +408,7 @@ fn a_slow_first_request_is_soon_forgotten() {
         for _ in 0..4 {
             let deadline = Some(now + 200 * MS);
             match admission.enter(now, Ask { deadline, ..ask }).0 {
-                Entered::In(permit) => held.push(permit),
+                Entered::In(Granted { number: permit, .. }) => held.push(permit),
                 Entered::Refused(_) => refused += 1,
                 Entered::Waits(_) => panic!("there are permits"),
             }
@@ -444,24 +452,29 @@ fn a_greedy_share_starves_nobody() {
 fn a_permit_goes_to_who_can_use_it() {
     let mut admission = Admission::new(1, usize::MAX, [Class::Normal], ONE);
     let ask = |deadline| Ask { deadline, ..plain(Class::Normal, Patience::UpToTheLimit) };
-    let (Entered::In(first), _) = admission.enter(0, ask(None)) else { panic!("empty") };
+    let (Entered::In(Granted { number: first, .. }), _) = admission.enter(0, ask(None)) else {
+        panic!("empty")
+    };
     drop(admission.give_back(100 * MS, first));
-    let (Entered::In(second), _) = admission.enter(100 * MS, ask(None)) else { panic!("free") };
+    let (Entered::In(Granted { number: second, .. }), _) = admission.enter(100 * MS, ask(None))
+    else {
+        panic!("free")
+    };
     let deadline = Some(450 * MS);
     let (Entered::Waits(late), _) = admission.enter(100 * MS, ask(deadline)) else {
         panic!("it has time for three")
     };
     let (Entered::Waits(next), _) = admission.enter(100 * MS, ask(None)) else { panic!("taken") };
     drop(admission.give_back(400 * MS, second));
-    let look = |admission: &mut Admission, key| admission.poll(key, Waker::noop().clone()).0;
+    let look = |admission: &mut Admission, key: &_| admission.poll(key, Waker::noop().clone()).0;
     let Waited::Refused(NoPermit::Expired { waited_ns, remaining_ns, takes_ns }) =
-        look(&mut admission, late)
+        look(&mut admission, &late)
     else {
         panic!("it would be late")
     };
     assert_eq!((waited_ns, remaining_ns), (300 * MS, 50 * MS));
     assert!(takes_ns > remaining_ns);
-    assert!(matches!(look(&mut admission, next), Waited::In(_)));
+    assert!(matches!(look(&mut admission, &next), Waited::In(_)));
 }
 
 /// Two that always want more: one whose permits are held three times as long gets a third as many, and
@@ -477,7 +490,7 @@ fn shares_divide_the_time() {
         let wait = |admission: &mut Admission, now, share| {
             let ask = Ask { share, ..plain(Class::Normal, Patience::UpToTheLimit) };
             match admission.enter(now, ask).0 {
-                Entered::In(permit) => Ok(permit),
+                Entered::In(Granted { number: permit, .. }) => Ok(permit),
                 Entered::Waits(key) => Err(key),
                 Entered::Refused(refusal) => panic!("{refusal:?}"),
             }
@@ -494,8 +507,8 @@ fn shares_divide_the_time() {
             waiting.push((share, wait(&mut admission, now, share).expect_err("taken")));
             drop(admission.give_back(now, permit));
             let next = waiting.iter().position(|(_, key)| {
-                match admission.poll(*key, Waker::noop().clone()).0 {
-                    Waited::In(given) => {
+                match admission.poll(key, Waker::noop().clone()).0 {
+                    Waited::In(Granted { number: given, .. }) => {
                         permit = given;
                         true
                     }
@@ -514,7 +527,9 @@ fn shares_divide_the_time() {
 fn without_deadlines_there_is_no_overload() {
     let mut admission = Admission::new(1, usize::MAX, [Class::Normal], ONE);
     let ask = |deadline| Ask { deadline, ..plain(Class::Normal, Patience::UpToTheLimit) };
-    let (Entered::In(mut permit), _) = admission.enter(0, ask(None)) else { panic!("empty") };
+    let (Entered::In(Granted { number: mut permit, .. }), _) = admission.enter(0, ask(None)) else {
+        panic!("empty")
+    };
     let mut now = 0;
     let mut keys = std::collections::VecDeque::new();
     for _ in 0..60 {
@@ -525,7 +540,9 @@ fn without_deadlines_there_is_no_overload() {
         now += 10 * MS;
         drop(admission.give_back(now, permit));
         let oldest = keys.pop_front().expect("they wait");
-        let Waited::In(next) = admission.poll(oldest, Waker::noop().clone()).0 else {
+        let Waited::In(Granted { number: next, .. }) =
+            admission.poll(&oldest, Waker::noop().clone()).0
+        else {
             panic!("{round}: another one was admitted")
         };
         permit = next;
@@ -537,9 +554,9 @@ fn without_deadlines_there_is_no_overload() {
     };
     now += 10 * MS;
     drop(admission.give_back(now, permit));
-    assert_eq!(admission.poll(hurried, Waker::noop().clone()).0, Waited::Wait);
+    assert_eq!(admission.poll(&hurried, Waker::noop().clone()).0, Waited::Wait);
     let oldest = keys.pop_front().expect("they wait");
-    assert!(matches!(admission.poll(oldest, Waker::noop().clone()).0, Waited::In(_)));
+    assert!(matches!(admission.poll(&oldest, Waker::noop().clone()).0, Waited::In(_)));
 }
 
 /// Twice as many come as can be answered, each with a second of patience.
@@ -551,7 +568,9 @@ fn under_overload_the_newest_goes_first() {
         let deadline = Some(now + 1000 * MS);
         admission.enter(now, Ask { deadline, ..plain(Class::Normal, Patience::UpToTheLimit) }).0
     };
-    let Entered::In(mut permit) = ask(&mut admission, now) else { panic!("empty") };
+    let Entered::In(Granted { number: mut permit, .. }) = ask(&mut admission, now) else {
+        panic!("empty")
+    };
     let mut keys = Vec::new();
     let mut order = Vec::new();
     for _ in 0..300 {
@@ -565,9 +584,9 @@ fn under_overload_the_newest_goes_first() {
         let mut called = None;
         let mut waiting = Vec::new();
         for key in keys.drain(..) {
-            match admission.poll(key, Waker::noop().clone()).0 {
+            match admission.poll(&key, Waker::noop().clone()).0 {
                 Waited::Wait => waiting.push(key),
-                Waited::In(next) => {
+                Waited::In(Granted { number: next, .. }) => {
                     permit = next;
                     called = Some(waiting.len());
                 }
@@ -588,9 +607,9 @@ fn under_overload_the_newest_goes_first() {
         drop(admission.give_back(now, permit));
         let mut waiting = Vec::new();
         for key in keys.drain(..) {
-            match admission.poll(key, Waker::noop().clone()).0 {
+            match admission.poll(&key, Waker::noop().clone()).0 {
                 Waited::Wait => waiting.push(key),
-                Waited::In(next) => permit = next,
+                Waited::In(Granted { number: next, .. }) => permit = next,
                 Waited::Refused(_) => {}
             }
         }

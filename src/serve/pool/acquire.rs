@@ -12,7 +12,7 @@ use super::{Asks, PoolCore, PoolState, PooledStream};
 use crate::error::admitter::Admitter;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::runtime::coop::Budget;
-use crate::serve::admission::{Ask, Entered, Key, Left, NoPermit, Patience, Waited};
+use crate::serve::admission::{Ask, Entered, Granted, Left, NoPermit, Patience, Waited, Waiting};
 use crate::serve::refusal;
 use crate::thread::contain;
 
@@ -40,16 +40,8 @@ pub struct Acquire {
 
 enum AcquireState {
     New,
-    Waiting { key: Key, since: Instant },
+    Waiting { waiting: Waiting, since: Instant },
     Done,
-}
-
-/// A permit that was taken.
-pub(super) struct Permit {
-    pub(super) number: usize,
-    pub(super) slot: usize,
-    pub(super) weight: u32,
-    waited: Duration,
 }
 
 impl Acquire {
@@ -65,13 +57,13 @@ impl Acquire {
 
     fn poll_permit(&mut self, cx: &mut Context<'_>) -> Poll<Result<PooledStream>> {
         loop {
-            let ended = match self.state {
+            let (ended, waited) = match &self.state {
                 AcquireState::New => match self.enter(cx) {
-                    Some(ended) => ended,
+                    Some(ended) => (ended, Duration::ZERO),
                     None => return Poll::Pending,
                 },
-                AcquireState::Waiting { key, since } => match self.look(key, since, cx) {
-                    Some(ended) => ended,
+                AcquireState::Waiting { waiting, since } => match self.look(waiting, cx) {
+                    Some(ended) => (ended, since.elapsed()),
                     None => return Poll::Pending,
                 },
                 AcquireState::Done => panic!("`Acquire` polled after it was ready"),
@@ -82,75 +74,68 @@ impl Acquire {
                     refusal::tell(&self.admitter(), 1, &error);
                     return Poll::Ready(Err(error));
                 }
-                Ok(permit) => {
-                    let waited = permit.waited;
-                    match self.shared.stream(permit) {
-                        Some(stream) => return Poll::Ready(Ok(PooledStream { stream, waited })),
-                        // Its device is gone: try another slot.
-                        None => self.state = AcquireState::New,
-                    }
-                }
+                Ok(granted) => match self.shared.stream(granted) {
+                    Some(stream) => return Poll::Ready(Ok(PooledStream { stream, waited })),
+                    // Its device is gone: try another slot.
+                    None => self.state = AcquireState::New,
+                },
             }
         }
     }
 
     /// Asks for a permit; `None`: the request waits from now on.
-    fn enter(&mut self, cx: &Context<'_>) -> Option<Result<Permit>> {
+    fn enter(&mut self, cx: &Context<'_>) -> Option<Result<Granted>> {
         let Asks { class, share, weight, .. } = self.asks;
         let deadline = self.deadline.map(|at| self.shared.time_of(at));
         let ask = Ask { class, share, weight, deadline, patience: self.patience };
         // Cloned in front of the lock, dropped behind it: a waker is foreign code.
         let mut waker = Some(cx.waker().clone());
+        let since = Instant::now();
+        let now = self.shared.time_of(since);
         let mut book = self.shared.book.lock();
         let mut wakers = self.shared.look_after(&mut book);
-        let (entered, told) = book.admission.enter(self.shared.now(), ask);
+        let (entered, told) = book.admission.enter(now, ask);
         wakers.extend(told);
         let ended = match entered {
-            Entered::In(number) => Some(Ok(Permit::taken(&book, number, Duration::ZERO))),
+            Entered::In(granted) => Some(Ok(granted)),
             Entered::Refused(refusal) => Some(Err(self.error(&book, refusal))),
-            Entered::Waits(key) => {
+            Entered::Waits(waiting) => {
                 self.shared.keep_time(&mut book);
-                self.state = AcquireState::Waiting { key, since: Instant::now() };
-                book.admission.leave_waker(key, &mut waker);
+                book.admission.leave_waker(&waiting, &mut waker);
+                self.state = AcquireState::Waiting { waiting, since };
                 None
             }
         };
         drop(book);
         drop(waker);
         wakers.into_iter().for_each(contain::wake);
-        match self.state {
+        match &self.state {
             // The devices begin to wake the pool: one may have ended before that.
-            AcquireState::Waiting { key, since } if self.shared.watch() => {
-                self.look(key, since, cx)
-            }
+            AcquireState::Waiting { waiting, .. } if self.shared.watch() => self.look(waiting, cx),
             _ => ended,
         }
     }
 
     /// Looks up the outcome of the wait; `None`: it continues.
-    fn look(&self, key: Key, since: Instant, cx: &Context<'_>) -> Option<Result<Permit>> {
+    fn look(&self, waiting: &Waiting, cx: &Context<'_>) -> Option<Result<Granted>> {
+        if let Some(Ok(granted)) = waiting.outcome() {
+            return Some(Ok(granted));
+        }
         // Cloned in front of the lock, dropped behind it: a waker is foreign code.
         let waker = cx.waker().clone();
         let mut book = self.shared.book.lock();
         // After the registration: a device that ended before it does not wake the pool.
         let wakers = self.shared.look_after(&mut book);
-        let (waited, stale) = book.admission.poll(key, waker);
+        let (waited, stale) = book.admission.poll(waiting, waker);
         let ended = match waited {
             Waited::Wait => None,
-            Waited::In(number) => Some(Ok(Permit::taken(&book, number, since.elapsed()))),
+            Waited::In(granted) => Some(Ok(granted)),
             Waited::Refused(refusal) => Some(Err(self.error(&book, refusal))),
         };
         drop(book);
         drop(stale);
         wakers.into_iter().for_each(contain::wake);
         ended
-    }
-}
-
-impl Permit {
-    fn taken(book: &PoolState, number: usize, waited: Duration) -> Self {
-        let (slot, weight) = book.admission.granted(number);
-        Permit { number, slot, weight, waited }
     }
 }
 
@@ -167,10 +152,10 @@ impl Future for Acquire {
 
 impl Drop for Acquire {
     fn drop(&mut self) {
-        if let AcquireState::Waiting { key, .. } = self.state {
+        if let AcquireState::Waiting { waiting, .. } = &self.state {
             let now = self.shared.now();
             let mut book = self.shared.book.lock();
-            let Left { mut wakers, stale, refusal } = book.admission.leave(now, key);
+            let Left { mut wakers, stale, refusal } = book.admission.leave(now, waiting);
             wakers.extend(book.drained());
             let untold = refusal.map(|refusal| self.error(&book, refusal));
             drop(book);
