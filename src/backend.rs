@@ -198,19 +198,23 @@ pub(crate) enum Function {
 pub(crate) struct LaunchShape {
     pub(crate) grid: Grid,
     pub(crate) cooperative: bool,
+    /// The device may start it while what is before it in its stream still ends: a kernel whose first statement waits for that. A
+    /// graph pays no attention.
+    pub(crate) overlaps: bool,
 }
 
 impl LaunchShape {
     /// The shape of an operation that is not a kernel.
-    pub(crate) const NONE: LaunchShape = LaunchShape {
-        grid: Grid {
-            grid_dim: [1; 3],
-            block_dim: [1; 3],
-            cluster_dim: [1; 3],
-            shared_mem_bytes: 0,
-        },
-        cooperative: false,
-    };
+    pub(crate) const NONE: LaunchShape = LaunchShape::plain(Grid {
+        grid_dim: [1; 3],
+        block_dim: [1; 3],
+        cluster_dim: [1; 3],
+        shared_mem_bytes: 0,
+    });
+
+    pub(crate) const fn plain(grid: Grid) -> Self {
+        LaunchShape { grid, cooperative: false, overlaps: false }
+    }
 }
 
 /// A pattern that a fill repeats: 1 to 16 bytes.

@@ -264,7 +264,10 @@ impl<S: Signature> Kernel<S> {
             core.launched.store(true, Ordering::Relaxed);
             footprint.may_block();
         }
-        let shape = LaunchShape { grid: config.grid(), cooperative: config.is_cooperative() };
+        let shape = LaunchShape {
+            cooperative: config.is_cooperative(),
+            ..LaunchShape::plain(config.grid())
+        };
         queue.submit_launch(
             footprint,
             &KernelLaunch { code: &self.core, function: &core.function, shape, args: block },

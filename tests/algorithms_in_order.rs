@@ -6,7 +6,9 @@ mod alone;
 
 use futures::executor::block_on;
 use gpu_await::testing::Gate;
-use gpu_await::{AlgorithmFamily, Compare, DeviceBuffer, Stream};
+use gpu_await::{
+    AlgorithmFamily, Compare, DeviceBuffer, DeviceKind, ReduceOp, Stream, join_all, transform,
+};
 
 fn up(stream: &Stream, x: &[u32]) -> DeviceBuffer<u32> {
     stream.upload(x.to_vec()).queued().expect("memory")
@@ -45,6 +47,44 @@ fn nothing_waits_in_a_chain() {
     assert!(!sum.is_complete());
     gate.open();
     assert_eq!(sum.synchronize().expect("a sum"), 10_000 * 9_999 / 2);
+}
+
+/// A kernel that starts while the one before it ends waits for what that writes, and what is behind it for both.
+#[test]
+fn each_waits_for_what_is_before_it() {
+    let device = alone::device();
+    let stream = device.stream().expect("a stream");
+    // On a host device they are one after the other anyway.
+    let (lengths, rounds): (&[usize], u32) = match device.kind() {
+        DeviceKind::Host => (&[1, 1_000], 20),
+        _ => (&[1, 1_000, 20_000, 1_000_003], 200),
+    };
+    for &n in lengths {
+        let mut all = [(); 4].map(|()| stream.empty::<u32>(n).queued().expect("memory"));
+        let [x, y, scanned, sorted] = &mut all;
+        let (mut sums, mut greatest, mut sorted_sums) = (Vec::new(), Vec::new(), Vec::new());
+        for round in 0..rounds {
+            stream.fill(x, round).queued().expect("a fill");
+            stream.transform(transform!(|x| x + 1), (&*x,), y).queued().expect("a transform");
+            sums.push(stream.sum(y));
+            stream.inclusive_scan(y, ReduceOp::Sum, scanned).queued().expect("a scan");
+            greatest.push(stream.max(&scanned.slice(n - 1..).expect("the last")));
+            stream.copy(y, sorted).queued().expect("a copy");
+            stream.sort(sorted).queued().expect("a sort");
+            sorted_sums.push(stream.sum(sorted));
+            // Too early, it would be seen in what was read above.
+            stream.fill(y, u32::MAX).queued().expect("a fill");
+        }
+        let (sums, sorted_sums) =
+            (join_all(sums).synchronize(), join_all(sorted_sums).synchronize());
+        let expected: Vec<u64> = (1..=u64::from(rounds)).map(|each| each * n as u64).collect();
+        assert_eq!(sums.expect("sums"), expected, "{n} elements");
+        assert_eq!(sorted_sums.expect("sums"), expected, "{n} elements, sorted");
+        let greatest = join_all(greatest).synchronize().expect("values");
+        for (greatest, sum) in greatest.iter().zip(&expected) {
+            assert_eq!(*greatest, *sum as u32, "{n} elements, scanned");
+        }
+    }
 }
 
 /// Loading kernels waits for what runs, and a gate waits for the host.

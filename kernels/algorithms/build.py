@@ -164,6 +164,8 @@ def build(image):
             *(f"-D{macro}={value}" if value else f"-D{macro}" for macro, value in definitions.items()),
         ]
         ptx, facts = tidied(nvrtc.compile(f"{source}.cu", (HERE / f"{source}.cu").read_bytes(), options))
+        if which == "hopper":
+            check_waits(name, ptx)
         cubin = assembled(name, ptx, f"sm_{capability}")
         code = ptx.encode("ascii") if which == "general" else cubin
         codes[which] = (code, pack(code), facts)
@@ -201,6 +203,18 @@ def tidied(ptx):
     text = "\n".join(kept) + "\n"
     # The kernels that only told facts.
     return re.sub(r"\.visible \.entry \w+_facts\(\)\n\{.*?\n\}\n", "", text, flags=re.DOTALL), facts
+
+
+# What must not be in front of a kernel's wait: a use of memory, or a way around it.
+TOO_EARLY = re.compile(r"\b(?:ld|st)\.(?!param)|\b(?:atom|red|bra|ret|call|exit|cp|griddepcontrol\.launch_dependents)\b")
+
+
+def check_waits(name, ptx):
+    """Every kernel waits for what is before it in its stream, first of all: it is launched while that ends (code.rs)."""
+    for entry, body in re.findall(r"\.entry (\w+)\(.*?\n\{(.*?)\n\}\n", ptx, flags=re.DOTALL):
+        before, wait, _ = body.partition("griddepcontrol.wait;")
+        if not wait or TOO_EARLY.search(before):
+            raise KernelError(f"{name}: {entry} does not wait first: its first statement must be begin()")
 
 
 def assembled(name, ptx, architecture):

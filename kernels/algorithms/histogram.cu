@@ -134,10 +134,12 @@ __device__ __forceinline__ void count_in_global(const element* in, u64* counts, 
     }                                                                                                             \
     extern "C" __global__ void __launch_bounds__(tuning<IS_EVEN>::policy.threads_per_block)                       \
     NAME##_shared(const element* in, PARAMETERS, u32 bins, u64* counts, u64 most, const u64* len) {               \
+        begin();                                                                                                  \
         count_in_shared<BINS, IS_EVEN>(in, counts, length(most, len), MADE);                                      \
     }                                                                                                             \
     extern "C" __global__ void __launch_bounds__(tuning<IS_EVEN>::policy.threads_per_block)                       \
     NAME##_global(const element* in, PARAMETERS, u32 bins, u64* counts, u64 most, const u64* len) {               \
+        begin();                                                                                                  \
         count_in_global<BINS>(in, counts, length(most, len), MADE);                                               \
     }
 
@@ -146,6 +148,7 @@ KERNELS(even, even, true, computed lower COMMA computed upper COMMA computed sca
 KERNELS(between, between, false, const element* levels COMMA element flip, (between{levels, bins, flip}))
 
 extern "C" __global__ void __launch_bounds__(256) histogram_init(u64* counts, u64 bins) {
+    begin_and_let_next_start();
     u64 stride = u64(blockDim.x) * gridDim.x;
     for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < bins; i += stride) { counts[i] = 0; }
 }

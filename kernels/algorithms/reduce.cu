@@ -125,15 +125,18 @@ using summed = total_t<element>;
     FACTS(NAME, A, OP)                                                                              \
     extern "C" __global__ void __launch_bounds__(tuning<A, OP>::tiles.threads_per_block)            \
     NAME##_tiles(INPUT, A* partials, u64 most, const u64* len WITH) {                               \
+        begin_and_let_next_start();                                                                 \
         reduce_tiles<A>(FROM, partials, length(most, len), BY, TRANSFORM);                        \
     }                                                                                               \
     extern "C" __global__ void __launch_bounds__(tuning<A, OP>::single.threads_per_block, 1)        \
     NAME##_single(INPUT, OUT* out, u64 most, const u64* len MORE WITH) {                            \
+        begin();                                                                                    \
         A all = FIRST;                                                                              \
         if (reduce_in_block<A>(FROM, length(most, len), BY, TRANSFORM, all)) { PUT; }             \
     }                                                                                               \
     extern "C" __global__ void __launch_bounds__(tuning<A, OP>::single.threads_per_block, 1)        \
     NAME##_last(const A* partials, OUT* out, u64 most, const u64* len, u32 blocks MORE WITH) {      \
+        begin_and_let_next_start();                                                                 \
         A all = FIRST;                                                                              \
         u64 count = partials_of<A, OP>(length(most, len), blocks);                                  \
         if (reduce_in_block<A>(partials, count, BY, identity{}, all)) { PUT; }                    \

@@ -98,6 +98,7 @@ struct place {
 extern "C" __global__ void __launch_bounds__(sweep.threads_per_block)
 run_lengths(const element* in, element* keys, u64* counts, void* state, u64 most, const u64* len, place of, const u64* before,
             u64* runs, u64* open) {
+    begin();
     using policy_t = cub::detail::agent_reduce_by_key_policy<
         sweep.threads_per_block, sweep.items_per_thread, sweep.load_algorithm, sweep.load_modifier, sweep.scan_algorithm,
         cub::detail::delay_constructor_t<sweep.lookback_delay.kind, sweep.lookback_delay.delay, sweep.lookback_delay.l2_write_latency>>;
@@ -121,6 +122,7 @@ run_lengths(const element* in, element* keys, u64* counts, void* state, u64 most
 }
 
 extern "C" __global__ void __launch_bounds__(128) runs_init(void* state, int tiles) {
+    begin_and_let_next_start();
     tile_state all;
     all.Init(0, state, 0);
     all.InitializeStatus(tiles);

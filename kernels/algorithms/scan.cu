@@ -49,10 +49,12 @@ __device__ __forceinline__ void scan(const element* in, element* out, void* stat
     }                                                                                                         \
     extern "C" __global__ void __launch_bounds__(tuning<OP>::scan.threads_per_block)                          \
     NAME##_inclusive(const element* in, element* out, void* state, u64 most, const u64* len WITH) {           \
+        begin();                                                                                              \
         scan(in, out, state, length(most, len), BY, cub::NullType{});                                         \
     }                                                                                                         \
     extern "C" __global__ void __launch_bounds__(tuning<OP>::scan.threads_per_block)                          \
     NAME##_exclusive(const element* in, element* out, void* state, u64 most, const u64* len, computed init WITH) { \
+        begin();                                                                                              \
         scan(in, out, state, length(most, len), BY, inner(init));                                             \
     }
 
@@ -69,6 +71,7 @@ KERNELS(max, greatest_of, greatest_of{}, NOTHING)
 #endif
 
 extern "C" __global__ void __launch_bounds__(128) scan_init(void* state, int tiles) {
+    begin_and_let_next_start();
     tile_state all;
     all.Init(0, state, 0);
     all.InitializeStatus(tiles);

@@ -64,11 +64,13 @@ __device__ __forceinline__ void reduce_by_warps(const element* x, segments all, 
     extern "C" __global__ void __launch_bounds__(tuning<A, OP>::blocks.threads_per_block)                                     \
     NAME##_blocks(const element* x, u64 most, const u64* len, const u64* offsets, element* out, u64 offsets_most,             \
                   const u64* offsets_len, INIT init WITH) {                                                                   \
+        begin();                                                                                                              \
         reduce_by_blocks<A>(x, segments(offsets, offsets_most, offsets_len, length(most, len)), out, BY, TRANSFORM, A(init)); \
     }                                                                                                                         \
     extern "C" __global__ void __launch_bounds__(tuning<A, OP>::warps.threads_per_block)                                      \
     NAME##_warps(const element* x, u64 most, const u64* len, const u64* offsets, element* out, u64 offsets_most,              \
                  const u64* offsets_len, INIT init WITH) {                                                                    \
+        begin();                                                                                                              \
         reduce_by_warps<A>(x, segments(offsets, offsets_most, offsets_len, length(most, len)), out, BY, TRANSFORM, A(init));  \
     }
 

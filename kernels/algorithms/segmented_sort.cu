@@ -41,6 +41,7 @@ struct before {
 #define SEGMENTS u64 most, const u64 *len, const u64 *offsets, u64 offsets_most, const u64 *offsets_len, word if_negative, word always
 
 extern "C" __global__ void __launch_bounds__(medium.threads_per_block) sort_warps(word* keys, value* values, SEGMENTS) {
+    begin();
     constexpr int warps = medium.threads_per_block / lanes, items = medium.items_per_thread;
     using sort = cub::WarpMergeSort<word, items, lanes, value>;
     using load_keys = cub::WarpLoad<word, items, medium.load_algorithm, lanes>;
@@ -86,6 +87,7 @@ extern "C" __global__ void __launch_bounds__(medium.threads_per_block) sort_warp
 
 extern "C" __global__ void __launch_bounds__(large.threads_per_block)
 sort_blocks(key* keys, value* values, key* other_keys, value* other_values, SEGMENTS) {
+    begin();
     using policy_t = cub::detail::agent_radix_sort_downsweep_policy<
         0, 0, void, large.load_algorithm, large.load_modifier, large.rank_algorithm, large.scan_algorithm, large.radix_bits,
         cub::detail::NoScaling<large.threads_per_block, large.items_per_thread>>;

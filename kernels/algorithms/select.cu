@@ -102,6 +102,7 @@ struct place {
         FACT(#NAME "_tile", NAME##_tuning::tile);                                                            \
     }                                                                                                        \
     extern "C" __global__ void __launch_bounds__(NAME##_tuning::sweep.threads_per_block) NAME(PARAMETERS, PART) { \
+        begin();                                                                                             \
         select<NAME##_tuning, cub::SelectImpl::WHICH>(FROM, BY, TO, PASSED, IF, EQUAL_T{});                  \
     }
 
@@ -128,6 +129,7 @@ KERNEL(unique, const element*, none*, element*, Select,
 #endif
 
 extern "C" __global__ void __launch_bounds__(128) select_init(void* state, int tiles) {
+    begin_and_let_next_start();
     tile_state all;
     all.Init(0, state, 0);
     all.InitializeStatus(tiles);

@@ -47,12 +47,14 @@ extern "C" __global__ void sort_facts() {
 }
 
 extern "C" __global__ void __launch_bounds__(256) sort_init(uint4* words, u64 count_of_words) {
+    begin_and_let_next_start();
     u64 stride = u64(blockDim.x) * gridDim.x;
     for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < count_of_words; i += stride) { words[i] = uint4{0, 0, 0, 0}; }
 }
 
 extern "C" __global__ void __launch_bounds__(count.threads_per_block)
 sort_count(place* bins, const key* keys, u64 most, const u64* len, word if_negative, word always) {
+    begin();
     using policy_t = cub::detail::agent_radix_sort_histogram_policy<
         count.threads_per_block, count.items_per_thread, count.private_partitions, void, count.radix_bits>;
     using agent = radix_sort::AgentRadixSortHistogram<policy_t, false, key, place, order<word>>;
@@ -61,6 +63,7 @@ sort_count(place* bins, const key* keys, u64 most, const u64* len, word if_negat
 }
 
 extern "C" __global__ void __launch_bounds__(offsets_threads) sort_offsets(place* bins) {
+    begin_and_let_next_start();
     constexpr int per_thread = (digits + offsets_threads - 1) / offsets_threads;
     using scan = cub::BlockScan<place, offsets_threads>;
     __shared__ typename scan::TempStorage storage;
@@ -100,6 +103,7 @@ using pass_key = cuda::std::conditional_t<!has_values && sizeof(word) == 8, raw_
 extern "C" __global__ void PASS_BOUNDS
 sort_pass(int* lookback, int* counter, place* next, const place* bins, pass_key* keys_out, const pass_key* keys_in,
           value* values_out, const value* values_in, u64 most, const u64* len, portion of) {
+    begin();
     using policy_t = cub::detail::agent_radix_sort_onesweep_policy<
         0, 0, void, pass.rank_private_partitions, pass.rank_algorithm, pass.scan_algorithm, pass.store_algorithm,
         pass.radix_bits, cub::detail::NoScaling<pass.threads_per_block, pass.items_per_thread>>;
@@ -117,6 +121,7 @@ sort_pass(int* lookback, int* counter, place* next, const place* bins, pass_key*
 extern "C" __global__ void __launch_bounds__(small.threads_per_block, 1)
 sort_small(key* keys_out, const key* keys_in, value* values_out, const value* values_in, u64 most, const u64* len,
            word if_negative, word always) {
+    begin();
     constexpr int threads = small.threads_per_block, items = small.items_per_thread;
     using sort = cub::BlockRadixSort<key, threads, items, value, small.radix_bits,
                                      (small.rank_algorithm == cub::RADIX_RANK_MEMOIZE), small.scan_algorithm>;

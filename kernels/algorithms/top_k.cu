@@ -53,10 +53,12 @@ __device__ __forceinline__ void take(const element* keys, const Index* indices, 
 
 #define KERNELS(INDEX)                                                                                                     \
     extern "C" __global__ void __launch_bounds__(256) number_##INDEX(const element* in, element* keys, INDEX* indices, u64 most) { \
+        begin();                                                                                                           \
         number(in, keys, indices, most);                                                                                   \
     }                                                                                                                      \
     extern "C" __global__ void __launch_bounds__(256) take_##INDEX(const element* keys, const INDEX* indices, element* out,  \
                                                                    u64* out_indices, u64 k, u64 most, const u64* len) {    \
+        begin();                                                                                                           \
         take(keys, indices, out, out_indices, k, length(most, len));                                                       \
     }
 
@@ -64,6 +66,7 @@ KERNELS(u32)
 KERNELS(u64)
 
 extern "C" __global__ void __launch_bounds__(256) take(const element* keys, element* out, u64 k, u64 most, const u64* len) {
+    begin();
     take(keys, static_cast<const u32*>(nullptr), out, nullptr, k, length(most, len));
 }
 
@@ -132,11 +135,13 @@ struct selection {
 };
 
 extern "C" __global__ void __launch_bounds__(256) top_init(u32* words, u64 count) {
+    begin_and_let_next_start();
     for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += u64(blockDim.x) * gridDim.x) { words[i] = 0; }
 }
 
 extern "C" __global__ void __launch_bounds__(policy.threads_per_block)
 top_count(const element* in, state* all, u64 most, const u64* len, selection of) {
+    begin();
     using agent = agent_of<extract, cub::NullType>;
     __shared__ typename agent::TempStorage storage;
     u32 items = u32(length(most, len));
@@ -148,6 +153,7 @@ top_count(const element* in, state* all, u64 most, const u64* len, selection of)
 
 extern "C" __global__ void __launch_bounds__(policy.threads_per_block)
 top_filter(const element* in, u64* found, u64* buffers, state* all, u64 most, const u64* len, selection of) {
+    begin();
     using agent = agent_of<extract, identify>;
     __shared__ typename agent::TempStorage storage;
     u32 items = u32(length(most, len));
@@ -162,6 +168,7 @@ top_filter(const element* in, u64* found, u64* buffers, state* all, u64 most, co
 
 extern "C" __global__ void __launch_bounds__(policy.threads_per_block)
 top_last(const element* in, u64* found, u64* buffers, state* all, u64 most, const u64* len, selection of) {
+    begin();
     using agent = agent_of<cub::NullType, identify>;
     __shared__ typename agent::TempStorage storage;
     u32 items = u32(length(most, len));
@@ -175,6 +182,7 @@ top_last(const element* in, u64* found, u64* buffers, state* all, u64 most, cons
 
 extern "C" __global__ void __launch_bounds__(256)
 top_unpack(const u64* found, element* out, u64* places, u64 most, const u64* len, selection of) {
+    begin();
     u64 items = length(most, len);
     u64 count = of.k < items ? of.k : items;
     for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += u64(blockDim.x) * gridDim.x) {

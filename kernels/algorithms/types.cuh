@@ -3,7 +3,7 @@
 // An image is compiled for one element type: `-DELEMENT=..` names it as below.
 #pragma once
 
-// CUB's agents say where the next kernel of a stream may start. Nothing, where it was not launched so.
+// CUB calls these by their names in CUDA's headers. Nothing, where a kernel was not launched so.
 __device__ __forceinline__ void cudaGridDependencySynchronize() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void cudaTriggerProgrammaticLaunchCompletion() { asm volatile("griddepcontrol.launch_dependents;"); }
 
@@ -16,6 +16,15 @@ __device__ __forceinline__ void cudaTriggerProgrammaticLaunchCompletion() { asm 
 #define FACT(NAME, VALUE) asm volatile("// fact " NAME " %0;" ::"n"(int(VALUE)))
 
 namespace gpu_await {
+// The first statement of every kernel: all that is before it in its stream is complete behind this. A kernel for capability 9.0 is
+// launched while what is before it still ends (programmatic dependent launch), so that its own start is not waited for.
+__device__ __forceinline__ void begin() { _CCCL_PDL_GRID_DEPENDENCY_SYNC(); }
+// The same, and the next kernel may start as soon as all blocks of this one have: for kernels that leave it room.
+__device__ __forceinline__ void begin_and_let_next_start() {
+    begin();
+    _CCCL_PDL_TRIGGER_NEXT_LAUNCH();
+}
+
 using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;

@@ -42,6 +42,8 @@ pub(super) struct AlgorithmKernel {
     pub(super) function: Function,
     /// It was launched before, so the driver's first-launch setup is done.
     pub(super) launched: AtomicBool,
+    /// Its first statement waits for what is before it in its stream: `build.py` checks the code for capability 9.0.
+    pub(super) waits_first: bool,
     /// Keeps the code loaded.
     _module: Option<Arc<LoadedModule>>,
 }
@@ -57,6 +59,7 @@ pub(super) struct LoadedImage {
     engine: Arc<Engine>,
     module: Module,
     code: &'static PackedCode,
+    tuned: Tuned,
     name: &'static str,
 }
 
@@ -89,7 +92,7 @@ impl AlgorithmKernel {
         let name: Arc<str> = name.into();
         let function = Function::Host(twin, name.clone());
         let launched = AtomicBool::new(true);
-        Arc::new(AlgorithmKernel { name, function, launched, _module: None })
+        Arc::new(AlgorithmKernel { name, function, launched, waits_first: false, _module: None })
     }
 }
 
@@ -135,7 +138,7 @@ impl LoadedImage {
         let form = if tuned == Tuned::Hopper { Form::Binary } else { Form::Ptx };
         let bytes = code.unpack().unwrap_or_else(|| unreachable!("{name} is in the archive"));
         let module = Module::load_now(engine, Image::compiled(form, bytes.into()).named(name))?;
-        Ok(LoadedImage { engine: engine.clone(), module, code, name })
+        Ok(LoadedImage { engine: engine.clone(), module, code, tuned, name })
     }
 
     /// A kernel of the image.
@@ -144,7 +147,8 @@ impl LoadedImage {
         let name = format!("{} of {}", entry, self.name).into();
         let (function, module) = (Function::Device(function), Some(self.module.loaded().clone()));
         let launched = AtomicBool::new(false);
-        Ok(Arc::new(AlgorithmKernel { name, function, launched, _module: module }))
+        let waits_first = self.tuned == Tuned::Hopper;
+        Ok(Arc::new(AlgorithmKernel { name, function, launched, waits_first, _module: module }))
     }
 
     /// A number of the image's tuning.

@@ -174,7 +174,7 @@ impl<'k> AlgorithmLaunch<'k> {
             cluster_dim: [1, 1, 1],
             shared_mem_bytes: 0,
         };
-        let shape = LaunchShape { grid, cooperative: false };
+        let shape = LaunchShape { overlaps: kernel.waits_first, ..LaunchShape::plain(grid) };
         let launch =
             KernelLaunch { code: kernel, function: &kernel.function, shape, args: &self.args };
         Ok(queue.submit_launch(&mut self.footprint, &launch)?)

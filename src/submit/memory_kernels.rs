@@ -111,7 +111,7 @@ impl MemoryKernel {
             cluster_dim: [1, 1, 1],
             shared_mem_bytes: 0,
         };
-        MemoryLaunch { kernel: self, shape: LaunchShape { grid, cooperative: false }, args }
+        MemoryLaunch { kernel: self, shape: LaunchShape::plain(grid), args }
     }
 }
 

@@ -111,7 +111,7 @@ impl RawQueue<'_> {
         let (grid_dim, block_dim, cluster_dim) = ([1; 3], [1; 3], [1; 3]);
         let grid = Grid { grid_dim, block_dim, cluster_dim, shared_mem_bytes: 0 };
         let function = Function::Host(Arc::new(once), self.name.to_arc());
-        let shape = LaunchShape { grid, cooperative: false };
+        let shape = LaunchShape::plain(grid);
         self.raw.launch(&function, &shape, &args).map_err(|code| self.engine().refused(code))
     }
 

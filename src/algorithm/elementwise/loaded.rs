@@ -75,6 +75,8 @@ pub(super) struct ElementwiseKernel {
     tiling: Tiling,
     /// On a CUDA device.
     module: Option<RawModule>,
+    /// It waits for what is before it in its stream by itself.
+    waits_first: bool,
     /// It was launched before, so the driver's first-launch setup is done.
     launched: AtomicBool,
 }
@@ -107,9 +109,11 @@ impl ElementwiseKernel {
                 (function, Some(module))
             }
         };
+        let target = Target::of(engine.backend.limits().compute_capability);
+        let waits_first = module.is_some() && target.waits_first();
         let (engine, tiling) = (engine.clone(), blueprint.recipe.tiling());
         let launched = AtomicBool::new(false);
-        Ok(ElementwiseKernel { engine, name, function, tiling, module, launched })
+        Ok(ElementwiseKernel { engine, name, function, tiling, module, waits_first, launched })
     }
 
     /// The device's; the first to ask loads it. No lock is held when `define` is called.
@@ -158,7 +162,7 @@ impl ElementwiseKernel {
             cluster_dim: [1, 1, 1],
             shared_mem_bytes: 0,
         };
-        let shape = LaunchShape { grid, cooperative: false };
+        let shape = LaunchShape { overlaps: self.waits_first, ..LaunchShape::plain(grid) };
         let launch = KernelLaunch { code: self, function: &self.function, shape, args };
         Ok(queue.submit_launch(footprint, &launch)?)
     }

@@ -64,11 +64,26 @@ pub(crate) enum Target {
     Pascal,
     /// Has an instruction that rounds to `bf16`.
     Ampere,
+    /// Starts a kernel while what is before it in its stream still ends, if the kernel itself waits for that.
+    Hopper,
 }
 
 impl Target {
     pub(crate) fn of(compute_capability: (u32, u32)) -> Self {
-        if compute_capability.0 >= 8 { Target::Ampere } else { Target::Pascal }
+        match compute_capability.0 {
+            0..8 => Target::Pascal,
+            8 => Target::Ampere,
+            9.. => Target::Hopper,
+        }
+    }
+
+    fn rounds_to_bf16(self) -> bool {
+        self != Target::Pascal
+    }
+
+    /// Whether kernels wait for what is before them in their stream, first of all.
+    pub(crate) fn waits_first(self) -> bool {
+        self == Target::Hopper
     }
 }
 
@@ -139,11 +154,15 @@ impl Recipe<'_> {
 pub(crate) fn generate(recipe: &Recipe<'_>, target: Target) -> String {
     let tiling = recipe.tiling();
     let mut text = PtxText::new(target);
+    if target.waits_first() {
+        text.line(format_args!("griddepcontrol.wait"));
+    }
     let parameters = kernel(&mut text, recipe, tiling);
     let functions = math::text(&text.functions);
     let architecture = match target {
         Target::Pascal => "sm_60",
         Target::Ampere => "sm_80",
+        Target::Hopper => "sm_90",
     };
     let mut whole =
         format!(".version 8.0\n.target {architecture}\n.address_size 64\n\n{functions}");

@@ -7,6 +7,8 @@
 use std::ffi::{c_int, c_void};
 use std::mem::{align_of, offset_of, size_of};
 
+use smallvec::SmallVec;
+
 #[cfg(feature = "blas")]
 use crate::backend::KernelCall;
 use crate::backend::{Grid, LaunchShape};
@@ -40,13 +42,18 @@ const _: () = {
 };
 
 impl Attribute {
-    /// The attributes of a launch, and how many of them there are.
-    pub(super) fn of(shape: &LaunchShape) -> ([Attribute; 2], u32) {
+    /// The attributes of a launch.
+    pub(super) fn of(shape: &LaunchShape) -> SmallVec<[Attribute; 3]> {
         const COOPERATIVE: c_int = 2;
         const CLUSTER_DIMENSION: c_int = 4;
-        let cluster = Attribute::new(CLUSTER_DIMENSION, shape.grid.cluster_dim);
-        let cooperative = Attribute::new(COOPERATIVE, [1, 0, 0]);
-        ([cluster, cooperative], 1 + u32::from(shape.cooperative))
+        const PROGRAMMATIC_STREAM_SERIALIZATION: c_int = 6;
+        let (set, cluster) = ([1, 0, 0], shape.grid.cluster_dim);
+        let attributes = [
+            shape.grid.has_clusters().then(|| Attribute::new(CLUSTER_DIMENSION, cluster)),
+            shape.cooperative.then(|| Attribute::new(COOPERATIVE, set)),
+            shape.overlaps.then(|| Attribute::new(PROGRAMMATIC_STREAM_SERIALIZATION, set)),
+        ];
+        attributes.into_iter().flatten().collect()
     }
 
     fn new(id: c_int, head: [u32; 3]) -> Self {
@@ -58,12 +65,8 @@ impl Attribute {
 
 impl RawConfig {
     /// Points to `attributes`, which must outlive the call that it is passed to.
-    pub(super) fn new(
-        grid: &Grid,
-        stream: *mut c_void,
-        attributes: &([Attribute; 2], u32),
-    ) -> Self {
-        RawConfig::with(grid, stream, (attributes.0.as_ptr(), attributes.1))
+    pub(super) fn new(grid: &Grid, stream: *mut c_void, attributes: &[Attribute]) -> Self {
+        RawConfig::with(grid, stream, (attributes.as_ptr(), attributes.len() as u32))
     }
 
     /// For a captured call, with the attributes that the driver returned. It points to them as well.

@@ -33,7 +33,7 @@ impl ModuleCalls for CudaBackend {
         let stream = stream_handle(stream);
         let mut pointers = args.pointers();
         let (params, extra) = (pointers.as_mut_ptr(), std::ptr::null_mut());
-        if shape.grid.has_clusters() {
+        if shape.grid.has_clusters() || shape.overlaps {
             let attributes = Attribute::of(shape);
             let config = RawConfig::new(&shape.grid, stream, &attributes);
             return driver!(self.cuLaunchKernelEx(&raw const config, function, params, extra));
@@ -167,7 +167,7 @@ impl ModuleCalls for CudaBackend {
     unsafe fn active_clusters(&self, function: RawFunction, grid: &Grid) -> DriverResult<u32> {
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
-        let attributes = Attribute::of(&LaunchShape { grid: *grid, cooperative: false });
+        let attributes = Attribute::of(&LaunchShape::plain(*grid));
         let config = RawConfig::new(grid, std::ptr::null_mut(), &attributes);
         let function = function.0 as Handle;
         let mut clusters = 0;

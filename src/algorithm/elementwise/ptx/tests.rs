@@ -141,7 +141,11 @@ fn text(kind: NumberKind, target: Target) -> String {
 fn every_kernel_assembles() {
     let assembler = std::env::var_os("GPU_AWAIT_PTXAS");
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target/tmp/elementwise");
-    let targets = [(Target::Pascal, ["sm_60", "sm_70"]), (Target::Ampere, ["sm_80", "sm_90"])];
+    let targets = [
+        (Target::Pascal, ["sm_60", "sm_70"]),
+        (Target::Ampere, ["sm_80", "sm_89"]),
+        (Target::Hopper, ["sm_90", "sm_100"]),
+    ];
     for kind in KINDS {
         for (target, architectures) in targets {
             let text = text(kind, target);
@@ -180,7 +184,7 @@ fn compare<T: Arithmetic, U: Arithmetic>(
 ) {
     let tile = recipe.tiling().tile() as usize;
     let scatters = matches!(recipe, Recipe::Scatter { .. });
-    for target in [Target::Pascal, Target::Ampere] {
+    for target in [Target::Pascal, Target::Ampere, Target::Hopper] {
         let text = generate(recipe, target);
         let code = KernelText::read(&text);
         for (aligned, offset) in [(1_u32, 0), (0, 8)] {

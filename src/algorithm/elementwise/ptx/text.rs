@@ -293,19 +293,17 @@ impl PtxText {
     }
 
     fn pack_halves(&mut self, kind: NumberKind, low: Register, high: Register) -> Register {
-        match (kind, self.target) {
-            (NumberKind::F16, Target::Ampere) => {
+        match (kind, self.target.rounds_to_bf16()) {
+            (NumberKind::F16, true) => {
                 self.op(RegisterClass::Word, "cvt.rn.f16x2.f32", &[&high, &low])
             }
-            (NumberKind::F16, Target::Pascal) => {
+            (NumberKind::F16, false) => {
                 let [low, high] = [low, high]
                     .map(|value| self.op(RegisterClass::Half, "cvt.rn.f16.f32", &[&value]));
                 self.op(RegisterClass::Word, "mov.b32", &[&format_args!("{{{low}, {high}}}")])
             }
-            (_, Target::Ampere) => {
-                self.op(RegisterClass::Word, "cvt.rn.bf16x2.f32", &[&high, &low])
-            }
-            (_, Target::Pascal) => {
+            (_, true) => self.op(RegisterClass::Word, "cvt.rn.bf16x2.f32", &[&high, &low]),
+            (_, false) => {
                 let [low, high] = [low, high].map(|value| self.bf16(value));
                 self.permute(low, high, "0x5410")
             }
@@ -314,7 +312,7 @@ impl PtxText {
 
     /// Rounds to the lower half of a word.
     fn bf16(&mut self, value: Register) -> Register {
-        if self.target == Target::Ampere {
+        if self.target.rounds_to_bf16() {
             let half = self.op(RegisterClass::Half, "cvt.rn.bf16.f32", &[&value]);
             return self.op(RegisterClass::Word, "cvt.u32.u16", &[&half]);
         }
