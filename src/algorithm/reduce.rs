@@ -5,7 +5,7 @@
 //! | at most a tile, or on a host device | `NAME_single` |
 //! | more | `NAME_tiles`, one value per block; `NAME_last`, which reduces those to one |
 //!
-//! The number of blocks depends on the device alone, so a floating point result is the same from run to run.
+//! The number of blocks depends on the device and the number of elements alone, so a floating point result is the same from run to run.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -193,7 +193,7 @@ impl ReduceKernels {
             }
         };
         let refuse = |error| AlgorithmLaunch::new(op).target(target).refuse(error);
-        let blocks = most.div_ceil(u64::from(tiles.tile)).min(u64::from(tiles.most_blocks)) as u32;
+        let blocks = tiles.blocks(most);
         let bytes = blocks as usize * tiles.partial_bytes as usize;
         let mut partials = queue.scratch::<u8>(op, bytes).map_err(refuse)?;
         let partials = partials.span_mut();
@@ -204,6 +204,15 @@ impl ReduceKernels {
             AlgorithmLaunch::new(op).reads(&partials).target(target).length(length).value(blocks);
         let last = last.inputs(ends_with).inputs(operator);
         last.run(queue, &tiles.last, (1, tiles.single_threads))
+    }
+}
+
+impl ReduceTiles {
+    /// Blocks for so many elements: each has as many tiles as the others, or the device waits for those that have one more.
+    fn blocks(&self, elements: u64) -> u32 {
+        let tiles = elements.div_ceil(u64::from(self.tile));
+        let of_each = tiles.div_ceil(u64::from(self.most_blocks));
+        tiles.div_ceil(of_each) as u32
     }
 }
 
