@@ -5,6 +5,7 @@
 //! | [`worker`] | what a background thread is; tasks that get a thread of their own |
 //! | [`crew`] | which work of a device is done off the executor, and by how many threads |
 //! | [`reaper`] | a thread that drops users' values |
+//! | [`native`] | how a thread starts and ends |
 //! | [`contain`] | a panic of foreign code ends no thread |
 //! | [`role`] | what code on this thread may do |
 //! | [`exit`] | what ends before `main` has returned |
@@ -13,6 +14,7 @@
 pub(crate) mod contain;
 pub(crate) mod crew;
 pub(crate) mod exit;
+pub(crate) mod native;
 pub(crate) mod reaper;
 pub(crate) mod role;
 pub(crate) mod worker;

@@ -621,6 +621,44 @@ mod growth {
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
     }
 
+    /// It has none of its parent's threads, and waits for none.
+    #[test]
+    fn the_child_of_a_fork_ends_at_once() {
+        const NAME: &str = "growth::the_child_of_a_fork_ends_at_once";
+        if child::parameter().is_none() {
+            child::run(NAME, "");
+            return;
+        }
+        let use_a_device = || {
+            let device = Device::host();
+            assert_eq!(block_on(device.host_fn(|| 5)).expect("no failure"), 5);
+        };
+        let end = || Instant::now() + Duration::from_secs(5);
+        let (before, limit) = (held().0, end());
+        use_a_device();
+        while held().0 > before {
+            assert!(Instant::now() < limit, "its threads end");
+            std::thread::yield_now();
+        }
+        // SAFETY: no other thread of this process holds a lock.
+        let forked = unsafe { libc::fork() };
+        if forked == 0 {
+            use_a_device();
+            std::process::exit(0);
+        }
+        let (mut status, limit) = (-1, end());
+        // SAFETY: the status is written for the length of the call.
+        while unsafe { libc::waitpid(forked, &raw mut status, libc::WNOHANG) } == 0 {
+            if Instant::now() > limit {
+                // SAFETY: it is this process's child, and was not waited for.
+                unsafe { libc::kill(forked, libc::SIGKILL) };
+                panic!("the child waits for something");
+            }
+            std::thread::yield_now();
+        }
+        assert_eq!(status, 0);
+    }
+
     #[test]
     fn a_shortage_of_threads_passes() {
         const NAME: &str = "growth::a_shortage_of_threads_passes";

@@ -47,9 +47,8 @@ use cudarc::driver::CudaContext;
 
 use super::{Backend, DeviceKind, DriverResult, Limits, NOT_READY, Query, RawEvent, RawStream};
 use crate::error::{DriverCode, ErrorDetail, Result};
-use crate::thread::exit;
 use crate::thread::exit::ExitGuard;
-use crate::thread::role;
+use crate::thread::{role, worker};
 
 /// A flag of `cuStreamCreate`.
 const NON_BLOCKING: u32 = 1;
@@ -353,6 +352,6 @@ impl Drop for CudaBackend {
         }
         // The last handle of the device was dropped in a host function. Without a thread, or with the process
         // ending, the context goes with the process.
-        exit::last_act(release);
+        worker::last_act(release);
     }
 }

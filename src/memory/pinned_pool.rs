@@ -34,7 +34,7 @@ use crate::runtime::stream_state::LentBlock;
 use crate::system;
 use crate::thread::crew::Crew;
 use crate::thread::role;
-use crate::thread::worker::detach;
+use crate::thread::worker::{detach, last_act};
 
 /// The largest block that is cut from a slab.
 pub(super) const MOST_CUT_BYTES: usize = SLAB_BYTES / 2;
@@ -307,7 +307,7 @@ impl Drop for PinnedPool {
         }
         let backend = self.engine.backend.clone();
         // Unregistering waits for everything that runs on a GPU.
-        crate::thread::exit::last_act(move || {
+        last_act(move || {
             for mapping in mappings {
                 // If it is refused, the memory stays mapped.
                 unregister(&*backend, mapping).ok();

@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 use crate::backend::HostCallback;
 use crate::runtime::Engine;
 use crate::runtime::stream_state::Callback;
-use crate::thread::contain;
+use crate::thread::native;
 use crate::thread::role;
 use crate::thread::role::Role;
 
@@ -103,7 +103,7 @@ impl<F: Send + 'static, R: Send + 'static> HostFn<F, R> {
                 let value = ManuallyDrop::new(value);
                 let reap = move || drop(ManuallyDrop::into_inner(value));
                 // Without a thread it leaks, which is the lesser evil.
-                contain::spawn("gpu-await-reaper", reap).ok();
+                native::spawn("gpu-await-reaper", reap).ok();
             }
         }
     }

@@ -63,7 +63,7 @@ use crate::memory::reclaim::reclaimers::Reclaimers;
 use crate::memory::reclaim::retired::{Block, Retired};
 use crate::thread::exit::{self, ExitGuard};
 use crate::thread::reaper::Reaper;
-use crate::thread::role;
+use crate::thread::{role, worker};
 
 /// How a device's completions are learned; from the builder.
 #[derive(Clone, Copy, Debug, Default)]
@@ -456,7 +456,7 @@ fn destroy_later(backend: &Arc<dyn Backend>) -> Destroy {
     let backend = backend.clone();
     Arc::new(move |event| {
         let backend = backend.clone();
-        exit::last_act(move || {
+        worker::last_act(move || {
             // SAFETY: the event was pooled: it has no other holder.
             let _ = unsafe { backend.event_destroy(event) };
         });
@@ -492,6 +492,6 @@ impl<S: DeviceStream> Drop for Engine<S> {
             }
             words.close(&*backend);
         };
-        exit::last_act(last_act);
+        worker::last_act(last_act);
     }
 }

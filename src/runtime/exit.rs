@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::attention::Attention;
 use crate::error::Result;
-use crate::thread::exit;
+use crate::thread::{exit, native};
 
 /// Process state, and the only one of this crate: the devices that must end, and their pollers, before the
 /// driver is torn down.
@@ -18,8 +18,8 @@ static DEVICES: Mutex<Vec<Weak<Attention>>> = Mutex::new(Vec::new());
 /// How long the end of the process waits for devices that are closing, and then for pollers.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// How long it waits for our threads that are in the driver. If a driver, or a tool that traces it, is torn down during a
-/// call, the process ends with a signal; but the call may wait for a kernel that never ends.
+/// How long it waits for our threads that are in the driver, or are ending. If a driver, or a tool that traces it, is torn
+/// down meanwhile, the process ends with a signal; but a call may wait for a kernel that never ends.
 const DRIVER: Duration = Duration::from_secs(10);
 
 /// Registers a device to be ended with the process.
@@ -59,6 +59,7 @@ fn end_devices() {
     for device in devices {
         wait_until(limit, || device.has_ended());
     }
+    native::count_ending(PATIENCE);
     wait_until(Instant::now() + DRIVER, || !exit::is_in_driver());
 }
 

@@ -18,16 +18,15 @@ use super::stream_state::StreamState;
 use crate::error::{DriverCode, Result};
 use crate::runtime::coop;
 use crate::system;
-use crate::thread::contain;
-use crate::thread::role;
 use crate::thread::role::Role;
+use crate::thread::{contain, native, role};
 
 /// Starts the poller of an engine.
 pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<()> {
     let attention = engine.attention.clone();
     let weak = Arc::downgrade(engine);
     let name = format!("gpu-await-{}", engine.label());
-    let thread = contain::spawn(&name, move || run(&weak, &attention))
+    let thread = native::spawn(&name, move || run(&weak, &attention))
         .map_err(|_| DriverCode { call: "thread spawn", code: 304 })?;
     engine.attention.thread.get_or_init(|| thread);
     Ok(())

@@ -10,11 +10,9 @@
 
 use std::any::Any;
 use std::future::Future;
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::task::{Poll, Waker};
-use std::thread::Thread;
 
 /// How many payloads of one panic are dropped, each thrown by the drop of the one before.
 const PAYLOADS: usize = 8;
@@ -68,16 +66,6 @@ pub(crate) async fn catch_future<F: Future>(future: F) -> Result<F::Output, Stri
     .await;
     contain("the drop of a future", || future.set(None));
     ended
-}
-
-/// Starts a thread of this crate: one that does not end with a panic. (The standard library aborts
-/// the process if the payload of a thread's panic panics when it is dropped.)
-pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
-    let thread = std::thread::Builder::new().name(name.to_owned());
-    let contained = move || {
-        contain("a thread of this crate", work);
-    };
-    Ok(thread.spawn(contained)?.thread().clone())
 }
 
 /// Drops a payload, and payloads thrown by its drop.

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 
-use super::contain;
+use super::native;
 use super::worker::{Offloaded, Task, Unwanted, Worker, detach, package, run};
 
 /// The name of its threads.
@@ -167,7 +167,7 @@ fn work(threads: usize) -> impl FnOnce(&Receiver<Task>) + Send + 'static {
             if std::mem::take(&mut is_first) && threads > 1 {
                 let (tasks, work) = (tasks.clone(), work(threads - 1));
                 // If it is refused, the existing threads do the work.
-                contain::spawn(NAME, move || work(&tasks)).ok();
+                native::spawn(NAME, move || work(&tasks)).ok();
             }
             run(task);
         }

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use parking_lot::Mutex;
 
 use crate::error::{ErrorDetail, Result};
-use crate::thread::contain;
 
 /// No device is opened any more.
 static ENDING: AtomicBool = AtomicBool::new(false);
@@ -14,7 +13,7 @@ static ENDING: AtomicBool = AtomicBool::new(false);
 /// No driver call is made any more.
 static BEGUN: AtomicBool = AtomicBool::new(false);
 
-/// Driver calls under way on threads of this crate: last acts and errands.
+/// Driver calls under way on threads of this crate (last acts and errands), and ends of its threads.
 static IN_DRIVER: AtomicU32 = AtomicU32::new(0);
 /// Devices whose last handle is gone and that still hold driver resources; and values to be dropped on
 /// another thread, which may be such handles.
@@ -28,6 +27,11 @@ impl ExitGuard {
     pub(crate) fn in_driver() -> Option<Self> {
         let guard = Self::counted(&IN_DRIVER);
         (!begun()).then_some(guard)
+    }
+
+    /// For threads that were in the driver, and are still ending when the process is.
+    pub(super) fn ending() -> Self {
+        Self::counted(&IN_DRIVER)
     }
 
     /// For a device that goes away: it is waited for before anything is stopped.
@@ -47,7 +51,7 @@ impl Drop for ExitGuard {
     }
 }
 
-/// Whether a thread of this crate is in the driver.
+/// Whether a thread of this crate is in the driver, or is ending.
 pub(crate) fn is_in_driver() -> bool {
     IN_DRIVER.load(Ordering::SeqCst) > 0
 }
@@ -55,20 +59,6 @@ pub(crate) fn is_in_driver() -> bool {
 /// Whether any device is going away.
 pub(crate) fn is_leaving() -> bool {
     LEAVING.load(Ordering::SeqCst) > 0
-}
-
-/// Runs a device's last act on a thread of its own: it may wait for everything that runs on the GPU, which a
-/// drop must not. The end of the process waits for it.
-pub(crate) fn last_act(act: impl FnOnce() + Send + 'static) {
-    let Some(in_driver) = ExitGuard::in_driver() else { return };
-    let leaving = ExitGuard::leaving();
-    let spawned = contain::spawn("gpu-await-close", move || {
-        act();
-        drop((in_driver, leaving));
-    });
-    if spawned.is_err() {
-        tracing::error!("no thread to close a device with: its memory stays registered");
-    }
 }
 
 /// Refuses to start anything that would have to be ended, from the moment that the end waits for existing

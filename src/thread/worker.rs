@@ -3,7 +3,7 @@
 //! | work | thread |
 //! |---|---|
 //! | frequent: drops of users' values, driver calls that may block, copies, a batcher's time-outs | a [`Worker`], one task after another |
-//! | rare, and possibly long: loading, trimming ([`offload`], [`detach`]) | one per task |
+//! | rare, and possibly long: loading, trimming ([`offload`], [`detach`]); a device's last acts ([`last_act`]) | one per task |
 //!
 //! A [`Worker`] starts with the first task sent and ends with its owner. An executor's blocking threads are not used: all of them may be
 //! taken, and they end with their runtime.
@@ -20,8 +20,8 @@ use futures::channel::oneshot;
 use parking_lot::Mutex;
 
 use crate::error::{DriverCode, ErrorDetail, Result};
-use crate::thread::contain;
 use crate::thread::exit::{self, ExitGuard};
+use crate::thread::{contain, native};
 
 /// Something to be done elsewhere.
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
@@ -69,7 +69,7 @@ impl<T: Send + 'static> Worker<T> {
             if self.inbox.get().is_none() {
                 let (sender, inbox) = unbounded();
                 // Not logged: the caller may hold a lock.
-                contain::spawn(self.name, move || work(&inbox)).ok()?;
+                native::spawn(self.name, move || work(&inbox)).ok()?;
                 self.inbox.get_or_init(|| sender);
             }
         }
@@ -142,7 +142,21 @@ pub(crate) fn detach(task: impl FnOnce() + Send + 'static) -> Result<()> {
             task();
         }
     };
-    contain::spawn("gpu-await-offload", task).map(drop).map_err(|_| no_thread())
+    native::spawn("gpu-await-offload", task).map(drop).map_err(|_| no_thread())
+}
+
+/// Runs a device's last act on a thread of its own: it may wait for everything that runs on the GPU, which a
+/// drop must not. The end of the process waits for it.
+pub(crate) fn last_act(act: impl FnOnce() + Send + 'static) {
+    let Some(in_driver) = ExitGuard::in_driver() else { return };
+    let leaving = ExitGuard::leaving();
+    let spawned = native::spawn("gpu-await-close", move || {
+        act();
+        drop((in_driver, leaving));
+    });
+    if spawned.is_err() {
+        tracing::error!("no thread to close a device with: its memory stays registered");
+    }
 }
 
 fn no_thread() -> crate::Error {

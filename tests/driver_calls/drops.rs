@@ -186,7 +186,7 @@ extern "C" fn nothing_is_left() {
 /// Registered before the crate's handler, so it runs after it, and the driver's own would as well.
 extern "C" fn nobody_is_in_the_driver() {
     let Some(driver) = STAND_IN.get() else { return };
-    if driver.releasing() > 0 {
+    if driver.leaving() > 0 {
         eprintln!("after main: a thread is in the driver");
         // SAFETY: ends the process, with nothing in between.
         unsafe { libc::_exit(3) };
@@ -203,6 +203,41 @@ fn the_end_of_the_process_waits_for_a_device_that_closes() {
         let device = Device::cuda(0).unwrap();
         let stream = device.stream().unwrap();
         soon(stream.upload(vec![1.0f32; 1000])).await.unwrap();
+    });
+}
+
+/// As above; and threads whose owner goes only now do not end any more.
+extern "C" fn no_thread_ends() {
+    let Some(driver) = STAND_IN.get() else { return };
+    nobody_is_in_the_driver();
+    driver.slow_thread_end(SLOW);
+    THINGS.lock().unwrap().drain(..).for_each(drop);
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    nobody_is_in_the_driver();
+}
+
+const SLOW: std::time::Duration = std::time::Duration::from_millis(1000);
+
+/// A driver, or a tool under it, that has things to do as a thread ends that called it, is not torn down meanwhile.
+#[test]
+fn the_end_of_the_process_waits_for_threads_that_end() {
+    const NAME: &str = "drops::the_end_of_the_process_waits_for_threads_that_end";
+    let Some(driver) = in_child(NAME, no_thread_ends) else { return };
+    super::runtime().block_on(async {
+        let devices = [(); 3].map(|()| Device::cuda(0).unwrap());
+        for device in &devices {
+            let stream = device.stream().unwrap();
+            soon(stream.upload(vec![1.0f32; 1000])).await.unwrap();
+            drop(stream);
+            eventually("the thread for errands has one", || device.stats().streams == 1);
+        }
+        let [slow, quick, left] = devices;
+        driver.slow_thread_end(SLOW);
+        drop(slow);
+        eventually("one of its threads is ending", || driver.leaving() > 0);
+        driver.slow_thread_end(std::time::Duration::ZERO);
+        drop(quick);
+        THINGS.lock().unwrap().push(Box::new(left));
     });
 }
 

@@ -285,10 +285,17 @@ impl StandIn {
         slow(takes.as_millis() as u64);
     }
 
-    /// How many of them have not returned.
-    pub fn releasing(&self) -> u32 {
+    /// Has each thread that called the driver take so long to end.
+    pub fn slow_thread_end(&self, takes: Duration) {
         // SAFETY: the stand-in's function of this name has this type.
-        let count = unsafe { self.function::<extern "C" fn() -> u32>(b"standin_releasing\0") };
+        let slow = unsafe { self.function::<extern "C" fn(u64)>(b"standin_slow_thread_end\0") };
+        slow(takes.as_millis() as u64);
+    }
+
+    /// How many of either have not returned.
+    pub fn leaving(&self) -> u32 {
+        // SAFETY: the stand-in's function of this name has this type.
+        let count = unsafe { self.function::<extern "C" fn() -> u32>(b"standin_leaving\0") };
         count()
     }
 

@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 
 use crate::SOURCES;
 use crate::abi::{Code, Out, Text};
-use crate::device_calls::{RELEASING, SLOW_RELEASE_MS};
+use crate::device_calls::SLOW_RELEASE_MS;
 use crate::engine::{self, Stream};
 use crate::entry_points::entry_point;
 use crate::journal::{Injected, thread_number};
-use crate::world::{MAX_DEVICES, lock};
+use crate::world::{LEAVING, MAX_DEVICES, SLOW_THREAD_END_MS, lock};
 
 /// Forgets the calls written down so far.
 #[unsafe(no_mangle)]
@@ -59,10 +59,16 @@ pub(crate) extern "C" fn standin_slow_release(ms: u64) {
     SLOW_RELEASE_MS.store(ms, Ordering::SeqCst);
 }
 
-/// How many of them have not returned.
+/// Has each thread that called the driver take so long to end.
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn standin_releasing() -> u32 {
-    RELEASING.load(Ordering::SeqCst)
+pub(crate) extern "C" fn standin_slow_thread_end(ms: u64) {
+    SLOW_THREAD_END_MS.store(ms, Ordering::SeqCst);
+}
+
+/// How many of either have not returned.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_leaving() -> u32 {
+    LEAVING.load(Ordering::SeqCst)
 }
 
 /// Runs event records, writes of words and the kernel `empty` within the call, where their stream is

@@ -1,14 +1,12 @@
 //! Initialization, devices, contexts, peers and memory pools.
 
 use std::ffi::{c_char, c_int, c_uint};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::thread;
-use std::time::Duration;
+use std::sync::atomic::AtomicU64;
 
 use crate::abi::{Code, Handle, Out, code};
 use crate::engine::wait_device;
 use crate::journal::{capture_mode, set_capture_mode};
-use crate::world::{self, call, context_handle, nothing, pool_handle};
+use crate::world::{self, call, context_handle, nothing, pool_handle, slowly};
 
 const NAME: &str = "Stand-in GPU";
 
@@ -184,15 +182,9 @@ pub(crate) extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> Code {
 
 /// What `standin_slow_release` says, in milliseconds.
 pub(crate) static SLOW_RELEASE_MS: AtomicU64 = AtomicU64::new(0);
-/// Releases that have not returned.
-pub(crate) static RELEASING: AtomicU32 = AtomicU32::new(0);
 
 fn release(name: &'static str, device: c_int) -> Code {
-    RELEASING.fetch_add(1, Ordering::SeqCst);
-    thread::sleep(Duration::from_millis(SLOW_RELEASE_MS.load(Ordering::SeqCst)));
-    let code = release_now(name, device);
-    RELEASING.fetch_sub(1, Ordering::SeqCst);
-    code
+    slowly(&SLOW_RELEASE_MS, || release_now(name, device))
 }
 
 fn release_now(name: &'static str, device: c_int) -> Code {

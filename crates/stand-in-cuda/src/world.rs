@@ -5,7 +5,10 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use crate::abi::{Address, Code, Handle, Outcome, code};
 use crate::engine::{Clock, Command, Launch, Point, Stream};
@@ -542,6 +545,8 @@ pub(crate) fn call(
     arguments: impl FnOnce(&World) -> String,
     effect: impl FnOnce(Guard) -> Outcome,
 ) -> Code {
+    // Refused on a thread that is past it.
+    THREAD_END.try_with(|_| ()).ok();
     let mut world = lock();
     let arguments = arguments(&world);
     let line = world.journal.enter(name, &arguments);
@@ -590,9 +595,36 @@ fn admit(world: &mut World, name: &str) -> Outcome {
 
 thread_local! {
     /// Set on a worker while it runs a host function, which must not call the driver. No
-    /// destructors here: calls are made while threads end.
+    /// destructors here and below: calls are made while threads end.
     pub(crate) static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
     static CONTEXT_STACK: Cell<ContextStack> = const { Cell::new(ContextStack::EMPTY) };
+}
+
+thread_local! {
+    /// What a driver does as a thread ends that called it.
+    static THREAD_END: ThreadEnd = const { ThreadEnd };
+}
+
+/// What `standin_slow_thread_end` says, in milliseconds.
+pub(crate) static SLOW_THREAD_END_MS: AtomicU64 = AtomicU64::new(0);
+/// Releases of contexts and ends of threads that have not returned.
+pub(crate) static LEAVING: AtomicU32 = AtomicU32::new(0);
+
+struct ThreadEnd;
+
+impl Drop for ThreadEnd {
+    fn drop(&mut self) {
+        slowly(&SLOW_THREAD_END_MS, || ());
+    }
+}
+
+/// Does something of which a test says how long it takes.
+pub(crate) fn slowly<R>(ms: &AtomicU64, act: impl FnOnce() -> R) -> R {
+    LEAVING.fetch_add(1, Ordering::SeqCst);
+    thread::sleep(Duration::from_millis(ms.load(Ordering::SeqCst)));
+    let result = act();
+    LEAVING.fetch_sub(1, Ordering::SeqCst);
+    result
 }
 
 /// A thread's contexts, the current one last.

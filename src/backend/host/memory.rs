@@ -12,7 +12,8 @@ use crate::backend::{
     RowCopy,
 };
 use crate::error::DriverCode;
-use crate::thread::contain::{contain, spawn};
+use crate::thread::contain::contain;
+use crate::thread::native::spawn;
 
 #[derive(Default)]
 pub(super) struct Memory {

@@ -20,7 +20,7 @@ use crate::backend::{
     RawEvent, RawStream, StreamCalls, StreamInfo, StreamOptions,
 };
 use crate::error::DriverCode;
-use crate::thread::contain;
+use crate::thread::native;
 
 pub(super) struct HostStream {
     /// Ordered with the legacy default stream, or that stream itself.
@@ -113,7 +113,7 @@ impl HostBackend {
             let name = format!("host:{}-stream", self.ordinal);
             // Runs until the stream is destroyed and its queue is empty.
             let work = move || receiver.iter().for_each(|command| shared.execute(&books, command));
-            contain::spawn(&name, work)
+            native::spawn(&name, work)
                 .map_err(|_| DriverCode { call: "stream_create", code: OPERATING_SYSTEM })?;
         }
         Ok(Arc::new(HostStream { blocking, commands, books, stepped }))

@@ -1,0 +1,93 @@
+//! Native threads of this crate: how each starts and ends.
+//!
+//! A driver, and a tool that traces it, does things of its own as a thread ends that called it, after all code of this crate. If it is torn
+//! down meanwhile, the process ends with a signal. So at the end of the process a thread
+//!
+//! | is | and |
+//! |---|---|
+//! | ending | the driver is not torn down before it has ended ([`count_ending`]) |
+//! | not done with its work, or asleep | never ends: it parks |
+//!
+//! # Invariants
+//! 1. No thread ends while exit handlers run that were registered before this crate's
+//!    (`the_end_of_the_process_waits_for_threads_that_end`).
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::thread::{Builder, JoinHandle, Thread};
+use std::time::Duration;
+
+use crossbeam_channel::bounded;
+use parking_lot::Mutex;
+
+use super::contain::contain;
+use super::exit::{self, ExitGuard};
+
+/// The last thread that began to end. It joins the one that was here before.
+static LAST: Mutex<Option<EndingThread>> = Mutex::new(None);
+
+/// A thread that has done its work.
+struct EndingThread {
+    thread: JoinHandle<()>,
+    process: u32,
+}
+
+/// Starts a thread of this crate: one that does not end with a panic. (The standard library aborts
+/// the process if the payload of a thread's panic panics when it is dropped.)
+pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
+    let (sender, own_handle) = bounded(1);
+    let contained = move || {
+        contain("a thread of this crate", work);
+        // Sent as soon as this thread was started.
+        own_handle.recv().into_iter().for_each(end);
+    };
+    let handle = Builder::new().name(name.to_owned()).spawn(contained)?;
+    let thread = handle.thread().clone();
+    // The thread does not go before it has its handle.
+    sender.send(handle).ok();
+    Ok(thread)
+}
+
+/// The end of `thread`, which is the calling one. When the process is ending, it does not return.
+fn end(thread: JoinHandle<()>) {
+    let mut last = LAST.lock();
+    if exit::begun() {
+        drop(last);
+        loop {
+            std::thread::park();
+        }
+    }
+    let before = last.replace(EndingThread { thread, process: std::process::id() });
+    drop(last);
+    if let Some(before) = before {
+        before.join();
+    }
+}
+
+impl EndingThread {
+    /// Waits until nothing runs on it, not even destructors of its locals.
+    fn join(self) {
+        if self.process == std::process::id() {
+            // Its panics were contained.
+            self.thread.join().ok();
+        } else {
+            // The child of a fork has none of its parent's threads.
+            std::mem::forget(self.thread);
+        }
+    }
+}
+
+/// Counts the threads that were ending when the process [began](exit::begin) to, as if one thread were in the driver until they
+/// have ended.
+pub(crate) fn count_ending(patience: Duration) {
+    // Never locked for long, except in the child of a fork, where it may be for ever.
+    let Some(last) = LAST.try_lock_for(patience).and_then(|mut last| last.take()) else { return };
+    let ending = ExitGuard::ending();
+    // A join has no limit. On a thread that never calls the driver.
+    let join = move || {
+        last.join();
+        drop(ending);
+    };
+    // If the system refuses it, nothing is waited for.
+    Builder::new().spawn(join).ok();
+}
