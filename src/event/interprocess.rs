@@ -77,7 +77,7 @@ fn check(engine: &Engine) -> Result<()> {
 
 impl Drop for SharedEvent {
     fn drop(&mut self) {
-        if self.engine.lost().is_some() || crate::thread::exit::begun() {
+        if !self.engine.is_usable() {
             return;
         }
         let (keeper, raw) = (self.engine.clone(), self.raw);

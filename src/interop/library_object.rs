@@ -13,7 +13,6 @@ use crate::backend::DevicePtr;
 use crate::error::{ErrorDetail, Result};
 use crate::memory::reclaim::retired::{Remnant, UserList};
 use crate::runtime::Engine;
-use crate::thread::exit;
 
 /// An object that a library made in a device's context, whose drop destroys it there.
 pub(crate) struct LibraryObject<T: Send + 'static> {
@@ -44,7 +43,7 @@ impl<T: Send + 'static> Drop for LibraryObject<T> {
     fn drop(&mut self) {
         let Some(object) = self.object.take() else { return };
         let engine = self.engine.clone();
-        if exit::begun() || engine.lost().is_some() {
+        if !engine.is_usable() {
             return std::mem::forget(object);
         }
         let owner = Box::new(Remains { engine: engine.clone(), object: Some(object) });
@@ -61,7 +60,7 @@ struct Remains<T> {
 
 impl<T> Drop for Remains<T> {
     fn drop(&mut self) {
-        if exit::begun() || self.engine.lost().is_some() {
+        if !self.engine.is_usable() {
             std::mem::forget(self.object.take());
         }
     }

@@ -240,7 +240,7 @@ impl LoadedModule {
 impl Drop for LoadedModule {
     fn drop(&mut self) {
         let engine = &self.engine;
-        if engine.lost().is_some() || crate::thread::exit::begun() {
+        if !engine.is_usable() {
             return;
         }
         // Launches of its kernels may still be queued: it is unloaded when they have finished.

@@ -375,9 +375,7 @@ impl Drop for Allocation {
         let is_frozen = *self.frozen.get_mut();
         let (ptr, bytes) = (self.ptr, self.bytes);
         let what = match &mut self.backing {
-            Backing::Pool { block, .. }
-                if bytes == 0 || engine.lost().is_some() || exit::begun() =>
-            {
+            Backing::Pool { block, .. } if bytes == 0 || !engine.is_usable() => {
                 return engine.account.lock().abandon(*block);
             }
             Backing::Pool { home, block } => {

@@ -300,7 +300,7 @@ impl Drop for PinnedPool {
     fn drop(&mut self) {
         let state = self.state.get_mut();
         let (mappings, has_quarantined) = (state.take_all(), state.has_quarantined);
-        if has_quarantined || self.engine.lost().is_some() || crate::thread::exit::begun() {
+        if has_quarantined || !self.engine.is_usable() {
             // The device may still write; this memory must never be reused.
             std::mem::forget(mappings);
             return;

@@ -61,7 +61,7 @@ use crate::memory::block_cache;
 use crate::memory::reclaim::pressure::Pressure;
 use crate::memory::reclaim::reclaimers::Reclaimers;
 use crate::memory::reclaim::retired::{Block, Retired};
-use crate::thread::exit::{self, ExitGuard};
+use crate::thread::exit::ExitGuard;
 use crate::thread::reaper::Reaper;
 use crate::thread::{role, worker};
 
@@ -466,7 +466,7 @@ fn destroy_later(backend: &Arc<dyn Backend>) -> Destroy {
 impl<S: DeviceStream> Drop for Engine<S> {
     fn drop(&mut self) {
         self.attention.stop();
-        if self.state.lost().is_some() || exit::begun() {
+        if !self.is_usable() {
             // The device may still write there.
             self.words.leak();
             return;

@@ -30,7 +30,6 @@ use crate::error::{ErrorDetail, Result};
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, UserList};
 use crate::thread::contain;
-use crate::thread::exit::ExitGuard;
 use crate::thread::role;
 use crate::thread::role::Role;
 
@@ -213,10 +212,7 @@ impl Drop for CapturedGraph {
 
 impl Drop for CaptureRemains {
     fn drop(&mut self) {
-        let Some(_in_driver) = ExitGuard::in_driver() else { return };
-        if self.engine.lost().is_some() {
-            return;
-        }
+        let Some(_in_driver) = self.engine.in_driver() else { return };
         // SAFETY: nothing made from it exists any more.
         if unsafe { self.engine.backend.graph_destroy(&self.raw) }.is_err() {
             self.engine.count_unreturned();

@@ -23,7 +23,6 @@ use crate::runtime::graph_budget::Evictable;
 use crate::runtime::stream_state::{OfStream, StreamHandle, Turn};
 use crate::runtime::traced_op::TracedWork;
 use crate::runtime::{Engine, Point, UserList};
-use crate::thread::exit::ExitGuard;
 
 /// A user's values, which stay until the last launch is complete.
 pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
@@ -207,12 +206,10 @@ struct GraphRemains {
 
 impl Drop for GraphRemains {
     fn drop(&mut self) {
-        let Some(_in_driver) = ExitGuard::in_driver() else { return };
-        if self.engine.lost().is_none() {
-            // SAFETY: its last launch is complete, and nothing else refers to it.
-            if unsafe { self.engine.backend.graph_destroy(&self.raw) }.is_err() {
-                self.engine.count_unreturned();
-            }
+        let Some(_in_driver) = self.engine.in_driver() else { return };
+        // SAFETY: its last launch is complete, and nothing else refers to it.
+        if unsafe { self.engine.backend.graph_destroy(&self.raw) }.is_err() {
+            self.engine.count_unreturned();
         }
     }
 }

@@ -151,7 +151,7 @@ impl KernelCode for MemoryKernel {
 impl Drop for MemoryKernel {
     fn drop(&mut self) {
         let Some(module) = self.module.take() else { return };
-        if self.engine.lost().is_none() && !crate::thread::exit::begun() {
+        if self.engine.is_usable() {
             self.engine.retire_behind_all(Remnant::Module(module), UserList::new());
         }
     }

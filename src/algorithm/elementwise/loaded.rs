@@ -203,7 +203,7 @@ impl KernelCode for ElementwiseKernel {
 impl Drop for ElementwiseKernel {
     fn drop(&mut self) {
         let Some(module) = self.module.take() else { return };
-        if self.engine.lost().is_none() && !crate::thread::exit::begun() {
+        if self.engine.is_usable() {
             self.engine.retire_behind_all(Remnant::Module(module), UserList::new());
         }
     }

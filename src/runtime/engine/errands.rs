@@ -30,8 +30,8 @@ impl<S: DeviceStream> Engine<S> {
         }
         let engine = Arc::downgrade(self);
         self.errands.enqueue(Box::new(move || {
-            if let Some(engine) = engine.upgrade().filter(|engine| engine.lost().is_none())
-                && let Some(_in_driver) = ExitGuard::in_driver()
+            if let Some(engine) = engine.upgrade()
+                && let Some(_in_driver) = engine.in_driver()
             {
                 errand(&engine);
             }

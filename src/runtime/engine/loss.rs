@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 
 use super::{DeviceStream, Engine};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
-use crate::thread::{exit, role};
+use crate::thread::exit::{self, ExitGuard};
+use crate::thread::role;
 
 impl<S: DeviceStream> Engine<S> {
     /// Refuses work on a device that is gone.
@@ -23,6 +24,18 @@ impl<S: DeviceStream> Engine<S> {
 
     pub(crate) fn lost(&self) -> Option<&Error> {
         self.state.lost()
+    }
+
+    /// Whether anything may be given back to the driver: not on a lost device, nor at the end of the process. A device
+    /// counts as lost then as well, but its work goes on.
+    pub(crate) fn is_usable(&self) -> bool {
+        self.state.lost().is_none() && !exit::begun()
+    }
+
+    /// For driver calls on a thread of this crate, where they [may be made](Self::is_usable): the end of the process waits for
+    /// the guard.
+    pub(crate) fn in_driver(&self) -> Option<ExitGuard> {
+        ExitGuard::in_driver().filter(|_| self.state.lost().is_none())
     }
 
     /// Turns a refused call into an error, and determines whether the device is lost. Wakes nobody and logs
