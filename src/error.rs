@@ -338,7 +338,8 @@ pub enum ErrorDetail {
     #[error("{which} {problem}")]
     Event { which: &'static str, problem: EventProblem },
     /// A call of another library inside [`enqueue`](crate::Stream::enqueue) failed with `cause`, which is the
-    /// [`source`](std::error::Error::source). Memory that the operation declared as written counts as failed.
+    /// [`source`](std::error::Error::source). Memory that the operation declared as written counts as failed. Programs
+    /// make it [of their own errors](crate::guide::graphs).
     #[error("{op}: {cause}")]
     Foreign { op: Arc<str>, cause: ForeignError },
     /// The closure passed to [`enqueue`](crate::Stream::enqueue) panicked. Memory that the operation declared
