@@ -100,6 +100,51 @@ async fn ordered_by_what_is_declared() -> Result<()> {
     Ok(())
 }
 
+/// What each part uses is ordered, kept, and fails with the whole; there are more parts than a tuple has elements.
+#[tokio::test]
+async fn any_number_of_parts() -> Result<()> {
+    const PARTS: usize = 20;
+    let (device, stream, mut x, _) = setup()?;
+    let (producer, consumer) = (device.stream()?, device.stream()?);
+    let made: Result<Vec<_>> = (0..PARTS).map(|_| stream.zeros::<u8>(LEN).queued()).collect();
+    let mut all = made?;
+    let gate = Gate::close(&producer)?;
+    producer.fill(&mut x, 5).queued()?;
+    let (kept, dropped) = told();
+    let mut uses = Uses::new("their copies").commands(PARTS as u32);
+    let mut part = |y| uses.includes(Uses::new("a part").reads(&x).writes(y));
+    let mut parts: Vec<_> = all.iter_mut().map(&mut part).collect();
+    uses.includes(Uses::new("a value").keeps(kept));
+    // SAFETY: the copies read and write what is declared, on the stream.
+    let op = unsafe {
+        stream.enqueue(uses, |queue, ()| {
+            parts.drain(..).try_for_each(|(from, to)| their_copy(queue, from, to))
+        })
+    };
+    let seen: Vec<_> = all.iter().map(|y| consumer.download(y)).collect();
+    assert!(!op.is_complete() && seen.iter().all(|seen| !seen.is_complete()));
+    assert!(dropped.try_recv().is_err());
+    gate.open();
+    for seen in seen {
+        assert_eq!(seen.await?, [5; LEN]);
+    }
+    op.await?;
+    dropped.recv_timeout(SOON).expect("it is dropped");
+    let mut uses = Uses::new("their copies");
+    for y in &mut all {
+        uses.includes(Uses::new("a part").writes(y));
+    }
+    // SAFETY: nothing is put on the stream.
+    let op = unsafe { stream.enqueue(uses, |_, ()| Theirs::Err(TheirError(7))) };
+    assert_eq!(op.await.unwrap_err().kind(), ErrorKind::Foreign);
+    for y in &all {
+        let failed = consumer.download(y).await.unwrap_err();
+        assert!(matches!(failed.detail(), ErrorDetail::Upstream { .. }), "{failed}");
+    }
+    assert!(!gate.timed_out());
+    Ok(())
+}
+
 /// Two readers of one buffer, and writers of its halves, run side by side.
 #[tokio::test]
 async fn ordered_by_range() -> Result<()> {

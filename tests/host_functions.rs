@@ -603,6 +603,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     "RawSlice::size_bytes",
     "Uses::can_be_captured",
     "Uses::commands",
+    "Uses::includes",
     "Uses::keeps",
     "Uses::lends",
     "Uses::new",

@@ -54,7 +54,8 @@ const TIMED: u64 = 64;
 ///
 /// Each call of [`reads`](Self::reads), [`writes`](Self::writes), [`updates`](Self::updates) and [`lends`](Self::lends) adds
 /// one [`RawSlice`] to the tuple that the library's side gets (the second argument of the closure, or
-/// [`MemoryLoan::slices`](crate::MemoryLoan::slices)), in the order of the calls; there can be nine.
+/// [`MemoryLoan::slices`](crate::MemoryLoan::slices)), in the order of the calls; there can be nine, and more in
+/// [parts](Self::includes).
 ///
 /// Memory whose order the caller sees to is declared as an [untracked view](crate::View::untracked).
 ///
@@ -172,6 +173,35 @@ impl<'a, P> Uses<'a, P> {
     pub fn keeps(mut self, value: impl Send + 'static) -> Self {
         self.footprint.keeps(Box::new(value));
         self
+    }
+
+    /// Adds all that a part of the work uses and keeps, and returns the part's slices. So the memory of the work need not be known
+    /// when this is written, and there is no limit to the number of its ranges. Name, number of
+    /// [commands](Self::commands) and whether it [can be captured](Self::can_be_captured) stay as they are.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// use gpu_await::{DeviceBuffer, Result, Uses};
+    /// let mut all: Vec<DeviceBuffer<f32>> = (0..20).map(|_| stream.empty(4).queued()).collect::<Result<_>>()?;
+    /// let mut uses = Uses::new("ones");
+    /// let parts: Vec<_> = all.iter_mut().map(|y| uses.includes(Uses::new("one").writes(y))).collect();
+    /// // SAFETY: every range is declared, and all of it is written.
+    /// let op = unsafe {
+    ///     stream.enqueue(uses, |queue, ()| {
+    ///         queue.host(move || parts.iter().for_each(|(y,)| y.as_mut_slice().fill(1.0)))
+    ///     })
+    /// };
+    /// op.queued()?;
+    /// assert_eq!(stream.download(&all[19]).await?, [1.0; 4]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn includes<'b: 'a, Q>(&mut self, part: Uses<'b, Q>) -> Q {
+        self.footprint.includes(*part.footprint);
+        self.memory.extend(part.memory);
+        part.pointers
     }
 
     /// Sets how many launches, copies and fills the work consists of; 1 by default. The count tells the crate

@@ -107,6 +107,16 @@ impl<'a> Footprint<'a> {
         self.accesses.push(Access { memory, range, mode, tracked });
     }
 
+    /// Touches what a part of the operation touches, and is lent what that is lent.
+    pub(super) fn includes<'b: 'a>(&mut self, mut part: Footprint<'b>) {
+        let lent = part.take_lent();
+        // One by one: the part's may last longer.
+        part.accesses.into_iter().for_each(|access| self.accesses.push(access));
+        if !lent.is_empty() {
+            self.besides().lent.extend(lent);
+        }
+    }
+
     /// Waits, on the device, for a point of another stream.
     pub(crate) fn comes_after(&mut self, point: impl Into<MarkedPoint>) {
         self.besides().after.push(point.into());
