@@ -39,7 +39,8 @@
 //! two ranks, and waits for its receiver otherwise.
 //!
 //! # Graphs
-//! [`Communicator::in_graph`] writes collectives to a [`Graph`](gpu_await::Graph), where they are captured.
+//! [`Communicator::in_graph`] writes every verb to a [`Graph`](gpu_await::Graph), where it is captured, and
+//! [groups](GraphCalls::group) of them: what neighbours exchange between two steps of a simulation, for example.
 
 mod call;
 mod communicator;

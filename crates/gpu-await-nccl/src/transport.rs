@@ -56,13 +56,13 @@ pub(crate) trait Transport: Send + Sync {
         shared: &Weak<Shared>,
     ) -> Result<(), LostCause>;
 
-    /// Has the call captured on the stream of the queue, or put there where nothing is captured. As
+    /// Has the calls of one group captured on the stream of the queue, or put there where nothing is captured. As
     /// [`submit`](Self::submit): at most one thread of the process is in either.
     fn capture(
         &self,
         local: (usize, &LocalRank),
         queue: &RawQueue<'_>,
-        call: Call,
+        calls: &[Call],
         shared: &Weak<Shared>,
     ) -> Result<()>;
 

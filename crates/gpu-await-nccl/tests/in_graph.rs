@@ -1,5 +1,7 @@
 //! Collectives in graphs: each launch makes them, in order with all others of the communicator, and fails with it.
 
+#[path = "in_graph/exchange.rs"]
+mod exchange;
 mod support;
 
 use std::time::{Duration, Instant};
@@ -103,17 +105,21 @@ async fn each_launch_makes_the_calls() {
     }
 }
 
+/// All of them as ranks, every two of which are connected.
+async fn connected(devices: &[Device]) -> Communicator {
+    let id = UniqueId::new(devices[0].kind()).expect("an id");
+    let builder = Communicator::builder(id, devices.len()).connect_pairs().limit(LIMIT);
+    let rank = |builder: CommunicatorBuilder, (rank, device)| builder.rank(rank, device);
+    let builder = devices.iter().enumerate().fold(builder, rank);
+    within(builder.connect()).await.expect("connected")
+}
+
 /// Every verb, against a plain computation; calls that share nothing else run in the order in which they are written.
 #[tokio::test]
 async fn every_verb_in_a_graph() {
     let _turn = support::turn().await;
     let Ranks { devices, streams, .. } = Ranks::new(2).await;
-    let world = devices.len();
-    let id = UniqueId::new(devices[0].kind()).expect("an id");
-    let builder = Communicator::builder(id, world).connect_pairs().limit(LIMIT);
-    let rank = |builder: CommunicatorBuilder, (rank, device)| builder.rank(rank, device);
-    let builder = devices.iter().enumerate().fold(builder, rank);
-    let comm = within(builder.connect()).await.expect("connected");
+    let (world, comm) = (devices.len(), connected(&devices).await);
     type Slots = (InOut<f32>, InOut<f32>, InOut<f32>, InOut<f32>);
     let graph = |(rank, device): (usize, &Device)| {
         device.graph::<Slots, _, _>(
@@ -196,6 +202,30 @@ async fn in_order_with_other_calls() {
         ranks.check(&x, 2.0 * world).await;
     }
     assert!(ranks.comm.lost().is_none());
+}
+
+/// A launch is complete when all ranks have launched theirs.
+#[tokio::test]
+async fn a_barrier_in_a_graph() {
+    let _turn = support::turn().await;
+    let Some((ranks, mut x)) = two_that_ran().await else { return };
+    let graph = |(rank, device): (usize, &Device)| {
+        device.graph::<(InOut<f32>,), _, _>((ranks.comm.clone(), rank), |q, (comm, rank), _| {
+            comm.in_graph_of(q, *rank)?.barrier()
+        })
+    };
+    let graphs: Vec<_> = ranks.devices.iter().enumerate().map(graph).collect();
+    for first in [0, 1, 0, 1] {
+        let mut launch = |rank: usize| {
+            let launched = graphs[rank].launch(&ranks.streams[rank], (&mut x[rank],));
+            launched.submitted().expect("launched")
+        };
+        let mut early = launch(first);
+        let waited = tokio::time::timeout(Duration::from_millis(50), &mut early).await;
+        assert!(waited.is_err(), "the other rank has not launched");
+        within(launch(1 - first)).await.expect("both have");
+        within(early).await.expect("both have");
+    }
 }
 
 /// Two ranks whose graphs ran once, and what they ran on; none where there is one GPU.
@@ -345,6 +375,32 @@ async fn what_a_graph_refuses() {
         1 => launched.expect("the only one"),
         _ => assert!(matches!(of(launched.unwrap_err()), Error::SeveralRanks { .. })),
     }
+    // No such rank, itself without a group, and a refusal that a closure ignores.
+    let receive = |peer: usize| {
+        let state = (ranks.comm.clone(), peer);
+        device.graph::<(InOut<f32>,), _, _>(state, |q, (comm, peer), (mut x,)| {
+            comm.in_graph_of(q, 0)?.recv(&mut x, *peer)
+        })
+    };
+    let error = receive(world).launch(&ranks.streams[0], (&mut x,)).await.unwrap_err();
+    assert!(matches!(of(error), Error::BadRank { .. }));
+    let error = receive(0).launch(&ranks.streams[0], (&mut x,)).await.unwrap_err();
+    assert!(matches!(of(error), Error::OwnRank { op: "recv", rank: 0 }));
+    let ignores = device.graph::<(InOut<f32>,), _, _>(ranks.comm.clone(), |q, comm, (x,)| {
+        let (mut x, y) = x.split_at_mut(1)?;
+        comm.in_graph_of(q, 0)?.group(|g| {
+            let _ignored = g.send(&y, comm.world());
+            g.recv(&mut x, 0)
+        })
+    });
+    ranks.streams[0].fill(&mut x, 1.0).queued().expect("healed");
+    let error = ignores.launch(&ranks.streams[0], (&mut x,)).await.unwrap_err();
+    assert!(matches!(of(error), Error::BadRank { .. }));
+    let nothing = device.graph::<(InOut<f32>,), _, _>(ranks.comm.clone(), |q, comm, _| {
+        comm.in_graph_of(q, 0)?.group(|_| Ok(()))
+    });
+    ranks.streams[0].fill(&mut x, 1.0).queued().expect("healed");
+    within(nothing.launch(&ranks.streams[0], (&mut x,))).await.expect("nothing is waited for");
     if world > 1 && support::on_gpus() {
         let step = step(device, &ranks.comm, 1);
         ranks.streams[0].fill(&mut x, 1.0).queued().expect("healed");
@@ -352,4 +408,41 @@ async fn what_a_graph_refuses() {
         assert!(matches!(error.detail(), ErrorDetail::WrongDevice { .. }), "{error}");
     }
     assert!(ranks.comm.lost().is_none());
+}
+
+/// What a refused call would have written counts as failed, in a batch as well; other calls work.
+#[tokio::test]
+async fn after_a_refused_call() {
+    let _turn = support::turn().await;
+    let ranks = Ranks::new(1).await;
+    let (comm, stream) = (&ranks.comm, &ranks.streams[0]);
+    let unwritten = stream.empty::<f32>(LEN).queued().expect("memory");
+    let mut x = ranks.full(LEN, |_| 1.0);
+    let mut y = stream.ones::<f32>(LEN + 1).queued().expect("memory");
+    for round in 0..4 {
+        let refused = stream.batch(|q| {
+            let calls = comm.in_graph(q)?;
+            match round {
+                0 => calls.all_reduce(&unwritten, &mut y.slice_mut(1..)?, Reduction::Sum),
+                1 => calls.all_reduce(&x[0], &mut y, Reduction::Sum),
+                2 => calls.recv(&mut y, 0),
+                _ => calls.group(|g| {
+                    g.recv(&mut y, 0)?;
+                    g.send(&x[0], 1)
+                }),
+            }
+        });
+        within(refused).await.unwrap_err();
+        let error = within(stream.download(&y)).await.unwrap_err();
+        assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{round}: {error}");
+        stream.fill(&mut y, 1.0).queued().expect("healed");
+        // In a graph, and in a call.
+        ranks.launch(&mut x);
+        within(comm.all_reduce_in_place(&mut x[0], Reduction::Sum)).await.expect("it works");
+        ranks.check(&x, f32::exp2((1 + round) as f32)).await;
+    }
+    let mut own = stream.ones::<f32>(LEN).queued().expect("memory");
+    within(comm.recv(&mut own, 0)).await.unwrap_err();
+    let error = within(stream.download(&own)).await.unwrap_err();
+    assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{error}");
 }

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
 
-use super::parts::RankOf;
+use super::parts::{Draft, RankOf};
 use super::shared::{OfParts, Part, Shared};
 use crate::error::Error;
 
@@ -15,10 +15,12 @@ pub struct GroupCalls<'a> {
     parts: RefCell<OfParts<Part<'a>>>,
     /// The first refused call.
     refused: RefCell<Option<gpu_await::Error>>,
+    /// If they are captured.
+    draft: Option<Draft<'a>>,
 }
 
-/// Records the calls of one rank in a [`group`](crate::Communicator::group). A call borrows its memory until the group is
-/// submitted, and returns its errors immediately.
+/// Records the calls of one rank in a [`group`](crate::Communicator::group), also [in a graph](crate::GraphCalls::group). A call borrows
+/// its memory until the group is submitted, and returns its errors immediately.
 pub struct RankCalls<'g, 'a> {
     pub(super) group: &'g GroupCalls<'a>,
     at: usize,
@@ -27,8 +29,26 @@ pub struct RankCalls<'g, 'a> {
 impl<'a> GroupCalls<'a> {
     pub(super) fn new(shared: &Arc<Shared>) -> Self {
         shared.wait_for_room();
-        let shared = shared.clone();
-        GroupCalls { shared, parts: RefCell::default(), refused: RefCell::default() }
+        GroupCalls::of(shared, None)
+    }
+
+    /// Of calls that are captured.
+    pub(super) fn in_graph(shared: &Arc<Shared>) -> Self {
+        GroupCalls::of(shared, Some(Draft::new()))
+    }
+
+    fn of(shared: &Arc<Shared>, draft: Option<Draft<'a>>) -> Self {
+        let (shared, parts, refused) = (shared.clone(), RefCell::default(), RefCell::default());
+        GroupCalls { shared, parts, refused, draft }
+    }
+
+    pub(super) fn into_draft(self) -> Draft<'a> {
+        self.draft.unwrap_or_else(Draft::new)
+    }
+
+    /// A rank by its place.
+    pub(super) fn rank_at(&self, at: usize) -> RankCalls<'_, 'a> {
+        RankCalls { group: self, at }
     }
 
     pub(super) fn into_parts(self) -> OfParts<Part<'a>> {
@@ -54,7 +74,7 @@ impl<'a> GroupCalls<'a> {
     pub fn rank(&self, rank: usize) -> gpu_await::Result<RankCalls<'_, 'a>> {
         let mut ranks = self.shared.ranks.iter().map(|local| local.rank);
         match ranks.position(|local| local == rank) {
-            Some(at) => Ok(RankCalls { group: self, at }),
+            Some(at) => Ok(self.rank_at(at)),
             None => {
                 let local = self.shared.ranks.iter().map(|local| local.rank).collect();
                 Err(Error::NotLocal { rank, local }.into())
@@ -68,7 +88,8 @@ impl<'a> RankCalls<'_, 'a> {
         &self,
         part: impl FnOnce(&RankOf<'_, 'a>) -> gpu_await::Result<Part<'a>>,
     ) -> gpu_await::Result<()> {
-        match part(&RankOf::new(&self.group.shared, self.at)) {
+        let (shared, draft) = (&self.group.shared, self.group.draft.as_ref());
+        match part(&RankOf { draft, ..RankOf::new(shared, self.at, false) }) {
             Ok(part) => {
                 self.group.parts.borrow_mut().push(part);
                 Ok(())

@@ -1,15 +1,14 @@
 //! [`GraphCalls`]: the calls of one rank in the closure of a graph.
 #![forbid(unsafe_code)]
 
-use std::cell::Cell;
 use std::fmt;
 
-use gpu_await::{DeviceBuffer, Queue, Readable, Uses, Writable};
+use gpu_await::{Queue, Readable, Writable};
 
 use super::Communicator;
-use super::parts::{Ranges, RankOf};
+use super::group::{GroupCalls, RankCalls};
+use super::parts::{Draft, RankOf};
 use super::shared::Part;
-use crate::call::Call;
 use crate::element::{CollectiveElement, Reduction};
 use crate::error::Error;
 
@@ -22,7 +21,8 @@ pub struct GraphCalls<'q> {
 
 impl Communicator {
     /// Writes collectives of the only rank of this process to the closure of a [`Graph`](gpu_await::Graph) on its device. Each launch of
-    /// the graph makes the calls; all ranks have to launch, or call, the same collectives in the same order.
+    /// the graph makes the calls; all ranks have to launch, or call, the same collectives in the same order, and a peer the receive of each
+    /// send. Ready proves of a launch what it proves of each call in it.
     ///
     /// In the closure of a [`batch`](gpu_await::Stream::batch) the calls are made at once, on the stream of the batch.
     ///
@@ -36,11 +36,16 @@ impl Communicator {
     ///
     /// # Failure
     /// When the communicator is lost, launches that are pending fail with [`CollectiveLost`](crate::CollectiveLost), and so does all that
-    /// they write; later launches are refused with it. The [limit](Self::set_limit) counts from the launch.
+    /// they write; later launches are refused with it. The [limit](Self::set_limit) counts from the launch. A launch that is refused, as
+    /// its input failed for example, makes no calls: other ranks that wait for them do so until their limit.
+    ///
+    /// # Cancel safety
+    /// Dropping the future of a launch does not cancel it.
     ///
     /// # Blocking
     /// Capturing takes as long as a call, with the same exception: the first use of an algorithm or a size may wait for the other
-    /// ranks, which have to write the same call at the same time. See [`Communicator`](Communicator#blocking).
+    /// ranks, which have to write the same call at the same time, and the first send to a rank for its receive. See
+    /// [`Communicator`](Communicator#blocking).
     ///
     /// # Errors
     /// [`Error::SeveralRanks`]: use [`in_graph_of`](Self::in_graph_of).
@@ -78,8 +83,8 @@ impl Communicator {
 
     /// [`in_graph`](Self::in_graph) of a process with several ranks. Each rank's calls are in a graph of its device; the graphs are
     /// launched in the same order on every device, and the launches of all ranks before any of them is waited for. What a call needs is
-    /// connected before: a rank whose call is captured does not wait for one whose call is captured next. For
-    /// [`all_to_all`](GraphCalls::all_to_all), build the communicator with
+    /// connected before: a rank whose call is captured must not wait for one whose call is captured next. For
+    /// [`send`](GraphCalls::send), [`recv`](GraphCalls::recv) and [`all_to_all`](GraphCalls::all_to_all), build the communicator with
     /// [`connect_pairs`](crate::CommunicatorBuilder::connect_pairs).
     ///
     /// # Errors
@@ -98,22 +103,114 @@ impl Communicator {
 }
 
 impl GraphCalls<'_> {
-    pub(super) fn capture<'a, P: Ranges>(
+    /// One call.
+    fn alone<'a>(
         &self,
-        rank: &RankOf<'_, 'a>,
-        uses: Uses<'a, P>,
-        call: impl FnOnce(P) -> Call,
-    ) -> gpu_await::Result<Part<'a>> {
-        let Some(order) = rank.order.take() else { return Ok(Part::captured(self.at)) };
-        let uses = uses.updates(order).keeps(self.comm.clone());
-        rank.shared.capture(self.at, self.queue, uses, call)?;
-        Ok(Part::captured(self.at))
+        op: &'static str,
+        part: impl FnOnce(&RankOf<'_, 'a>) -> gpu_await::Result<Part<'a>>,
+    ) -> gpu_await::Result<()> {
+        let (shared, draft) = (self.comm.shared(), Draft::new());
+        let rank = RankOf { draft: Some(&draft), ..RankOf::new(shared, self.at, true) };
+        let called = part(&rank).map(drop);
+        self.capture(op, draft, called)
     }
 
-    /// The rank, with the memory that its calls update.
-    fn rank<'a>(&'a self, order: &'a mut DeviceBuffer<u8>) -> RankOf<'a, 'a> {
-        let order = Cell::new(Some(order));
-        RankOf { shared: self.comm.shared(), at: self.at, graph: Some(self), order }
+    /// Captures the calls of a draft together; none of them if one is refused.
+    fn capture(
+        &self,
+        op: &'static str,
+        draft: Draft<'_>,
+        called: gpu_await::Result<()>,
+    ) -> gpu_await::Result<()> {
+        let (uses, calls) = draft.into_inner();
+        let uses = uses.keeps(self.comm.clone());
+        self.comm.shared().capture((self.at, op), self.queue, uses, called.map(|()| calls))
+    }
+
+    /// Writes several calls of the rank as one: they progress concurrently, so sends and receives in a group do not deadlock. It takes its
+    /// place in the graph as one call that uses the memory of all of them.
+    ///
+    /// # Errors
+    /// The error of the first refused call, even if the closure ignores it; or of the closure. Nothing is captured then, and the
+    /// outputs of all recorded calls count as failed. [`Error::Lost`]; what NCCL refuses; as of any operation.
+    ///
+    /// # Examples
+    /// Rows of a grid, and a copy of the row beyond each end, which a neighbour in a ring has:
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// use gpu_await::{Device, In, InOut};
+    /// use gpu_await_nccl::Communicator;
+    /// const WIDTH: usize = 8;
+    /// let device = Device::host();
+    /// let comm = Communicator::all(&[device.clone()]).await?; // its own neighbour
+    /// type Slots = (In<f32>, InOut<f32>);
+    /// let exchange = device.graph::<Slots, _, _>(comm, |q, comm, (rows, mut beyond)| {
+    ///     let (rank, world) = (comm.ranks()[0], comm.world());
+    ///     let (before, after) = ((rank + world - 1) % world, (rank + 1) % world);
+    ///     let (first, last) = (rows.slice(..WIDTH)?, rows.slice(rows.len() - WIDTH..)?);
+    ///     let (mut above, mut below) = beyond.split_at_mut(WIDTH)?;
+    ///     // In this order also where both neighbours are one rank.
+    ///     comm.in_graph(q)?.group(|g| {
+    ///         g.send(&first, before)?;
+    ///         g.recv(&mut below, after)?;
+    ///         g.send(&last, after)?;
+    ///         g.recv(&mut above, before)
+    ///     })
+    /// });
+    /// let stream = device.stream()?;
+    /// let rows = stream.upload((0..3 * WIDTH).map(|at| (at / WIDTH) as f32).collect::<Vec<_>>()).queued()?;
+    /// let mut beyond = stream.zeros(2 * WIDTH).queued()?;
+    /// exchange.launch(&stream, (&rows, &mut beyond)).queued()?;
+    /// let beyond = stream.download(&beyond).await?;
+    /// assert_eq!((beyond[0], beyond[WIDTH]), (2.0, 0.0));
+    /// # Ok::<(), gpu_await_nccl::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// `ncclGroupStart`, `ncclGroupEnd`.
+    pub fn group<'a>(
+        &self,
+        calls: impl FnOnce(&RankCalls<'_, 'a>) -> gpu_await::Result<()>,
+    ) -> gpu_await::Result<()> {
+        let group = GroupCalls::in_graph(self.comm.shared());
+        let called = calls(&group.rank_at(self.at));
+        let called = group.refused().map_or(called, Err);
+        self.capture("group", group.into_draft(), called)
+    }
+
+    /// See [`Communicator::send`]. Each launch sends what `x` has then, and the peer receives it in a graph or a call. Without the
+    /// receive a launch may wait until the [limit](Communicator::set_limit), and so may those of two ranks that both send before they
+    /// receive, as calls of a rank run one after another: exchange in a [`group`](Self::group).
+    ///
+    /// # Errors
+    /// [`Error::BadRank`]; [`Error::OwnRank`]; [`Error::Lost`]; what NCCL refuses; as of any operation.
+    pub fn send<T: CollectiveElement, X: Readable<T>>(
+        &self,
+        x: &X,
+        peer: usize,
+    ) -> gpu_await::Result<()> {
+        self.alone("send", |rank| rank.send(x, peer))
+    }
+
+    /// See [`Communicator::recv`]. A launch waits for the peer's send, until the [limit](Communicator::set_limit).
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn recv<T: CollectiveElement, Y: Writable<T>>(
+        &self,
+        y: &mut Y,
+        peer: usize,
+    ) -> gpu_await::Result<()> {
+        self.alone("recv", |rank| rank.recv(y, peer))
+    }
+
+    /// See [`Communicator::barrier`]. It is behind the rank's calls that were written before, and in front of those that are written
+    /// later. It orders nothing else in the graph.
+    ///
+    /// # Errors
+    /// [`Error::Lost`]; what NCCL refuses; as of any operation.
+    pub fn barrier(&self) -> gpu_await::Result<()> {
+        self.alone("barrier", |rank| rank.barrier())
     }
 }
 
@@ -133,8 +230,7 @@ macro_rules! verbs {
                     X: Readable<T>,
                     Y: Writable<T>,
                 {
-                    let mut order = self.comm.shared().in_order(self.at)?;
-                    self.rank(&mut order).$verb(x, y $(, $arg)*).map(drop)
+                    self.alone(stringify!($verb), |rank| rank.$verb(x, y $(, $arg)*))
                 }
 
                 #[doc = concat!("See [`Communicator::", stringify!($in_place), "`].")]
@@ -146,8 +242,7 @@ macro_rules! verbs {
                     &self,
                     x: &mut X $(, $arg: $type)*
                 ) -> gpu_await::Result<()> {
-                    let mut order = self.comm.shared().in_order(self.at)?;
-                    self.rank(&mut order).$in_place(x $(, $arg)*).map(drop)
+                    self.alone(stringify!($verb), |rank| rank.$in_place(x $(, $arg)*))
                 }
             )+
         }
@@ -173,8 +268,7 @@ impl GraphCalls<'_> {
         X: Readable<T>,
         Y: Writable<T>,
     {
-        let mut order = self.comm.shared().in_order(self.at)?;
-        self.rank(&mut order).all_to_all(x, y).map(drop)
+        self.alone("all_to_all", |rank| rank.all_to_all(x, y))
     }
 }
 

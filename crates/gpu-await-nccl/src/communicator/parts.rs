@@ -12,13 +12,12 @@
 //! | send, recv | read, *n* | written, *n* |
 #![forbid(unsafe_code)]
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::sync::Arc;
 
-use gpu_await::{Append, DeviceBuffer, RawSlice, Readable, Uses, Writable};
+use gpu_await::{Readable, Uses, Writable};
 
-use super::in_graph::GraphCalls;
-use super::shared::{Part, Shared};
+use super::shared::{OfParts, Part, Shared};
 use crate::call::{Call, Verb};
 use crate::element::{CollectiveElement, ElementType, Reduction, type_of};
 use crate::error::Error;
@@ -30,37 +29,28 @@ pub(super) struct RankOf<'s, 'a> {
     pub(super) shared: &'s Arc<Shared>,
     pub(super) at: usize,
     /// If its calls are captured.
-    pub(super) graph: Option<&'s GraphCalls<'s>>,
-    /// What they update, for their order.
-    pub(super) order: Cell<Option<&'a mut DeviceBuffer<u8>>>,
+    pub(super) draft: Option<&'s Draft<'a>>,
+    /// It makes one call, and no other with it.
+    pub(super) is_alone: bool,
 }
 
-/// What a verb declares, with one range more.
-pub(crate) trait Ranges: Copy + Append<RawSlice<u8>> {
-    /// Leaves that out.
-    fn without(all: Self::With) -> Self;
-}
+/// Calls of a rank that are captured together, and what they use.
+pub(super) struct Draft<'a>(RefCell<(Uses<'a>, OfParts<Call>)>);
 
-impl Ranges for () {
-    fn without((_,): (RawSlice<u8>,)) {}
-}
-
-impl<X: Copy> Ranges for (X,) {
-    fn without((x, _): (X, RawSlice<u8>)) -> Self {
-        (x,)
+impl<'a> Draft<'a> {
+    pub(super) fn new() -> Self {
+        Draft(RefCell::new((Uses::new("collectives"), OfParts::new())))
     }
-}
 
-impl<X: Copy, Y: Copy> Ranges for (X, Y) {
-    fn without((x, y, _): (X, Y, RawSlice<u8>)) -> Self {
-        (x, y)
+    pub(super) fn into_inner(self) -> (Uses<'a>, OfParts<Call>) {
+        self.0.into_inner()
     }
 }
 
 impl<'s, 'a> RankOf<'s, 'a> {
-    /// Its calls are made.
-    pub(super) fn new(shared: &'s Arc<Shared>, at: usize) -> Self {
-        RankOf { shared, at, graph: None, order: Cell::new(None) }
+    /// It makes one call, or is a part of a group.
+    pub(super) fn new(shared: &'s Arc<Shared>, at: usize, is_alone: bool) -> Self {
+        RankOf { shared, at, draft: None, is_alone }
     }
 
     fn rank(&self) -> usize {
@@ -71,20 +61,21 @@ impl<'s, 'a> RankOf<'s, 'a> {
         self.shared.world
     }
 
-    /// Lends the memory of a call, or captures it.
-    fn lend<P: Ranges + 'a>(&self, uses: Uses<'a, P>, call: impl FnOnce(P) -> Call) -> Made<'a> {
-        match self.graph {
-            None => self.shared.lend(self.at, uses, call),
-            Some(graph) => graph.capture(self, uses, call),
-        }
+    /// Lends the memory of a call, or writes it to the draft.
+    fn lend<P: Copy + 'a>(&self, uses: Uses<'a, P>, call: impl FnOnce(P) -> Call) -> Made<'a> {
+        let Some(Draft(draft)) = self.draft else { return self.shared.lend(self.at, uses, call) };
+        let (all, calls) = &mut *draft.borrow_mut();
+        calls.push(call(all.includes(uses)));
+        Ok(Part::captured(self.at))
     }
 
-    fn refuse<P>(&self, uses: Uses<'_, P>, error: Error) -> gpu_await::Error {
-        match self.graph {
-            None => self.shared.refuse(self.at, uses, error),
-            // The graph fails what it would have written.
-            Some(_) => error.into(),
-        }
+    fn refuse<P>(&self, uses: Uses<'a, P>, error: Error) -> gpu_await::Error {
+        let Some(Draft(draft)) = self.draft else {
+            return self.shared.refuse(self.at, uses, error);
+        };
+        // Fails with the draft.
+        drop(draft.borrow_mut().0.includes(uses));
+        error.into()
     }
 
     /// Memory that is read, and other memory that is written.
@@ -152,6 +143,15 @@ impl<'s, 'a> RankOf<'s, 'a> {
     fn check_rank(&self, rank: usize) -> Result<(), Error> {
         let world = self.world();
         if rank < world { Ok(()) } else { Err(Error::BadRank { rank, world }) }
+    }
+
+    /// Only a group sends to its own rank.
+    fn check_peer(&self, op: &'static str, rank: usize) -> Result<(), Error> {
+        self.check_rank(rank)?;
+        match self.is_alone && rank == self.rank() {
+            true => Err(Error::OwnRank { op, rank }),
+            false => Ok(()),
+        }
     }
 
     /// The elements of each rank's share.
@@ -303,7 +303,7 @@ impl<'s, 'a> RankOf<'s, 'a> {
         x: &'a X,
         peer: usize,
     ) -> Made<'a> {
-        self.read("send", x, self.check_rank(peer).map(|()| Verb::Send(peer)))
+        self.read("send", x, self.check_peer("send", peer).map(|()| Verb::Send(peer)))
     }
 
     pub(super) fn recv<T: CollectiveElement, Y: Writable<T>>(
@@ -311,7 +311,7 @@ impl<'s, 'a> RankOf<'s, 'a> {
         y: &'a mut Y,
         peer: usize,
     ) -> Made<'a> {
-        self.write("recv", y, self.check_rank(peer).map(|()| Verb::Receive(peer)))
+        self.write("recv", y, self.check_peer("recv", peer).map(|()| Verb::Receive(peer)))
     }
 
     pub(super) fn barrier(&self) -> Made<'a> {

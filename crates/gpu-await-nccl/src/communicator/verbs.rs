@@ -22,19 +22,9 @@ impl Communicator {
             return shared.failed(op, Error::SeveralRanks { op, local: self.ranks() }.into());
         }
         shared.wait_for_room();
-        match part(&RankOf::new(shared, 0)) {
+        match part(&RankOf::new(shared, 0, true)) {
             Ok(part) => shared.run(op, OfParts::from_iter([part])),
             Err(error) => shared.failed(op, error),
-        }
-    }
-
-    /// Refuses what only a group can do.
-    fn other(&self, op: &'static str, peer: usize) -> Result<(), gpu_await::Error> {
-        match self.shared().ranks.first() {
-            Some(local) if local.rank == peer && self.shared().ranks.len() == 1 => {
-                Err(Error::OwnRank { op, rank: peer }.into())
-            }
-            _ => Ok(()),
         }
     }
 
@@ -50,10 +40,7 @@ impl Communicator {
     /// # Source
     /// `ncclSend`.
     pub fn send<T: CollectiveElement, X: Readable<T>>(&self, x: &X, peer: usize) -> Op<()> {
-        match self.other("send", peer) {
-            Ok(()) => self.alone("send", |rank| rank.send(x, peer)),
-            Err(error) => self.shared().failed("send", error),
-        }
+        self.alone("send", |rank| rank.send(x, peer))
     }
 
     /// Receives into `y` what the rank `peer` [sends](Self::send): as many elements as `y` has. Ready proves that they are in `y`.
@@ -67,10 +54,7 @@ impl Communicator {
     /// # Source
     /// `ncclRecv`.
     pub fn recv<T: CollectiveElement, Y: Writable<T>>(&self, y: &mut Y, peer: usize) -> Op<()> {
-        match self.other("recv", peer) {
-            Ok(()) => self.alone("recv", |rank| rank.recv(y, peer)),
-            Err(error) => self.shared().failed("recv", error),
-        }
+        self.alone("recv", |rank| rank.recv(y, peer))
     }
 
     /// Synchronizes all ranks, on the device. Ready proves that every rank has called it and that the collectives each rank called

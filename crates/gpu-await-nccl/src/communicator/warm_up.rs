@@ -60,7 +60,7 @@ pub(super) fn connect_all(comm: &Communicator, pairs: bool) -> Result<()> {
 }
 
 fn rank<'s, 'a>(shared: &'s Arc<Shared>, at: usize) -> RankOf<'s, 'a> {
-    RankOf::new(shared, at)
+    RankOf::new(shared, at, false)
 }
 
 fn run(shared: &Arc<Shared>, parts: OfParts<Part<'_>>) -> Result<()> {

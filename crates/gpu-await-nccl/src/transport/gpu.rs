@@ -257,7 +257,7 @@ impl Transport for GpuTransport {
         &self,
         (at, _): (usize, &LocalRank),
         queue: &RawQueue<'_>,
-        call: Call,
+        calls: &[Call],
         _shared: &Weak<Shared>,
     ) -> Result<()> {
         let comms = &*self.comms;
@@ -270,10 +270,12 @@ impl Transport for GpuTransport {
         }
         let lane = Lane { comm: comms.handles[at], stream: queue.stream() };
         comms.nccl.group_start()?;
-        // SAFETY: the memory is declared, and kept by the graph; the handle is live, as calls are refused before it is
-        // freed, under the lock that is held here, and NCCL does not free it while a graph has work of it. The context is
-        // current, as that of the stream.
-        let put = unsafe { self.call(lane, &call) };
+        let put = calls.iter().try_for_each(|call| {
+            // SAFETY: the memory is declared, and kept by the graph; the handle is live, as calls are refused before it is
+            // freed, under the lock that is held here, and NCCL does not free it while a graph has work of it. The context is
+            // current, as that of the stream.
+            unsafe { self.call(lane, call) }
+        });
         let ended = comms.nccl.group_end();
         put.and(ended)
     }

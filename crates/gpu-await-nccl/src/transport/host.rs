@@ -88,7 +88,7 @@ impl Transport for HostTransport {
         &self,
         (at, local): (usize, &LocalRank),
         queue: &RawQueue<'_>,
-        call: Call,
+        calls: &[Call],
         shared: &Weak<Shared>,
     ) -> Result<(), Error> {
         let work = Work {
@@ -96,7 +96,7 @@ impl Transport for HostTransport {
             inbox: self.inboxes[at].clone(),
             rank: local.rank,
             world: self.world,
-            calls: vec![call],
+            calls: calls.to_vec(),
             // Those of its launches are the communicator's, which it loses if it fails.
             outcomes: Vec::new(),
             shared: shared.clone(),

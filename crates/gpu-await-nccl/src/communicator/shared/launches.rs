@@ -16,7 +16,6 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::{ORDER, OfParts, Pending, Shared};
 use crate::call::Call;
-use crate::communicator::parts::Ranges;
 use crate::error::Error;
 use crate::stats;
 
@@ -24,7 +23,8 @@ use crate::stats;
 const LOOK: Duration = Duration::from_millis(1);
 
 /// What orders the calls of a rank that are in graphs among themselves and with others: NCCL's kernels of one communicator must not run
-/// side by side, and the twin's functions neither. Each declares that it updates this memory.
+/// side by side, and the twin's functions neither. Each declares that it overwrites this memory: a call that is refused, and whose
+/// outputs count as failed, is nobody's input.
 pub(super) struct InOrder {
     memory: Mutex<DeviceBuffer<u8>>,
     /// Some call is in a graph: others need it too.
@@ -43,18 +43,15 @@ impl Shared {
         let order = &self.order[at];
         if order.is_needed.load(Ordering::SeqCst) {
             let mut memory = order.memory.lock();
-            let uses = Uses::new("in order").updates(&mut *memory);
+            let uses = Uses::new("in order").writes(&mut *memory);
             // SAFETY: nothing is put on the stream.
             unsafe { self.ranks[at].stream.enqueue(uses, |_, _| Ok::<(), Error>(())) }.queued()?;
         }
         Ok(())
     }
 
-    /// What a call of a rank that is in a graph updates.
-    pub(crate) fn in_order(
-        &self,
-        at: usize,
-    ) -> gpu_await::Result<MutexGuard<'_, DeviceBuffer<u8>>> {
+    /// What a call of a rank that is in a graph overwrites.
+    fn in_order(&self, at: usize) -> gpu_await::Result<MutexGuard<'_, DeviceBuffer<u8>>> {
         let order = &self.order[at];
         if !order.is_needed.swap(true, Ordering::SeqCst) {
             // What was called before is in front.
@@ -63,18 +60,32 @@ impl Shared {
         Ok(order.memory.lock())
     }
 
-    /// Has a call of a rank captured in the graph of a queue. It updates what is [in order](Self::in_order), and keeps the
-    /// communicator.
-    pub(crate) fn capture<P: Ranges>(
+    /// Has calls of a rank captured together in the graph of a queue. They use the memory of all of them and what is
+    /// [in order](Self::in_order), and keep the communicator. Of calls that were refused nothing is captured.
+    pub(crate) fn capture(
         &self,
-        at: usize,
+        (at, op): (usize, &'static str),
         queue: &Queue<'_>,
-        uses: Uses<'_, P::With>,
-        call: impl FnOnce(P) -> Call,
+        parts: Uses<'_>,
+        calls: gpu_await::Result<OfParts<Call>>,
     ) -> gpu_await::Result<()> {
+        let calls = match calls {
+            Ok(calls) if calls.is_empty() => return Ok(()),
+            Ok(calls) => calls,
+            Err(error) => {
+                let mut uses = Uses::new(op).can_be_captured();
+                uses.includes(parts);
+                let refuse = |_: &RawQueue<'_>, ()| Err(error);
+                // SAFETY: nothing is put on the stream.
+                return unsafe { queue.enqueue(uses, refuse) };
+            }
+        };
         let local = &self.ranks[at];
+        let mut order = self.in_order(at)?;
+        let mut uses = Uses::new(op).can_be_captured().writes(&mut *order);
+        uses.includes(parts);
         let this = self.this.clone();
-        let capture = |queue: &RawQueue<'_>, all: P::With| {
+        let capture = |queue: &RawQueue<'_>, _| {
             queue.each_launch(move |outcome| match this.upgrade() {
                 Some(shared) => shared.launched(outcome),
                 None => Ok(()),
@@ -83,12 +94,12 @@ impl Shared {
                 return Err(lost);
             }
             let _order = ORDER.lock();
-            self.transport.capture((at, local), queue, call(P::without(all)), &self.this)
+            self.transport.capture((at, local), queue, &calls, &self.this)
         };
-        // SAFETY: the work touches what the verb declares, on that stream. It may run again, as NCCL's may that is captured, while
+        // SAFETY: the work touches what the verbs declare, on that stream. It may run again, as NCCL's may that is captured, while
         // the communicator is there, which is kept; each launch is refused once it is lost. All work of a rank that is in graphs
-        // updates one range, and so do other calls of its: none runs beside another.
-        unsafe { queue.enqueue(uses.can_be_captured(), capture) }
+        // overwrites one range, and so do other calls of its: none runs beside another.
+        unsafe { queue.enqueue(uses, capture) }
     }
 
     /// A graph that has a call of its is being launched.
