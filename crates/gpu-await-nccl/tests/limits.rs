@@ -142,7 +142,27 @@ async fn a_refused_call_that_its_group_ignores() {
     let error = within(op).await.unwrap_err();
     assert!(matches!(Error::of(&error), Some(Error::BadRank { rank: 7, world: 2 })), "{error}");
     assert!(comm.lost().is_none());
-    assert!(within(devices[0].download(&x)).await.is_err(), "it counts as failed");
+    // It counts as failed, and for the same reason.
+    let error = within(devices[0].download(&x)).await.unwrap_err();
+    assert!(matches!(Error::of(&error), Some(Error::BadRank { rank: 7, world: 2 })), "{error}");
+}
+
+/// What was recorded before fails with it as well.
+#[tokio::test]
+async fn a_loss_while_a_group_is_recorded() {
+    let devices = [Device::host(), Device::host()];
+    let comm = all(&devices).await;
+    let mut x = devices[0].ones::<f32>(4).queued().expect("memory");
+    let mut y = devices[1].ones::<f32>(4).queued().expect("memory");
+    let op = comm.group(|g| {
+        g.rank(0)?.all_reduce_in_place(&mut x, Reduction::Sum)?;
+        drop(comm.abort());
+        g.rank(1)?.all_reduce_in_place(&mut y, Reduction::Sum)
+    });
+    let read = devices[0].download(&x);
+    for error in [within(op).await.unwrap_err(), within(read).await.unwrap_err()] {
+        assert!(Error::lost(&error).is_some(), "{error}");
+    }
 }
 
 /// Levels and causes of losses.

@@ -129,7 +129,7 @@ impl<P> Lent for MemoryLoan<'_, P> {
     }
 
     fn fail(self: Box<Self>, cause: Error) -> gpu_await::Error {
-        MemoryLoan::fail(*self, cause)
+        MemoryLoan::fail(*self, source_of(cause))
     }
 }
 
@@ -472,13 +472,16 @@ impl Shared {
 }
 
 fn refuse<P>(local: &LocalRank, uses: Uses<'_, P>, error: Error) -> Op<()> {
-    let error: Box<dyn std::error::Error + Send + Sync> = match error {
-        // As it is: the operation's error is one of gpu-await's.
+    // SAFETY: nothing is put on the stream.
+    unsafe { local.stream.enqueue(uses, |_, _| Err::<(), _>(source_of(error))) }
+}
+
+/// Why an operation failed. One of gpu-await's errors is that as it is.
+fn source_of(error: Error) -> Box<dyn std::error::Error + Send + Sync> {
+    match error {
         Error::Runtime(error) => Box::new(error),
         error => Box::new(error),
-    };
-    // SAFETY: nothing is put on the stream.
-    unsafe { local.stream.enqueue(uses, |_, _| Err::<(), _>(error)) }
+    }
 }
 
 fn lost_device(device: &gpu_await::Device) -> Option<LostCause> {
