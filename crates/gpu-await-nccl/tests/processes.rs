@@ -5,81 +5,20 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use gpu_await::{Device, DeviceKind};
 use gpu_await_nccl::{Communicator, Error, Group, LostCause, Reduction, UniqueId};
 
+use support::process::{self, Job, Rank};
 use support::{LIMIT, address, within};
 
 const LEN: usize = 5000;
-/// What a child does: `work 1 3 127.0.0.1:2000`; several ranks are `0,1`. In place of the address there may be the bytes of an id, or
-/// `-` for a new one.
-const JOB: &str = "GPU_AWAIT_NCCL_TEST_JOB";
 
 /// As many as there are devices for.
 fn world_of(most: usize) -> usize {
     if support::on_gpus() { Device::count().min(most) } else { most }
-}
-
-struct Rank {
-    child: Child,
-    lines: BufReader<ChildStdout>,
-}
-
-impl Rank {
-    fn start(
-        mut command: Command,
-        job: &str,
-        ranks: &[usize],
-        world: usize,
-        address: &str,
-    ) -> Rank {
-        let test = ["child", "--exact", "--ignored", "--nocapture"];
-        let ranks: Vec<_> = ranks.iter().map(usize::to_string).collect();
-        let job = format!("{job} {} {world} {address}", ranks.join(","));
-        let command = command.args(test).env(JOB, job);
-        let mut child = command.stdout(Stdio::piped()).spawn().expect("a process");
-        let lines = BufReader::new(child.stdout.take().expect("piped"));
-        Rank { child, lines }
-    }
-
-    fn here(job: &str, ranks: &[usize], world: usize, address: &str) -> Rank {
-        let this = std::env::current_exe().expect("a path");
-        Rank::start(Command::new(this), job, ranks, world, address)
-    }
-
-    /// Waits until it says that; returns what follows.
-    fn says(&mut self, wanted: &str) -> String {
-        let mut all = String::new();
-        loop {
-            let before = all.len();
-            self.lines.read_line(&mut all).expect("lines");
-            assert!(all.len() > before, "it ended without `{wanted}`:\n{all}");
-            if let Some((_, rest)) = all[before..].split_once(wanted) {
-                return rest.trim().to_owned();
-            }
-        }
-    }
-
-    fn works(&mut self) {
-        self.says("working");
-    }
-
-    fn ends_well(mut self) {
-        self.says("done");
-        assert!(self.child.wait().expect("its end").success());
-    }
-}
-
-/// Nothing is left running, whatever happens.
-impl Drop for Rank {
-    fn drop(&mut self) {
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
 }
 
 fn all_work(world: usize) {
@@ -297,40 +236,31 @@ fn a_host_is_cut_off() {
 #[test]
 #[ignore = "a child of the others"]
 fn child() {
-    let Ok(job) = std::env::var(JOB) else { return };
-    let mut words = job.split(' ');
-    let mut word = || words.next().expect("a job");
-    let (job, ranks, world, address) = (word(), word(), word(), word());
-    let ranks: Vec<usize> = ranks.split(',').map(|rank| rank.parse().expect("a rank")).collect();
-    let world = world.parse().expect("a world");
+    let Some(Job { name, ranks, world, address }) = Job::here() else { return };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(async {
-        let device = |rank: &usize| match support::on_gpus() {
-            true => Device::cuda(*rank).expect("a GPU"),
-            false => Device::host(),
-        };
-        let devices: Vec<_> = ranks.iter().map(device).collect();
+        let devices = process::devices(&ranks);
         if !address.contains(':') {
             let id = if address == "-" {
                 let id = UniqueId::new(devices[0].kind()).expect("an id");
                 println!("id {}", hex(id));
                 id
             } else {
-                id_of(address)
+                id_of(&address)
             };
             let connect = Communicator::builder(id, world).rank(ranks[0], &devices[0]).connect();
             let comm = within(connect).await.expect("a communicator");
-            match job {
+            match &*name {
                 "work" => work(&devices, &comm).await,
                 _ => give_up(&devices, comm).await,
             }
             return;
         }
-        let join = Group::join_ranks_within(LIMIT, address, ranks.clone(), world);
+        let join = Group::join_ranks_within(LIMIT, &address, ranks, world);
         let group = within(join).await.expect("a group");
         let comm = within(group.connect(&devices)).await.expect("a communicator");
         comm.set_limit(Some(LIMIT));
-        match job {
+        match &*name {
             "work" => work(&devices, &comm).await,
             "recover" => recover(&devices, group, comm).await,
             _ => survive(&devices, &group, comm).await,

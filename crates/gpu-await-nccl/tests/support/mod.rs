@@ -1,6 +1,7 @@
 //! The devices that the tests run on, and numbers in an order that a seed fixes.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub(crate) mod process;
 #[path = "../../../../tests/under_test/random.rs"]
 mod random;
 

@@ -1,0 +1,99 @@
+//! Ranks that are processes: the test's own program again, which runs its test `child`.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use gpu_await::Device;
+
+use super::on_gpus;
+
+/// What a child does: `work 1 3 127.0.0.1:2000`; several ranks are `0,1`.
+const JOB: &str = "GPU_AWAIT_NCCL_TEST_JOB";
+
+/// What this process was started for.
+pub(crate) struct Job {
+    pub(crate) name: String,
+    pub(crate) ranks: Vec<usize>,
+    pub(crate) world: usize,
+    /// Or the bytes of an id, or `-` for a new one.
+    pub(crate) address: String,
+}
+
+impl Job {
+    /// None if nobody started it as a child.
+    pub(crate) fn here() -> Option<Job> {
+        let job = std::env::var(JOB).ok()?;
+        let mut words = job.split(' ').map(str::to_owned);
+        let mut word = || words.next().expect("a job");
+        let (name, ranks, world, address) = (word(), word(), word(), word());
+        let ranks = ranks.split(',').map(|rank| rank.parse().expect("a rank")).collect();
+        Some(Job { name, ranks, world: world.parse().expect("a world"), address })
+    }
+}
+
+/// A device a rank: of all processes of the world, each has its own GPUs.
+pub(crate) fn devices(ranks: &[usize]) -> Vec<Device> {
+    let device = |rank: &usize| match on_gpus() {
+        true => Device::cuda(*rank).expect("a GPU"),
+        false => Device::host(),
+    };
+    ranks.iter().map(device).collect()
+}
+
+pub(crate) struct Rank {
+    pub(crate) child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Rank {
+    pub(crate) fn start(
+        mut command: Command,
+        job: &str,
+        ranks: &[usize],
+        world: usize,
+        address: &str,
+    ) -> Rank {
+        let test = ["child", "--exact", "--ignored", "--nocapture"];
+        let ranks: Vec<_> = ranks.iter().map(usize::to_string).collect();
+        let job = format!("{job} {} {world} {address}", ranks.join(","));
+        let command = command.args(test).env(JOB, job);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("a process");
+        let lines = BufReader::new(child.stdout.take().expect("piped"));
+        Rank { child, lines }
+    }
+
+    pub(crate) fn here(job: &str, ranks: &[usize], world: usize, address: &str) -> Rank {
+        let this = std::env::current_exe().expect("a path");
+        Rank::start(Command::new(this), job, ranks, world, address)
+    }
+
+    /// Waits until it says that; returns what follows.
+    pub(crate) fn says(&mut self, wanted: &str) -> String {
+        let mut all = String::new();
+        loop {
+            let before = all.len();
+            self.lines.read_line(&mut all).expect("lines");
+            assert!(all.len() > before, "it ended without `{wanted}`:\n{all}");
+            if let Some((_, rest)) = all[before..].split_once(wanted) {
+                return rest.trim().to_owned();
+            }
+        }
+    }
+
+    pub(crate) fn works(&mut self) {
+        self.says("working");
+    }
+
+    pub(crate) fn ends_well(mut self) {
+        self.says("done");
+        assert!(self.child.wait().expect("its end").success());
+    }
+}
+
+/// Nothing is left running, whatever happens.
+impl Drop for Rank {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
