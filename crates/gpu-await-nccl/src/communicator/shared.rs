@@ -14,8 +14,13 @@
 //!    (`a_full_communicator_blocks_no_other`).
 //! 5. A launch of a graph with calls of the communicator is entered in front of its work, or refused (`an_abort_fails_a_launch`).
 //! 6. Calls of a rank run one after another, in graphs and outside of them (`in_order_with_other_calls`).
+//! 7. What ends pending work ends a call that does not return, as it waits for other ranks (`a_limit_ends_a_call_that_waits`,
+//!    `a_limit_ends_a_capture_that_waits`).
 
 mod launches;
+#[cfg(test)]
+mod stuck;
+mod watched;
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -38,7 +43,6 @@ use crate::error::{CollectiveLost, Error, LostCause};
 use crate::exchange::Wire;
 use crate::stats::{self, COMMUNICATORS, Counted, LOST};
 use crate::transport::{LocalRank, Placed, Transport};
-use crate::watchdog;
 
 /// Held while the work of a call is put on its streams, whatever the communicator: ranks of two communicators that share GPUs
 /// see one order, and cannot wait for one another in a circle.
@@ -80,6 +84,8 @@ pub(crate) struct Origin {
 #[derive(Default)]
 struct State {
     lost: Option<LostCause>,
+    /// When the call was made that the transport has not returned from: it may wait for other ranks.
+    calling: Option<Instant>,
     pending: VecDeque<Pending>,
     /// Dropped when it is lost.
     works: Option<oneshot::Sender<()>>,
@@ -316,9 +322,10 @@ impl Shared {
     /// [`run`](Self::run) while the communicator connects: its ranks may wait for others, which may wait for ranks of other
     /// communicators.
     pub(crate) fn run_out_of_order(&self, op: &'static str, parts: OfParts<Part<'_>>) -> Op<()> {
-        if let Some(lost) = self.lost() {
-            return self.refused(op, parts, lost);
-        }
+        let since = match self.begin_call() {
+            Ok(since) => since,
+            Err(lost) => return self.refused(op, parts, lost),
+        };
         let (mut placed, mut loans) = (OfParts::new(), OfParts::new());
         for mut part in parts {
             let at = part.at;
@@ -339,7 +346,7 @@ impl Shared {
             ops.push(loan.complete());
             tickets.push((at, self.ranks[at].stream.submitted()));
         }
-        self.enter(Pending { since: Instant::now(), tickets, outcomes, launch: None });
+        self.enter(Pending { since, tickets, outcomes, launch: None });
         match ops.pop() {
             Some(only) if ops.is_empty() => only,
             last => join_all(ops.into_iter().chain(last)).without_value(),
@@ -351,7 +358,7 @@ impl Shared {
         refuse(&self.ranks[0], Uses::new(op), error)
     }
 
-    /// Has the watchdog look after work; or fails it, if the communicator was lost meanwhile.
+    /// Has the watchdog look after the work of a call; or fails it, if the communicator was lost meanwhile.
     fn enter(&self, pending: Pending) {
         if let Some((cause, pending)) = self.enter_unless_lost(pending) {
             let error = self.error(cause);
@@ -362,16 +369,15 @@ impl Shared {
     /// Hands it back if the communicator was lost.
     fn enter_unless_lost(&self, pending: Pending) -> Option<(LostCause, Pending)> {
         let mut state = self.state.lock();
+        if pending.launch.is_none() {
+            state.calling = None;
+        }
         if let Some(cause) = state.lost.clone() {
             return Some((cause, pending));
         }
         self.forget_complete(&mut state);
         state.pending.push_back(pending);
-        let is_new = !std::mem::replace(&mut state.watched, true);
-        drop(state);
-        if is_new {
-            watchdog::watch(self.this.clone());
-        }
+        self.watch(state);
         None
     }
 
@@ -432,31 +438,6 @@ impl Shared {
 
     pub(crate) fn transport(&self) -> &dyn Transport {
         &*self.transport
-    }
-
-    /// Looks after what is pending. False: there is nothing, and it is not watched any more.
-    pub(crate) fn look(&self) -> bool {
-        for local in &self.ranks {
-            // Asks the device.
-            let _in_flight = local.stream.backlog();
-        }
-        self.ask_launches();
-        let oldest = {
-            let mut state = self.state.lock();
-            self.forget_complete(&mut state);
-            let Some(oldest) = state.pending.front() else {
-                state.watched = false;
-                return false;
-            };
-            oldest.since
-        };
-        let lost = self.ranks.iter().find_map(|local| lost_device(&local.device));
-        let late = self.limit().filter(|limit| oldest.elapsed() > *limit);
-        let late = late.map(|limit| LostCause::TimedOut { limit });
-        if let Some(cause) = lost.or_else(|| self.transport.look()).or(late) {
-            self.fail(cause);
-        }
-        true
     }
 
     /// Frees it when its work is complete: nobody calls it any more.

@@ -5,7 +5,7 @@ use std::time::Instant;
 use gpu_await::{Device, DeviceBuffer, InOut, Queue, ViewMut, kernels};
 use gpu_await_nccl::{Communicator, Error, LostCause, Reduction};
 
-use super::support::{self, LIMIT, devices, within};
+use super::support::{self, LIMIT, all, devices, within};
 use super::{LEN, Ranks, SOON, Step, cause, connected};
 
 /// Cells of each rank between copies of its neighbours' cells, in a ring.
@@ -185,6 +185,33 @@ async fn a_send_and_its_receive() {
             let found = within(devices[1].download(&y)).await.expect("what was sent");
             assert_eq!(found, [f32::exp2(round as f32); LEN]);
         }
+    }
+}
+
+/// Where a rank is not connected yet, NCCL waits for it in the call, or while that is captured.
+#[tokio::test]
+async fn a_peer_that_never_connects() {
+    let _turn = support::turn().await;
+    let devices = devices(2);
+    if devices.len() < 2 {
+        return;
+    }
+    for in_graph in [true, false] {
+        let comm = all(&devices).await;
+        comm.set_limit(Some(SOON));
+        let mut y = devices[0].zeros::<f32>(LEN).queued().expect("memory");
+        let receive = devices[0].graph::<(InOut<f32>,), _, _>(comm.clone(), |q, comm, (mut y,)| {
+            comm.in_graph_of(q, 0)?.recv(&mut y, 1)
+        });
+        let (device, (send, made)) = (devices[0].clone(), futures::channel::oneshot::channel());
+        let mut call = move || match in_graph {
+            true => receive.launch(&device, (&mut y,)),
+            false => comm.group(|g| g.rank(0)?.recv(&mut y, 1)),
+        };
+        std::thread::spawn(move || send.send(call()));
+        let op = within(made).await.expect("the call returns");
+        let error = within(op).await.unwrap_err();
+        assert!(matches!(cause(&error), LostCause::TimedOut { .. }), "{error}");
     }
 }
 

@@ -90,11 +90,12 @@ impl Shared {
                 Some(shared) => shared.launched(outcome),
                 None => Ok(()),
             })?;
-            if let Some(lost) = self.lost() {
-                return Err(lost);
-            }
             let _order = ORDER.lock();
-            self.transport.capture((at, local), queue, &calls, &self.this)
+            self.begin_call()?;
+            let captured = self.transport.capture((at, local), queue, &calls, &self.this);
+            self.end_call();
+            // Why it was told to stop, if it was.
+            captured.map_err(|error| self.lost().unwrap_or(error))
         };
         // SAFETY: the work touches what the verbs declare, on that stream. It may run again, as NCCL's may that is captured, while
         // the communicator is there, which is kept; each launch is refused once it is lost. All work of a rank that is in graphs
