@@ -13,6 +13,9 @@
 #[expect(dead_code, reason = "the stream spoils events whose record failed")]
 #[path = "../src/runtime/event_pool.rs"]
 mod event_pool;
+#[expect(dead_code, reason = "only the links of outcomes")]
+#[path = "../src/runtime/protocol/lineage.rs"]
+mod lineage;
 #[expect(dead_code, reason = "the end of a poller")]
 #[path = "../src/runtime/protocol/park.rs"]
 mod park;
@@ -37,6 +40,7 @@ use std::sync::atomic::{AtomicU64 as Record, Ordering::Relaxed as Seen};
 use std::task::Poll;
 
 use event_pool::{EventHandle, EventPool};
+use lineage::Lineage;
 use loom::thread;
 use park::{Inbox, ParkState, Rounds};
 use sharing::Sharing;
@@ -1376,5 +1380,77 @@ fn a_word_line_is_reused_only_when_its_last_value_was_seen() {
                 "a late write reached the next stream"
             );
         }
+    });
+}
+
+/// Work without a name, whose memory is a number.
+type Outcome = Lineage<(), u8, &'static str>;
+
+fn fail(outcome: &Arc<Outcome>) -> Vec<u8> {
+    let mut poisoned = Vec::new();
+    outcome.fail("own", || false, |()| "inherited", |_, _, written| poisoned.extend(written));
+    poisoned
+}
+
+/// Two readers of one reader are asked while the work fails.
+#[test]
+fn what_a_told_reader_descends_from_does_not_fail() {
+    explore(3, || {
+        let (first, second) = (Outcome::new(()), Outcome::new(()));
+        assert_eq!(second.descends_from(&first), None);
+        let library = {
+            let first = first.clone();
+            thread::spawn(move || fail(&first))
+        };
+        let other = {
+            let second = second.clone();
+            thread::spawn(move || second.tell().is_ok())
+        };
+        let is_told = second.tell().is_ok();
+        let other_is_told = other.join().unwrap();
+        library.join().unwrap();
+        assert!(
+            !(is_told || other_is_told) || first.failure().is_none(),
+            "it failed after a reader was told that it had not"
+        );
+        assert_eq!(first.failure().is_some(), second.failure().is_some());
+    });
+}
+
+/// Nobody but the work keeps the outcome in the middle.
+#[test]
+fn a_failure_is_seen_through_what_it_has_reached() {
+    explore(3, || {
+        let (first, last) = (Outcome::new(()), Outcome::new(()));
+        let middle = Outcome::new(());
+        assert_eq!(middle.descends_from(&first), None);
+        assert_eq!(last.descends_from(&middle), None);
+        drop(middle);
+        let library = {
+            let first = first.clone();
+            thread::spawn(move || fail(&first))
+        };
+        let is_told = last.tell().is_ok();
+        library.join().unwrap();
+        assert_eq!(is_told, first.failure().is_none());
+    });
+}
+
+#[test]
+fn a_failure_reaches_a_reader_that_is_linked_beside_it() {
+    explore(3, || {
+        let (work, reader) = (Outcome::new(()), Outcome::new(()));
+        let library = {
+            let work = work.clone();
+            thread::spawn(move || fail(&work))
+        };
+        if let Some(failure) = reader.descends_from(&work) {
+            drop(reader.inherit(&failure));
+        }
+        // It poisons what it wrote itself, or the failure does.
+        let poisoned = reader.wrote(7, |_| true).map(|_| 7);
+        let spread = library.join().unwrap();
+        assert!(reader.failure().is_some());
+        assert_eq!(poisoned.is_some(), spread.is_empty());
     });
 }

@@ -29,6 +29,8 @@ AHEAD = "who_is_woken_ahead_of_time_is_woken_again"
 WISHES = "a_look_that_is_asked_for_serves_wishes"
 PUBLISHED = "a_marker_is_published_after_its_call"
 LOANS = "what_a_loan_left_is_covered"
+TOLD = "what_a_told_reader_descends_from_does_not_fail"
+THROUGH = "a_failure_is_seen_through_what_it_has_reached"
 
 # (file, the text that precedes it, what, instead, the test that fails)
 MUTATIONS = [
@@ -97,6 +99,13 @@ MUTATIONS = [
      "what_is_complete_is_visible"),
     ("timeline", "fn completed(", "Ordering::Acquire", "Ordering::Relaxed",
      "what_is_complete_is_visible"),
+    # Outcomes, and their readers.
+    ("lineage", "fn tell", "if is_last || state.producers.is_empty() {",
+     "if !is_last { state.is_told = true } if is_last || state.producers.is_empty() {", TOLD),
+    ("lineage", "fn fail", "|| state.is_told ", "", TOLD),
+    ("lineage", "fn fail", "reached.get(at).cloned()", "reached.pop()", THROUGH),
+    ("lineage", "fn descends_from", "theirs.readers.push(self.clone());", "",
+     "a_failure_reaches_a_reader_that_is_linked_beside_it"),
 ]
 
 MANIFEST = """\

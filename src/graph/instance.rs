@@ -182,7 +182,6 @@ impl Instance {
         // If a node was refused before any driver call, the nodes are unchanged.
         let (mut was_prepared, mut was_plain) = (false, false);
         let outcomes = queue.outcomes();
-        let known = outcomes.len();
         let submitted = queue.submit(&mut footprint, commands, |raw| {
             if *is_told {
                 list.tell(raw, outcomes)?;
@@ -198,9 +197,6 @@ impl Instance {
             }
             Ok::<_, Refusal>(())
         });
-        if *is_told {
-            outcomes.submitted_with(known, submitted.is_ok(), &footprint);
-        }
         if was_plain {
             // The compiled graph keeps its values; of a list refused in the middle, a part may run.
             let stream = queue.stream();

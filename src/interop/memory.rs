@@ -416,11 +416,10 @@ impl<P> MemoryLoan<'_, P> {
         }
         let (outcome, commands) = (outcome.get(), uses.commands());
         let ended = uses.close(stream.engine(), |footprint| {
-            let (ticket, ()) = queue.submit(footprint, commands, |_| Ok(()))?;
-            if let Some(outcome) = outcome {
-                outcome.ended_at(footprint, queue.stream(), ticket);
-                queue.outcomes().push(outcome.dependency());
-            }
+            queue.submit(footprint, commands, |_| {
+                outcome.into_iter().for_each(|own| queue.outcomes().push(own.dependency()));
+                Ok(())
+            })?;
             Ok(())
         });
         if let (Some(outcome), Err(_), Some(_lost)) = (outcome, &ended, stream.engine().lost()) {

@@ -11,6 +11,7 @@
 //! | [`cadence`] | when a wait is looked at, and by whom |
 //! | [`estimator`] | how long work took, and so when it may be complete |
 //! | [`checkers`] | which tasks check for themselves, and which one stays awake |
+//! | [`lineage`] | whether work failed, or work that it read from |
 //! | [`sharing`] | whether other libraries put work on the stream |
 //! | [`backlog`] | whether woken tasks wait for a worker |
 #![forbid(unsafe_code)]
@@ -19,6 +20,7 @@ pub(crate) mod backlog;
 pub(crate) mod cadence;
 pub(crate) mod checkers;
 pub(crate) mod estimator;
+pub(crate) mod lineage;
 pub(crate) mod park;
 pub(crate) mod sharing;
 pub(crate) mod submission;

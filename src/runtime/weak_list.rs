@@ -24,14 +24,6 @@ impl<T: ?Sized> WeakList<T> {
         self.all.push(item);
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.all.is_empty()
-    }
-
-    pub(crate) fn retain(&mut self, keeps: impl FnMut(&Weak<T>) -> bool) {
-        self.all.retain(keeps);
-    }
-
     /// The live values. The caller may become the last holder of one and drop it: not under a lock.
     pub(crate) fn alive(&self) -> Vec<Arc<T>> {
         self.all.iter().filter_map(Weak::upgrade).collect()

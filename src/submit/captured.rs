@@ -174,7 +174,7 @@ impl KernelCode for Captured {
     fn tell(&self, raw: &Raw<'_>, outcomes: &LateOutcomes) -> std::result::Result<(), Refusal> {
         let _role = role::enter(Role::Enqueuing);
         for told in self.told.lock().iter_mut() {
-            let outcome = Arc::new(RunOutcome::of(Name::Kernel(&self.name), raw.stream));
+            let outcome = RunOutcome::of_next(Name::Kernel(&self.name), raw.stream);
             outcomes.push(Dependency::own(outcome.clone()));
             let told = contain::catch(|| told(WorkOutcome::new(&outcome)));
             told.unwrap_or_else(|message| {

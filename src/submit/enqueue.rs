@@ -276,7 +276,6 @@ impl<'a, P> Uses<'a, P> {
         let (name, engine) = (self.footprint.name(), stream.engine());
         let mut call = Some((call, self.pointers));
         let (mut returned, mut thrown) = (None, None);
-        let before = outcomes.map_or(0, LateOutcomes::len);
         let mut calls = |raw: &Raw<'_>| {
             let mut failed = None;
             let memory = &self.memory;
@@ -308,12 +307,6 @@ impl<'a, P> Uses<'a, P> {
             failed.map_or(Ok(()), |error| Err(Refusal::Foreign(error)))
         };
         let submitted = submit(&mut self.footprint, self.work.commands, &mut calls);
-        if let Some(outcomes) = outcomes
-            && outcomes.len() > before
-        {
-            let is_submitted = submitted.is_ok();
-            outcomes.submitted_with(before, is_submitted, &self.footprint);
-        }
         match thrown {
             Some(payload) => Err(payload),
             None => Ok(submitted

@@ -21,15 +21,13 @@
 //!    (`a_late_failure_goes_with_what_is_lent`).
 #![forbid(unsafe_code)]
 
-use std::any::Any;
 use std::cell::{OnceCell, RefCell};
 use std::error::Error as StdError;
 use std::fmt;
-use std::ops::Range;
 use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::footprint::{Access, Footprint};
@@ -37,8 +35,9 @@ use super::name::{Name, OwnedName};
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::allocation::{Allocation, Poison};
 use crate::memory::hazard::Mode;
-use crate::memory::point::Track;
 use crate::runtime::Point;
+use crate::runtime::late_work::{AnyWork, LatePart};
+use crate::runtime::protocol::lineage::Lineage;
 use crate::runtime::stream_state::StreamState;
 use crate::thread::contain;
 
@@ -49,13 +48,15 @@ pub(crate) struct LateOutcomes(OnceCell<Box<RefCell<LateReads>>>);
 #[derive(Default)]
 struct LateReads {
     known: Dependencies,
-    /// The index from which on they are those of the last submitted operation.
+    /// The index from which on they are those of the last operation.
     last: usize,
-    /// The inputs of the operation that is being submitted.
-    read: Vec<Arc<RunOutcome>>,
+    /// The outcomes that the inputs of the operation that is being submitted depend on.
+    read: Read,
 }
 
-/// Usually one: of the operation itself, or of what wrote its input.
+type Read = SmallVec<[Arc<RunOutcome>; 1]>;
+
+/// Usually one: an operation's own, which descends from those of its inputs.
 pub(crate) type Dependencies = SmallVec<[Dependency; 1]>;
 
 /// An outcome that an operation's own depends on.
@@ -66,11 +67,15 @@ pub(crate) struct Dependency {
     reader: Option<OwnedName>,
 }
 
-pub(crate) struct RunOutcome {
+/// The outcome of work, or of an operation that reads the outputs of several.
+pub(crate) type RunOutcome = Lineage<Work, Weak<Allocation>, Error>;
+
+pub(crate) struct Work {
     op: OwnedName,
     /// The operation's point on its stream, once it has a ticket.
     at: OnceLock<Point>,
-    state: Mutex<RunState>,
+    /// Nothing was submitted: the ticket is another operation's.
+    is_refused: AtomicBool,
 }
 
 /// How work that is already submitted ends, for a library that learns of a failure later than its call returns: from
@@ -79,7 +84,8 @@ pub(crate) struct RunOutcome {
 /// Whoever may learn of the failure keeps it until the operation is complete; kept longer, it says nothing and costs
 /// nothing but its own memory. Clones are the same outcome; dropping them all says that nothing fails any more.
 ///
-/// Until then each operation that reads what the work wrote, or what a reader of that wrote, looks at the outcome.
+/// Until then each operation that reads what the work wrote, or what a reader of that wrote, looks at the outcome. An operation that
+/// has an outcome of its own stands for those of its inputs: readers of a long chain of them look at the last one.
 #[derive(Clone)]
 pub struct WorkOutcome(Arc<RunOutcome>);
 
@@ -90,20 +96,13 @@ impl WorkOutcome {
 
     /// The outcome of a loan's work, which has no ticket before the loan ends.
     pub(crate) fn of_loan(op: &'static str) -> Self {
-        let (op, at, state) = (OwnedName::Verb(op), OnceLock::new(), Mutex::default());
-        WorkOutcome(Arc::new(RunOutcome { op, at, state }))
+        WorkOutcome(RunOutcome::of(OwnedName::Verb(op), OnceLock::new()))
     }
 
-    /// The loan has ended with that ticket.
-    pub(crate) fn ended_at(&self, footprint: &Footprint<'_>, stream: &StreamState, ticket: u64) {
-        self.0.at.get_or_init(|| stream.point(ticket));
-        self.0.submitted(footprint, (stream.id(), ticket));
-    }
-
-    /// The loan was not entered, as its device is lost: nobody will say more of its work.
+    /// Nothing of it was submitted, or nobody will say more of it.
     #[cold]
     pub(crate) fn has_no_end(&self) {
-        self.0.refuse();
+        self.0.work.is_refused.store(true, Ordering::SeqCst);
     }
 
     /// The dependency for the future of the loan.
@@ -125,9 +124,9 @@ impl WorkOutcome {
     /// If making an error of `cause` does; the work counts as failed all the same.
     pub fn fail(&self, cause: impl Into<Box<dyn StdError + Send + Sync>>) {
         match contain::hold(|| cause.into()) {
-            Ok(cause) => self.0.fail(cause),
+            Ok(cause) => self.0.fail_with(cause),
             Err(panic) => {
-                self.0.fail(contain::message(&*panic).into());
+                self.0.fail_with(contain::message(&*panic).into());
                 resume_unwind(panic)
             }
         }
@@ -140,41 +139,22 @@ impl WorkOutcome {
     /// awaits the first question places the marker that a later one finds.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        let is_settled = self.0.at.get().is_some_and(|Point { stream, ticket }| {
+        let Work { at, is_refused, .. } = &self.0.work;
+        let is_settled = at.get().is_some_and(|Point { stream, ticket }| {
             stream.ask(*ticket);
             stream.is_settled(*ticket)
         });
-        is_settled || self.0.state.lock().is_refused
+        is_settled || is_refused.load(Ordering::SeqCst)
     }
 }
 
 impl fmt::Debug for WorkOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let error = self.0.state.lock().error.clone();
         f.debug_struct("WorkOutcome")
-            .field("op", &self.0.op.to_arc())
-            .field("error", &error)
+            .field("op", &self.0.work.op.to_arc())
+            .field("error", &self.0.failure())
             .finish()
     }
-}
-
-#[derive(Default)]
-struct RunState {
-    /// The first failure.
-    error: Option<Error>,
-    /// Nothing was submitted: the ticket is another operation's.
-    is_refused: bool,
-    /// A future told that the work, or a reader of it, succeeded.
-    is_told: bool,
-    /// The operation's declared outputs, known when it was submitted, and those of its readers.
-    written: SmallVec<[WrittenRange; 1]>,
-}
-
-struct WrittenRange {
-    memory: Weak<Allocation>,
-    range: Range<u64>,
-    /// The stream and the ticket of the writer.
-    by: (u64, u64),
 }
 
 impl Dependency {
@@ -182,130 +162,87 @@ impl Dependency {
         Dependency { outcome, reader: None }
     }
 
+    /// The operation.
+    fn name(&self) -> &OwnedName {
+        self.reader.as_ref().unwrap_or(&self.outcome.work.op)
+    }
+
     pub(crate) fn op(&self) -> Arc<str> {
-        self.reader.as_ref().unwrap_or(&self.outcome.op).to_arc()
+        self.name().to_arc()
     }
 
     /// The failure, if there was one; asked when the operation is complete. If there was none, there never will be: a future
     /// says so.
     pub(crate) fn check(&self) -> Result<()> {
-        let mut state = self.outcome.state.lock();
-        let Some(cause) = state.error.clone() else {
-            state.is_told = true;
-            return Ok(());
-        };
-        drop(state);
-        let Some(reader) = &self.reader else { return Err(cause) };
-        let (op, producer) = (reader.to_arc(), self.outcome.op.to_arc());
-        Err(ErrorDetail::Upstream { op, producer, cause }.into())
+        let Err((failed, error)) = self.outcome.tell() else { return Ok(()) };
+        match self.reader {
+            None if Arc::ptr_eq(&failed, &self.outcome) => Err(error),
+            _ => Err(failed.poison_of(&error).upstream(self.op())),
+        }
     }
 }
 
 impl RunOutcome {
-    /// The outcome of the operation of that name that is being submitted to `stream`, whose lock the caller
-    /// holds.
-    pub(super) fn of(op: Name<'_>, stream: &StreamState) -> Self {
-        let at = OnceLock::from(stream.point(stream.submitted() + 1));
-        RunOutcome { op: op.to_owned(), at, state: Mutex::default() }
+    fn of(op: OwnedName, at: OnceLock<Point>) -> Arc<Self> {
+        Lineage::new(Work { op, at, is_refused: AtomicBool::new(false) })
     }
 
-    /// Nothing of it was submitted, or nobody will say more of it.
-    fn refuse(&self) {
-        self.state.lock().is_refused = true;
+    /// The outcome of the operation of that name that is being submitted to `stream`, whose lock the caller
+    /// holds.
+    pub(super) fn of_next(op: Name<'_>, stream: &StreamState) -> Arc<Self> {
+        RunOutcome::of(op.to_owned(), OnceLock::from(stream.point(stream.submitted() + 1)))
     }
 
     /// Whether its work is known to be complete: it can fail no more, and failed outputs are poisoned.
     fn is_over(&self) -> bool {
-        self.at.get().is_some_and(Point::is_complete)
+        self.work.at.get().is_some_and(Point::is_complete)
     }
 
-    /// The function failed.
-    pub(super) fn fail(&self, error: Box<dyn StdError + Send + Sync>) {
-        let mut state = self.state.lock();
-        if state.error.is_none() && !state.is_told && !self.is_over() {
-            let error = foreign(self.op.to_arc(), error);
-            // Under the lock: a later writer removes its range first, or finds the poison and replaces it.
-            let kept = self.poison(&error, &state.written);
-            state.error = Some(error);
-            drop(state);
-            drop(kept);
+    /// The work failed.
+    pub(super) fn fail_with(self: &Arc<Self>, error: Box<dyn StdError + Send + Sync>) {
+        let error = foreign(self.work.op.to_arc(), error);
+        let poison = self.poison_of(&error);
+        let inherited = |reader: &Work| poison.upstream(reader.op.to_arc());
+        self.fail(
+            error,
+            || self.is_over(),
+            inherited,
+            |failed, _, written| {
+                for memory in written.iter().filter_map(Weak::upgrade) {
+                    failed.poison(&memory, &poison);
+                }
+            },
+        );
+    }
+
+    fn poison_of(&self, error: &Error) -> Poison {
+        Poison::of(error, || self.work.op.to_arc())
+    }
+
+    /// Poisons what it wrote there, unless another operation overwrote it.
+    fn poison(self: &Arc<Self>, memory: &Allocation, poison: &Poison) {
+        memory.late().take(self, |range, by| memory.poison_written(range, by, poison));
+    }
+
+    /// The operation that it is of was submitted, or one that reads its outputs alone: what they wrote depends on it.
+    fn enter_written(self: &Arc<Self>, memory: &Arc<Allocation>) {
+        let is_another = |known: &Weak<Allocation>| {
+            known.strong_count() > 0 && known.as_ptr() != Arc::as_ptr(memory)
+        };
+        if let Some(error) = self.wrote(Arc::downgrade(memory), is_another) {
+            self.poison(memory, &self.poison_of(&error));
         }
     }
 
-    /// The operation was submitted, or one that reads its outputs.
-    fn submitted(self: &Arc<Self>, footprint: &Footprint<'_>, by: (u64, u64)) {
-        let mut written: SmallVec<[WrittenRange; 1]> = SmallVec::new();
-        for access in footprint.tracked().filter(|access| access.mode.writes()) {
-            self.enter_on(access.memory);
-            let (memory, range) = (Arc::downgrade(access.memory), access.range.clone());
-            written.push(WrittenRange { memory, range, by });
-        }
-        let mut state = self.state.lock();
-        let kept = state.error.as_ref().map(|error| self.poison(error, &written));
-        // An overwritten range has another last writer, and freed memory none: a chain of operations is one range.
-        state.written.retain(|known| {
-            let is_again = |new: &WrittenRange| {
-                new.memory.ptr_eq(&known.memory)
-                    && new.range.start <= known.range.start
-                    && known.range.end <= new.range.end
-            };
-            known.memory.strong_count() > 0 && !written.iter().any(is_again)
-        });
-        state.written.append(&mut written);
-        drop(state);
-        drop(kept);
-    }
-
-    /// Makes it visible to readers of that memory.
-    fn enter_on(self: &Arc<Self>, memory: &Arc<Allocation>) {
-        let is_known =
-            |written: &WrittenRange| std::ptr::eq(written.memory.as_ptr(), Arc::as_ptr(memory));
-        if !self.state.lock().written.iter().any(is_known) {
-            let work: Arc<dyn Any + Send + Sync> = self.clone();
-            memory.late().enter(Arc::downgrade(&work));
-        }
-    }
-
-    /// Whether the range read was written by it or by one of its readers.
-    fn wrote(&self, access: &Access<'_>) -> bool {
-        let state = self.state.lock();
-        state.written.iter().any(|known| {
-            let (start, end) =
-                (known.range.start.max(access.range.start), known.range.end.min(access.range.end));
-            known.memory.as_ptr() == Arc::as_ptr(access.memory)
-                && start < end
-                && access.memory.with_hazards(|all| all.is_written_by(&(start..end), known.by))
-        })
-    }
-
-    /// Another operation is about to overwrite the range: if it is refused, it poisons the range itself.
-    fn leave(&self, access: &Access<'_>) {
-        let mut state = self.state.lock();
-        let written = std::mem::take(&mut state.written);
-        for known in written {
-            if known.memory.as_ptr() != Arc::as_ptr(access.memory) {
-                state.written.push(known);
-                continue;
-            }
-            let Range { start, end } = known.range;
-            let before = start..end.min(access.range.start);
-            let behind = start.max(access.range.end)..end;
-            for range in [before, behind].into_iter().filter(|range| !range.is_empty()) {
-                let (memory, by) = (known.memory.clone(), known.by);
-                state.written.push(WrittenRange { memory, range, by });
+    /// It reads the outputs of other work.
+    fn reads(self: &Arc<Self>, producers: &[Arc<RunOutcome>]) {
+        for producer in producers {
+            if let Some(error) = self.descends_from(producer) {
+                let error = producer.poison_of(&error).upstream(self.work.op.to_arc());
+                // Nothing was entered for it so far.
+                drop(self.inherit(&error));
             }
         }
-    }
-
-    /// Returns the memory, for the caller to drop outside of the lock: it may have the last share.
-    fn poison(&self, error: &Error, written: &[WrittenRange]) -> Vec<Arc<Allocation>> {
-        let poison = Poison::of(error, || self.op.to_arc());
-        let alive = written.iter().filter_map(|known| Some((known, known.memory.upgrade()?)));
-        let poisoned = alive.map(|(WrittenRange { range, by, .. }, memory)| {
-            memory.poison_written(range, *by, &poison);
-            memory
-        });
-        poisoned.collect()
     }
 }
 
@@ -318,10 +255,6 @@ impl LateOutcomes {
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.0.get().is_none_or(|all| all.borrow().known.is_empty())
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.0.get().map_or(0, |all| all.borrow().known.len())
     }
 
     pub(crate) fn push(&self, own: Dependency) {
@@ -357,24 +290,30 @@ impl LateOutcomes {
     #[cold]
     #[inline(never)]
     fn find_read(&self, footprint: &Footprint<'_>) {
-        if let Some(all) = self.0.get() {
-            let overwrites = || footprint.tracked().filter(|access| access.mode == Mode::Overwrite);
-            for Dependency { outcome, .. } in &all.borrow().known {
-                overwrites().for_each(|access| outcome.leave(access));
-            }
-        }
-        let mut found: Vec<Arc<RunOutcome>> = Vec::new();
-        for access in footprint.tracked().filter(|access| access.mode != Mode::Overwrite) {
+        let mut found = Read::new();
+        for access in footprint.tracked().filter(|access| access.memory.late().is_used()) {
             let late = access.memory.late();
-            if late.is_used() {
-                let alive = late.alive(|outcome: &RunOutcome| !outcome.is_over());
-                found.extend(alive.into_iter().filter(|outcome| outcome.wrote(access)));
+            if access.mode == Mode::Overwrite {
+                // If it is refused, it poisons the range itself. A list's ticket does not tell it from an earlier writer.
+                late.leave(&access.range);
+                continue;
+            }
+            for LatePart { part, by, work } in late.of::<RunOutcome>(&access.range) {
+                if !work.is_open(|| work.is_over()) {
+                    late.take(&work, |_, _| ());
+                } else if access.memory.with_hazards(|all| all.is_written_by(&part, by))
+                    && !found.iter().any(|known| Arc::ptr_eq(known, &work))
+                {
+                    found.push(work);
+                }
             }
         }
-        found.sort_by_key(Arc::as_ptr);
-        found.dedup_by(|a, b| Arc::ptr_eq(a, b));
-        if !found.is_empty() {
-            self.all().borrow_mut().read = found;
+        if self.0.get().is_some() || !found.is_empty() {
+            let all = &mut *self.all().borrow_mut();
+            all.last = all.known.len();
+            if !found.is_empty() {
+                all.read = found;
+            }
         }
     }
 
@@ -385,7 +324,7 @@ impl LateOutcomes {
         }
     }
 
-    /// Enters the operation as a reader of the found outcomes, for its future to report, if it was submitted.
+    /// Enters the outcome of the operation, for its future to report and for the readers of its outputs, if it was submitted.
     #[inline]
     pub(crate) fn enter<R, E>(
         &self,
@@ -395,43 +334,44 @@ impl LateOutcomes {
     ) {
         if self.0.get().is_some() {
             let ticket = submitted.as_ref().ok().map(|(ticket, _)| *ticket);
-            self.enter_reader(footprint, stream.id(), ticket);
+            self.enter_late(footprint, stream, ticket);
         }
     }
 
+    /// Its own outcomes descend from those that it reads; without any it stands beside the one that it reads, or has one for several.
     #[cold]
     #[inline(never)]
-    fn enter_reader(&self, footprint: &Footprint<'_>, stream: u64, ticket: Option<u64>) {
-        let mut all = self.all().borrow_mut();
-        let read = std::mem::take(&mut all.read);
-        all.last = all.known.len();
-        let Some(ticket) = ticket else { return };
-        for outcome in read {
-            outcome.submitted(footprint, (stream, ticket));
-            let reader = Some(footprint.name().to_owned());
-            all.known.push(Dependency { outcome, reader });
+    fn enter_late(&self, footprint: &Footprint<'_>, stream: &StreamState, ticket: Option<u64>) {
+        let LateReads { known, last, read } = &mut *self.all().borrow_mut();
+        let read = std::mem::take(read);
+        let Some(ticket) = ticket else {
+            return known.drain(*last..).for_each(|own| WorkOutcome(own.outcome).has_no_end());
+        };
+        if known.len() == *last {
+            known.extend(match &read[..] {
+                [] => None,
+                [only] => {
+                    let reader = Some(footprint.name().to_owned());
+                    Some(Dependency { outcome: only.clone(), reader })
+                }
+                _ => Some(Dependency::own(RunOutcome::of(
+                    footprint.name().to_owned(),
+                    OnceLock::new(),
+                ))),
+            });
         }
-    }
-
-    /// Records in the outcomes after the first `known` what their operation writes, if it was submitted; otherwise it
-    /// writes nothing.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn submitted_with(
-        &self,
-        known: usize,
-        is_submitted: bool,
-        footprint: &Footprint<'_>,
-    ) {
-        let all = &mut self.all().borrow_mut().known;
-        if !is_submitted {
-            let own = all.drain(known..).filter(|own| own.reader.is_none());
-            return own.for_each(|own| own.outcome.refuse());
+        let late = &known[*last..];
+        for Dependency { outcome, .. } in late.iter().filter(|late| late.reader.is_none()) {
+            outcome.work.at.get_or_init(|| stream.point(ticket));
+            outcome.reads(&read);
         }
-        for Dependency { outcome, .. } in all[known..].iter().filter(|own| own.reader.is_none()) {
-            if let Some(Point { stream, ticket }) = outcome.at.get() {
-                outcome.submitted(footprint, (stream.id(), *ticket));
-            }
+        if late.is_empty() {
+            return;
+        }
+        for access in footprint.tracked().filter(|access| access.mode.writes()) {
+            let work = late.iter().map(|late| Arc::downgrade(&late.outcome) as Weak<AnyWork>);
+            access.memory.late().enter(&access.range, (stream.id(), ticket), work);
+            late.iter().for_each(|late| late.outcome.enter_written(access.memory));
         }
     }
 }
@@ -441,5 +381,41 @@ pub(super) fn foreign(op: Arc<str>, error: Box<dyn StdError + Send + Sync>) -> E
     match error.downcast::<Error>() {
         Ok(ours) => *ours,
         Err(theirs) => ErrorDetail::Foreign { op, cause: theirs.into() }.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each walk of it, and its drop, on a thread with a small stack.
+    #[test]
+    fn a_long_chain_of_outcomes() {
+        type Outcome = Lineage<usize, (), usize>;
+        const LEN: usize = 100_000;
+        let chain = || {
+            let chain: Vec<_> = (0..LEN).map(Outcome::new).collect();
+            for link in chain.windows(2) {
+                assert_eq!(link[1].descends_from(&link[0]), None);
+                link[1].wrote((), |()| true);
+            }
+            chain
+        };
+        let walks = move || {
+            let mut told = chain();
+            // Nobody else has those in between.
+            told.drain(1..LEN - 1);
+            assert!(told[1].tell().is_ok());
+            told[0].fail(0, || false, |at| *at, |_, _, _| unreachable!("a reader was told"));
+            let mut failed = chain();
+            failed.drain(1..LEN - 1);
+            let mut written = 0;
+            failed[0].fail(0, || false, |at| *at, |_, _, memory| written += memory.len());
+            assert_eq!((written, failed[1].failure()), (LEN - 1, Some(LEN - 1)));
+            let mut dropped = chain();
+            dropped.drain(1..);
+        };
+        let small = std::thread::Builder::new().stack_size(64 << 10);
+        small.spawn(walks).expect("a thread").join().expect("it ends");
     }
 }

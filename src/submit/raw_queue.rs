@@ -162,11 +162,11 @@ impl RawQueue<'_> {
     where
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
-        let outcome = Arc::new(RunOutcome::of(self.name, self.raw.stream));
+        let outcome = RunOutcome::of_next(self.name, self.raw.stream);
         let told = outcome.clone();
         self.host(move || {
             if let Err(error) = twin() {
-                told.fail(error.into());
+                told.fail_with(error.into());
             }
         })?;
         if let Some(outcomes) = self.outcomes {
@@ -207,7 +207,7 @@ impl RawQueue<'_> {
         let Some(outcomes) = self.outcomes else {
             return Err(self.unsupported("the outcome of work in a graph"));
         };
-        let outcome = Arc::new(RunOutcome::of(self.name, self.raw.stream));
+        let outcome = RunOutcome::of_next(self.name, self.raw.stream);
         outcomes.push(Dependency::own(outcome.clone()));
         Ok(WorkOutcome::new(&outcome))
     }
