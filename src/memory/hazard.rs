@@ -104,10 +104,10 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
 
     /// The first part of `range` that is not worth reading.
     pub(crate) fn unreadable(&self, range: &Range<u64>) -> Option<(Range<u64>, &Content<P>)> {
-        let mut start = 0;
-        for span in &self.spans {
-            let part = start.max(range.start)..span.end.min(range.end);
-            if part.start < part.end && span.content != Content::Valid {
+        let mut start = range.start;
+        for span in self.overlapping(range) {
+            let part = start..span.end.min(range.end);
+            if span.content != Content::Valid {
                 return Some((part, &span.content));
             }
             start = span.end;
@@ -196,10 +196,14 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
         self.spans.iter().map(|span| span.end)
     }
 
-    fn overlapping<'a>(&'a self, range: &'a Range<u64>) -> impl Iterator<Item = &'a Tracked<S, P>> {
-        let mut start = 0;
-        self.spans.iter().filter(move |span| {
-            let overlaps = start < range.end && range.start < span.end && !range.is_empty();
+    fn overlapping<'a>(
+        &'a self,
+        range: &Range<u64>,
+    ) -> impl Iterator<Item = &'a Tracked<S, P>> + use<'a, S, P> {
+        let first = self.spans.partition_point(|span| span.end <= range.start);
+        let Range { mut start, end } = *range;
+        self.spans[first..].iter().take_while(move |span| {
+            let overlaps = start < end;
             start = span.end;
             overlaps
         })
@@ -213,40 +217,32 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
         let first = self.cut_at(range.start);
         let last = self.cut_at(range.end);
         self.spans[first..last].iter_mut().for_each(change);
-        self.merge();
+        self.merge(first, last);
     }
 
     /// Makes `at` a boundary; returns the index of the span that begins there.
     fn cut_at(&mut self, at: u64) -> usize {
-        let mut start = 0;
-        for index in 0..self.spans.len() {
-            if start == at {
-                return index;
-            }
-            let end = self.spans[index].end;
-            if at < end {
-                let mut left = self.spans[index].clone();
-                left.end = at;
-                self.spans.insert(index, left);
-                return index + 1;
-            }
-            start = end;
+        let index = self.spans.partition_point(|span| span.end <= at);
+        let start = if index == 0 { 0 } else { self.spans[index - 1].end };
+        if start == at || index == self.spans.len() {
+            return index;
         }
-        self.spans.len()
+        let mut left = self.spans[index].clone();
+        left.end = at;
+        self.spans.insert(index, left);
+        index + 1
     }
 
-    /// Joins neighbours that say the same.
-    fn merge(&mut self) {
-        let mut index = 1;
-        while index < self.spans.len() {
+    /// Joins neighbours that say the same, among some that changed and those beside them.
+    fn merge(&mut self, first: usize, last: usize) {
+        let behind = (last + 1).min(self.spans.len());
+        for index in (first.max(1)..behind).rev() {
             let (left, right) = (&self.spans[index - 1], &self.spans[index]);
             if left.writer == right.writer
                 && left.readers == right.readers
                 && left.content == right.content
             {
                 self.spans.remove(index - 1);
-            } else {
-                index += 1;
             }
         }
     }
