@@ -7,7 +7,7 @@ use crate::batch::settle::{Settle, Settled};
 use crate::error::refused::Refused;
 use crate::error::{ErrorDetail, Result};
 use crate::op::{HostValue, Op, Points};
-use crate::submit::LateOutcomes;
+use crate::submit::{Dependencies, LateOutcomes};
 
 impl Queue<'_> {
     pub(crate) fn outcomes(&self) -> &LateOutcomes {
@@ -35,8 +35,8 @@ impl Queue<'_> {
                 {
                     return Op::failed(lost.clone());
                 }
-                if !self.outcomes.is_empty() {
-                    return self.finish_late(value, points);
+                if let Some(outcomes) = self.outcomes.take() {
+                    return self.finish_late(value, points, outcomes);
                 }
                 Op::at(points.reaching(self.stream, self.last.get()), value)
             }
@@ -64,8 +64,12 @@ impl Queue<'_> {
     /// The future of a value whose work may fail when it runs.
     #[cold]
     #[inline(never)]
-    fn finish_late<T: Send + 'static>(&self, value: HostValue<T>, points: Points) -> Op<T> {
-        let outcomes = self.outcomes.take();
+    fn finish_late<T: Send + 'static>(
+        &self,
+        value: HostValue<T>,
+        points: Points,
+        outcomes: Box<Dependencies>,
+    ) -> Op<T> {
         if self.stream.engine().options.verify {
             // They have run.
             let failed =

@@ -21,8 +21,9 @@ use super::{HostValue, Op, Points};
 /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
 /// ```
 pub fn join_all<T: Send + 'static>(ops: impl IntoIterator<Item = Op<T>>) -> Op<Vec<T>> {
+    let ops = ops.into_iter();
     let mut points = Points::NONE;
-    let mut values = Vec::new();
+    let mut values = Vec::with_capacity(ops.size_hint().0);
     for op in ops {
         match op.into_parts() {
             Ok((more, value)) => {

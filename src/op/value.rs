@@ -10,7 +10,9 @@ use crate::submit::{Dependencies, Dependency};
 pub(crate) enum HostValue<T> {
     /// Known since the submission.
     Here(T),
-    /// Made, or proved good, when the operation is complete.
+    /// Known since the submission, and good if nothing of this failed, which is known when the operation is complete.
+    Unproved(T, Box<Dependencies>),
+    /// Made when the operation is complete.
     Later(Box<dyn Late<T> + Send>),
 }
 
@@ -18,68 +20,37 @@ pub(crate) enum HostValue<T> {
 pub(crate) trait Late<T> {
     fn take(self: Box<Self>) -> Result<T>;
 
-    /// Whether the value is known since the submission, and has to be proved good.
-    fn is_known(&self) -> bool;
-
-    /// The value, if it is known, with what it depends on put to others.
-    fn unproved(self: Box<Self>, on: &mut Dependencies) -> Option<T>;
-
     /// What it depends on alone: the value is not wanted.
-    fn dependencies(self: Box<Self>) -> Dependencies;
-}
-
-/// A value that is good if nothing that it depends on failed, which is known when the operation is complete.
-struct Unproved<T> {
-    value: T,
-    on: Dependencies,
+    fn dependencies(self: Box<Self>) -> Option<Box<Dependencies>>;
 }
 
 fn none_failed(on: &Dependencies) -> Result<()> {
     on.iter().try_for_each(Dependency::check)
 }
 
-impl<T> Late<T> for Unproved<T> {
-    fn take(self: Box<Self>) -> Result<T> {
-        none_failed(&self.on).map(|()| self.value)
-    }
-
-    fn is_known(&self) -> bool {
-        true
-    }
-
-    fn unproved(self: Box<Self>, on: &mut Dependencies) -> Option<T> {
-        on.extend(self.on);
-        Some(self.value)
-    }
-
-    fn dependencies(self: Box<Self>) -> Dependencies {
-        self.on
+/// Adds others. Usually there are none, or no others.
+fn join(on: &mut Option<Box<Dependencies>>, others: Option<Box<Dependencies>>) {
+    match (on, others) {
+        (Some(on), Some(others)) => on.extend(*others),
+        (on, others) => *on = on.take().or(others),
     }
 }
 
 /// A value that is made if nothing that it depends on failed.
 struct ProvedFirst<T> {
-    on: Dependencies,
-    value: HostValue<T>,
+    on: Box<Dependencies>,
+    late: Box<dyn Late<T> + Send>,
 }
 
 impl<T> Late<T> for ProvedFirst<T> {
     fn take(self: Box<Self>) -> Result<T> {
         none_failed(&self.on)?;
-        self.value.take()
+        self.late.take()
     }
 
-    fn is_known(&self) -> bool {
-        false
-    }
-
-    fn unproved(self: Box<Self>, _: &mut Dependencies) -> Option<T> {
-        None
-    }
-
-    fn dependencies(self: Box<Self>) -> Dependencies {
-        let ProvedFirst { mut on, value } = *self;
-        on.extend(value.dependencies());
+    fn dependencies(self: Box<Self>) -> Option<Box<Dependencies>> {
+        let mut on = Some(self.on);
+        join(&mut on, self.late.dependencies());
         on
     }
 }
@@ -89,16 +60,8 @@ impl<T, F: FnOnce() -> Result<T>> Late<T> for F {
         self()
     }
 
-    fn is_known(&self) -> bool {
-        false
-    }
-
-    fn unproved(self: Box<Self>, _: &mut Dependencies) -> Option<T> {
+    fn dependencies(self: Box<Self>) -> Option<Box<Dependencies>> {
         None
-    }
-
-    fn dependencies(self: Box<Self>) -> Dependencies {
-        Dependencies::new()
     }
 }
 
@@ -128,6 +91,7 @@ impl<T> HostValue<T> {
     pub(crate) fn take(self) -> Result<T> {
         match self {
             HostValue::Here(value) => Ok(value),
+            HostValue::Unproved(value, on) => none_failed(&on).map(|()| value),
             HostValue::Later(late) => late.take(),
         }
     }
@@ -136,50 +100,56 @@ impl<T> HostValue<T> {
     #[inline]
     pub(crate) fn known(self) -> Option<T> {
         match self {
-            HostValue::Here(value) => Some(value),
-            HostValue::Later(late) => late.unproved(&mut Dependencies::new()),
+            HostValue::Here(value) | HostValue::Unproved(value, _) => Some(value),
+            HostValue::Later(_) => None,
         }
     }
 
     /// What it depends on, without the value, which is dropped.
-    pub(super) fn dependencies(self) -> Dependencies {
+    pub(super) fn dependencies(self) -> Option<Box<Dependencies>> {
         match self {
-            HostValue::Here(_) => Dependencies::new(),
+            HostValue::Here(_) => None,
+            HostValue::Unproved(_, on) => Some(on),
             HostValue::Later(late) => late.dependencies(),
         }
     }
 
     fn is_known(&self) -> bool {
+        !matches!(self, HostValue::Later(_))
+    }
+
+    /// The value, if it is known, with what it depends on put to others.
+    fn unproved(self, on: &mut Option<Box<Dependencies>>) -> Option<T> {
         match self {
-            HostValue::Here(_) => true,
-            HostValue::Later(late) => late.is_known(),
+            HostValue::Here(value) => Some(value),
+            HostValue::Unproved(value, own) => {
+                join(on, Some(own));
+                Some(value)
+            }
+            HostValue::Later(_) => None,
         }
     }
 
-    fn unproved(self, on: &mut Dependencies) -> Option<T> {
-        match self {
-            HostValue::Here(value) => Some(value),
-            HostValue::Later(late) => late.unproved(on),
+    pub(super) fn depending(value: T, on: Option<Box<Dependencies>>) -> Self {
+        match on {
+            None => HostValue::Here(value),
+            Some(on) => HostValue::Unproved(value, on),
         }
     }
 }
 
 impl<T: Send + 'static> HostValue<T> {
-    pub(super) fn depending(value: T, on: Dependencies) -> Self {
-        if on.is_empty() {
-            return HostValue::Here(value);
-        }
-        HostValue::Later(Box::new(Unproved { value, on }))
-    }
-
     /// The value, if nothing of this failed either.
-    pub(crate) fn if_none_failed(self, mut on: Dependencies) -> Self {
-        if !self.is_known() {
-            return HostValue::Later(Box::new(ProvedFirst { on, value: self }));
-        }
-        match self.unproved(&mut on) {
-            Some(value) => HostValue::depending(value, on),
-            None => unreachable!("it is known"),
+    pub(crate) fn if_none_failed(self, on: Box<Dependencies>) -> Self {
+        match self {
+            HostValue::Later(late) => HostValue::Later(Box::new(ProvedFirst { on, late })),
+            known => {
+                let mut on = Some(on);
+                match known.unproved(&mut on) {
+                    Some(value) => HostValue::depending(value, on),
+                    None => unreachable!("it is known"),
+                }
+            }
         }
     }
 
@@ -188,7 +158,7 @@ impl<T: Send + 'static> HostValue<T> {
         if !self.is_known() || !other.is_known() {
             return HostValue::later(move || Ok((self.take()?, other.take()?)));
         }
-        let mut on = Dependencies::new();
+        let mut on = None;
         match (self.unproved(&mut on), other.unproved(&mut on)) {
             (Some(a), Some(b)) => HostValue::depending((a, b), on),
             _ => unreachable!("both are known"),
@@ -199,7 +169,7 @@ impl<T: Send + 'static> HostValue<T> {
         if !values.iter().all(HostValue::is_known) {
             return HostValue::later(move || values.into_iter().map(HostValue::take).collect());
         }
-        let mut on = Dependencies::new();
+        let mut on = None;
         let known = values.into_iter().filter_map(|value| value.unproved(&mut on)).collect();
         HostValue::depending(known, on)
     }

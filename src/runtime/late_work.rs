@@ -62,8 +62,9 @@ impl LateWork {
             ranges.all.retain(|known| known.work.strong_count() > 0);
             ranges.tidied_at = 2 * ranges.all.len() + 8;
         }
-        let entry = |work| LateRange { range: range.clone(), by, work };
-        ranges.all.extend(work.map(entry).filter(|new| !new.range.is_empty()));
+        if !range.is_empty() {
+            work.for_each(|work| ranges.all.push(LateRange { range: range.clone(), by, work }));
+        }
         self.note_use(&ranges);
     }
 

@@ -85,17 +85,22 @@ const TIMED: u64 = 64;
 #[must_use = "pass it to `enqueue` or `lend_memory`"]
 pub struct Uses<'a, P = ()> {
     /// Apart, because each call that adds memory moves the rest.
-    pub(super) footprint: Box<Footprint<'a>>,
+    pub(super) declared: Box<Declared<'a>>,
+    pub(super) pointers: P,
+}
+
+/// What was declared.
+pub(super) struct Declared<'a> {
+    pub(super) footprint: Footprint<'a>,
     memory: Ranges,
     work: Work,
-    pub(super) pointers: P,
 }
 
 impl<P> fmt::Debug for Uses<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Uses")
-            .field("memory", &self.memory.len())
-            .field("work", &self.work)
+            .field("memory", &self.declared.memory.len())
+            .field("work", &self.declared.work)
             .finish_non_exhaustive()
     }
 }
@@ -110,10 +115,13 @@ struct Work {
 impl Uses<'_> {
     /// Makes one that uses nothing yet. `name` is what errors and traces call the operation.
     pub fn new(name: &'static str) -> Self {
-        let memory = SmallVec::new();
-        let footprint = Box::write(Box::new_uninit(), Footprint::new(name));
         let work = Work { commands: 1, can_be_captured: false };
-        Uses { footprint, memory, work, pointers: () }
+        // Made in its place.
+        let declared = Box::write(
+            Box::new_uninit(),
+            Declared { footprint: Footprint::new(name), memory: SmallVec::new(), work },
+        );
+        Uses { declared, pointers: () }
     }
 }
 
@@ -124,7 +132,7 @@ impl<'a, P> Uses<'a, P> {
         P: Append<RawSlice<T>>,
     {
         let span = memory.span();
-        self.footprint.reads(&span);
+        self.declared.footprint.reads(&span);
         self.with_range(&span, memory.len())
     }
 
@@ -135,7 +143,7 @@ impl<'a, P> Uses<'a, P> {
     {
         let len = memory.len();
         let span = memory.span_mut();
-        self.footprint.overwrites(&span);
+        self.declared.footprint.overwrites(&span);
         self.with_range(&span, len)
     }
 
@@ -146,7 +154,7 @@ impl<'a, P> Uses<'a, P> {
     {
         let len = memory.len();
         let span = memory.span_mut();
-        self.footprint.updates(&span);
+        self.declared.footprint.updates(&span);
         self.with_range(&span, len)
     }
 
@@ -159,7 +167,7 @@ impl<'a, P> Uses<'a, P> {
     where
         P: Append<RawSlice<T>>,
     {
-        self.footprint.lends(pinned.block());
+        self.declared.footprint.lends(pinned.block());
         let slice = RawSlice::new(DevicePtr(pinned.device_ptr()), pinned.len());
         self.with_slice(slice)
     }
@@ -171,7 +179,7 @@ impl<'a, P> Uses<'a, P> {
     /// dropped at once on the calling thread. It may hold the device itself. Host memory that the work touches is
     /// [lent](Self::lends) instead.
     pub fn keeps(mut self, value: impl Send + 'static) -> Self {
-        self.footprint.keeps(Box::new(value));
+        self.declared.footprint.keeps(Box::new(value));
         self
     }
 
@@ -199,8 +207,8 @@ impl<'a, P> Uses<'a, P> {
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     pub fn includes<'b: 'a, Q>(&mut self, part: Uses<'b, Q>) -> Q {
-        self.footprint.includes(*part.footprint);
-        self.memory.extend(part.memory);
+        self.declared.footprint.includes(part.declared.footprint);
+        self.declared.memory.extend(part.declared.memory);
         part.pointers
     }
 
@@ -209,12 +217,12 @@ impl<'a, P> Uses<'a, P> {
     /// [`throttle`](crate::Stream::throttle) counts the work as one operation all the same. Of a
     /// [loan](crate::Stream::lend_memory) it is what the borrower puts on the stream, counted when the loan ends.
     pub fn commands(mut self, commands: u32) -> Self {
-        self.work.commands = commands;
+        self.declared.work.commands = commands;
         self
     }
 
     pub(super) fn declared_commands(&self) -> u32 {
-        self.work.commands
+        self.declared.work.commands
     }
 
     /// Allows the work to be a part of a [`Graph`](crate::Graph), by capturing it; such a graph has its
@@ -225,20 +233,20 @@ impl<'a, P> Uses<'a, P> {
     /// Outside of a graph this changes nothing. In the closure of a graph, the closure of `enqueue` is called with a stream that is
     /// being captured, for which it must not wait. What is kept is dropped with the graph; nothing can be [lent](Self::lends).
     pub fn can_be_captured(mut self) -> Self {
-        self.work.can_be_captured = true;
+        self.declared.work.can_be_captured = true;
         self
     }
 
     /// Whether [`can_be_captured`](Self::can_be_captured) was said.
     pub(crate) fn is_for_graphs(&self) -> bool {
-        self.work.can_be_captured
+        self.declared.work.can_be_captured
     }
 
     fn with_range<T>(mut self, span: &Span<'_>, len: usize) -> Uses<'a, P::With>
     where
         P: Append<RawSlice<T>>,
     {
-        self.memory.push((span.ptr(), span.range.end - span.range.start));
+        self.declared.memory.push((span.ptr(), span.range.end - span.range.start));
         self.with_slice(RawSlice::new(span.ptr(), len))
     }
 
@@ -246,8 +254,8 @@ impl<'a, P> Uses<'a, P> {
     where
         P: Append<RawSlice<T>>,
     {
-        let Uses { footprint, memory, work, pointers } = self;
-        Uses { footprint, memory, work, pointers: pointers.with(slice) }
+        let Uses { declared, pointers } = self;
+        Uses { declared, pointers: pointers.with(slice) }
     }
 
     /// Has `submit` put the work of `call` on `stream`. Outcomes known only when the work runs go to `outcomes`. The
@@ -267,18 +275,19 @@ impl<'a, P> Uses<'a, P> {
     where
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
+        let Declared { footprint, memory, work } = &mut *self.declared;
         let takes_long = stream.foreign_takes_long();
         if takes_long {
             // Waiters for earlier work do not wait for the library.
-            self.footprint.may_block();
+            footprint.may_block();
         }
         let is_timed = takes_long || stream.submitted().is_multiple_of(TIMED);
-        let (name, engine) = (self.footprint.name(), stream.engine());
+        let (name, engine) = (footprint.name(), stream.engine());
         let mut call = Some((call, self.pointers));
         let (mut returned, mut thrown) = (None, None);
         let mut calls = |raw: &Raw<'_>| {
             let mut failed = None;
-            let memory = &self.memory;
+            let memory = &*memory;
             let recorder = recorder.recorder();
             let queue = RawQueue { raw, name, memory, recorder, outcomes, not_send: PhantomData };
             if let Some(recorder) = recorder {
@@ -306,7 +315,7 @@ impl<'a, P> Uses<'a, P> {
             }
             failed.map_or(Ok(()), |error| Err(Refusal::Foreign(error)))
         };
-        let submitted = submit(&mut self.footprint, self.work.commands, &mut calls);
+        let submitted = submit(footprint, work.commands, &mut calls);
         match thrown {
             Some(payload) => Err(payload),
             None => Ok(submitted
@@ -334,8 +343,8 @@ impl<'a, P> Uses<'a, P> {
     ) -> (Self, Option<RawSlice<T>>) {
         let slice = memory.map(|memory| {
             let span = memory.span();
-            self.footprint.reads(&span);
-            self.memory.push((span.ptr(), span.range.end - span.range.start));
+            self.declared.footprint.reads(&span);
+            self.declared.memory.push((span.ptr(), span.range.end - span.range.start));
             RawSlice::new(span.ptr(), memory.len())
         });
         (self, slice)
@@ -349,8 +358,8 @@ impl<'a, P> Uses<'a, P> {
         let slice = memory.map(|memory| {
             let len = memory.len();
             let span = memory.span_mut();
-            self.footprint.overwrites(&span);
-            self.memory.push((span.ptr(), span.range.end - span.range.start));
+            self.declared.footprint.overwrites(&span);
+            self.declared.memory.push((span.ptr(), span.range.end - span.range.start));
             RawSlice::new(span.ptr(), len)
         });
         (self, slice)
@@ -358,7 +367,7 @@ impl<'a, P> Uses<'a, P> {
 
     /// Poisons the declared outputs, and returns the error.
     pub(crate) fn refuse(self, error: crate::Error) -> crate::Error {
-        self.footprint.poison(error)
+        self.declared.footprint.poison(error)
     }
 }
 

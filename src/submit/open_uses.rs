@@ -42,19 +42,18 @@ impl<'a, P> Uses<'a, P> {
         engine: &Arc<Engine>,
         submit: impl FnOnce(&mut Footprint<'a>) -> Result<()>,
     ) -> Result<OpenUses<P>> {
-        self.footprint.check_loans(engine)?;
-        for access in self.footprint.tracked() {
+        let commands = self.declared_commands();
+        let footprint = &mut self.declared.footprint;
+        footprint.check_loans(engine)?;
+        for access in footprint.tracked() {
             access.memory.check_is_in_no_graph(&access.range, "lending memory")?;
         }
-        let lent = self.footprint.take_lent();
-        self.footprint.begins_a_loan = true;
-        submit(&mut self.footprint)?;
+        let lent = footprint.take_lent();
+        footprint.begins_a_loan = true;
+        submit(footprint)?;
         let mut held = SmallVec::new();
-        self.footprint.accesses.iter().for_each(|access| held.push(Held::of(access)));
-        let Name::Verb(name) = self.footprint.name() else {
-            unreachable!("uses are named by a text")
-        };
-        let commands = self.declared_commands();
+        footprint.accesses.iter().for_each(|access| held.push(Held::of(access)));
+        let Name::Verb(name) = footprint.name() else { unreachable!("uses are named by a text") };
         Ok(OpenUses { name, held, lent, commands, pointers: self.pointers })
     }
 }
@@ -95,7 +94,9 @@ impl<P> OpenUses<P> {
     ) -> Result<Option<Error>> {
         let lent = take(&mut self.lent);
         let mut footprint = self.footprint();
-        footprint.lend_all(lent);
+        if !lent.is_empty() {
+            footprint.lend_all(lent);
+        }
         footprint.ends_a_loan = true;
         let failed = footprint.failed_content();
         submit(&mut footprint).inspect_err(|_| {
@@ -111,6 +112,7 @@ impl<P> OpenUses<P> {
         self.footprint().poison_entered(foreign(self.name.into(), error))
     }
 
+    #[inline]
     fn footprint(&self) -> Footprint<'_> {
         let mut footprint = Footprint::new(self.name);
         self.held.iter().for_each(|held| footprint.accesses.push(held.access()));

@@ -21,7 +21,7 @@
 //!    (`a_late_failure_goes_with_what_is_lent`).
 #![forbid(unsafe_code)]
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, RefCell};
 use std::error::Error as StdError;
 use std::fmt;
 use std::panic::resume_unwind;
@@ -43,21 +43,18 @@ use crate::thread::contain;
 
 /// The outcomes that a future reports. Usually there are none.
 #[derive(Default)]
-pub(crate) struct LateOutcomes(OnceCell<Box<RefCell<LateReads>>>);
-
-#[derive(Default)]
-struct LateReads {
-    known: Dependencies,
+pub(crate) struct LateOutcomes {
+    known: RefCell<Option<Box<Dependencies>>>,
     /// The index from which on they are those of the last operation.
-    last: usize,
+    last: Cell<usize>,
     /// The outcomes that the inputs of the operation that is being submitted depend on.
-    read: Read,
+    read: RefCell<Read>,
 }
 
 type Read = SmallVec<[Arc<RunOutcome>; 1]>;
 
-/// Usually one: an operation's own, which descends from those of its inputs.
-pub(crate) type Dependencies = SmallVec<[Dependency; 1]>;
+/// Of one operation usually one: its own, which descends from those of its inputs.
+pub(crate) type Dependencies = SmallVec<[Dependency; 2]>;
 
 /// An outcome that an operation's own depends on.
 #[derive(Clone)]
@@ -247,33 +244,27 @@ impl RunOutcome {
 }
 
 impl LateOutcomes {
-    #[cold]
-    fn all(&self) -> &RefCell<LateReads> {
-        self.0.get_or_init(Box::default)
-    }
-
     #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.get().is_none_or(|all| all.borrow().known.is_empty())
+    fn is_used(&self) -> bool {
+        self.known.borrow().is_some() || !self.read.borrow().is_empty()
     }
 
     pub(crate) fn push(&self, own: Dependency) {
-        self.all().borrow_mut().known.push(own);
+        self.known.borrow_mut().get_or_insert_default().push(own);
     }
 
-    pub(crate) fn take(&self) -> Dependencies {
-        let Some(all) = self.0.get() else { return Dependencies::new() };
-        let LateReads { known, last, .. } = &mut *all.borrow_mut();
-        *last = 0;
-        std::mem::take(known)
+    #[inline]
+    pub(crate) fn take(&self) -> Option<Box<Dependencies>> {
+        self.last.set(0);
+        self.known.take()
     }
 
     /// The dependencies of the last submitted operation: a future other than its own may return its lent values.
     #[inline]
-    pub(crate) fn of_last(&self) -> Option<Dependencies> {
-        let all = self.0.get()?.borrow();
-        let last = all.known.get(all.last..)?;
-        (!last.is_empty()).then(|| last.into())
+    pub(crate) fn of_last(&self) -> Option<Box<Dependencies>> {
+        let known = self.known.borrow();
+        let last = known.as_ref()?.get(self.last.get()..)?;
+        (!last.is_empty()).then(|| Box::new(last.into()))
     }
 
     /// Finds the outcomes that an operation depends on through its inputs. Called before the operation checks the contents: a
@@ -282,7 +273,7 @@ impl LateOutcomes {
     pub(crate) fn look(&self, footprint: &Footprint<'_>) {
         let may_be_late =
             |access: &Access<'_>| access.mode != Mode::Overwrite && access.memory.late().is_used();
-        if self.0.get().is_some() || footprint.entered().any(may_be_late) {
+        if self.is_used() || footprint.entered().any(may_be_late) {
             self.find_read(footprint);
         }
     }
@@ -308,20 +299,15 @@ impl LateOutcomes {
                 }
             }
         }
-        if self.0.get().is_some() || !found.is_empty() {
-            let all = &mut *self.all().borrow_mut();
-            all.last = all.known.len();
-            if !found.is_empty() {
-                all.read = found;
-            }
+        self.last.set(self.known.borrow().as_ref().map_or(0, |known| known.len()));
+        if !found.is_empty() {
+            self.read.replace(found);
         }
     }
 
     /// Forgets the found outcomes: nothing of the operation was submitted.
     pub(crate) fn forget_read(&self) {
-        if let Some(all) = self.0.get() {
-            all.borrow_mut().read.clear();
-        }
+        self.read.take();
     }
 
     /// Enters the outcome of the operation, for its future to report and for the readers of its outputs, if it was submitted.
@@ -332,7 +318,7 @@ impl LateOutcomes {
         stream: &StreamState,
         submitted: &std::result::Result<(u64, R), E>,
     ) {
-        if self.0.get().is_some() {
+        if self.is_used() {
             let ticket = submitted.as_ref().ok().map(|(ticket, _)| *ticket);
             self.enter_late(footprint, stream, ticket);
         }
@@ -342,12 +328,14 @@ impl LateOutcomes {
     #[cold]
     #[inline(never)]
     fn enter_late(&self, footprint: &Footprint<'_>, stream: &StreamState, ticket: Option<u64>) {
-        let LateReads { known, last, read } = &mut *self.all().borrow_mut();
-        let read = std::mem::take(read);
+        let (read, last) = (self.read.take(), self.last.get());
+        let mut known = self.known.borrow_mut();
         let Some(ticket) = ticket else {
-            return known.drain(*last..).for_each(|own| WorkOutcome(own.outcome).has_no_end());
+            let own = known.as_mut().map(|known| known.drain(last..));
+            return own.into_iter().flatten().for_each(|own| WorkOutcome(own.outcome).has_no_end());
         };
-        if known.len() == *last {
+        let known = known.get_or_insert_default();
+        if known.len() == last {
             known.extend(match &read[..] {
                 [] => None,
                 [only] => {
@@ -360,7 +348,7 @@ impl LateOutcomes {
                 ))),
             });
         }
-        let late = &known[*last..];
+        let late = &known[last..];
         for Dependency { outcome, .. } in late.iter().filter(|late| late.reader.is_none()) {
             outcome.work.at.get_or_init(|| stream.point(ticket));
             outcome.reads(&read);

@@ -285,6 +285,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// As the source of an operation's error. One of gpu-await's errors is that as it is.
+    pub(crate) fn into_source(self) -> Box<dyn std::error::Error + Send + Sync> {
+        match self {
+            Error::Runtime(error) => Box::new(error),
+            error => Box::new(error),
+        }
+    }
+
     /// Finds the error of this crate in the source chain of an operation's error.
     ///
     /// # Examples

@@ -6,11 +6,11 @@ pub(crate) mod host;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use gpu_await::{Device, RawQueue, Stream, WorkOutcome};
+use gpu_await::{Device, MemoryLoan, Op, RawQueue, Stream, WorkOutcome};
 
 use crate::call::Call;
 use crate::communicator::shared::Shared;
-use crate::error::{LostCause, Result};
+use crate::error::{Error, LostCause, Result};
 use crate::exchange::Wire;
 
 /// A rank of this process.
@@ -22,12 +22,37 @@ pub(crate) struct LocalRank {
 }
 
 /// A call of a rank, by its place among those of this process.
-pub(crate) struct Placed {
+pub(crate) struct Placed<'p> {
     pub(crate) at: usize,
     pub(crate) call: Call,
-    /// The driver's handle of the rank's stream, which the loan of the memory gives.
-    pub(crate) stream: u64,
-    pub(crate) outcome: WorkOutcome,
+    pub(crate) loan: &'p dyn Lent,
+}
+
+/// A loan of memory to a rank's stream, whatever was declared.
+pub(crate) trait Lent {
+    /// The driver's handle of the stream.
+    fn raw_stream(&self) -> u64;
+    fn outcome(&self) -> WorkOutcome;
+    fn complete(self: Box<Self>) -> Op<()>;
+    fn fail(self: Box<Self>, cause: Error) -> gpu_await::Error;
+}
+
+impl<P> Lent for MemoryLoan<'_, P> {
+    fn raw_stream(&self) -> u64 {
+        MemoryLoan::raw_stream(self)
+    }
+
+    fn outcome(&self) -> WorkOutcome {
+        MemoryLoan::outcome(self)
+    }
+
+    fn complete(self: Box<Self>) -> Op<()> {
+        MemoryLoan::complete(*self)
+    }
+
+    fn fail(self: Box<Self>, cause: Error) -> gpu_await::Error {
+        MemoryLoan::fail(*self, cause.into_source())
+    }
 }
 
 /// How a transport shrinks.
@@ -52,7 +77,7 @@ pub(crate) trait Transport: Send + Sync {
     fn submit(
         &self,
         ranks: &[LocalRank],
-        calls: &[Placed],
+        calls: &[Placed<'_>],
         shared: &Weak<Shared>,
     ) -> Result<(), LostCause>;
 

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use futures::channel::oneshot;
 use futures::future;
-use gpu_await::{DeviceBuffer, ErrorDetail, MemoryLoan, Op, Stream, Uses, WorkOutcome, join_all};
+use gpu_await::{DeviceBuffer, ErrorDetail, Op, Stream, Uses, WorkOutcome, join_all};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -42,7 +42,7 @@ use crate::call::Call;
 use crate::error::{CollectiveLost, Error, LostCause};
 use crate::exchange::Wire;
 use crate::stats::{self, COMMUNICATORS, Counted, LOST};
-use crate::transport::{LocalRank, Placed, Transport};
+use crate::transport::{Lent, LocalRank, Placed, Transport};
 
 /// Held while the work of a call is put on its streams, whatever the communicator: ranks of two communicators that share GPUs
 /// see one order, and cannot wait for one another in a circle.
@@ -113,36 +113,15 @@ pub(crate) struct Part<'a> {
     call: Option<(Call, Box<dyn Lent + 'a>)>,
 }
 
-/// A loan, whatever was declared.
-trait Lent {
-    fn raw_stream(&self) -> u64;
-    fn outcome(&self) -> WorkOutcome;
-    fn complete(self: Box<Self>) -> Op<()>;
-    fn fail(self: Box<Self>, cause: Error) -> gpu_await::Error;
-}
-
-impl<P> Lent for MemoryLoan<'_, P> {
-    fn raw_stream(&self) -> u64 {
-        MemoryLoan::raw_stream(self)
-    }
-
-    fn outcome(&self) -> WorkOutcome {
-        MemoryLoan::outcome(self)
-    }
-
-    fn complete(self: Box<Self>) -> Op<()> {
-        MemoryLoan::complete(*self)
-    }
-
-    fn fail(self: Box<Self>, cause: Error) -> gpu_await::Error {
-        MemoryLoan::fail(*self, source_of(cause))
-    }
-}
-
 impl Part<'_> {
     /// One that the graph makes.
     pub(crate) fn captured(at: usize) -> Self {
         Part { at, call: None }
+    }
+
+    fn placed(&self) -> Option<Placed<'_>> {
+        let (call, loan) = self.call.as_ref()?;
+        Some(Placed { at: self.at, call: *call, loan: &**loan })
     }
 
     /// It is not made.
@@ -309,13 +288,11 @@ impl Shared {
 
     /// Puts the calls on the streams of their ranks, as one operation.
     pub(crate) fn run(&self, op: &'static str, parts: OfParts<Part<'_>>) -> Op<()> {
-        let mut ranks: OfParts<usize> = parts.iter().map(|part| part.at).collect();
-        ranks.dedup();
         let order = ORDER.lock();
         let done = self.run_out_of_order(op, parts);
         drop(order);
         // Not under that lock, which a call that is captured takes inside of theirs. Refused where the operation has failed.
-        ranks.into_iter().for_each(|at| drop(self.stay_in_order(at)));
+        (0..self.ranks.len()).for_each(|at| drop(self.stay_in_order(at)));
         done
     }
 
@@ -326,30 +303,30 @@ impl Shared {
             Ok(since) => since,
             Err(lost) => return self.refused(op, parts, lost),
         };
-        let (mut placed, mut loans) = (OfParts::new(), OfParts::new());
-        for mut part in parts {
-            let at = part.at;
-            let Some((call, loan)) = part.call.take() else { continue };
-            let (stream, outcome) = (loan.raw_stream(), loan.outcome());
-            placed.push(Placed { at, call, stream, outcome });
-            loans.push((at, loan));
-        }
+        let placed: OfParts<_> = parts.iter().filter_map(Part::placed).collect();
         let submitted = self.transport.submit(&self.ranks, &placed, &self.this);
-        let outcomes: OfParts<_> = placed.into_iter().map(|placed| placed.outcome).collect();
-        if let Err(cause) = submitted {
-            // A part may be on a stream: the loans last until it is complete.
-            let error = self.error(self.fail(cause));
-            outcomes.iter().for_each(|outcome| outcome.fail(error.clone()));
-        }
-        let (mut tickets, mut ops) = (OfParts::new(), OfParts::new());
-        for (at, loan) in loans {
+        drop(placed);
+        // A part may be on a stream: the loans last until it is complete.
+        let failed = submitted.err().map(|cause| self.error(self.fail(cause)));
+        let (mut tickets, mut outcomes) = (OfParts::new(), OfParts::new());
+        let mut ops: OfParts<Op<()>> = OfParts::new();
+        for mut part in parts {
+            let Some((_, loan)) = part.call.take() else { continue };
+            let outcome = loan.outcome();
+            if let Some(error) = &failed {
+                outcome.fail(error.clone());
+            }
+            outcomes.push(outcome);
             ops.push(loan.complete());
-            tickets.push((at, self.ranks[at].stream.submitted()));
+            tickets.push((part.at, self.ranks[part.at].stream.submitted()));
         }
         self.enter(Pending { since, tickets, outcomes, launch: None });
         match ops.pop() {
             Some(only) if ops.is_empty() => only,
-            last => join_all(ops.into_iter().chain(last)).without_value(),
+            last => {
+                ops.extend(last);
+                join_all(ops).without_value()
+            }
         }
     }
 
@@ -454,15 +431,7 @@ impl Shared {
 
 fn refuse<P>(local: &LocalRank, uses: Uses<'_, P>, error: Error) -> Op<()> {
     // SAFETY: nothing is put on the stream.
-    unsafe { local.stream.enqueue(uses, |_, _| Err::<(), _>(source_of(error))) }
-}
-
-/// Why an operation failed. One of gpu-await's errors is that as it is.
-fn source_of(error: Error) -> Box<dyn std::error::Error + Send + Sync> {
-    match error {
-        Error::Runtime(error) => Box::new(error),
-        error => Box::new(error),
-    }
+    unsafe { local.stream.enqueue(uses, |_, _| Err::<(), _>(error.into_source())) }
 }
 
 fn lost_device(device: &gpu_await::Device) -> Option<LostCause> {

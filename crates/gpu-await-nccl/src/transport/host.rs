@@ -58,7 +58,7 @@ impl Transport for HostTransport {
         3
     }
 
-    fn submit(&self, ranks: &[LocalRank], calls: &[Placed], shared: &Weak<Shared>) -> Lost<()> {
+    fn submit(&self, ranks: &[LocalRank], calls: &[Placed<'_>], shared: &Weak<Shared>) -> Lost<()> {
         for (at, local) in ranks.iter().enumerate() {
             let mine = || calls.iter().filter(|placed| placed.at == at);
             if mine().next().is_none() {
@@ -70,7 +70,7 @@ impl Transport for HostTransport {
                 rank: local.rank,
                 world: self.world,
                 calls: mine().map(|placed| placed.call).collect(),
-                outcomes: mine().map(|placed| placed.outcome.clone()).collect(),
+                outcomes: mine().map(|placed| placed.loan.outcome()).collect(),
                 shared: shared.clone(),
             };
             // SAFETY: the memory of the calls is lent to this stream, behind whose loans the function is; they end behind it.
