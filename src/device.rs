@@ -331,7 +331,7 @@ impl Device {
 
 /// An operation that is complete when every point is.
 fn at(points: Vec<Point>) -> Op<()> {
-    Op::at_points(points, HostValue::Here(()))
+    Op::at_points(points, HostValue::here(()))
 }
 
 /// `cuda:0 (NVIDIA H200)`

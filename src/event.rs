@@ -133,7 +133,7 @@ impl Event {
         }
         match self.last() {
             Some(last) => Op::until(last.at.point),
-            None => Op::at_points(Vec::new(), HostValue::Here(())),
+            None => Op::at_points(Vec::new(), HostValue::here(())),
         }
     }
 
@@ -281,7 +281,7 @@ impl Event {
             submit(stream, Location::caller(), &mut Footprint::new("event"), 1, |raw| {
                 Ok(raw.wait_shared(&shared.event)?)
             })?;
-        Ok(Op::pending(stream, ticket, HostValue::Here(())))
+        Ok(Op::pending(stream, ticket, HostValue::here(())))
     }
 
     /// The mark that a stream waits for; none if it was never recorded.

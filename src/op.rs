@@ -123,7 +123,7 @@ pub struct Ticket {
 impl Op<()> {
     /// Resolves when `point` is complete.
     pub(crate) fn until(point: Point) -> Self {
-        Op::at(Points::One(point), HostValue::Here(()))
+        Op::at(Points::One(point), HostValue::here(()))
     }
 }
 
@@ -238,7 +238,7 @@ impl<T> Op<T> {
             OpState::Pending(Pending { interest, value }) => {
                 // Dropping it here is fine: the stream holds a share of everything that the device uses.
                 let on = value.into_inner().dependencies();
-                let value = SyncWrapper::new(HostValue::depending((), on));
+                let value = SyncWrapper::new(HostValue::Here((), on));
                 Op { state: OpState::Pending(Pending { interest, value }) }
             }
             OpState::Failed(error, ..) => Op::failed(error),

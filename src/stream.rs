@@ -145,7 +145,7 @@ impl Stream {
         if let Some(lost) = self.engine().lost() {
             return Op::failed(lost.clone());
         }
-        Op::pending(&self.state, self.state.tail(), HostValue::Here(()))
+        Op::pending(&self.state, self.state.tail(), HostValue::here(()))
     }
 
     /// Asks the device whether everything submitted so far is complete. Inside a host function the answer is
@@ -294,7 +294,7 @@ impl Stream {
         // So that the next call finds a marker there, and need not wait for later work.
         self.state.mark_within(max / 4);
         if submitted.saturating_sub(self.state.completed()) > max {
-            return Op::pending(&self.state, submitted - max, HostValue::Here(())).await;
+            return Op::pending(&self.state, submitted - max, HostValue::here(())).await;
         }
         coop::proceed().await;
         self.engine().lost().map_or(Ok(()), |lost| Err(lost.clone()))
@@ -396,7 +396,7 @@ impl Stream {
         let op = queue.finish(result);
         // Nothing to wait for: the point is already behind everything on the stream.
         let nothing = op.points().first().is_some_and(|point| point.ticket == 0);
-        if nothing { Op::pending(&self.state, self.state.tail(), HostValue::Here(())) } else { op }
+        if nothing { Op::pending(&self.state, self.state.tail(), HostValue::here(())) } else { op }
     }
 }
 

@@ -109,7 +109,7 @@ impl<'s> Queue<'s> {
         ticket: Result<u64, SubmitError>,
     ) -> Result<Lent<PinnedBuffer<T>>, Refused<PinnedBuffer<T>>> {
         match ticket {
-            Ok(ticket) => Ok(Lent::to(self.stream, ticket, self.proved(HostValue::Here(pinned)))),
+            Ok(ticket) => Ok(Lent::to(self.stream, ticket, self.proved(HostValue::here(pinned)))),
             Err(failed) => Err(failed.hand_back(pinned)),
         }
     }

@@ -52,7 +52,7 @@ pub struct Settled<T> {
 impl<T> Settled<T> {
     /// A value that waits for nothing of its own.
     fn here(value: T) -> Self {
-        Settled { value: HostValue::Here(value), points: Points::NONE }
+        Settled { value: HostValue::here(value), points: Points::NONE }
     }
 }
 
@@ -110,7 +110,7 @@ impl<S: Settle> Settle for Option<S> {
         let Some(value) = self else { return Settled::here(None) };
         let Settled { value, points } = value.settle();
         let value = match value {
-            HostValue::Here(value) => HostValue::Here(Some(value)),
+            HostValue::Here(value, on) => HostValue::Here(Some(value), on),
             later => HostValue::later(move || later.take().map(Some)),
         };
         Settled { value, points }
@@ -155,7 +155,7 @@ macro_rules! settle_tuples {
                 let mut points = Points::NONE;
                 let ($($name,)+) = self;
                 let value = match ($(points.of($name),)+) {
-                    ($(HostValue::Here($name),)+) => HostValue::Here(($($name,)+)),
+                    ($(HostValue::Here($name, None),)+) => HostValue::here(($($name,)+)),
                     ($($name,)+) => HostValue::later(move || Ok(($($name.take()?,)+))),
                 };
                 Settled { value, points }

@@ -103,7 +103,7 @@ impl Stream {
         // SAFETY: the caller's promise is the same.
         let returned = unsafe { queue.enqueue(uses, call) };
         // The queue's last point is the operation's.
-        let value = returned.map(|value| Lent::to(self.state(), 0, HostValue::Here(value)));
+        let value = returned.map(|value| Lent::to(self.state(), 0, HostValue::here(value)));
         queue.finish(value)
     }
 }

@@ -23,7 +23,7 @@ impl<T: Element> Mapped<T> {
     /// What should have written it failed ([`ErrorDetail::Upstream`](crate::ErrorDetail::Upstream)), until an
     /// operation overwrites all of it; a device that is lost or closed.
     pub async fn host(&mut self) -> Result<&mut [T]> {
-        Op::at_points(self.uses("host")?, HostValue::Here(())).await?;
+        Op::at_points(self.uses("host")?, HostValue::here(())).await?;
         // Once more: another library may fail when its work runs.
         check("host", &self.span())?;
         Ok(self.host_mut())
@@ -37,7 +37,7 @@ impl<T: Element> Mapped<T> {
     /// # Errors
     /// As [`host`](Self::host); a thread on which it would deadlock.
     pub fn host_blocking(&mut self) -> Result<&mut [T]> {
-        Op::at_points(self.uses("host_blocking")?, HostValue::Here(())).synchronize()?;
+        Op::at_points(self.uses("host_blocking")?, HostValue::here(())).synchronize()?;
         check("host_blocking", &self.span())?;
         Ok(self.host_mut())
     }

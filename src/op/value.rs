@@ -8,10 +8,8 @@ use crate::submit::{Dependencies, Dependency};
 
 /// The value that an operation resolves with.
 pub(crate) enum HostValue<T> {
-    /// Known since the submission.
-    Here(T),
     /// Known since the submission, and good if nothing of this failed, which is known when the operation is complete.
-    Unproved(T, Box<Dependencies>),
+    Here(T, Option<Box<Dependencies>>),
     /// Made when the operation is complete.
     Later(Box<dyn Late<T> + Send>),
 }
@@ -84,14 +82,19 @@ mod sealed {
 }
 
 impl<T> HostValue<T> {
+    #[inline]
+    pub(crate) fn here(value: T) -> Self {
+        HostValue::Here(value, None)
+    }
+
     pub(crate) fn later(make: impl FnOnce() -> Result<T> + Send + 'static) -> Self {
         HostValue::Later(Box::new(make))
     }
 
     pub(crate) fn take(self) -> Result<T> {
         match self {
-            HostValue::Here(value) => Ok(value),
-            HostValue::Unproved(value, on) => none_failed(&on).map(|()| value),
+            HostValue::Here(value, None) => Ok(value),
+            HostValue::Here(value, Some(on)) => none_failed(&on).map(|()| value),
             HostValue::Later(late) => late.take(),
         }
     }
@@ -100,7 +103,7 @@ impl<T> HostValue<T> {
     #[inline]
     pub(crate) fn known(self) -> Option<T> {
         match self {
-            HostValue::Here(value) | HostValue::Unproved(value, _) => Some(value),
+            HostValue::Here(value, _) => Some(value),
             HostValue::Later(_) => None,
         }
     }
@@ -108,8 +111,7 @@ impl<T> HostValue<T> {
     /// What it depends on, without the value, which is dropped.
     pub(super) fn dependencies(self) -> Option<Box<Dependencies>> {
         match self {
-            HostValue::Here(_) => None,
-            HostValue::Unproved(_, on) => Some(on),
+            HostValue::Here(_, on) => on,
             HostValue::Later(late) => late.dependencies(),
         }
     }
@@ -121,19 +123,11 @@ impl<T> HostValue<T> {
     /// The value, if it is known, with what it depends on put to others.
     fn unproved(self, on: &mut Option<Box<Dependencies>>) -> Option<T> {
         match self {
-            HostValue::Here(value) => Some(value),
-            HostValue::Unproved(value, own) => {
-                join(on, Some(own));
+            HostValue::Here(value, own) => {
+                join(on, own);
                 Some(value)
             }
             HostValue::Later(_) => None,
-        }
-    }
-
-    pub(super) fn depending(value: T, on: Option<Box<Dependencies>>) -> Self {
-        match on {
-            None => HostValue::Here(value),
-            Some(on) => HostValue::Unproved(value, on),
         }
     }
 }
@@ -143,12 +137,10 @@ impl<T: Send + 'static> HostValue<T> {
     pub(crate) fn if_none_failed(self, on: Box<Dependencies>) -> Self {
         match self {
             HostValue::Later(late) => HostValue::Later(Box::new(ProvedFirst { on, late })),
-            known => {
+            HostValue::Here(value, own) => {
                 let mut on = Some(on);
-                match known.unproved(&mut on) {
-                    Some(value) => HostValue::depending(value, on),
-                    None => unreachable!("it is known"),
-                }
+                join(&mut on, own);
+                HostValue::Here(value, on)
             }
         }
     }
@@ -160,7 +152,7 @@ impl<T: Send + 'static> HostValue<T> {
         }
         let mut on = None;
         match (self.unproved(&mut on), other.unproved(&mut on)) {
-            (Some(a), Some(b)) => HostValue::depending((a, b), on),
+            (Some(a), Some(b)) => HostValue::Here((a, b), on),
             _ => unreachable!("both are known"),
         }
     }
@@ -171,7 +163,7 @@ impl<T: Send + 'static> HostValue<T> {
         }
         let mut on = None;
         let known = values.into_iter().filter_map(|value| value.unproved(&mut on)).collect();
-        HostValue::depending(known, on)
+        HostValue::Here(known, on)
     }
 }
 

