@@ -21,7 +21,7 @@
 //!    (`a_late_failure_goes_with_what_is_lent`).
 #![forbid(unsafe_code)]
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::error::Error as StdError;
 use std::fmt;
 use std::panic::resume_unwind;
@@ -43,18 +43,19 @@ use crate::thread::contain;
 
 /// The outcomes that a future reports. Usually there are none.
 #[derive(Default)]
-pub(crate) struct LateOutcomes {
-    known: RefCell<Option<Box<Dependencies>>>,
-    /// The index from which on they are those of the last operation.
-    last: Cell<usize>,
+pub(crate) struct LateOutcomes(RefCell<Option<Box<Dependencies>>>);
+
+/// Of one operation usually one: its own, which descends from those of its inputs.
+#[derive(Default)]
+pub(crate) struct Dependencies {
+    known: SmallVec<[Dependency; 2]>,
+    /// While operations are submitted: the index from which on they are those of the last one.
+    last: usize,
     /// The outcomes that the inputs of the operation that is being submitted depend on.
-    read: RefCell<Read>,
+    read: Read,
 }
 
 type Read = SmallVec<[Arc<RunOutcome>; 1]>;
-
-/// Of one operation usually one: its own, which descends from those of its inputs.
-pub(crate) type Dependencies = SmallVec<[Dependency; 2]>;
 
 /// An outcome that an operation's own depends on.
 #[derive(Clone)]
@@ -243,28 +244,38 @@ impl RunOutcome {
     }
 }
 
+impl Dependencies {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Dependency> {
+        self.known.iter()
+    }
+
+    pub(crate) fn extend(&mut self, others: Dependencies) {
+        self.known.extend(others.known);
+    }
+}
+
 impl LateOutcomes {
     #[inline]
     fn is_used(&self) -> bool {
-        self.known.borrow().is_some() || !self.read.borrow().is_empty()
+        self.0.borrow().is_some()
     }
 
     pub(crate) fn push(&self, own: Dependency) {
-        self.known.borrow_mut().get_or_insert_default().push(own);
+        self.0.borrow_mut().get_or_insert_default().known.push(own);
     }
 
     #[inline]
     pub(crate) fn take(&self) -> Option<Box<Dependencies>> {
-        self.last.set(0);
-        self.known.take()
+        self.0.take()
     }
 
     /// The dependencies of the last submitted operation: a future other than its own may return its lent values.
     #[inline]
     pub(crate) fn of_last(&self) -> Option<Box<Dependencies>> {
-        let known = self.known.borrow();
-        let last = known.as_ref()?.get(self.last.get()..)?;
-        (!last.is_empty()).then(|| Box::new(last.into()))
+        let all = self.0.borrow();
+        let all = all.as_ref()?;
+        let known: SmallVec<_> = all.known[all.last..].into();
+        (!known.is_empty()).then(|| Box::new(Dependencies { known, ..Dependencies::default() }))
     }
 
     /// Finds the outcomes that an operation depends on through its inputs. Called before the operation checks the contents: a
@@ -299,15 +310,21 @@ impl LateOutcomes {
                 }
             }
         }
-        self.last.set(self.known.borrow().as_ref().map_or(0, |known| known.len()));
-        if !found.is_empty() {
-            self.read.replace(found);
+        let mut all = self.0.borrow_mut();
+        if all.is_some() || !found.is_empty() {
+            let all = all.get_or_insert_default();
+            all.last = all.known.len();
+            if !found.is_empty() {
+                all.read = found;
+            }
         }
     }
 
     /// Forgets the found outcomes: nothing of the operation was submitted.
     pub(crate) fn forget_read(&self) {
-        self.read.take();
+        if let Some(all) = &mut *self.0.borrow_mut() {
+            all.read.clear();
+        }
     }
 
     /// Enters the outcome of the operation, for its future to report and for the readers of its outputs, if it was submitted.
@@ -328,13 +345,12 @@ impl LateOutcomes {
     #[cold]
     #[inline(never)]
     fn enter_late(&self, footprint: &Footprint<'_>, stream: &StreamState, ticket: Option<u64>) {
-        let (read, last) = (self.read.take(), self.last.get());
-        let mut known = self.known.borrow_mut();
+        let mut all = self.0.borrow_mut();
+        let Some(Dependencies { known, last, read }) = all.as_deref_mut() else { return };
+        let (read, last) = (std::mem::take(read), *last);
         let Some(ticket) = ticket else {
-            let own = known.as_mut().map(|known| known.drain(last..));
-            return own.into_iter().flatten().for_each(|own| WorkOutcome(own.outcome).has_no_end());
+            return known.drain(last..).for_each(|own| WorkOutcome(own.outcome).has_no_end());
         };
-        let known = known.get_or_insert_default();
         if known.len() == last {
             known.extend(match &read[..] {
                 [] => None,
