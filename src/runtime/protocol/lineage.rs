@@ -43,6 +43,9 @@ struct State<T, M, F> {
 
 type Readers<T, M, F> = Vec<Arc<Lineage<T, M, F>>>;
 
+/// What a failure goes on to: the readers, and the memory that was written.
+type Reached<T, M, F> = (Readers<T, M, F>, SmallVec<[M; 1]>);
+
 /// The outcome that failed, and how.
 type Failed<T, M, F> = (Arc<Lineage<T, M, F>>, F);
 
@@ -127,7 +130,7 @@ impl<T, M, F: Clone> Lineage<T, M, F> {
     }
 
     /// A producer failed. Returns the readers and what was written, unless it had failed before.
-    pub(crate) fn inherit(&self, failure: &F) -> Option<(Readers<T, M, F>, SmallVec<[M; 1]>)> {
+    pub(crate) fn inherit(&self, failure: &F) -> Option<Reached<T, M, F>> {
         let mut state = self.state.lock();
         if state.inherited.is_some() {
             return None;
