@@ -177,7 +177,8 @@ impl Communicator {
     }
 
     /// Waits until at most `most` calls of each local rank are pending, so that the next call does not [block](Self#blocking).
-    /// Call it before each piece of work of a loop that does not await its collectives.
+    /// Call it before each piece of work of a loop that does not await its collectives. Launches of graphs are counted by the stream
+    /// that they are launched on: [`Stream::throttle`](gpu_await::Stream::throttle).
     ///
     /// # Cancel safety
     /// Yes.

@@ -160,7 +160,7 @@ pub enum Error {
     },
     /// Some ranks did not join within the limit.
     #[error(
-        "ranks {missing:?} of {world} did not join within {limit:?}: start them, raise the limit, or leave them out (`Group::without`){}",
+        "ranks {missing:?} of {world} did not join within {limit:?}, or left before the others came: start them, raise the limit, or leave them out (`Group::without`){}",
         others(.refused)
     )]
     MissingRanks {
@@ -236,7 +236,7 @@ pub enum Error {
     },
     /// A verb that does not name a rank, on a communicator with several local ranks.
     #[error(
-        "{op}: this process has the ranks {local:?}: choose one with `group(|g| g.rank(..)?.{op}(..))`"
+        "{op}: this process has the ranks {local:?}: choose one with `group(|g| g.rank(..)?.{op}(..))`, in a graph with `in_graph_of`"
     )]
     SeveralRanks {
         /// The verb.

@@ -318,6 +318,8 @@ impl Group {
     /// [gone](Self::gone). Each of them calls it with the same ranks; [`recover`](Self::recover) agrees on them first. The remaining
     /// ranks keep their order and are renumbered from 0.
     ///
+    /// A rank that is left out is not told: one that was stopped and goes on finds itself alone when it recovers.
+    ///
     /// # Errors
     /// [`Error::BadRank`]: a rank that does not exist. [`Error::NoRanks`]: none of this process's own is left.
     pub fn without(&self, ranks: &[usize]) -> Result<Group> {

@@ -77,7 +77,7 @@ impl Communicator {
     pub fn in_graph<'q>(&'q self, queue: &'q Queue<'q>) -> gpu_await::Result<GraphCalls<'q>> {
         match self.shared().ranks.len() {
             1 => Ok(GraphCalls { comm: self, queue, at: 0 }),
-            _ => Err(Error::SeveralRanks { op: "in_graph_of", local: self.ranks() }.into()),
+            _ => Err(Error::SeveralRanks { op: "in_graph", local: self.ranks() }.into()),
         }
     }
 

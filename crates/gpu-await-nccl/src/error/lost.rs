@@ -85,6 +85,10 @@ pub enum LostCause {
         reason: String,
     },
     /// A call could not be made on a rank, because what was to write its input had failed.
+    ///
+    /// An input may also fail after the call: work whose failure comes late, such as a collective of another communicator that exceeds
+    /// its limit. Then the operation and its readers fail on that rank, the communicator is not lost, and the other ranks, which have
+    /// no word of it, succeed with what was computed from that input. Await such work before its output goes to others.
     InputFailed {
         /// The rank.
         rank: usize,
