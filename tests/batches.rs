@@ -550,6 +550,8 @@ async fn a_closed_pool_answers_the_batch() -> Result<()> {
     for call in calls {
         assert_eq!(soon(call).await.expect_err("closed").kind(), ErrorKind::Closed);
     }
+    let stats = batcher.stats();
+    assert_eq!((stats.batches, stats.requests, stats.closed), (1, 0, 2));
     drop((batcher, held));
     soon(worker).await.expect("no panic");
     assert!(seen.batches().is_empty());

@@ -136,7 +136,7 @@ pub struct BatcherStats {
     pub max_in_flight: usize,
     /// Batches taken so far, including those that got no stream.
     pub batches: u64,
-    /// Requests in them.
+    /// Requests in those that got one. Each request is one of these, refused, expired, closed or given up, or waits.
     pub requests: u64,
     /// Requests refused so far, because too many waited or because they could not be answered in time.
     pub refused: u64,

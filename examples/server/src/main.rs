@@ -29,7 +29,7 @@
 //!
 //! | it ends with | when |
 //! |---|---|
-//! | 0 | SIGTERM or ctrl-c: not ready for the lame duck period, then no new connections; requests in flight were answered, and those of connections that waited to be accepted |
+//! | 0 | SIGTERM or ctrl-c: not ready for the lame duck period, then no new connections; requests in flight were answered within `--drain-timeout-ms`, and those of connections that waited to be accepted; before the handlers are installed, in the first milliseconds, the signal itself ends it |
 //! | 1 | it could not start, or the device was not idle 10 s after the last answer, or a second signal ended it at once |
 //! | 2 | options that make no sense |
 //! | 3 | the device is lost: a process cannot get it back, so whoever runs this starts another one |

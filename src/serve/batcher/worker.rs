@@ -151,8 +151,12 @@ where
         let (number, TakenBatch { requests, late, begun }) = {
             let mut book = shared.book.lock();
             let (number, taken) = (book.batches, book.gather.take(shared.now()));
-            book.batches += u64::from(!taken.requests.is_empty());
-            book.requests += taken.requests.len() as u64;
+            let count = taken.requests.len() as u64;
+            book.batches += u64::from(count > 0);
+            match permit {
+                Ok(_) => book.requests += count,
+                Err(_) => book.refusals.closed += count,
+            }
             (number, taken)
         };
         shared.tell_expired(late);
@@ -169,9 +173,7 @@ where
         let begun = match permit {
             Ok(stream) => contain::catch(|| run(stream, batch)).map_err(Failed::Panicked),
             Err(error) => {
-                let refused = batch.len();
-                shared.book.lock().refusals.closed += refused as u64;
-                in_flight.in_span(|| refusal::tell(&shared.admitter, refused, &error));
+                in_flight.in_span(|| refusal::tell(&shared.admitter, batch.len(), &error));
                 contain::contain("the drop of requests", || drop(batch));
                 Err(Failed::NoStream(error.into()))
             }
