@@ -344,3 +344,55 @@ async fn a_cause_that_panics() -> Result<()> {
     assert_upstream(&stream.download(&y).await.unwrap_err());
     Ok(())
 }
+
+/// Work that fails as it becomes complete: what a reader wrote has failed if the reader has, whoever read that since.
+#[test]
+fn a_failure_at_the_end_of_the_work() -> Result<()> {
+    let stream = testing::device().stream()?;
+    let spin = |rounds: u64| (0..rounds).for_each(|_| std::hint::spin_loop());
+    let mut random = 1_u64;
+    for _ in 0..3000 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let mut y = stream.zeros::<f32>(LEN).queued()?;
+        let mut z = stream.zeros::<f32>(LEN).queued()?;
+        let gate = Gate::close(&stream)?;
+        let (op, outcome) = work(&stream, &mut y);
+        let reader = stream.copy(&y, &mut z);
+        let failing = std::thread::spawn(move || {
+            spin(random >> 52);
+            outcome.fail("late");
+        });
+        spin((random >> 40) % 4096);
+        gate.open();
+        let waiting = std::thread::spawn(move || op.synchronize());
+        let failed = reader.synchronize().is_err();
+        assert_eq!(stream.download(&z).synchronize().is_err(), failed);
+        failing.join().expect("no panic");
+        assert_eq!(waiting.join().expect("no panic").is_err(), failed);
+        for memory in [&y, &z] {
+            assert_eq!(stream.download(memory).synchronize().is_err(), failed);
+        }
+    }
+    Ok(())
+}
+
+/// A failure while a loan ends is either found by it or reaches it.
+#[test]
+fn a_failure_while_a_loan_ends() -> Result<()> {
+    let stream = testing::device().stream()?;
+    for round in 0..400 {
+        let mut y = stream.zeros::<f32>(LEN).queued()?;
+        let gate = Gate::close(&stream)?;
+        let (op, outcome) = work(&stream, &mut y);
+        let loan = lend(&stream, &mut y)?;
+        let failing = std::thread::spawn(move || outcome.fail("late"));
+        (0..round % 64 * 20).for_each(|_| std::hint::spin_loop());
+        let ended = loan.complete();
+        failing.join().expect("no panic");
+        gate.open();
+        assert_eq!(op.synchronize().unwrap_err().kind(), ErrorKind::Foreign);
+        assert_upstream(&ended.synchronize().unwrap_err());
+        assert_upstream(&stream.download(&y).synchronize().unwrap_err());
+    }
+    Ok(())
+}

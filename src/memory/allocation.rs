@@ -308,6 +308,7 @@ impl Allocation {
         ticket: u64,
     ) {
         let mut hazards = self.hazards.lock();
+        hazards.keeps_writers = self.late.is_used();
         hazards.record(range, mode, stream, ticket);
         // ORDERING: Relaxed: under the lock.
         if self.only_user.load(Ordering::Relaxed) != stream.id() {

@@ -74,6 +74,8 @@ struct Tracked<S, P> {
 #[derive(Clone, Debug)]
 pub(crate) struct Hazards<S, P> {
     spans: SmallVec<[Tracked<S, P>; 1]>,
+    /// A complete writer is not forgotten: it may have failed, and the range with it.
+    pub(crate) keeps_writers: bool,
 }
 
 impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
@@ -81,6 +83,7 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
     pub(crate) fn new(len: u64, writer: Option<Point<S>>, content: Content<P>) -> Self {
         Hazards {
             spans: smallvec![Tracked { end: len, writer, readers: SmallVec::new(), content }],
+            keeps_writers: false,
         }
     }
 
@@ -134,10 +137,11 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
             && range.start == 0
             && range.end == span.end
         {
-            span.record(mode, stream, ticket);
+            span.record(mode, stream, ticket, self.keeps_writers);
             return;
         }
-        self.change(range, |span| span.record(mode, stream, ticket));
+        let keeps_writer = self.keeps_writers;
+        self.change(range, |span| span.record(mode, stream, ticket, keeps_writer));
     }
 
     /// Marks a range as not readable. `leaves_data`: the failed operation was never entered, and would have updated
@@ -255,7 +259,7 @@ impl<P> Content<P> {
 }
 
 impl<S: Track, P> Tracked<S, P> {
-    fn record(&mut self, mode: Mode, stream: &S, ticket: u64) {
+    fn record(&mut self, mode: Mode, stream: &S, ticket: u64, keeps_writer: bool) {
         if mode.writes() {
             match &mut self.writer {
                 Some(writer) if writer.stream.id() == stream.id() => writer.ticket = ticket,
@@ -275,7 +279,7 @@ impl<S: Track, P> Tracked<S, P> {
                 self.readers
                     .retain(|reader| reader.stream.id() != stream.id() && !reader.is_complete());
                 self.readers.push(Point { stream: stream.clone(), ticket });
-                self.writer.take_if(|writer| writer.is_complete());
+                self.writer.take_if(|writer| !keeps_writer && writer.is_complete());
             }
         }
     }

@@ -46,6 +46,8 @@ struct Besides {
     lent: Loans,
     after: Edges,
     record: Option<EventHandle>,
+    /// Of a loan that ends: its inputs had failed before the late work was looked for that it reads.
+    failed_input: Option<Error>,
 }
 
 /// Points of other streams.
@@ -312,7 +314,7 @@ impl<'a> Footprint<'a> {
     }
 
     /// The failure of its inputs, if there was one.
-    pub(super) fn failed_content(&self) -> Option<Error> {
+    fn failed_content(&self) -> Option<Error> {
         let mut reads = self.tracked().filter(|access| access.mode != Mode::Overwrite);
         reads.find_map(|access| {
             access.memory.with_hazards(|hazards| match hazards.unreadable(&access.range) {
@@ -320,6 +322,11 @@ impl<'a> Footprint<'a> {
                 _ => None,
             })
         })
+    }
+
+    /// The failure of an input that a submitted end of a loan found.
+    pub(super) fn take_failed_input(&mut self) -> Option<Error> {
+        self.besides.as_mut()?.failed_input.take()
     }
 
     /// Whether an access finds contents that it can use.
@@ -336,7 +343,10 @@ impl<'a> Footprint<'a> {
     #[inline]
     pub(super) fn find_edges(&mut self, stream: &Arc<StreamState>) -> Result<()> {
         if self.ends_a_loan {
-            // Its beginning waited.
+            // Its beginning waited. A failure from here on reaches it through what it reads.
+            if let Some(error) = self.failed_content() {
+                self.besides().failed_input = Some(error);
+            }
             return Ok(());
         }
         let id = stream.id();

@@ -98,12 +98,12 @@ impl<P> OpenUses<P> {
             footprint.lend_all(lent);
         }
         footprint.ends_a_loan = true;
-        let failed = footprint.failed_content();
         submit(&mut footprint).inspect_err(|_| {
             if engine.lost().is_none() || exit::begun() {
                 footprint.leak();
             }
         })?;
+        let failed = footprint.take_failed_input();
         Ok(failed.map(|error| footprint.poison_entered(error)))
     }
 
