@@ -376,6 +376,23 @@ async fn a_close_ends_waits_for_held_permits() -> Result<()> {
     Ok(())
 }
 
+/// A request that was granted a stream whose device is closed before it learns of that is counted as what becomes of it.
+#[tokio::test]
+async fn a_permit_on_a_closed_device_does_not_count() -> Result<()> {
+    let device = testing::device();
+    let pool = pool(&device, 1, 1);
+    let held = pool.acquire().await?;
+    let mut granted = pool.acquire();
+    queue_up(&mut granted);
+    drop(held);
+    eventually("the waiter is granted", || pool.stats().granted == 2);
+    soon(device.close(SOON)).await?;
+    assert_eq!(kind(soon(granted).await), ErrorKind::Closed);
+    let stats = pool.stats();
+    assert_eq!((stats.granted, stats.closed, stats.given_up, stats.waiting), (1, 1, 0, 0));
+    Ok(())
+}
+
 /// The second device is lost after the first one: only then nobody can come in any more.
 #[tokio::test]
 async fn waits_go_on_while_one_device_is_left() -> Result<()> {

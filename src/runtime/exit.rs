@@ -1,7 +1,7 @@
 //! The end of the process: devices count as lost, and pollers stop, before the driver is torn down.
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -11,9 +11,12 @@ use super::attention::Attention;
 use crate::error::Result;
 use crate::thread::{exit, native};
 
-/// Process state, and the only one of this crate: the devices that must end, and their pollers, before the
+/// Process state: the devices that must end, and their pollers, before the
 /// driver is torn down.
 static DEVICES: Mutex<Vec<Weak<Attention>>> = Mutex::new(Vec::new());
+
+/// The process that opened a device last. The child of a fork that opened none has no thread to wait for.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// How long the end of the process waits for devices that are closing, and then for pollers.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -30,6 +33,7 @@ pub(super) fn watch(attention: &Arc<Attention>) -> Result<()> {
     exit::register(end_devices);
     let mut devices = DEVICES.lock();
     exit::check_running("opening a device")?;
+    PROCESS.store(std::process::id(), Ordering::SeqCst);
     devices.retain(|device| device.strong_count() > 0);
     devices.push(Arc::downgrade(attention));
     Ok(())
@@ -37,6 +41,9 @@ pub(super) fn watch(attention: &Arc<Attention>) -> Result<()> {
 
 /// Runs when `main` returned or `exit` was called, before the driver's own handlers.
 fn end_devices() {
+    if PROCESS.load(Ordering::SeqCst) != std::process::id() {
+        return exit::begin();
+    }
     // Never held for long, except in the child of a fork, where it may be locked for ever.
     let devices: Vec<_> = match DEVICES.try_lock_for(PATIENCE) {
         Some(devices) => devices.iter().filter_map(Weak::upgrade).collect(),

@@ -413,6 +413,13 @@ impl Admission {
         Left { wakers, stale, refusal }
     }
 
+    /// Takes back a permit on a slot that turned out to be gone, before the request learned of it: it asks again.
+    pub(crate) fn revoke(&mut self, now: u64, permit: usize) -> Wakers {
+        let share = self.grants[permit].share;
+        self.shares[share].outcomes.granted -= 1;
+        self.hand_back(now, permit)
+    }
+
     /// [`give_back`](Self::give_back) of an unused permit: that it took no time says nothing.
     pub(crate) fn hand_back(&mut self, now: u64, permit: usize) -> Wakers {
         let mut wakers = Wakers::new();

@@ -386,7 +386,7 @@ impl StreamPool {
 
     /// Returns a handle whose requests take `permits` permits each (of
     /// [`max_in_flight`](StreamPoolBuilder::max_in_flight)) on one stream, for requests that cost as much as
-    /// that many others. The number is clamped to 1 and to all permits.
+    /// that many others. The number is clamped to 1 and to what its share may have.
     ///
     /// A heavy request whose turn it is waits until all of its permits are free, and those behind it wait as
     /// well: lighter ones do not starve it.
@@ -640,7 +640,7 @@ impl PoolCore {
     fn stream(self: &Arc<Self>, Granted { number, slot, weight }: Granted) -> Option<Stream> {
         let stream = &self.slots[slot].0;
         if stream.engine().check_open().is_err() {
-            self.take_back(number, Admission::hand_back);
+            self.take_back(number, Admission::revoke);
             return None;
         }
         let progress = stream.state().progress().clone();
