@@ -581,6 +581,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     "MemoryLoan::outcome",
     "MemoryLoan::raw_stream",
     "WorkOutcome::fail",
+    "WorkOutcome::failure",
     "MemoryLoan::end",
     "MemoryLoan::fail",
     "MemoryLoan::detach",

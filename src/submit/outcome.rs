@@ -130,6 +130,13 @@ impl WorkOutcome {
         }
     }
 
+    /// Returns the failure, if the work has failed so far: by [`fail`](Self::fail), or as what it read from did. The operation's future
+    /// resolves with it. Does not block, and never calls the driver.
+    #[must_use]
+    pub fn failure(&self) -> Option<Error> {
+        self.0.failure()
+    }
+
     /// Returns whether the work is known to be complete, or never runs: it was refused, or its device is lost. Before the work is
     /// submitted it is neither; of a loan that ended on a thread that must not submit, nobody ever knows.
     ///

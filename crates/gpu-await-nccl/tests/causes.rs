@@ -235,3 +235,34 @@ async fn an_input_that_failed() {
         assert!(matches!(lost.cause, LostCause::InputFailed { rank: 1, .. }), "{lost}");
     }
 }
+
+/// The call was made before its input failed: the other rank may have succeeded, and both learn of it.
+#[tokio::test]
+async fn an_input_that_fails_late() {
+    let device = Device::host();
+    for (_groups, comms) in both(2, &device).await {
+        // Its other rank never calls.
+        let devices = [Device::host(), device.clone()];
+        let other = within(Communicator::all(&devices)).await.expect("connected");
+        other.set_limit(Some(SOON));
+        let mut x = [ones(&device, 10), ones(&device, 10)];
+        let late = other.group(|g| g.rank(1)?.all_reduce_in_place(&mut x[1], Reduction::Sum));
+        let [first, second] = &mut x;
+        let ops = [(&comms[0], first), (&comms[1], second)]
+            .map(|(comm, x)| comm.all_reduce_in_place(x, Reduction::Sum));
+        assert!(matches!(lost(late).await.0, LostCause::TimedOut { limit: SOON }));
+        let [told, failed] = ops;
+        assert!(Error::lost(&within(failed).await.expect_err("its input failed")).is_some());
+        drop(told);
+        let by = std::time::Instant::now() + LIMIT;
+        while comms[1].lost().is_none() {
+            assert!(std::time::Instant::now() < by, "it is lost by its input");
+            tokio::task::yield_now().await;
+        }
+        for comm in &comms {
+            let (cause, origin) = lost(comm.barrier()).await;
+            assert!(matches!(cause, LostCause::InputFailed { rank: 1, .. }), "{cause}");
+            assert_eq!(origin, 1);
+        }
+    }
+}

@@ -87,6 +87,8 @@ struct State {
     /// When the call was made that the transport has not returned from: it may wait for other ranks.
     calling: Option<Instant>,
     pending: VecDeque<Pending>,
+    /// An input of a call failed when that had been made: it is lost when the watchdog looks.
+    input_failed: Option<LostCause>,
     /// Dropped when it is lost.
     works: Option<oneshot::Sender<()>>,
     /// The watchdog has it.
@@ -96,11 +98,18 @@ struct State {
 /// Work whose completion nobody has seen.
 struct Pending {
     since: Instant,
-    /// Ranks, by their places, and the tickets of their parts.
-    tickets: OfParts<(usize, u64)>,
-    outcomes: OfParts<WorkOutcome>,
+    parts: OfParts<PendingPart>,
     /// It is a launch of a graph, on a stream of its own; whether that is known to be complete.
     launch: Option<Arc<AtomicBool>>,
+}
+
+/// A rank's part of it.
+struct PendingPart {
+    /// The rank's place.
+    at: usize,
+    /// On the stream of the rank, unless it is a launch.
+    ticket: Option<u64>,
+    outcome: WorkOutcome,
 }
 
 /// One for each part of a call: a process seldom has more ranks than a few.
@@ -308,19 +317,18 @@ impl Shared {
         drop(placed);
         // A part may be on a stream: the loans last until it is complete.
         let failed = submitted.err().map(|cause| self.error(self.fail(cause)));
-        let (mut tickets, mut outcomes) = (OfParts::new(), OfParts::new());
-        let mut ops: OfParts<Op<()>> = OfParts::new();
+        let (mut pending, mut ops) = (OfParts::new(), OfParts::<Op<()>>::new());
         for mut part in parts {
             let Some((_, loan)) = part.call.take() else { continue };
             let outcome = loan.outcome();
             if let Some(error) = &failed {
                 outcome.fail(error.clone());
             }
-            outcomes.push(outcome);
             ops.push(loan.complete());
-            tickets.push((part.at, self.ranks[part.at].stream.submitted()));
+            let ticket = Some(self.ranks[part.at].stream.submitted());
+            pending.push(PendingPart { at: part.at, ticket, outcome });
         }
-        self.enter(Pending { since, tickets, outcomes, launch: None });
+        self.enter(Pending { since, parts: pending, launch: None });
         match ops.pop() {
             Some(only) if ops.is_empty() => only,
             last => {
@@ -339,7 +347,7 @@ impl Shared {
     fn enter(&self, pending: Pending) {
         if let Some((cause, pending)) = self.enter_unless_lost(pending) {
             let error = self.error(cause);
-            pending.outcomes.iter().for_each(|outcome| outcome.fail(error.clone()));
+            pending.parts.iter().for_each(|part| part.outcome.fail(error.clone()));
         }
     }
 
@@ -360,13 +368,21 @@ impl Shared {
 
     fn forget_complete(&self, state: &mut State) {
         let is_complete = |pending: &Pending| {
-            let mut parts = pending.tickets.iter();
             let launch = pending.launch.as_ref();
+            let is_over = |PendingPart { at, ticket, .. }: &PendingPart| {
+                ticket.is_none_or(|ticket| self.ranks[*at].stream.completed() >= ticket)
+            };
             launch.is_none_or(|is_complete| is_complete.load(Ordering::SeqCst))
-                && parts.all(|(at, ticket)| self.ranks[*at].stream.completed() >= *ticket)
+                && pending.parts.iter().all(is_over)
         };
         while state.pending.front().is_some_and(is_complete) {
-            state.pending.pop_front();
+            let Some(pending) = state.pending.pop_front() else { return };
+            for PendingPart { at, outcome, .. } in pending.parts {
+                if let Some(error) = outcome.failure().filter(|_| state.lost.is_none()) {
+                    let (rank, reason) = (self.ranks[at].rank, error.to_string());
+                    state.input_failed = Some(LostCause::InputFailed { rank, reason });
+                }
+            }
         }
     }
 
@@ -394,8 +410,8 @@ impl Shared {
         // ORDERING: Relaxed: a statistic.
         LOST.fetch_add(1, Ordering::Relaxed);
         let error = self.error(cause.clone());
-        for outcome in pending.iter().flat_map(|pending| &pending.outcomes) {
-            outcome.fail(error.clone());
+        for part in pending.iter().flat_map(|pending| &pending.parts) {
+            part.outcome.fail(error.clone());
         }
         drop(works);
         self.tell(&cause);

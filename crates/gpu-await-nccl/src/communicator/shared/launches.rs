@@ -14,7 +14,7 @@ use futures::channel::oneshot;
 use gpu_await::{DeviceBuffer, Queue, RawQueue, Uses, WorkOutcome};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{ORDER, OfParts, Pending, Shared};
+use super::{ORDER, OfParts, Pending, PendingPart, Shared};
 use crate::call::Call;
 use crate::error::Error;
 use crate::stats;
@@ -87,7 +87,7 @@ impl Shared {
         let this = self.this.clone();
         let capture = |queue: &RawQueue<'_>, _| {
             queue.each_launch(move |outcome| match this.upgrade() {
-                Some(shared) => shared.launched(outcome),
+                Some(shared) => shared.launched(at, outcome),
                 None => Ok(()),
             })?;
             let _order = ORDER.lock();
@@ -104,10 +104,9 @@ impl Shared {
     }
 
     /// A graph that has a call of its is being launched.
-    fn launched(&self, outcome: WorkOutcome) -> Result<(), Error> {
-        let (tickets, outcomes) = (OfParts::new(), OfParts::from_iter([outcome]));
-        let launch = Some(Arc::default());
-        let pending = Pending { since: Instant::now(), tickets, outcomes, launch };
+    fn launched(&self, at: usize, outcome: WorkOutcome) -> Result<(), Error> {
+        let parts = OfParts::from_iter([PendingPart { at, ticket: None, outcome }]);
+        let pending = Pending { since: Instant::now(), parts, launch: Some(Arc::default()) };
         match self.enter_unless_lost(pending) {
             None => Ok(()),
             Some((cause, _)) => Err(self.error(cause)),
@@ -144,7 +143,7 @@ impl Shared {
         let launches: Vec<_> = {
             let state = self.state.lock();
             let launch = |pending: &Pending| {
-                Some((pending.outcomes.first()?.clone(), pending.launch.clone()?))
+                Some((pending.parts.first()?.outcome.clone(), pending.launch.clone()?))
             };
             state.pending.iter().filter_map(launch).collect()
         };

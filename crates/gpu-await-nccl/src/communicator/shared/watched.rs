@@ -50,6 +50,11 @@ impl Shared {
         let oldest = {
             let mut state = self.state.lock();
             self.forget_complete(&mut state);
+            if let Some(cause) = state.input_failed.take() {
+                drop(state);
+                self.fail(cause);
+                return true;
+            }
             let pending = state.pending.front().map(|pending| pending.since);
             let Some(oldest) = pending.into_iter().chain(state.calling).min() else {
                 state.watched = false;
