@@ -89,7 +89,9 @@ unsafe fn launch(
     let arguments = unsafe { copy_arguments(function, parameters) };
     let LaunchConfig { grid, block, shared_mem_bytes, stream, .. } = *config;
     // SAFETY: by this function's contract.
-    let (cluster, cooperative) = attributes(&unsafe { config.attributes() });
+    let given = unsafe { config.attributes() };
+    let (cluster, cooperative) = attributes(&given);
+    let is_programmatic = given.iter().any(|one| one.id == 6 && one.value[0] != 0);
     let cooperative = cooperative || name == "cuLaunchCooperativeKernel";
     let label = |world: &World| {
         let values = arguments.iter().flatten().map(|argument| argument_label(world, argument));
@@ -100,6 +102,9 @@ unsafe fn launch(
         }
         if cooperative {
             attributes.push_str(" cooperative");
+        }
+        if is_programmatic {
+            attributes.push_str(" programmatic");
         }
         let (function, stream) = (world.function_label(function), world.stream_label(stream));
         let (grid, block) = (dimensions(grid), dimensions(block));
