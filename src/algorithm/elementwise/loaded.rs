@@ -102,14 +102,14 @@ impl ElementwiseKernel {
     fn load(engine: &Arc<Engine>, blueprint: &Blueprint<'_>) -> Result<Self> {
         engine.check_open()?;
         let name: Arc<str> = Arc::from(blueprint.name);
+        let target = Target::of(engine.backend.limits().compute_capability);
         let (function, module) = match engine.backend.kind() {
             DeviceKind::Host => (Function::Host(blueprint.twin.clone(), name.clone()), None),
             DeviceKind::Cuda => {
-                let (function, module) = compile(engine, blueprint)?;
+                let (function, module) = compile(engine, blueprint, target)?;
                 (function, Some(module))
             }
         };
-        let target = Target::of(engine.backend.limits().compute_capability);
         let waits_first = module.is_some() && target.waits_first();
         let (engine, tiling) = (engine.clone(), blueprint.recipe.tiling());
         let launched = AtomicBool::new(false);
@@ -168,8 +168,11 @@ impl ElementwiseKernel {
     }
 }
 
-fn compile(engine: &Engine, blueprint: &Blueprint<'_>) -> Result<(Function, RawModule)> {
-    let target = Target::of(engine.backend.limits().compute_capability);
+fn compile(
+    engine: &Engine,
+    blueprint: &Blueprint<'_>,
+    target: Target,
+) -> Result<(Function, RawModule)> {
     let mut image = ptx::generate(&blueprint.recipe, target).into_bytes();
     // The driver wants the end of a text marked.
     image.push(0);

@@ -225,9 +225,12 @@ impl Shared {
     /// A call cannot be made as what was to write its input failed: the other ranks would wait for it.
     fn input_failed(&self, at: usize, error: &gpu_await::Error) {
         if let ErrorDetail::Upstream { .. } = error.detail() {
-            let (rank, reason) = (self.ranks[at].rank, error.to_string());
-            self.fail(LostCause::InputFailed { rank, reason });
+            self.fail(self.of_input(at, error));
         }
+    }
+
+    fn of_input(&self, at: usize, error: &gpu_await::Error) -> LostCause {
+        LostCause::InputFailed { rank: self.ranks[at].rank, reason: error.to_string() }
     }
 
     /// Refuses a call; what it would have written counts as failed.
@@ -379,8 +382,7 @@ impl Shared {
             let Some(pending) = state.pending.pop_front() else { return };
             for PendingPart { at, outcome, .. } in pending.parts {
                 if let Some(error) = outcome.failure().filter(|_| state.lost.is_none()) {
-                    let (rank, reason) = (self.ranks[at].rank, error.to_string());
-                    state.input_failed = Some(LostCause::InputFailed { rank, reason });
+                    state.input_failed = Some(self.of_input(at, &error));
                 }
             }
         }
