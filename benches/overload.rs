@@ -91,7 +91,7 @@ async fn capacity(pool: &StreamPool, window: Duration) -> f64 {
     let start = Instant::now();
     let caller = || async {
         let mut answers = 0u32;
-        while start.elapsed() < window {
+        while answers == 0 || start.elapsed() < window {
             run(pool.acquire().await.expect("a permit")).await.expect("it runs");
             answers += 1;
         }

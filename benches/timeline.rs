@@ -167,9 +167,12 @@ async fn clock(device: &Device) {
     let empty = kernels::empty::load(device).await.expect("loads");
     device.timeline().start(CAPACITY).expect("a log");
     let start = Instant::now();
-    while start.elapsed() < window(Duration::from_secs(60)) {
+    loop {
         empty.launch(&stream).await.expect("completes");
         tokio::time::sleep(Duration::from_millis(20)).await;
+        if start.elapsed() >= window(Duration::from_secs(60)) {
+            break;
+        }
     }
     let trace = device.timeline().snapshot().expect("a trace");
     let errors = Sorted::new(trace.operations().iter().map(|op| us(op.clock_error)).collect());
