@@ -37,7 +37,7 @@ use sync_wrapper::SyncWrapper;
 use self::asleep::Asleep;
 pub(crate) use self::points::Points;
 use self::value::DeviceSide;
-pub(crate) use self::value::HostValue;
+pub(crate) use self::value::{HostValue, Values};
 use crate::error::refused::Refused;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::Element;

@@ -18,7 +18,7 @@ use crate::memory::allocation::Allocation;
 use crate::memory::pinned::PinnedBuffer;
 use crate::memory::pinned_pool::PinnedBlock;
 use crate::memory::view::{Span, Writable};
-use crate::op::HostValue;
+use crate::op::{HostValue, Values};
 use crate::submit::{Footprint, KernelLaunch, wrong_device};
 
 /// The arguments of a launch, in the order of the kernel's parameters.
@@ -219,7 +219,7 @@ pub(super) fn to_host<R: Element, H: Send + 'static>(
         let mut out = queue.empty::<R>(1)?;
         put(&ResultTarget::Memory(out.span_mut()))?;
         let Lent(Settled { value, points }) = queue.download(&out)?;
-        let value = HostValue::later(move || Ok(read(value.take()?[0])));
+        let value = value.make(|value| Ok(read(value[0])));
         return Ok(Lent(Settled { value, points }));
     }
     let result = PinnedBuffer::<R>::new(&queue.home().pinned, 1)?;

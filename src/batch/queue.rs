@@ -29,8 +29,8 @@ use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::pinned::PinnedBuffer;
 use crate::memory::view::{Readable, Writable};
-use crate::op::HostValue;
 use crate::op::host_fn::HostFn;
+use crate::op::{HostValue, Values};
 use crate::runtime::MarkedPoint;
 use crate::runtime::marker::Marker;
 use crate::runtime::stream_state::{StreamHandle, StreamState};
@@ -312,7 +312,7 @@ impl<'s> Queue<'s> {
     #[track_caller]
     pub fn download_vec<T: Element>(&self, source: &impl Readable<T>) -> Result<Lent<Vec<T>>> {
         let Lent(Settled { value: pinned, points }) = self.download(source)?;
-        let value = HostValue::later(move || Ok(pinned.take()?.to_vec()));
+        let value = pinned.make(|pinned| Ok(pinned.to_vec()));
         Ok(Lent(Settled { value, points }))
     }
 

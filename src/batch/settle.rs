@@ -9,10 +9,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::error::Result;
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
-use crate::op::{HostValue, Points};
+use crate::op::{HostValue, Points, Values};
 use crate::runtime::stream_state::StreamState;
 
 /// A host value that is lent to the device until its operation is complete.
@@ -111,7 +110,7 @@ impl<S: Settle> Settle for Option<S> {
         let Settled { value, points } = value.settle();
         let value = match value {
             HostValue::Here(value, on) => HostValue::Here(Some(value), on),
-            later => HostValue::later(move || later.take().map(Some)),
+            later => later.make(|value| Ok(Some(value))),
         };
         Settled { value, points }
     }
@@ -122,10 +121,9 @@ impl<S: Settle, const N: usize> Settle for [S; N] {
     type Output = [S::Output; N];
     fn settle(self) -> Settled<[S::Output; N]> {
         let mut points = Points::NONE;
-        let values = self.map(|value| points.of(value));
-        let value = HostValue::later(move || {
-            let taken: Result<Vec<_>> = values.into_iter().map(HostValue::take).collect();
-            let array: std::result::Result<[S::Output; N], _> = taken?.try_into();
+        let values: Vec<_> = self.into_iter().map(|value| points.of(value)).collect();
+        let value = values.make(|taken| {
+            let array: std::result::Result<[S::Output; N], _> = taken.try_into();
             array.map_err(|_| unreachable!("as many as there were"))
         });
         Settled { value, points }

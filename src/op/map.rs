@@ -11,7 +11,7 @@
 //! 2. If the function panics, the operation is done and its stream continues (`a_panic_of_the_function_is_the_polls`).
 #![forbid(unsafe_code)]
 
-use super::{HostValue, Op};
+use super::{Op, Values};
 use crate::error::Result;
 
 impl<T: Send + 'static> Op<T> {
@@ -64,7 +64,7 @@ impl<T: Send + 'static> Op<T> {
     ) -> Op<U> {
         match self.into_parts() {
             Err(error) => Op::failed(error),
-            Ok((points, value)) => Op::at(points, HostValue::later(move || f(value.take()?))),
+            Ok((points, value)) => Op::at(points, value.make(f)),
         }
     }
 }

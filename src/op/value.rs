@@ -34,6 +34,79 @@ fn join(on: &mut Option<Box<Dependencies>>, others: Option<Box<Dependencies>>) {
     }
 }
 
+/// Values that another one is made of.
+pub(crate) trait Values: Send + 'static {
+    type Taken;
+
+    fn take(self) -> Result<Self::Taken>;
+
+    /// What they depend on, without them.
+    fn dependencies(self) -> Option<Box<Dependencies>>;
+
+    /// The value that is made of them when the operation is complete. Who does not want it is told of what they depend on.
+    fn make<U>(self, make: impl FnOnce(Self::Taken) -> Result<U> + Send + 'static) -> HostValue<U>
+    where
+        Self: Sized,
+    {
+        HostValue::Later(Box::new(MadeOf { values: self, make }))
+    }
+}
+
+impl<T: Send + 'static> Values for HostValue<T> {
+    type Taken = T;
+
+    fn take(self) -> Result<T> {
+        HostValue::take(self)
+    }
+
+    fn dependencies(self) -> Option<Box<Dependencies>> {
+        HostValue::dependencies(self)
+    }
+}
+
+impl<T: Send + 'static> Values for Vec<HostValue<T>> {
+    type Taken = Vec<T>;
+
+    fn take(self) -> Result<Vec<T>> {
+        self.into_iter().map(HostValue::take).collect()
+    }
+
+    fn dependencies(self) -> Option<Box<Dependencies>> {
+        let mut on = None;
+        self.into_iter().for_each(|value| join(&mut on, value.dependencies()));
+        on
+    }
+}
+
+impl<T: Send + 'static, U: Send + 'static> Values for (HostValue<T>, HostValue<U>) {
+    type Taken = (T, U);
+
+    fn take(self) -> Result<(T, U)> {
+        Ok((self.0.take()?, self.1.take()?))
+    }
+
+    fn dependencies(self) -> Option<Box<Dependencies>> {
+        let mut on = self.0.dependencies();
+        join(&mut on, self.1.dependencies());
+        on
+    }
+}
+
+struct MadeOf<V, F> {
+    values: V,
+    make: F,
+}
+
+impl<V: Values, U, F: FnOnce(V::Taken) -> Result<U>> Late<U> for MadeOf<V, F> {
+    fn take(self: Box<Self>) -> Result<U> {
+        (self.make)(self.values.take()?)
+    }
+
+    fn dependencies(self: Box<Self>) -> Option<Box<Dependencies>> {
+        self.values.dependencies()
+    }
+}
+
 /// A value that is made if nothing that it depends on failed.
 struct ProvedFirst<T> {
     on: Box<Dependencies>,
@@ -148,7 +221,7 @@ impl<T: Send + 'static> HostValue<T> {
     /// Both values.
     pub(crate) fn and<U: Send + 'static>(self, other: HostValue<U>) -> HostValue<(T, U)> {
         if !self.is_known() || !other.is_known() {
-            return HostValue::later(move || Ok((self.take()?, other.take()?)));
+            return (self, other).make(Ok);
         }
         let mut on = None;
         match (self.unproved(&mut on), other.unproved(&mut on)) {
@@ -159,10 +232,10 @@ impl<T: Send + 'static> HostValue<T> {
 
     pub(crate) fn collect(values: Vec<HostValue<T>>) -> HostValue<Vec<T>> {
         if !values.iter().all(HostValue::is_known) {
-            return HostValue::later(move || values.into_iter().map(HostValue::take).collect());
+            return values.make(Ok);
         }
-        let mut on = None;
-        let known = values.into_iter().filter_map(|value| value.unproved(&mut on)).collect();
+        let (mut on, mut known) = (None, Vec::with_capacity(values.len()));
+        values.into_iter().for_each(|value| known.extend(value.unproved(&mut on)));
         HostValue::Here(known, on)
     }
 }
