@@ -605,6 +605,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     "Uses::can_be_captured",
     "Uses::commands",
     "Uses::includes",
+    "Uses::into_parts",
     "Uses::keeps",
     "Uses::lends",
     "Uses::new",

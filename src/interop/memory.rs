@@ -120,7 +120,7 @@ impl Stream {
     /// - The library touches the memory only as declared, while the loan lasts, and begins and finishes as the table
     ///   above says.
     /// - What [`enqueue`](Self::enqueue) asks for holds of everything that the library puts on the stream.
-    /// - The loan is ended or dropped, and not leaked.
+    /// - The loan is ended or dropped, and not leaked: one that borrows its memory does not keep it.
     ///
     /// # Examples
     /// A library with a stream of its own:
@@ -160,11 +160,10 @@ impl Stream {
             Ok(())
         });
         match opened {
-            Ok(uses) => {
-                let (stream, begins) = (self.clone(), self.state().point(begins));
-                let (open, outcome, borrowed) = (Some(open), OnceCell::new(), PhantomData);
+            Ok((uses, slices)) => {
+                let (stream, open, outcome) = (self.clone(), Some(open), OnceCell::new());
                 let is_awaited = Cell::new(false);
-                Ok(MemoryLoan { uses, stream, begins, is_awaited, open, outcome, borrowed })
+                Ok(MemoryLoan { uses, slices, stream, begins, is_awaited, open, outcome })
             }
             Err(error) => {
                 engine.let_go(open);
@@ -225,17 +224,17 @@ impl Stream {
 /// ```
 #[must_use = "the loan ends when it is dropped"]
 pub struct MemoryLoan<'a, P> {
-    uses: OpenUses<P>,
+    uses: OpenUses<'a>,
+    slices: P,
     stream: Stream,
-    /// The point where the stream has waited for all other users.
-    begins: Point,
+    /// The ticket at which the stream has waited for all other users.
+    begins: u64,
     /// Somebody may wait for that point.
     is_awaited: Cell<bool>,
     /// `None` once it has ended.
     open: Option<OpenLoan>,
     /// The outcome, if it was asked for.
     outcome: OnceCell<WorkOutcome>,
-    borrowed: PhantomData<&'a mut ()>,
 }
 
 impl<P> fmt::Debug for MemoryLoan<'_, P> {
@@ -254,7 +253,7 @@ impl<P: Copy> MemoryLoan<'_, P> {
     /// The memory there is for work on the stream of the loan; for anything else when the loan is [ready](Self::ready).
     #[must_use]
     pub fn slices(&self) -> P {
-        self.uses.pointers()
+        self.slices
     }
 }
 
@@ -282,7 +281,7 @@ impl<P> MemoryLoan<'_, P> {
     /// The loss of the device.
     pub fn ready(&self) -> Op<()> {
         self.is_awaited.set(true);
-        Op::until(self.begins.clone())
+        Op::until(self.stream.state().point(self.begins))
     }
 
     /// Ends the loan: later uses of the memory wait for what is on the stream now. What the library does elsewhere has
@@ -391,13 +390,13 @@ impl<P> MemoryLoan<'_, P> {
         P: Clone,
     {
         MemoryLoan {
-            uses: self.uses.take(),
+            uses: self.uses.share(),
+            slices: self.slices.clone(),
             stream: self.stream.clone(),
-            begins: self.begins.clone(),
+            begins: self.begins,
             is_awaited: self.is_awaited.clone(),
             open: self.open.take(),
             outcome: self.outcome.clone(),
-            borrowed: PhantomData,
         }
     }
 
@@ -412,7 +411,7 @@ impl<P> MemoryLoan<'_, P> {
         let Some(open) = open.take() else { return then(queue, Ok(None)) };
         if !is_awaited.get() {
             // It needs no marker in front of the end.
-            stream.state().release(begins.ticket);
+            stream.state().release(*begins);
         }
         let (outcome, commands) = (outcome.get(), uses.commands());
         let ended = uses.close(stream.engine(), |footprint| {

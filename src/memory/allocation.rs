@@ -290,7 +290,7 @@ impl Allocation {
         f(&self.hazards.lock())
     }
 
-    /// Whether no other stream used the memory, and all of it is worth reading, so that a use there waits for nothing.
+    /// Whether no other stream's use of the memory is pending, and all of it is worth reading, so that a use there waits for nothing.
     #[inline]
     pub(crate) fn is_only_used_by(&self, stream: u64) -> bool {
         // ORDERING: Relaxed: the caller holds a borrow of the range that it will use. A conflicting use on another stream was entered

@@ -18,7 +18,7 @@
 //! 4. Content is `Valid` after an overwrite, whatever it was before; `Unwritten` and `Poisoned` ranges stay so where no write reached.
 //!    Every use that may read, writing or not, checks this first (`no_kernel_reads_it`).
 //! 5. Clearing poison exposes nothing that was never written (`spans_say_what_every_byte_would`).
-//! 6. A range for which [`only_user`](Hazards::only_user) names a stream has no dependency on others and is entirely readable
+//! 6. A range for which [`only_user`](Hazards::only_user) names a stream has no pending dependency on others and is entirely readable
 //!    (`the_only_user_waits_for_nothing`).
 //!
 //! Pinned by the property tests in `tests/hazard.rs`.
@@ -118,13 +118,14 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
         None
     }
 
-    /// The one stream that used the allocation, if all of it may be read: the next use there waits for nothing.
+    /// The one stream whose uses of the allocation are not known to be complete, if all of it may be read: the next use there waits
+    /// for nothing.
     pub(crate) fn only_user(&self) -> Option<u64> {
-        let mut users = self.spans.iter().flat_map(|span| span.writer.iter().chain(&span.readers));
-        let first = users.next()?.stream.id();
+        let users = self.spans.iter().flat_map(|span| span.writer.iter().chain(&span.readers));
+        let mut pending = users.filter(|used| !used.is_complete()).map(|used| used.stream.id());
+        let first = pending.next()?;
         let is_valid = |span: &Tracked<S, P>| span.content == Content::Valid;
-        (users.all(|used| used.stream.id() == first) && self.spans.iter().all(is_valid))
-            .then_some(first)
+        (pending.all(|stream| stream == first) && self.spans.iter().all(is_valid)).then_some(first)
     }
 
     /// Enters a use by `ticket` of `stream`.

@@ -90,7 +90,7 @@ pub struct Uses<'a, P = ()> {
 }
 
 /// What was declared.
-pub(super) struct DeclaredUses<'a> {
+pub(crate) struct DeclaredUses<'a> {
     pub(super) footprint: Footprint<'a>,
     memory: Ranges,
     work: Work,
@@ -221,10 +221,6 @@ impl<'a, P> Uses<'a, P> {
         self
     }
 
-    pub(super) fn declared_commands(&self) -> u32 {
-        self.declared.work.commands
-    }
-
     /// Allows the work to be a part of a [`Graph`](crate::Graph), by capturing it; such a graph has its
     /// [place](crate::DeviceBuilder::graph_limit) on a GPU in any case. The closure then does nothing but put
     /// work on the stream that it is given, and that work may run any number of times with the same addresses and
@@ -240,6 +236,30 @@ impl<'a, P> Uses<'a, P> {
     /// Whether [`can_be_captured`](Self::can_be_captured) was said.
     pub(crate) fn is_for_graphs(&self) -> bool {
         self.declared.work.can_be_captured
+    }
+
+    /// Returns the uses without their slices, and the slices: so the uses are of one type, whatever was declared.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// use gpu_await::{MemoryLoan, Uses};
+    /// let (x, mut y) = (stream.ones::<f32>(4).queued()?, stream.empty::<f64>(4).queued()?);
+    /// let (one, (x,)) = Uses::new("one").reads(&x).into_parts();
+    /// let (other, (y,)) = Uses::new("other").writes(&mut y).into_parts();
+    /// // SAFETY: nothing is done with the memory before the loans end; `y` is not read.
+    /// let lend = |uses| unsafe { stream.lend_memory(uses) };
+    /// let loans: Vec<MemoryLoan<'_, ()>> = vec![lend(one)?, lend(other)?];
+    /// # let _ = (x.address(), y.address());
+    /// for loan in loans {
+    ///     loan.end()?;
+    /// }
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn into_parts(self) -> (Uses<'a>, P) {
+        (Uses { declared: self.declared, pointers: () }, self.pointers)
     }
 
     fn with_range<T>(mut self, span: &Span<'_>, len: usize) -> Uses<'a, P::With>
@@ -321,6 +341,12 @@ impl<'a, P> Uses<'a, P> {
             None => Ok(submitted
                 .map(|()| returned.unwrap_or_else(|| unreachable!("the backend ran the closure")))),
         }
+    }
+}
+
+impl DeclaredUses<'_> {
+    pub(super) fn commands(&self) -> u32 {
+        self.work.commands
     }
 }
 

@@ -35,7 +35,7 @@ pub(crate) struct Footprint<'a> {
     pub(super) writes_buffer: bool,
     pub(super) peers: bool,
     /// Its end enters the uses. Until then nobody else uses the memory, but for reading what the loan reads.
-    pub(super) begins_a_loan: bool,
+    begins_a_loan: bool,
     /// It registers work that is on the stream already, even after the device was closed.
     pub(super) ends_a_loan: bool,
 }
@@ -207,14 +207,31 @@ impl<'a> Footprint<'a> {
         self.besides.as_ref().map_or(&[], |besides| &besides.lent)
     }
 
+    /// It begins a loan. Returns the values lent to it, which are so until the end.
+    pub(super) fn begin_loan(&mut self) -> Loans {
+        self.begins_a_loan = true;
+        self.take_lent()
+    }
+
+    /// The loan has begun; it waits for nothing more.
+    pub(super) fn loan_has_begun(&mut self, lent: Loans) {
+        self.begins_a_loan = false;
+        if let Some(besides) = &mut self.besides {
+            besides.after.clear();
+        }
+        if !lent.is_empty() {
+            self.besides().lent = lent;
+        }
+    }
+
+    /// It ends the loan.
+    pub(super) fn end_loan(&mut self) {
+        self.ends_a_loan = true;
+    }
+
     /// Takes the values lent to it.
     pub(super) fn take_lent(&mut self) -> Loans {
         self.besides.as_mut().map(|besides| std::mem::take(&mut besides.lent)).unwrap_or_default()
-    }
-
-    /// Lends it these.
-    pub(super) fn lend_all(&mut self, lent: Loans) {
-        self.besides().lent = lent;
     }
 
     /// The points of other streams that it waits for.

@@ -1,13 +1,17 @@
 //! [`OpenUses`]: uses of memory that last longer than a call.
+//!
+//! | the uses | are kept as | while |
+//! |---|---|---|
+//! | of a loan that borrows | they were declared | the borrows of the memory last |
+//! | of one that outlives the borrows | shares of the memory | the buffers may be moved and dropped |
 #![forbid(unsafe_code)]
 
-use std::mem::take;
 use std::ops::Range;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::enqueue::Uses;
+use super::enqueue::{DeclaredUses, Uses};
 use super::footprint::{Access, Footprint, Loans};
 use super::name::Name;
 use super::outcome::foreign;
@@ -17,15 +21,19 @@ use crate::memory::hazard::Mode;
 use crate::runtime::Engine;
 use crate::thread::exit;
 
-/// The declared uses, with shares of the memory: the buffers themselves may be moved and dropped.
-pub(crate) struct OpenUses<P> {
+/// The declared uses of a loan.
+pub(crate) enum OpenUses<'a> {
+    Borrowed(Box<DeclaredUses<'a>>),
+    Shared(Box<SharedUses>),
+}
+
+/// Uses with shares of the memory.
+pub(crate) struct SharedUses {
     name: &'static str,
     held: SmallVec<[Held; 2]>,
     /// Values lent until the end is complete.
     lent: Loans,
-    /// What the borrower puts on the stream.
     commands: u32,
-    pointers: P,
 }
 
 struct Held {
@@ -36,52 +44,47 @@ struct Held {
 }
 
 impl<'a, P> Uses<'a, P> {
-    /// Begins uses that last until [`OpenUses::close`]: `submit` orders the stream behind other uses.
+    /// Begins uses that last until [`OpenUses::close`]: `submit` orders the stream behind other uses. Returns them and the slices.
     pub(crate) fn open(
         mut self,
         engine: &Arc<Engine>,
         submit: impl FnOnce(&mut Footprint<'a>) -> Result<()>,
-    ) -> Result<OpenUses<P>> {
-        let commands = self.declared_commands();
+    ) -> Result<(OpenUses<'a>, P)> {
         let footprint = &mut self.declared.footprint;
         footprint.check_loans(engine)?;
         for access in footprint.tracked() {
             access.memory.check_is_in_no_graph(&access.range, "lending memory")?;
         }
-        let lent = footprint.take_lent();
-        footprint.begins_a_loan = true;
+        let lent = footprint.begin_loan();
         submit(footprint)?;
-        let mut held = SmallVec::new();
-        footprint.accesses.iter().for_each(|access| held.push(Held::of(access)));
-        let Name::Verb(name) = footprint.name() else { unreachable!("uses are named by a text") };
-        Ok(OpenUses { name, held, lent, commands, pointers: self.pointers })
+        footprint.loan_has_begun(lent);
+        Ok((OpenUses::Borrowed(self.declared), self.pointers))
     }
 }
 
-impl<P> OpenUses<P> {
-    pub(crate) fn pointers(&self) -> P
-    where
-        P: Copy,
-    {
-        self.pointers
-    }
-
+impl OpenUses<'_> {
     pub(crate) fn name(&self) -> &'static str {
-        self.name
+        match self {
+            OpenUses::Borrowed(declared) => declared.name(),
+            OpenUses::Shared(shared) => shared.name,
+        }
     }
 
+    /// What the borrower puts on the stream.
     pub(crate) fn commands(&self) -> u32 {
-        self.commands
+        match self {
+            OpenUses::Borrowed(declared) => declared.commands(),
+            OpenUses::Shared(shared) => shared.commands,
+        }
     }
 
-    /// The uses, which are not here any more.
-    pub(crate) fn take(&mut self) -> OpenUses<P>
-    where
-        P: Clone,
-    {
-        let (held, lent) = (take(&mut self.held), take(&mut self.lent));
-        let (name, commands) = (self.name, self.commands);
-        OpenUses { name, held, lent, commands, pointers: self.pointers.clone() }
+    /// The uses with shares of the memory; what is lent is not here any more.
+    pub(crate) fn share(&mut self) -> OpenUses<'static> {
+        let (name, commands) = (self.name(), self.commands());
+        let (held, lent) = self.with_footprint(|footprint| {
+            (footprint.accesses.iter().map(Held::of).collect(), footprint.take_lent())
+        });
+        OpenUses::Shared(Box::new(SharedUses { name, held, lent, commands }))
     }
 
     /// Ends the uses: `submit` enters them behind everything on the stream. If it cannot, and the work may go on, it is unknown
@@ -92,31 +95,44 @@ impl<P> OpenUses<P> {
         engine: &Arc<Engine>,
         submit: impl FnOnce(&mut Footprint<'_>) -> Result<()>,
     ) -> Result<Option<Error>> {
-        let lent = take(&mut self.lent);
-        let mut footprint = self.footprint();
-        if !lent.is_empty() {
-            footprint.lend_all(lent);
-        }
-        footprint.ends_a_loan = true;
-        submit(&mut footprint).inspect_err(|_| {
-            if engine.lost().is_none() || exit::begun() {
-                footprint.leak();
-            }
-        })?;
-        let failed = footprint.take_failed_input();
-        Ok(failed.map(|error| footprint.poison_entered(error)))
+        self.with_footprint(|footprint| {
+            footprint.end_loan();
+            submit(footprint).inspect_err(|_| {
+                if engine.lost().is_none() || exit::begun() {
+                    footprint.leak();
+                }
+            })?;
+            let failed = footprint.take_failed_input();
+            Ok(failed.map(|error| footprint.poison_entered(error)))
+        })
     }
 
     /// Poisons the declared outputs with another library's error, which is returned as ours.
-    pub(crate) fn fail(&self, error: Box<dyn std::error::Error + Send + Sync>) -> Error {
-        self.footprint().poison_entered(foreign(self.name.into(), error))
+    pub(crate) fn fail(&mut self, error: Box<dyn std::error::Error + Send + Sync>) -> Error {
+        let error = foreign(self.name().into(), error);
+        self.with_footprint(|footprint| footprint.poison_entered(error))
     }
 
-    #[inline]
-    fn footprint(&self) -> Footprint<'_> {
-        let mut footprint = Footprint::new(self.name);
-        self.held.iter().for_each(|held| footprint.accesses.push(held.access()));
-        footprint
+    fn with_footprint<R>(&mut self, f: impl FnOnce(&mut Footprint<'_>) -> R) -> R {
+        match self {
+            OpenUses::Borrowed(declared) => f(&mut declared.footprint),
+            OpenUses::Shared(shared) => {
+                let SharedUses { name, held, lent, .. } = &mut **shared;
+                let mut footprint = Footprint::new(name);
+                held.iter().for_each(|held| footprint.accesses.push(held.access()));
+                footprint.loan_has_begun(std::mem::take(lent));
+                f(&mut footprint)
+            }
+        }
+    }
+}
+
+impl DeclaredUses<'_> {
+    fn name(&self) -> &'static str {
+        let Name::Verb(name) = self.footprint.name() else {
+            unreachable!("uses are named by a text")
+        };
+        name
     }
 }
 

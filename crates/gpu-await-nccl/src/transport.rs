@@ -6,11 +6,11 @@ pub(crate) mod host;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use gpu_await::{Device, MemoryLoan, Op, RawQueue, Stream, WorkOutcome};
+use gpu_await::{Device, MemoryLoan, RawQueue, Stream};
 
 use crate::call::Call;
 use crate::communicator::shared::Shared;
-use crate::error::{Error, LostCause, Result};
+use crate::error::{LostCause, Result};
 use crate::exchange::Wire;
 
 /// A rank of this process.
@@ -22,37 +22,10 @@ pub(crate) struct LocalRank {
 }
 
 /// A call of a rank, by its place among those of this process.
-pub(crate) struct Placed<'p> {
+pub(crate) struct Placed<'p, 'a> {
     pub(crate) at: usize,
     pub(crate) call: Call,
-    pub(crate) loan: &'p dyn Lent,
-}
-
-/// A loan of memory to a rank's stream, whatever was declared.
-pub(crate) trait Lent {
-    /// The driver's handle of the stream.
-    fn raw_stream(&self) -> u64;
-    fn outcome(&self) -> WorkOutcome;
-    fn complete(self: Box<Self>) -> Op<()>;
-    fn fail(self: Box<Self>, cause: Error) -> gpu_await::Error;
-}
-
-impl<P> Lent for MemoryLoan<'_, P> {
-    fn raw_stream(&self) -> u64 {
-        MemoryLoan::raw_stream(self)
-    }
-
-    fn outcome(&self) -> WorkOutcome {
-        MemoryLoan::outcome(self)
-    }
-
-    fn complete(self: Box<Self>) -> Op<()> {
-        MemoryLoan::complete(*self)
-    }
-
-    fn fail(self: Box<Self>, cause: Error) -> gpu_await::Error {
-        MemoryLoan::fail(*self, cause.into_source())
-    }
+    pub(crate) loan: &'p MemoryLoan<'a, ()>,
 }
 
 /// How a transport shrinks.
@@ -77,7 +50,7 @@ pub(crate) trait Transport: Send + Sync {
     fn submit(
         &self,
         ranks: &[LocalRank],
-        calls: &[Placed<'_>],
+        calls: &[Placed<'_, '_>],
         shared: &Weak<Shared>,
     ) -> Result<(), LostCause>;
 

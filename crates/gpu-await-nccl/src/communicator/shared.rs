@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use futures::channel::oneshot;
 use futures::future;
-use gpu_await::{DeviceBuffer, ErrorDetail, Op, Stream, Uses, WorkOutcome, join_all};
+use gpu_await::{DeviceBuffer, ErrorDetail, MemoryLoan, Op, Stream, Uses, WorkOutcome, join_all};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -42,7 +42,7 @@ use crate::call::Call;
 use crate::error::{CollectiveLost, Error, LostCause};
 use crate::exchange::Wire;
 use crate::stats::{self, COMMUNICATORS, Counted, LOST};
-use crate::transport::{Lent, LocalRank, Placed, Transport};
+use crate::transport::{LocalRank, Placed, Transport};
 
 /// Held while the work of a call is put on its streams, whatever the communicator: ranks of two communicators that share GPUs
 /// see one order, and cannot wait for one another in a circle.
@@ -119,24 +119,24 @@ pub(crate) type OfParts<T> = SmallVec<[T; 2]>;
 pub(crate) struct Part<'a> {
     at: usize,
     /// Until it is made, or fails; nothing if it was captured.
-    call: Option<(Call, Box<dyn Lent + 'a>)>,
+    call: Option<(Call, MemoryLoan<'a, ()>)>,
 }
 
-impl Part<'_> {
+impl<'a> Part<'a> {
     /// One that the graph makes.
     pub(crate) fn captured(at: usize) -> Self {
         Part { at, call: None }
     }
 
-    fn placed(&self) -> Option<Placed<'_>> {
+    fn placed(&self) -> Option<Placed<'_, 'a>> {
         let (call, loan) = self.call.as_ref()?;
-        Some(Placed { at: self.at, call: *call, loan: &**loan })
+        Some(Placed { at: self.at, call: *call, loan })
     }
 
     /// It is not made.
     pub(crate) fn fail(mut self, error: Error) {
         if let Some((_, loan)) = self.call.take() {
-            drop(loan.fail(error));
+            drop(loan.fail(error.into_source()));
         }
     }
 }
@@ -145,7 +145,7 @@ impl Part<'_> {
 impl Drop for Part<'_> {
     fn drop(&mut self) {
         if let Some((_, loan)) = self.call.take() {
-            drop(loan.fail(Error::NotCalled));
+            drop(loan.fail(Error::NotCalled.into_source()));
         }
     }
 }
@@ -214,12 +214,12 @@ impl Shared {
             return Err(self.refuse(at, uses, lost));
         }
         self.stay_in_order(at)?;
+        let (uses, slices) = uses.commands(COMMANDS).into_parts();
         // SAFETY: what the transport does with the memory is what the verb declared, on that stream alone, and the loan
         // ends when it is there: `run` ends it, or its drop. On a host device it is a function of that stream.
-        let loan = unsafe { self.ranks[at].stream.lend_memory(uses.commands(COMMANDS)) };
+        let loan = unsafe { self.ranks[at].stream.lend_memory(uses) };
         let loan = loan.inspect_err(|error| self.input_failed(at, error))?;
-        let call = call(loan.slices());
-        Ok(Part { at, call: Some((call, Box::new(loan))) })
+        Ok(Part { at, call: Some((call(slices), loan)) })
     }
 
     /// A call cannot be made as what was to write its input failed: the other ranks would wait for it.

@@ -219,7 +219,7 @@ impl Transport for GpuTransport {
     fn submit(
         &self,
         _ranks: &[LocalRank],
-        calls: &[Placed<'_>],
+        calls: &[Placed<'_, '_>],
         _shared: &Weak<Shared>,
     ) -> Result<(), LostCause> {
         let comms = &*self.comms;
@@ -234,7 +234,7 @@ impl Transport for GpuTransport {
         // SAFETY: the device is kept beside its context.
         let current = unsafe { comms.driver.enter(comms.contexts[first.at]) };
         let _current = current.map_err(cause_of)?;
-        let put = |placed: &Placed<'_>| {
+        let put = |placed: &Placed<'_, '_>| {
             // The loan of the memory ends behind this call.
             let lane = Lane { comm: comms.handles[placed.at], stream: placed.loan.raw_stream() };
             // SAFETY: the memory is lent to the stream of that rank; the handle is live, as calls are refused before it

@@ -58,7 +58,12 @@ impl Transport for HostTransport {
         3
     }
 
-    fn submit(&self, ranks: &[LocalRank], calls: &[Placed<'_>], shared: &Weak<Shared>) -> Lost<()> {
+    fn submit(
+        &self,
+        ranks: &[LocalRank],
+        calls: &[Placed<'_, '_>],
+        shared: &Weak<Shared>,
+    ) -> Lost<()> {
         for (at, local) in ranks.iter().enumerate() {
             let mine = || calls.iter().filter(|placed| placed.at == at);
             if mine().next().is_none() {
