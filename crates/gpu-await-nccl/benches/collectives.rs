@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `all_reduce.8B.ours.us` | one call and its wait, median |
 //! | `all_reduce.1MiB.bus.ours` | bus bandwidth of a burst that is waited for once, as `nccl-tests` counts it |
+//! | `all_reduce.1MiB.bus.graph` | that of the same calls in a graph: one launch on each GPU |
 //! | `overlap.*` | kernels on one stream, a collective beside them: each alone, and both |
 //! | `step.*` | kernel, all_reduce, kernel on every GPU: awaited once, and after each part |
 //! | `two_processes.*` | the same with a process a GPU |
@@ -27,7 +28,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use bare::{Bare, Id};
-use gpu_await::{Device, DeviceBuffer, DeviceKind, Op, Stream, kernels};
+use gpu_await::{Device, DeviceBuffer, DeviceKind, In, Op, Out, Stream, kernels};
 use gpu_await_nccl::{Communicator, Reduction, UniqueId};
 use measure::{Sorted, argument, is_smoke, on_cuda, print, us};
 
@@ -159,6 +160,47 @@ impl Ranks {
                     print(&format!("{name}.bare.us"), Sorted::new(bare).p50(), "us");
                     print(&format!("{name}.bus.bare"), Sorted::new(bare_bus).p50(), "GB/s");
                 }
+            }
+        }
+    }
+
+    /// Bursts that are launched as a graph on each device.
+    async fn graphs(&mut self, prefix: &str, prints: bool) {
+        for bytes in
+            sizes().into_iter().filter(|bytes| is_smoke() || (16 << 10..=8 << 20).contains(bytes))
+        {
+            let ((rounds, burst), len) = (effort(bytes), bytes / 4);
+            let mut graphs = Vec::new();
+            for (rank, device) in self.comm.ranks().into_iter().zip(&self.devices) {
+                let state = (self.comm.clone(), rank, burst);
+                let graph = device.graph::<(In<f32>, Out<f32>), _, _>(
+                    state,
+                    |q, (comm, rank, burst), (x, mut y)| {
+                        let calls = comm.in_graph_of(q, *rank)?;
+                        (0..*burst).try_for_each(|_| calls.all_reduce(&x, &mut y, Reduction::Sum))
+                    },
+                );
+                graphs.push((graph, device.stream().expect("a stream")));
+            }
+            let mut times = Vec::new();
+            for round in 0..rounds {
+                let start = Instant::now();
+                let memory = self.x.iter().zip(&mut self.y);
+                let launches: Vec<_> = (graphs.iter().zip(memory))
+                    .map(|((graph, stream), (x, y))| {
+                        let x = x.slice(..len).expect("x");
+                        let mut y = y.slice_mut(..len).expect("y");
+                        graph.launch(stream, (&x, &mut y))
+                    })
+                    .collect();
+                gpu_await::join_all(launches).await.expect("it runs");
+                if round > 0 || rounds == 1 {
+                    times.push(self.bus("all_reduce", bytes * burst, start.elapsed()));
+                }
+            }
+            if prints {
+                let name = format!("{prefix}all_reduce.{}.bus.graph", size_name(bytes));
+                print(&name, Sorted::new(times).p50(), "GB/s");
             }
         }
     }
@@ -315,6 +357,7 @@ async fn two_processes() {
     let mut second = second.spawn().expect("a process");
     let mut ranks = Ranks::new(ours, Some(bare), 2, &[(0, Device::cuda(0).expect("a GPU"))]).await;
     ranks.measure("two_processes.", true).await;
+    ranks.graphs("two_processes.", true).await;
     drop(ranks);
     assert!(second.wait().expect("its end").success());
 }
@@ -325,6 +368,7 @@ async fn second(ids: &str) {
     let ours = UniqueId::from_bytes(unhex(ours));
     let mut ranks = Ranks::new(ours, Some(Id(unhex(bare))), 2, &ranks).await;
     ranks.measure("", false).await;
+    ranks.graphs("", false).await;
 }
 
 async fn run() {
@@ -349,6 +393,7 @@ async fn run() {
     let ranks: Vec<_> = devices.into_iter().enumerate().collect();
     let mut ranks = Ranks::new(id, on_cuda().then_some(bare), world, &ranks).await;
     ranks.measure("", true).await;
+    ranks.graphs("", true).await;
     ranks.overlap().await;
     ranks.step().await;
     drop(ranks);
