@@ -1,8 +1,9 @@
 //! Counters of the crate, and its threads, some of which may never return from NCCL.
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
@@ -22,6 +23,8 @@ pub struct Stats {
 pub(crate) static COMMUNICATORS: AtomicUsize = AtomicUsize::new(0);
 pub(crate) static LOST: AtomicUsize = AtomicUsize::new(0);
 static THREADS: AtomicUsize = AtomicUsize::new(0);
+/// The process is ending: no thread enters NCCL any more.
+static ENDING: AtomicBool = AtomicBool::new(false);
 
 /// Returns the counters of this process.
 #[must_use]
@@ -40,16 +43,16 @@ pub(crate) struct Counted(&'static AtomicUsize);
 
 impl Counted {
     pub(crate) fn one(of: &'static AtomicUsize) -> Counted {
-        // ORDERING: Relaxed: a statistic.
-        of.fetch_add(1, Ordering::Relaxed);
+        // ORDERING: SeqCst: of threads, see `end_at_exit`.
+        of.fetch_add(1, Ordering::SeqCst);
         Counted(of)
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        // ORDERING: Relaxed: a statistic.
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        // ORDERING: SeqCst, as above.
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -62,9 +65,23 @@ pub(crate) fn spawn(
     builder.spawn(run).map_err(|error| Error::Thread { what, reason: error.to_string() })
 }
 
-/// Runs a call of NCCL's that may never return. Without a thread it does not run: what it would have freed is leaked.
+/// The process is ending. Waits for threads that are in NCCL, at most so long, as the driver shuts down under them otherwise.
+pub(crate) fn end_at_exit(limit: Duration) {
+    // ORDERING: SeqCst: a thread is counted before it looks at this, so it is seen here, or sees it.
+    ENDING.store(true, Ordering::SeqCst);
+    let end = Instant::now() + limit;
+    while THREADS.load(Ordering::SeqCst) > 0 && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Runs a call of NCCL's that may never return. Without a thread, and while the process ends, it does not run: what it would have
+/// freed is leaked.
 pub(crate) fn on_thread_that_may_be_lost(what: &'static str, run: impl FnOnce() + Send + 'static) {
     let counted = Counted::one(&THREADS);
+    if ENDING.load(Ordering::SeqCst) {
+        return;
+    }
     let spawned = spawn(what, move || {
         let _counted = counted;
         run();

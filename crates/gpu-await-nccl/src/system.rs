@@ -4,12 +4,12 @@
 
 use std::net::{Ipv4Addr, TcpStream};
 use std::sync::Once;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[cfg(unix)]
 use libc::c_int;
 
-use crate::stats::stats;
+use crate::stats;
 
 /// How long process exit waits for threads that free communicators.
 const AT_EXIT: Duration = Duration::from_secs(2);
@@ -79,14 +79,11 @@ pub(crate) fn addresses() -> Vec<Ipv4Addr> {
 #[cfg(not(unix))]
 pub(crate) fn find_lost_hosts(_stream: &TcpStream) {}
 
-/// Makes process exit wait for threads that are in NCCL, because the driver shuts down under them otherwise. Handlers run in
-/// reverse order of registration, so this is called when NCCL and the driver are loaded.
+/// Makes process exit wait for threads that are in NCCL, which none enters from then on. Handlers run in reverse order of
+/// registration, so this is called when NCCL and the driver are loaded.
 pub(crate) fn wait_at_exit() {
     extern "C" fn wait() {
-        let end = Instant::now() + AT_EXIT;
-        while stats().threads_in_nccl > 0 && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        stats::end_at_exit(AT_EXIT);
     }
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -8,7 +8,7 @@ mod support;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use gpu_await::{Device, DeviceKind};
+use gpu_await::{Device, DeviceKind, InOut};
 use gpu_await_nccl::{Communicator, Error, Group, LostCause, Reduction, UniqueId};
 
 use support::process::{self, Job, Rank};
@@ -162,6 +162,17 @@ fn those_who_are_left_recover() {
     }
 }
 
+/// The graph drops its share of the communicator when its launches are complete: on a thread, while the process ends.
+#[test]
+fn they_end_behind_a_graph() {
+    for _ in 0..5 {
+        let (address, world) = (address(), world_of(2));
+        let ranks: Vec<_> =
+            (0..world).map(|rank| Rank::here("end", &[rank], world, &address)).collect();
+        ranks.into_iter().for_each(Rank::ends_well);
+    }
+}
+
 /// A network namespace, with one end of a link.
 struct Host(String);
 
@@ -263,6 +274,7 @@ fn child() {
         match &*name {
             "work" => work(&devices, &comm).await,
             "recover" => recover(&devices, group, comm).await,
+            "end" => end_behind_a_graph(devices, group, comm).await,
             _ => survive(&devices, &group, comm).await,
         }
     });
@@ -317,6 +329,20 @@ async fn work(devices: &[Device], comm: &Communicator) {
 
 async fn barrier(comm: &Communicator) -> gpu_await::Result<()> {
     comm.group(|g| comm.ranks().into_iter().try_for_each(|rank| g.rank(rank)?.barrier())).await
+}
+
+/// Ends the process as soon as everything is dropped.
+async fn end_behind_a_graph(devices: Vec<Device>, group: Group, comm: Communicator) {
+    let device = &devices[0];
+    let stream = device.stream().expect("a stream");
+    let mut x = stream.full(LEN, 1.0f32).queued().expect("memory");
+    let step = device.graph::<(InOut<f32>,), _, _>(comm, |q, comm, (mut x,)| {
+        comm.in_graph(q)?.all_reduce_in_place(&mut x, Reduction::Average)
+    });
+    within(step.launch(&stream, (&mut x,))).await.expect("it runs");
+    drop((step, x, stream, group, devices));
+    println!("done");
+    std::process::exit(0);
 }
 
 /// Works until the last rank, which is killed, does not come for a while.
