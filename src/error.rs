@@ -593,6 +593,19 @@ impl ErrorDetail {
     }
 }
 
+impl Error {
+    /// Whether it has an error of another library, whose drop is foreign code.
+    pub(crate) fn is_foreign(&self) -> bool {
+        match &*self.0 {
+            ErrorDetail::Upstream { cause, .. }
+            | ErrorDetail::DependencyLost { cause, .. }
+            | ErrorDetail::Verify { cause, .. } => cause.is_foreign(),
+            ErrorDetail::Foreign { .. } => true,
+            _ => false,
+        }
+    }
+}
+
 impl From<ErrorDetail> for Error {
     fn from(detail: ErrorDetail) -> Self {
         Error(Arc::new(detail))

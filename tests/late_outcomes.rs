@@ -1,10 +1,15 @@
 //! Work of other libraries whose failure is known only later, on every device: who is told of it.
 
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
     DeviceBuffer, Error, ErrorDetail, ErrorKind, MemoryLoan, Op, Result, Stream, Uses, WorkOutcome,
 };
 
+/// Of anything that is not a wait.
+const SOON: Duration = Duration::from_secs(10);
 const LEN: usize = 1000;
 
 /// Work that does nothing, and the outcome through which it fails.
@@ -405,6 +410,109 @@ fn a_failure_while_a_loan_ends() -> Result<()> {
         assert_eq!(op.synchronize().unwrap_err().kind(), ErrorKind::Foreign);
         assert_upstream(&ended.synchronize().unwrap_err());
         assert_upstream(&stream.download(&y).synchronize().unwrap_err());
+    }
+    Ok(())
+}
+
+/// An error that uses its stream when it is dropped, as one of a library's that gives a loan back.
+#[derive(Debug)]
+struct UsesItsStream(Stream, Sender<bool>);
+
+impl std::fmt::Display for UsesItsStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("failed")
+    }
+}
+
+impl std::error::Error for UsesItsStream {}
+
+impl Drop for UsesItsStream {
+    fn drop(&mut self) {
+        let submitted = self.0.host_fn(|| ()).submitted();
+        self.1.send(submitted.is_ok()).ok();
+    }
+}
+
+/// Who overwrites failed data holds locks, under which no error of another library is dropped.
+#[test]
+fn a_cause_may_use_its_stream_when_it_is_dropped() -> Result<()> {
+    type Fail = fn(&Stream, &mut DeviceBuffer<f32>, UsesItsStream);
+    type Overwrite = fn(&Stream, &DeviceBuffer<f32>, &mut DeviceBuffer<f32>) -> Result<()>;
+    let fails: [Fail; 3] = [
+        |stream, y, cause| drop(lend(stream, y).expect("a loan").fail(cause)),
+        |stream, y, cause| {
+            let (op, outcome) = work(stream, y);
+            outcome.fail(cause);
+            op.abandon();
+        },
+        |stream, y, cause| {
+            // SAFETY: nothing is put on the stream.
+            unsafe {
+                stream.enqueue(Uses::new("their work").updates(y), |_, _| Err::<(), _>(cause))
+            }
+            .abandon();
+        },
+    ];
+    let overwrites: [Overwrite; 5] = [
+        |stream, _, y| stream.fill(y, 1.0).queued(),
+        |stream, x, y| stream.copy(x, y).queued(),
+        |stream, x, y| stream.copy(&x.slice(..LEN)?, &mut y.slice_mut(..LEN)?).queued(),
+        |stream, _, y| stream.batch(|q| q.fill(y, 1.0)).queued(),
+        // SAFETY: nobody does anything there, and nobody reads it.
+        |stream, _, y| unsafe { stream.lend_memory(Uses::new("other work").writes(y)) }?.end(),
+    ];
+    for fail in fails {
+        for overwrite in overwrites {
+            let device = testing::device();
+            let stream = device.stream()?;
+            let (dropped, is_dropped) = channel();
+            let (done, is_done) = channel();
+            let overwriter = std::thread::spawn(move || -> Result<()> {
+                let x = stream.zeros::<f32>(LEN).queued()?;
+                let mut y = stream.zeros::<f32>(LEN).queued()?;
+                let cause = UsesItsStream(stream.clone(), dropped);
+                fail(&stream, &mut y, cause);
+                stream.synchronize()?;
+                overwrite(&stream, &x, &mut y)?;
+                done.send(()).ok();
+                Ok(())
+            });
+            is_done.recv_timeout(SOON).expect("it does not hang");
+            assert!(is_dropped.recv_timeout(SOON).expect("it is dropped"), "it may submit");
+            overwriter.join().expect("no panic")?;
+        }
+    }
+    Ok(())
+}
+
+/// Whoever was given the data has been told, on whatever stream the host learned that it is complete.
+#[test]
+fn a_failure_behind_what_the_host_was_given_changes_nothing() -> Result<()> {
+    type Given = fn(&Stream, DeviceBuffer<f32>) -> Result<()>;
+    let given: [Given; 2] = [
+        |_, copy| copy.freeze().synchronize().map(drop),
+        |stream, mut copy| {
+            let loan = lend(stream, &mut copy)?;
+            loan.ready().synchronize()?;
+            loan.end()
+        },
+    ];
+    for given in given {
+        for _ in 0..20 {
+            let device = testing::device();
+            let (stream, other) = (device.stream()?, device.stream()?);
+            let mut y = stream.zeros::<f32>(LEN).queued()?;
+            let mut copy = other.zeros::<f32>(LEN).queued()?;
+            let gate = Gate::close(&stream)?;
+            let (op, outcome) = work(&stream, &mut y);
+            op.queued()?;
+            other.copy(&y, &mut copy).queued()?;
+            gate.open();
+            given(&other, copy)?;
+            outcome.fail("too late");
+            assert_eq!(outcome.failure(), None);
+            stream.download(&y).synchronize()?;
+        }
     }
     Ok(())
 }

@@ -23,7 +23,7 @@ use crate::error::{Error, ErrorDetail, MemoryProblem, Result};
 use crate::memory::Element;
 use crate::memory::allocation::Allocation;
 use crate::memory::buffer::DeviceBuffer;
-use crate::op::Op;
+use crate::op::{HostValue, Op};
 use crate::runtime::loans::OpenLoan;
 use crate::runtime::{Engine, Point};
 use crate::stream::Stream;
@@ -278,10 +278,16 @@ impl<P> MemoryLoan<'_, P> {
     /// Dropping the future gives up nothing; the loan goes on.
     ///
     /// # Errors
-    /// The loss of the device.
+    /// The loss of the device; [`ErrorDetail::Upstream`]: what is declared as read or updated failed by then, where that is known only
+    /// when it has run. Otherwise it does not fail any more.
     pub fn ready(&self) -> Op<()> {
         self.is_awaited.set(true);
-        Op::until(self.stream.state().point(self.begins))
+        let begun = HostValue::here(());
+        let begun = match self.uses.late_inputs() {
+            Some(inputs) => begun.if_none_failed(inputs),
+            None => begun,
+        };
+        Op::pending(self.stream.state(), self.begins, begun)
     }
 
     /// Ends the loan: later uses of the memory wait for what is on the stream now. What the library does elsewhere has

@@ -314,6 +314,20 @@ impl Allocation {
         if self.only_user.load(Ordering::Relaxed) != stream.id() {
             self.note_only_user(&hazards);
         }
+        if !hazards.replaced.is_empty() {
+            self.let_go(&mut hazards);
+        }
+    }
+
+    /// Drops poison that was replaced, on the reaper's thread if that may run code of a user's: the caller holds locks, and a drop
+    /// may submit.
+    #[cold]
+    #[inline(never)]
+    fn let_go(&self, hazards: &mut AllocationHazards) {
+        let replaced = std::mem::take(&mut hazards.replaced);
+        if replaced.iter().any(|poison| poison.cause.is_foreign()) {
+            self.engine().drop_later(Box::new(replaced));
+        }
     }
 
     /// Poisons the ranges whose last writer is a ticket of a stream.
@@ -321,6 +335,7 @@ impl Allocation {
         let mut hazards = self.hazards.lock();
         hazards.poison_written(range, by, poison);
         self.note_only_user(&hazards);
+        self.let_go(&mut hazards);
     }
 
     fn note_only_user(&self, hazards: &AllocationHazards) {
@@ -338,6 +353,7 @@ impl Allocation {
         let mut hazards = self.hazards.lock();
         hazards.poison(range, leaves_data, poison);
         self.note_only_user(&hazards);
+        self.let_go(&mut hazards);
     }
 
     /// Makes a part readable again that operations which failed would have updated; an error in the name of `op` if it is not.
@@ -345,6 +361,7 @@ impl Allocation {
         let mut hazards = self.hazards.lock();
         hazards.clear_poison(range);
         self.note_only_user(&hazards);
+        self.let_go(&mut hazards);
         check_content(&hazards, range, || op.into())
     }
 

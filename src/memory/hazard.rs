@@ -76,6 +76,8 @@ pub(crate) struct Hazards<S, P> {
     spans: SmallVec<[Tracked<S, P>; 1]>,
     /// A complete writer is not forgotten: it may have failed, and the range with it.
     pub(crate) keeps_writers: bool,
+    /// Poison that was replaced. Its drop may run code of a user's, which the holder of a lock must not.
+    pub(crate) replaced: Vec<P>,
 }
 
 impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
@@ -84,6 +86,7 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
         Hazards {
             spans: smallvec![Tracked { end: len, writer, readers: SmallVec::new(), content }],
             keeps_writers: false,
+            replaced: Vec::new(),
         }
     }
 
@@ -138,27 +141,29 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
             && range.start == 0
             && range.end == span.end
         {
-            span.record(mode, stream, ticket, self.keeps_writers);
+            span.record(mode, stream, ticket, self.keeps_writers, &mut self.replaced);
             return;
         }
         let keeps_writer = self.keeps_writers;
-        self.change(range, |span| span.record(mode, stream, ticket, keeps_writer));
+        self.change(range, |span, replaced| {
+            span.record(mode, stream, ticket, keeps_writer, replaced);
+        });
     }
 
     /// Marks a range as not readable. `leaves_data`: the failed operation was never entered, and would have updated
     /// it.
     pub(crate) fn poison(&mut self, range: &Range<u64>, leaves_data: bool, poison: &P) {
-        self.change(range, |span| {
+        self.change(range, |span, replaced| {
             let has_data = leaves_data && span.content.has_data();
-            span.content = Content::Poisoned { by: poison.clone(), has_data };
+            span.content.turn_into(Content::Poisoned { by: poison.clone(), has_data }, replaced);
         });
     }
 
     /// Makes poisoned ranges that have data readable again.
     pub(crate) fn clear_poison(&mut self, range: &Range<u64>) {
-        self.change(range, |span| {
+        self.change(range, |span, replaced| {
             if span.content.has_data() {
-                span.content = Content::Valid;
+                span.content.turn_into(Content::Valid, replaced);
             }
         });
     }
@@ -172,10 +177,11 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
 
     /// Marks the ranges whose last writer is a ticket of a stream as not readable.
     pub(crate) fn poison_written(&mut self, range: &Range<u64>, by: (u64, u64), poison: &P) {
-        self.change(range, |span| {
+        self.change(range, |span, replaced| {
             let writer = span.writer.as_ref();
             if writer.is_some_and(|writer| (writer.stream.id(), writer.ticket) == by) {
-                span.content = Content::Poisoned { by: poison.clone(), has_data: false };
+                let poisoned = Content::Poisoned { by: poison.clone(), has_data: false };
+                span.content.turn_into(poisoned, replaced);
             }
         });
     }
@@ -215,13 +221,18 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
     }
 
     /// Changes the spans of a range, which begin and end where that does; nothing of an empty one.
-    fn change(&mut self, range: &Range<u64>, change: impl FnMut(&mut Tracked<S, P>)) {
+    fn change(
+        &mut self,
+        range: &Range<u64>,
+        mut change: impl FnMut(&mut Tracked<S, P>, &mut Vec<P>),
+    ) {
         if range.is_empty() {
             return;
         }
         let first = self.cut_at(range.start);
         let last = self.cut_at(range.end);
-        self.spans[first..last].iter_mut().for_each(change);
+        let replaced = &mut self.replaced;
+        self.spans[first..last].iter_mut().for_each(|span| change(span, replaced));
         self.merge(first, last);
     }
 
@@ -254,13 +265,26 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
 }
 
 impl<P> Content<P> {
+    fn turn_into(&mut self, content: Content<P>, replaced: &mut Vec<P>) {
+        if let Content::Poisoned { by, .. } = std::mem::replace(self, content) {
+            replaced.push(by);
+        }
+    }
+
     fn has_data(&self) -> bool {
         matches!(self, Content::Valid | Content::Poisoned { has_data: true, .. })
     }
 }
 
 impl<S: Track, P> Tracked<S, P> {
-    fn record(&mut self, mode: Mode, stream: &S, ticket: u64, keeps_writer: bool) {
+    fn record(
+        &mut self,
+        mode: Mode,
+        stream: &S,
+        ticket: u64,
+        keeps_writer: bool,
+        replaced: &mut Vec<P>,
+    ) {
         if mode.writes() {
             match &mut self.writer {
                 Some(writer) if writer.stream.id() == stream.id() => writer.ticket = ticket,
@@ -268,7 +292,7 @@ impl<S: Track, P> Tracked<S, P> {
             }
             self.readers.clear();
             if mode == Mode::Overwrite {
-                self.content = Content::Valid;
+                self.content.turn_into(Content::Valid, replaced);
             }
             return;
         }

@@ -15,7 +15,7 @@ use crate::memory::hazard::Mode;
 use crate::memory::view::{Readable, Span};
 use crate::op::{HostValue, Op};
 use crate::runtime::Point;
-use crate::submit::Footprint;
+use crate::submit::{Dependency, Footprint, LateOutcomes};
 
 impl<T: Element> DeviceBuffer<T> {
     /// Makes the buffer read-only, for readers on many streams; see [`Frozen`]. Puts nothing on a
@@ -34,7 +34,8 @@ impl<T: Element> DeviceBuffer<T> {
             Err(error) => Op::refused(Refused { error, value: Some(self) }),
             Ok(writers) => {
                 // Once more: another library may fail when its work runs.
-                let proved = move || check("freeze", &self.span()).map(|()| Frozen::new(self));
+                let proved =
+                    move || check_complete("freeze", &self.span()).map(|()| Frozen::new(self));
                 Op::at_points(writers, HostValue::later(proved))
             }
         }
@@ -56,6 +57,16 @@ impl<T: Element> DeviceBuffer<T> {
         });
         Ok(writers)
     }
+}
+
+/// [`check`] of memory whose writers are complete: none of them fails any more.
+pub(super) fn check_complete(op: &'static str, memory: &Span<'_>) -> Result<()> {
+    let mut footprint = Footprint::new(op);
+    footprint.reads(memory);
+    if let Some(inputs) = LateOutcomes::of_inputs(&footprint) {
+        inputs.iter().try_for_each(Dependency::check)?;
+    }
+    footprint.check_contents()
 }
 
 /// Rejects, in the name of `op`, memory that must not be read.

@@ -8,7 +8,7 @@ use crate::memory::hazard::Mode;
 use crate::memory::mapped::Mapped;
 use crate::memory::pinned::PinnedBuffer;
 use crate::memory::view::Readable;
-use crate::op::freeze::check;
+use crate::op::freeze::{check, check_complete};
 use crate::op::{HostValue, Op};
 use crate::runtime::Point;
 
@@ -25,7 +25,7 @@ impl<T: Element> Mapped<T> {
     pub async fn host(&mut self) -> Result<&mut [T]> {
         Op::at_points(self.uses("host")?, HostValue::here(())).await?;
         // Once more: another library may fail when its work runs.
-        check("host", &self.span())?;
+        check_complete("host", &self.span())?;
         Ok(self.host_mut())
     }
 
@@ -38,7 +38,7 @@ impl<T: Element> Mapped<T> {
     /// As [`host`](Self::host); a thread on which it would deadlock.
     pub fn host_blocking(&mut self) -> Result<&mut [T]> {
         Op::at_points(self.uses("host_blocking")?, HostValue::here(())).synchronize()?;
-        check("host_blocking", &self.span())?;
+        check_complete("host_blocking", &self.span())?;
         Ok(self.host_mut())
     }
 
@@ -53,7 +53,8 @@ impl<T: Element> Mapped<T> {
         match self.uses("into_pinned") {
             Err(error) => Op::failed(error),
             Ok(uses) => {
-                let checked = move || check("into_pinned", &self.span()).map(|()| self.into_host());
+                let checked =
+                    move || check_complete("into_pinned", &self.span()).map(|()| self.into_host());
                 Op::at_points(uses, HostValue::later(checked))
             }
         }

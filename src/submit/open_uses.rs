@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use super::enqueue::{DeclaredUses, Uses};
 use super::footprint::{Access, Footprint, Loans};
 use super::name::Name;
-use super::outcome::foreign;
+use super::outcome::{Dependencies, LateOutcomes, foreign};
 use crate::error::{Error, Result};
 use crate::memory::allocation::Allocation;
 use crate::memory::hazard::Mode;
@@ -78,6 +78,14 @@ impl OpenUses<'_> {
         }
     }
 
+    /// The outcomes that the inputs depend on, if there are any.
+    pub(crate) fn late_inputs(&self) -> Option<Box<Dependencies>> {
+        match self {
+            OpenUses::Borrowed(declared) => LateOutcomes::of_inputs(&declared.footprint),
+            OpenUses::Shared(shared) => LateOutcomes::of_inputs(&shared.footprint()),
+        }
+    }
+
     /// The uses with shares of the memory; what is lent is not here any more.
     pub(crate) fn share(&mut self) -> OpenUses<'static> {
         let (name, commands) = (self.name(), self.commands());
@@ -117,13 +125,20 @@ impl OpenUses<'_> {
         match self {
             OpenUses::Borrowed(declared) => f(&mut declared.footprint),
             OpenUses::Shared(shared) => {
-                let SharedUses { name, held, lent, .. } = &mut **shared;
-                let mut footprint = Footprint::new(name);
-                held.iter().for_each(|held| footprint.accesses.push(held.access()));
-                footprint.loan_has_begun(std::mem::take(lent));
+                let lent = std::mem::take(&mut shared.lent);
+                let mut footprint = shared.footprint();
+                footprint.loan_has_begun(lent);
                 f(&mut footprint)
             }
         }
+    }
+}
+
+impl SharedUses {
+    fn footprint(&self) -> Footprint<'_> {
+        let mut footprint = Footprint::new(self.name);
+        self.held.iter().for_each(|held| footprint.accesses.push(held.access()));
+        footprint
     }
 }
 

@@ -301,20 +301,11 @@ impl LateOutcomes {
     fn find_read(&self, footprint: &Footprint<'_>) {
         let mut found = Read::new();
         for access in footprint.tracked().filter(|access| access.memory.late().is_used()) {
-            let late = access.memory.late();
             if access.mode == Mode::Overwrite {
                 // If it is refused, it poisons the range itself. A list's ticket does not tell it from an earlier writer.
-                late.leave(&access.range);
-                continue;
-            }
-            for LatePart { part, by, work } in late.of::<RunOutcome>(&access.range) {
-                if !work.is_open(|| work.is_over()) {
-                    late.take(&work, |_, _| ());
-                } else if access.memory.with_hazards(|all| all.is_written_by(&part, by))
-                    && !found.iter().any(|known| Arc::ptr_eq(known, &work))
-                {
-                    found.push(work);
-                }
+                access.memory.late().leave(&access.range);
+            } else {
+                access.find_late(&mut found);
             }
         }
         let mut all = self.0.borrow_mut();
@@ -325,6 +316,19 @@ impl LateOutcomes {
                 all.read = found;
             }
         }
+    }
+
+    /// The outcomes that the inputs of an operation depend on, for one that is not submitted and reads when they are complete.
+    pub(crate) fn of_inputs(footprint: &Footprint<'_>) -> Option<Box<Dependencies>> {
+        let mut found = Read::new();
+        for access in footprint.tracked() {
+            if access.mode != Mode::Overwrite && access.memory.late().is_used() {
+                access.find_late(&mut found);
+            }
+        }
+        let reader = |outcome| Dependency { outcome, reader: Some(footprint.name().to_owned()) };
+        let known: SmallVec<_> = found.into_iter().map(reader).collect();
+        (!known.is_empty()).then(|| Box::new(Dependencies { known, ..Dependencies::default() }))
     }
 
     /// Forgets the found outcomes: nothing of the operation was submitted.
@@ -383,6 +387,22 @@ impl LateOutcomes {
             let work = late.iter().map(|late| Arc::downgrade(&late.outcome) as Weak<AnyWork>);
             access.memory.late().enter(&access.range, (stream.id(), ticket), work);
             late.iter().for_each(|late| late.outcome.enter_written(access.memory));
+        }
+    }
+}
+
+impl Access<'_> {
+    /// Adds the outcomes that its range depends on.
+    fn find_late(&self, found: &mut Read) {
+        let late = self.memory.late();
+        for LatePart { part, by, work } in late.of::<RunOutcome>(&self.range) {
+            if !work.is_open(|| work.is_over()) {
+                late.take(&work, |_, _| ());
+            } else if self.memory.with_hazards(|all| all.is_written_by(&part, by))
+                && !found.iter().any(|known| Arc::ptr_eq(known, &work))
+            {
+                found.push(work);
+            }
         }
     }
 }
