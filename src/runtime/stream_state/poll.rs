@@ -70,6 +70,11 @@ impl WaitState {
         matches!(self.stage, Stage::PutOff | Stage::Checking { .. } | Stage::Awake(_))
     }
 
+    /// Whether the task looks for itself, each time that it is polled.
+    pub(crate) fn is_checking(&self) -> bool {
+        matches!(self.stage, Stage::Checking { .. })
+    }
+
     /// Whether the stream or the device knows of it.
     pub(crate) fn is_waiting(&self) -> bool {
         self.key.is_some() || matches!(self.stage, Stage::Checking { .. } | Stage::Awake(_))
