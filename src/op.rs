@@ -249,7 +249,8 @@ impl<T> Op<T> {
     /// Drops the future, and a submission error with it; the work goes on.
     pub fn abandon(self) {}
 
-    /// Asks the device whether the operation is complete (or failed). Never blocks.
+    /// Asks the device whether the operation is complete (or failed). Never blocks. Of one that nobody has polled the first question
+    /// places the marker that a later one finds.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         match &self.state {
@@ -260,8 +261,8 @@ impl<T> Op<T> {
         }
     }
 
-    /// Asks the device, and takes the result if the operation is complete. Never blocks; `None` leaves the
-    /// future as it was.
+    /// Asks the device, as [`is_complete`](Op::is_complete) does, and takes the result if the operation is complete. Never blocks; `None`
+    /// leaves the future as it was.
     pub fn try_take(&mut self) -> Option<Result<T>> {
         if matches!(self.state, OpState::Done) || !self.is_complete() {
             return None;

@@ -48,6 +48,29 @@ fn kind(result: Result<PooledStream>) -> ErrorKind {
     result.map(drop).expect_err("it was let in").kind()
 }
 
+/// Who never waits is answered, also in a task that has used up what tokio lets it do in one poll.
+#[tokio::test]
+async fn an_answer_at_once_needs_no_budget() -> Result<()> {
+    let device = testing::device();
+    let pool = pool(&device, 1, 1);
+    let task = tokio::spawn(async move {
+        for _ in 0..1000 {
+            drop(pool.try_acquire()?);
+        }
+        let held = pool.try_acquire()?;
+        tokio::task::consume_budget().await;
+        while tokio::task::coop::has_budget_remaining() {
+            let spent = std::future::poll_fn(tokio::task::coop::poll_proceed).await;
+            spent.made_progress();
+        }
+        assert!(is_full(pool.try_acquire()));
+        drop(held);
+        drop(pool.try_acquire()?);
+        Ok(())
+    });
+    task.await.expect("no panic")
+}
+
 #[tokio::test]
 async fn a_permit_is_released_when_the_device_has_finished() -> Result<()> {
     let device = testing::device();

@@ -36,7 +36,7 @@ pub struct Stats {
     /// Device memory that is never freed: the driver refused, work that waits for a lost device may still use it, or
     /// a [loan](crate::MemoryLoan::end) of it ended on a thread that must not submit.
     pub leaked_bytes: u64,
-    /// Device buffers alive.
+    /// Device buffers alive, with those that belong to [graphs](crate::Graph): what a closure allocated stays as long as its graph.
     pub allocations: u64,
     /// Pinned host memory mapped and registered, in use or pooled. 2 MiB are registered in the background
     /// when the device is opened.

@@ -36,7 +36,6 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use futures::FutureExt;
 use parking_lot::Mutex;
 
 use self::acquire::Acquire;
@@ -409,8 +408,7 @@ impl StreamPool {
     /// As [`acquire`](Self::acquire), with `Overloaded` whenever no permit is free. A lost or closed device
     /// is reported rather than `Overloaded`.
     pub fn try_acquire(&self) -> Result<PooledStream> {
-        let acquired = self.enter(self.asks, None, Patience::Never).now_or_never();
-        acquired.unwrap_or_else(|| unreachable!("who never waits is answered at once"))
+        self.enter(self.asks, None, Patience::Never).answer()
     }
 
     /// Admits no more requests, and fails those that wait. Requests in flight go on, those among them that were

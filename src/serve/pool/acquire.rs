@@ -5,7 +5,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::{Asks, PoolCore, PoolState, PooledStream};
@@ -169,6 +169,14 @@ impl Drop for Acquire {
 }
 
 impl Acquire {
+    /// The answer to one who never waits, whatever is left of the task's budget.
+    pub(super) fn answer(mut self) -> Result<PooledStream> {
+        match self.poll_permit(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(answer) => answer,
+            Poll::Pending => unreachable!("who never waits is answered at once"),
+        }
+    }
+
     fn admitter(&self) -> Admitter {
         self.shared.admitter(self.asks.share)
     }

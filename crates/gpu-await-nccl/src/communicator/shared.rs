@@ -32,7 +32,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use futures::channel::oneshot;
-use futures::future;
+use futures::future::{self, Either};
 use gpu_await::{DeviceBuffer, ErrorDetail, MemoryLoan, Op, Stream, Uses, WorkOutcome, join_all};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -275,8 +275,12 @@ impl Shared {
     }
 
     /// Resolves when at most `most` calls are pending on the stream, or the communicator or the device is lost.
-    async fn room(&self, stream: &Stream, most: u64) {
-        future::select(pin!(stream.throttle(self.operations_of(most))), self.loss.clone()).await;
+    async fn room(&self, stream: &Stream, most: u64) -> gpu_await::Result<()> {
+        let room = pin!(stream.throttle(self.operations_of(most)));
+        match future::select(room, self.loss.clone()).await {
+            Either::Left((room, _)) => room,
+            Either::Right(_) => Ok(()),
+        }
     }
 
     /// How many operations of a stream so many calls are.
@@ -287,13 +291,11 @@ impl Shared {
     /// Resolves when each of its ranks has at most `most` pending calls.
     pub(crate) async fn throttle(&self, most: u64) -> Result<(), Error> {
         for local in &self.ranks {
-            self.room(&local.stream, most).await;
+            let room = self.room(&local.stream, most).await;
             if let Some(lost) = self.lost() {
                 return Err(lost);
             }
-            if let Some(LostCause::DeviceLost { error }) = lost_device(&local.device) {
-                return Err(error.into());
-            }
+            room?;
         }
         Ok(())
     }
