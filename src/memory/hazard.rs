@@ -230,7 +230,8 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
             return;
         }
         let first = self.cut_at(range.start);
-        let last = self.cut_at(range.end);
+        let is_whole = self.spans.get(first).is_some_and(|span| span.end == range.end);
+        let last = if is_whole { first + 1 } else { self.cut_at(range.end) };
         let replaced = &mut self.replaced;
         self.spans[first..last].iter_mut().for_each(|span| change(span, replaced));
         self.merge(first, last);
