@@ -286,6 +286,34 @@ async fn each_launch_has_an_outcome() -> Result<()> {
     Ok(())
 }
 
+/// Its peers may wait for it.
+#[tokio::test]
+async fn a_refused_launch_is_told() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let library = Library::default();
+    let graph = library.graph(&device);
+    let (mut x, mut y) = (stream.full(LEN, 2.0f32).queued()?, stream.zeros::<f32>(LEN).queued()?);
+    let short = stream.zeros::<f32>(1).queued()?;
+    // Before it is compiled, and after.
+    for round in [0, 2] {
+        // What a refused copy would have written counts as failed.
+        stream.copy(&short, &mut x).queued().expect_err("it is too short");
+        let error = graph.launch(&stream, (&x, &mut y)).await.unwrap_err();
+        assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{error}");
+        assert_eq!(library.told().len(), round + 1);
+        let told = library.told().pop().expect("told");
+        assert!(told.failure().is_some_and(|told| told == error), "{error}");
+        assert!(told.is_complete(), "it never runs");
+        stream.fill(&mut x, 2.0).queued()?;
+        graph.launch(&stream, (&x, &mut y)).await?;
+        assert_eq!(library.told().len(), round + 2);
+        assert!(library.told().pop().expect("told").failure().is_none());
+        assert_eq!(stream.download(&y).await?, [2.0; LEN]);
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_library_refuses_a_launch() -> Result<()> {
     let device = testing::device();

@@ -180,10 +180,11 @@ impl Instance {
         let graph = graph.as_deref_mut();
         let commands = if graph.is_some() { 1 } else { list.nodes().len() as u32 };
         // If a node was refused before any driver call, the nodes are unchanged.
-        let (mut was_prepared, mut was_plain) = (false, false);
+        let (mut was_told, mut was_prepared, mut was_plain) = (false, false, false);
         let outcomes = queue.outcomes();
         let submitted = queue.submit(&mut footprint, commands, |raw| {
             if *is_told {
+                was_told = true;
                 list.tell(raw, outcomes)?;
             }
             let prepared = prepare(raw, list, graph, (to_set, is_refused), state, report);
@@ -210,7 +211,10 @@ impl Instance {
         if *is_refused {
             *compiled = None;
         }
-        if submitted.is_err() {
+        if let Err(refused) = &submitted {
+            if *is_told && !was_told {
+                list.tell_refused(&refused.error);
+            }
             let Report { compiled, refused, .. } = *report;
             *report = Report { compiled, refused, failed: 1, ..Report::default() };
         }

@@ -4,7 +4,8 @@
 //! library's functions are kept instead, and each launch calls them.
 //!
 //! A library that asked for it is called before each launch, under the stream's lock, and receives the launch's outcome: a failure fails
-//! that launch, with everything that the graph writes (`each_launch_has_an_outcome`).
+//! that launch, with everything that the graph writes (`each_launch_has_an_outcome`). Of a launch that is refused it is told afterwards,
+//! outside of the lock (`a_refused_launch_is_told`).
 //!
 //! | captured work | left by |
 //! |---|---|
@@ -26,7 +27,7 @@ use super::{SubmitError, explain};
 use crate::backend::{ArgBlock, DeviceKind, Function, Grid, LaunchShape, RawGraph, StreamOptions};
 #[cfg(all(feature = "blas", feature = "cuda"))]
 use crate::backend::{DriverResult, KernelCall};
-use crate::error::{ErrorDetail, Result};
+use crate::error::{Error, ErrorDetail, Result};
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, UserList};
 use crate::thread::contain;
@@ -184,6 +185,15 @@ impl KernelCode for Captured {
             .map_err(Refusal::Foreign)?;
         }
         Ok(())
+    }
+
+    fn tell_refused(&self, error: &Error) {
+        let _role = role::enter(Role::Enqueuing);
+        for told in self.told.lock().iter_mut() {
+            let outcome = WorkOutcome::refused(&self.name, error);
+            // It is refused, whatever the library says.
+            drop(contain::catch(|| told(outcome)));
+        }
     }
 }
 

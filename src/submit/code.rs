@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::outcome::LateOutcomes;
 use super::raw::{Raw, Refusal};
 use crate::backend::{ArgBlock, Function, LaunchShape};
+use crate::error::Error;
 
 /// A kernel's code, loaded as long as this exists.
 pub(crate) trait KernelCode: Send + Sync {
@@ -20,6 +21,9 @@ pub(crate) trait KernelCode: Send + Sync {
     fn tell(&self, _raw: &Raw<'_>, _outcomes: &LateOutcomes) -> std::result::Result<(), Refusal> {
         Ok(())
     }
+
+    /// Notifies the library of a launch that was refused before [`tell`](Self::tell).
+    fn tell_refused(&self, _error: &Error) {}
 }
 
 /// A kernel whose code can be shared, without its type.

@@ -149,6 +149,11 @@ impl List {
         self.code.iter().try_for_each(|code| code.tell(raw, outcomes))
     }
 
+    /// Notifies the libraries of a launch that was refused.
+    pub(crate) fn tell_refused(&self, error: &Error) {
+        self.code.iter().for_each(|code| code.tell_refused(error));
+    }
+
     /// Launches its nodes one by one.
     pub(crate) fn launch_each(&self, raw: &Raw<'_>) -> DriverResult<()> {
         let mut nodes = self.nodes.iter();

@@ -97,6 +97,15 @@ impl WorkOutcome {
         WorkOutcome(RunOutcome::of(OwnedName::Verb(op), OnceLock::new()))
     }
 
+    /// The outcome of a launch that was refused with an error.
+    pub(super) fn refused(op: &Arc<str>, error: &Error) -> Self {
+        let outcome = RunOutcome::of(Name::Kernel(op).to_owned(), OnceLock::new());
+        outcome.fail_with(error.clone().into());
+        let refused = WorkOutcome(outcome);
+        refused.has_no_end();
+        refused
+    }
+
     /// Nothing of it was submitted, or nobody will say more of it.
     #[cold]
     pub(crate) fn has_no_end(&self) {

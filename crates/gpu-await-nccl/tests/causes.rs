@@ -4,7 +4,7 @@ mod support;
 
 use std::time::Duration;
 
-use gpu_await::{Device, DeviceBuffer, DeviceKind, Op};
+use gpu_await::{Device, DeviceBuffer, DeviceKind, Graph, InOut, Op};
 use gpu_await_nccl::{Communicator, Error, LostCause, Reduction, UniqueId};
 
 use support::{LIMIT, connect, groups, within};
@@ -233,6 +233,45 @@ async fn an_input_that_failed() {
         }
         let lost = comms[1].lost().expect("it is lost");
         assert!(matches!(lost.cause, LostCause::InputFailed { rank: 1, .. }), "{lost}");
+    }
+}
+
+/// A launch of a graph makes no call then: the other rank does not take the next one for it.
+#[tokio::test]
+async fn an_input_of_a_launch_that_failed_before_it() {
+    let device = Device::host();
+    for (_groups, comms) in both(2, &device).await {
+        let steps = comms.iter().map(|comm| {
+            let step = device.graph::<(InOut<f32>,), _, _>(comm.clone(), |q, comm, (mut x,)| {
+                comm.in_graph(q)?.all_reduce_in_place(&mut x, Reduction::Sum)
+            });
+            (step, device.stream().expect("a stream"))
+        });
+        let steps: Vec<_> = steps.collect();
+        let mut x: Vec<_> = comms.iter().map(|_| ones(&device, 10)).collect();
+        for failing in [false, true] {
+            if failing {
+                // What a refused copy would have written counts as failed.
+                device.copy(&ones(&device, 11), &mut x[1]).queued().expect_err("lengths differ");
+            }
+            let launches = steps.iter().zip(&mut x);
+            let launches: Vec<Op<()>> =
+                launches.map(|((step, stream), x)| Graph::launch(step, stream, (x,))).collect();
+            for (rank, launch) in launches.into_iter().enumerate() {
+                match within(launch).await {
+                    Ok(()) => assert!(!failing, "{rank}"),
+                    Err(error) => {
+                        assert!(failing, "{error}");
+                        let lost = Error::lost(&error).map(|lost| lost.cause.clone());
+                        assert_eq!(lost.is_some(), rank == 0, "{error}");
+                    }
+                }
+            }
+        }
+        for comm in &comms {
+            let (cause, _) = lost(comm.barrier()).await;
+            assert!(matches!(cause, LostCause::InputFailed { rank: 1, .. }), "{cause}");
+        }
     }
 }
 

@@ -36,8 +36,9 @@ impl Communicator {
     ///
     /// # Failure
     /// When the communicator is lost, launches that are pending fail with [`CollectiveLost`](crate::CollectiveLost), and so does all that
-    /// they write; later launches are refused with it. The [limit](Self::set_limit) counts from the launch. A launch that is refused, as
-    /// its input failed for example, makes no calls: other ranks that wait for them do so until their limit.
+    /// they write; later launches are refused with it. The [limit](Self::set_limit) counts from the launch. A launch that is refused as its
+    /// input failed loses the communicator, as a call does. One that is refused otherwise makes no calls: other ranks that wait for
+    /// them do so until their limit, or take the next call of this rank for them.
     ///
     /// # Cancel safety
     /// Dropping the future of a launch does not cancel it.

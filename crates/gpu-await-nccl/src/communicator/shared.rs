@@ -223,7 +223,7 @@ impl Shared {
     }
 
     /// A call cannot be made as what was to write its input failed: the other ranks would wait for it.
-    fn input_failed(&self, at: usize, error: &gpu_await::Error) {
+    pub(super) fn input_failed(&self, at: usize, error: &gpu_await::Error) {
         if let ErrorDetail::Upstream { .. } = error.detail() {
             self.fail(self.of_input(at, error));
         }

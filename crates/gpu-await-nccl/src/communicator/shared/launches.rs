@@ -3,6 +3,7 @@
 //! | a launch | is |
 //! |---|---|
 //! | is submitted | entered as pending, in front of its work; refused if the communicator is lost |
+//! | is refused as its input failed | the end of the communicator: the other ranks would take the next call for it |
 //! | is pending when the communicator is lost | failed with it |
 //! | is known to be complete | forgotten |
 
@@ -103,8 +104,12 @@ impl Shared {
         unsafe { queue.enqueue(uses, capture) }
     }
 
-    /// A graph that has a call of its is being launched.
+    /// A graph that has a call of its is being launched, or that is refused.
     fn launched(&self, at: usize, outcome: WorkOutcome) -> Result<(), Error> {
+        if let Some(refused) = outcome.failure() {
+            self.input_failed(at, &refused);
+            return Ok(());
+        }
         let parts = OfParts::from_iter([PendingPart { at, ticket: None, outcome }]);
         let pending = Pending { since: Instant::now(), parts, launch: Some(Arc::default()) };
         match self.enter_unless_lost(pending) {
