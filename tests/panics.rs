@@ -171,6 +171,27 @@ async fn a_waker_whose_panic_panics_ends_nothing() {
     }
 }
 
+/// A transfer wakes its own task between its parts.
+#[tokio::test]
+async fn a_waker_that_panics_ends_no_transfer() {
+    quietly();
+    for depth in DEPTHS {
+        let device = testing::device();
+        let stream = device.stream().unwrap();
+        let waker = Waker::from(Foreign::everywhere(depth));
+        let all: Vec<u32> = (0..3_000_000).collect();
+        let there_and_back = || {
+            let x = drive(stream.upload_staged(all.clone()), &waker).unwrap();
+            drive(stream.download_staged(&x), &waker).unwrap()
+        };
+        let back = std::panic::catch_unwind(AssertUnwindSafe(there_and_back));
+        // Not dropped: it panics.
+        let back = back.map_err(std::mem::forget).expect("no panic comes out of a poll");
+        assert!(back == all);
+        is_served(&device).await;
+    }
+}
+
 #[tokio::test]
 async fn a_value_that_panics_in_its_drop_ends_nothing() {
     quietly();

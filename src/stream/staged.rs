@@ -41,8 +41,8 @@ use crate::runtime::coop;
 use crate::runtime::stream_state::StreamState;
 use crate::stream::Stream;
 use crate::thread::crew::Line;
-use crate::thread::role;
 use crate::thread::worker::{Offloaded, Unwanted};
+use crate::thread::{contain, role};
 
 /// The part size: its copy is long beside a wake-up, and short beside the whole.
 const PART_BYTES: usize = 2 << 20;
@@ -349,7 +349,7 @@ async fn pause() {
         if std::mem::replace(&mut paused, true) {
             return Poll::Ready(());
         }
-        cx.waker().wake_by_ref();
+        contain::wake_by_ref(cx.waker());
         Poll::Pending
     })
     .await;

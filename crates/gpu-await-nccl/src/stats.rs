@@ -1,6 +1,7 @@
 //! Counters of the crate, and its threads, some of which may never return from NCCL.
 #![forbid(unsafe_code)]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
@@ -54,6 +55,12 @@ impl Drop for Counted {
         // ORDERING: SeqCst, as above.
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
+}
+
+/// Runs what may call wakers, which are foreign code: one that panics ends neither a thread of the crate nor what comes behind.
+pub(crate) fn contain<R>(run: impl FnOnce() -> R) -> Option<R> {
+    // The payload's own drop may panic.
+    catch_unwind(AssertUnwindSafe(run)).map_err(std::mem::forget).ok()
 }
 
 /// Starts a thread of the crate.

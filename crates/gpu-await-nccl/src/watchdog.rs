@@ -1,7 +1,7 @@
 //! The watchdog: a thread that looks after communicators with pending work, and sleeps while there is none.
 #![forbid(unsafe_code)]
 
-use std::sync::{OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -36,7 +36,9 @@ fn run() {
             std::mem::take(&mut *all)
         };
         std::thread::sleep(EVERY);
-        watched.retain(|shared| shared.upgrade().is_some_and(|shared| shared.look()));
+        // One that could not be looked after is looked after again.
+        let look = |shared: Arc<Shared>| stats::contain(|| shared.look()).unwrap_or(true);
+        watched.retain(|shared| shared.upgrade().is_some_and(look));
         WATCHED.lock().append(&mut watched);
     }
 }

@@ -4,6 +4,8 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use gpu_await::Device;
@@ -354,4 +356,29 @@ async fn an_id_is_used_once() {
     within(connect()).await.expect("alone");
     let error = within(connect()).await.unwrap_err();
     assert!(matches!(error, Error::BadId { .. }), "{error}");
+}
+
+/// Wakers are foreign code: one that panics when a communicator is lost takes no other's watchdog along.
+#[tokio::test]
+async fn a_waker_that_panics_ends_no_watch() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker");
+        }
+    }
+    let devices = [Device::host(), Device::host()];
+    for _ in 0..3 {
+        let comm = within(Communicator::all(&devices)).await.expect("connected");
+        comm.set_limit(Some(SOON));
+        let mut x = devices[0].full(4, 1.0f32).queued().expect("memory");
+        // The other rank never calls.
+        let op = comm.group(|g| g.rank(0)?.all_reduce_in_place(&mut x, Reduction::Sum));
+        let mut room = Box::pin(comm.throttle(0));
+        let waker = Waker::from(Arc::new(Panics));
+        assert!(room.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        let error = within(op).await.expect_err("its limit");
+        assert!(Error::lost(&error).is_some(), "{error}");
+        within(room).await.expect_err("it is lost");
+    }
 }

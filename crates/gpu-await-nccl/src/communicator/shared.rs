@@ -417,7 +417,7 @@ impl Shared {
         for part in pending.iter().flat_map(|pending| &pending.parts) {
             part.outcome.fail(error.clone());
         }
-        drop(works);
+        stats::contain(|| drop(works));
         self.tell(&cause);
         Ok(cause)
     }
