@@ -27,17 +27,18 @@ async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         }
         // It waits on the device for the last launch, and for no other stream.
         let sum: f32 = reader.download(&x).await?.iter().sum();
-        Ok::<_, gpu_await::Error>(sum)
+        Ok::<_, gpu_await::Error>((sum, x))
     });
     let right = tokio::spawn(async move {
         for _ in 0..10 {
             right_scale.launch(&b, 0.5, &mut y).await?;
         }
-        Ok::<_, gpu_await::Error>(())
+        Ok::<_, gpu_await::Error>(y)
     });
-    let (sum, launched) = tokio::try_join!(left, right)?;
-    launched?;
-    assert_eq!(sum?, 1024.0 * N as f32);
+    // With their buffers, so that these are in all of the trace.
+    let (left, right) = tokio::try_join!(left, right)?;
+    let ((sum, _x), _y) = (left?, right?);
+    assert_eq!(sum, 1024.0 * N as f32);
 
     let trace = device.timeline().snapshot()?;
     println!("{}", trace.picture(100));
