@@ -249,8 +249,8 @@ impl<T> Op<T> {
     /// Drops the future, and a submission error with it; the work goes on.
     pub fn abandon(self) {}
 
-    /// Asks the device whether the operation is complete (or failed). Never blocks. Of one that nobody has polled the first question
-    /// places the marker that a later one finds.
+    /// Asks the device whether the operation is complete (or failed). Never blocks. For an operation that nobody has
+    /// polled, the first call places the marker that a later call finds.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         match &self.state {

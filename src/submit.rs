@@ -63,7 +63,7 @@ pub(crate) use self::memory_kernels::MemoryKernels;
 use self::name::Name;
 pub(crate) use self::open_uses::OpenUses;
 pub use self::outcome::WorkOutcome;
-pub(crate) use self::outcome::{Dependencies, Dependency, LateOutcomes};
+pub(crate) use self::outcome::{Dependencies, LateOutcomes};
 pub(crate) use self::raw::{Raw, Refusal};
 pub use self::raw_queue::RawQueue;
 pub(crate) use self::summary::Summary;

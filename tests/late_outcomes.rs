@@ -313,7 +313,16 @@ async fn without_a_value_it_fails_as_well() -> Result<()> {
     let mut y = stream.zeros::<f32>(LEN).queued()?;
     let gate = Gate::close(&stream)?;
     let (op, outcome) = work(&stream, &mut y);
+    // Lent by one batch, and a part of the value of another.
+    let (other, mut elsewhere) = (device.stream()?, None);
+    let lending = stream.batch(|q| {
+        let lent = q.download_vec(&y)?;
+        elsewhere = Some(other.batch(|_| Ok((lent, 1_u32))));
+        Ok(())
+    });
     let reads = [
+        elsewhere.expect("the closure ran").without_value(),
+        lending,
         stream.download(&y).without_value(),
         stream.download_vec(&y).without_value(),
         stream.download(&y).and(stream.done()).without_value(),

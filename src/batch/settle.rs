@@ -154,7 +154,7 @@ macro_rules! settle_tuples {
                 let ($($name,)+) = self;
                 let value = match ($(points.of($name),)+) {
                     ($(HostValue::Here($name, None),)+) => HostValue::here(($($name,)+)),
-                    ($($name,)+) => HostValue::later(move || Ok(($($name.take()?,)+))),
+                    values => values.make(Ok),
                 };
                 Settled { value, points }
             }

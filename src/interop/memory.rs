@@ -282,11 +282,7 @@ impl<P> MemoryLoan<'_, P> {
     /// when it has run. Otherwise it does not fail any more.
     pub fn ready(&self) -> Op<()> {
         self.is_awaited.set(true);
-        let begun = HostValue::here(());
-        let begun = match self.uses.late_inputs() {
-            Some(inputs) => begun.if_none_failed(inputs),
-            None => begun,
-        };
+        let begun = HostValue::Here((), self.uses.late_inputs());
         Op::pending(self.stream.state(), self.begins, begun)
     }
 

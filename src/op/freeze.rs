@@ -15,7 +15,7 @@ use crate::memory::hazard::Mode;
 use crate::memory::view::{Readable, Span};
 use crate::op::{HostValue, Op};
 use crate::runtime::Point;
-use crate::submit::{Dependency, Footprint, LateOutcomes};
+use crate::submit::{Footprint, LateOutcomes};
 
 impl<T: Element> DeviceBuffer<T> {
     /// Makes the buffer read-only, for readers on many streams; see [`Frozen`]. Puts nothing on a
@@ -64,7 +64,7 @@ pub(super) fn check_complete(op: &'static str, memory: &Span<'_>) -> Result<()> 
     let mut footprint = Footprint::new(op);
     footprint.reads(memory);
     if let Some(inputs) = LateOutcomes::of_inputs(&footprint) {
-        inputs.iter().try_for_each(Dependency::check)?;
+        inputs.check()?;
     }
     footprint.check_contents()
 }

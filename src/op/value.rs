@@ -4,7 +4,7 @@
 use crate::error::Result;
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
-use crate::submit::{Dependencies, Dependency};
+use crate::submit::Dependencies;
 
 /// The value that an operation resolves with.
 pub(crate) enum HostValue<T> {
@@ -20,10 +20,6 @@ pub(crate) trait Late<T> {
 
     /// What it depends on alone: the value is not wanted.
     fn dependencies(self: Box<Self>) -> Option<Box<Dependencies>>;
-}
-
-fn none_failed(on: &Dependencies) -> Result<()> {
-    on.iter().try_for_each(Dependency::check)
 }
 
 /// Adds others. Usually there are none, or no others.
@@ -43,7 +39,8 @@ pub(crate) trait Values: Send + 'static {
     /// What they depend on, without them.
     fn dependencies(self) -> Option<Box<Dependencies>>;
 
-    /// The value that is made of them when the operation is complete. Who does not want it is told of what they depend on.
+    /// Returns the value that `make` computes from these values once the operation is complete. A caller that discards that value
+    /// still gets the failure of anything that these values depend on.
     fn make<U>(self, make: impl FnOnce(Self::Taken) -> Result<U> + Send + 'static) -> HostValue<U>
     where
         Self: Sized,
@@ -78,19 +75,27 @@ impl<T: Send + 'static> Values for Vec<HostValue<T>> {
     }
 }
 
-impl<T: Send + 'static, U: Send + 'static> Values for (HostValue<T>, HostValue<U>) {
-    type Taken = (T, U);
+macro_rules! tuples_of_values {
+    ($(($($name:ident)+))+) => {$(
+        impl<$($name: Send + 'static),+> Values for ($(HostValue<$name>,)+) {
+            type Taken = ($($name,)+);
 
-    fn take(self) -> Result<(T, U)> {
-        Ok((self.0.take()?, self.1.take()?))
-    }
+            #[expect(non_snake_case, reason = "a value for each type parameter")]
+            fn take(self) -> Result<Self::Taken> {
+                let ($($name,)+) = self;
+                Ok(($($name.take()?,)+))
+            }
 
-    fn dependencies(self) -> Option<Box<Dependencies>> {
-        let mut on = self.0.dependencies();
-        join(&mut on, self.1.dependencies());
-        on
-    }
+            #[expect(non_snake_case, reason = "a value for each type parameter")]
+            fn dependencies(self) -> Option<Box<Dependencies>> {
+                let (mut on, ($($name,)+)) = (None, self);
+                $(join(&mut on, $name.dependencies());)+
+                on
+            }
+        }
+    )+};
 }
+tuples_of_values! { (A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E F) }
 
 struct MadeOf<V, F> {
     values: V,
@@ -115,7 +120,7 @@ struct ProvedFirst<T> {
 
 impl<T> Late<T> for ProvedFirst<T> {
     fn take(self: Box<Self>) -> Result<T> {
-        none_failed(&self.on)?;
+        self.on.check()?;
         self.late.take()
     }
 
@@ -167,7 +172,7 @@ impl<T> HostValue<T> {
     pub(crate) fn take(self) -> Result<T> {
         match self {
             HostValue::Here(value, None) => Ok(value),
-            HostValue::Here(value, Some(on)) => none_failed(&on).map(|()| value),
+            HostValue::Here(value, Some(on)) => on.check().map(|()| value),
             HostValue::Later(late) => late.take(),
         }
     }

@@ -4,8 +4,8 @@
 //! library's functions are kept instead, and each launch calls them.
 //!
 //! A library that asked for it is called before each launch, under the stream's lock, and receives the launch's outcome: a failure fails
-//! that launch, with everything that the graph writes (`each_launch_has_an_outcome`). Of a launch that is refused it is told afterwards,
-//! outside of the lock (`a_refused_launch_is_told`).
+//! that launch, with everything that the graph writes (`each_launch_has_an_outcome`). It is also told of a launch that was
+//! refused, outside of the lock (`a_refused_launch_is_told`).
 //!
 //! | captured work | left by |
 //! |---|---|

@@ -176,6 +176,11 @@ impl Dependency {
         Dependency { outcome, reader: None }
     }
 
+    /// Of an operation of that name, which reads the work's outputs.
+    fn of_reader(outcome: Arc<RunOutcome>, op: Name<'_>) -> Self {
+        Dependency { outcome, reader: Some(op.to_owned()) }
+    }
+
     /// The operation.
     fn name(&self) -> &OwnedName {
         self.reader.as_ref().unwrap_or(&self.outcome.work.op)
@@ -261,6 +266,15 @@ impl RunOutcome {
 }
 
 impl Dependencies {
+    fn of(known: SmallVec<[Dependency; 2]>) -> Option<Box<Self>> {
+        (!known.is_empty()).then(|| Box::new(Dependencies { known, ..Dependencies::default() }))
+    }
+
+    /// The first failure, if there was one; see [`Dependency::check`].
+    pub(crate) fn check(&self) -> Result<()> {
+        self.iter().try_for_each(Dependency::check)
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Dependency> {
         self.known.iter()
     }
@@ -291,16 +305,14 @@ impl LateOutcomes {
         let all = self.0.borrow();
         let all = all.as_ref()?;
         let known: SmallVec<_> = all.known[all.last..].into();
-        (!known.is_empty()).then(|| Box::new(Dependencies { known, ..Dependencies::default() }))
+        Dependencies::of(known)
     }
 
     /// Finds the outcomes that an operation depends on through its inputs. Called before the operation checks the contents: a
     /// failure in between is found here, and an earlier one is seen there.
     #[inline]
     pub(crate) fn look(&self, footprint: &Footprint<'_>) {
-        let may_be_late =
-            |access: &Access<'_>| access.mode != Mode::Overwrite && access.memory.late().is_used();
-        if self.is_used() || footprint.entered().any(may_be_late) {
+        if self.is_used() || footprint.entered().any(Access::may_be_late) {
             self.find_read(footprint);
         }
     }
@@ -330,14 +342,10 @@ impl LateOutcomes {
     /// The outcomes that the inputs of an operation depend on, for one that is not submitted and reads when they are complete.
     pub(crate) fn of_inputs(footprint: &Footprint<'_>) -> Option<Box<Dependencies>> {
         let mut found = Read::new();
-        for access in footprint.tracked() {
-            if access.mode != Mode::Overwrite && access.memory.late().is_used() {
-                access.find_late(&mut found);
-            }
-        }
-        let reader = |outcome| Dependency { outcome, reader: Some(footprint.name().to_owned()) };
-        let known: SmallVec<_> = found.into_iter().map(reader).collect();
-        (!known.is_empty()).then(|| Box::new(Dependencies { known, ..Dependencies::default() }))
+        let late = footprint.tracked().filter(|access| access.may_be_late());
+        late.for_each(|access| access.find_late(&mut found));
+        let reader = |outcome| Dependency::of_reader(outcome, footprint.name());
+        Dependencies::of(found.into_iter().map(reader).collect())
     }
 
     /// Forgets the found outcomes: nothing of the operation was submitted.
@@ -374,10 +382,7 @@ impl LateOutcomes {
         if known.len() == last {
             known.extend(match &read[..] {
                 [] => None,
-                [only] => {
-                    let reader = Some(footprint.name().to_owned());
-                    Some(Dependency { outcome: only.clone(), reader })
-                }
+                [only] => Some(Dependency::of_reader(only.clone(), footprint.name())),
                 _ => Some(Dependency::own(RunOutcome::of(
                     footprint.name().to_owned(),
                     OnceLock::new(),
@@ -401,6 +406,12 @@ impl LateOutcomes {
 }
 
 impl Access<'_> {
+    /// Whether work that can still fail may have written what it reads.
+    #[inline]
+    fn may_be_late(&self) -> bool {
+        self.mode != Mode::Overwrite && self.memory.late().is_used()
+    }
+
     /// Adds the outcomes that its range depends on.
     fn find_late(&self, found: &mut Read) {
         let late = self.memory.late();

@@ -220,8 +220,9 @@ impl RawQueue<'_> {
     /// An error of `told` refuses the launch, or the operation: [`ErrorDetail::Foreign`]. It runs under the same rules as the closure of
     /// [`enqueue`](crate::Stream::enqueue), and is dropped with the graph.
     ///
-    /// Of a launch of the graph that is refused before, as its input failed for example, it is told too, by an outcome that
-    /// [has failed](WorkOutcome::failure): a library whose peers expect the launch may have to tell them.
+    /// `told` is also called for a launch of the graph that is refused before its work is submitted, for example because an input failed.
+    /// The outcome of that launch [has failed](WorkOutcome::failure) already: a library whose peers expect the launch may have to tell
+    /// them.
     ///
     /// # Examples
     /// ```

@@ -56,7 +56,8 @@ use crate::unique_id::UniqueId;
 ///
 /// # Cancel safety
 /// Dropping an operation does not cancel it. Dropping the last handle never blocks and never aborts: resources are freed when the
-/// pending work is complete, or end with the process. That waits at its end, for two seconds at most, for those that are being freed.
+/// pending work is complete, or end with the process. When the process ends, it waits at most two seconds for resources that
+/// are being freed.
 ///
 /// # Examples
 /// ```
