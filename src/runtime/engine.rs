@@ -124,7 +124,7 @@ pub(crate) struct Engine<S: DeviceStream> {
     closed: AtomicBool,
     /// Set once a stream went whose work will never be complete.
     gave_up: AtomicBool,
-    /// Set once a buffer was used by two streams: from then on dependencies are exact.
+    /// Set once a buffer was used by two streams: from then on dependencies are exact, where streams depend on one another.
     crossed: AtomicBool,
     pub(crate) checkers: CachePadded<Checkers>,
     /// How long the poller rests between two rounds, at least.
@@ -308,7 +308,7 @@ impl<S: DeviceStream> Engine<S> {
         self.closed.load(Ordering::Relaxed)
     }
 
-    /// Whether dependencies between streams are exact, so that operations are followed by events.
+    /// Whether dependencies between streams are exact, so that operations are followed by events as long as these are used.
     pub(crate) fn is_exact(&self) -> bool {
         // ORDERING: Relaxed: a submitter that misses the switch by one operation makes a later
         // dependency wait longer, never shorter.

@@ -38,7 +38,7 @@ use self::freed::Freed;
 pub(crate) use self::handle::{OfStream, StreamHandle};
 use self::lent::LentMemory;
 pub(crate) use self::lent::{Callback, LentBlock, Payload};
-use self::markers::Markers;
+use self::markers::{Followed, Markers};
 pub(crate) use self::poll::WaitState;
 use self::submitter::Submitter;
 pub(crate) use self::submitter::{Listed, Turn};
@@ -82,6 +82,7 @@ pub(crate) struct StreamState {
     foreign_takes_long: AtomicBool,
     submission: SubmissionLock<Submitter>,
     markers: Counted<Markers>,
+    followed: Followed,
     /// The number of markers from which on a submitter looks, if nothing waits.
     tidy_from: AtomicU64,
     gate: SweepGate,
@@ -237,6 +238,7 @@ impl StreamState {
             owner,
             submission: SubmissionLock::new(Submitter::new()),
             markers: Counted::default(),
+            followed: Followed::new(),
             tidy_from: AtomicU64::new(2 * cadence::MARK_EVERY),
             gate: SweepGate::new(),
             queue: WaitQueue::new(),

@@ -11,6 +11,9 @@ use super::{
 };
 use stand_in_cuda::StandIn;
 
+const EVENT: &str = "cuEventRecord";
+const FILL: &str = "cuMemsetD32Async";
+
 /// The numbers of the streams that calls of this name were made on.
 fn streams_of(calls: &[String], name: &str) -> Vec<u64> {
     let lines = calls.iter().map(|line| Line(line)).filter(|line| line.name() == name);
@@ -138,6 +141,64 @@ fn a_dependency_between_streams_is_one_event_and_one_wait() {
         let calls = my_calls(driver);
         assert_eq!(streams_of(&calls, "cuStreamWaitEvent"), [0; 0], "{calls:#?}");
         assert!(!streams_of(&calls, "cuEventRecord").contains(&a_number), "{calls:#?}");
+    });
+}
+
+/// Once streams share buffers, operations are followed by events: where other streams wait for these.
+#[test]
+fn events_that_no_other_stream_waits_for_are_given_up() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let (a, b) = (device.stream().unwrap(), device.stream().unwrap());
+        let mut x = a.full(1000, 1.0f32).queued().unwrap();
+        let mut y = b.full(1000, 2.0f32).queued().unwrap();
+        let mut z = b.full(1000, 2.0f32).queued().unwrap();
+        soon(device.done()).await.unwrap();
+        let names = |driver: &StandIn| {
+            let mut names = my_names(driver);
+            names.retain(|name| name == EVENT || name == FILL);
+            names
+        };
+        let fills = |times: usize, y: &mut _| {
+            driver.clear();
+            (0..times).for_each(|_| b.fill(y, 3.0).queued().unwrap());
+            names(driver)
+        };
+        let held = driver.hold();
+        let followed = [FILL, EVENT];
+        assert_eq!(fills(1, &mut y), [FILL], "none is shared");
+        a.copy(&y, &mut x).queued().unwrap();
+        assert_eq!(fills(2, &mut z), followed.repeat(2));
+        drop(held);
+        soon(device.done()).await.unwrap();
+
+        // No other stream waits for one.
+        let _held = driver.hold();
+        let all = fills(300, &mut z);
+        let events = all.iter().filter(|name| *name == EVENT).count();
+        assert_eq!(all[..2 * 126], followed.repeat(126), "128 were followed");
+        assert_eq!((all.len(), events), (300 + 126 + 1, 126 + 1), "a marker every 128 commands");
+        // One waits for more than what it depends on.
+        let waits_for = |x: &mut _, y: &_| {
+            driver.clear();
+            a.copy(y, x).queued().unwrap();
+            let calls = my_calls(driver);
+            let wait =
+                calls.iter().map(|call| Line(call)).find(|l| l.name() == "cuStreamWaitEvent");
+            let event = wait.unwrap().value("event").unwrap().to_owned();
+            let is_new = |call: &String| {
+                let line = Line(call);
+                line.name() == EVENT && line.value("event") == Some(event.as_str())
+            };
+            calls.iter().any(is_new)
+        };
+        assert_eq!((fills(1, &mut y).len(), fills(1, &mut z).len()), (1, 1));
+        assert!(waits_for(&mut x, &y), "behind both fills");
+        // From then on it does not.
+        let all: Vec<_> = (0..300).flat_map(|_| fills(1, &mut z)).collect();
+        assert_eq!(all, followed.repeat(300));
+        assert_eq!((fills(1, &mut y).len(), fills(1, &mut z).len()), (2, 2));
+        assert!(!waits_for(&mut x, &y), "behind the first of the two");
     });
 }
 

@@ -1,9 +1,14 @@
 //! Did an operation get dearer? In instructions, which have no noise.
 //!
-//! Counted by callgrind for a launch of the kernel `empty` with `.queued()` and for one awaited, and for an
-//! `enqueue` of nothing, on
-//! the stand-in driver, which completes all of them within the call; compared with the
-//! figures in `instructions.txt` beside this file.
+//! Counted by callgrind on the stand-in driver, which completes all of them within the call; compared with the
+//! figures in `instructions.txt` beside this file:
+//!
+//! | line | one of these |
+//! |---|---|
+//! | `queued` | a launch of the kernel `empty`, with `.queued()` |
+//! | `await` | the same, awaited |
+//! | `enqueue` | an `enqueue` of nothing |
+//! | `shared` | a fill on a stream that no other stream waits for, of a device whose streams have shared a buffer |
 //!
 //! | argument | does |
 //! |---|---|
@@ -40,7 +45,7 @@ const OPERATIONS: u32 = 4096;
 const MOST: f64 = 1.05;
 /// What a child counts: `queued 1024`.
 const WORK: &str = "GPU_AWAIT_COUNTED_WORK";
-const WAYS: [&str; 3] = ["queued", "await", "enqueue"];
+const WAYS: [&str; 4] = ["queued", "await", "enqueue", "shared"];
 
 fn main() -> ExitCode {
     if let Ok(work) = std::env::var(WORK) {
@@ -192,12 +197,25 @@ fn counted_work(way: &str, operations: u32) {
     block_on(async {
         let stream = device.stream().expect("a stream");
         let empty = kernels::empty::load(&device).await.expect("loads");
+        let mut x = stream.zeros::<u8>(16).queued().expect("is accepted");
+        if way == "shared" {
+            let other = device.stream().expect("a stream");
+            let mut y = other.zeros(16).queued().expect("is accepted");
+            driver.instant(false);
+            let held = driver.hold();
+            stream.fill(&mut x, 1).queued().expect("is accepted");
+            other.copy(&x, &mut y).queued().expect("is accepted");
+            drop(held);
+            device.done().await.expect("completes");
+            driver.instant(true);
+        }
         let warm_up = [("await", 256), ("queued", 2 * OPERATIONS)];
         for (way, operations) in warm_up.into_iter().chain([(way, 64), (way, operations)]) {
             for _ in 0..operations {
                 match way {
                     "queued" => empty.launch(&stream).queued().expect("is accepted"),
                     "await" => empty.launch(&stream).await.expect("completes"),
+                    "shared" => stream.fill(&mut x, 1).queued().expect("is accepted"),
                     _ => {
                         let nothing = |_: &RawQueue<'_>, ()| Ok::<_, Error>(());
                         // SAFETY: nothing is put on the stream.

@@ -212,7 +212,7 @@ impl StreamState {
     /// An event at or behind `ticket`, which may not be issued yet, without blocking; `None` if that cannot
     /// be had, or the ticket is complete.
     pub(crate) fn try_event_behind(self: &Arc<Self>, ticket: u64) -> Option<Marker> {
-        self.marker_behind(ticket).or_else(|| {
+        self.marker_for_others(ticket).or_else(|| {
             let placed = self.try_with(|turn| {
                 if turn.stream.submitted() < ticket {
                     let ticket = turn.next_ticket();
@@ -224,7 +224,7 @@ impl StreamState {
                 // The lock's holder, or the ticket's submitter, serves this.
                 self.want(ticket);
             }
-            self.marker_behind(ticket)
+            self.marker_for_others(ticket)
         })
     }
 

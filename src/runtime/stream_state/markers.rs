@@ -3,13 +3,14 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{StreamState, UNKNOWN};
 use crate::error::{DriverCode, Result};
 use crate::runtime::counted::Length;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::marker::Marker;
+use crate::runtime::protocol::cadence;
 use crate::thread::role;
 use crate::thread::role::Role;
 
@@ -23,6 +24,44 @@ pub(super) struct Markers {
 impl Length for Markers {
     fn length(&self) -> usize {
         self.queue.len()
+    }
+}
+
+/// Whether operations that touch buffers are followed by events, once buffers of the device are used by several streams: work of
+/// another stream that depends on one then waits for nothing behind it.
+///
+/// | operations followed | until |
+/// |---|---|
+/// | the next [`MARK_EVERY`](cadence::MARK_EVERY) | another stream waits for the event of one: so many from there on |
+/// | none, as no stream did so | another stream must wait for more than it depends on: from then on all |
+/// | all | – |
+///
+/// Threads that race lose at most a change, which a later wait makes up for.
+pub(super) struct Followed(AtomicU64);
+
+impl Followed {
+    const ALL: u64 = u64::MAX;
+
+    pub(super) fn new() -> Self {
+        Followed(AtomicU64::new(cadence::MARK_EVERY))
+    }
+
+    /// Whether the operation that is submitted is followed.
+    #[inline]
+    pub(super) fn next(&self) -> bool {
+        // ORDERING: Relaxed, here and below: it only decides for how much later work a stream waits.
+        match self.0.load(Ordering::Relaxed) {
+            0 => return false,
+            Followed::ALL => {}
+            left => self.0.store(left - 1, Ordering::Relaxed),
+        }
+        true
+    }
+
+    /// Another stream depends on one ticket, and waits for an event behind another.
+    pub(super) fn waited(&self, depends_on: u64, waits_for: u64) {
+        let left = if depends_on == waits_for { cadence::MARK_EVERY } else { Followed::ALL };
+        self.0.fetch_max(left, Ordering::Relaxed);
     }
 }
 
@@ -104,11 +143,16 @@ impl StreamState {
             return Ok(None);
         }
         self.put_listed(ticket);
-        if let Some(marker) = self.marker_behind(ticket) {
+        if let Some(marker) = self.marker_for_others(ticket) {
             return Ok(Some(marker));
         }
         self.with(|turn| turn.place_event()).map_err(|code| self.engine.refused(code))?;
-        Ok(self.marker_behind(ticket))
+        Ok(self.marker_for_others(ticket))
+    }
+
+    /// An event at or behind `ticket`, if there is one, for another stream to wait for.
+    pub(super) fn marker_for_others(&self, ticket: u64) -> Option<Marker> {
+        self.marker_behind(ticket).inspect(|marker| self.followed.waited(ticket, marker.ticket))
     }
 
     /// Whether a word is the better marker. It is read without entering the driver, but takes longer to submit, threads that

@@ -210,8 +210,8 @@ impl Turn<'_, '_> {
         self.stream.progress.timeline.publish(ticket);
         self.locked.state.count(ticket, commands);
         self.locked.state.touched |= touched;
-        if self.stream.is_shared() || (touched && self.stream.engine.is_exact()) {
-            // A later dependency on this operation then waits for nothing behind it.
+        let is_followed = || self.stream.engine.is_exact() && self.stream.followed.next();
+        if self.stream.is_shared() || (touched && is_followed()) {
             if let Err(code) = self.place_event() {
                 self.stream.engine.refused(code);
             }
