@@ -285,6 +285,17 @@ pub enum Error {
 }
 
 impl Error {
+    /// The same of a longer call, which had more time.
+    pub(crate) fn within(self, limit: Duration) -> Error {
+        match self {
+            Error::MissingRanks { missing, world, refused, limit: _ } => {
+                Error::MissingRanks { missing, world, limit, refused }
+            }
+            Error::NotConnected { .. } => Error::NotConnected { limit },
+            error => error,
+        }
+    }
+
     /// As the source of an operation's error. One of gpu-await's errors is that as it is.
     pub(crate) fn into_source(self) -> Box<dyn std::error::Error + Send + Sync> {
         match self {

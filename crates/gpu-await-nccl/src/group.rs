@@ -271,12 +271,16 @@ impl Group {
         devices: impl LocalDevices<'d>,
     ) -> Result<(Group, Communicator)> {
         let (patience, devices) = (Patience::of(limit), devices.into_devices());
-        loop {
+        let recover_once = async || {
             let group = self.survivors_within(patience.rest()).await?;
-            match group.builder(devices).connect_limit(patience.rest()).connect().await {
+            let comm = group.builder(devices).connect_limit(patience.rest()).connect().await?;
+            Ok((group, comm))
+        };
+        loop {
+            match recover_once().await {
                 // Another one has died since: all of them begin again.
                 Err(Error::Lost(_)) if !patience.is_over() => {}
-                connected => return Ok((group, connected?)),
+                recovered => return recovered.map_err(|error| error.within(limit)),
             }
         }
     }

@@ -117,6 +117,18 @@ async fn a_rank_that_does_not_connect() {
     assert!(matches!(&error, Error::MissingRanks { missing, .. } if *missing == [1]), "{error}");
 }
 
+/// The error has the limit that was given, and not what was left of it.
+#[tokio::test]
+async fn a_rank_that_does_not_recover() {
+    let groups = groups(2).await;
+    let device = Device::host();
+    let error = within(groups[0].recover_within(SOON, &device)).await.unwrap_err();
+    assert!(
+        matches!(&error, Error::MissingRanks { missing, limit: SOON, .. } if *missing == [1]),
+        "{error}"
+    );
+}
+
 /// Who leaves in an orderly way takes nothing back; those who are left go on without it.
 #[tokio::test]
 async fn the_others_go_on() {
