@@ -106,6 +106,22 @@ fn only_what_follows_is_joined() -> Result<()> {
 }
 
 #[test]
+fn empty_parts_of_pinned_memory_are_joined_in_any_order() -> Result<()> {
+    let stream = testing::device().stream()?;
+    for order in [[0, 1, 2], [2, 0, 1], [1, 2, 0]] {
+        let mut whole = stream.pinned::<u8>(3)?;
+        let mut empty: Vec<_> =
+            (0..3).map(|_| whole.split_off(3).map(Some)).collect::<Result<_>>()?;
+        for at in order {
+            let part = empty[at].take().expect("once each");
+            whole.unsplit(part).expect("it follows");
+        }
+        assert_eq!(whole.len(), 3);
+    }
+    Ok(())
+}
+
+#[test]
 fn memory_is_freed_with_its_last_part() -> Result<()> {
     let device = testing::device();
     let stream = device.stream()?;

@@ -133,11 +133,12 @@ impl<T: Element> PinnedBuffer<T> {
     /// Returns `other` if it does not directly follow this buffer in the same memory.
     pub fn unsplit(&mut self, other: PinnedBuffer<T>) -> std::result::Result<(), PinnedBuffer<T>> {
         let end = self.room.start + self.len * size_of::<T>();
-        let follows = self.room.end == end && other.room.start == end;
+        // Several empty parts may begin where this one ends; the rest of the block belongs to one of them.
+        let follows = other.room.start == end && (self.room.end == end || other.room.is_empty());
         if !follows || !Arc::ptr_eq(&self.block, &other.block) {
             return Err(other);
         }
-        self.room.end = other.room.end;
+        self.room.end = self.room.end.max(other.room.end);
         self.len += other.len;
         Ok(())
     }
