@@ -311,8 +311,12 @@ async fn without_a_value_it_fails_as_well() -> Result<()> {
     let device = testing::device();
     let stream = device.stream()?;
     let mut y = stream.zeros::<f32>(LEN).queued()?;
+    let mut copy = stream.zeros::<f32>(LEN).queued()?;
+    let mut mapped = stream.pinned(LEN)?.into_mapped();
     let gate = Gate::close(&stream)?;
     let (op, outcome) = work(&stream, &mut y);
+    stream.copy(&y, &mut copy).queued()?;
+    stream.copy(&y, &mut mapped).queued()?;
     // Lent by one batch, and a part of the value of another.
     let (other, mut elsewhere) = (device.stream()?, None);
     let lending = stream.batch(|q| {
@@ -333,6 +337,8 @@ async fn without_a_value_it_fails_as_well() -> Result<()> {
         stream.batch(|q| Ok([q.download(&y)?, q.download(&y)?])).without_value(),
         stream.batch(|q| Ok((q.download_vec(&y)?, q.download(&y)?))).without_value(),
         stream.batch(|q| Ok(vec![q.download_vec(&y)?])).without_value(),
+        copy.freeze().without_value(),
+        mapped.into_pinned().without_value(),
     ];
     let op = op.without_value();
     outcome.fail("late");

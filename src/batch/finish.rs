@@ -18,10 +18,7 @@ impl Queue<'_> {
     /// returns it.
     #[inline]
     pub(crate) fn proved<T: Send + 'static>(&self, value: HostValue<T>) -> HostValue<T> {
-        match self.outcomes.of_last() {
-            None => value,
-            Some(read) => value.if_none_failed(read),
-        }
+        value.if_none_failed(self.outcomes.of_last())
     }
 
     /// Turns the closure's result into the batch's future.
@@ -80,6 +77,6 @@ impl Queue<'_> {
             }
         }
         let points = points.reaching(self.stream, self.last.get());
-        Op::at(points, value.if_none_failed(outcomes))
+        Op::at(points, value.if_none_failed(Some(outcomes)))
     }
 }

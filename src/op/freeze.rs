@@ -15,7 +15,7 @@ use crate::memory::hazard::Mode;
 use crate::memory::view::{Readable, Span};
 use crate::op::{HostValue, Op};
 use crate::runtime::Point;
-use crate::submit::{Footprint, LateOutcomes};
+use crate::submit::{Dependencies, Footprint, LateOutcomes};
 
 impl<T: Element> DeviceBuffer<T> {
     /// Makes the buffer read-only, for readers on many streams; see [`Frozen`]. Puts nothing on a
@@ -30,13 +30,16 @@ impl<T: Element> DeviceBuffer<T> {
     /// ([`ErrorDetail::Upstream`](crate::ErrorDetail::Upstream)); a graph that uses the buffer in each launch
     /// ([`ErrorDetail::KeptByGraph`](crate::ErrorDetail::KeptByGraph)); a device that is lost or closed.
     pub fn freeze(self) -> Op<Frozen<T>> {
+        // Before the contents are checked: a failure in between is told as well.
+        let on = may_fail("freeze", &self.span());
         match self.writers() {
             Err(error) => Op::refused(Refused { error, value: Some(self) }),
             Ok(writers) => {
-                // Once more: another library may fail when its work runs.
-                let proved =
-                    move || check_complete("freeze", &self.span()).map(|()| Frozen::new(self));
-                Op::at_points(writers, HostValue::later(proved))
+                // Once more: the driver may refuse a list that was not on its stream.
+                let frozen = HostValue::later(move || {
+                    check("freeze", &self.span()).map(|()| Frozen::new(self))
+                });
+                Op::at_points(writers, frozen.if_none_failed(on))
             }
         }
     }
@@ -59,14 +62,11 @@ impl<T: Element> DeviceBuffer<T> {
     }
 }
 
-/// [`check`] of memory whose writers are complete: none of them fails any more.
-pub(super) fn check_complete(op: &'static str, memory: &Span<'_>) -> Result<()> {
+/// The outcomes that its contents depend on, for `op`: other libraries' work may fail when it runs.
+pub(super) fn may_fail(op: &'static str, memory: &Span<'_>) -> Option<Box<Dependencies>> {
     let mut footprint = Footprint::new(op);
     footprint.reads(memory);
-    if let Some(inputs) = LateOutcomes::of_inputs(&footprint) {
-        inputs.check()?;
-    }
-    footprint.check_contents()
+    LateOutcomes::of_inputs(&footprint)
 }
 
 /// Rejects, in the name of `op`, memory that must not be read.

@@ -8,7 +8,7 @@ use crate::memory::hazard::Mode;
 use crate::memory::mapped::Mapped;
 use crate::memory::pinned::PinnedBuffer;
 use crate::memory::view::Readable;
-use crate::op::freeze::{check, check_complete};
+use crate::op::freeze::{check, may_fail};
 use crate::op::{HostValue, Op};
 use crate::runtime::Point;
 
@@ -23,9 +23,8 @@ impl<T: Element> Mapped<T> {
     /// What should have written it failed ([`ErrorDetail::Upstream`](crate::ErrorDetail::Upstream)), until an
     /// operation overwrites all of it; a device that is lost or closed.
     pub async fn host(&mut self) -> Result<&mut [T]> {
-        Op::at_points(self.uses("host")?, HostValue::here(())).await?;
-        // Once more: another library may fail when its work runs.
-        check_complete("host", &self.span())?;
+        self.used("host")?.await?;
+        check("host", &self.span())?;
         Ok(self.host_mut())
     }
 
@@ -37,8 +36,8 @@ impl<T: Element> Mapped<T> {
     /// # Errors
     /// As [`host`](Self::host); a thread on which it would deadlock.
     pub fn host_blocking(&mut self) -> Result<&mut [T]> {
-        Op::at_points(self.uses("host_blocking")?, HostValue::here(())).synchronize()?;
-        check_complete("host_blocking", &self.span())?;
+        self.used("host_blocking")?.synchronize()?;
+        check("host_blocking", &self.span())?;
         Ok(self.host_mut())
     }
 
@@ -50,14 +49,24 @@ impl<T: Element> Mapped<T> {
     /// # Errors
     /// As [`host`](Self::host).
     pub fn into_pinned(self) -> Op<PinnedBuffer<T>> {
+        // Before the contents are checked: a failure in between is told as well.
+        let on = may_fail("into_pinned", &self.span());
         match self.uses("into_pinned") {
             Err(error) => Op::failed(error),
             Ok(uses) => {
-                let checked =
-                    move || check_complete("into_pinned", &self.span()).map(|()| self.into_host());
-                Op::at_points(uses, HostValue::later(checked))
+                let pinned = HostValue::later(move || {
+                    check("into_pinned", &self.span()).map(|()| self.into_host())
+                });
+                Op::at_points(uses, pinned.if_none_failed(on))
             }
         }
+    }
+
+    /// Resolves when every use is complete, and fails if what wrote it did when it ran. The driver may still refuse a list that was not on
+    /// its stream.
+    fn used(&self, op: &'static str) -> Result<Op<()>> {
+        let on = may_fail(op, &self.span());
+        Ok(Op::at_points(self.uses(op)?, HostValue::Here((), on)))
     }
 
     /// The points that must be complete before the host may have it, for `op`.

@@ -212,7 +212,8 @@ impl<T> HostValue<T> {
 
 impl<T: Send + 'static> HostValue<T> {
     /// The value, if nothing of this failed either.
-    pub(crate) fn if_none_failed(self, on: Box<Dependencies>) -> Self {
+    pub(crate) fn if_none_failed(self, on: Option<Box<Dependencies>>) -> Self {
+        let Some(on) = on else { return self };
         match self {
             HostValue::Later(late) => HostValue::Later(Box::new(ProvedFirst { on, late })),
             HostValue::Here(value, own) => {
