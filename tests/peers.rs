@@ -323,6 +323,69 @@ async fn a_loss_reaches_who_waits_by_way_of_others() {
     gate.open();
 }
 
+fn is_dependency_lost(error: &gpu_await::Error) -> bool {
+    matches!(error.detail(), ErrorDetail::DependencyLost { .. }) && !error.is_device_lost()
+}
+
+/// Otherwise it would take work until its queue is full, and then block whoever submits, for ever; and so would each stream that is given
+/// work that must wait for it.
+#[test]
+fn a_stream_that_waits_for_a_lost_device_is_given_nothing_more() {
+    let ((a, handle), b) = (island(), Device::host());
+    let s = a.stream().unwrap();
+    let gate = Gate::close(&s).unwrap();
+    let (stuck, other) = (b.stream().unwrap(), b.stream().unwrap());
+    let weights = stuck.full(100, 1u32).synchronize().unwrap();
+    let mut x = stuck.zeros::<u32>(100).synchronize().unwrap();
+    stuck.wait(&s).queued().unwrap();
+    stuck.copy(&weights, &mut x).queued().unwrap();
+    handle.lose_device("on purpose");
+    s.done().synchronize().unwrap_err();
+    let (told, is_told) = std::sync::mpsc::channel();
+    let submits = std::thread::spawn(move || {
+        for _ in 0..2000 {
+            let error = stuck.zeros::<u32>(10).queued().expect_err("it would never run");
+            assert!(is_dependency_lost(&error), "{error}");
+        }
+        told.send(stuck).ok();
+    });
+    let stuck = is_told.recv_timeout(SOON).expect("it blocks nobody");
+    submits.join().unwrap();
+    // What must wait for it is refused; its stream goes on.
+    let errors = [
+        other.download(&x).without_value().queued(),
+        other.fill(&mut x, 3).queued(),
+        other.wait(&stuck).queued(),
+    ];
+    for error in errors {
+        let error = error.expect_err("it would never run");
+        assert!(is_dependency_lost(&error), "{error}");
+    }
+    assert_eq!(*other.download(&weights).synchronize().unwrap(), [1; 100]);
+    assert_eq!(
+        *other.download(&other.full(3, 7u8).queued().unwrap()).synchronize().unwrap(),
+        [7; 3]
+    );
+    gate.open();
+}
+
+/// Nobody asked the other device since it was lost, until work must wait for its reading.
+#[test]
+fn who_is_the_first_to_hear_of_the_loss_of_a_reader_is_well() {
+    let (faults, handle) = testing::faults();
+    let (a, b) = (testing::host_with(faults), Device::host());
+    let (s, t) = (a.stream().unwrap(), b.stream().unwrap());
+    let mut x = t.full(100, 1u32).synchronize().unwrap();
+    let mut y = s.zeros::<u32>(100).synchronize().unwrap();
+    let gate = Gate::close(&s).unwrap();
+    s.copy(&x, &mut y).queued().unwrap();
+    s.fill(&mut y, 2).queued().unwrap();
+    handle.lose_device("on purpose");
+    let error = t.fill(&mut x, 2).queued().unwrap_err();
+    assert!(is_dependency_lost(&error), "{error}");
+    gate.open();
+}
+
 /// How many streams live that the device made.
 fn streams(handle: &FaultHandle) -> usize {
     let calls = handle.calls();

@@ -7,7 +7,7 @@
 #![forbid(unsafe_code)]
 
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 
@@ -15,6 +15,16 @@ use super::protocol::backlog::Backlog;
 use super::protocol::wait_queue::LossFlag;
 use crate::backend::DeviceKind;
 use crate::error::Error;
+
+/// A device of the process was lost.
+static ANY_LOST: AtomicBool = AtomicBool::new(false);
+
+/// Whether a device of the process was lost: until then nobody has to look whose.
+#[inline]
+pub(crate) fn any_lost() -> bool {
+    // ORDERING: Relaxed: what is submitted beside a loss may be on either side of it.
+    ANY_LOST.load(Ordering::Relaxed)
+}
 
 #[derive(Debug)]
 pub(crate) struct DeviceState {
@@ -48,6 +58,8 @@ impl DeviceState {
     pub(crate) fn lose(&self, cause: impl FnOnce() -> Error) -> &Error {
         let cause = self.cause.get_or_init(cause);
         self.loss.set();
+        // ORDERING: Relaxed, as above.
+        ANY_LOST.store(true, Ordering::Relaxed);
         cause
     }
 

@@ -141,9 +141,9 @@ impl<S> Progress<S> {
 
 impl<S: PointStream> Progress<S> {
     /// The stream, for an operation on `device` that must wait for `ticket`; `None` if that is
-    /// complete.
+    /// complete. An error: it never will be, as a device is lost that it waits for.
     pub(crate) fn pending_for(&self, device: &DeviceState, ticket: u64) -> Result<Option<Arc<S>>> {
-        if self.device.id != device.id
+        if (self.device.id != device.id || self.waits_for_others())
             && let Some(error) = self.dependency_lost(ticket)
         {
             return Err(error);

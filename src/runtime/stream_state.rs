@@ -16,6 +16,7 @@
 //! `freed`; then the device's account. The lock of `queue` is never held with another.
 
 mod for_others;
+mod foreign;
 mod freed;
 mod handle;
 mod lent;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::devices::{check_can_wait, check_device, check_is_there};
+use super::devices::{check_can_wait, check_device, check_is_there, of_dependency};
 use super::loan::Loan;
 use super::name::Name;
 use crate::error::{Error, Result};
@@ -366,6 +366,7 @@ impl<'a> Footprint<'a> {
             }
             return Ok(());
         }
+        stream.check_moves()?;
         let id = stream.id();
         let waits_for_nothing = self.after().is_empty()
             && self.tracked().all(|access| access.memory.is_only_used_by(id));
@@ -417,7 +418,9 @@ impl<'a> Footprint<'a> {
                 other.engine().set_exact();
             }
             if edge.marker.is_none() {
-                edge.marker = other.event_behind(*ticket)?;
+                let marker = other.event_behind(*ticket);
+                // This may be the first call to see the other device's loss.
+                edge.marker = marker.map_err(|error| of_dependency(stream.engine(), error))?;
             }
         }
         edges.retain(|edge| !edge.point.is_complete());

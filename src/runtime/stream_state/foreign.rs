@@ -1,0 +1,130 @@
+//! What a stream waits for on other devices, and what follows when one of these is lost: the stream makes no progress any more.
+//!
+//! | the stream | |
+//! |---|---|
+//! | is stuck | what waits for its work resolves with the loss; nothing is submitted to it any more ([`check_moves`](StreamState::check_moves)) |
+//! | is of the same device, and its work would wait for such a stream | that operation is refused, and the stream goes on |
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::Ordering;
+
+use smallvec::SmallVec;
+
+use super::{Point, StreamState, UNKNOWN};
+use crate::error::Result;
+use crate::memory::point::Track;
+use crate::runtime::device_state::any_lost;
+use crate::thread::role;
+
+impl StreamState {
+    /// The loss of another device that `ticket` waits for, if any, directly or through other streams.
+    pub(crate) fn dependency_lost(&self, ticket: u64) -> Option<crate::Error> {
+        self.visit_foreign(ticket, |on| on.stream.lost_before(on.ticket))
+    }
+
+    /// Refuses work that would never run, as what is in front of it waits for a lost device. Otherwise the stream would take it until
+    /// its queue is full, and then block the caller for ever.
+    pub(crate) fn check_moves(&self) -> Result<()> {
+        if !any_lost() || !self.progress.waits_for_others() {
+            return Ok(());
+        }
+        let tail = self.submitted();
+        if self.dependency_lost(tail).is_some() && role::may_call_driver() {
+            // It may be complete, and nobody has looked.
+            self.ask_quietly();
+        }
+        match self.dependency_lost(tail).filter(|_| !self.is_complete(tail)) {
+            Some(lost) => Err(lost),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the next work on the stream waits for a lost device: as far as is known, the stream makes no
+    /// progress any more.
+    pub(crate) fn is_stuck(&self) -> bool {
+        if !self.progress.waits_for_others() {
+            return false;
+        }
+        // Only a ticket with a marker in front of the wait can ever be seen complete.
+        let marker = self.markers.read().queue.front().map(|marker| marker.ticket);
+        // ORDERING: Relaxed: a hint, as in `word_is_late`.
+        let told = self.told.load(Ordering::Relaxed);
+        let written = (told != UNKNOWN && told > self.completed()).then_some(told);
+        let next = marker.into_iter().chain(written).min().unwrap_or_else(|| self.submitted());
+        // Kept for futures that ask after the stream is gone.
+        let why = self.dependency_lost(next).filter(|_| !self.is_complete(next));
+        why.map(|why| self.progress.stuck.set(why)).is_some()
+    }
+
+    /// [`is_stuck`](Self::is_stuck), asking the device first where a driver call may be made, since the
+    /// answer depends on what is known to be complete.
+    pub(super) fn is_found_stuck(&self) -> bool {
+        if !self.progress.waits_for_others() {
+            return false;
+        }
+        if role::may_call_driver() {
+            self.ask_quietly();
+        }
+        self.is_stuck()
+    }
+
+    /// Enters that `ticket` waits for these.
+    pub(super) fn waits_for(&self, ticket: u64, on: impl IntoIterator<Item = Point>) {
+        let mut foreign = self.foreign.lock();
+        foreign.extend(on.into_iter().map(|on| (ticket, on)));
+        self.progress.set_waits_for_others(!foreign.is_empty());
+    }
+
+    /// Calls `look` for the points on other devices that `ticket` waits for, directly or indirectly, until it
+    /// finds something.
+    pub(super) fn visit_foreign<R>(
+        &self,
+        ticket: u64,
+        mut look: impl FnMut(&Point) -> Option<R>,
+    ) -> Option<R> {
+        if !self.progress.waits_for_others() {
+            return None;
+        }
+        self.forget_foreign();
+        // Up to which ticket each stream was seen: streams may wait for each other to and fro. No two of
+        // their locks are held at once.
+        let mut seen: SmallVec<[Point; 4]> = SmallVec::new();
+        let mut next = 0;
+        self.collect_foreign(ticket, &mut seen);
+        while let Some(on) = seen.get(next).cloned() {
+            next += 1;
+            if let Some(found) = look(&on) {
+                return Some(found);
+            }
+            if on.stream.waits_for_others()
+                && let Some(stream) = on.stream.stream()
+            {
+                stream.collect_foreign(on.ticket, &mut seen);
+            }
+        }
+        None
+    }
+
+    /// Adds the unseen points that `ticket` waits for.
+    fn collect_foreign(&self, ticket: u64, seen: &mut SmallVec<[Point; 4]>) {
+        let foreign = self.foreign.lock();
+        // The newest first: a stream's earlier tickets are seen with it.
+        for (_, on) in foreign.iter().rev().filter(|(waits, _)| *waits <= ticket) {
+            if !seen.iter().any(|s| s.stream.id() == on.stream.id() && s.ticket >= on.ticket) {
+                seen.push(on.clone());
+            }
+        }
+    }
+
+    /// Forgets the streams of other devices that nothing here waits for any more.
+    pub(super) fn forget_foreign(&self) {
+        if !self.progress.waits_for_others() {
+            return;
+        }
+        let mut foreign = self.foreign.lock();
+        // After the loss of this device the others are not asked.
+        let lost = self.engine.lost().is_some();
+        foreign.retain(|(ticket, _)| !lost && !self.is_complete(*ticket));
+        self.progress.set_waits_for_others(!foreign.is_empty());
+    }
+}
