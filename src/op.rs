@@ -156,6 +156,12 @@ impl<T> Op<T> {
         Op::at(all, value)
     }
 
+    /// The same, of the last uses of memory, which nobody may have held.
+    pub(crate) fn behind_uses(points: Vec<Point>, value: HostValue<T>) -> Self {
+        points.iter().for_each(|used| used.stream.expect(used.ticket));
+        Op::at_points(points, value)
+    }
+
     /// Gives up waiting, where device order is enough: work behind it on the device sees its effect. Costs
     /// nothing.
     ///

@@ -1,10 +1,12 @@
 //! Buffers that nobody writes any more.
 
+use std::pin::pin;
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use gpu_await::testing::{self, Gate};
-use gpu_await::{Device, DeviceBuffer, ErrorDetail, ErrorKind, Frozen, Stream, kernels};
+use gpu_await::{Device, DeviceBuffer, ErrorDetail, ErrorKind, Frozen, Stream, Uses, kernels};
 
 const SOON: Duration = Duration::from_secs(15);
 const LEN: usize = 5000;
@@ -206,4 +208,50 @@ async fn a_freeze_that_nobody_awaits_gives_the_memory_back() {
     drop(polled);
     gate.open();
     settled(&device).await;
+}
+
+/// Work that nobody ends before `ended` was told.
+fn held_work(stream: &Stream) -> Sender<()> {
+    let (ended, is_ended) = channel();
+    // SAFETY: it uses no memory.
+    let work = unsafe {
+        stream.enqueue(Uses::new("theirs"), move |queue, ()| {
+            queue.host(move || drop(is_ended.recv()))
+        })
+    };
+    work.queued().expect("it is accepted");
+    ended
+}
+
+/// Once a wait had to include such work; it shows that the host waits for the memory of that stream.
+#[tokio::test]
+async fn the_host_waits_for_no_work_behind_the_uses_of_memory() {
+    // In the first round an event is there, as the library's first call may take long.
+    const LEARNS: u32 = 2;
+    let freezes = Device::host().stream().expect("a stream");
+    let maps = Device::host().stream().expect("a stream");
+    for round in 0..LEARNS + 3 {
+        let x = freezes.full(LEN, 7u32).queued().expect("it is accepted");
+        let mut work = Some(held_work(&freezes));
+        let frozen = x.freeze();
+        work.take_if(|_| round < LEARNS);
+        soon(frozen).await.expect("nobody waits for that work");
+        drop(work);
+
+        let mut y = maps.pinned::<u32>(LEN).expect("memory").into_mapped();
+        maps.fill(&mut y, round).queued().expect("it is accepted");
+        let mut work = Some(held_work(&maps));
+        {
+            let mut host = pin!(y.host());
+            let host = match (&mut host).now_or_never() {
+                Some(host) => host,
+                None => {
+                    work.take_if(|_| round < LEARNS);
+                    soon(host).await
+                }
+            };
+            assert_eq!(*host.expect("nobody waits for that work"), [round; LEN]);
+        }
+        drop(work);
+    }
 }

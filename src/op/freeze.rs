@@ -39,7 +39,7 @@ impl<T: Element> DeviceBuffer<T> {
                 let frozen = HostValue::later(move || {
                     check("freeze", &self.span()).map(|()| Frozen::new(self))
                 });
-                Op::at_points(writers, frozen.if_none_failed(on))
+                Op::behind_uses(writers, frozen.if_none_failed(on))
             }
         }
     }

@@ -57,7 +57,7 @@ impl<T: Element> Mapped<T> {
                 let pinned = HostValue::later(move || {
                     check("into_pinned", &self.span()).map(|()| self.into_host())
                 });
-                Op::at_points(uses, pinned.if_none_failed(on))
+                Op::behind_uses(uses, pinned.if_none_failed(on))
             }
         }
     }
@@ -66,7 +66,7 @@ impl<T: Element> Mapped<T> {
     /// its stream.
     fn used(&self, op: &'static str) -> Result<Op<()>> {
         let on = may_fail(op, &self.span());
-        Ok(Op::at_points(self.uses(op)?, HostValue::Here((), on)))
+        Ok(Op::behind_uses(self.uses(op)?, HostValue::Here((), on)))
     }
 
     /// The points that must be complete before the host may have it, for `op`.

@@ -50,6 +50,9 @@ pub(crate) trait PointStream: fmt::Debug + Sized {
     /// driver call may be made. Never blocks.
     fn ask_after(self: &Arc<Self>, ticket: u64);
 
+    /// The host will wait for `ticket`, which nobody held when later work was submitted.
+    fn expect(&self, ticket: u64);
+
     /// The error for another device that waits for `ticket`, if this stream waits for a lost device.
     fn dependency_lost(&self, ticket: u64) -> Option<Error>;
 }
@@ -171,6 +174,13 @@ impl<S: PointStream> Progress<S> {
         match self.standing(ticket) {
             Standing::Pending(stream) => stream.is_settled(ticket),
             Standing::Complete | Standing::Never(_) => true,
+        }
+    }
+
+    /// Has `ticket` marked as well as it can be, as the host will wait for it, and later ones better where that was not well.
+    pub(crate) fn expect(&self, ticket: u64) {
+        if let Standing::Pending(stream) = self.standing(ticket) {
+            stream.expect(ticket);
         }
     }
 

@@ -6,7 +6,7 @@ use gpu_await::{Device, Stream};
 
 use stand_in_cuda::StandIn;
 
-use super::{Line, MODES, async_under_the_stand_in, device_with, eventually, soon};
+use super::{Line, Live, MODES, async_under_the_stand_in, device_with, eventually, soon};
 
 /// Eleven parts and a bit: more than are on their way at once on few cores.
 const BYTES: usize = (11 << 21) + 5;
@@ -36,6 +36,7 @@ fn made(driver: &StandIn) -> Vec<String> {
 fn a_second_staged_round_trip_makes_nothing_in_the_driver() {
     async_under_the_stand_in(async |driver| {
         for mode in MODES {
+            let before = Live::now(driver);
             let device = device_with(mode);
             let stream = device.stream().unwrap();
             round_trip(&device, &stream).await;
@@ -47,6 +48,9 @@ fn a_second_staged_round_trip_makes_nothing_in_the_driver() {
                 assert_eq!(copies, 2 * 12);
                 assert_eq!(made(driver), [""; 0], "{mode:?}");
             }
+            // A device gives back what it has on a thread of its own.
+            drop((stream, device));
+            before.comes_back(driver, &[], &format!("{mode:?}"));
         }
     });
 }
@@ -55,6 +59,7 @@ fn a_second_staged_round_trip_makes_nothing_in_the_driver() {
 fn staged_copies_that_stand_still_find_their_events() {
     async_under_the_stand_in(async |driver| {
         for mode in MODES {
+            let before = Live::now(driver);
             let device = device_with(mode);
             let stream = device.stream().unwrap();
             round_trip(&device, &stream).await;
@@ -71,8 +76,11 @@ fn staged_copies_that_stand_still_find_their_events() {
             assert!(stuck.is_err(), "held");
             drop(held);
             let (y, back) = soon(both).await;
-            assert_eq!((y.unwrap().len(), back.unwrap()[BYTES - 1]), (BYTES, 7));
+            let y = y.unwrap();
+            assert_eq!((y.len(), back.unwrap()[BYTES - 1]), (BYTES, 7));
             assert_eq!(made(driver), [""; 0], "{mode:?}");
+            drop((x, y, stream, device));
+            before.comes_back(driver, &[], &format!("{mode:?}"));
         }
     });
 }

@@ -207,7 +207,7 @@ impl<T: DlpackElement> Exportable for DeviceBuffer<T> {
                 users.push(used.clone());
             });
         });
-        Op::at_points(users, HostValue::here(())).synchronize()?;
+        Op::behind_uses(users, HostValue::here(())).synchronize()?;
         // Once more: another library may fail when its work runs.
         self.check()
     }

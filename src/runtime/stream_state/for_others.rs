@@ -19,6 +19,10 @@ impl PointStream for StreamState {
         self.ask_here_or_there();
     }
 
+    fn expect(&self, ticket: u64) {
+        StreamState::expect(self, ticket);
+    }
+
     fn dependency_lost(&self, ticket: u64) -> Option<Error> {
         StreamState::dependency_lost(self, ticket)
     }

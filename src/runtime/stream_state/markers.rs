@@ -10,7 +10,6 @@ use crate::error::{DriverCode, Result};
 use crate::runtime::counted::Length;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::marker::Marker;
-use crate::runtime::protocol::cadence;
 use crate::thread::role;
 use crate::thread::role::Role;
 
@@ -27,40 +26,48 @@ impl Length for Markers {
     }
 }
 
-/// Whether operations that touch buffers are followed by events, once buffers of the device are used by several streams: work of
-/// another stream that depends on one then waits for nothing behind it.
+/// Whether operations that touch buffers are followed by events, so that who depends on one waits for nothing behind it: another stream, or
+/// the host for memory ([`expect`](StreamState::expect)).
 ///
 /// | operations followed | until |
 /// |---|---|
-/// | the next [`MARK_EVERY`](cadence::MARK_EVERY) | another stream waits for the event of one: so many from there on |
-/// | none, as no stream did so | another stream must wait for more than it depends on: from then on all |
+/// | none, as long as no buffer of the device is used by two streams; then the next [`UNUSED`] | somebody waits for the event of one: so many from there on |
+/// | none, as nobody did so | somebody must wait for more than he depends on: from then on all; before there were any as well |
 /// | all | – |
 ///
 /// Threads that race lose at most a change, which a later wait makes up for.
 pub(super) struct Followed(AtomicU64);
 
+/// As many as a stream holds before it blocks who submits.
+const UNUSED: u64 = 1024;
+
 impl Followed {
     const ALL: u64 = u64::MAX;
 
     pub(super) fn new() -> Self {
-        Followed(AtomicU64::new(cadence::MARK_EVERY))
+        Followed(AtomicU64::new(UNUSED))
     }
 
     /// Whether the operation that is submitted is followed.
     #[inline]
-    pub(super) fn next(&self) -> bool {
-        // ORDERING: Relaxed, here and below: it only decides for how much later work a stream waits.
+    pub(super) fn next(&self, is_shared: impl FnOnce() -> bool) -> bool {
+        // ORDERING: Relaxed, here and below: it only decides for how much later work somebody waits.
         match self.0.load(Ordering::Relaxed) {
-            0 => return false,
-            Followed::ALL => {}
-            left => self.0.store(left - 1, Ordering::Relaxed),
+            Followed::ALL => true,
+            0 => false,
+            left => {
+                let is_shared = is_shared();
+                if is_shared {
+                    self.0.store(left - 1, Ordering::Relaxed);
+                }
+                is_shared
+            }
         }
-        true
     }
 
-    /// Another stream depends on one ticket, and waits for an event behind another.
-    pub(super) fn waited(&self, depends_on: u64, waits_for: u64) {
-        let left = if depends_on == waits_for { cadence::MARK_EVERY } else { Followed::ALL };
+    /// Somebody depends on one ticket, and waits for an event behind another.
+    fn waited(&self, depends_on: u64, waits_for: u64) {
+        let left = if depends_on == waits_for { UNUSED } else { Followed::ALL };
         self.0.fetch_max(left, Ordering::Relaxed);
     }
 }
@@ -148,6 +155,16 @@ impl StreamState {
         }
         self.with(|turn| turn.place_event()).map_err(|code| self.engine.refused(code))?;
         Ok(self.marker_for_others(ticket))
+    }
+
+    /// The host will wait for `ticket`, which nobody held when later work was submitted.
+    pub(crate) fn expect(&self, ticket: u64) {
+        let tail = self.submitted();
+        self.want(ticket);
+        if !self.is_complete(ticket) {
+            let marked = self.marker_behind(ticket).map_or(tail, |marker| marker.ticket);
+            self.followed.waited(ticket, marked);
+        }
     }
 
     /// An event at or behind `ticket`, if there is one, for another stream to wait for.

@@ -210,7 +210,7 @@ impl Turn<'_, '_> {
         self.stream.progress.timeline.publish(ticket);
         self.locked.state.count(ticket, commands);
         self.locked.state.touched |= touched;
-        let is_followed = || self.stream.engine.is_exact() && self.stream.followed.next();
+        let is_followed = || self.stream.followed.next(|| self.stream.engine.is_exact());
         if self.stream.is_shared() || (touched && is_followed()) {
             if let Err(code) = self.place_event() {
                 self.stream.engine.refused(code);
