@@ -318,15 +318,16 @@ pub enum ErrorDetail {
     /// In verify mode: the operation, and where it was submitted.
     #[error("{op}, submitted at {at}, failed: {cause}")]
     Verify { op: Arc<str>, at: &'static Location<'static>, cause: Error },
-    /// Another device, `device`, was lost, and this operation or one in front of it on its stream waits
-    /// for that device's work: it passes data on, or was ordered with [`wait`](crate::Stream::wait).
+    /// Another device, `device`, was lost, and this operation, the memory that it uses, or work in front of it on its stream waits
+    /// for that device: it passes data on, or was ordered with [`wait`](crate::Stream::wait).
     ///
-    /// The operation's own device works. A wait that is on a stream already never ends, so everything
-    /// behind it on that stream fails in the same way, and so does what waits for that stream: drop it
-    /// and make a new one. A wait that is submitted after the loss is refused, and the stream stays
+    /// The operation's own device works. A wait that is on a stream already never ends: everything
+    /// behind it on that stream fails in the same way, and nothing more is submitted there. Memory that such work uses is never
+    /// free again: what only reads it can be read, but not overwritten. Drop the stream and that memory, and make new ones. An operation on
+    /// another stream that would wait for any of this is refused, and its stream stays
     /// usable. [`Error::is_device_lost`] is false.
     #[error(
-        "this operation waits for {device}, which was lost: {cause}; make a new stream on this device"
+        "this operation waits for {device}, which was lost: {cause}; make a new stream on this device, and new buffers for those that work on the old one uses"
     )]
     DependencyLost { device: String, cause: Error },
     /// A submission, a blocking wait or a driver call on a thread where it would deadlock or the driver

@@ -313,6 +313,53 @@ async fn a_lost_device_takes_no_more_requests_and_the_others_go_on() -> Result<(
     Ok(())
 }
 
+/// A stream that fails at once would look free, and get every request.
+#[tokio::test]
+async fn a_stream_that_waits_for_a_lost_device_gets_no_more_requests() -> Result<()> {
+    let (faults, handle) = testing::faults();
+    let (other, device) = (testing::host_with(faults), Device::host());
+    let pool = StreamPool::builder().streams(&device, 2).build()?;
+    let theirs = other.stream()?;
+    let gate = Gate::close(&theirs)?;
+    let (stuck, well) = (pool.acquire().await?, pool.acquire().await?);
+    stuck.wait(&theirs).queued()?;
+    let (stuck_id, well_id) = (stuck.id(), well.id());
+    handle.lose_device("on purpose");
+    theirs.done().await.unwrap_err();
+    drop((stuck, well));
+    for _ in 0..20 {
+        let stream = pool.acquire().await?;
+        assert_eq!(stream.id(), well_id);
+        stream.zeros::<u8>(10).await?;
+    }
+    let state_of = |id| {
+        let streams = pool.stats().streams;
+        streams.iter().find(|stream| stream.id == id).map(|stream| stream.state)
+    };
+    assert_eq!(state_of(stuck_id), Some(PooledStreamState::Stuck));
+    assert_eq!(state_of(well_id), Some(PooledStreamState::Open));
+
+    // Without any the pool says why, to those who wait as well.
+    let pool = StreamPool::builder().streams(&device, 1).max_in_flight(1).build()?;
+    let held = pool.acquire().await?;
+    let mut waits = pool.acquire();
+    assert!((&mut waits).now_or_never().is_none());
+    let (faults, handle) = testing::faults();
+    let other = testing::host_with(faults);
+    let theirs = other.stream()?;
+    let second = Gate::close(&theirs)?;
+    held.wait(&theirs).queued()?;
+    handle.lose_device("on purpose");
+    theirs.done().await.unwrap_err();
+    drop(held);
+    for error in [soon(waits).await.unwrap_err(), pool.acquire().await.unwrap_err()] {
+        assert!(matches!(error.detail(), ErrorDetail::DependencyLost { .. }), "{error}");
+    }
+    gate.open();
+    second.open();
+    Ok(())
+}
+
 #[tokio::test]
 async fn who_waits_for_a_device_that_is_lost_is_told() -> Result<()> {
     let (faults, handle) = testing::faults();

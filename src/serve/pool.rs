@@ -237,7 +237,7 @@ pub struct PooledStreamStats {
     pub priority: i32,
     /// Whether it is for requests of high priority.
     pub high_priority: bool,
-    /// Whether its device still takes work: one that is lost is never granted again.
+    /// Whether it still takes work: one whose device is lost is never granted again.
     pub state: PooledStreamState,
     /// Requests in flight on it.
     pub in_flight: usize,
@@ -255,6 +255,8 @@ pub enum PooledStreamState {
     Closed,
     /// Its device was lost. `in_flight` counts the requests that still hold it.
     Lost,
+    /// Work on it waits for another device that was lost, and will never run. It is not granted again.
+    Stuck,
 }
 
 struct PoolCore {
@@ -466,8 +468,10 @@ impl StreamPool {
                 engine.mourn();
             }
         }
-        let backlogs: Vec<u64> =
-            self.shared.slots.iter().map(|(stream, _)| stream.backlog()).collect();
+        let look = |(stream, _): &(Stream, Class)| {
+            (stream.backlog(), stream.state().check_moves().is_err())
+        };
+        let looks: Vec<(u64, bool)> = self.shared.slots.iter().map(look).collect();
         let book = self.shared.book.lock();
         let admission = &book.admission;
         let stream = |(slot, (stream, class)): (usize, &(Stream, Class))| PooledStreamStats {
@@ -478,10 +482,11 @@ impl StreamPool {
             state: match (stream.engine().lost(), stream.engine().check_open()) {
                 (Some(_), _) => PooledStreamState::Lost,
                 (None, Err(_)) => PooledStreamState::Closed,
+                (None, Ok(())) if looks[slot].1 => PooledStreamState::Stuck,
                 (None, Ok(())) => PooledStreamState::Open,
             },
             in_flight: admission.taken_on(slot) as usize,
-            backlog: backlogs[slot],
+            backlog: looks[slot].0,
         };
         let now = self.shared.now();
         let share = |(share, name): (usize, &Arc<str>)| {
@@ -633,12 +638,15 @@ impl PoolCore {
         Poll::Pending
     }
 
-    /// The stream of a permit, holding the permit; `None`, with the permit returned, if its device takes no
-    /// more work.
+    /// The stream of a permit, holding the permit; `None`, with the permit returned, if it takes no more work.
     fn stream(self: &Arc<Self>, Granted { number, slot, weight }: Granted) -> Option<Stream> {
         let stream = &self.slots[slot].0;
-        if stream.engine().check_open().is_err() {
+        let is_open = stream.engine().check_open().is_ok();
+        let stuck = stream.state().check_moves().err().filter(|_| is_open);
+        if !is_open || stuck.is_some() {
+            let wakers = stuck.map(|error| self.lose(slot, error));
             self.take_back(number, Admission::revoke);
+            wakers.into_iter().flatten().for_each(contain::wake);
             return None;
         }
         let progress = stream.state().progress().clone();

@@ -158,9 +158,9 @@ pub enum Error {
         /// A rank that says so.
         by: usize,
     },
-    /// Some ranks did not join within the limit.
+    /// Some ranks did not make the same call within the limit: to join, to connect, to recover.
     #[error(
-        "ranks {missing:?} of {world} did not join within {limit:?}, or left before the others came: start them, raise the limit, or leave them out (`Group::without`){}",
+        "ranks {missing:?} of {world} did not come within {limit:?}, or left before the others came: see that each of them makes this call, raise the limit, or leave them out (`Group::without`){}",
         others(.refused)
     )]
     MissingRanks {

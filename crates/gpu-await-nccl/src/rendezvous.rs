@@ -301,6 +301,7 @@ impl Meeting {
             ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
                 "the other side disconnected".to_owned()
             }
+            _ if self.patience.is_over() => format!("{error}, for {:?}", self.patience.limit),
             _ => error.to_string(),
         }
     }

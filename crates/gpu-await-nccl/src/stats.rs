@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 pub struct Stats {
     /// Communicators that have handles or pending work.
     pub communicators: usize,
-    /// Communicators lost since the process started.
+    /// Communicators lost since the process started. One that had nothing pending when a peer ended counts from its next call on.
     pub lost_communicators: usize,
     /// Threads that are connecting, aborting or freeing a communicator. A thread that stays here is stuck in NCCL and lost, together
     /// with what NCCL allocated for its communicator.

@@ -91,6 +91,7 @@ async fn a_peer_that_never_comes() {
 async fn a_closed_rendezvous() {
     let error = within(Group::join_within(SOON, &address(), 1, 2)).await.unwrap_err();
     assert!(matches!(error, Error::Closed { .. }), "{error}");
+    assert!(error.to_string().contains(&format!("for {SOON:?}")), "{error}");
     // Rank 0 accepts, and ends.
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address").to_string();

@@ -1,10 +1,11 @@
-//! How a pool learns of the loss or close of a device.
+//! How a pool learns of the loss or close of a device, and of a stream that waits for a lost one.
 #![forbid(unsafe_code)]
 
 use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
 
 use super::{PoolCore, PoolState};
+use crate::error::Error;
 use crate::runtime::Engine;
 use crate::serve::admission::Wakers;
 use crate::thread::contain;
@@ -22,17 +23,24 @@ impl PoolCore {
     pub(super) fn look_after(&self, book: &mut PoolState) -> Wakers {
         let mut wakers = Wakers::new();
         for &first in &self.devices {
-            if !book.admission.is_usable(first) {
-                continue;
-            }
             let engine = self.engine(first);
             let Err(error) = engine.check_open() else { continue };
-            book.gone = Some(error);
-            for slot in (first..self.slots.len()).filter(|at| self.engine(*at).id == engine.id) {
-                wakers.extend(book.admission.lose(slot));
+            let slots = (first..self.slots.len()).filter(|at| self.engine(*at).id == engine.id);
+            for slot in slots {
+                if book.admission.is_usable(slot) {
+                    book.gone = Some(error.clone());
+                    wakers.extend(book.admission.lose(slot));
+                }
             }
         }
         wakers
+    }
+
+    /// Takes a slot away whose stream is stuck. Returns whom to wake, outside of the lock.
+    pub(super) fn lose(&self, slot: usize, error: Error) -> Wakers {
+        let mut book = self.book.lock();
+        book.gone = Some(error);
+        book.admission.lose(slot)
     }
 
     /// Has the devices wake the pool when they end. True if they did not before: then the caller checks them, as one that
