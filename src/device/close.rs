@@ -14,9 +14,8 @@ use crate::runtime::Engine;
 use crate::runtime::coop;
 use crate::runtime::deadlines::NEVER;
 use crate::thread::role;
-use crate::thread::worker::offload;
 
-/// How often a close checks for memory that is about to be free.
+/// How often a close looks for what has no wake-up: submitters, memory that is about to be free.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
 
 impl Device {
@@ -70,10 +69,17 @@ impl Device {
         let engine = self.engine();
         // Work that is being submitted is waited for as well, once it is known.
         let mut busy = engine.streams();
-        busy.retain(|stream| stream.is_submitted_to());
-        if !busy.is_empty() {
-            let passed = offload(move || busy.iter().for_each(|stream| stream.with(|_| ())));
-            limit.before(pin!(passed)).await.ok_or_else(|| limit.passed())??;
+        loop {
+            // Later submissions see that it is closed.
+            busy.retain(|stream| stream.is_submitted_to());
+            if busy.is_empty() {
+                break;
+            }
+            match engine.options.stepped {
+                // Its time may stand still.
+                true => std::thread::yield_now(),
+                false => limit.looks_again().await?,
+            }
         }
         let mut done = at(self.home.ours());
         let closed = match limit.before(&mut done).await {
@@ -106,8 +112,7 @@ impl Device {
                 return Ok(());
             }
             if !engine.options.stepped {
-                let mut rest = Deadline::after(engine, LOOK_EVERY);
-                limit.before(&mut rest).await.ok_or_else(|| limit.passed())?;
+                limit.looks_again().await?;
             }
         }
     }
@@ -139,6 +144,12 @@ impl Limit {
             }
         })
         .await
+    }
+
+    /// Waits until it is time to look again.
+    async fn looks_again(&mut self) -> Result<()> {
+        let mut rest = Deadline::after(&self.deadline.engine.clone(), LOOK_EVERY);
+        self.before(&mut rest).await.ok_or_else(|| self.passed())
     }
 
     /// Why the end was not waited for any longer.
