@@ -27,12 +27,12 @@ impl Length for Markers {
 }
 
 /// Whether operations that touch buffers are followed by events, so that who depends on one waits for nothing behind it: another stream, or
-/// the host for memory ([`expect`](StreamState::expect)).
+/// the host that waits for memory ([`expect`](StreamState::expect)).
 ///
 /// | operations followed | until |
 /// |---|---|
 /// | none, as long as no buffer of the device is used by two streams; then the next [`UNUSED`] | somebody waits for the event of one: so many from there on |
-/// | none, as nobody did so | somebody must wait for more than he depends on: from then on all; before there were any as well |
+/// | none, as nobody did so | somebody must wait for later work as well: from then on all; also where no buffer is shared |
 /// | all | – |
 ///
 /// Threads that race lose at most a change, which a later wait makes up for.
