@@ -356,7 +356,7 @@ verbs! {
     /// function in the task.
     ///
     /// # Panics
-    /// Awaiting it resumes the closure's panic.
+    /// Awaiting it resumes the closure's panic. After `queued()` the panic's message is printed, and that is all.
     ///
     /// # Errors
     /// A device that is lost or closed. `queued()` works for `()`; another value needs the await.

@@ -103,7 +103,7 @@ impl Group {
     /// # Errors
     /// - [`Error::NoRanks`], [`Error::BadRank`]: a world without ranks, or a rank outside of it.
     /// - [`Error::Address`]: the address does not resolve, or rank 0 cannot listen there.
-    /// - [`Error::Closed`]: nothing listens at the address, or rank 0 disconnected.
+    /// - [`Error::Closed`]: nothing listened at the address until the limit, or rank 0 disconnected.
     /// - [`Error::MissingRanks`]: some ranks did not join in time; it names them.
     /// - [`Error::DuplicateRank`], [`Error::WrongWorld`]: this process joined with a rank that is taken, or another world size.
     pub async fn join(address: &str, rank: usize, world: usize) -> Result<Group> {
