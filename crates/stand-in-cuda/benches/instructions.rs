@@ -8,7 +8,7 @@
 //! | `queued` | a launch of the kernel `empty`, with `.queued()` |
 //! | `await` | the same, awaited |
 //! | `enqueue` | an `enqueue` of nothing |
-//! | `shared` | a fill on a stream that no other stream waits for, of a device whose streams have shared a buffer |
+//! | `shared` | an `enqueue` of nothing that updates a buffer, where streams share buffers, and no other waits for this one |
 //!
 //! | argument | does |
 //! |---|---|
@@ -38,7 +38,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use futures::executor::block_on;
-use gpu_await::{Device, Error, RawQueue, Uses, kernels};
+use gpu_await::{Device, DeviceBuffer, Error, RawQueue, Stream, Uses, kernels};
 
 /// N: a multiple of the launches after which a marker is placed.
 const OPERATIONS: u32 = 4096;
@@ -197,31 +197,23 @@ fn counted_work(way: &str, operations: u32) {
     block_on(async {
         let stream = device.stream().expect("a stream");
         let empty = kernels::empty::load(&device).await.expect("loads");
-        let mut x = stream.zeros::<u8>(16).queued().expect("is accepted");
-        if way == "shared" {
-            let other = device.stream().expect("a stream");
-            let mut y = other.zeros(16).queued().expect("is accepted");
-            driver.instant(false);
-            let held = driver.hold();
-            stream.fill(&mut x, 1).queued().expect("is accepted");
-            other.copy(&x, &mut y).queued().expect("is accepted");
-            drop(held);
-            device.done().await.expect("completes");
-            driver.instant(true);
-        }
+        let mut x = match way {
+            "shared" => Some(shared_buffer(&driver, &device, &stream).await),
+            _ => None,
+        };
         let warm_up = [("await", 256), ("queued", 2 * OPERATIONS)];
         for (way, operations) in warm_up.into_iter().chain([(way, 64), (way, operations)]) {
             for _ in 0..operations {
                 match way {
                     "queued" => empty.launch(&stream).queued().expect("is accepted"),
                     "await" => empty.launch(&stream).await.expect("completes"),
-                    "shared" => stream.fill(&mut x, 1).queued().expect("is accepted"),
-                    _ => {
+                    "enqueue" => {
                         let nothing = |_: &RawQueue<'_>, ()| Ok::<_, Error>(());
                         // SAFETY: nothing is put on the stream.
                         let op = unsafe { stream.enqueue(Uses::new("none"), nothing) };
                         op.queued().expect("is accepted");
                     }
+                    _ => update(&stream, x.as_mut().expect("made above")),
                 }
             }
             stream.done().await.expect("completes");
@@ -229,6 +221,34 @@ fn counted_work(way: &str, operations: u32) {
         }
     });
     assert_eq!(driver.misuse(), [""; 0]);
+}
+
+#[inline(never)]
+fn update(stream: &Stream, x: &mut DeviceBuffer<u8>) {
+    let uses = Uses::new("none").updates(x);
+    // SAFETY: nothing is put on the stream.
+    let op = unsafe { stream.enqueue(uses, |_, _| Ok::<_, Error>(())) };
+    op.queued().expect("is accepted");
+}
+
+/// A buffer that another stream has read, while it was written.
+async fn shared_buffer(
+    driver: &stand_in_cuda::StandIn,
+    device: &Device,
+    stream: &Stream,
+) -> DeviceBuffer<u8> {
+    // Fills and copies are not complete within the call.
+    driver.instant(false);
+    let other = device.stream().expect("a stream");
+    let mut x = stream.zeros(16).queued().expect("is accepted");
+    let mut y = other.zeros(16).queued().expect("is accepted");
+    let held = driver.hold();
+    stream.fill(&mut x, 1).queued().expect("is accepted");
+    other.copy(&x, &mut y).queued().expect("is accepted");
+    drop(held);
+    device.done().await.expect("completes");
+    driver.instant(true);
+    x
 }
 
 /// A clock of this program's own, in place of libc's.

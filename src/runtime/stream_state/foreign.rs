@@ -24,10 +24,14 @@ impl StreamState {
 
     /// Refuses work that would never run, as what is in front of it waits for a lost device. Otherwise the stream would take it until
     /// its queue is full, and then block the caller for ever.
+    #[inline]
     pub(crate) fn check_moves(&self) -> Result<()> {
-        if !any_lost() || !self.progress.waits_for_others() {
-            return Ok(());
-        }
+        if any_lost() { self.check_moves_beside_a_loss() } else { Ok(()) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn check_moves_beside_a_loss(&self) -> Result<()> {
         let tail = self.submitted();
         if self.dependency_lost(tail).is_some() && role::may_call_driver() {
             // It may be complete, and nobody has looked.

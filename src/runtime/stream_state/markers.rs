@@ -50,19 +50,17 @@ impl Followed {
 
     /// Whether the operation that is submitted is followed.
     #[inline]
-    pub(super) fn next(&self, is_shared: impl FnOnce() -> bool) -> bool {
+    fn next(&self, buffers_are_shared: bool) -> bool {
         // ORDERING: Relaxed, here and below: it only decides for how much later work somebody waits.
-        match self.0.load(Ordering::Relaxed) {
-            Followed::ALL => true,
-            0 => false,
-            left => {
-                let is_shared = is_shared();
-                if is_shared {
-                    self.0.store(left - 1, Ordering::Relaxed);
-                }
-                is_shared
-            }
+        let left = self.0.load(Ordering::Relaxed);
+        if left == Followed::ALL {
+            return true;
         }
+        if left == 0 || !buffers_are_shared {
+            return false;
+        }
+        self.0.store(left - 1, Ordering::Relaxed);
+        true
     }
 
     /// Somebody depends on one ticket, and waits for an event behind another.
@@ -155,6 +153,11 @@ impl StreamState {
         }
         self.with(|turn| turn.place_event()).map_err(|code| self.engine.refused(code))?;
         Ok(self.marker_for_others(ticket))
+    }
+
+    /// Whether the operation that is submitted, which touches buffers, is followed by an event.
+    pub(super) fn is_next_followed(&self) -> bool {
+        self.followed.next(self.engine.is_exact())
     }
 
     /// The host will wait for `ticket`, which nobody held when later work was submitted.

@@ -205,13 +205,12 @@ impl Turn<'_, '_> {
     }
 
     /// Publishes `ticket` after its driver calls; `touched` says that it used buffers.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn publish(&mut self, ticket: u64, commands: u32, touched: bool) {
         self.stream.progress.timeline.publish(ticket);
         self.locked.state.count(ticket, commands);
         self.locked.state.touched |= touched;
-        let is_followed = || self.stream.followed.next(|| self.stream.engine.is_exact());
-        if self.stream.is_shared() || (touched && is_followed()) {
+        if self.stream.is_shared() || (touched && self.stream.is_next_followed()) {
             if let Err(code) = self.place_event() {
                 self.stream.engine.refused(code);
             }
