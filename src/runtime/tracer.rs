@@ -12,8 +12,9 @@
 //! # Invariants
 //! 1. Off, it costs an operation one load (`benches/instructions`).
 //! 2. It never exceeds its capacity, however many operations come (`the_log_is_bounded`).
-//! 3. Nothing that is dropped here is foreign code, and events return to their pool outside of the lock.
-//! 4. Events of an entry that is dropped before it was seen are not lent again: they may be pending
+//! 3. A snapshot resolves what was complete when it began, whatever follows meanwhile (`a_snapshot_of_a_busy_device_ends`).
+//! 4. Nothing that is dropped here is foreign code, and events return to their pool outside of the lock.
+//! 5. Events of an entry that is dropped before it was seen are not lent again: they may be pending
 //!    (`events_that_are_pending_are_not_lent`).
 #![forbid(unsafe_code)]
 
@@ -205,8 +206,8 @@ impl Tracer {
         }
     }
 
-    /// Queries the events of the operations seen complete. Only where driver calls may be made; it may take
-    /// long.
+    /// Queries the events of the operations that were seen complete by now, however many follow meanwhile. Only where driver calls may be
+    /// made; it may take long.
     pub(crate) fn resolve(&self, ask: &impl AskEvents, now: u64) {
         // A subscriber may ask for a snapshot: not under the lock.
         let told = self.resolve_one_at_a_time(ask, now);
@@ -225,9 +226,9 @@ impl Tracer {
         let anchor = ask.anchor();
         let begin = |log: &mut Log| {
             log.resolved_ns = now;
-            (log.generation, log.anchor.clone())
+            (log.generation, log.anchor.clone(), log.unresolved.len())
         };
-        let Some((generation, before)) = self.log.lock().as_deref_mut().map(begin) else {
+        let Some((generation, before, mut left)) = self.log.lock().as_deref_mut().map(begin) else {
             return told;
         };
         if let Some(AnchorEvent { event, window }) = anchor {
@@ -245,11 +246,11 @@ impl Tracer {
         // The time of the anchor in front of most of them.
         let Some((base, base_ns)) = before else { return told };
         let is_told = tracing::enabled!(target: "gpu_await::timeline", tracing::Level::TRACE);
-        loop {
-            let Some(chunk) = self.within(generation, Log::take_unresolved) else { return told };
-            if chunk.is_empty() {
-                return told;
-            }
+        while left > 0 {
+            let take = left.min(CHUNK);
+            left -= take;
+            let chunk = self.within(generation, |log| log.take_unresolved(take));
+            let Some(chunk) = chunk else { break };
             let at = |event| ask.elapsed_ns(&base, event).map(|ns| base_ns + ns);
             let resolved =
                 chunk.iter().map(|(number, (start, end))| (*number, at(start).zip(at(end))));
@@ -263,18 +264,23 @@ impl Tracer {
             // Their events, outside of the log's lock.
             drop(chunk);
         }
+        told
     }
 
     /// Asks how far each stream is by the events in the log, since no look may have happened yet, and since when the next
     /// operation runs. Only where driver calls may be made. `clock` is read after the events: operations may have been submitted
     /// and completed since the look began.
     pub(crate) fn look(&self, ask: &impl AskEvents, clock: impl Fn() -> u64) {
-        let streams = |log: &Log| (log.generation, log.lanes.keys().copied().collect::<Vec<_>>());
+        // With the last ticket of each: more follow meanwhile.
+        let streams = |log: &Log| {
+            let last = |(stream, lane): (&u64, &StreamLog)| Some((*stream, lane.entries.back()?.0));
+            (log.generation, log.lanes.iter().filter_map(last).collect::<Vec<_>>())
+        };
         let Some((generation, streams)) = self.log.lock().as_deref().map(streams) else { return };
-        for stream in streams {
+        for (stream, last) in streams {
             let mut is_more = true;
             while is_more {
-                let next = |log: &mut Log| Some((log.anchor.clone()?, log.next_of(stream)));
+                let next = |log: &mut Log| Some((log.anchor.clone()?, log.next_of((stream, last))));
                 let Some(((base, base_ns), next)) = self.within(generation, next).flatten() else {
                     return;
                 };
@@ -375,21 +381,21 @@ impl Log {
         self.entries.get_mut(number.checked_sub(self.first)? as usize)
     }
 
-    fn take_unresolved(&mut self) -> Vec<(u64, Between)> {
+    fn take_unresolved(&mut self, count: usize) -> Vec<(u64, Between)> {
         let mut chunk = Vec::new();
-        while chunk.len() < CHUNK
-            && let Some(number) = self.unresolved.pop_front()
-        {
+        for _ in 0..count {
+            let Some(number) = self.unresolved.pop_front() else { break };
             let events = self.entry(number).and_then(|entry| entry.events.take());
             chunk.extend(events.map(|events| (number, events)));
         }
         chunk
     }
 
-    /// A stream's next operations not seen complete: numbers, tickets and events.
-    fn next_of(&self, stream: u64) -> Vec<(u64, u64, Between)> {
+    /// A stream's next operations not seen complete, up to a ticket: numbers, tickets and events.
+    fn next_of(&self, (stream, last): (u64, u64)) -> Vec<(u64, u64, Between)> {
         let Some(lane) = self.lanes.get(&stream) else { return Vec::new() };
         let next = lane.entries.iter().skip(lane.unseen).take(CHUNK);
+        let next = next.take_while(|(ticket, _)| *ticket <= last);
         let next = next.map_while(|(ticket, number)| {
             let entry = self.entries.get((number - self.first) as usize)?;
             Some((*number, *ticket, entry.events.clone()?))
@@ -427,3 +433,6 @@ fn tell(submission: &TracedSubmission, passed: &TracedTimes) {
     let (wait_us, device_us) = (us(start - *submitted_ns as f64), us(end - start));
     tracing::trace!(target: "gpu_await::timeline", %op, stream, ticket, span, wait_us, device_us);
 }
+
+#[cfg(test)]
+mod tests;
