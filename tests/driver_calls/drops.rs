@@ -111,6 +111,29 @@ fn a_leaked_op_leaks_nothing_of_the_drivers() {
     });
 }
 
+#[test]
+fn a_refused_word_keeps_no_page_of_a_stream_that_goes_before_it_is_through() {
+    async_under_the_stand_in(async |driver| {
+        let before = Live::now(driver);
+        let builder = Device::builder().completion(Completion::Word);
+        // Freed at once, behind all that has a ticket.
+        let device = builder.spare_bytes_per_stream(0).cuda(0).unwrap();
+        let stream = device.stream().unwrap();
+        let mut x = stream.zeros::<u8>(1000).queued().unwrap();
+        driver.fail_after_effect("cuStreamWriteValue64_v2", 1, 1);
+        // Marked, and awaited by nobody: the poller does not have the stream.
+        for _ in 0..200 {
+            stream.fill(&mut x, 1).queued().unwrap();
+        }
+        assert_eq!(driver.forgive(), 0, "a word was refused");
+        eventually("all is complete", || stream.is_idle());
+        let held = driver.hold();
+        drop((x, stream));
+        drop((held, device));
+        before.comes_back(driver, &[], "a refused word");
+    });
+}
+
 static STAND_IN: OnceLock<StandIn> = OnceLock::new();
 static THINGS: Mutex<Vec<Box<dyn Any + Send>>> = Mutex::new(Vec::new());
 

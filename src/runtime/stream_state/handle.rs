@@ -65,9 +65,14 @@ impl StreamState {
         // ORDERING: SeqCst: against `deactivate`, which stores that it lets go and then looks at this.
         self.deserted.store(true, Ordering::SeqCst);
         // If the poller does not have the stream, this is the last reference.
-        if self.has_dues() || self.queue.is_watched() {
+        if self.has_dues() || self.queue.is_watched() || self.awaits_its_word() {
             self.activate();
         }
+    }
+
+    /// Whether a write of its word may still come, which keeps the word's line. Of a lost device the lines stay.
+    fn awaits_its_word(&self) -> bool {
+        self.word_may_be_late() && self.engine.lost().is_none() && !self.is_stuck()
     }
 
     /// Whether it has no handle.

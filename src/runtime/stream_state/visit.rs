@@ -69,12 +69,15 @@ impl StreamState {
 
     /// A word that is still to be written keeps its line, and so the stream.
     pub(super) fn word_is_late(&self) -> bool {
-        let Some(word) = &self.word else { return false };
         // ORDERING: Relaxed: a hint; `StreamState::drop` asks again.
-        match self.told.load(Ordering::Relaxed) {
-            UNKNOWN => self.is_through() == Ok(false),
-            told => word.read() < told,
-        }
+        let is_unknown = self.told.load(Ordering::Relaxed) == UNKNOWN;
+        self.word_may_be_late() && (!is_unknown || self.is_through() == Ok(false))
+    }
+
+    /// Whether a word may still be written, as far as is known without asking the driver.
+    pub(super) fn word_may_be_late(&self) -> bool {
+        // ORDERING: Relaxed, as above.
+        self.word.as_ref().is_some_and(|word| word.read() < self.told.load(Ordering::Relaxed))
     }
 
     /// When the poller looks next; `u64::MAX`: not on account of a waiter.
