@@ -30,11 +30,9 @@ impl<T: Element> DeviceBuffer<T> {
     /// ([`ErrorDetail::Upstream`](crate::ErrorDetail::Upstream)); a graph that uses the buffer in each launch
     /// ([`ErrorDetail::KeptByGraph`](crate::ErrorDetail::KeptByGraph)); a device that is lost or closed.
     pub fn freeze(self) -> Op<Frozen<T>> {
-        // Before the contents are checked: a failure in between is told as well.
-        let on = may_fail("freeze", &self.span());
-        match self.writers() {
+        match before_host("freeze", &self.span(), Mode::Read) {
             Err(error) => Op::refused(Refused { error, value: Some(self) }),
-            Ok(writers) => {
+            Ok((writers, on)) => {
                 // Once more: the driver may refuse a list that was not on its stream.
                 let frozen = HostValue::later(move || {
                     check("freeze", &self.span()).map(|()| Frozen::new(self))
@@ -43,30 +41,32 @@ impl<T: Element> DeviceBuffer<T> {
             }
         }
     }
-
-    /// The points that must be complete before all of the buffer can be read.
-    fn writers(&self) -> Result<Vec<Point>> {
-        let all = self.span();
-        all.memory.engine().check_open()?;
-        all.memory.check_is_in_no_graph(&all.range, "freeze")?;
-        check("freeze", &all)?;
-        let mut writers = Vec::new();
-        all.memory.with_hazards(|hazards| {
-            hazards.dependencies(&all.range, Mode::Read, NOBODY, |used| {
-                if !used.is_complete() {
-                    writers.push(used.clone());
-                }
-            });
-        });
-        Ok(writers)
-    }
 }
 
-/// The outcomes that its contents depend on, for `op`: other libraries' work may fail when it runs.
-pub(super) fn may_fail(op: &'static str, memory: &Span<'_>) -> Option<Box<Dependencies>> {
+/// The points that must be complete before the host, for `op`, does with the memory what `mode` says, and the outcomes that its contents
+/// depend on: other libraries' work may fail when it runs.
+pub(crate) fn before_host(
+    op: &'static str,
+    memory: &Span<'_>,
+    mode: Mode,
+) -> Result<(Vec<Point>, Option<Box<Dependencies>>)> {
+    let Span { memory: allocation, range, .. } = memory;
+    allocation.engine().check_open()?;
+    allocation.check_is_in_no_graph(range, op)?;
     let mut footprint = Footprint::new(op);
     footprint.reads(memory);
-    LateOutcomes::of_inputs(&footprint)
+    // Before the contents are checked: a failure in between is told as well.
+    let on = LateOutcomes::of_inputs(&footprint);
+    footprint.check_contents()?;
+    let mut points = Vec::new();
+    allocation.with_hazards(|hazards| {
+        hazards.dependencies(range, mode, NOBODY, |used| {
+            if !used.is_complete() {
+                points.push(used.clone());
+            }
+        });
+    });
+    Ok((points, on))
 }
 
 /// Rejects, in the name of `op`, memory that must not be read.

@@ -3,14 +3,12 @@
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::memory::allocation::NOBODY;
 use crate::memory::hazard::Mode;
 use crate::memory::mapped::Mapped;
 use crate::memory::pinned::PinnedBuffer;
 use crate::memory::view::Readable;
-use crate::op::freeze::{check, may_fail};
+use crate::op::freeze::{before_host, check};
 use crate::op::{HostValue, Op};
-use crate::runtime::Point;
 
 impl<T: Element> Mapped<T> {
     /// Waits until every use is complete, then lends the memory to the host: to read what a kernel wrote, and
@@ -49,11 +47,9 @@ impl<T: Element> Mapped<T> {
     /// # Errors
     /// As [`host`](Self::host).
     pub fn into_pinned(self) -> Op<PinnedBuffer<T>> {
-        // Before the contents are checked: a failure in between is told as well.
-        let on = may_fail("into_pinned", &self.span());
-        match self.uses("into_pinned") {
+        match before_host("into_pinned", &self.span(), Mode::ReadWrite) {
             Err(error) => Op::failed(error),
-            Ok(uses) => {
+            Ok((uses, on)) => {
                 let pinned = HostValue::later(move || {
                     check("into_pinned", &self.span()).map(|()| self.into_host())
                 });
@@ -65,24 +61,7 @@ impl<T: Element> Mapped<T> {
     /// Resolves when every use is complete, and fails if what wrote it did when it ran. The driver may still refuse a list that was not on
     /// its stream.
     fn used(&self, op: &'static str) -> Result<Op<()>> {
-        let on = may_fail(op, &self.span());
-        Ok(Op::behind_uses(self.uses(op)?, HostValue::Here((), on)))
-    }
-
-    /// The points that must be complete before the host may have it, for `op`.
-    fn uses(&self, op: &'static str) -> Result<Vec<Point>> {
-        let all = self.span();
-        all.memory.engine().check_open()?;
-        all.memory.check_is_in_no_graph(&all.range, op)?;
-        check(op, &all)?;
-        let mut uses = Vec::new();
-        all.memory.with_hazards(|hazards| {
-            hazards.dependencies(&all.range, Mode::ReadWrite, NOBODY, |used| {
-                if !used.is_complete() {
-                    uses.push(used.clone());
-                }
-            });
-        });
-        Ok(uses)
+        let (uses, on) = before_host(op, &self.span(), Mode::ReadWrite)?;
+        Ok(Op::behind_uses(uses, HostValue::Here((), on)))
     }
 }

@@ -24,16 +24,16 @@ use crate::device::home::Home;
 use crate::error::refused::Refused;
 use crate::error::tensor::TensorProblem;
 use crate::error::{Error, ErrorDetail, Result};
-use crate::memory::allocation::NOBODY;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::hazard::Mode;
 use crate::memory::pinned::PinnedBuffer;
 use crate::memory::reclaim::retired::Remnant;
 use crate::memory::view::Readable;
+use crate::op::freeze::before_host;
 use crate::op::{HostValue, Op};
 use crate::runtime::Engine;
 use crate::stream::Stream;
-use crate::submit::{Footprint, RawQueue, Uses, wrong_device};
+use crate::submit::{RawQueue, Uses, wrong_device};
 use crate::thread::exit::ExitGuard;
 use crate::thread::role;
 
@@ -192,23 +192,13 @@ impl<T: DlpackElement> Exportable for DeviceBuffer<T> {
     }
 
     fn check(&self) -> Result<()> {
-        Exportable::engine(self).check_open()?;
-        self.memory().check_is_in_no_graph(&self.span().range, "dlpack")?;
-        let mut footprint = Footprint::new("dlpack");
-        footprint.reads(&self.span());
-        footprint.check_contents()
+        before_host("dlpack", &self.span(), Mode::ReadWrite).map(drop)
     }
 
     fn synchronize(&self) -> Result<()> {
-        self.check()?;
-        let (all, mut users) = (self.span(), Vec::new());
-        all.memory.with_hazards(|hazards| {
-            hazards.dependencies(&all.range, Mode::ReadWrite, NOBODY, |used| {
-                users.push(used.clone());
-            });
-        });
-        Op::behind_uses(users, HostValue::here(())).synchronize()?;
-        // Once more: another library may fail when its work runs.
+        let (uses, on) = before_host("dlpack", &self.span(), Mode::ReadWrite)?;
+        Op::behind_uses(uses, HostValue::Here((), on)).synchronize()?;
+        // Once more: the driver may refuse a list that was not on its stream.
         self.check()
     }
 }
