@@ -1,5 +1,5 @@
-//! Training that goes on without a process that died. Without arguments it starts three on this host, one of which ends itself in the
-//! middle.
+//! Training that goes on without a process that died. Without arguments it starts three on this host, or as many as there are GPUs if
+//! those are fewer, one of which ends itself in the middle.
 //!
 //! Each process keeps the weights of its last two checkpoints on the host: another may not have reached the last one. When the
 //! communicator is lost, those who are left agree on the oldest of their newest checkpoints, and continue from there.
@@ -73,7 +73,7 @@ struct Checkpoint {
 #[tokio::main]
 async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [rank, world, address] = &arguments[..] else { return start_three() };
+    let [rank, world, address] = &arguments[..] else { return start_all() };
     let (rank, world) = (rank.parse::<usize>()?, world.parse()?);
     let device = match Device::count() {
         0 => Device::host(),
@@ -129,18 +129,23 @@ async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn start_three() -> std::result::Result<(), Box<dyn std::error::Error>> {
+fn start_all() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    // Two ranks need two GPUs, or none.
+    let world = match Device::count() {
+        0 => 3,
+        count => count.clamp(2, 3),
+    };
     // Nobody else has the port now; in a program it is a number that all know.
     let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let start = |rank: usize| {
         let this = std::env::current_exe()?;
-        Command::new(this).args([&rank.to_string(), "3", &format!("127.0.0.1:{port}")]).spawn()
+        let arguments = [rank.to_string(), world.to_string(), format!("127.0.0.1:{port}")];
+        Command::new(this).args(arguments).spawn()
     };
-    // Three ranks need three GPUs, or none.
-    let processes = [start(0)?, start(1)?, start(2)?];
+    let processes = (0..world).map(start).collect::<std::io::Result<Vec<_>>>()?;
     for (rank, mut process) in processes.into_iter().enumerate() {
-        assert_eq!(process.wait()?.success(), rank < 2, "rank {rank}");
+        assert_eq!(process.wait()?.success(), rank < world - 1, "rank {rank}");
     }
-    println!("the two that are left trained to the end");
+    println!("{} of {world} trained to the end", world - 1);
     Ok(())
 }
