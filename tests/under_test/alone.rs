@@ -1,7 +1,11 @@
 //! One test at a time on a GPU. Loading a kernel waits for everything that runs there, the gates of other tests among
 //! it, and holds up the driver's calls of all threads meanwhile: tests that close gates and load would time one another out.
 
+#[path = "host_threads.rs"]
+mod host_threads;
+
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use gpu_await::{Device, testing};
 
@@ -10,7 +14,20 @@ static TESTS: Mutex<()> = Mutex::new(());
 thread_local! {
     /// Until the thread ends: each test has one of its own.
     static TURN: Option<MutexGuard<'static, ()>> =
-        on_cuda().then(|| TESTS.lock().unwrap_or_else(PoisonError::into_inner));
+        on_cuda().then(|| {
+            let turn = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
+            await_last_acts();
+            turn
+        });
+}
+
+/// The last act of the device before gives memory back, and so waits for what runs as well. It has a thread (`gpu-await-close`), and so
+/// has its poller (`gpu-await-cuda`).
+fn await_last_acts() {
+    let end = Instant::now() + Duration::from_secs(5);
+    while host_threads::threads_called("gpu-await-c") > 0 && Instant::now() < end {
+        std::thread::yield_now();
+    }
 }
 
 fn on_cuda() -> bool {
