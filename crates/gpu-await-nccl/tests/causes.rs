@@ -4,6 +4,7 @@ mod support;
 
 use std::time::Duration;
 
+use gpu_await::testing::{self, FaultHandle};
 use gpu_await::{Device, DeviceBuffer, DeviceKind, Graph, InOut, Op};
 use gpu_await_nccl::{Communicator, Error, LostCause, Reduction, UniqueId};
 
@@ -303,5 +304,96 @@ async fn an_input_that_fails_late() {
             assert!(matches!(cause, LostCause::InputFailed { rank: 1, .. }), "{cause}");
             assert_eq!(origin, 1);
         }
+    }
+}
+
+/// Communicators of a rank each, the last of which has a device that can be lost: of one process, and over TCP.
+async fn both_with_faults(
+    world: usize,
+) -> [(Vec<gpu_await_nccl::Group>, Vec<Communicator>, Vec<Device>, FaultHandle); 2] {
+    let make = async |id: Option<UniqueId>| {
+        let (faults, handle) = testing::faults();
+        let mut devices: Vec<_> = (1..world).map(|_| Device::host()).collect();
+        devices.push(testing::host_with(faults));
+        let groups = if id.is_none() { groups(world).await } else { Vec::new() };
+        let connect = async |rank: usize, device: &Device| match id {
+            Some(id) => {
+                let builder = Communicator::builder(id, world).limit(LIMIT);
+                builder.rank(rank, device).connect().await
+            }
+            None => groups[rank].builder(device).limit(LIMIT).connect().await,
+        };
+        let comms = devices.iter().enumerate().map(|(rank, device)| connect(rank, device));
+        let comms = within(futures::future::try_join_all(comms)).await.expect("connected");
+        (groups, comms, devices, handle)
+    };
+    let id = UniqueId::new(DeviceKind::Host).expect("an id");
+    [make(Some(id)).await, make(None).await]
+}
+
+/// The other ranks wait for a rank that makes no call any more: it need not make one for them to be told.
+#[tokio::test]
+async fn a_device_that_is_lost_while_nothing_is_pending() {
+    for (_groups, comms, devices, handle) in both_with_faults(3).await {
+        let mut x = ones(&devices[0], 10);
+        let op = comms[0].all_reduce_in_place(&mut x, Reduction::Sum);
+        handle.lose_device("a test");
+        let (cause, origin) = lost(op).await;
+        assert!(matches!(cause, LostCause::PeerFailed { rank: 2, .. }), "{cause}");
+        assert_eq!(origin, 2);
+        let own = comms[2].lost().expect("it is lost");
+        assert!(matches!(own.cause, LostCause::DeviceLost { rank: 2, .. }), "{own}");
+    }
+}
+
+/// A rank that cannot make its call, as its device makes none.
+#[tokio::test]
+async fn a_call_on_a_device_that_is_lost_or_closed() {
+    for closes in [true, false] {
+        for (_groups, comms, devices, handle) in both_with_faults(3).await {
+            let (mut x, mut y) = (ones(&devices[0], 10), ones(&devices[2], 10));
+            let op = comms[0].all_reduce_in_place(&mut x, Reduction::Sum);
+            if closes {
+                within(devices[2].close(LIMIT)).await.expect("closed");
+            } else {
+                handle.lose_device("a test");
+                within(devices[2].fill(&mut y, 1.0)).await.expect_err("it is lost");
+            }
+            let refused = comms[2].all_reduce_in_place(&mut y, Reduction::Sum).queued();
+            refused.expect_err("it makes no call");
+            let (cause, origin) = lost(op).await;
+            assert!(matches!(cause, LostCause::PeerFailed { rank: 2, .. }), "{cause}");
+            assert_eq!(origin, 2);
+        }
+    }
+}
+
+/// Of several ranks of a process the one is named whose device was lost.
+#[tokio::test]
+async fn the_rank_of_a_device_that_is_lost() {
+    let (faults, handle) = testing::faults();
+    let devices = [Device::host(), Device::host(), testing::host_with(faults)];
+    let comm = within(Communicator::all(&devices)).await.expect("connected");
+    let (mut x, mut y) = (ones(&devices[0], 10), ones(&devices[2], 10));
+    let op = comm.group(|g| g.rank(0)?.all_reduce_in_place(&mut x, Reduction::Sum));
+    handle.lose_device("a test");
+    within(devices[2].fill(&mut y, 1.0)).await.expect_err("it is lost");
+    assert_eq!(lost(op).await.1, 2);
+    assert_eq!(comm.lost().expect("it is lost").origin(), 2);
+}
+
+/// Also of the first call behind it, though nothing was pending.
+#[tokio::test]
+async fn a_call_behind_a_loss_is_refused() {
+    let device = Device::host();
+    for (_groups, comms) in both(2, &device).await {
+        within(comms[0].abort()).await.expect("aborted");
+        while comms[1].lost().is_none() {
+            tokio::task::yield_now().await;
+        }
+        let mut x = ones(&device, 10);
+        let refused = comms[1].all_reduce_in_place(&mut x, Reduction::Sum).queued();
+        let refused = refused.expect_err("it is lost");
+        assert_eq!(Error::lost(&refused).expect("why").origin(), 0);
     }
 }

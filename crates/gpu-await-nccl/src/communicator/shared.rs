@@ -27,13 +27,15 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Wake};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use futures::channel::oneshot;
 use futures::future::{self, Either};
-use gpu_await::{DeviceBuffer, ErrorDetail, MemoryLoan, Op, Stream, Uses, WorkOutcome, join_all};
+use gpu_await::{
+    DeviceBuffer, ErrorDetail, ErrorKind, Loss, MemoryLoan, Op, Stream, Uses, WorkOutcome, join_all,
+};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -69,6 +71,8 @@ pub(crate) struct Shared {
     /// Resolves when it is lost.
     loss: future::Shared<oneshot::Receiver<()>>,
     this: Weak<Shared>,
+    /// Of its devices: each has the watchdog look.
+    losses: Mutex<Vec<Loss>>,
     _counted: Counted,
 }
 
@@ -160,7 +164,7 @@ impl Shared {
         let order = order.into_iter().map(InOrder::by).collect();
         let (works, loss) = oneshot::channel();
         let state = State { works: Some(works), ..State::default() };
-        Arc::new_cyclic(|this| Shared {
+        let shared = Arc::new_cyclic(|this| Shared {
             world,
             ranks,
             transport,
@@ -171,8 +175,11 @@ impl Shared {
             state: Mutex::new(state),
             loss: future::FutureExt::shared(loss),
             this: this.clone(),
+            losses: Mutex::default(),
             _counted: Counted::one(&COMMUNICATORS),
-        })
+        });
+        shared.await_losses();
+        shared
     }
 
     pub(crate) fn set_limit(&self, limit: Option<Duration>) {
@@ -218,14 +225,17 @@ impl Shared {
         // SAFETY: what the transport does with the memory is what the verb declared, on that stream alone, and the loan
         // ends when it is there: `run` ends it, or its drop. On a host device it is a function of that stream.
         let loan = unsafe { self.ranks[at].stream.lend_memory(uses) };
-        let loan = loan.inspect_err(|error| self.input_failed(at, error))?;
+        let loan = loan.inspect_err(|error| self.not_made(at, error))?;
         Ok(Part { at, call: Some((call(slices), loan)) })
     }
 
-    /// A call cannot be made as what was to write its input failed: the other ranks would wait for it.
-    pub(super) fn input_failed(&self, at: usize, error: &gpu_await::Error) {
+    /// A call cannot be made as what was to write its input failed, or the rank's device makes none any more: the other ranks would wait
+    /// for it.
+    pub(super) fn not_made(&self, at: usize, error: &gpu_await::Error) {
         if let ErrorDetail::Upstream { .. } = error.detail() {
             self.fail(self.of_input(at, error));
+        } else if let ErrorKind::DeviceLost | ErrorKind::Closed = error.kind() {
+            self.fail(LostCause::DeviceLost { rank: self.ranks[at].rank, error: error.clone() });
         }
     }
 
@@ -452,11 +462,4 @@ impl Shared {
 fn refuse<P>(local: &LocalRank, uses: Uses<'_, P>, error: Error) -> Op<()> {
     // SAFETY: nothing is put on the stream.
     unsafe { local.stream.enqueue(uses, |_, _| Err::<(), _>(error.into_source())) }
-}
-
-fn lost_device(device: &gpu_await::Device) -> Option<LostCause> {
-    match pin!(device.lost()).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(error) => Some(LostCause::DeviceLost { error }),
-        Poll::Pending => None,
-    }
 }

@@ -34,11 +34,9 @@ impl CollectiveLost {
             | LostCause::PeerFailed { rank, .. }
             | LostCause::InputFailed { rank, .. }
             | LostCause::BadMessage { rank, .. }
+            | LostCause::DeviceLost { rank, .. }
             | LostCause::Mismatch { ranks: [rank, _], .. } => rank,
-            LostCause::Aborted
-            | LostCause::TimedOut { .. }
-            | LostCause::DeviceLost { .. }
-            | LostCause::Nccl { .. } => self.rank,
+            LostCause::Aborted | LostCause::TimedOut { .. } | LostCause::Nccl { .. } => self.rank,
         }
     }
 }
@@ -110,8 +108,10 @@ pub enum LostCause {
         /// What is wrong with them.
         reason: String,
     },
-    /// A device of this process was lost.
+    /// A device of this process was lost, or a call was refused because it is closed.
     DeviceLost {
+        /// Its rank.
+        rank: usize,
         /// The device's error.
         error: gpu_await::Error,
     },
@@ -150,7 +150,9 @@ impl fmt::Display for LostCause {
             LostCause::BadMessage { rank, reason } => {
                 write!(f, "the process of rank {rank} sent bytes that are no message: {reason}")
             }
-            LostCause::DeviceLost { error } => write!(f, "a device was lost: {error}"),
+            LostCause::DeviceLost { rank, error } => {
+                write!(f, "the device of rank {rank} was lost: {error}")
+            }
             LostCause::Nccl { code, text } => write!(f, "NCCL reports {text} ({code})"),
         }
     }
@@ -165,9 +167,10 @@ impl LostCause {
         match self {
             LostCause::Aborted => LostCause::PeerAborted { rank: by },
             LostCause::TimedOut { limit } => LostCause::PeerTimedOut { rank: by, limit: *limit },
-            LostCause::DeviceLost { .. } | LostCause::Nccl { .. } => {
-                LostCause::PeerFailed { rank: by, reason: self.to_string() }
+            LostCause::DeviceLost { rank, error } => {
+                LostCause::PeerFailed { rank: *rank, reason: error.to_string() }
             }
+            LostCause::Nccl { .. } => LostCause::PeerFailed { rank: by, reason: self.to_string() },
             other => other.clone(),
         }
     }

@@ -84,7 +84,7 @@ impl Transport for HostTransport {
                     .stream
                     .enqueue(Uses::new("collective"), |queue, ()| queue.host(move || work.run()))
             };
-            put.queued().map_err(|error| LostCause::DeviceLost { error })?;
+            put.queued().map_err(|error| LostCause::DeviceLost { rank: local.rank, error })?;
         }
         Ok(())
     }

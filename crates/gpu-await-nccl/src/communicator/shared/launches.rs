@@ -107,7 +107,7 @@ impl Shared {
     /// A graph that has a call of its is being launched, or that is refused.
     fn launched(&self, at: usize, outcome: WorkOutcome) -> Result<(), Error> {
         if let Some(refused) = outcome.failure() {
-            self.input_failed(at, &refused);
+            self.not_made(at, &refused);
             return Ok(());
         }
         let parts = OfParts::from_iter([PendingPart { at, ticket: None, outcome }]);

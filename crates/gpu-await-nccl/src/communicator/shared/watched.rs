@@ -6,18 +6,28 @@
 //! | has returned | as pending work, until it is known to be complete |
 #![forbid(unsafe_code)]
 
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
 
+use gpu_await::ErrorDetail;
 use parking_lot::MutexGuard;
 
-use super::{Shared, State, lost_device};
+use super::{Shared, State};
 use crate::error::{Error, LostCause};
+use crate::transport::LocalRank;
 use crate::watchdog;
 
 impl Shared {
     /// Has the watchdog look after a call until it [ends](Self::end_call), or is entered.
     pub(super) fn begin_call(&self) -> Result<Instant, Error> {
         let now = Instant::now();
+        // Nobody looks while nothing is pending.
+        if let Some(cause) = self.transport.peer_lost() {
+            self.fail(cause);
+        }
         let mut state = self.state.lock();
         if let Some(cause) = state.lost.clone() {
             return Err(self.error(cause));
@@ -30,6 +40,18 @@ impl Shared {
     /// The call has returned, and nothing of it is pending.
     pub(super) fn end_call(&self) {
         self.state.lock().calling = None;
+    }
+
+    /// Has the watchdog look when a device is lost, also while nothing is pending: the other ranks wait for the next call.
+    pub(super) fn await_losses(&self) {
+        let waker = Waker::from(Arc::new(LookNow(self.this.clone())));
+        let awaits = |local: &LocalRank| {
+            let mut loss = local.device.lost();
+            // One that is lost already is seen by the first call.
+            let _pending = Pin::new(&mut loss).poll(&mut Context::from_waker(&waker));
+            loss
+        };
+        *self.losses.lock() = self.ranks.iter().map(awaits).collect();
     }
 
     pub(super) fn watch(&self, mut state: MutexGuard<'_, State>) {
@@ -47,6 +69,7 @@ impl Shared {
             let _in_flight = local.stream.backlog();
         }
         self.ask_launches();
+        let lost = self.ranks.iter().find_map(lost_device);
         let oldest = {
             let mut state = self.state.lock();
             self.forget_complete(&mut state);
@@ -58,16 +81,36 @@ impl Shared {
             let pending = state.pending.front().map(|pending| pending.since);
             let Some(oldest) = pending.into_iter().chain(state.calling).min() else {
                 state.watched = false;
+                drop(state);
+                lost.map(|cause| self.fail(cause));
                 return false;
             };
             oldest
         };
-        let lost = self.ranks.iter().find_map(|local| lost_device(&local.device));
         let late = self.limit().filter(|limit| oldest.elapsed() > *limit);
         let late = late.map(|limit| LostCause::TimedOut { limit });
         if let Some(cause) = lost.or_else(|| self.transport.look()).or(late) {
             self.fail(cause);
         }
         true
+    }
+}
+
+/// On the thread that finds the loss.
+struct LookNow(Weak<Shared>);
+
+impl Wake for LookNow {
+    fn wake(self: Arc<Self>) {
+        watchdog::watch(self.0.clone());
+    }
+}
+
+/// The end of the process is told by its links.
+fn lost_device(local: &LocalRank) -> Option<LostCause> {
+    match pin!(local.device.lost()).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(error) if !matches!(error.detail(), ErrorDetail::ProcessEnding { .. }) => {
+            Some(LostCause::DeviceLost { rank: local.rank, error })
+        }
+        _ => None,
     }
 }
