@@ -22,7 +22,8 @@ use std::time::{Duration, Instant};
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Version, header};
+use axum::middleware::Next;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Json, Router, middleware};
@@ -60,7 +61,7 @@ pub(crate) struct Shared {
     pub device: Device,
     pub pool: StreamPool,
     products: StreamPool,
-    timeline_writer: tokio::sync::Mutex<()>,
+    timeline_writer: Arc<tokio::sync::Mutex<()>>,
     pub model: Arc<Model>,
     pub embedder: Batcher<Embed, Embedded, gpu_await::Error>,
     pub metrics: PrometheusHandle,
@@ -133,7 +134,7 @@ impl App {
             device,
             pool,
             products,
-            timeline_writer: tokio::sync::Mutex::default(),
+            timeline_writer: Arc::default(),
             model,
             embedder,
             metrics,
@@ -175,7 +176,8 @@ impl App {
     /// These routes, and an answer for any other path.
     pub(crate) fn serve(&self, routes: Router<App>) -> Router {
         let other = self.observed(Route::OTHER, Router::new().fallback(no_such_path));
-        other.merge(routes).with_state(self.clone())
+        let close = middleware::from_fn_with_state(self.clone(), close);
+        other.merge(routes).layer(close).with_state(self.clone())
     }
 
     pub(crate) fn at(&self, route: Route, methods: MethodRouter<App>) -> Router<App> {
@@ -222,6 +224,17 @@ impl App {
             drill.answered(&self.health_stream);
         }
     }
+}
+
+/// Has clients go when the server is about to stop: a request on a connection that is being closed is lost.
+async fn close(State(app): State<App>, request: Request, next: Next) -> Response {
+    // HTTP/2 has a frame for that, which the connection sends.
+    let is_told = request.version() < Version::HTTP_2;
+    let mut response = next.run(request).await;
+    if is_told && app.stopping().is_some() {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
 }
 
 pub(crate) async fn no_such_path() -> Failure {
@@ -326,8 +339,8 @@ pub(crate) async fn timeline(State(app): State<App>) -> Result<Html<Bytes>, Fail
         let message = "the server logs no operations: start it with --timeline N";
         return Err(Failure::new(StatusCode::NOT_FOUND, "not_found", message));
     }
-    // One at a time, and within the budget until it is read: a page may have many MiB.
-    let Ok(_writing) = app.timeline_writer.try_lock() else {
+    // One at a time, whatever becomes of its client, and within the budget until it is read: a page may have many MiB.
+    let Ok(writing) = app.timeline_writer.clone().try_lock_owned() else {
         return Err(unavailable("busy", "another one is being written"));
     };
     let device = app.device.clone();
@@ -335,11 +348,11 @@ pub(crate) async fn timeline(State(app): State<App>) -> Result<Html<Bytes>, Fail
         let mut page = Vec::new();
         let trace = device.timeline().snapshot().map_err(|error| error.to_string())?;
         trace.write_html(&mut page).map_err(|error| error.to_string())?;
-        Ok(page)
+        Ok((page, writing))
     });
     let page: Result<_, String> =
         written.await.map_err(|error| error.to_string()).and_then(|page| page);
-    let page = page.map_err(|error| Failure::internal(&error))?;
+    let (page, _writing) = page.map_err(|error| Failure::internal(&error))?;
     let reserved = app.budget.answer(page.len()).await?;
     Ok(Html(reserved.hold(page)))
 }

@@ -8,7 +8,7 @@
 //! | whose socket takes no bytes for the write timeout | closed |
 //! | beyond the most that there may be | left in the listener's queue until another one ends |
 //! | that its client closed for sending, HTTP/1 | taken as left: what it asked for is dropped |
-//! | idle when the server stops | closed at once |
+//! | idle when the server stops | closed if nothing comes for a [moment](LAST_READ): a request may be on its way, or in the socket |
 //! | in a request when the server stops | closed behind the answer, or when the drain timeout has passed |
 //! | in the listener's queue when the server stops | served one request, within the drain timeout, if there is a descriptor for it |
 //!
@@ -53,6 +53,8 @@ const BUFFER: u32 = 64 << 10;
 const STREAMS: u32 = 100;
 /// The window of all their bodies.
 const WINDOW: u32 = 4 * BUFFER;
+/// How long a connection is still read from when the server stops.
+const LAST_READ: Duration = Duration::from_millis(200);
 
 /// The limits of connections.
 #[derive(Clone, Copy, Debug)]
@@ -100,7 +102,10 @@ pub(crate) async fn serve<S>(
             (permit, accepted) = accepted => match accepted {
                 Ok((socket, _)) => {
                     let mut stopping = stopping.subscribe();
-                    let stop = |_| async move { drop(stopping.changed().await) };
+                    let stop = |_| async move {
+                        drop(stopping.changed().await);
+                        tokio::time::sleep(LAST_READ).await;
+                    };
                     let served = connection(socket, router.clone(), limits, stop);
                     open.spawn(async move {
                         let _permit = permit;
@@ -192,6 +197,8 @@ async fn connection<F: Future<Output = ()>>(
             timer.as_mut().poll(cx).map(|()| None)
         });
         tokio::select! {
+            // A request that has come is begun, also where the server was stopped by the system meanwhile.
+            biased;
             ended = ended => match ended {
                 Some(Ok(())) => return,
                 Some(Err(error)) => return tracing::debug!(%error, "a connection broke off"),

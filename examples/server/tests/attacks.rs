@@ -533,6 +533,66 @@ async fn not_ready_before_the_listener_closes() {
     assert_eq!(server.ended().await.code(), Some(1), "{}", server.log());
 }
 
+/// They are in the sockets when the server, which does not run meanwhile, is told to stop: of connections that have had an answer, that are
+/// silent so far, and that wait to be accepted.
+#[tokio::test]
+async fn requests_that_have_come_are_answered() {
+    const OF_EACH: usize = 20;
+    let mut server = Server::start(&[]);
+    let request = [&head("/embed", JSON, EMBED.len())[..], EMBED.as_bytes()].concat();
+    let open = || std::fs::read_dir(server.proc("fd")).expect("a Linux").count();
+    let mut connections = Vec::new();
+    for _ in 0..OF_EACH {
+        let mut connection = begin(server.addr, &request).await;
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"}") {
+            let read = tokio::time::timeout(SOON, connection.read_buf(&mut answer)).await;
+            assert!(read.expect("it answers").expect("it answers") > 0);
+        }
+        connections.push(connection);
+    }
+    let before = open();
+    for _ in 0..OF_EACH {
+        connections.push(begin(server.addr, b"").await);
+    }
+    eventually("they are accepted", async || open() >= before + OF_EACH).await;
+    server.signal("STOP");
+    for _ in 0..OF_EACH {
+        connections.push(begin(server.addr, b"").await);
+    }
+    for connection in &mut connections {
+        connection.write_all(&request).await.expect("room in the socket");
+    }
+    server.signal("TERM");
+    server.signal("CONT");
+    for (at, connection) in connections.into_iter().enumerate() {
+        let answer = rest_of(connection).await;
+        let is_whole = answer.starts_with("HTTP/1.1 200") && answer.ends_with('}');
+        assert!(is_whole && answer.contains("connection: close"), "{at}: {answer}");
+    }
+    assert_eq!(server.ended().await.code(), Some(0), "{}", server.log());
+}
+
+/// Who asks for a page and goes leaves none to be written beside the next one.
+#[tokio::test]
+async fn pages_that_nobody_waits_for_are_written_one_at_a_time() {
+    let server = Server::start(&["--timeline", "20000"]);
+    for _ in 0..200 {
+        embeds(&server).await;
+    }
+    let threads = || {
+        let tasks = std::fs::read_dir(server.proc("task")).expect("a Linux");
+        tasks.count()
+    };
+    let before = threads();
+    for _ in 0..100 {
+        drop(begin(server.addr, b"GET /timeline HTTP/1.1\r\nhost: x\r\n\r\n").await);
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    assert!(threads() <= before + 2, "{before} threads, then {}", threads());
+    embeds(&server).await;
+}
+
 #[tokio::test]
 async fn the_lame_duck_period_ends() {
     let mut server = Server::start(&["--lame-duck-ms", "200"]);
