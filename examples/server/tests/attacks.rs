@@ -527,7 +527,12 @@ async fn not_ready_before_the_listener_closes() {
     assert_eq!(server.get("/readyz").await.text(), "ready");
     server.signal("TERM");
     eventually("not ready", async || server.get("/readyz").await.status == 503).await;
-    assert_eq!(server.get("/healthz").await.text(), "ok");
+    let healthy = server.get("/healthz").await;
+    // Its clients go before it stops.
+    assert_eq!(
+        (healthy.text().as_str(), &healthy.headers["connection"]),
+        ("ok", &"close".parse().unwrap())
+    );
     embeds(&server).await;
     server.signal("TERM");
     assert_eq!(server.ended().await.code(), Some(1), "{}", server.log());
@@ -537,7 +542,7 @@ async fn not_ready_before_the_listener_closes() {
 /// silent so far, and that wait to be accepted.
 #[tokio::test]
 async fn requests_that_have_come_are_answered() {
-    const OF_EACH: usize = 20;
+    const OF_EACH: usize = 100;
     let mut server = Server::start(&[]);
     let request = [&head("/embed", JSON, EMBED.len())[..], EMBED.as_bytes()].concat();
     let open = || std::fs::read_dir(server.proc("fd")).expect("a Linux").count();
@@ -567,8 +572,7 @@ async fn requests_that_have_come_are_answered() {
     server.signal("CONT");
     for (at, connection) in connections.into_iter().enumerate() {
         let answer = rest_of(connection).await;
-        let is_whole = answer.starts_with("HTTP/1.1 200") && answer.ends_with('}');
-        assert!(is_whole && answer.contains("connection: close"), "{at}: {answer}");
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with('}'), "{at}: {answer}");
     }
     assert_eq!(server.ended().await.code(), Some(0), "{}", server.log());
 }
