@@ -673,3 +673,22 @@ fn the_argument_of_a_consumer() -> Result<()> {
     }
     Ok(())
 }
+
+/// A tensor that came back is dropped in two steps: with the memory that it was adopted as, and as what was exported.
+#[tokio::test]
+async fn a_closed_device_has_back_what_was_exported_and_adopted() -> Result<()> {
+    for _ in 0..200 {
+        let device = testing::device();
+        let stream = device.stream()?;
+        let x = stream.full(LEN, 1.0f32).queued()?;
+        let tensor = x.into_dlpack(&[LEN], DlpackConsumer::Stream(stream.clone()))?;
+        // SAFETY: what writes it is on that stream.
+        let y = unsafe { stream.adopt_dlpack::<f32>(tensor) }?;
+        assert_eq!(stream.download_vec(&y).await?, [1.0; LEN]);
+        drop((y, stream));
+        device.close(SOON).await?;
+        let stats = device.stats();
+        assert_eq!((stats.allocations, stats.allocated_bytes), (0, 0));
+    }
+    Ok(())
+}

@@ -59,7 +59,7 @@ impl<S: DeviceStream> Engine<S> {
         !self.retired.lock().is_empty() || !self.freeing.lock().is_empty()
     }
 
-    /// How often something was retired.
+    /// How often something was retired, or sent to be dropped.
     pub(crate) fn retirements(&self) -> u64 {
         // ORDERING: Relaxed, see `retire`.
         self.retirements.load(Ordering::Relaxed)
