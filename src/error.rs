@@ -520,7 +520,8 @@ impl Error {
     ///
     /// False for [`ErrorDetail::DependencyLost`], whose kind is [`ErrorKind::DeviceLost`] too: there another
     /// device was lost, and this one works; make a new stream on it and go on. For an
-    /// [`ErrorDetail::Upstream`] it refers to the device of the operation that failed first.
+    /// [`ErrorDetail::Upstream`] it refers to the device of the operation that failed first, which may be another one: ask
+    /// [`Device::lost`](crate::Device::lost) of the device that is to be replaced.
     #[must_use]
     pub fn is_device_lost(&self) -> bool {
         match self.detail() {

@@ -46,6 +46,9 @@ use crate::unique_id::UniqueId;
 /// A communicator is lost as a whole: by [`abort`](Self::abort), when NCCL reports an error, when an operation exceeds the
 /// [limit](Self::set_limit), when a process of its [`Group`](crate::Group) ends, or with one of its devices. Every pending
 /// operation then fails with [`CollectiveLost`], and every later call is refused with it; [`Error::lost`] finds it in an operation's error.
+/// A call that is refused as its input failed, or its device is lost or closed, loses the communicator too, as the other ranks wait for
+/// it. One that is refused for what was passed (memory that nobody wrote, a wrong length, a rank that does not exist) does not: the
+/// others wait for a right one, for as long as their limit says.
 /// (On a device that is lost itself, operations fail with the device's error, and [`lost`](Self::lost) says why.) An operation whose memory is
 /// still held up by work in front of it, of another communicator for example, fails when that work is complete. Each loss is a
 /// `tracing` event with the target `gpu_await_nccl`: a warning, or of level info for an abort.

@@ -1,8 +1,8 @@
 //! Drills: the device fails on purpose, so that what a service does then can be rehearsed.
 //!
 //! `--lose-device-after N` and `--stall-health-after N` open a host device that fails in that way when `N`
-//! requests were answered. They need the feature `drill`, which turns `test-util` on; a service of yours
-//! has no use for this file outside of drills and tests.
+//! requests were answered. They need the feature `drill` (`cargo run --release -p gpu-await-example-server --features drill`), which turns
+//! `test-util` on; a service of yours has no use for this file outside of drills and tests.
 #![forbid(unsafe_code)]
 
 #[cfg(not(feature = "drill"))]

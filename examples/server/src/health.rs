@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use gpu_await::Stream;
+use gpu_await::{ErrorKind, Stream};
 
 use crate::model::Model;
 
@@ -49,6 +49,8 @@ pub(crate) async fn watch(health: Arc<Health>, model: Arc<Model>, stream: Stream
         match result.map(drop) {
             Ok(()) => health.set(true, "the device ran a launch"),
             Err(error) if error.is_device_lost() => return health.set(false, "the device is lost"),
+            // The server ends.
+            Err(error) if error.kind() == ErrorKind::Closed => return,
             Err(error) => health.set(false, &error.to_string()),
         }
         tokio::time::sleep(EVERY).await;
