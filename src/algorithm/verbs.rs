@@ -183,7 +183,8 @@ verbs! {
         self.batch(|queue| queue.min_into(x, out))
     }
 
-    /// Finds where the least element is, the first of equal ones: of -0.0 and 0.0, which are equal, the first. Ready proves that the value is *visible to the host*.
+    /// Finds where the least element is, the first of equal ones, as -0.0 and 0.0 are. Ready proves that the value is
+    /// *visible to the host*.
     ///
     /// The first NaN, if there is one; `None` of nothing.
     ///
