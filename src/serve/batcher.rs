@@ -3,7 +3,7 @@
 //! | a request is | left by |
 //! |---|---|
 //! | waiting for a batch | a batch that takes it; its deadline; its drop; the worker's drop |
-//! | in a batch | the batch's end, which answers it; the worker's drop |
+//! | in a batch | the batch's end, which answers it; the worker's drop, unless the batch has a task of its own |
 //! | answered | – |
 //!
 //! [`gather`](super::batching) decides when a batch is due and which requests it takes. Callers only enter requests; the

@@ -48,7 +48,8 @@ use crate::unique_id::UniqueId;
 /// operation then fails with [`CollectiveLost`], and every later call is refused with it; [`Error::lost`] finds it in an operation's error.
 /// A call that is refused as its input failed, or its device is lost or closed, loses the communicator too, as the other ranks wait for
 /// it. One that is refused for what was passed (memory that nobody wrote, a wrong length, a rank that does not exist) does not: the
-/// others wait for a right one, for as long as their limit says.
+/// others wait for a right one, for as long as their limit says. To find a loss while nothing is pending, each device of a communicator
+/// is asked once a second.
 /// (On a device that is lost itself, operations fail with the device's error, and [`lost`](Self::lost) says why.) An operation whose memory is
 /// still held up by work in front of it, of another communicator for example, fails when that work is complete. Each loss is a
 /// `tracing` event with the target `gpu_await_nccl`: a warning, or of level info for an abort.

@@ -26,7 +26,8 @@ pub(super) type Spawner = Arc<dyn Fn(BatchTask) + Send + Sync>;
 /// Makes a batcher's batches and runs them: a future to be spawned.
 ///
 /// It ends when the last [`Batcher`](super::Batcher) is gone and everything is answered. If it is dropped
-/// earlier, waiting requests fail because the batcher is closed.
+/// earlier, waiting requests fail because the batcher is closed, and so do those of a batch that runs in it; a batch with a
+/// [task of its own](super::builder::BatcherBuilder::spawn) goes on, and answers when it ends.
 #[must_use = "a batcher does nothing unless its worker is spawned"]
 pub struct BatchWorker(Pin<Box<dyn Future<Output = ()> + Send>>);
 
