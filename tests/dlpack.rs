@@ -674,7 +674,7 @@ fn the_argument_of_a_consumer() -> Result<()> {
     Ok(())
 }
 
-/// A tensor that came back is dropped in two steps: with the memory that it was adopted as, and as what was exported.
+/// The reaper drops a tensor that was exported and adopted again in two steps: the adopted memory, then the exported buffer.
 #[tokio::test]
 async fn a_closed_device_has_back_what_was_exported_and_adopted() -> Result<()> {
     for _ in 0..200 {

@@ -43,8 +43,8 @@ impl<T: Element> DeviceBuffer<T> {
     }
 }
 
-/// The points that must be complete before the host, for `op`, does with the memory what `mode` says, and the outcomes that its contents
-/// depend on: other libraries' work may fail when it runs.
+/// The points to wait for before the host accesses the memory in that mode, for `op`, and the outcomes that its contents depend on: other
+/// libraries' work may fail when it runs.
 pub(crate) fn before_host(
     op: &'static str,
     memory: &Span<'_>,

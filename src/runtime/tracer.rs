@@ -12,7 +12,8 @@
 //! # Invariants
 //! 1. Off, it costs an operation one load (`benches/instructions`).
 //! 2. It never exceeds its capacity, however many operations come (`the_log_is_bounded`).
-//! 3. A snapshot resolves what was complete when it began, whatever follows meanwhile (`a_snapshot_of_a_busy_device_ends`).
+//! 3. A snapshot resolves the operations that were complete when it began, and none that complete later
+//!    (`a_snapshot_of_a_busy_device_ends`).
 //! 4. Nothing that is dropped here is foreign code, and events return to their pool outside of the lock.
 //! 5. Events of an entry that is dropped before it was seen are not lent again: they may be pending
 //!    (`events_that_are_pending_are_not_lent`).
@@ -206,8 +207,8 @@ impl Tracer {
         }
     }
 
-    /// Queries the events of the operations that were seen complete by now, however many follow meanwhile. Only where driver calls may be
-    /// made; it may take long.
+    /// Queries the events of the operations that were seen complete by now, and of none that complete meanwhile. Only where driver calls
+    /// may be made; it may take long.
     pub(crate) fn resolve(&self, ask: &impl AskEvents, now: u64) {
         // A subscriber may ask for a snapshot: not under the lock.
         let told = self.resolve_one_at_a_time(ask, now);

@@ -21,8 +21,8 @@ thread_local! {
         });
 }
 
-/// The last act of the device before gives memory back, and so waits for what runs as well. It has a thread (`gpu-await-close`), and so
-/// has its poller (`gpu-await-cuda`).
+/// Waits until the previous test's device is torn down, on the threads `gpu-await-close` and `gpu-await-cuda`: unregistering its memory
+/// would wait for the work of the next test.
 fn await_last_acts() {
     let end = Instant::now() + Duration::from_secs(5);
     while host_threads::threads_called("gpu-await-c") > 0 && Instant::now() < end {

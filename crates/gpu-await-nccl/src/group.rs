@@ -231,9 +231,9 @@ impl Group {
     ///
     /// Returns the group of the ranks that are left, too. They keep their order and are renumbered from 0.
     /// The communicator is new, and has no [limit](Communicator::set_limit) until it gets one. A rank that is alive but stopped
-    /// counts as left: once the limit of this call has passed, leave it out ([`without`](Self::without)). One that was stopped while the
-    /// others went on without it, and ended, finds nobody: it gets a world of 1. A program that must not go on alone, or with fewer than
-    /// half, looks at [`world`](Self::world).
+    /// counts as left: once the limit of this call has passed, leave it out ([`without`](Self::without)). A rank that
+    /// resumes after the other processes have ended recovers alone, with a world of 1: a program that needs a quorum checks
+    /// [`world`](Self::world).
     ///
     /// # Cancel safety
     /// If the future is dropped, this process gives up, and the others wait for its next call.

@@ -331,7 +331,7 @@ async fn both_with_faults(
     [make(Some(id)).await, make(None).await]
 }
 
-/// The other ranks wait for a rank that makes no call any more: it need not make one for them to be told.
+/// The other ranks learn of the loss even if the rank of the lost device makes no further call.
 #[tokio::test]
 async fn a_device_that_is_lost_while_nothing_is_pending() {
     for (_groups, comms, devices, handle) in both_with_faults(3).await {
@@ -346,7 +346,7 @@ async fn a_device_that_is_lost_while_nothing_is_pending() {
     }
 }
 
-/// A rank that cannot make its call, as its device makes none.
+/// A call that a lost or closed device refuses loses the communicator on every rank.
 #[tokio::test]
 async fn a_call_on_a_device_that_is_lost_or_closed() {
     for closes in [true, false] {
@@ -368,7 +368,7 @@ async fn a_call_on_a_device_that_is_lost_or_closed() {
     }
 }
 
-/// Of several ranks of a process the one is named whose device was lost.
+/// The origin is the rank of the lost device, not the first rank of its process.
 #[tokio::test]
 async fn the_rank_of_a_device_that_is_lost() {
     let (faults, handle) = testing::faults();
@@ -382,7 +382,7 @@ async fn the_rank_of_a_device_that_is_lost() {
     assert_eq!(comm.lost().expect("it is lost").origin(), 2);
 }
 
-/// Also of the first call behind it, though nothing was pending.
+/// The first call after a peer's abort is refused, even if nothing was pending.
 #[tokio::test]
 async fn a_call_behind_a_loss_is_refused() {
     let device = Device::host();

@@ -226,7 +226,7 @@ impl App {
     }
 }
 
-/// Has clients go when the server is about to stop: a request on a connection that is being closed is lost.
+/// Asks HTTP/1 clients to close their connections while the server shuts down: a request that is sent as the server closes is lost.
 async fn close(State(app): State<App>, request: Request, next: Next) -> Response {
     // HTTP/2 has a frame for that, which the connection sends.
     let is_told = request.version() < Version::HTTP_2;
@@ -339,7 +339,7 @@ pub(crate) async fn timeline(State(app): State<App>) -> Result<Html<Bytes>, Fail
         let message = "the server logs no operations: start it with --timeline N";
         return Err(Failure::new(StatusCode::NOT_FOUND, "not_found", message));
     }
-    // One at a time, whatever becomes of its client, and within the budget until it is read: a page may have many MiB.
+    // One page at a time, even if its client disconnects, and within the budget until it is read: a page may have many MiB.
     let Ok(writing) = app.timeline_writer.clone().try_lock_owned() else {
         return Err(unavailable("busy", "another one is being written"));
     };

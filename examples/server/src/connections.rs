@@ -8,7 +8,7 @@
 //! | whose socket takes no bytes for the write timeout | closed |
 //! | beyond the most that there may be | left in the listener's queue until another one ends |
 //! | that its client closed for sending, HTTP/1 | taken as left: what it asked for is dropped |
-//! | idle when the server stops | closed if nothing comes for a [moment](LAST_READ): a request may be on its way, or in the socket |
+//! | idle when the server stops | closed if no request arrives within [`LAST_READ`]: one may be in flight, or in the socket's buffer |
 //! | in a request when the server stops | closed behind the answer, or when the drain timeout has passed |
 //! | in the listener's queue when the server stops | served one request, within the drain timeout, if there is a descriptor for it |
 //!
@@ -53,7 +53,7 @@ const BUFFER: u32 = 64 << 10;
 const STREAMS: u32 = 100;
 /// The window of all their bodies.
 const WINDOW: u32 = 4 * BUFFER;
-/// How long a connection is still read from when the server stops.
+/// How long idle connections are still read after the server has stopped accepting.
 const LAST_READ: Duration = Duration::from_millis(200);
 
 /// The limits of connections.
@@ -197,7 +197,7 @@ async fn connection<F: Future<Output = ()>>(
             timer.as_mut().poll(cx).map(|()| None)
         });
         tokio::select! {
-            // A request that has come is begun, also where the server was stopped by the system meanwhile.
+            // First: a request in the socket's buffer is read before the shutdown closes its idle connection.
             biased;
             ended = ended => match ended {
                 Some(Ok(())) => return,

@@ -538,8 +538,8 @@ async fn not_ready_before_the_listener_closes() {
     assert_eq!(server.ended().await.code(), Some(1), "{}", server.log());
 }
 
-/// They are in the sockets when the server, which does not run meanwhile, is told to stop: of connections that have had an answer, that are
-/// silent so far, and that wait to be accepted.
+/// The server is suspended while the requests arrive, and gets SIGTERM before it resumes. Requests on keep-alive connections, on accepted
+/// connections that were silent so far, and on connections in the listen queue all get an answer.
 #[tokio::test]
 async fn requests_that_have_come_are_answered() {
     const OF_EACH: usize = 100;
@@ -577,7 +577,7 @@ async fn requests_that_have_come_are_answered() {
     assert_eq!(server.ended().await.code(), Some(0), "{}", server.log());
 }
 
-/// Who asks for a page and goes leaves none to be written beside the next one.
+/// Clients that disconnect never cause two timeline pages to be written at the same time.
 #[tokio::test]
 async fn pages_that_nobody_waits_for_are_written_one_at_a_time() {
     let server = Server::start(&["--timeline", "20000"]);

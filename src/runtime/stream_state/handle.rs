@@ -70,7 +70,8 @@ impl StreamState {
         }
     }
 
-    /// Whether a write of its word may still come, which keeps the word's line. Of a lost device the lines stay.
+    /// Whether a write of its word may be pending: the poller then keeps the stream until the word's line can be returned. A lost device
+    /// keeps its lines.
     fn awaits_its_word(&self) -> bool {
         self.word_may_be_late() && self.engine.lost().is_none() && !self.is_stuck()
     }

@@ -1,4 +1,4 @@
-//! Of the tracer: what goes on while it asks.
+//! Operations that complete while the tracer queries events.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use crate::backend::RawEvent;
 use crate::runtime::event_pool::EventPool;
 use crate::runtime::traced_op::Note;
 
-/// A device on which an operation ends whenever it is asked about one.
+/// A device on which each query of an event submits another operation.
 struct Busy {
     tracer: Tracer,
     events: Arc<EventPool>,
     tickets: AtomicU64,
-    /// It is also known to have ended.
+    /// Whether that operation is seen complete at once.
     is_seen: AtomicBool,
 }
 

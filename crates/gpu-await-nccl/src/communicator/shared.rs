@@ -71,7 +71,7 @@ pub(crate) struct Shared {
     /// Resolves when it is lost.
     loss: future::Shared<oneshot::Receiver<()>>,
     this: Weak<Shared>,
-    /// Of its devices: each has the watchdog look.
+    /// One for each of its devices; a loss wakes the watchdog.
     losses: Mutex<Vec<Loss>>,
     _counted: Counted,
 }
@@ -229,8 +229,8 @@ impl Shared {
         Ok(Part { at, call: Some((call(slices), loan)) })
     }
 
-    /// A call cannot be made as what was to write its input failed, or the rank's device makes none any more: the other ranks would wait
-    /// for it.
+    /// Loses the communicator if a call was refused because its input failed, or its device is lost or closed: the other ranks would wait
+    /// for that call.
     pub(super) fn not_made(&self, at: usize, error: &gpu_await::Error) {
         if let ErrorDetail::Upstream { .. } = error.detail() {
             self.fail(self.of_input(at, error));

@@ -42,7 +42,7 @@ impl Shared {
         self.state.lock().calling = None;
     }
 
-    /// Has the watchdog look when a device is lost, also while nothing is pending: the other ranks wait for the next call.
+    /// Has the watchdog look when a device is lost, even while nothing is pending: other ranks may already wait for this one's next call.
     pub(super) fn await_losses(&self) {
         let waker = Waker::from(Arc::new(LookNow(self.this.clone())));
         let awaits = |local: &LocalRank| {
@@ -82,7 +82,9 @@ impl Shared {
             let Some(oldest) = pending.into_iter().chain(state.calling).min() else {
                 state.watched = false;
                 drop(state);
-                lost.map(|cause| self.fail(cause));
+                if let Some(cause) = lost {
+                    self.fail(cause);
+                }
                 return false;
             };
             oldest
@@ -96,7 +98,7 @@ impl Shared {
     }
 }
 
-/// On the thread that finds the loss.
+/// The waker of a device's loss: it runs on the thread that finds the loss, and leaves the rest to the watchdog.
 struct LookNow(Weak<Shared>);
 
 impl Wake for LookNow {
@@ -105,7 +107,7 @@ impl Wake for LookNow {
     }
 }
 
-/// The end of the process is told by its links.
+/// The end of this process is no loss: peers learn of it from their connections.
 fn lost_device(local: &LocalRank) -> Option<LostCause> {
     match pin!(local.device.lost()).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(error) if !matches!(error.detail(), ErrorDetail::ProcessEnding { .. }) => {
