@@ -4,6 +4,8 @@
 //! |---|---|
 //! | of making a communicator | an [`Error`] |
 //! | of a call, at once or later | the operation's [`gpu_await::Error`], whose source chain has the [`Error`]: [`Error::of`] finds it |
+//!
+//! The operation's error names the operation, so that the text of an [`Error`] does not.
 #![forbid(unsafe_code)]
 
 mod lost;
@@ -236,7 +238,7 @@ pub enum Error {
     },
     /// A verb that does not name a rank, on a communicator with several local ranks.
     #[error(
-        "{op}: this process has the ranks {local:?}: choose one with `group(|g| g.rank(..)?.{op}(..))`, in a graph with `in_graph_of`"
+        "this process has the ranks {local:?}: choose one with `group(|g| g.rank(..)?.{op}(..))`, in a graph with `in_graph_of`"
     )]
     SeveralRanks {
         /// The verb.
@@ -245,7 +247,7 @@ pub enum Error {
         local: Vec<usize>,
     },
     /// An argument has the wrong length.
-    #[error("{op}: {what} has {found} elements, expected {expected}")]
+    #[error("{what} has {found} elements, expected {expected}")]
     WrongLength {
         /// The verb.
         op: &'static str,
@@ -257,7 +259,7 @@ pub enum Error {
         found: usize,
     },
     /// A length is not a multiple of the world size.
-    #[error("{op}: {what} has {found} elements, not a multiple of the {world} ranks")]
+    #[error("{what} has {found} elements, not a multiple of the {world} ranks")]
     NotShared {
         /// The verb.
         op: &'static str,
@@ -269,7 +271,7 @@ pub enum Error {
         world: usize,
     },
     /// A rank sends to itself or receives from itself outside of a group.
-    #[error("{op}: rank {rank} is the caller's own; copy on the device instead")]
+    #[error("rank {rank} is the caller's own; copy on the device instead")]
     OwnRank {
         /// The verb.
         op: &'static str,
@@ -293,6 +295,17 @@ impl Error {
             }
             Error::NotConnected { .. } => Error::NotConnected { limit },
             error => error,
+        }
+    }
+
+    /// The operation that it is of, where it has none yet.
+    pub(crate) fn op(&self) -> &'static str {
+        match self {
+            Error::SeveralRanks { op, .. }
+            | Error::WrongLength { op, .. }
+            | Error::NotShared { op, .. }
+            | Error::OwnRank { op, .. } => op,
+            _ => "collective",
         }
     }
 

@@ -76,8 +76,7 @@ impl From<Error> for gpu_await::Error {
         match error {
             Error::Runtime(error) => error,
             error => {
-                let cause: Box<dyn std::error::Error + Send + Sync> = error.into();
-                let (op, cause) = ("collective".into(), cause.into());
+                let (op, cause) = (error.op().into(), error.into_source().into());
                 gpu_await::ErrorDetail::Foreign { op, cause }.into()
             }
         }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use gpu_await::{Device, DeviceBuffer, DeviceKind, ErrorDetail, Op};
 use gpu_await_nccl::{Communicator, Error, LostCause, Reduction, UniqueId, stats};
 
-use support::{LIMIT, all, devices, within};
+use support::{LIMIT, all, devices, ours, says_all_once, within};
 
 const LEN: usize = 1000;
 const SOON: Duration = Duration::from_millis(300);
@@ -23,6 +23,7 @@ fn alone(comm: &Communicator, x: &mut DeviceBuffer<f32>) -> Op<()> {
 
 /// Why its communicator was lost.
 fn cause(error: &gpu_await::Error) -> &LostCause {
+    says_all_once(error);
     match Error::lost(error) {
         Some(lost) => &lost.cause,
         None => panic!("not of a lost communicator: {error}"),
@@ -194,13 +195,9 @@ async fn refused_calls() {
     let _turn = support::turn().await;
     let devices = devices(2);
     let (comm, world) = (all(&devices).await, devices.len());
-    let of = |error: gpu_await::Error| match Error::of(&error) {
-        Some(error) => error.clone(),
-        None => panic!("not ours: {error}"),
-    };
     let (x, mut y) = (ones(&devices[0]), devices[0].ones::<f32>(LEN + 1).queued().expect("y"));
     let op = comm.group(|g| g.rank(0)?.all_reduce(&x, &mut y, Reduction::Sum));
-    assert!(matches!(of(op.await.unwrap_err()), Error::WrongLength { expected: LEN, .. }));
+    assert!(matches!(ours(op.await.unwrap_err()), Error::WrongLength { expected: LEN, .. }));
     // What it would have written counts as failed, until it is overwritten.
     let error = devices[0].download(&y).await.unwrap_err();
     assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{error}");
@@ -208,15 +205,15 @@ async fn refused_calls() {
     devices[0].download(&y).await.expect("good");
 
     let op = comm.group(|g| g.rank(world).map(drop));
-    assert!(matches!(of(op.await.unwrap_err()), Error::NotLocal { .. }));
+    assert!(matches!(ours(op.await.unwrap_err()), Error::NotLocal { .. }));
     let op = comm.group(|g| g.rank(0)?.broadcast_in_place(&mut y, world));
-    assert!(matches!(of(op.await.unwrap_err()), Error::BadRank { .. }));
+    assert!(matches!(ours(op.await.unwrap_err()), Error::BadRank { .. }));
     devices[0].fill(&mut y, 1.0).queued().expect("healed");
     if world > 1 {
         let op = comm.all_reduce_in_place(&mut y, Reduction::Sum);
-        assert!(matches!(of(op.await.unwrap_err()), Error::SeveralRanks { .. }));
+        assert!(matches!(ours(op.await.unwrap_err()), Error::SeveralRanks { .. }));
         let op = comm.group(|g| g.rank(0)?.all_gather_in_place(&mut y));
-        assert!(matches!(of(op.await.unwrap_err()), Error::NotShared { found: 1001, .. }));
+        assert!(matches!(ours(op.await.unwrap_err()), Error::NotShared { found: 1001, .. }));
         // Memory of another rank's device.
         let mut z = ones(&devices[1]);
         let op = comm.group(|g| g.rank(0)?.all_reduce_in_place(&mut z, Reduction::Sum));
@@ -224,7 +221,7 @@ async fn refused_calls() {
         assert!(matches!(error.detail(), ErrorDetail::WrongDevice { .. }), "{error}");
     } else {
         let op = comm.send(&x, 0);
-        assert!(matches!(of(op.await.unwrap_err()), Error::OwnRank { rank: 0, .. }));
+        assert!(matches!(ours(op.await.unwrap_err()), Error::OwnRank { rank: 0, .. }));
     }
     assert!(comm.lost().is_none(), "nothing was called");
 }

@@ -11,7 +11,7 @@ use gpu_await_nccl::{
     Communicator, CommunicatorBuilder, Error, LostCause, Reduction, UniqueId, stats,
 };
 
-use support::{LIMIT, all, devices, within};
+use support::{LIMIT, all, devices, ours, within};
 
 const LEN: usize = 1000;
 const SOON: Duration = Duration::from_millis(300);
@@ -350,10 +350,6 @@ async fn what_a_graph_refuses() {
     let ranks = Ranks::new(2).await;
     let (world, device) = (ranks.world(), &ranks.devices[0]);
     let mut x = ranks.full(LEN + 1, |_| 1.0).remove(0);
-    let of = |error: gpu_await::Error| match Error::of(&error) {
-        Some(error) => error.clone(),
-        None => panic!("not ours: {error}"),
-    };
     let graph = |rank: usize| {
         device.graph::<(InOut<f32>,), _, _>((ranks.comm.clone(), rank), |q, (comm, rank), (x,)| {
             let calls = comm.in_graph_of(q, *rank)?;
@@ -362,9 +358,9 @@ async fn what_a_graph_refuses() {
         })
     };
     let error = graph(world).launch(&ranks.streams[0], (&mut x,)).await.unwrap_err();
-    assert!(matches!(of(error), Error::NotLocal { .. }));
+    assert!(matches!(ours(error), Error::NotLocal { .. }));
     let error = graph(0).launch(&ranks.streams[0], (&mut x,)).await.unwrap_err();
-    assert!(matches!(of(error), Error::WrongLength { found: 3, .. }));
+    assert!(matches!(ours(error), Error::WrongLength { found: 3, .. }));
     let comm = ranks.comm.clone();
     let alone = device.graph::<(InOut<f32>,), _, _>(comm, |q, comm, (mut x,)| {
         comm.in_graph(q)?.all_reduce_in_place(&mut x, Reduction::Sum)
@@ -373,7 +369,7 @@ async fn what_a_graph_refuses() {
     let launched = alone.launch(&ranks.streams[0], (&mut x,)).await;
     match world {
         1 => launched.expect("the only one"),
-        _ => assert!(matches!(of(launched.unwrap_err()), Error::SeveralRanks { .. })),
+        _ => assert!(matches!(ours(launched.unwrap_err()), Error::SeveralRanks { .. })),
     }
     // No such rank, itself without a group, and a refusal that a closure ignores.
     let receive = |peer: usize| {
@@ -383,9 +379,9 @@ async fn what_a_graph_refuses() {
         })
     };
     let error = receive(world).launch(&ranks.streams[0], (&mut x,)).await.unwrap_err();
-    assert!(matches!(of(error), Error::BadRank { .. }));
+    assert!(matches!(ours(error), Error::BadRank { .. }));
     let error = receive(0).launch(&ranks.streams[0], (&mut x,)).await.unwrap_err();
-    assert!(matches!(of(error), Error::OwnRank { op: "recv", rank: 0 }));
+    assert!(matches!(ours(error), Error::OwnRank { op: "recv", rank: 0 }));
     let ignores = device.graph::<(InOut<f32>,), _, _>(ranks.comm.clone(), |q, comm, (x,)| {
         let (mut x, y) = x.split_at_mut(1)?;
         comm.in_graph_of(q, 0)?.group(|g| {
@@ -395,7 +391,7 @@ async fn what_a_graph_refuses() {
     });
     ranks.streams[0].fill(&mut x, 1.0).queued().expect("healed");
     let error = ignores.launch(&ranks.streams[0], (&mut x,)).await.unwrap_err();
-    assert!(matches!(of(error), Error::BadRank { .. }));
+    assert!(matches!(ours(error), Error::BadRank { .. }));
     let nothing = device.graph::<(InOut<f32>,), _, _>(ranks.comm.clone(), |q, comm, _| {
         comm.in_graph_of(q, 0)?.group(|_| Ok(()))
     });

@@ -150,9 +150,8 @@ impl fmt::Display for LostCause {
             LostCause::BadMessage { rank, reason } => {
                 write!(f, "the process of rank {rank} sent bytes that are no message: {reason}")
             }
-            LostCause::DeviceLost { rank, error } => {
-                write!(f, "the device of rank {rank} was lost: {error}")
-            }
+            // Which says what became of its device.
+            LostCause::DeviceLost { rank, error } => write!(f, "rank {rank} failed: {error}"),
             LostCause::Nccl { code, text } => write!(f, "NCCL reports {text} ({code})"),
         }
     }

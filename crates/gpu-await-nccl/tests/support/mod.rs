@@ -68,6 +68,25 @@ pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(2 * LIMIT, future).await.expect("in time")
 }
 
+/// The text of an operation's error says nothing twice in a row, and no error of the crate repeats its source.
+pub(crate) fn says_all_once(error: &gpu_await::Error) {
+    let text = error.to_string();
+    let parts: Vec<&str> = text.split(": ").collect();
+    assert!(parts.windows(2).all(|parts| parts[0] != parts[1]), "{text}");
+    let mut next = Error::of(error).map(|ours| ours as &dyn std::error::Error);
+    while let Some(parent) = next {
+        next = parent.source();
+        let repeats = next.is_some_and(|next| parent.to_string().contains(&next.to_string()));
+        assert!(!repeats, "{parent}");
+    }
+}
+
+/// The crate's error in that of an operation.
+pub(crate) fn ours(error: gpu_await::Error) -> Error {
+    says_all_once(&error);
+    Error::of(&error).expect("ours").clone()
+}
+
 /// Tests on GPUs run one at a time: they share them.
 pub(crate) async fn turn() -> Option<tokio::sync::MutexGuard<'static, ()>> {
     static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
