@@ -155,15 +155,15 @@ impl Communicator {
         self.shared().ranks.iter().map(|local| local.device.clone()).collect()
     }
 
-    /// Returns why the communicator was lost, if it was.
+    /// Returns why the communicator was lost, if it was, or why the next call would lose it: what another rank told, or that its process is gone.
+    /// On GPUs also that a rank has left, as no call can succeed without it; on host devices a call that needs it finds that.
     #[must_use]
     pub fn lost(&self) -> Option<CollectiveLost> {
         let shared = self.shared();
         if let Some(Error::Lost(lost)) = shared.lost() {
             return Some(lost);
         }
-        // Nothing of it was pending: nobody has looked.
-        let cause = shared.transport().peer_lost()?;
+        let cause = shared.transport().refusal()?;
         Some(CollectiveLost { rank: shared.ranks[0].rank, cause })
     }
 

@@ -73,8 +73,10 @@ pub(crate) trait Transport: Send + Sync {
     /// What went wrong since, if anything did. Called now and then while work is pending.
     fn look(&self) -> Option<LostCause>;
 
-    /// What was told by another rank, or the end of its process, also while nothing is pending.
-    fn peer_lost(&self) -> Option<LostCause>;
+    /// Why nothing new can be done, as another rank told, or as its process ended. The communicator asks in front of each call, in one place:
+    /// nobody looks while nothing is pending. A rank that left counts on GPUs, where NCCL would wait for it; not on the twin, where what it
+    /// sent still arrives, and only a call that needs more of it fails.
+    fn refusal(&self) -> Option<LostCause>;
 
     /// Ends the work that is on streams, and everything that waits for other ranks. The communicator refuses calls by
     /// now. Does not block.

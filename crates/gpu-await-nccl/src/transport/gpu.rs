@@ -62,11 +62,6 @@ impl Peers {
         Peers { wire, inbox, ended: Mutex::default() }
     }
 
-    /// Why nothing new can be done.
-    fn refusal(&self) -> Option<LostCause> {
-        self.inbox.failed().or_else(|| self.inbox.ended())
-    }
-
     /// Why what is pending will not end.
     fn look(&self) -> Option<LostCause> {
         if let Some(cause) = self.inbox.failed() {
@@ -158,9 +153,9 @@ impl GpuTransport {
         Ok(GpuTransport { comms: Arc::new(comms), world, ranks, group })
     }
 
-    fn lost(&self, cause: LostCause) -> Error {
-        let rank = self.ranks.first().copied().unwrap_or_default();
-        Error::Lost(CollectiveLost { rank, cause })
+    /// It is ending.
+    fn aborted(&self) -> Error {
+        Error::Lost(CollectiveLost { rank: self.ranks[0], cause: LostCause::Aborted })
     }
 
     /// Makes one call, or adds it to the group of the thread.
@@ -224,9 +219,6 @@ impl Transport for GpuTransport {
     ) -> Result<(), LostCause> {
         let comms = &*self.comms;
         let Some(first) = calls.first() else { return Ok(()) };
-        if let Some(cause) = self.group.as_ref().and_then(Peers::refusal) {
-            return Err(cause);
-        }
         let _calling = comms.calling.lock();
         if comms.ending.load(Ordering::SeqCst) {
             return Err(LostCause::Aborted);
@@ -261,12 +253,9 @@ impl Transport for GpuTransport {
         _shared: &Weak<Shared>,
     ) -> Result<()> {
         let comms = &*self.comms;
-        if let Some(cause) = self.group.as_ref().and_then(Peers::refusal) {
-            return Err(self.lost(cause));
-        }
         let _calling = comms.calling.lock();
         if comms.ending.load(Ordering::SeqCst) {
-            return Err(self.lost(LostCause::Aborted));
+            return Err(self.aborted());
         }
         let lane = Lane { comm: comms.handles[at], stream: queue.stream() };
         comms.nccl.group_start()?;
@@ -288,9 +277,9 @@ impl Transport for GpuTransport {
         Ok(Box::new(self.shrunk(ranks, shrink)?))
     }
 
-    fn peer_lost(&self) -> Option<LostCause> {
-        let is_left = |cause: &LostCause| matches!(cause, LostCause::PeerLeft { .. });
-        self.group.as_ref().and_then(Peers::refusal).filter(|cause| !is_left(cause))
+    fn refusal(&self) -> Option<LostCause> {
+        let inbox = &self.group.as_ref()?.inbox;
+        inbox.failed().or_else(|| inbox.ended())
     }
 
     fn look(&self) -> Option<LostCause> {
@@ -320,7 +309,7 @@ impl Transport for GpuTransport {
     }
 
     fn finish(&self) {
-        match self.group.as_ref().and_then(Peers::refusal) {
+        match self.refusal() {
             None | Some(LostCause::PeerLeft { .. }) => self.comms.finish(),
             // NCCL's orderly end may wait for a peer that is gone.
             Some(_) => self.comms.abort(),

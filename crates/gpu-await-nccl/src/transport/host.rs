@@ -122,7 +122,7 @@ impl Transport for HostTransport {
         self.inboxes.iter().find_map(|inbox| inbox.failed())
     }
 
-    fn peer_lost(&self) -> Option<LostCause> {
+    fn refusal(&self) -> Option<LostCause> {
         let gone = |inbox: &Arc<Inbox>| inbox.ended().filter(|cause| cause.gone().is_some());
         self.look().or_else(|| self.inboxes.iter().find_map(gone))
     }

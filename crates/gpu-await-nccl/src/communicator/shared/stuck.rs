@@ -1,5 +1,5 @@
 //! Calls that do not return before an abort: a transport that waits in each of them for a rank that never comes, as NCCL does where it
-//! connects ranks; but for a barrier in a graph, which does nothing.
+//! connects ranks; but for a barrier in a graph, which does nothing. And calls that do not reach it.
 #![forbid(unsafe_code)]
 
 use std::sync::Weak;
@@ -21,6 +21,7 @@ const LATE: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
 struct Stuck {
+    refusal: Option<LostCause>,
     is_aborted: Mutex<bool>,
     aborted: Condvar,
 }
@@ -72,8 +73,8 @@ impl Transport for Stuck {
         None
     }
 
-    fn peer_lost(&self) -> Option<LostCause> {
-        None
+    fn refusal(&self) -> Option<LostCause> {
+        self.refusal.clone()
     }
 
     fn abort(&self, _: &LostCause) {
@@ -84,17 +85,21 @@ impl Transport for Stuck {
     fn finish(&self) {}
 }
 
-/// Makes a call on a thread of its own, and returns its error, and why its communicator is lost then.
-fn made(call: impl FnOnce(&Communicator, &Device) -> Op<()> + Send + 'static) -> gpu_await::Error {
+/// The first of two ranks.
+fn communicator(transport: Stuck) -> (Communicator, Device) {
     let device = Device::host();
     let stream = device.stream().expect("a stream");
     let scratch = vec![stream.zeros::<f32>(1).queued().expect("memory")];
     let order = vec![stream.zeros::<u8>(1).queued().expect("memory")];
     let local = LocalRank { rank: 0, device: device.clone(), stream };
     let origin = Origin { wire: None, connect_limit: LATE, pairs: false };
-    let shared =
-        Shared::new(2, vec![local], (Box::new(Stuck::default()), origin), (scratch, order));
-    let comm = Communicator::of(shared);
+    let shared = Shared::new(2, vec![local], (Box::new(transport), origin), (scratch, order));
+    (Communicator::of(shared), device)
+}
+
+/// Makes a call on a thread of its own, and returns its error.
+fn made(call: impl FnOnce(&Communicator, &Device) -> Op<()> + Send + 'static) -> gpu_await::Error {
+    let (comm, device) = communicator(Stuck::default());
     comm.set_limit(Some(SOON));
     let (send, receive) = channel();
     let began = Instant::now();
@@ -135,5 +140,30 @@ fn a_limit_ends_a_capture_that_waits() {
         });
         let lost = Error::lost(&error).expect("lost");
         assert!(matches!(lost.cause, LostCause::TimedOut { limit: SOON }), "{error}");
+    }
+}
+
+/// In front of each call and each capture the communicator asks whether another rank has ended.
+#[test]
+fn a_refused_call_reaches_no_transport() {
+    let makes: [fn(&Communicator, &Device) -> Op<()>; 2] = [
+        |comm, _| comm.barrier(),
+        |comm, device| {
+            let step = device.graph::<(InOut<f32>,), _, _>(comm.clone(), |q, comm, (mut x,)| {
+                comm.in_graph(q)?.recv(&mut x, 1)
+            });
+            let stream = device.stream().expect("a stream");
+            step.launch(&stream, (&mut stream.zeros::<f32>(8).queued().expect("memory"),))
+        },
+    ];
+    for call in makes {
+        let refusal = Some(LostCause::PeerLeft { rank: 1 });
+        let (comm, device) = communicator(Stuck { refusal, ..Stuck::default() });
+        assert_eq!(comm.lost().expect("it has left").origin(), 1);
+        // If it did, that would end it.
+        comm.set_limit(Some(SOON));
+        let error = call(&comm, &device).submitted().unwrap_err();
+        let lost = Error::lost(&error).expect("lost");
+        assert!(matches!(lost.cause, LostCause::PeerLeft { rank: 1 }), "{error}");
     }
 }

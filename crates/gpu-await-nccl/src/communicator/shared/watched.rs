@@ -24,8 +24,7 @@ impl Shared {
     /// Has the watchdog look after a call until it [ends](Self::end_call), or is entered.
     pub(super) fn begin_call(&self) -> Result<Instant, Error> {
         let now = Instant::now();
-        // Nobody looks while nothing is pending.
-        if let Some(cause) = self.transport.peer_lost() {
+        if let Some(cause) = self.transport.refusal() {
             self.fail(cause);
         }
         let mut state = self.state.lock();

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::GpuTransport;
-use crate::error::{CollectiveLost, Error, LostCause, Result, ShrinkRefusal};
+use crate::error::{Error, Result, ShrinkRefusal};
 use crate::nccl::Comm;
 use crate::transport::{LocalRank, Shrink};
 
@@ -28,8 +28,7 @@ impl GpuTransport {
             return Err(Error::CannotShrink { reason: ShrinkRefusal::Calling });
         };
         if comms.ending.load(Ordering::SeqCst) {
-            let rank = ranks.first().map_or(0, |local| local.rank);
-            return Err(Error::Lost(CollectiveLost { rank, cause: LostCause::Aborted }));
+            return Err(self.aborted());
         }
         comms.nccl.group_start()?;
         // They stay where they are until the group has ended.
