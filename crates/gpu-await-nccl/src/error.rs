@@ -287,15 +287,26 @@ pub enum Error {
 }
 
 impl Error {
-    /// The same of a longer call, which had more time.
-    pub(crate) fn within(self, limit: Duration) -> Error {
-        match self {
-            Error::MissingRanks { missing, world, refused, limit: _ } => {
-                Error::MissingRanks { missing, world, limit, refused }
+    /// As the error of the longer call that this one was a part of: with the limit and the world of that, and with its numbers of the ranks.
+    pub(crate) fn of_call(
+        mut self,
+        limit: Duration,
+        world: usize,
+        rank_of: impl Fn(usize) -> usize,
+    ) -> Error {
+        match &mut self {
+            Error::MissingRanks { missing, world: of, limit: given, .. } => {
+                missing.iter_mut().for_each(|rank| *rank = rank_of(*rank));
+                (*of, *given) = (world, limit);
             }
-            Error::NotConnected { .. } => Error::NotConnected { limit },
-            error => error,
+            Error::NotConnected { limit: given } => *given = limit,
+            Error::Lost(CollectiveLost { rank, cause }) => {
+                let ranks = cause.ranks_mut().iter_mut().chain([rank]);
+                ranks.for_each(|rank| *rank = rank_of(*rank));
+            }
+            _ => {}
         }
+        self
     }
 
     /// The operation that it is of, where it has none yet.

@@ -274,15 +274,19 @@ impl Group {
     ) -> Result<(Group, Communicator)> {
         let (patience, devices) = (Patience::of(limit), devices.into_devices());
         let recover_once = async || {
-            let group = self.survivors_within(patience.rest()).await?;
-            let comm = group.builder(devices).connect_limit(patience.rest()).connect().await?;
+            let group = self.survivors_within(patience.rest()).await;
+            let group = group.map_err(|error| error.of_call(limit, self.world(), |rank| rank))?;
+            let comm = group.builder(devices).connect_limit(patience.rest()).connect().await;
+            let rank_of =
+                |rank: usize| self.members.partition_point(|own| *own < group.members[rank]);
+            let comm = comm.map_err(|error| error.of_call(limit, self.world(), rank_of))?;
             Ok((group, comm))
         };
         loop {
             match recover_once().await {
                 // Another one has died since: all of them begin again.
                 Err(Error::Lost(_)) if !patience.is_over() => {}
-                recovered => return recovered.map_err(|error| error.within(limit)),
+                recovered => return recovered,
             }
         }
     }

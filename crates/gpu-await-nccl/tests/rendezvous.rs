@@ -130,6 +130,22 @@ async fn a_rank_that_does_not_recover() {
     );
 }
 
+/// Nor those of the group that was not connected, but those of the one that recovers.
+#[tokio::test]
+async fn a_rank_that_does_not_connect_again() {
+    let mut groups = groups(3).await;
+    drop(groups.remove(0));
+    let (device, other) = (Device::host(), groups[1].survivors());
+    let (recovered, other) =
+        within(futures::future::join(groups[0].recover_within(SOON, &device), other)).await;
+    assert_eq!(other.expect("both").world(), 2);
+    let error = recovered.unwrap_err();
+    assert!(
+        matches!(&error, Error::MissingRanks { missing, world: 3, limit: SOON, .. } if *missing == [2]),
+        "{error}"
+    );
+}
+
 /// Who leaves in an orderly way takes nothing back; those who are left go on without it.
 #[tokio::test]
 async fn the_others_go_on() {

@@ -10,7 +10,7 @@ use gpu_await_nccl::{
     Communicator, Error, Group, LostCause, Reduction, ShrinkRefusal, UniqueId, nccl_version,
 };
 
-use support::{LIMIT, all, devices, on_gpus, within};
+use support::{LIMIT, all, connect, devices, groups, on_gpus, within};
 
 const LEN: usize = 1000;
 const SOON: Duration = Duration::from_millis(300);
@@ -232,6 +232,17 @@ async fn a_rank_that_does_not_shrink() {
         "{error}"
     );
     all_work(&comms).await;
+}
+
+/// As the communicator that shrinks numbers them.
+#[tokio::test]
+async fn a_rank_that_leaves_a_shrink() {
+    let mut groups = groups(3).await;
+    let mut comms = connect(&groups, &Device::host()).await;
+    drop((comms.pop(), groups.pop()));
+    let shrinks = comms[1].shrink(&[0]);
+    let Err(Error::Lost(lost)) = within(shrinks).await else { panic!("one has left") };
+    assert_eq!((lost.rank, lost.origin()), (1, 2), "{lost}");
 }
 
 /// The group tells who is gone, and carries what the others need.

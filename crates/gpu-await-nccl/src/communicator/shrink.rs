@@ -197,14 +197,8 @@ impl Communicator {
         let devices: Vec<Device> = locals.iter().map(|local| local.device.clone()).collect();
         let builder = Communicator::builder(id, world).like(shared).shrunk(parent);
         let shrunk = builder.of(ranks, &devices, wire).connect().await;
-        shrunk.map_err(|error| match error {
-            // As they are numbered here.
-            Error::MissingRanks { missing, limit, refused, .. } => {
-                let missing = missing.into_iter().map(|rank| left[rank]).collect();
-                Error::MissingRanks { missing, world: self.world(), limit, refused }
-            }
-            error => error,
-        })
+        let (limit, world) = (shared.origin.connect_limit, self.world());
+        shrunk.map_err(|error| error.of_call(limit, world, |rank| left[rank]))
     }
 }
 

@@ -26,18 +26,7 @@ impl CollectiveLost {
     /// rank that learns of it from the same source: one that several ranks find at once may be named differently.
     #[must_use]
     pub fn origin(&self) -> usize {
-        match self.cause {
-            LostCause::PeerGone { rank }
-            | LostCause::PeerLeft { rank }
-            | LostCause::PeerAborted { rank }
-            | LostCause::PeerTimedOut { rank, .. }
-            | LostCause::PeerFailed { rank, .. }
-            | LostCause::InputFailed { rank, .. }
-            | LostCause::BadMessage { rank, .. }
-            | LostCause::DeviceLost { rank, .. }
-            | LostCause::Mismatch { ranks: [rank, _], .. } => rank,
-            LostCause::Aborted | LostCause::TimedOut { .. } | LostCause::Nccl { .. } => self.rank,
-        }
+        self.cause.clone().ranks_mut().first().copied().unwrap_or(self.rank)
     }
 }
 
@@ -171,6 +160,22 @@ impl LostCause {
             }
             LostCause::Nccl { .. } => LostCause::PeerFailed { rank: by, reason: self.to_string() },
             other => other.clone(),
+        }
+    }
+
+    /// The ranks that it names; the first is the origin.
+    pub(crate) fn ranks_mut(&mut self) -> &mut [usize] {
+        match self {
+            LostCause::PeerGone { rank }
+            | LostCause::PeerLeft { rank }
+            | LostCause::PeerAborted { rank }
+            | LostCause::PeerTimedOut { rank, .. }
+            | LostCause::PeerFailed { rank, .. }
+            | LostCause::InputFailed { rank, .. }
+            | LostCause::BadMessage { rank, .. }
+            | LostCause::DeviceLost { rank, .. } => std::slice::from_mut(rank),
+            LostCause::Mismatch { ranks, .. } => ranks,
+            LostCause::Aborted | LostCause::TimedOut { .. } | LostCause::Nccl { .. } => &mut [],
         }
     }
 

@@ -153,11 +153,6 @@ impl GpuTransport {
         Ok(GpuTransport { comms: Arc::new(comms), world, ranks, group })
     }
 
-    /// It is ending.
-    fn aborted(&self) -> Error {
-        Error::Lost(CollectiveLost { rank: self.ranks[0], cause: LostCause::Aborted })
-    }
-
     /// Makes one call, or adds it to the group of the thread.
     ///
     /// # Safety
@@ -255,7 +250,7 @@ impl Transport for GpuTransport {
         let comms = &*self.comms;
         let _calling = comms.calling.lock();
         if comms.ending.load(Ordering::SeqCst) {
-            return Err(self.aborted());
+            return Err(aborted(self.ranks[0]));
         }
         let lane = Lane { comm: comms.handles[at], stream: queue.stream() };
         comms.nccl.group_start()?;
@@ -368,6 +363,10 @@ impl Comms {
             let _ended = self.nccl.group_end();
         }
     }
+}
+
+fn aborted(rank: usize) -> Error {
+    Error::Lost(CollectiveLost { rank, cause: LostCause::Aborted })
 }
 
 /// `ncclInProgress`.

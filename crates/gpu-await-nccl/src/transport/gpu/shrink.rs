@@ -11,7 +11,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::GpuTransport;
+use super::{GpuTransport, aborted};
 use crate::error::{Error, Result, ShrinkRefusal};
 use crate::nccl::Comm;
 use crate::transport::{LocalRank, Shrink};
@@ -28,7 +28,7 @@ impl GpuTransport {
             return Err(Error::CannotShrink { reason: ShrinkRefusal::Calling });
         };
         if comms.ending.load(Ordering::SeqCst) {
-            return Err(self.aborted());
+            return Err(aborted(ranks[0].rank));
         }
         comms.nccl.group_start()?;
         // They stay where they are until the group has ended.
