@@ -103,18 +103,14 @@ async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
         match next {
             Ok(next) => {
                 if restores {
-                    println!(
-                        "rank {rank} is {:?} of {}, from step {next}",
-                        comm.ranks(),
-                        group.world()
-                    );
+                    println!("rank {rank} of {:?}, from step {next}", group.original_ranks());
                     kept.retain(|kept| kept.step <= next);
                 }
                 (step, restores) = (next, false);
             }
             Err(error) if Error::lost(&error).is_some() => {
                 println!("rank {rank}, step {step}: {error}");
-                // The ranks are numbered anew; this program keeps its old number for its own data.
+                // The ranks are numbered anew; this program keeps the original ones for its data.
                 (group, comm) = group.recover(&device).await?;
                 comm.set_limit(Some(limit));
                 restores = true;
@@ -124,7 +120,7 @@ async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     }
     let weights = training.stream.download(&training.weights).await?;
     println!("rank {rank}: every weight is {:.3}", weights[0]);
-    let mean = (0..group.world()).sum::<usize>() as f32 / group.world() as f32;
+    let mean = group.original_ranks().iter().sum::<usize>() as f32 / group.world() as f32;
     assert!(weights.iter().all(|weight| (weight - mean).abs() < 1e-2), "{}", weights[0]);
     Ok(())
 }

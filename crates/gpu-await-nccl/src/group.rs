@@ -197,6 +197,33 @@ impl Group {
         self.members.len()
     }
 
+    /// Returns the rank that each rank joined with, by its rank now: `original_ranks()[rank]`, in ascending order. A group that has just joined
+    /// has `0..world`. A rank keeps its original one however often others are left out ([`recover`](Self::recover),
+    /// [`survivors`](Self::survivors), [`without`](Self::without)), so it tells whose data is still there when a program shares data out again.
+    ///
+    /// # Examples
+    /// Rank 1 of three has left, and others take over its data:
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// use gpu_await::Device;
+    /// use gpu_await_nccl::Group;
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let address = &format!("127.0.0.1:{port}");
+    /// let join = |rank| Group::join(address, rank, 3);
+    /// let (zero, one, two) = futures::try_join!(join(0), join(1), join(2))?;
+    /// drop(one);
+    /// let device = Device::host();
+    /// let ((group, _comm), _) = futures::try_join!(zero.recover(&device), two.recover(&device))?;
+    /// assert_eq!(group.original_ranks(), [0, 2]);
+    /// let is_gone = |rank: &usize| !group.original_ranks().contains(rank);
+    /// assert_eq!((0..3).filter(is_gone).collect::<Vec<_>>(), [1]);
+    /// # Ok::<(), gpu_await_nccl::Error>(()) }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn original_ranks(&self) -> Vec<usize> {
+        self.members.to_vec()
+    }
+
     /// Returns the ranks whose processes have died, are unreachable, or have left the group, as far as this process knows. A rank that
     /// a lost communicator names as [gone](crate::LostCause::PeerGone) is among them when its operations fail. Others may know of
     /// more, or not yet of these: [`recover`](Self::recover) agrees.
@@ -229,7 +256,8 @@ impl Group {
     /// `&devices`, as in [`connect`](Self::connect). For when a communicator was lost: every remaining process calls it, on a group of
     /// the same ranks. Processes that die meanwhile are left out as well; after a minute it gives up.
     ///
-    /// Returns the group of the ranks that are left, too. They keep their order and are renumbered from 0.
+    /// Returns the group of the ranks that are left, too. They keep their order and are renumbered from 0;
+    /// [`original_ranks`](Self::original_ranks) says who they were.
     /// The communicator is new, and has no [limit](Communicator::set_limit) until it gets one. A rank that is alive but stopped
     /// counts as left: once the limit of this call has passed, leave it out ([`without`](Self::without)). A rank that
     /// resumes after the other processes have ended recovers alone, with a world of 1: a program that needs a quorum checks
@@ -291,7 +319,7 @@ impl Group {
         }
     }
 
-    /// Agrees with the other processes on the ranks that are left, and returns their group. Every remaining process calls it. A rank that
+    /// Agrees with the other processes on the ranks that are left, and returns their group ([who they were](Self::original_ranks)). Every remaining process calls it. A rank that
     /// one of them takes to be gone is gone for all. Gives up after a minute. A process that dies behind the agreement is in the
     /// group: [`recover`](Self::recover) also connects, and begins again then.
     ///

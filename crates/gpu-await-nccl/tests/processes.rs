@@ -143,9 +143,10 @@ fn those_who_are_left_recover() {
     let mut random = support::Random(std::process::id().into());
     for round in 0..rounds {
         let address = address();
-        let mut ranks: Vec<_> =
-            (0..world).map(|rank| Rank::here("recover", &[rank], world, &address)).collect();
-        for rank in &mut ranks {
+        let mut ranks: Vec<_> = (0..world)
+            .map(|rank| (rank, Rank::here("recover", &[rank], world, &address)))
+            .collect();
+        for (_, rank) in &mut ranks {
             rank.says("working");
         }
         for victim in 0..1 + round % 2 {
@@ -155,8 +156,9 @@ fn those_who_are_left_recover() {
                 std::thread::sleep(Duration::from_millis(random.below(20) as u64));
             }
         }
-        for mut rank in ranks {
-            rank.says(&format!("a world of {}", world - 1 - round % 2));
+        let left: Vec<_> = ranks.iter().map(|(original, _)| *original).collect();
+        for (_, mut rank) in ranks {
+            rank.says(&format!("a world of {left:?}"));
             rank.ends_well();
         }
     }
@@ -389,7 +391,7 @@ async fn recover(devices: &[Device], group: Group, comm: Communicator) {
             println!("working");
         }
     }
-    println!("a world of {}", comm.world());
+    println!("a world of {:?}", group.original_ranks());
     within(barrier(&comm)).await.expect("a barrier");
     // Nobody leaves before all are done.
     within(barrier(&comm)).await.expect("a barrier");

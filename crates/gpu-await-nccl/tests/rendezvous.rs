@@ -177,6 +177,7 @@ async fn the_others_go_on() {
     assert!(is_right, "{error}");
     let rest: Vec<_> = groups.iter().map(|group| group.without(&[1]).expect("rank 1")).collect();
     assert_eq!(rest.iter().map(Group::rank).collect::<Vec<_>>(), [0, 1]);
+    assert!(rest.iter().all(|group| group.original_ranks() == [0, 2]));
     let comms = rest.iter().map(|group| group.connect(&device));
     let comms = within(futures::future::try_join_all(comms)).await.expect("connected");
     let ops: Vec<_> = comms
