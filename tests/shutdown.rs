@@ -621,6 +621,14 @@ mod growth {
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
     }
 
+    /// Whether each thread but this one waits for something.
+    fn others_sleep() -> bool {
+        let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
+        let states =
+            tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok());
+        states.filter(|state| !state.contains(") S ")).count() == 1
+    }
+
     /// It has none of its parent's threads, and waits for none.
     #[test]
     fn the_child_of_a_fork_ends_at_once() {
@@ -672,6 +680,7 @@ mod growth {
         for stream in &streams {
             assert_eq!(block_on(stream.host_fn(|| 1)).unwrap(), 1);
         }
+        wait_until("their threads have begun, which takes memory", others_sleep);
         limit_address_space(Some(1 << 20));
         // Stacks of threads that have ended are used again: take them all.
         let spawn = || std::thread::Builder::new().spawn(std::thread::park);
@@ -714,6 +723,7 @@ mod growth {
         let stream = device.stream().unwrap();
         let mut x = stream.zeros::<u8>(100).queued().unwrap();
         stream.synchronize().unwrap();
+        wait_until("its threads have begun, which takes memory", others_sleep);
         limit_address_space(Some(1 << 20));
         let spawn = || std::thread::Builder::new().spawn(std::thread::park);
         let others: Vec<_> = std::iter::from_fn(|| spawn().ok()).collect();

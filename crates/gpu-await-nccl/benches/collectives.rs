@@ -9,6 +9,7 @@
 //! | `all_reduce.8B.ours.us` | one call and its wait, median |
 //! | `all_reduce.1MiB.bus.ours` | bus bandwidth of a burst that is waited for once, as `nccl-tests` counts it |
 //! | `all_reduce.1MiB.bus.graph` | that of the same calls in a graph: one launch on each GPU |
+//! | `all_reduce.1MiB.grouped.ours` | that of as many calls, of memory of their own, in one group, which NCCL makes few kernels of |
 //! | `overlap.*` | kernels on one stream, a collective beside them: each alone, and both |
 //! | `step.*` | kernel, all_reduce, kernel on every GPU: awaited once, and after each part |
 //! | `two_processes.*` | the same with a process a GPU |
@@ -164,11 +165,65 @@ impl Ranks {
         }
     }
 
+    /// Puts a group of all_reduces on the streams, each of so many bytes.
+    fn grouped(&mut self, calls: usize, bytes: usize) -> Op<()> {
+        let (ranks, len) = (self.comm.ranks(), bytes / 4);
+        let mut memory: Vec<Vec<_>> = (self.x.iter().zip(&mut self.y))
+            .map(|(x, y)| x.chunks(len).zip(y.chunks_mut(len)).take(calls).collect())
+            .collect();
+        self.comm.group(|group| {
+            for (rank, memory) in ranks.into_iter().zip(&mut memory) {
+                let rank = group.rank(rank)?;
+                for (x, y) in memory {
+                    rank.all_reduce(&*x, y, Reduction::Sum)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn grouped_bare(&self, calls: usize, bytes: usize) {
+        let Some(bare) = &self.bare else { return };
+        bare.start();
+        for (at, (x, y)) in self.x.iter().zip(&self.y).enumerate() {
+            for offset in (0..calls).map(|call| (call * bytes) as u64) {
+                let (x, y) = (x.device_ptr() + offset, y.device_ptr() + offset);
+                bare.all_reduce(at, x, y, bytes / 4);
+            }
+        }
+        bare.end();
+    }
+
+    /// Bursts that are one group.
+    async fn groups(&mut self, prefix: &str, prints: bool) {
+        for bytes in in_bursts() {
+            let (rounds, calls) = effort(bytes);
+            let (mut ours, mut bare) = (Vec::new(), Vec::new());
+            for round in 0..rounds {
+                let start = Instant::now();
+                self.grouped(calls, bytes).await.expect("it runs");
+                let ours_took = start.elapsed();
+                let start = Instant::now();
+                self.grouped_bare(calls, bytes);
+                self.synchronize();
+                if round > 0 || rounds == 1 {
+                    ours.push(self.bus("all_reduce", calls * bytes, ours_took));
+                    bare.push(self.bus("all_reduce", calls * bytes, start.elapsed()));
+                }
+            }
+            if prints {
+                let name = format!("{prefix}all_reduce.{}.grouped", size_name(bytes));
+                print(&format!("{name}.ours"), Sorted::new(ours).p50(), "GB/s");
+                if self.bare.is_some() {
+                    print(&format!("{name}.bare"), Sorted::new(bare).p50(), "GB/s");
+                }
+            }
+        }
+    }
+
     /// Bursts that are launched as a graph on each device.
     async fn graphs(&mut self, prefix: &str, prints: bool) {
-        for bytes in
-            sizes().into_iter().filter(|bytes| is_smoke() || (16 << 10..=8 << 20).contains(bytes))
-        {
+        for bytes in in_bursts() {
             let ((rounds, burst), len) = (effort(bytes), bytes / 4);
             let mut graphs = Vec::new();
             for (rank, device) in self.comm.ranks().into_iter().zip(&self.devices) {
@@ -313,6 +368,11 @@ fn sizes() -> Vec<usize> {
     if is_smoke() { all[..smoke].to_vec() } else { all.to_vec() }
 }
 
+/// In bytes, where it counts how calls are made.
+fn in_bursts() -> impl Iterator<Item = usize> {
+    sizes().into_iter().filter(|bytes| is_smoke() || (16 << 10..=8 << 20).contains(bytes))
+}
+
 /// Rounds, and calls in each.
 fn effort(bytes: usize) -> (usize, usize) {
     match bytes {
@@ -357,6 +417,7 @@ async fn two_processes() {
     let mut second = second.spawn().expect("a process");
     let mut ranks = Ranks::new(ours, Some(bare), 2, &[(0, Device::cuda(0).expect("a GPU"))]).await;
     ranks.measure("two_processes.", true).await;
+    ranks.groups("two_processes.", true).await;
     ranks.graphs("two_processes.", true).await;
     drop(ranks);
     assert!(second.wait().expect("its end").success());
@@ -368,6 +429,7 @@ async fn second(ids: &str) {
     let ours = UniqueId::from_bytes(unhex(ours));
     let mut ranks = Ranks::new(ours, Some(Id(unhex(bare))), 2, &ranks).await;
     ranks.measure("", false).await;
+    ranks.groups("", false).await;
     ranks.graphs("", false).await;
 }
 
@@ -393,6 +455,7 @@ async fn run() {
     let ranks: Vec<_> = devices.into_iter().enumerate().collect();
     let mut ranks = Ranks::new(id, on_cuda().then_some(bare), world, &ranks).await;
     ranks.measure("", true).await;
+    ranks.groups("", true).await;
     ranks.graphs("", true).await;
     ranks.overlap().await;
     ranks.step().await;
