@@ -21,10 +21,10 @@ pub(crate) struct LocalRank {
     pub(crate) stream: Stream,
 }
 
-/// A call of a rank, by its place among those of this process.
+/// The calls of a rank, by its place among those of this process, and the loan of their memory.
 pub(crate) struct Placed<'p, 'a> {
     pub(crate) at: usize,
-    pub(crate) call: Call,
+    pub(crate) calls: &'p [Call],
     pub(crate) loan: &'p MemoryLoan<'a, ()>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) trait Transport: Send + Sync {
     fn submit(
         &self,
         ranks: &[LocalRank],
-        calls: &[Placed<'_, '_>],
+        parts: &[Placed<'_, '_>],
         shared: &Weak<Shared>,
     ) -> Result<(), LostCause>;
 

@@ -352,6 +352,30 @@ async fn a_group_that_panics() {
     within(comm.all_reduce(&x, &mut y, Reduction::Sum)).await.expect("it works");
 }
 
+/// It is known when the group is submitted.
+#[tokio::test]
+async fn a_group_with_memory_that_nobody_wrote() {
+    let _turn = support::turn().await;
+    let devices = devices(1);
+    let comm = all(&devices).await;
+    let (x, mut y, mut z) = (ones(&devices[0]), ones(&devices[0]), ones(&devices[0]));
+    let nothing = devices[0].empty::<f32>(x.len()).queued().expect("memory");
+    let group = comm.group(|g| {
+        let rank = g.rank(0)?;
+        rank.all_reduce(&x, &mut y, Reduction::Sum)?;
+        rank.all_reduce(&nothing, &mut z, Reduction::Sum)
+    });
+    let error = group.submitted().unwrap_err();
+    assert!(error.to_string().starts_with("group may read "), "{error}");
+    for memory in [&y, &z] {
+        let failed = devices[0].download(memory).await.unwrap_err();
+        assert!(matches!(failed.detail(), ErrorDetail::Upstream { .. }), "{failed}");
+    }
+    assert!(comm.lost().is_none());
+    within(comm.all_reduce(&x, &mut y, Reduction::Sum)).await.expect("it works");
+    devices[0].download(&y).await.expect("healed");
+}
+
 #[test]
 fn handles_go_anywhere() {
     fn goes<T: Send + Sync + 'static>() {}

@@ -5,45 +5,31 @@ use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
 
-use super::parts::{Draft, RankOf};
-use super::shared::{OfParts, Part, Shared};
+use super::parts::RankOf;
+use super::shared::{Draft, OfParts, Shared};
 use crate::error::Error;
 
 /// Records the calls of a [`group`](crate::Communicator::group), each for a [rank](Self::rank) in this process.
 pub struct GroupCalls<'a> {
     shared: Arc<Shared>,
-    parts: RefCell<OfParts<Part<'a>>>,
+    /// By the places of the ranks.
+    drafts: OfParts<RefCell<Draft<'a>>>,
     /// The first refused call.
     refused: RefCell<Option<gpu_await::Error>>,
-    /// If they are captured.
-    draft: Option<Draft<'a>>,
 }
 
 /// Records the calls of one rank in a [`group`](crate::Communicator::group), also [in a graph](crate::GraphCalls::group). A call borrows
-/// its memory until the group is submitted, and returns its errors immediately.
+/// its memory until the group is submitted. It returns what is wrong with ranks and lengths immediately; what is wrong with the memory is the
+/// group's error.
 pub struct RankCalls<'g, 'a> {
-    pub(super) group: &'g GroupCalls<'a>,
+    group: &'g GroupCalls<'a>,
     at: usize,
 }
 
 impl<'a> GroupCalls<'a> {
     pub(super) fn new(shared: &Arc<Shared>) -> Self {
-        shared.wait_for_room();
-        GroupCalls::of(shared, None)
-    }
-
-    /// Of calls that are captured.
-    pub(super) fn in_graph(shared: &Arc<Shared>) -> Self {
-        GroupCalls::of(shared, Some(Draft::new()))
-    }
-
-    fn of(shared: &Arc<Shared>, draft: Option<Draft<'a>>) -> Self {
-        let (shared, parts, refused) = (shared.clone(), RefCell::default(), RefCell::default());
-        GroupCalls { shared, parts, refused, draft }
-    }
-
-    pub(super) fn into_draft(self) -> Draft<'a> {
-        self.draft.unwrap_or_else(Draft::new)
+        let drafts = shared.ranks.iter().map(|_| RefCell::default()).collect();
+        GroupCalls { shared: shared.clone(), drafts, refused: RefCell::default() }
     }
 
     /// A rank by its place.
@@ -51,20 +37,18 @@ impl<'a> GroupCalls<'a> {
         RankCalls { group: self, at }
     }
 
-    pub(super) fn into_parts(self) -> OfParts<Part<'a>> {
-        self.parts.into_inner()
+    /// Takes the calls of a rank.
+    pub(super) fn take(&self, at: usize) -> Draft<'a> {
+        self.drafts[at].take()
     }
 
-    /// The error of the first refused call, whatever the closure did with it.
-    pub(super) fn refused(&self) -> Option<gpu_await::Error> {
-        self.refused.borrow_mut().take()
+    pub(super) fn take_all(&self) -> impl Iterator<Item = Draft<'a>> {
+        self.drafts.iter().map(RefCell::take)
     }
 
-    /// The calls are not made: what they would have written counts as failed.
-    pub(super) fn fail(self, error: &gpu_await::Error) {
-        for part in self.into_parts() {
-            part.fail(Error::Runtime(error.clone()));
-        }
+    /// What the closure returned, or the error of the first refused call, whatever the closure did with it.
+    pub(super) fn written(&self, returned: gpu_await::Result<()>) -> gpu_await::Result<()> {
+        self.refused.borrow_mut().take().map_or(returned, Err)
     }
 
     /// Selects the rank that calls are recorded for.
@@ -86,25 +70,33 @@ impl<'a> GroupCalls<'a> {
 impl<'a> RankCalls<'_, 'a> {
     pub(super) fn make(
         &self,
-        part: impl FnOnce(&RankOf<'_, 'a>) -> gpu_await::Result<Part<'a>>,
+        call: impl FnOnce(&RankOf<'_, 'a>) -> gpu_await::Result<()>,
     ) -> gpu_await::Result<()> {
-        let (shared, draft) = (&self.group.shared, self.group.draft.as_ref());
-        match part(&RankOf { draft, ..RankOf::new(shared, self.at, false) }) {
-            Ok(part) => {
-                self.group.parts.borrow_mut().push(part);
-                Ok(())
-            }
-            Err(error) => {
-                self.group.refused.borrow_mut().get_or_insert_with(|| error.clone());
-                Err(error)
-            }
+        let (group, at) = (self.group, self.at);
+        let draft = &group.drafts[at];
+        let written = call(&RankOf { shared: &group.shared, at, draft, is_alone: false });
+        written.inspect_err(|error| {
+            group.refused.borrow_mut().get_or_insert_with(|| error.clone());
+        })
+    }
+}
+
+/// A group whose closure is running: if that panics, no call is made, and what they would have written counts as failed.
+pub(super) struct Recorded<'g, 'a>(pub(super) &'g GroupCalls<'a>);
+
+impl Drop for Recorded<'_, '_> {
+    fn drop(&mut self) {
+        let GroupCalls { shared, drafts, .. } = self.0;
+        for (local, draft) in shared.ranks.iter().zip(drafts) {
+            draft.take().refuse(local, &Error::NotCalled);
         }
     }
 }
 
 impl fmt::Debug for GroupCalls<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GroupCalls").field("calls", &self.parts.borrow().len()).finish()
+        let calls: usize = self.drafts.iter().map(|draft| draft.borrow().calls.len()).sum();
+        f.debug_struct("GroupCalls").field("calls", &calls).finish()
     }
 }
 

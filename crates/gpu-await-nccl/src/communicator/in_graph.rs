@@ -1,14 +1,15 @@
 //! [`GraphCalls`]: the calls of one rank in the closure of a graph.
 #![forbid(unsafe_code)]
 
+use std::cell::RefCell;
 use std::fmt;
 
 use gpu_await::{Queue, Readable, Writable};
 
 use super::Communicator;
 use super::group::{GroupCalls, RankCalls};
-use super::parts::{Draft, RankOf};
-use super::shared::Part;
+use super::parts::RankOf;
+use super::shared::Draft;
 use crate::element::{CollectiveElement, Reduction};
 use crate::error::Error;
 
@@ -108,12 +109,11 @@ impl GraphCalls<'_> {
     fn alone<'a>(
         &self,
         op: &'static str,
-        part: impl FnOnce(&RankOf<'_, 'a>) -> gpu_await::Result<Part<'a>>,
+        call: impl FnOnce(&RankOf<'_, 'a>) -> gpu_await::Result<()>,
     ) -> gpu_await::Result<()> {
-        let (shared, draft) = (self.comm.shared(), Draft::new());
-        let rank = RankOf { draft: Some(&draft), ..RankOf::new(shared, self.at, true) };
-        let called = part(&rank).map(drop);
-        self.capture(op, draft, called)
+        let (shared, draft) = (self.comm.shared(), RefCell::default());
+        let written = call(&RankOf { shared, at: self.at, draft: &draft, is_alone: true });
+        self.capture(op, draft.into_inner(), written)
     }
 
     /// Captures the calls of a draft together; none of them if one is refused.
@@ -121,11 +121,11 @@ impl GraphCalls<'_> {
         &self,
         op: &'static str,
         draft: Draft<'_>,
-        called: gpu_await::Result<()>,
+        written: gpu_await::Result<()>,
     ) -> gpu_await::Result<()> {
-        let (uses, calls) = draft.into_inner();
-        let uses = uses.keeps(self.comm.clone());
-        self.comm.shared().capture((self.at, op), self.queue, uses, called.map(|()| calls))
+        let (uses, calls) = draft.into_parts();
+        let (uses, calls) = (uses.keeps(self.comm.clone()), written.map(|()| calls));
+        self.comm.shared().capture((self.at, op), self.queue, uses, calls)
     }
 
     /// Writes several calls of the rank as one: they progress concurrently, so sends and receives in a group do not deadlock. It takes its
@@ -173,10 +173,9 @@ impl GraphCalls<'_> {
         &self,
         calls: impl FnOnce(&RankCalls<'_, 'a>) -> gpu_await::Result<()>,
     ) -> gpu_await::Result<()> {
-        let group = GroupCalls::in_graph(self.comm.shared());
-        let called = calls(&group.rank_at(self.at));
-        let called = group.refused().map_or(called, Err);
-        self.capture("group", group.into_draft(), called)
+        let group = GroupCalls::new(self.comm.shared());
+        let written = group.written(calls(&group.rank_at(self.at)));
+        self.capture("group", group.take(self.at), written)
     }
 
     /// See [`Communicator::send`]. Each launch sends what `x` has then, and the peer receives it in a graph or a call. Without the

@@ -1,5 +1,5 @@
-//! [`RankOf`]: the calls of one rank, checked and with their memory lent; once for [verbs](super::verbs) of a communicator and of a group,
-//! and of a [graph](super::in_graph), where the call is captured instead.
+//! [`RankOf`]: the calls of one rank, checked and written to a [`Draft`]; once for [verbs](super::verbs) of a communicator and of a group,
+//! and of a [graph](super::in_graph).
 //!
 //! | verb | `x` is | `y` is |
 //! |---|---|---|
@@ -17,42 +17,23 @@ use std::sync::Arc;
 
 use gpu_await::{Readable, Uses, Writable};
 
-use super::shared::{OfParts, Part, Shared};
+use super::shared::{Draft, Shared};
 use crate::call::{Call, Verb};
 use crate::element::{CollectiveElement, ElementType, Reduction, type_of};
 use crate::error::Error;
 
-type Made<'a> = gpu_await::Result<Part<'a>>;
+type Written = gpu_await::Result<()>;
 
-/// A rank of this process, by its place.
+/// A rank of this process, by its place, and the calls that it makes.
 pub(super) struct RankOf<'s, 'a> {
     pub(super) shared: &'s Arc<Shared>,
     pub(super) at: usize,
-    /// If its calls are captured.
-    pub(super) draft: Option<&'s Draft<'a>>,
+    pub(super) draft: &'s RefCell<Draft<'a>>,
     /// It makes one call, and no other with it.
     pub(super) is_alone: bool,
 }
 
-/// Calls of a rank that are captured together, and what they use.
-pub(super) struct Draft<'a>(RefCell<(Uses<'a>, OfParts<Call>)>);
-
-impl<'a> Draft<'a> {
-    pub(super) fn new() -> Self {
-        Draft(RefCell::new((Uses::new("collectives"), OfParts::new())))
-    }
-
-    pub(super) fn into_inner(self) -> (Uses<'a>, OfParts<Call>) {
-        self.0.into_inner()
-    }
-}
-
-impl<'s, 'a> RankOf<'s, 'a> {
-    /// It makes one call, or is a part of a group.
-    pub(super) fn new(shared: &'s Arc<Shared>, at: usize, is_alone: bool) -> Self {
-        RankOf { shared, at, draft: None, is_alone }
-    }
-
+impl<'a> RankOf<'_, 'a> {
     fn rank(&self) -> usize {
         self.shared.ranks[self.at].rank
     }
@@ -61,21 +42,17 @@ impl<'s, 'a> RankOf<'s, 'a> {
         self.shared.world
     }
 
-    /// Lends the memory of a call, or writes it to the draft.
-    fn lend<P: Copy + 'a>(&self, uses: Uses<'a, P>, call: impl FnOnce(P) -> Call) -> Made<'a> {
-        let Some(Draft(draft)) = self.draft else { return self.shared.lend(self.at, uses, call) };
-        let (all, calls) = &mut *draft.borrow_mut();
-        calls.push(call(all.includes(uses)));
-        Ok(Part::captured(self.at))
-    }
-
-    fn refuse<P>(&self, uses: Uses<'a, P>, error: Error) -> gpu_await::Error {
-        let Some(Draft(draft)) = self.draft else {
-            return self.shared.refuse(self.at, uses, error);
-        };
-        // Fails with the draft.
-        drop(draft.borrow_mut().0.includes(uses));
-        error.into()
+    /// Writes a call, if it was found right; if not, what it would have written fails with the others.
+    fn make<P, C>(
+        &self,
+        uses: Uses<'a, P>,
+        checked: Result<C, Error>,
+        call: impl FnOnce(P, C) -> Call,
+    ) -> Written {
+        let mut draft = self.draft.borrow_mut();
+        let slices = draft.include(uses);
+        draft.calls.push(call(slices, checked?));
+        Ok(())
     }
 
     /// Memory that is read, and other memory that is written.
@@ -84,14 +61,11 @@ impl<'s, 'a> RankOf<'s, 'a> {
         op: &'static str,
         (x, y): (&'a X, &'a mut Y),
         checked: Result<(Verb, usize), Error>,
-    ) -> Made<'a> {
+    ) -> Written {
         let uses = Uses::new(op).reads(x).writes(y);
-        match checked {
-            Ok((verb, count)) => {
-                self.lend(uses, |(x, y)| call::<T>(verb, count, x.address(), y.address()))
-            }
-            Err(error) => Err(self.refuse(uses, error)),
-        }
+        self.make(uses, checked, |(x, y), (verb, count)| {
+            call::<T>(verb, count, x.address(), y.address())
+        })
     }
 
     /// Memory that is read and written.
@@ -101,16 +75,12 @@ impl<'s, 'a> RankOf<'s, 'a> {
         x: &'a mut X,
         checked: Result<(Verb, usize), Error>,
         addresses: impl FnOnce(u64, u64) -> (u64, u64),
-    ) -> Made<'a> {
-        let uses = Uses::new(op).updates(x);
-        match checked {
-            Ok((verb, count)) => self.lend(uses, |(x,)| {
-                let share = (count * size_of::<T>()) as u64;
-                let (from, to) = addresses(x.address(), share);
-                call::<T>(verb, count, from, to)
-            }),
-            Err(error) => Err(self.refuse(uses, error)),
-        }
+    ) -> Written {
+        self.make(Uses::new(op).updates(x), checked, |(x,), (verb, count)| {
+            let share = (count * size_of::<T>()) as u64;
+            let (from, to) = addresses(x.address(), share);
+            call::<T>(verb, count, from, to)
+        })
     }
 
     fn read<T: CollectiveElement, X: Readable<T>>(
@@ -118,12 +88,9 @@ impl<'s, 'a> RankOf<'s, 'a> {
         op: &'static str,
         x: &'a X,
         checked: Result<Verb, Error>,
-    ) -> Made<'a> {
+    ) -> Written {
         let (uses, count) = (Uses::new(op).reads(x), x.len());
-        match checked {
-            Ok(verb) => self.lend(uses, |(x,)| call::<T>(verb, count, x.address(), x.address())),
-            Err(error) => Err(self.refuse(uses, error)),
-        }
+        self.make(uses, checked, |(x,), verb| call::<T>(verb, count, x.address(), x.address()))
     }
 
     fn write<T: CollectiveElement, Y: Writable<T>>(
@@ -131,13 +98,10 @@ impl<'s, 'a> RankOf<'s, 'a> {
         op: &'static str,
         y: &'a mut Y,
         checked: Result<Verb, Error>,
-    ) -> Made<'a> {
+    ) -> Written {
         let count = y.len();
         let uses = Uses::new(op).writes(y);
-        match checked {
-            Ok(verb) => self.lend(uses, |(y,)| call::<T>(verb, count, y.address(), y.address())),
-            Err(error) => Err(self.refuse(uses, error)),
-        }
+        self.make(uses, checked, |(y,), verb| call::<T>(verb, count, y.address(), y.address()))
     }
 
     fn check_rank(&self, rank: usize) -> Result<(), Error> {
@@ -163,7 +127,7 @@ impl<'s, 'a> RankOf<'s, 'a> {
         Err(Error::NotShared { op, what, found, world })
     }
 
-    pub(super) fn all_reduce<T, X, Y>(&self, x: &'a X, y: &'a mut Y, by: Reduction) -> Made<'a>
+    pub(super) fn all_reduce<T, X, Y>(&self, x: &'a X, y: &'a mut Y, by: Reduction) -> Written
     where
         T: CollectiveElement,
         X: Readable<T>,
@@ -178,7 +142,7 @@ impl<'s, 'a> RankOf<'s, 'a> {
         &self,
         x: &'a mut X,
         by: Reduction,
-    ) -> Made<'a> {
+    ) -> Written {
         let checked = Ok((Verb::AllReduce(by), x.len()));
         self.update("all_reduce", x, checked, |x, _| (x, x))
     }
@@ -189,7 +153,7 @@ impl<'s, 'a> RankOf<'s, 'a> {
         y: &'a mut Y,
         by: Reduction,
         root: usize,
-    ) -> Made<'a>
+    ) -> Written
     where
         T: CollectiveElement,
         X: Readable<T>,
@@ -209,7 +173,7 @@ impl<'s, 'a> RankOf<'s, 'a> {
         x: &'a mut X,
         by: Reduction,
         root: usize,
-    ) -> Made<'a> {
+    ) -> Written {
         let (checked, verb) = (self.check_rank(root), Verb::Reduce(by, root));
         if self.rank() != root {
             return self.read("reduce", &*x, checked.map(|()| verb));
@@ -218,7 +182,7 @@ impl<'s, 'a> RankOf<'s, 'a> {
         self.update("reduce", x, checked, |x, _| (x, x))
     }
 
-    pub(super) fn broadcast<T, X, Y>(&self, x: &'a X, y: &'a mut Y, root: usize) -> Made<'a>
+    pub(super) fn broadcast<T, X, Y>(&self, x: &'a X, y: &'a mut Y, root: usize) -> Written
     where
         T: CollectiveElement,
         X: Readable<T>,
@@ -237,7 +201,7 @@ impl<'s, 'a> RankOf<'s, 'a> {
         &self,
         x: &'a mut X,
         root: usize,
-    ) -> Made<'a> {
+    ) -> Written {
         let checked = self.check_rank(root).map(|()| Verb::Broadcast(root));
         match self.rank() == root {
             true => self.read("broadcast", &*x, checked),
@@ -245,7 +209,7 @@ impl<'s, 'a> RankOf<'s, 'a> {
         }
     }
 
-    pub(super) fn all_gather<T, X, Y>(&self, x: &'a X, y: &'a mut Y) -> Made<'a>
+    pub(super) fn all_gather<T, X, Y>(&self, x: &'a X, y: &'a mut Y) -> Written
     where
         T: CollectiveElement,
         X: Readable<T>,
@@ -259,13 +223,13 @@ impl<'s, 'a> RankOf<'s, 'a> {
     pub(super) fn all_gather_in_place<T: CollectiveElement, Y: Writable<T>>(
         &self,
         y: &'a mut Y,
-    ) -> Made<'a> {
+    ) -> Written {
         let share = self.share("all_gather", "y", y.len()).map(|count| (Verb::AllGather, count));
         let rank = self.rank() as u64;
         self.update("all_gather", y, share, |y, share| (y + rank * share, y))
     }
 
-    pub(super) fn reduce_scatter<T, X, Y>(&self, x: &'a X, y: &'a mut Y, by: Reduction) -> Made<'a>
+    pub(super) fn reduce_scatter<T, X, Y>(&self, x: &'a X, y: &'a mut Y, by: Reduction) -> Written
     where
         T: CollectiveElement,
         X: Readable<T>,
@@ -280,14 +244,14 @@ impl<'s, 'a> RankOf<'s, 'a> {
         &self,
         x: &'a mut X,
         by: Reduction,
-    ) -> Made<'a> {
+    ) -> Written {
         let share = self.share("reduce_scatter", "x", x.len());
         let share = share.map(|count| (Verb::ReduceScatter(by), count));
         let rank = self.rank() as u64;
         self.update("reduce_scatter", x, share, |x, share| (x, x + rank * share))
     }
 
-    pub(super) fn all_to_all<T, X, Y>(&self, x: &'a X, y: &'a mut Y) -> Made<'a>
+    pub(super) fn all_to_all<T, X, Y>(&self, x: &'a X, y: &'a mut Y) -> Written
     where
         T: CollectiveElement,
         X: Readable<T>,
@@ -302,7 +266,7 @@ impl<'s, 'a> RankOf<'s, 'a> {
         &self,
         x: &'a X,
         peer: usize,
-    ) -> Made<'a> {
+    ) -> Written {
         self.read("send", x, self.check_peer("send", peer).map(|()| Verb::Send(peer)))
     }
 
@@ -310,13 +274,13 @@ impl<'s, 'a> RankOf<'s, 'a> {
         &self,
         y: &'a mut Y,
         peer: usize,
-    ) -> Made<'a> {
+    ) -> Written {
         self.write("recv", y, self.check_peer("recv", peer).map(|()| Verb::Receive(peer)))
     }
 
-    pub(super) fn barrier(&self) -> Made<'a> {
+    pub(super) fn barrier(&self) -> Written {
         let memory = self.shared.scratch(self.at);
-        self.lend(Uses::new("barrier"), |()| Call {
+        self.make(Uses::new("barrier"), Ok(()), |(), ()| Call {
             verb: Verb::Barrier,
             element: ElementType::F32,
             count: 1,

@@ -119,38 +119,51 @@ struct PendingPart {
 /// One for each part of a call: a process seldom has more ranks than a few.
 pub(crate) type OfParts<T> = SmallVec<[T; 2]>;
 
-/// A call of a rank whose memory is lent to its stream.
-pub(crate) struct Part<'a> {
+/// The calls of a rank that are made together, and what they use.
+#[derive(Default)]
+pub(crate) struct Draft<'a> {
+    uses: Option<Uses<'a>>,
+    pub(crate) calls: OfParts<Call>,
+}
+
+impl<'a> Draft<'a> {
+    /// Adds the memory of a call, and returns its slices.
+    pub(crate) fn include<P>(&mut self, uses: Uses<'a, P>) -> P {
+        let Some(all) = &mut self.uses else {
+            let (uses, slices) = uses.into_parts();
+            self.uses = Some(uses);
+            return slices;
+        };
+        if self.calls.len() == 1 {
+            // They have the name of that call.
+            let first = std::mem::replace(all, Uses::new("group"));
+            all.includes(first);
+        }
+        all.includes(uses)
+    }
+
+    pub(crate) fn into_parts(self) -> (Uses<'a>, OfParts<Call>) {
+        (self.uses.unwrap_or_else(|| Uses::new("group")), self.calls)
+    }
+
+    /// Refuses the calls: what they would have written counts as failed.
+    pub(crate) fn refuse(self, local: &LocalRank, error: &Error) {
+        if let Some(uses) = self.uses {
+            refuse(local, uses, error.clone()).abandon();
+        }
+    }
+}
+
+/// Calls of a rank whose memory is lent to its stream.
+struct Part<'a> {
     at: usize,
-    /// Until it is made, or fails; nothing if it was captured.
-    call: Option<(Call, MemoryLoan<'a, ()>)>,
+    calls: OfParts<Call>,
+    loan: MemoryLoan<'a, ()>,
 }
 
 impl<'a> Part<'a> {
-    /// One that the graph makes.
-    pub(crate) fn captured(at: usize) -> Self {
-        Part { at, call: None }
-    }
-
-    fn placed(&self) -> Option<Placed<'_, 'a>> {
-        let (call, loan) = self.call.as_ref()?;
-        Some(Placed { at: self.at, call: *call, loan })
-    }
-
-    /// It is not made.
-    pub(crate) fn fail(mut self, error: Error) {
-        if let Some((_, loan)) = self.call.take() {
-            drop(loan.fail(error.into_source()));
-        }
-    }
-}
-
-/// A call that was recorded and not made, as the closure of its group panicked.
-impl Drop for Part<'_> {
-    fn drop(&mut self) {
-        if let Some((_, loan)) = self.call.take() {
-            drop(loan.fail(Error::NotCalled.into_source()));
-        }
+    fn placed(&self) -> Placed<'_, 'a> {
+        Placed { at: self.at, calls: &self.calls, loan: &self.loan }
     }
 }
 
@@ -210,23 +223,43 @@ impl Shared {
         Error::Lost(CollectiveLost { rank: self.ranks[0].rank, cause })
     }
 
-    /// Lends memory for a call of a rank.
-    pub(crate) fn lend<'a, P: Copy + 'a>(
+    /// Lends the memory of the calls of each rank, by its place, for calls that are made together; of none of them if one was refused.
+    fn lend<'a>(
+        &self,
+        drafts: impl IntoIterator<Item = Draft<'a>>,
+        written: gpu_await::Result<()>,
+    ) -> Result<OfParts<Part<'a>>, Error> {
+        let mut refused = written.err().map(Error::Runtime).or_else(|| self.lost());
+        let mut parts = OfParts::new();
+        for (at, draft) in drafts.into_iter().enumerate() {
+            match &refused {
+                Some(error) => draft.refuse(&self.ranks[at], error),
+                None => match self.lend_to(at, draft) {
+                    Ok(part) => parts.extend(part),
+                    Err(error) => refused = Some(Error::Runtime(error)),
+                },
+            }
+        }
+        match refused {
+            None => Ok(parts),
+            Some(error) => Err(not_made(parts, error)),
+        }
+    }
+
+    fn lend_to<'a>(
         &self,
         at: usize,
-        uses: Uses<'a, P>,
-        call: impl FnOnce(P) -> Call,
-    ) -> gpu_await::Result<Part<'a>> {
-        if let Some(lost) = self.lost() {
-            return Err(self.refuse(at, uses, lost));
-        }
-        self.stay_in_order(at)?;
-        let (uses, slices) = uses.commands(COMMANDS).into_parts();
-        // SAFETY: what the transport does with the memory is what the verb declared, on that stream alone, and the loan
-        // ends when it is there: `run` ends it, or its drop. On a host device it is a function of that stream.
-        let loan = unsafe { self.ranks[at].stream.lend_memory(uses) };
+        Draft { uses, calls }: Draft<'a>,
+    ) -> gpu_await::Result<Option<Part<'a>>> {
+        let Some(uses) = uses else { return Ok(None) };
+        let commands = COMMANDS.saturating_mul(u32::try_from(calls.len()).unwrap_or(u32::MAX));
+        let loan = self.stay_in_order(at).and_then(|()| {
+            // SAFETY: what the transport does with the memory is what the verbs declared, on that stream alone, and the loan
+            // ends when it is there: `put` ends it, or its drop. On a host device it is a function of that stream.
+            unsafe { self.ranks[at].stream.lend_memory(uses.commands(commands)) }
+        });
         let loan = loan.inspect_err(|error| self.not_made(at, error))?;
-        Ok(Part { at, call: Some((call(slices), loan)) })
+        Ok(Some(Part { at, calls, loan }))
     }
 
     /// Loses the communicator if a call was refused because its input failed, or its device is lost or closed: the other ranks would wait
@@ -243,18 +276,9 @@ impl Shared {
         LostCause::InputFailed { rank: self.ranks[at].rank, reason: error.to_string() }
     }
 
-    /// Refuses a call; what it would have written counts as failed.
-    pub(crate) fn refuse<P>(&self, at: usize, uses: Uses<'_, P>, error: Error) -> gpu_await::Error {
-        let refused = refuse(&self.ranks[at], uses, error);
-        match refused.submitted() {
-            Err(error) => error,
-            Ok(_) => unreachable!("its closure refuses"),
-        }
-    }
-
-    /// An operation that failed.
-    pub(crate) fn failed(&self, op: &'static str, error: gpu_await::Error) -> Op<()> {
-        refuse(&self.ranks[0], Uses::new(op), Error::Runtime(error))
+    /// An operation that is refused.
+    pub(crate) fn refused(&self, op: &'static str, error: Error) -> Op<()> {
+        refuse(&self.ranks[0], Uses::new(op), error)
     }
 
     /// Blocks until there is room on the streams of its ranks for another call, or it is lost, which the call then finds.
@@ -310,10 +334,19 @@ impl Shared {
         Ok(())
     }
 
-    /// Puts the calls on the streams of their ranks, as one operation.
-    pub(crate) fn run(&self, op: &'static str, parts: OfParts<Part<'_>>) -> Op<()> {
+    /// Puts the calls of each rank on its stream, as one operation; none of them if one was refused.
+    pub(crate) fn run<'a>(
+        &self,
+        op: &'static str,
+        drafts: impl IntoIterator<Item = Draft<'a>>,
+        written: gpu_await::Result<()>,
+    ) -> Op<()> {
+        let parts = match self.lend(drafts, written) {
+            Ok(parts) => parts,
+            Err(error) => return self.refused(op, error),
+        };
         let order = ORDER.lock();
-        let done = self.run_out_of_order(op, parts);
+        let done = self.put(op, parts);
         drop(order);
         // Not under that lock, which a call that is captured takes inside of theirs. Refused where the operation has failed.
         (0..self.ranks.len()).for_each(|at| drop(self.stay_in_order(at)));
@@ -322,26 +355,36 @@ impl Shared {
 
     /// [`run`](Self::run) while the communicator connects: its ranks may wait for others, which may wait for ranks of other
     /// communicators.
-    pub(crate) fn run_out_of_order(&self, op: &'static str, parts: OfParts<Part<'_>>) -> Op<()> {
+    pub(crate) fn run_out_of_order<'a>(
+        &self,
+        op: &'static str,
+        drafts: impl IntoIterator<Item = Draft<'a>>,
+    ) -> Op<()> {
+        match self.lend(drafts, Ok(())) {
+            Ok(parts) => self.put(op, parts),
+            Err(error) => self.refused(op, error),
+        }
+    }
+
+    fn put(&self, op: &'static str, parts: OfParts<Part<'_>>) -> Op<()> {
         let since = match self.begin_call() {
             Ok(since) => since,
-            Err(lost) => return self.refused(op, parts, lost),
+            Err(lost) => return self.refused(op, not_made(parts, lost)),
         };
-        let placed: OfParts<_> = parts.iter().filter_map(Part::placed).collect();
+        let placed: OfParts<_> = parts.iter().map(Part::placed).collect();
         let submitted = self.transport.submit(&self.ranks, &placed, &self.this);
         drop(placed);
         // A part may be on a stream: the loans last until it is complete.
         let failed = submitted.err().map(|cause| self.error(self.fail(cause)));
         let (mut pending, mut ops) = (OfParts::new(), OfParts::<Op<()>>::new());
-        for mut part in parts {
-            let Some((_, loan)) = part.call.take() else { continue };
+        for Part { at, loan, .. } in parts {
             let outcome = loan.outcome();
             if let Some(error) = &failed {
                 outcome.fail(error.clone());
             }
             ops.push(loan.complete());
-            let ticket = Some(self.ranks[part.at].stream.submitted());
-            pending.push(PendingPart { at: part.at, ticket, outcome });
+            let ticket = Some(self.ranks[at].stream.submitted());
+            pending.push(PendingPart { at, ticket, outcome });
         }
         self.enter(Pending { since, parts: pending, launch: None });
         match ops.pop() {
@@ -351,11 +394,6 @@ impl Shared {
                 join_all(ops).without_value()
             }
         }
-    }
-
-    fn refused(&self, op: &'static str, parts: OfParts<Part<'_>>, error: Error) -> Op<()> {
-        parts.into_iter().for_each(|part| part.fail(error.clone()));
-        refuse(&self.ranks[0], Uses::new(op), error)
     }
 
     /// Has the watchdog look after the work of a call; or fails it, if the communicator was lost meanwhile.
@@ -457,6 +495,14 @@ impl Shared {
             self.transport.finish();
         });
     }
+}
+
+/// What they would have written counts as failed.
+fn not_made(parts: OfParts<Part<'_>>, error: Error) -> Error {
+    for Part { loan, .. } in parts {
+        drop(loan.fail(error.clone().into_source()));
+    }
+    error
 }
 
 fn refuse<P>(local: &LocalRank, uses: Uses<'_, P>, error: Error) -> Op<()> {

@@ -1,12 +1,13 @@
 //! The verbs of a communicator with one rank in this process, and of a rank in a group: each is one of [`RankOf`].
 #![forbid(unsafe_code)]
 
+use std::cell::RefCell;
+
 use gpu_await::{Op, Readable, Writable};
 
 use super::Communicator;
 use super::group::RankCalls;
 use super::parts::RankOf;
-use super::shared::{OfParts, Part};
 use crate::element::{CollectiveElement, Reduction};
 use crate::error::Error;
 
@@ -15,17 +16,16 @@ impl Communicator {
     fn alone<'a>(
         &self,
         op: &'static str,
-        part: impl FnOnce(&RankOf<'_, 'a>) -> gpu_await::Result<Part<'a>>,
+        call: impl FnOnce(&RankOf<'_, 'a>) -> gpu_await::Result<()>,
     ) -> Op<()> {
         let shared = self.shared();
         if shared.ranks.len() != 1 {
-            return shared.failed(op, Error::SeveralRanks { op, local: self.ranks() }.into());
+            return shared.refused(op, Error::SeveralRanks { op, local: self.ranks() });
         }
         shared.wait_for_room();
-        match part(&RankOf::new(shared, 0, true)) {
-            Ok(part) => shared.run(op, OfParts::from_iter([part])),
-            Err(error) => shared.failed(op, error),
-        }
+        let draft = RefCell::default();
+        let written = call(&RankOf { shared, at: 0, draft: &draft, is_alone: true });
+        shared.run(op, [draft.into_inner()], written)
     }
 
     /// Sends `x` to the rank `peer`, which must [receive](Self::recv) the same number of elements. Ready proves that `x` has been

@@ -2,11 +2,12 @@
 //! what an algorithm needs when it is first used, and chooses algorithms by size.
 #![forbid(unsafe_code)]
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use super::Communicator;
 use super::parts::RankOf;
-use super::shared::{OfParts, Part, Shared};
+use super::shared::{Draft, OfParts, Shared};
 use crate::element::Reduction;
 use crate::error::Result;
 use crate::transport::LocalRank;
@@ -20,11 +21,7 @@ pub(super) fn connect_all(comm: &Communicator, pairs: bool) -> Result<()> {
     for len in SIZES {
         let zeros = |local: &LocalRank| local.stream.zeros::<f32>(len).queued();
         let mut memory: Vec<_> = shared.ranks.iter().map(zeros).collect::<Result<_, _>>()?;
-        let mut parts = OfParts::new();
-        for (at, x) in memory.iter_mut().enumerate() {
-            parts.push(rank(shared, at).all_reduce_in_place(x, Reduction::Sum)?);
-        }
-        run(shared, parts)?;
+        run(shared, &mut memory, |rank, x| rank.all_reduce_in_place(x, Reduction::Sum))?;
     }
     let small = |local: &LocalRank| {
         let shares = local.stream.zeros::<f32>(shared.world).queued()?;
@@ -32,37 +29,33 @@ pub(super) fn connect_all(comm: &Communicator, pairs: bool) -> Result<()> {
     };
     let mut memory: Vec<_> =
         shared.ranks.iter().map(small).collect::<Result<_, gpu_await::Error>>()?;
-    let mut parts = OfParts::new();
-    for (at, (_, shares)) in memory.iter_mut().enumerate() {
-        parts.push(rank(shared, at).all_gather_in_place(shares)?);
-    }
-    run(shared, parts)?;
-    let mut parts = OfParts::new();
-    for (at, (x, _)) in memory.iter_mut().enumerate() {
-        parts.push(rank(shared, at).broadcast_in_place(x, 0)?);
-    }
-    run(shared, parts)?;
-    let mut parts = OfParts::new();
-    for (at, (_, shares)) in memory.iter_mut().enumerate() {
-        parts.push(rank(shared, at).reduce_scatter_in_place(shares, Reduction::Sum)?);
-    }
-    run(shared, parts)?;
+    run(shared, &mut memory, |rank, (_, shares)| rank.all_gather_in_place(shares))?;
+    run(shared, &mut memory, |rank, (x, _)| rank.broadcast_in_place(x, 0))?;
+    run(shared, &mut memory, |rank, (_, shares)| {
+        rank.reduce_scatter_in_place(shares, Reduction::Sum)
+    })?;
     if !pairs {
         return Ok(());
     }
-    let zeros = |local: &LocalRank| local.stream.zeros::<f32>(shared.world).queued();
-    let mut received: Vec<_> = shared.ranks.iter().map(zeros).collect::<Result<_, _>>()?;
-    let mut parts = OfParts::new();
-    for (at, ((_, shares), y)) in memory.iter().zip(&mut received).enumerate() {
-        parts.push(rank(shared, at).all_to_all(shares, y)?);
-    }
-    run(shared, parts)
+    let other = |(local, (_, shares)): (&LocalRank, _)| {
+        Ok((shares, local.stream.zeros::<f32>(shared.world).queued()?))
+    };
+    let mut memory: Vec<_> =
+        shared.ranks.iter().zip(memory).map(other).collect::<Result<_, gpu_await::Error>>()?;
+    run(shared, &mut memory, |rank, (x, y)| rank.all_to_all(x, y))
 }
 
-fn rank<'s, 'a>(shared: &'s Arc<Shared>, at: usize) -> RankOf<'s, 'a> {
-    RankOf::new(shared, at, false)
-}
-
-fn run(shared: &Arc<Shared>, parts: OfParts<Part<'_>>) -> Result<()> {
-    Ok(shared.run_out_of_order("connect", parts).synchronize()?)
+/// A call of each rank.
+fn run<'a, M>(
+    shared: &Arc<Shared>,
+    memory: &'a mut [M],
+    call: impl Fn(&RankOf<'_, 'a>, &'a mut M) -> gpu_await::Result<()>,
+) -> Result<()> {
+    let drafts = memory.iter_mut().enumerate().map(|(at, memory)| {
+        let draft = RefCell::default();
+        call(&RankOf { shared, at, draft: &draft, is_alone: false }, memory)?;
+        Ok(draft.into_inner())
+    });
+    let drafts: OfParts<Draft<'_>> = drafts.collect::<gpu_await::Result<_>>()?;
+    Ok(shared.run_out_of_order("connect", drafts).synchronize()?)
 }

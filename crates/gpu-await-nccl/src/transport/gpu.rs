@@ -209,11 +209,11 @@ impl Transport for GpuTransport {
     fn submit(
         &self,
         _ranks: &[LocalRank],
-        calls: &[Placed<'_, '_>],
+        parts: &[Placed<'_, '_>],
         _shared: &Weak<Shared>,
     ) -> Result<(), LostCause> {
         let comms = &*self.comms;
-        let Some(first) = calls.first() else { return Ok(()) };
+        let Some(first) = parts.first() else { return Ok(()) };
         let _calling = comms.calling.lock();
         if comms.ending.load(Ordering::SeqCst) {
             return Err(LostCause::Aborted);
@@ -221,20 +221,22 @@ impl Transport for GpuTransport {
         // SAFETY: the device is kept beside its context.
         let current = unsafe { comms.driver.enter(comms.contexts[first.at]) };
         let _current = current.map_err(cause_of)?;
-        let put = |placed: &Placed<'_, '_>| {
+        let put = |placed: &Placed<'_, '_>, call: &Call| {
             // The loan of the memory ends behind this call.
             let lane = Lane { comm: comms.handles[placed.at], stream: placed.loan.raw_stream() };
             // SAFETY: the memory is lent to the stream of that rank; the handle is live, as calls are refused before it
             // is freed, under the lock that is held here.
-            unsafe { self.call(lane, &placed.call) }
+            unsafe { self.call(lane, call) }
         };
-        if let [alone] = calls
-            && alone.call.verb != Verb::AllToAll
+        if let ([alone], [call]) = (parts, first.calls)
+            && call.verb != Verb::AllToAll
         {
-            return put(alone).map_err(cause_of);
+            return put(alone, call).map_err(cause_of);
         }
         comms.nccl.group_start().map_err(cause_of)?;
-        let put = calls.iter().try_for_each(put);
+        let put = parts
+            .iter()
+            .try_for_each(|placed| placed.calls.iter().try_for_each(|call| put(placed, call)));
         // Always: a group that is not ended would swallow the thread's next calls.
         let ended = comms.nccl.group_end();
         put.and(ended).map_err(cause_of)

@@ -41,7 +41,7 @@ struct Work {
     rank: usize,
     world: usize,
     calls: Vec<Call>,
-    outcomes: Vec<WorkOutcome>,
+    outcome: Option<WorkOutcome>,
     shared: Weak<Shared>,
 }
 
@@ -61,21 +61,18 @@ impl Transport for HostTransport {
     fn submit(
         &self,
         ranks: &[LocalRank],
-        calls: &[Placed<'_, '_>],
+        parts: &[Placed<'_, '_>],
         shared: &Weak<Shared>,
     ) -> Lost<()> {
-        for (at, local) in ranks.iter().enumerate() {
-            let mine = || calls.iter().filter(|placed| placed.at == at);
-            if mine().next().is_none() {
-                continue;
-            }
+        for &Placed { at, calls, loan } in parts {
+            let local = &ranks[at];
             let work = Work {
                 wire: self.wire.clone(),
                 inbox: self.inboxes[at].clone(),
                 rank: local.rank,
                 world: self.world,
-                calls: mine().map(|placed| placed.call).collect(),
-                outcomes: mine().map(|placed| placed.loan.outcome()).collect(),
+                calls: calls.to_vec(),
+                outcome: Some(loan.outcome()),
                 shared: shared.clone(),
             };
             // SAFETY: the memory of the calls is lent to this stream, behind whose loans the function is; they end behind it.
@@ -103,7 +100,7 @@ impl Transport for HostTransport {
             world: self.world,
             calls: calls.to_vec(),
             // Those of its launches are the communicator's, which it loses if it fails.
-            outcomes: Vec::new(),
+            outcome: None,
             shared: shared.clone(),
         };
         Ok(queue.host_each(move || work.run())?)
@@ -149,7 +146,9 @@ impl Work {
         let shared = self.shared.upgrade();
         let cause = shared.map_or(cause.clone(), |shared| shared.fail(cause));
         let error = Error::Lost(CollectiveLost { rank: self.rank, cause });
-        self.outcomes.iter().for_each(|outcome| outcome.fail(error.clone()));
+        if let Some(outcome) = &self.outcome {
+            outcome.fail(error.clone());
+        }
     }
 
     /// Sends what others need of a call.

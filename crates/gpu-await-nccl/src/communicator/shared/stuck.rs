@@ -41,7 +41,7 @@ impl Transport for Stuck {
     fn submit(
         &self,
         _: &[LocalRank],
-        _: &[Placed],
+        _: &[Placed<'_, '_>],
         _: &Weak<Shared>,
     ) -> std::result::Result<(), LostCause> {
         Err(self.wait())
