@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 pub(crate) type AnyWork = dyn Any + Send + Sync;
 
-/// The ranges, in no order. They overlap only where one operation has several pieces of work.
+/// The ranges. Those of several pieces of work of one operation are the same; others do not overlap.
 #[derive(Default)]
 pub(crate) struct LateWork {
     all: Mutex<Ranges>,
@@ -22,6 +22,7 @@ pub(crate) struct LateWork {
 
 #[derive(Default)]
 struct Ranges {
+    /// In their order.
     all: Vec<LateRange>,
     /// The length at which those of work that is gone are removed.
     tidied_at: usize,
@@ -63,7 +64,10 @@ impl LateWork {
             ranges.tidied_at = 2 * ranges.all.len() + 8;
         }
         if !range.is_empty() {
-            work.for_each(|work| ranges.all.push(LateRange { range: range.clone(), by, work }));
+            let at = ranges.overlapping(range).start;
+            for work in work {
+                ranges.all.insert(at, LateRange { range: range.clone(), by, work });
+            }
         }
         self.note_use(&ranges);
     }
@@ -86,7 +90,7 @@ impl LateWork {
             let work = known.work.upgrade()?.downcast().ok()?;
             Some(LatePart { part, by: known.by, work })
         };
-        ranges.all.iter().filter_map(part).collect()
+        ranges.all[ranges.overlapping(range)].iter().filter_map(part).collect()
     }
 
     /// The work has ended, or has failed and calls `each` for the ranges that it wrote: nobody enters or leaves them meanwhile.
@@ -109,6 +113,10 @@ impl LateWork {
 }
 
 impl LateRange {
+    fn part(&self, range: Range<u64>) -> LateRange {
+        LateRange { range, by: self.by, work: self.work.clone() }
+    }
+
     fn overlap(&self, range: &Range<u64>) -> Option<Range<u64>> {
         let part = self.range.start.max(range.start)..self.range.end.min(range.end);
         (!part.is_empty()).then_some(part)
@@ -116,20 +124,67 @@ impl LateRange {
 }
 
 impl Ranges {
+    /// The places of those that overlap the range, or where it belongs.
+    fn overlapping(&self, range: &Range<u64>) -> Range<usize> {
+        let first = self.all.partition_point(|known| known.range.end <= range.start);
+        let others = self.all[first..].iter();
+        first..first + others.take_while(|known| known.overlap(range).is_some()).count()
+    }
+
     /// Leaves what is outside of the range.
     fn cut(&mut self, range: &Range<u64>) {
-        let mut behind = Vec::new();
-        self.all.retain_mut(|known| {
-            if known.overlap(range).is_none() {
-                return true;
+        let places = self.overlapping(range);
+        let found = &self.all[places.clone()];
+        let before = found.iter().map(|known| (known, known.range.start..range.start));
+        let behind = found.iter().map(|known| (known, range.end..known.range.end));
+        let left = before.chain(behind).filter(|(_, part)| !part.is_empty());
+        let left: SmallVec<[LateRange; 2]> = left.map(|(known, part)| known.part(part)).collect();
+        self.all.splice(places, left);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEN: u64 = 24;
+
+    /// Each byte has the work that wrote it last.
+    #[test]
+    fn ranges_are_as_bytes_would_be() {
+        let works: Vec<Arc<u64>> = (0..4).map(Arc::new).collect();
+        let mut seed = 1u64;
+        let mut random = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) % below
+        };
+        for _ in 0..200 {
+            let (late, mut bytes) = (LateWork::default(), vec![Vec::new(); LEN as usize]);
+            for step in 0..40 {
+                let (a, b) = (random(LEN + 1), random(LEN + 1));
+                let range = a.min(b)..a.max(b);
+                let (first, count) = (random(3), random(3));
+                let writes = first..first + count;
+                if count == 0 {
+                    late.leave(&range);
+                } else {
+                    let work = |at| Arc::downgrade(&works[at as usize]) as Weak<AnyWork>;
+                    late.enter(&range, (0, step), writes.clone().map(work));
+                }
+                for byte in range {
+                    bytes[byte as usize] = writes.clone().map(|at| (at, step)).collect();
+                }
+                let (a, b) = (random(LEN + 1), random(LEN + 1));
+                let mut found = vec![Vec::new(); LEN as usize];
+                for LatePart { part, by, work } in late.of::<u64>(&(a.min(b)..a.max(b))) {
+                    part.for_each(|byte| found[byte as usize].push((*work, by.1)));
+                }
+                for byte in a.min(b)..a.max(b) {
+                    let (found, known) = (&mut found[byte as usize], &bytes[byte as usize]);
+                    found.sort_unstable();
+                    assert_eq!(found, known, "byte {byte}");
+                }
             }
-            if range.end < known.range.end {
-                let (range, work) = (range.end..known.range.end, known.work.clone());
-                behind.push(LateRange { range, by: known.by, work });
-            }
-            known.range.end = range.start;
-            !known.range.is_empty()
-        });
-        self.all.append(&mut behind);
+        }
     }
 }

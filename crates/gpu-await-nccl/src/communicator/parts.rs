@@ -45,12 +45,13 @@ impl<'a> RankOf<'_, 'a> {
     /// Writes a call, if it was found right; if not, what it would have written fails with the others.
     fn make<P, C>(
         &self,
-        uses: Uses<'a, P>,
+        op: &'static str,
+        memory: impl FnOnce(Uses<'a>) -> Uses<'a, P>,
         checked: Result<C, Error>,
         call: impl FnOnce(P, C) -> Call,
     ) -> Written {
         let mut draft = self.draft.borrow_mut();
-        let slices = draft.include(uses);
+        let slices = draft.include(op, memory);
         draft.calls.push(call(slices, checked?));
         Ok(())
     }
@@ -62,10 +63,12 @@ impl<'a> RankOf<'_, 'a> {
         (x, y): (&'a X, &'a mut Y),
         checked: Result<(Verb, usize), Error>,
     ) -> Written {
-        let uses = Uses::new(op).reads(x).writes(y);
-        self.make(uses, checked, |(x, y), (verb, count)| {
-            call::<T>(verb, count, x.address(), y.address())
-        })
+        self.make(
+            op,
+            |uses| uses.reads(x).writes(y),
+            checked,
+            |(x, y), (verb, count)| call::<T>(verb, count, x.address(), y.address()),
+        )
     }
 
     /// Memory that is read and written.
@@ -76,11 +79,16 @@ impl<'a> RankOf<'_, 'a> {
         checked: Result<(Verb, usize), Error>,
         addresses: impl FnOnce(u64, u64) -> (u64, u64),
     ) -> Written {
-        self.make(Uses::new(op).updates(x), checked, |(x,), (verb, count)| {
-            let share = (count * size_of::<T>()) as u64;
-            let (from, to) = addresses(x.address(), share);
-            call::<T>(verb, count, from, to)
-        })
+        self.make(
+            op,
+            |uses| uses.updates(x),
+            checked,
+            |(x,), (verb, count)| {
+                let share = (count * size_of::<T>()) as u64;
+                let (from, to) = addresses(x.address(), share);
+                call::<T>(verb, count, from, to)
+            },
+        )
     }
 
     fn read<T: CollectiveElement, X: Readable<T>>(
@@ -89,8 +97,13 @@ impl<'a> RankOf<'_, 'a> {
         x: &'a X,
         checked: Result<Verb, Error>,
     ) -> Written {
-        let (uses, count) = (Uses::new(op).reads(x), x.len());
-        self.make(uses, checked, |(x,), verb| call::<T>(verb, count, x.address(), x.address()))
+        let count = x.len();
+        self.make(
+            op,
+            |uses| uses.reads(x),
+            checked,
+            |(x,), verb| call::<T>(verb, count, x.address(), x.address()),
+        )
     }
 
     fn write<T: CollectiveElement, Y: Writable<T>>(
@@ -100,8 +113,12 @@ impl<'a> RankOf<'_, 'a> {
         checked: Result<Verb, Error>,
     ) -> Written {
         let count = y.len();
-        let uses = Uses::new(op).writes(y);
-        self.make(uses, checked, |(y,), verb| call::<T>(verb, count, y.address(), y.address()))
+        self.make(
+            op,
+            |uses| uses.writes(y),
+            checked,
+            |(y,), verb| call::<T>(verb, count, y.address(), y.address()),
+        )
     }
 
     fn check_rank(&self, rank: usize) -> Result<(), Error> {
@@ -280,13 +297,18 @@ impl<'a> RankOf<'_, 'a> {
 
     pub(super) fn barrier(&self) -> Written {
         let memory = self.shared.scratch(self.at);
-        self.make(Uses::new("barrier"), Ok(()), |(), ()| Call {
-            verb: Verb::Barrier,
-            element: ElementType::F32,
-            count: 1,
-            from: memory,
-            to: memory,
-        })
+        self.make(
+            "barrier",
+            |uses| uses,
+            Ok(()),
+            |(), ()| Call {
+                verb: Verb::Barrier,
+                element: ElementType::F32,
+                count: 1,
+                from: memory,
+                to: memory,
+            },
+        )
     }
 }
 

@@ -128,18 +128,24 @@ pub(crate) struct Draft<'a> {
 
 impl<'a> Draft<'a> {
     /// Adds the memory of a call, and returns its slices.
-    pub(crate) fn include<P>(&mut self, uses: Uses<'a, P>) -> P {
-        let Some(all) = &mut self.uses else {
-            let (uses, slices) = uses.into_parts();
-            self.uses = Some(uses);
-            return slices;
+    pub(crate) fn include<P>(
+        &mut self,
+        op: &'static str,
+        memory: impl FnOnce(Uses<'a>) -> Uses<'a, P>,
+    ) -> P {
+        let uses = match self.uses.take() {
+            None => Uses::new(op),
+            Some(first) if self.calls.len() == 1 => {
+                // It has the name of the first call.
+                let mut all = Uses::new("group");
+                all.includes(first);
+                all
+            }
+            Some(all) => all,
         };
-        if self.calls.len() == 1 {
-            // They have the name of that call.
-            let first = std::mem::replace(all, Uses::new("group"));
-            all.includes(first);
-        }
-        all.includes(uses)
+        let (uses, slices) = memory(uses).into_parts();
+        self.uses = Some(uses);
+        slices
     }
 
     pub(crate) fn into_parts(self) -> (Uses<'a>, OfParts<Call>) {
