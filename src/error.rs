@@ -674,6 +674,9 @@ impl DriverCode {
     /// `CUDA_ERROR_NOT_PERMITTED`: returned by every call inside a host function.
     pub(crate) const NOT_PERMITTED: i32 = 800;
 
+    /// `CUDA_ERROR_ILLEGAL_STATE`: what a host device returns for work that its stream would never have room for.
+    pub(crate) const ILLEGAL_STATE: i32 = 401;
+
     /// Whether this code says that the context is gone for good.
     pub(crate) fn is_sticky(self) -> bool {
         matches!(

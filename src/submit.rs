@@ -68,7 +68,7 @@ pub(crate) use self::raw::{Raw, Refusal};
 pub use self::raw_queue::RawQueue;
 pub(crate) use self::summary::Summary;
 use self::traced::{Traced, TracedAs};
-use crate::error::{Error, ErrorDetail, Result};
+use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::memory::MemoryInfo;
 use crate::runtime::stream_state::StreamState;
 use crate::thread::role;
@@ -242,7 +242,7 @@ fn verify(
 
 /// The error of an operation that the driver refused.
 fn explain(stream: &Arc<StreamState>, name: Name<'_>, refusal: Refusal) -> Error {
-    match refusal {
+    let error = match refusal {
         Refusal::Driver(code) => {
             let error = stream.engine().refused(code);
             match error.detail() {
@@ -258,5 +258,11 @@ fn explain(stream: &Arc<StreamState>, name: Name<'_>, refusal: Refusal) -> Error
         Refusal::Closed => stream.engine().closed(),
         // The other library may have met the loss of the device first.
         Refusal::Foreign(error) => stream.engine().check_health().err().unwrap_or(error),
+    };
+    match error.detail() {
+        ErrorDetail::Driver { code, .. } if code.code == DriverCode::ILLEGAL_STATE => {
+            stream.find_lost_dependency().unwrap_or(error)
+        }
+        _ => error,
     }
 }

@@ -11,11 +11,17 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use gpu_await::testing::{self, Gate};
-use gpu_await::{Completion, Device, DeviceBuffer, Stream};
+use gpu_await::{
+    Completion, Device, DeviceBuffer, Error, ErrorDetail, Graph, Grid, Kernel, LaunchConfig,
+    Region, Result, Stream, Uses, kernels,
+};
 use host_threads::threads_called;
 
 /// A call that takes longer is held up: the gate stays closed meanwhile.
 const AT_ONCE: Duration = Duration::from_secs(2);
+
+const MODES: [Completion; 4] =
+    [Completion::Adaptive, Completion::Event, Completion::Word, Completion::Callback];
 
 /// A stream behind a closed gate, a thread that the driver holds because the stream's queue is full, and
 /// a buffer that was used on the stream before.
@@ -85,9 +91,7 @@ fn assert_held_up(submits: &AtomicU64) {
 }
 
 fn each_mode(check: impl Fn(Device)) {
-    for completion in
-        [Completion::Adaptive, Completion::Event, Completion::Word, Completion::Callback]
-    {
+    for completion in MODES {
         check(testing::device_with(completion));
     }
 }
@@ -230,33 +234,44 @@ fn a_full_queue_leaves_events_to_record() {
     });
 }
 
+/// Has a thread put work on the stream until it is held up; it sends the error that ends it.
+fn hold_up(stream: &Stream) -> mpsc::Receiver<Error> {
+    let mut scratch = stream.zeros::<u32>(16).queued().unwrap();
+    hold_up_with(stream, move |stream| stream.fill(&mut scratch, 1).queued())
+}
+
+fn hold_up_with(
+    stream: &Stream,
+    mut submit: impl FnMut(&Stream) -> Result<()> + Send + 'static,
+) -> mpsc::Receiver<Error> {
+    let (sender, ended) = mpsc::channel();
+    let submits = Arc::new(AtomicU64::new(0));
+    std::thread::spawn({
+        let (stream, submits) = (stream.clone(), submits.clone());
+        move || {
+            let error = loop {
+                match submit(&stream) {
+                    Ok(()) => submits.fetch_add(1, Ordering::SeqCst),
+                    Err(error) => break error,
+                };
+            };
+            sender.send(error).ok()
+        }
+    });
+    assert_held_up(&submits);
+    ended
+}
+
 /// As the driver lets go of who waits in it when the device faults. (Of a GPU that is said to be lost, and
 /// is not, it does not.)
 #[test]
 fn the_loss_of_the_device_ends_who_is_held_up() {
-    for completion in
-        [Completion::Adaptive, Completion::Event, Completion::Word, Completion::Callback]
-    {
+    for completion in MODES {
         let (faults, handle) = testing::faults();
         let device = testing::host_with_completion(faults, completion);
         let stream = device.stream().unwrap();
         let gate = Gate::close(&stream).unwrap();
-        let mut scratch = stream.zeros::<u32>(16).queued().unwrap();
-        let (sender, ended) = mpsc::channel();
-        let submits = Arc::new(AtomicU64::new(0));
-        std::thread::spawn({
-            let (stream, submits) = (stream.clone(), submits.clone());
-            move || {
-                let error = loop {
-                    match stream.fill(&mut scratch, 1).queued() {
-                        Ok(()) => submits.fetch_add(1, Ordering::SeqCst),
-                        Err(error) => break error,
-                    };
-                };
-                sender.send(error).ok()
-            }
-        });
-        assert_held_up(&submits);
+        let ended = hold_up(&stream);
         handle.lose_device("a test");
         let waits = stream.done().synchronize();
         assert!(waits.is_err_and(|error| error.is_device_lost()));
@@ -264,6 +279,135 @@ fn the_loss_of_the_device_ends_who_is_held_up() {
         assert!(error.is_device_lost(), "{error}");
         drop(gate);
     }
+}
+
+/// Of a host device alone: a GPU's driver lets go of nobody.
+#[test]
+fn the_loss_of_another_device_ends_who_is_held_up() {
+    for completion in MODES {
+        let (lost, device) =
+            (Device::host(), testing::host_with_completion(testing::faults().0, completion));
+        let (gated, faulty) = (lost.stream().unwrap(), lost.stream().unwrap());
+        let fault = Kernel::<()>::host(&lost, "fault", |_: &Grid| panic!("on purpose")).unwrap();
+        let [waits, behind, whole, other] = [(); 4].map(|()| device.stream().unwrap());
+        let gate = Gate::close(&gated).unwrap();
+        waits.wait(&gated).queued().unwrap();
+        behind.wait(&waits).queued().unwrap();
+        whole.wait(&device.done()).queued().unwrap();
+        let ended = [&waits, &behind, &whole].map(hold_up);
+        // Nobody asks the device.
+        faulty.launch(&fault, LaunchConfig::new(1, 1), ()).queued().unwrap();
+        for (ended, who) in ended.iter().zip(["waits for it", "waits for that", "for all"]) {
+            let error = ended.recv_timeout(Duration::from_secs(10));
+            let error = error.unwrap_or_else(|_| panic!("{completion:?}: who {who} is held up"));
+            let is_it = matches!(error.detail(), ErrorDetail::DependencyLost { .. });
+            assert!(is_it && !error.is_device_lost(), "{completion:?}, who {who}: {error}");
+        }
+        let again = behind.zeros::<u32>(1).queued().expect_err("it would never run");
+        assert!(matches!(again.detail(), ErrorDetail::DependencyLost { .. }), "{again}");
+        // The others go on, and nothing waits for the full queues.
+        let x = other.full(3, 7u8).queued().unwrap();
+        assert_eq!(*other.download(&x).synchronize().unwrap(), [7; 3]);
+        drop((device.stream().unwrap(), gate));
+    }
+}
+
+fn empty(device: &Device) -> kernels::empty {
+    kernels::empty::load_blocking(device).unwrap()
+}
+
+/// Whatever it submits.
+#[test]
+fn each_kind_of_work_that_a_loss_holds_up_ends() {
+    type Submit = Box<dyn FnMut(&Stream) -> Result<()> + Send>;
+    type Kind = (&'static str, fn(&Device) -> Submit);
+    let kinds: [Kind; 4] = [
+        ("a host function", |_| Box::new(|stream| stream.host_fn(|| ()).without_value().queued())),
+        ("a replayed batch", |device| {
+            let (empty, mut region) = (empty(device), Region::new());
+            Box::new(move |stream| {
+                stream.replay(&mut region, |q| (0..2).try_for_each(|_| empty.launch(q))).queued()
+            })
+        }),
+        ("a graph", |device| {
+            let graph: Graph<()> = device.graph(empty(device), |q, empty, ()| empty.launch(q));
+            Box::new(move |stream| graph.launch(stream, ()).queued())
+        }),
+        ("another library's work", |_| {
+            Box::new(|stream| {
+                // SAFETY: it uses no memory.
+                let op = unsafe { stream.enqueue(Uses::new("its"), |q, ()| q.host(|| ())) };
+                op.queued()
+            })
+        }),
+    ];
+    for (kind, make) in kinds {
+        let (lost, device) = (Device::host(), Device::host());
+        let (gated, faulty) = (lost.stream().unwrap(), lost.stream().unwrap());
+        let fault = Kernel::<()>::host(&lost, "fault", |_: &Grid| panic!("on purpose")).unwrap();
+        let (waits, submit) = (device.stream().unwrap(), make(&device));
+        let gate = Gate::close(&gated).unwrap();
+        waits.wait(&gated).queued().unwrap();
+        let ended = hold_up_with(&waits, submit);
+        faulty.launch(&fault, LaunchConfig::new(1, 1), ()).queued().unwrap();
+        let error = ended.recv_timeout(Duration::from_secs(10));
+        let error = error.unwrap_or_else(|_| panic!("{kind}: it is held up"));
+        assert!(matches!(error.detail(), ErrorDetail::DependencyLost { .. }), "{kind}: {error}");
+        drop(gate);
+    }
+}
+
+#[test]
+fn a_close_beside_who_is_held_up_by_a_loss() {
+    let ((faults, handle), device) = (testing::faults(), Device::host());
+    let lost = testing::host_with(faults);
+    let (gated, waits) = (lost.stream().unwrap(), device.stream().unwrap());
+    let gate = Gate::close(&gated).unwrap();
+    waits.wait(&gated).queued().unwrap();
+    let ended = hold_up(&waits);
+    handle.lose_device("a test");
+    gated.done().synchronize().unwrap_err();
+    let closed = futures::executor::block_on(device.close(Duration::from_secs(20)));
+    let error = closed.expect_err("not all of it is complete");
+    assert!(matches!(error.detail(), ErrorDetail::DependencyLost { .. }), "{error}");
+    ended.recv_timeout(Duration::from_secs(10)).expect("it is let go of");
+    drop(gate);
+}
+
+/// Its wait will end: for the legacy default stream, and for a mark on all streams that those which wait for the lost device have
+/// passed.
+#[test]
+fn who_waits_for_none_of_a_lost_device_stays_held_up() {
+    let (faults, handle) = testing::faults();
+    let (lost, device) = (Device::host(), testing::host_with(faults));
+    let (gated, faulty) = (lost.stream().unwrap(), lost.stream().unwrap());
+    let fault = Kernel::<()>::host(&lost, "fault", |_: &Grid| panic!("on purpose")).unwrap();
+    // The mark on all streams is waited for before those on each.
+    device.done().synchronize().unwrap();
+    let [waits, behind, whole] = [(); 3].map(|()| device.stream().unwrap());
+    let legacy = device.legacy_stream().unwrap();
+    let blocking = device.stream_builder().non_blocking(false).build().unwrap();
+    let gates = [&gated, &legacy].map(|stream| Gate::close(stream).unwrap());
+    let all = device.done();
+    waits.done().synchronize().unwrap();
+    whole.wait(&all).queued().unwrap();
+    waits.wait(&gated).queued().unwrap();
+    behind.wait(&waits).queued().unwrap();
+    let [told, stay @ ..] = [&behind, &whole, &blocking].map(hold_up);
+    faulty.launch(&fault, LaunchConfig::new(1, 1), ()).queued().unwrap();
+    told.recv_timeout(Duration::from_secs(10)).expect("it is let go of");
+    let end = Instant::now() + Duration::from_millis(200);
+    while Instant::now() < end {
+        assert!(stay.iter().all(|stay| stay.try_recv().is_err()), "it will get room");
+        std::thread::yield_now();
+    }
+    handle.lose_device("a test");
+    assert!(legacy.done().synchronize().is_err_and(|error| error.is_device_lost()));
+    for ended in stay {
+        let error = ended.recv_timeout(Duration::from_secs(10)).expect("it is let go of");
+        assert!(error.is_device_lost(), "{error}");
+    }
+    drop(gates);
 }
 
 /// However many wait off the executor for one stream, one thread waits for them, and in order.

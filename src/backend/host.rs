@@ -7,7 +7,8 @@
 //!   device, as an illegal address would;
 //! - fresh memory is filled with `0xA5`, so that premature reads show;
 //! - a stream takes [`QUEUE_LIMIT`] commands, then the next call blocks its thread; meanwhile no stream or event can be created or
-//!   destroyed, no memory pinned, and no host function put on a stream;
+//!   destroyed, no memory pinned, and no host function put on a stream. Unlike a GPU's, that call is refused, with 401, if the queue will
+//!   never have room because the stream waits for another device that is lost;
 //! - host functions run one after another;
 //! - the legacy default stream waits for all streams that are not non-blocking, and they for it;
 //! - inside a host function every call fails with 800;

@@ -88,7 +88,7 @@ impl GraphCalls for HostBackend {
         let steps = graph.order.iter().map(|node| match &nodes[*node] {
             HostNode::Launch(launch) => Ok(GraphStep::Launch(launch.clone())),
             HostNode::Record(event) => {
-                let (event, generation) = self.next_record(*event, CALL)?;
+                let (event, generation) = self.next_record(*event, stream, CALL)?;
                 Ok(GraphStep::Record { event, generation })
             }
         });

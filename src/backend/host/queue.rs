@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, SendError, Sender, unbounded};
 use parking_lot::Mutex;
+use smallvec::smallvec;
 
 use super::run::Command;
 use super::state::{Books, Everybody, HostEvent};
@@ -51,9 +52,8 @@ impl HostStream {
     }
 
     /// Waits, in stream order, for everything on `other` so far.
-    pub(super) fn come_after(&self, other: &HostStream) {
-        let event = Arc::new(HostEvent::default());
-        let generation = 1;
+    pub(super) fn come_after(&self, core: &Arc<HostCore>, other: &HostStream) {
+        let (event, generation) = HostEvent::recorded_once(core, &other.books);
         // A stream whose worker is gone has nothing to wait for.
         if other.push(Command::Record { event: event.clone(), generation }).is_ok() {
             self.push(Command::Wait { event, generation }).ok();
@@ -133,16 +133,16 @@ impl HostBackend {
         Ok(unsafe { Arc::from_raw(event) })
     }
 
-    /// An event, and the number of its next record.
+    /// An event, and the number of its next record, which is on this stream.
     pub(super) fn next_record(
         &self,
         event: RawEvent,
+        stream: RawStream,
         call: &'static str,
     ) -> DriverResult<(Arc<HostEvent>, u64)> {
-        let event = self.event(event, call)?;
-        // ORDERING: SeqCst, see `stream_wait_event`.
-        let generation = event.recorded.fetch_add(1, Ordering::SeqCst) + 1;
-        *event.recorder.lock() = Arc::downgrade(&self.shared);
+        let (event, stream) = (self.event(event, call)?, self.stream(stream, call)?);
+        let books = Arc::downgrade(&stream.books);
+        let generation = event.next_record(&self.shared, smallvec![books]);
         Ok((event, generation))
     }
 
@@ -154,8 +154,12 @@ impl HostBackend {
     ) -> DriverResult<()> {
         let stream = self.stream(handle, call)?;
         let books = &stream.books;
-        if command.counts() && self.threads {
-            self.shared.take_room(books);
+        if command.counts()
+            && self.threads
+            && let Err(code) = self.shared.take_room(books)
+        {
+            command.discard();
+            return Err(DriverCode { call, code });
         }
         let _order = stream.blocking.then(|| self.shared.legacy_order.lock());
         if stream.blocking {
@@ -166,18 +170,25 @@ impl HostBackend {
 }
 
 impl HostCore {
-    /// Blocks until a stream takes another command, which is then counted.
-    pub(super) fn take_room(&self, books: &Books) {
+    /// Blocks until a stream takes another command, which is then counted. An error if it never will, where a driver would block the
+    /// thread for ever.
+    pub(super) fn take_room(&self, books: &Books) -> std::result::Result<(), i32> {
         let mut depth = books.depth.lock();
+        // ORDERING: Relaxed: set under this lock.
+        let stands_still = || books.stands_still.load(Ordering::Relaxed);
         if *depth >= QUEUE_LIMIT {
             *self.blocked.lock() += 1;
-            while *depth >= QUEUE_LIMIT && self.fault.get().is_none() {
+            while *depth >= QUEUE_LIMIT && self.fault.get().is_none() && !stands_still() {
                 books.room.wait(&mut depth);
             }
             *self.blocked.lock() -= 1;
             self.unblocked.notify_all();
+            if *depth >= QUEUE_LIMIT && stands_still() {
+                return Err(DriverCode::ILLEGAL_STATE);
+            }
         }
         *depth += 1;
+        Ok(())
     }
 
     /// Blocks while a full queue blocks another thread: so does the driver when it is to make a stream
@@ -193,13 +204,13 @@ impl HostCore {
     /// Orders a stream that is not non-blocking: the legacy default stream behind all others, another
     /// one behind the legacy default stream. Under `legacy_order`, so that no two of them wait for
     /// each other.
-    pub(super) fn wait_for_counterparts(&self, handle: RawStream, stream: &HostStream) {
+    pub(super) fn wait_for_counterparts(self: &Arc<Self>, handle: RawStream, stream: &HostStream) {
         let streams = self.streams.read();
         let legacy = RawStream::LEGACY.0;
         for (other, counterpart) in &*streams {
             let opposite = (handle.0 == legacy) != (*other == legacy);
             if counterpart.blocking && opposite && !counterpart.is_idle() {
-                stream.come_after(counterpart);
+                stream.come_after(self, counterpart);
             }
         }
     }
@@ -298,20 +309,20 @@ impl EventCalls for HostBackend {
     }
 
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()> {
-        let (event, generation) = self.next_record(event, "event_record")?;
+        let (event, generation) = self.next_record(event, stream, "event_record")?;
         self.enqueue(stream, "event_record", Command::Record { event, generation })
     }
 
     unsafe fn event_record_all(&self, event: RawEvent) -> DriverResult<()> {
         let event = self.event(event, "event_record_all")?;
-        // ORDERING: SeqCst, see `stream_wait_event`.
-        let generation = event.recorded.fetch_add(1, Ordering::SeqCst) + 1;
-        *event.recorder.lock() = Arc::downgrade(&self.shared);
+        let streams = self.shared.streams.read();
+        let books = streams.values().map(|stream| Arc::downgrade(&stream.books)).collect();
+        let generation = event.next_record(&self.shared, books);
         // Reached when the last share is dropped: by the streams, and by this call.
         let everybody = Arc::new(Everybody { event, generation });
-        for stream in self.shared.streams.read().values() {
+        for stream in streams.values() {
             // A stream whose worker is gone has nothing to wait for.
-            stream.push(Command::Arrive { _everybody: everybody.clone() }).ok();
+            stream.push(Command::Arrive { everybody: everybody.clone() }).ok();
         }
         Ok(())
     }

@@ -67,7 +67,7 @@ pub(super) enum Command {
         value: u64,
     },
     Arrive {
-        _everybody: Arc<Everybody>,
+        everybody: Arc<Everybody>,
     },
 }
 
@@ -176,19 +176,27 @@ impl Command {
                 Ok(())
             }
             // Its share is dropped.
-            Command::Arrive { .. } => Ok(()),
+            Command::Arrive { everybody } => {
+                everybody.arrive(books);
+                Ok(())
+            }
             Command::Wait { event, generation } => {
                 let mut reached = event.reached.lock();
                 while reached.generation < generation && shared.fault.get().is_none() {
-                    // ORDERING: SeqCst, see `stream_destroy`.
-                    if books.destroyed.load(Ordering::SeqCst) && event.never_comes(generation) {
-                        // ORDERING: Relaxed: for this thread.
-                        books.given_up.store(true, Ordering::Relaxed);
-                        break;
+                    if event.never_comes(generation) {
+                        books.stand_still();
+                        // ORDERING: SeqCst, see `stream_destroy`.
+                        if books.destroyed.load(Ordering::SeqCst) {
+                            // ORDERING: Relaxed: for this thread.
+                            books.given_up.store(true, Ordering::Relaxed);
+                            break;
+                        }
                     }
                     // The limit only bounds how late a fault elsewhere is noticed.
                     event.changed.wait_for(&mut reached, Duration::from_millis(20));
                 }
+                // It goes on, or discards what is left. ORDERING: Relaxed, see `stand_still`.
+                books.stands_still.store(false, Ordering::Relaxed);
                 Ok(())
             }
             Command::Word { word, value } => {

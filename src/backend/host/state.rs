@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
+use smallvec::{SmallVec, smallvec};
 
 use super::HostCore;
 
@@ -23,6 +24,19 @@ pub(super) struct Books {
     /// The stream waited for an event that is never reached, and its handle is gone: the worker discards
     /// the commands that are left.
     pub(super) given_up: AtomicBool,
+    /// The head waits for an event that is never reached: the queue gets no room any more. Set under the lock of `depth`.
+    pub(super) stands_still: AtomicBool,
+}
+
+impl Books {
+    /// Releases the threads that wait for room, which there will never be.
+    pub(super) fn stand_still(&self) {
+        let _depth = self.depth.lock();
+        // ORDERING: Relaxed: read under the lock, or by a stream that looks again.
+        if !self.stands_still.swap(true, Ordering::Relaxed) {
+            self.room.notify_all();
+        }
+    }
 }
 
 #[derive(Default)]
@@ -31,8 +45,7 @@ pub(super) struct HostEvent {
     pub(super) recorded: AtomicU64,
     pub(super) reached: Mutex<Reached>,
     pub(super) changed: Condvar,
-    /// The device of the last record.
-    pub(super) recorder: Mutex<Weak<HostCore>>,
+    pub(super) last_record: Mutex<LastRecord>,
     /// The last record that the stream was asked for and discarded.
     pub(super) discarded: AtomicU64,
 }
@@ -42,7 +55,26 @@ impl HostEvent {
     pub(super) fn never_comes(&self, generation: u64) -> bool {
         // ORDERING: Relaxed: the stream that waits polls this.
         self.discarded.load(Ordering::Relaxed) >= generation
-            || self.recorder.lock().upgrade().is_none_or(|core| core.fault.get().is_some())
+            || self.last_record.lock().stands_still()
+    }
+
+    /// The number of its next record, which waits for the queues of these streams.
+    pub(super) fn next_record(
+        &self,
+        core: &Arc<HostCore>,
+        streams: SmallVec<[Weak<Books>; 1]>,
+    ) -> u64 {
+        // ORDERING: SeqCst, see `stream_wait_event`.
+        let generation = self.recorded.fetch_add(1, Ordering::SeqCst) + 1;
+        *self.last_record.lock() = LastRecord { core: Arc::downgrade(core), streams };
+        generation
+    }
+
+    /// An event with one record, on this stream.
+    pub(super) fn recorded_once(core: &Arc<HostCore>, books: &Arc<Books>) -> (Arc<Self>, u64) {
+        let event = Arc::new(HostEvent::default());
+        let generation = event.next_record(core, smallvec![Arc::downgrade(books)]);
+        (event, generation)
     }
 
     /// A requested record is not made.
@@ -65,10 +97,36 @@ pub(super) struct Reached {
     pub(super) at: Option<Instant>,
 }
 
+/// What an event's last record waits for.
+#[derive(Default)]
+pub(super) struct LastRecord {
+    core: Weak<HostCore>,
+    /// The streams that may not have come to it.
+    streams: SmallVec<[Weak<Books>; 1]>,
+}
+
+impl LastRecord {
+    /// Whether it makes no progress any more, if it was not reached. (A stream that is gone is through with its queue.)
+    fn stands_still(&self) -> bool {
+        // ORDERING: Relaxed: the caller looks again.
+        let stands_still = |books: Arc<Books>| books.stands_still.load(Ordering::Relaxed);
+        self.core.upgrade().is_none_or(|core| core.fault.get().is_some())
+            || self.streams.iter().filter_map(Weak::upgrade).any(stands_still)
+    }
+}
+
 /// Marks an event as reached when every stream has dropped its share.
 pub(super) struct Everybody {
     pub(super) event: Arc<HostEvent>,
     pub(super) generation: u64,
+}
+
+impl Everybody {
+    /// A stream has come to it.
+    pub(super) fn arrive(&self, books: &Books) {
+        let mut last_record = self.event.last_record.lock();
+        last_record.streams.retain(|stream| !std::ptr::eq(stream.as_ptr(), books));
+    }
 }
 
 impl Drop for Everybody {

@@ -3,6 +3,7 @@
 //! | the stream | |
 //! |---|---|
 //! | is stuck | what waits for its work resolves with the loss; nothing is submitted to it any more ([`check_moves`](StreamState::check_moves)) |
+//! | is stuck, and its full queue blocks a thread | on a host device the call fails with the loss ([`find_lost_dependency`](StreamState::find_lost_dependency)); a GPU's driver keeps the thread |
 //! | is of the same device, and its work would wait for such a stream | that operation is refused, and the stream goes on |
 #![forbid(unsafe_code)]
 
@@ -20,6 +21,18 @@ impl StreamState {
     /// The loss of another device that `ticket` waits for, if any, directly or through other streams.
     pub(crate) fn dependency_lost(&self, ticket: u64) -> Option<crate::Error> {
         self.visit_foreign(ticket, |on| on.stream.lost_before(on.ticket))
+    }
+
+    /// The loss of another device that work on the stream waits for. Asks those devices first, since nobody may have noticed.
+    #[cold]
+    pub(crate) fn find_lost_dependency(&self) -> Option<crate::Error> {
+        self.visit_foreign(u64::MAX, |on| {
+            if let Some(other) = on.stream.stream() {
+                // A loss is found below.
+                other.engine.check_health().ok();
+            }
+            on.stream.lost_before(on.ticket)
+        })
     }
 
     /// Refuses work that would never run, as what is in front of it waits for a lost device. Otherwise the stream would take it until
