@@ -4,12 +4,16 @@
 #[path = "under_test/eventually.rs"]
 mod eventually;
 
-use std::time::Duration;
+use std::sync::atomic::AtomicU32;
+use std::time::{Duration, Instant};
 
 use eventually::eventually;
 use futures::FutureExt;
 use gpu_await::testing::{self, Gate};
-use gpu_await::{ErrorDetail, ErrorKind, Mapped, Result, kernels};
+use gpu_await::{
+    Device, ErrorDetail, ErrorKind, Flag, Grid, Kernel, LaunchConfig, Mapped, PinnedBuffer, Result,
+    kernels,
+};
 
 const SOON: Duration = Duration::from_secs(10);
 const LEN: usize = 1000;
@@ -133,6 +137,65 @@ fn a_lost_device_tells_its_loss() -> Result<()> {
     assert_eq!(stream.pinned::<u8>(LEN).unwrap_err().kind(), ErrorKind::DeviceLost);
     drop(gate);
     assert_eq!(x.into_pinned().synchronize().unwrap_err().kind(), ErrorKind::DeviceLost);
+    Ok(())
+}
+
+/// By the loss of its own device, and of another one that its stream waits for.
+#[test]
+fn what_a_loss_sets_aside_is_counted_once() -> Result<()> {
+    const BLOCK: u64 = 1024;
+    const WORD: u64 = 128;
+    for (waits, drops_first) in [(false, false), (false, true), (true, false), (true, true)] {
+        let name = format!("of another: {waits}, dropped first: {drops_first}");
+        let (faults, handle) = testing::faults();
+        let lost = testing::host_with(faults);
+        let theirs = lost.stream()?;
+        let device = if waits { Device::host() } else { lost.clone() };
+        let stream = device.stream()?;
+        let map = || stream.pinned::<u8>(LEN).map(PinnedBuffer::into_mapped);
+        let (mut written, mut read, mut idle, flag) =
+            (map()?, map()?, map()?, device.pinned_flag()?);
+        let mut copied = map()?;
+        stream.fill(&mut idle, 1).synchronize()?;
+        stream.fill(&mut read, 1).synchronize()?;
+        let twin = |_: &Grid, _: &AtomicU32| ();
+        let kernel = Kernel::<(Flag,)>::host(&device, "flagged", twin)?;
+        let gate = Gate::close(&theirs)?;
+        stream.wait(&theirs).queued()?;
+        // With the gate's own word.
+        let before = device.stats();
+        for _ in 0..3 {
+            stream.fill(&mut written, 1).queued()?;
+            stream.copy(&read, &mut copied).queued()?;
+            stream.launch(&kernel, LaunchConfig::new(1, 1), (&flag,)).queued()?;
+        }
+        let drops = || drop((written, read, copied, idle, flag, kernel));
+        let loses = || {
+            handle.lose_device("on purpose");
+            assert!(theirs.synchronize().unwrap_err().is_device_lost());
+        };
+        if drops_first {
+            drops();
+            loses();
+        } else {
+            loses();
+            drops();
+        }
+        drop((stream, theirs));
+        let set_aside = 3 * BLOCK + WORD + before.lent_bytes;
+        let counted = || {
+            let stats = device.stats();
+            (stats.lent_bytes, stats.quarantined_bytes)
+        };
+        let end = Instant::now() + SOON;
+        while counted() != (0, set_aside) {
+            assert!(Instant::now() < end, "{name}: {:?}, not {set_aside}", counted());
+            std::thread::yield_now();
+        }
+        drop(gate);
+        eventually(&name, || device.stats().pinned_used_bytes == before.pinned_used_bytes - BLOCK);
+        assert_eq!(counted(), (0, set_aside), "{name}");
+    }
     Ok(())
 }
 

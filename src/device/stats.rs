@@ -18,8 +18,10 @@ pub struct Stats {
     pub streams: usize,
     /// Host memory lent to operations in flight.
     pub lent_bytes: u64,
-    /// Host memory that was lent when the device was lost, and is never reused. Memory that was not lent
-    /// stays mapped too, but is not included: see [`Device::lost`].
+    /// Host memory that a lost device may still use, and that is never reused: pinned buffers and flags that were lent, and
+    /// [mapped memory](crate::Mapped) that was in use. Each block is counted once, and for good, whatever becomes of its
+    /// stream: from the loss of the device, or from when a stream goes that waits for another device that was lost; mapped memory
+    /// not before it is dropped. Memory that was not in use stays mapped too, but is not included: see [`Device::lost`].
     pub quarantined_bytes: u64,
     /// [Loans](crate::Stream::lend_memory) of device memory to other libraries that have not ended, which
     /// [`close`](Device::close) waits for.
@@ -42,8 +44,7 @@ pub struct Stats {
     /// Pinned host memory mapped and registered, in use or pooled. 2 MiB are registered in the background
     /// when the device is opened.
     pub pinned_bytes: u64,
-    /// Pinned host memory in use: held by the program, or lent. After the loss of the device it includes
-    /// buffers dropped since, which are never reused.
+    /// Pinned host memory in use: held by the program, lent, or [quarantined](Self::quarantined_bytes).
     pub pinned_used_bytes: u64,
     /// Futures woken so far because their operation was complete; excludes futures that saw completion
     /// without being woken.

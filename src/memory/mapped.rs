@@ -9,14 +9,18 @@
 //! 1. The host gets its slice when every use is complete (`the_host_gets_its_slice_behind_every_use`).
 //! 2. The memory returns to its pool behind every use (`a_dropped_mapping_stays_until_its_kernel_ends`); the pool of a lost device hands
 //!    nothing out and unmaps nothing.
+//! 3. Memory that a lost device may still use is set aside when it is dropped, like lent memory
+//!    (`what_a_loss_sets_aside_is_counted_once`).
 
 use std::fmt;
 use std::ops::Deref;
+use std::sync::Arc;
 
 use super::Element;
 use super::allocation::Allocation;
 use super::buffer::DeviceBuffer;
 use super::pinned::PinnedBuffer;
+use super::reclaim::retired::LentBlock;
 use super::view::{Extent, Readable, Span, ViewMut, Writable, sealed};
 use crate::backend::DevicePtr;
 
@@ -64,7 +68,8 @@ impl<T: Element> PinnedBuffer<T> {
             // the last use.
             unsafe { engine.backend.adopt(ptr, bytes) };
         }
-        let memory = Allocation::foreign(&engine, ptr, bytes, None, Box::new(block));
+        let keeper: Arc<dyn LentBlock> = block;
+        let memory = Allocation::foreign(&engine, ptr, bytes, None, Box::new(keeper));
         Mapped { device: DeviceBuffer::new(memory, self.len()), host: self }
     }
 }

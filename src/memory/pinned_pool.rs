@@ -27,10 +27,10 @@ use memmap2::{MmapMut, MmapRaw};
 use parking_lot::Mutex;
 
 use super::buddy::{Buddy, LEAST_BYTES, SLAB_BYTES};
+use super::reclaim::retired::LentBlock;
 use crate::backend::{Backend, DeviceKind, DevicePtr, HostPtr};
 use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::runtime::Engine;
-use crate::runtime::stream_state::LentBlock;
 use crate::system;
 use crate::thread::crew::Crew;
 use crate::thread::role;
@@ -278,9 +278,9 @@ impl PinnedBlock {
 }
 
 impl LentBlock for PinnedBlock {
-    fn quarantine(&self) {
+    fn quarantine(&self) -> u64 {
         // ORDERING: Relaxed: read when nothing holds the block any more.
-        self.quarantined.store(true, Ordering::Relaxed);
+        if self.quarantined.swap(true, Ordering::Relaxed) { 0 } else { self.bytes() }
     }
 }
 

@@ -38,7 +38,7 @@ use parking_lot::Mutex;
 use self::freed::Freed;
 pub(crate) use self::handle::{OfStream, StreamHandle};
 use self::lent::LentMemory;
-pub(crate) use self::lent::{Callback, LentBlock, Payload};
+pub(crate) use self::lent::{Callback, Payload};
 use self::markers::{Followed, Markers};
 pub(crate) use self::poll::WaitState;
 use self::submitter::Submitter;

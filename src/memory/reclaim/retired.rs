@@ -29,6 +29,13 @@ pub(crate) struct Block {
     pub(crate) ticket: u64,
 }
 
+/// A block of our own host memory that the device may touch.
+pub(crate) trait LentBlock: Send + Sync {
+    /// The runtime cannot learn when the device finishes with the block: the pool never reuses it, and keeps
+    /// it mapped. Returns its size the first time, and then 0.
+    fn quarantine(&self) -> u64;
+}
+
 /// The retired value.
 pub(crate) enum Remnant {
     /// Memory of the device's pool: pending in its account.
@@ -37,7 +44,7 @@ pub(crate) enum Remnant {
         bytes: u64,
     },
     Module(RawModule),
-    /// Adopted memory, in no account, and its owner.
+    /// Adopted memory, in no account, and its owner: an [`Arc<dyn LentBlock>`](LentBlock) if it is mapped memory of ours.
     Foreign {
         ptr: DevicePtr,
         bytes: u64,
@@ -57,6 +64,14 @@ impl Remnant {
         match self {
             Remnant::Memory { bytes, .. } => *bytes,
             Remnant::Module(_) | Remnant::Foreign { .. } => 0,
+        }
+    }
+
+    /// The block, if it is mapped memory of ours.
+    pub(crate) fn mapped(&self) -> Option<&Arc<dyn LentBlock>> {
+        match self {
+            Remnant::Foreign { owner, .. } => owner.downcast_ref(),
+            Remnant::Memory { .. } | Remnant::Module(_) => None,
         }
     }
 

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::{DeviceStream, Engine};
 use crate::backend::{DevicePtr, Query};
 use crate::memory::point::Point;
-use crate::memory::reclaim::retired::{Block, Remnant, Retired, UserList};
+use crate::memory::reclaim::retired::{Block, LentBlock, Remnant, Retired, UserList};
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::progress::Progress;
 use crate::thread::{exit, role};
@@ -86,6 +86,7 @@ impl<S: DeviceStream> Engine<S> {
     /// looks at them. True if anything was freed.
     pub(crate) fn sweep_retired(self: &Arc<Self>, press: bool) -> bool {
         let (mut done, mut hopeless) = (SmallVec::<[Retired<S>; 8]>::new(), Vec::new());
+        let mut set_aside = Vec::new();
         if press {
             self.press_users();
         }
@@ -103,6 +104,14 @@ impl<S: DeviceStream> Engine<S> {
                 let is_hopeless = users.iter().any(|used| used.stream.is_hopeless(used.ticket));
                 // Asked behind that: by its own loss nothing is hopeless.
                 let lost = self.state.lost().is_some();
+                if (is_hopeless || lost)
+                    && !users.is_empty()
+                    && let Some(block) = what.mapped()
+                {
+                    self.set_aside(&**block);
+                    set_aside.push(retired.swap_remove(index));
+                    continue;
+                }
                 if lost {
                     // The rest of its own work is waited for by the owner of the buried values.
                     users.retain(|used| used.stream.device().id != self.state.id);
@@ -126,6 +135,8 @@ impl<S: DeviceStream> Engine<S> {
         for retired in done {
             self.free_now(retired.what);
         }
+        // Our own blocks, which stay mapped. They hold the device, which must not stay as well.
+        drop(set_aside);
         for retired in hopeless {
             self.give_up(retired.what.bytes());
             if let Remnant::Foreign { owner, .. } = retired.what {
@@ -133,6 +144,12 @@ impl<S: DeviceStream> Engine<S> {
             }
         }
         any
+    }
+
+    /// Sets aside and counts a block that a device may touch at any later time.
+    pub(crate) fn set_aside(&self, block: &dyn LentBlock) {
+        // ORDERING: Relaxed: a statistic.
+        self.counters.quarantined_bytes.fetch_add(block.quarantine(), Ordering::Relaxed);
     }
 
     /// Asks how far the streams are that retired values wait for: nothing else may ask.

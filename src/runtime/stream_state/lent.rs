@@ -4,6 +4,8 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use crate::memory::reclaim::retired::LentBlock;
+
 /// Host memory that the device may touch until `ticket` is complete.
 pub(super) struct LentMemory {
     pub(super) ticket: u64,
@@ -20,13 +22,6 @@ pub(crate) enum Payload {
     /// A user's value that the work needs: dropped by the reaper, also after the loss of the device; never
     /// if the stream waits for ever.
     Kept(Box<dyn Any + Send>),
-}
-
-/// A block of our own memory that the device may touch.
-pub(crate) trait LentBlock: Send + Sync {
-    /// The runtime cannot learn when the device finishes with the block: the pool never reuses it, and keeps
-    /// it mapped.
-    fn quarantine(&self);
 }
 
 /// A share of a callback for the driver; dropped like any other once it was called.

@@ -8,10 +8,11 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use super::lent::{LentBlock, LentMemory};
+use super::lent::LentMemory;
 use super::{Payload, StreamState};
 use crate::backend::{Query, RawStream};
 use crate::error::DriverCode;
+use crate::memory::reclaim::retired::LentBlock;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::protocol::cadence;
 use crate::runtime::protocol::cadence::{Age, Plan};
@@ -365,12 +366,10 @@ impl StreamState {
 
     /// Quarantines memory lent to a lost device.
     pub(super) fn quarantine(&self, lent: VecDeque<LentMemory>) {
-        let counters = &self.engine.counters;
-        for lent in lent {
-            // ORDERING: Relaxed: statistics.
-            counters.lent_bytes.fetch_sub(lent.bytes, Ordering::Relaxed);
-            counters.quarantined_bytes.fetch_add(lent.bytes, Ordering::Relaxed);
-            self.give_up(lent.payload);
+        for LentMemory { bytes, payload, .. } in lent {
+            self.give_up(payload);
+            // ORDERING: Relaxed: a statistic.
+            self.engine.counters.lent_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 
@@ -382,7 +381,7 @@ impl StreamState {
         }
         match payload {
             // It holds its device, which must not stay as well.
-            Payload::Memory(memory) => memory.quarantine(),
+            Payload::Memory(memory) => self.engine.set_aside(&*memory),
             Payload::Callback(callback) => {
                 if let Some(function) = callback.give_up() {
                     self.engine.drop_later(function);
