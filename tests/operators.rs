@@ -150,7 +150,8 @@ impl<T: Combined, O: ReduceBy<T>> Case<T, O> {
             assert_same(&down(stream, &out), &expected, "a part, scanned");
         }
         for counted in [0, 1, 33, 4_097, 1 << 40] {
-            let count = up(stream, &[counted]);
+            let counts = up(stream, &[7, counted, 9]);
+            let count = counts.slice(1..2).expect("inside");
             let up_to = buffer.up_to(&count).expect("one");
             let counted = (counted as usize).min(x.len());
             let found = stream.reduce(&up_to, op, init).synchronize().expect("a value");

@@ -79,16 +79,16 @@ impl<T: Element> DeviceBuffer<T> {
     /// The first `count[0]` elements.
     ///
     /// # Errors
-    /// A `count` of not exactly one element.
-    pub fn up_to<'a>(&'a self, count: &'a DeviceBuffer<u64>) -> Result<UpTo<'a, T>> {
+    /// A `count` of not exactly one element: of several numbers take one by a [`slice`](DeviceBuffer::slice).
+    pub fn up_to<'a>(&'a self, count: &'a impl Readable<u64>) -> Result<UpTo<'a, T>> {
         Ok(UpTo { memory: self.view(), count: one("up_to", count)? })
     }
 
     /// The first `count[0]` elements, to be changed in place.
     ///
     /// # Errors
-    /// A `count` of not exactly one element.
-    pub fn up_to_mut<'a>(&'a mut self, count: &'a DeviceBuffer<u64>) -> Result<UpToMut<'a, Self>> {
+    /// A `count` of not exactly one element: of several numbers take one by a [`slice`](DeviceBuffer::slice).
+    pub fn up_to_mut<'a>(&'a mut self, count: &'a impl Readable<u64>) -> Result<UpToMut<'a, Self>> {
         Ok(UpToMut { memory: self, count: one("up_to_mut", count)? })
     }
 }
@@ -97,8 +97,8 @@ impl<'a, T: Element> View<'a, T> {
     /// The first `count[0]` elements.
     ///
     /// # Errors
-    /// A `count` of not exactly one element.
-    pub fn up_to(self, count: &'a DeviceBuffer<u64>) -> Result<UpTo<'a, T>> {
+    /// A `count` of not exactly one element: of several numbers take one by a [`slice`](DeviceBuffer::slice).
+    pub fn up_to(self, count: &'a impl Readable<u64>) -> Result<UpTo<'a, T>> {
         Ok(UpTo { memory: self, count: one("up_to", count)? })
     }
 }
@@ -107,15 +107,15 @@ impl<T: Element> ViewMut<'_, T> {
     /// The first `count[0]` elements, to be changed in place.
     ///
     /// # Errors
-    /// A `count` of not exactly one element.
-    pub fn up_to_mut<'a>(&'a mut self, count: &'a DeviceBuffer<u64>) -> Result<UpToMut<'a, Self>> {
+    /// A `count` of not exactly one element: of several numbers take one by a [`slice`](DeviceBuffer::slice).
+    pub fn up_to_mut<'a>(&'a mut self, count: &'a impl Readable<u64>) -> Result<UpToMut<'a, Self>> {
         Ok(UpToMut { memory: self, count: one("up_to_mut", count)? })
     }
 }
 
-fn one<'a>(op: &'static str, count: &'a DeviceBuffer<u64>) -> Result<View<'a, u64>> {
+fn one<'a>(op: &'static str, count: &'a impl Readable<u64>) -> Result<View<'a, u64>> {
     match count.len() {
-        1 => Ok(count.view()),
+        1 => Ok(View::over(count.span(), 1)),
         found => {
             let what = "the number of elements";
             Err(ErrorDetail::WrongLength { op, what, expected: 1, found }.into())
