@@ -39,6 +39,8 @@ use crate::unique_id::UniqueId;
 /// [limit](Self::set_limit). Collective calls on other communicators in the process wait behind it.
 /// [`connect_pairs`](CommunicatorBuilder::connect_pairs) connects for sends ahead.
 ///
+/// A call also waits, up to a second, while resources of another communicator are being freed, which takes milliseconds.
+///
 /// A call while more than 250 calls of a local rank are pending waits for fewer, as the driver's queue is finite; a loss ends the wait, and
 /// other communicators are not held up. [`throttle`](Self::throttle) waits without blocking the thread.
 ///
@@ -59,9 +61,10 @@ use crate::unique_id::UniqueId;
 /// NCCL by itself does not notice every peer that dies. Without a [`Group`](crate::Group), set a limit.
 ///
 /// # Cancel safety
-/// Dropping an operation does not cancel it. Dropping the last handle never blocks and never aborts: resources are freed when the
-/// pending work is complete, or end with the process. When the process ends, it waits at most two seconds for resources that
-/// are being freed.
+/// Dropping an operation does not cancel it. Dropping the last handle never blocks and never aborts: a thread frees its resources when
+/// its work is complete and no communicator of the process has pending work, or they end with the process. (NCCL frees pinned
+/// memory, and until the devices have finished the driver keeps every other call out.) Resources of a lost communicator are
+/// freed likewise. When the process ends, it waits at most two seconds for resources that are being freed.
 ///
 /// # Examples
 /// ```

@@ -7,6 +7,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::watchdog;
 
 /// Counters of this process; see [`stats`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,17 +77,23 @@ pub(crate) fn spawn(
 pub(crate) fn end_at_exit(limit: Duration) {
     // ORDERING: SeqCst: a thread is counted before it looks at this, so it is seen here, or sees it.
     ENDING.store(true, Ordering::SeqCst);
+    watchdog::quiet().end_all();
     let end = Instant::now() + limit;
     while THREADS.load(Ordering::SeqCst) > 0 && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
+/// Whether the process is ending.
+pub(crate) fn is_ending() -> bool {
+    ENDING.load(Ordering::SeqCst)
+}
+
 /// Runs a call of NCCL's that may never return. Without a thread, and while the process ends, it does not run: what it would have
 /// freed is leaked.
 pub(crate) fn on_thread_that_may_be_lost(what: &'static str, run: impl FnOnce() + Send + 'static) {
     let counted = Counted::one(&THREADS);
-    if ENDING.load(Ordering::SeqCst) {
+    if is_ending() {
         return;
     }
     let spawned = spawn(what, move || {

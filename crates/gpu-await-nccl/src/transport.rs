@@ -64,6 +64,9 @@ pub(crate) trait Transport: Send + Sync {
         shared: &Weak<Shared>,
     ) -> Result<()>;
 
+    /// What each graph with its calls keeps.
+    fn kept_by_graphs(&self) -> Arc<()>;
+
     /// Whether it can make another transport of its own for some of its ranks, without being told how they reach one another.
     fn can_shrink(&self) -> bool;
 

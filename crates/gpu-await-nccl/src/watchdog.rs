@@ -7,6 +7,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use crate::communicator::shared::Shared;
+use crate::quiet::Quiet;
 use crate::stats;
 
 /// How often it looks: what an error, a lost peer or a limit takes longer to be seen.
@@ -14,6 +15,12 @@ const EVERY: Duration = Duration::from_millis(20);
 
 static WATCHED: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 static CHANGED: Condvar = Condvar::new();
+
+/// What is pending, as far as it has looked.
+pub(crate) fn quiet() -> &'static Quiet {
+    static QUIET: OnceLock<Quiet> = OnceLock::new();
+    QUIET.get_or_init(Quiet::new)
+}
 
 /// Looks after a communicator until it has no pending work.
 pub(crate) fn watch(shared: Weak<Shared>) {

@@ -277,6 +277,24 @@ async fn an_input_of_a_launch_that_failed_before_it() {
     }
 }
 
+/// A batch makes the call at once: the other rank would wait for it.
+#[tokio::test]
+async fn an_input_of_a_batch_that_failed() {
+    let device = Device::host();
+    for (_groups, comms) in both(2, &device).await {
+        let stream = device.stream().expect("a stream");
+        let (mut x, mut y) = (ones(&device, 10), ones(&device, 10));
+        device.copy(&ones(&device, 11), &mut y).queued().expect_err("lengths differ");
+        let peer = comms[0].all_reduce_in_place(&mut x, Reduction::Sum);
+        let batch =
+            stream.batch(|q| comms[1].in_graph(q)?.all_reduce_in_place(&mut y, Reduction::Sum));
+        within(batch).await.expect_err("its input failed");
+        let (cause, _) = lost(peer).await;
+        assert!(matches!(cause, LostCause::InputFailed { rank: 1, .. }), "{cause}");
+        assert!(comms[1].lost().is_some());
+    }
+}
+
 /// The call was made before its input failed: the other rank may have succeeded, and both learn of it.
 #[tokio::test]
 async fn an_input_that_fails_late() {

@@ -40,6 +40,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use self::launches::InOrder;
+use self::watched::Watched;
 use crate::call::Call;
 use crate::error::{CollectiveLost, Error, LostCause};
 use crate::exchange::Wire;
@@ -96,7 +97,7 @@ struct State {
     /// Dropped when it is lost.
     works: Option<oneshot::Sender<()>>,
     /// The watchdog has it.
-    watched: bool,
+    watched: Option<Watched>,
 }
 
 /// Work whose completion nobody has seen.

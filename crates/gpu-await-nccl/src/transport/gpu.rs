@@ -13,7 +13,7 @@
 //! | 1 | group begins; `ncclCommAbort` sets the flags that kernels and connecting threads look at | returns with an error |
 //! | 2 | takes the lock that calls are made under, and releases it: none is running | refused from now on: it looks at `ending` under that lock |
 //! | 3 | waits for the streams: no kernel has the handle's memory any more | refused |
-//! | 4 | group ends: the handle is freed; if graphs have its work, when the last of them is gone | refused |
+//! | 4 | when nothing is pending ([`Quiet`](crate::quiet::Quiet)) the group ends: the handle is freed; if graphs have its work, when the last of them is gone | refused |
 //!
 //! # Invariants
 //! 1. A handle is freed once, by whoever sets `ending`, and behind the last call that uses it: calls are made under `calling`, and
@@ -24,7 +24,8 @@ mod shrink;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use gpu_await::{Device, RawQueue, Stream};
 
@@ -37,7 +38,7 @@ use crate::error::{CollectiveLost, Error, LostCause, Result};
 use crate::exchange::{Inbox, LAST_WORK, Wire};
 use crate::nccl::driver::Driver;
 use crate::nccl::{Addresses, Comm, Lane, Nccl, RawId};
-use crate::{stats, system};
+use crate::{stats, system, watchdog};
 
 pub(crate) struct GpuTransport {
     comms: Arc<Comms>,
@@ -88,6 +89,8 @@ struct Comms {
     ending: AtomicBool,
     /// Held while the handles are looked at, and while they are freed.
     freed: Mutex<bool>,
+    /// A share for each graph with its calls.
+    graphs: Arc<()>,
 }
 
 impl GpuTransport {
@@ -147,6 +150,7 @@ impl GpuTransport {
             calling: Mutex::new(()),
             ending: AtomicBool::new(false),
             freed: Mutex::new(false),
+            graphs: Arc::default(),
         };
         let group = wire.map(|wire| Peers::new(wire, ranks[0].rank));
         let ranks = ranks.iter().map(|local| local.rank).collect();
@@ -266,6 +270,10 @@ impl Transport for GpuTransport {
         put.and(ended)
     }
 
+    fn kept_by_graphs(&self) -> Arc<()> {
+        self.comms.graphs.clone()
+    }
+
     fn can_shrink(&self) -> bool {
         self.comms.nccl.can_shrink() && !self.comms.ending.load(Ordering::SeqCst)
     }
@@ -340,7 +348,11 @@ impl Comms {
         for stream in &self.streams {
             let _complete = stream.synchronize();
         }
-        let _ended = self.nccl.group_end();
+        // NCCL would wait for them while nothing may begin.
+        while Arc::strong_count(&self.graphs) > 1 && !stats::is_ending() {
+            thread::sleep(LOOK);
+        }
+        watchdog::quiet().free(|| drop(self.nccl.group_end()));
     }
 
     fn finish(&self) {
@@ -351,25 +363,30 @@ impl Comms {
         // SAFETY: the device is kept beside its context.
         let Ok(_current) = (unsafe { self.driver.enter(*context) }) else { return };
         *self.freed.lock() = true;
-        type Step = unsafe fn(&Nccl, Comm) -> Result<()>;
-        let steps: [Step; 2] = [Nccl::finalize, Nccl::destroy];
-        for step in steps {
-            if self.nccl.group_start().is_err() {
-                return;
-            }
-            for handle in &self.handles {
-                // SAFETY: nobody calls the communicator any more, and this is the one who frees its handles, which are
-                // live until the second step.
-                let _ended = unsafe { step(self.nccl, *handle) };
-            }
-            let _ended = self.nccl.group_end();
+        // Which may wait for other ranks.
+        self.end_each(Nccl::finalize);
+        watchdog::quiet().free(|| self.end_each(Nccl::destroy));
+    }
+
+    fn end_each(&self, step: unsafe fn(&Nccl, Comm) -> Result<()>) {
+        if self.nccl.group_start().is_err() {
+            return;
         }
+        for handle in &self.handles {
+            // SAFETY: nobody calls the communicator any more, and the caller is the one who frees its handles, which are live until the
+            // second step.
+            let _ended = unsafe { step(self.nccl, *handle) };
+        }
+        let _ended = self.nccl.group_end();
     }
 }
 
 fn aborted(rank: usize) -> Error {
     Error::Lost(CollectiveLost { rank, cause: LostCause::Aborted })
 }
+
+/// How often the thread of an abort looks whether graphs are gone.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// `ncclInProgress`.
 const IN_PROGRESS: i32 = 7;

@@ -85,11 +85,11 @@ impl Shared {
         let mut order = self.in_order(at)?;
         let mut uses = Uses::new(op).can_be_captured().writes(&mut *order);
         uses.includes(parts);
-        let this = self.this.clone();
+        let (this, kept) = (self.this.clone(), self.transport.kept_by_graphs());
         let capture = |queue: &RawQueue<'_>, _| {
-            queue.each_launch(move |outcome| match this.upgrade() {
-                Some(shared) => shared.launched(at, outcome),
-                None => Ok(()),
+            queue.each_launch(move |outcome| {
+                let _kept = &kept;
+                this.upgrade().map_or(Ok(()), |shared| shared.launched(at, outcome))
             })?;
             let _order = ORDER.lock();
             self.begin_call()?;
@@ -101,7 +101,8 @@ impl Shared {
         // SAFETY: the work touches what the verbs declare, on that stream. It may run again, as NCCL's may that is captured, while
         // the communicator is there, which is kept; each launch is refused once it is lost. All work of a rank that is in graphs
         // overwrites one range, and so do other calls of its: none runs beside another.
-        unsafe { queue.enqueue(uses, capture) }
+        let captured = unsafe { queue.enqueue(uses, capture) };
+        captured.inspect_err(|error| self.not_made(at, error))
     }
 
     /// A graph that has a call of its is being launched, or that is refused.

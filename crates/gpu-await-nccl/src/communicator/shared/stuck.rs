@@ -2,8 +2,8 @@
 //! connects ranks; but for a barrier in a graph, which does nothing. And calls that do not reach it.
 #![forbid(unsafe_code)]
 
-use std::sync::Weak;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use gpu_await::testing::Gate;
@@ -59,6 +59,10 @@ impl Transport for Stuck {
         }
         let detail = self.wait().to_string();
         Err(Error::Nccl { call: "ncclGroupEnd", code: 3, text: String::new(), detail })
+    }
+
+    fn kept_by_graphs(&self) -> Arc<()> {
+        Arc::default()
     }
 
     fn can_shrink(&self) -> bool {

@@ -10,7 +10,7 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gpu_await::ErrorDetail;
 use parking_lot::MutexGuard;
@@ -19,6 +19,25 @@ use super::{Shared, State};
 use crate::error::{Error, LostCause};
 use crate::transport::LocalRank;
 use crate::watchdog;
+
+/// How long a call waits while NCCL frees another communicator, which takes some milliseconds if it returns at all.
+const FREE: Duration = Duration::from_secs(1);
+
+/// Something of a communicator is pending, as far as the watchdog has looked.
+pub(super) struct Watched(());
+
+impl Watched {
+    fn new() -> Self {
+        watchdog::quiet().begin();
+        Watched(())
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        watchdog::quiet().end();
+    }
+}
 
 impl Shared {
     /// Has the watchdog look after a call until it [ends](Self::end_call), or is entered.
@@ -54,11 +73,14 @@ impl Shared {
     }
 
     pub(super) fn watch(&self, mut state: MutexGuard<'_, State>) {
-        let is_new = !std::mem::replace(&mut state.watched, true);
+        let is_new = state.watched.is_none();
+        state.watched.get_or_insert_with(Watched::new);
         drop(state);
         if is_new {
             watchdog::watch(self.this.clone());
         }
+        // Behind that: from here on nothing is freed.
+        watchdog::quiet().pass(FREE);
     }
 
     /// Looks after what is pending. False: there is nothing, and it is not watched any more.
@@ -79,7 +101,7 @@ impl Shared {
             }
             let pending = state.pending.front().map(|pending| pending.since);
             let Some(oldest) = pending.into_iter().chain(state.calling).min() else {
-                state.watched = false;
+                state.watched = None;
                 drop(state);
                 if let Some(cause) = lost {
                     self.fail(cause);
