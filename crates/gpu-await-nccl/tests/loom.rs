@@ -74,7 +74,9 @@ fn one_is_freed_at_a_time() {
         quiet.begin();
         pass(&quiet, &record);
         quiet.end();
-        freers.map(|freer| freer.join().expect("both are freed"));
+        for freer in freers {
+            freer.join().expect("it is freed");
+        }
     });
 }
 
