@@ -39,7 +39,7 @@ use crate::unique_id::UniqueId;
 /// [limit](Self::set_limit). Collective calls on other communicators in the process wait behind it.
 /// [`connect_pairs`](CommunicatorBuilder::connect_pairs) connects for sends ahead.
 ///
-/// A call also waits, up to a second, while resources of another communicator are being freed, which takes milliseconds.
+/// A call of a communicator with several ranks in this process also waits, up to a second, while resources of another one are being freed.
 ///
 /// A call while more than 250 calls of a local rank are pending waits for fewer, as the driver's queue is finite; a loss ends the wait, and
 /// other communicators are not held up. [`throttle`](Self::throttle) waits without blocking the thread.

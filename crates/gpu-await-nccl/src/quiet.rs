@@ -7,7 +7,7 @@
 //! | | waits for |
 //! |---|---|
 //! | freeing | everything that is pending; another that is freed |
-//! | what becomes pending | what is freed, if it was begun before; at most a limit, as NCCL may never return |
+//! | what becomes pending, of several ranks of the process | what is freed, if it was begun before; at most a limit, as NCCL may never return |
 //!
 //! # Invariants
 //! 1. While one is freed, nothing has passed that became pending before it was freed (`what_passes_is_not_beside_a_free`).

@@ -77,11 +77,11 @@ pub(crate) fn spawn(
 pub(crate) fn end_at_exit(limit: Duration) {
     // ORDERING: SeqCst: a thread is counted before it looks at this, so it is seen here, or sees it.
     ENDING.store(true, Ordering::SeqCst);
-    watchdog::quiet().end_all();
     let end = Instant::now() + limit;
     while THREADS.load(Ordering::SeqCst) > 0 && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(1));
     }
+    watchdog::quiet().end_all();
 }
 
 /// Whether the process is ending.

@@ -20,7 +20,7 @@ use crate::error::{Error, LostCause};
 use crate::transport::LocalRank;
 use crate::watchdog;
 
-/// How long a call waits while NCCL frees another communicator, which takes some milliseconds if it returns at all.
+/// How long a call of several ranks waits while NCCL frees another communicator, if that returns at all.
 const FREE: Duration = Duration::from_secs(1);
 
 /// Something of a communicator is pending, as far as the watchdog has looked.
@@ -79,8 +79,10 @@ impl Shared {
         if is_new {
             watchdog::watch(self.this.clone());
         }
-        // Behind that: from here on nothing is freed.
-        watchdog::quiet().pass(FREE);
+        if self.ranks.len() > 1 {
+            // Behind that: from here on nothing is freed.
+            watchdog::quiet().pass(FREE);
+        }
     }
 
     /// Looks after what is pending. False: there is nothing, and it is not watched any more.
