@@ -6,7 +6,7 @@
 //!
 //! | | waits for |
 //! |---|---|
-//! | freeing | everything that is pending; another that is freed |
+//! | freeing | everything that is pending; not for others that are freed: NCCL's ranks of one process wait for one another there |
 //! | what becomes pending, of several ranks of the process | what is freed, if it was begun before; at most a limit, as NCCL may never return |
 //!
 //! # Invariants
@@ -27,14 +27,15 @@ pub(crate) struct Quiet {
 struct State {
     /// What is pending.
     pending: usize,
-    is_freeing: bool,
+    /// What is being freed.
+    freeing: usize,
     /// The process ends: nothing is freed any more.
     is_over: bool,
 }
 
 impl Quiet {
     pub(crate) fn new() -> Quiet {
-        let state = State { pending: 0, is_freeing: false, is_over: false };
+        let state = State { pending: 0, freeing: 0, is_over: false };
         Quiet { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -59,12 +60,12 @@ impl Quiet {
     /// Waits until nothing is freed. What takes longer than the limit is not waited for by others either.
     pub(crate) fn pass(&self, limit: Duration) {
         let mut state = self.lock();
-        while state.is_freeing {
+        while state.freeing > 0 {
             let waited = self.changed.wait_timeout(state, limit);
             let (next, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
             state = next;
             if timeout.timed_out() {
-                state.is_freeing = false;
+                state.freeing = 0;
                 self.changed.notify_all();
             }
         }
@@ -73,17 +74,21 @@ impl Quiet {
     /// Runs `free` when nothing is pending; never if the process ends first.
     pub(crate) fn free(&self, free: impl FnOnce()) {
         let mut state = self.lock();
-        while !state.is_over && (state.pending > 0 || state.is_freeing) {
+        while !state.is_over && state.pending > 0 {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         if state.is_over {
             return;
         }
-        state.is_freeing = true;
+        state.freeing += 1;
         drop(state);
         free();
-        self.lock().is_freeing = false;
-        self.changed.notify_all();
+        let mut state = self.lock();
+        // Unless somebody has given up waiting for it.
+        state.freeing = state.freeing.saturating_sub(1);
+        if state.freeing == 0 {
+            self.changed.notify_all();
+        }
     }
 
     /// The process ends.

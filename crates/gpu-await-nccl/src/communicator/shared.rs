@@ -17,6 +17,7 @@
 //! 7. What ends pending work ends a call that does not return, as it waits for other ranks (`a_limit_ends_a_call_that_waits`,
 //!    `a_limit_ends_a_capture_that_waits`).
 
+mod draft;
 mod launches;
 #[cfg(test)]
 mod stuck;
@@ -39,6 +40,7 @@ use gpu_await::{
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+pub(crate) use self::draft::Draft;
 use self::launches::InOrder;
 use self::watched::Watched;
 use crate::call::Call;
@@ -119,47 +121,6 @@ struct PendingPart {
 
 /// One for each part of a call: a process seldom has more ranks than a few.
 pub(crate) type OfParts<T> = SmallVec<[T; 2]>;
-
-/// The calls of a rank that are made together, and what they use.
-#[derive(Default)]
-pub(crate) struct Draft<'a> {
-    uses: Option<Uses<'a>>,
-    pub(crate) calls: OfParts<Call>,
-}
-
-impl<'a> Draft<'a> {
-    /// Adds the memory of a call, and returns its slices.
-    pub(crate) fn include<P>(
-        &mut self,
-        op: &'static str,
-        memory: impl FnOnce(Uses<'a>) -> Uses<'a, P>,
-    ) -> P {
-        let uses = match self.uses.take() {
-            None => Uses::new(op),
-            Some(first) if self.calls.len() == 1 => {
-                // It has the name of the first call.
-                let mut all = Uses::new("group");
-                all.includes(first);
-                all
-            }
-            Some(all) => all,
-        };
-        let (uses, slices) = memory(uses).into_parts();
-        self.uses = Some(uses);
-        slices
-    }
-
-    pub(crate) fn into_parts(self) -> (Uses<'a>, OfParts<Call>) {
-        (self.uses.unwrap_or_else(|| Uses::new("group")), self.calls)
-    }
-
-    /// Refuses the calls: what they would have written counts as failed.
-    pub(crate) fn refuse(self, local: &LocalRank, error: &Error) {
-        if let Some(uses) = self.uses {
-            refuse(local, uses, error.clone()).abandon();
-        }
-    }
-}
 
 /// Calls of a rank whose memory is lent to its stream.
 struct Part<'a> {

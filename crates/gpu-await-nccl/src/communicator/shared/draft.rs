@@ -1,0 +1,50 @@
+//! [`Draft`]: calls that are written before they are made.
+#![forbid(unsafe_code)]
+
+use gpu_await::Uses;
+
+use super::{OfParts, refuse};
+use crate::call::Call;
+use crate::error::Error;
+use crate::transport::LocalRank;
+
+/// The calls of a rank that are made together, and what they use.
+#[derive(Default)]
+pub(crate) struct Draft<'a> {
+    pub(super) uses: Option<Uses<'a>>,
+    pub(crate) calls: OfParts<Call>,
+}
+
+impl<'a> Draft<'a> {
+    /// Adds the memory of a call, and returns its slices.
+    pub(crate) fn include<P>(
+        &mut self,
+        op: &'static str,
+        memory: impl FnOnce(Uses<'a>) -> Uses<'a, P>,
+    ) -> P {
+        let uses = match self.uses.take() {
+            None => Uses::new(op),
+            Some(first) if self.calls.len() == 1 => {
+                // It has the name of the first call.
+                let mut all = Uses::new("group");
+                all.includes(first);
+                all
+            }
+            Some(all) => all,
+        };
+        let (uses, slices) = memory(uses).into_parts();
+        self.uses = Some(uses);
+        slices
+    }
+
+    pub(crate) fn into_parts(self) -> (Uses<'a>, OfParts<Call>) {
+        (self.uses.unwrap_or_else(|| Uses::new("group")), self.calls)
+    }
+
+    /// Refuses the calls: what they would have written counts as failed.
+    pub(crate) fn refuse(self, local: &LocalRank, error: &Error) {
+        if let Some(uses) = self.uses {
+            refuse(local, uses, error.clone()).abandon();
+        }
+    }
+}
