@@ -152,17 +152,19 @@ pub enum Error {
         /// The largest one.
         most: usize,
     },
-    /// The other processes go on without this one, which one of them cannot reach.
+    /// The other processes go on without this one: one of them cannot reach it, or it did not call in time when they
+    /// [recovered](crate::Group::recover).
     #[error(
-        "rank {by} cannot reach this process, and goes on without it: join a new group, or work alone"
+        "rank {by} goes on without this process, which it could not reach, or which did not call in time: join a new group, or work alone"
     )]
     Excluded {
         /// A rank that says so.
         by: usize,
     },
-    /// Some ranks did not make the same call within the limit: to join, to connect, to recover.
+    /// Some ranks did not make the same call within the limit: to join, to connect. It is what this process has seen, and others may miss
+    /// others: [`Group::recover`](crate::Group::recover) agrees on who is left out, and does not fail for ranks that do not call it.
     #[error(
-        "ranks {missing:?} of {world} did not come within {limit:?}, or left before the others came: see that each of them makes this call, raise the limit, or leave them out (`Group::without`){}",
+        "ranks {missing:?} of {world} did not come within {limit:?}, or left before the others came: see that each of them makes this call, or raise the limit; `Group::recover` goes on without those that do not call it{}",
         others(.refused)
     )]
     MissingRanks {

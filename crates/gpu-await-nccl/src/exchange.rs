@@ -99,6 +99,11 @@ impl Patience {
         Patience { end, limit, given_up: Arc::default() }
     }
 
+    /// The same limit, from now on.
+    pub(crate) fn again(&self) -> Patience {
+        Patience { given_up: self.given_up.clone(), ..Patience::of(self.limit) }
+    }
+
     /// Whether somebody waits for the result.
     pub(crate) fn is_wanted(&self) -> bool {
         // ORDERING: Relaxed: only its value counts.

@@ -33,7 +33,10 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// | whose host is down or cut off | when 15 s have passed without an acknowledgement, on Linux |
 /// | that is alive and stopped (`SIGSTOP`, a debugger, a full host), or behind a proxy that stalls | never: its system answers for it. Set a [limit](Communicator::set_limit) |
 ///
-/// [`recover`](Self::recover) continues with the ranks that are left.
+/// [`recover`](Self::recover) continues with the ranks that are left. A process that starts again does not get into the recovered group:
+/// for that all of them [join](Self::join) anew.
+///
+/// When the last handle is dropped, the connections end. A peer that is stopped keeps a thread and a descriptor until it continues or dies.
 ///
 /// The processes trust one another, and whoever reaches the address: use a private network.
 ///
@@ -224,7 +227,8 @@ impl Group {
         self.members.to_vec()
     }
 
-    /// Returns the ranks whose processes have died, are unreachable, or have left the group, as far as this process knows. A rank that
+    /// Returns the ranks whose processes have died, are unreachable, have left the group, or were left out when the others
+    /// [recovered](Self::recover), as far as this process knows. A rank that
     /// a lost communicator names as [gone](crate::LostCause::PeerGone) is among them when its operations fail. Others may know of
     /// more, or not yet of these: [`recover`](Self::recover) agrees.
     #[must_use]
@@ -254,20 +258,23 @@ impl Group {
 
     /// Agrees with the other processes on the ranks that are left, and connects a communicator of them; this process has `&device`, or
     /// `&devices`, as in [`connect`](Self::connect). For when a communicator was lost: every remaining process calls it, on a group of
-    /// the same ranks. Processes that die meanwhile are left out as well; after a minute it gives up.
+    /// the same ranks. Processes that die meanwhile are left out as well.
     ///
-    /// Returns the group of the ranks that are left, too. They keep their order and are renumbered from 0;
-    /// [`original_ranks`](Self::original_ranks) says who they were.
-    /// The communicator is new, and has no [limit](Communicator::set_limit) until it gets one. A rank that is alive but stopped
-    /// counts as left: once the limit of this call has passed, leave it out ([`without`](Self::without)). A rank that
-    /// resumes after the other processes have ended recovers alone, with a world of 1: a program that needs a quorum checks
-    /// [`world`](Self::world).
+    /// Returns the group of the ranks that are left, too. They keep their order and are renumbered from 0, also in the errors of the new
+    /// communicator; [`original_ranks`](Self::original_ranks) says who they were.
+    /// The communicator is new, and has no [limit](Communicator::set_limit) until it gets one.
+    ///
+    /// # Ranks that do not call
+    /// Ranks that are alive and do not call within a minute, as their process is stopped for example, are left out, and told so: when they
+    /// call, they get [`Error::Excluded`]. So every process that calls ends in the same group, or with that error. Only processes that
+    /// cannot reach one another any more end in two groups: a program that needs a quorum checks [`world`](Self::world).
     ///
     /// # Cancel safety
-    /// If the future is dropped, this process gives up, and the others wait for its next call.
+    /// If the future is dropped, this process gives up. The others wait for its next call, and leave it out at their limit.
     ///
     /// # Errors
-    /// As [`survivors`](Self::survivors) and [`connect`](Self::connect).
+    /// As [`survivors`](Self::survivors) and [`connect`](Self::connect). [`Error::MissingRanks`]: a rank agreed, and did not connect. Call
+    /// again on the same group, as the others do, too: the one that does not is left out.
     ///
     /// # Examples
     /// ```
@@ -291,7 +298,8 @@ impl Group {
         self.recover_within(LIMIT, devices).await
     }
 
-    /// [`recover`](Self::recover) with another limit.
+    /// [`recover`](Self::recover) with another limit: how long it waits for the others to call, then for those to agree, and then to
+    /// connect. Processes that die in between start it again.
     ///
     /// # Errors
     /// As [`recover`](Self::recover).
@@ -300,40 +308,41 @@ impl Group {
         limit: Duration,
         devices: impl LocalDevices<'d>,
     ) -> Result<(Group, Communicator)> {
-        let (patience, devices) = (Patience::of(limit), devices.into_devices());
+        let devices = devices.into_devices();
         let recover_once = async || {
-            let group = self.survivors_within(patience.rest()).await;
-            let group = group.map_err(|error| error.of_call(limit, self.world(), |rank| rank))?;
-            let comm = group.builder(devices).connect_limit(patience.rest()).connect().await;
+            let group = self.survivors_within(limit).await?;
+            let comm = group.builder(devices).connect_limit(limit).connect().await;
             let rank_of =
                 |rank: usize| self.members.partition_point(|own| *own < group.members[rank]);
             let comm = comm.map_err(|error| error.of_call(limit, self.world(), rank_of))?;
             Ok((group, comm))
         };
-        loop {
+        for _ in 1..self.world() {
             match recover_once().await {
                 // Another one has died since: all of them begin again.
-                Err(Error::Lost(_)) if !patience.is_over() => {}
+                Err(Error::Lost(_)) => {}
                 recovered => return recovered,
             }
         }
+        recover_once().await
     }
 
-    /// Agrees with the other processes on the ranks that are left, and returns their group ([who they were](Self::original_ranks)). Every remaining process calls it. A rank that
-    /// one of them takes to be gone is gone for all. Gives up after a minute. A process that dies behind the agreement is in the
+    /// Agrees with the other processes on the ranks that are left, and returns their group ([who they were](Self::original_ranks)). Every
+    /// remaining process calls it, on a group of the same ranks. A rank that one of them takes to be gone is gone for all, and so is one
+    /// that [does not call](Self#ranks-that-do-not-call) within a minute. A process that dies behind the agreement is in the
     /// group: [`recover`](Self::recover) also connects, and begins again then.
     ///
     /// # Cancel safety
-    /// If the future is dropped, this process gives up, and the others wait for its next call.
+    /// If the future is dropped, this process gives up. The others wait for its next call, and leave it out at their limit.
     ///
     /// # Errors
-    /// [`Error::MissingRanks`]: some ranks are not gone, and did not call it in time. [`Error::Excluded`]: another process
-    /// cannot reach this one, and goes on without it.
+    /// [`Error::Excluded`]: the others go on without this process. One of them cannot reach it, or it did not call in time.
     pub async fn survivors(&self) -> Result<Group> {
         self.survivors_within(LIMIT).await
     }
 
-    /// [`survivors`](Self::survivors) with another limit.
+    /// [`survivors`](Self::survivors) with another limit: how long it waits for the others to call, and then again for those that have
+    /// called to agree. With a limit that is shorter than the time between two calls the one that calls first leaves the other out.
     ///
     /// # Errors
     /// As [`survivors`](Self::survivors).
@@ -356,7 +365,8 @@ impl Group {
     /// [gone](Self::gone). Each of them calls it with the same ranks; [`recover`](Self::recover) agrees on them first. The remaining
     /// ranks keep their order and are renumbered from 0.
     ///
-    /// A rank that is left out is not told: one that was stopped and goes on finds itself alone when it recovers.
+    /// A rank that is left out is not told, and the others are not asked. Do not leave out ranks for which this process alone has waited in
+    /// vain: others may have waited for other ones. [`recover`](Self::recover) does that, and tells them.
     ///
     /// # Errors
     /// [`Error::BadRank`]: a rank that does not exist. [`Error::NoRanks`]: none of this process's own is left.

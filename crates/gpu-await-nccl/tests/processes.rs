@@ -164,6 +164,37 @@ fn those_who_are_left_recover() {
     }
 }
 
+/// One is alive and stopped, before it calls or in the middle of it, until the others have gone on without it and have ended. It does not
+/// take that for their death, and its own limit for over.
+#[cfg(target_os = "linux")]
+#[test]
+fn one_is_stopped() {
+    let (address, world) = (address(), world_of(3));
+    if world < 3 {
+        return;
+    }
+    for is_calling in [false, true] {
+        let start = |rank| Rank::here("stop", &[rank], world, &address);
+        let mut ranks: Vec<_> = (0..world).map(start).collect();
+        ranks.iter_mut().for_each(Rank::works);
+        let mut stopped = ranks.remove(2);
+        if is_calling {
+            stopped.goes();
+            stopped.says("calling");
+        }
+        stopped.stops();
+        ranks.iter_mut().for_each(Rank::goes);
+        for mut rank in ranks {
+            rank.says("goes on in [0, 1]");
+            rank.ends_well();
+        }
+        stopped.signal("CONT");
+        stopped.goes();
+        stopped.says("left out");
+        stopped.ends_well();
+    }
+}
+
 /// The graph drops its share of the communicator when its launches are complete: on a thread, while the process ends.
 #[test]
 fn they_end_behind_a_graph() {
@@ -276,6 +307,7 @@ fn child() {
         match &*name {
             "work" => work(&devices, &comm).await,
             "recover" => recover(&devices, group, comm).await,
+            "stop" => stop(&group).await,
             "end" => end_behind_a_graph(devices, group, comm).await,
             _ => survive(&devices, &group, comm).await,
         }
@@ -395,6 +427,18 @@ async fn recover(devices: &[Device], group: Group, comm: Communicator) {
     within(barrier(&comm)).await.expect("a barrier");
     // Nobody leaves before all are done.
     within(barrier(&comm)).await.expect("a barrier");
+}
+
+/// Waits for a word, and goes on with those who call as well.
+async fn stop(group: &Group) {
+    println!("working");
+    process::go();
+    println!("calling");
+    match within(group.survivors_within(Duration::from_secs(2))).await {
+        Ok(rest) => println!("goes on in {:?}", rest.original_ranks()),
+        Err(Error::Excluded { .. }) => println!("left out"),
+        Err(error) => panic!("{error}"),
+    }
 }
 
 /// Works until a process is killed, and then with those that are left.

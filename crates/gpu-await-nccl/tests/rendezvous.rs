@@ -118,19 +118,24 @@ async fn a_rank_that_does_not_connect() {
     assert!(matches!(&error, Error::MissingRanks { missing, .. } if *missing == [1]), "{error}");
 }
 
-/// The error has the limit that was given, and not what was left of it.
+/// The others go on without it, and it learns that, also when they have ended.
 #[tokio::test]
 async fn a_rank_that_does_not_recover() {
-    let groups = groups(2).await;
-    let device = Device::host();
-    let error = within(groups[0].recover_within(SOON, &device)).await.unwrap_err();
-    assert!(
-        matches!(&error, Error::MissingRanks { missing, limit: SOON, .. } if *missing == [1]),
-        "{error}"
-    );
+    let mut groups = groups(3).await;
+    let (device, late) = (Device::host(), groups.remove(1));
+    let recovered = groups.iter().map(|group| group.recover_within(SOON, &device));
+    let recovered = within(futures::future::try_join_all(recovered)).await.expect("without it");
+    assert!(recovered.iter().all(|(group, _)| group.original_ranks() == [0, 2]));
+    assert_eq!(groups[1].gone(), [1]);
+    drop((recovered, groups));
+    let error = within(late.recover_within(SOON, &device)).await.unwrap_err();
+    assert!(matches!(error, Error::Excluded { by: 0 | 2 }), "{error}");
+    let alone = late.without(&[0, 2]).expect("itself");
+    let (alone, _) = within(alone.recover_within(SOON, &device)).await.expect("alone");
+    assert_eq!((alone.world(), alone.original_ranks()), (1, vec![1]));
 }
 
-/// Nor those of the group that was not connected, but those of the one that recovers.
+/// The error has the limit that was given, and the ranks are not those of the group that was not connected, but of the one that recovers.
 #[tokio::test]
 async fn a_rank_that_does_not_connect_again() {
     let mut groups = groups(3).await;

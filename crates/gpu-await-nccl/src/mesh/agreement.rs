@@ -1,18 +1,36 @@
 //! How the processes that are left agree on who is left.
 //!
 //! Each tells the others whom it takes to be left, and whom to be gone. What one takes to be gone the others do as well, so that the
-//! proposals only shrink; when a process has the same proposal, of the same generation, from everybody in it, it is agreed. A process that
-//! returns and one that has to begin again, as a third one died in between, meet in the next generation: who hears of a later one takes
-//! it.
+//! proposals only shrink. A process that returns and one that has to begin again, as a third one died in between, meet in the next
+//! generation: who hears of a later one takes it.
+//!
+//! | step | a process tells it when it | and then |
+//! |---|---|---|
+//! | [`Called`](Step::Called) | proposes | waits until all that it takes to be left propose the same |
+//! | [`Heard`](Step::Heard) | has heard that | waits until all of them have heard it |
+//! | [`Agreed`](Step::Agreed) | has heard that, or that one of them has agreed | returns |
+//!
+//! When a process's limit is over, it takes those that have not called to be gone, tells them, too, and goes on with the others. From
+//! then on each change of its proposal starts the limit again, and when it is over those that do not agree are gone.
+//!
+//! # Invariants
+//! 1. Nobody agrees to a group with a process that may still take one of its members to be gone for not calling: it has to have heard
+//!    all of them first (`a_call_at_the_limit`).
+//! 2. A process that another one took to be gone does not agree any more, also when that one has ended since (`one_group_or_left_out`).
+//! 3. A process that was stopped reads what the others said meanwhile before it agrees, or takes anybody to be gone (`one_is_stopped`).
 #![forbid(unsafe_code)]
 
 use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
-use super::frame::{Kind, Label, Proposal};
+use super::frame::{Kind, Label, Proposal, Step};
 use super::registry::{End, RegistryState};
 use super::{Link, Mesh};
 use crate::error::{Error, Result};
 use crate::exchange::Patience;
+
+/// Who has not looked for so long was stopped, and reads for so long what the others said meanwhile.
+const STOPPED: Duration = Duration::from_millis(500);
 
 impl Mesh {
     /// Waits until all members that are left agree on who that is; returns them, and the generation of the agreement.
@@ -22,76 +40,116 @@ impl Mesh {
         patience: &Patience,
     ) -> Result<(Vec<usize>, u64)> {
         let _agreeing = self.agreeing.lock();
-        let mut told = None;
+        let (mut told, mut limit, mut is_late) = (Proposal::default(), patience.again(), false);
+        let (mut looked, mut agrees_from) = (Instant::now(), Instant::now());
         let mut state = self.registry.state.lock();
         state.generation += 1;
         loop {
+            // Nobody is agreed with on behalf of a call that was given up: the error is for nobody.
+            if !patience.is_wanted() {
+                let (world, limit) = (members.len(), patience.limit);
+                let (missing, refused) = (Vec::new(), Vec::new());
+                return Err(Error::MissingRanks { missing, world, limit, refused });
+            }
+            let now = Instant::now();
+            if now - looked > STOPPED {
+                (limit, agrees_from) = (limit.again(), now + STOPPED);
+            }
+            looked = now;
             let mut others = Vec::new();
-            let proposal = self.propose(&mut state, members, &mut others)?;
-            if told.as_ref() != Some(&proposal) {
+            let proposal = self.propose(&mut state, members, &mut others, now >= agrees_from)?;
+            if told != proposal {
                 drop(state);
-                let bytes = proposal.to_bytes();
-                let label = Label::of(0, Kind::Agree);
-                others.iter().for_each(|at| self.tell(&self.links[*at], label, &bytes));
-                told = Some(proposal);
+                self.tell_proposal(&proposal, &told.gone, &others);
+                if proposal.step == Step::Agreed {
+                    return Ok((proposal.left, proposal.generation));
+                }
+                told = proposal;
+                if is_late {
+                    limit = limit.again();
+                }
                 state = self.registry.state.lock();
                 continue;
             }
-            let agrees = |at: &usize| {
-                let theirs = state.proposals.get(at);
-                theirs.is_some_and(|theirs| {
-                    (theirs.generation, &theirs.left) == (proposal.generation, &proposal.left)
-                })
-            };
-            let missing: Vec<_> = others.into_iter().filter(|at| !agrees(at)).collect();
-            if missing.is_empty() {
-                return Ok((proposal.left, proposal.generation));
+            if limit.is_over() {
+                let is_late = std::mem::replace(&mut is_late, true);
+                let has_come = |at: &usize| {
+                    let theirs = state.proposals.get(at);
+                    theirs.is_some_and(|theirs| match is_late {
+                        false => theirs.generation == proposal.generation,
+                        true => theirs.is(&proposal, proposal.step),
+                    })
+                };
+                others.retain(|at| !has_come(at));
+                others.iter().for_each(|at| state.end(&self.links[*at].ranks, &End::Gone));
+                self.registry.changed.notify_all();
+                limit = limit.again();
+                continue;
             }
-            if patience.is_over() {
-                let ranks = missing.iter().flat_map(|at| &self.links[*at].ranks);
-                let place = |rank: &usize| members.binary_search(rank).ok();
-                let mut missing: Vec<usize> = ranks.filter_map(place).collect();
-                missing.sort_unstable();
-                let (world, limit, refused) = (members.len(), patience.limit, Vec::new());
-                return Err(Error::MissingRanks { missing, world, limit, refused });
-            }
-            self.registry.changed.wait_until(&mut state, patience.next_look());
+            self.registry.changed.wait_until(&mut state, limit.next_look());
         }
     }
 
-    /// Whom this process takes to be left, and the connections to the others of them.
+    /// Tells those that are left, and then those that are gone now: they may be alive.
+    fn tell_proposal(&self, proposal: &Proposal, told: &[usize], others: &[usize]) {
+        let is_news = |rank: &usize| {
+            proposal.gone.binary_search(rank).is_ok() && told.binary_search(rank).is_err()
+        };
+        let gone = self.links.iter().filter(|link| link.ranks.iter().any(is_news));
+        let (label, bytes) = (Label::of(0, Kind::Agree), proposal.to_bytes());
+        let others = others.iter().map(|at| &self.links[*at]);
+        others.chain(gone).for_each(|link| self.tell(link, label, &bytes));
+    }
+
+    /// What this process proposes, or agrees to, and the connections to the others that it takes to be left.
     fn propose(
         &self,
         state: &mut RegistryState,
         members: &[usize],
         others: &mut Vec<usize>,
+        may_agree: bool,
     ) -> Result<Proposal> {
-        let is_member = |link: &Link| link.ranks.iter().any(|r| members.binary_search(r).is_ok());
+        let is_member = |rank: &usize| members.binary_search(rank).is_ok();
         let has_ended = |state: &RegistryState, link: &Link| {
             link.ranks.iter().any(|rank| state.ended.contains_key(rank))
         };
-        let links = || self.links.iter().enumerate().filter(|(_, link)| is_member(link));
+        let links =
+            || self.links.iter().enumerate().filter(|(_, link)| link.ranks.iter().any(is_member));
         loop {
-            let alive: Vec<_> = links().filter(|(_, link)| !has_ended(state, link)).collect();
-            let theirs = alive.iter().filter_map(|(at, _)| Some((*at, state.proposals.get(at)?)));
-            // Of an agreement that is over nothing is taken.
-            let current = theirs.filter(|(_, theirs)| theirs.generation >= state.generation);
             let mut gone: HashSet<usize> = HashSet::new();
             let mut generation = state.generation;
-            for (at, theirs) in current {
-                generation = generation.max(theirs.generation);
+            let mut agreed = None;
+            for (at, link) in links() {
+                let Some(theirs) = state.proposals.get(&at) else { continue };
                 if theirs.gone.iter().any(|rank| self.own.contains(rank)) {
-                    let by = self.links[at].ranks[0];
-                    return Err(Error::Excluded { by: members.binary_search(&by).unwrap_or(by) });
+                    let by = link.ranks.iter().find_map(|rank| members.binary_search(rank).ok());
+                    return Err(Error::Excluded { by: by.unwrap_or_default() });
                 }
-                gone.extend(&theirs.gone);
+                // Of an agreement that is over nothing is taken.
+                if theirs.generation < state.generation {
+                    continue;
+                }
+                if theirs.step == Step::Agreed && theirs.left.iter().all(is_member) {
+                    agreed = Some(theirs.clone());
+                }
+                if !has_ended(state, link) {
+                    generation = generation.max(theirs.generation);
+                    gone.extend(&theirs.gone);
+                }
             }
+            if let Some(agreed) = agreed {
+                state.generation = agreed.generation;
+                others.clear();
+                others.extend(links().filter(|(_, l)| !has_ended(state, l)).map(|(at, _)| at));
+                return Ok(agreed);
+            }
+            state.generation = generation;
+            let alive: Vec<_> = links().filter(|(_, link)| !has_ended(state, link)).collect();
             let news: Vec<_> = alive
                 .iter()
                 .filter(|(_, link)| link.ranks.iter().any(|rank| gone.contains(rank)))
                 .map(|(_, link)| link.ranks.clone())
                 .collect();
-            state.generation = generation;
             if !news.is_empty() {
                 news.iter().for_each(|ranks| state.end(ranks, &End::Gone));
                 continue;
@@ -99,12 +157,19 @@ impl Mesh {
             others.clear();
             others.extend(alive.iter().map(|(at, _)| *at));
             let here = alive.iter().flat_map(|(_, link)| &link.ranks).chain(&self.own);
-            let is_member = |rank: &&usize| members.binary_search(rank).is_ok();
-            let mut left: Vec<usize> = here.filter(is_member).copied().collect();
+            let mut left: Vec<usize> = here.copied().filter(is_member).collect();
             left.sort_unstable();
             let mut gone: Vec<usize> = state.ended.keys().copied().collect();
             gone.sort_unstable();
-            return Ok(Proposal { generation, left, gone });
+            let mut proposal = Proposal { generation, step: Step::Called, left, gone };
+            for (step, next) in [(Step::Called, Step::Heard), (Step::Heard, Step::Agreed)] {
+                let is_at = |at| state.proposals.get(at).is_some_and(|p| p.is(&proposal, step));
+                let may_go = next != Step::Agreed || may_agree;
+                if proposal.step == step && may_go && others.iter().all(is_at) {
+                    proposal.step = next;
+                }
+            }
+            return Ok(proposal);
         }
     }
 }

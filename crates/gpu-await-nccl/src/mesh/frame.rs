@@ -61,7 +61,7 @@ impl Kind {
     fn most(self) -> u64 {
         match self {
             Kind::Data => MOST_DATA,
-            Kind::Agree => 16 + 8 * MOST_RANKS as u64,
+            Kind::Agree => 17 + 8 * MOST_RANKS as u64,
             _ => MOST_SMALL,
         }
     }
@@ -105,8 +105,20 @@ pub(super) struct Introduction {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Proposal {
     pub(super) generation: u64,
+    pub(super) step: Step,
     pub(super) left: Vec<usize>,
     pub(super) gone: Vec<usize>,
+}
+
+/// How far a process is that proposes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd)]
+pub(super) enum Step {
+    #[default]
+    Called,
+    /// All that are left propose the same.
+    Heard,
+    /// All that are left have heard that.
+    Agreed,
 }
 
 /// What a process has written.
@@ -235,8 +247,14 @@ impl Introduction {
 }
 
 impl Proposal {
+    /// Whether it is the same proposal, and at least at that step.
+    pub(super) fn is(&self, other: &Proposal, step: Step) -> bool {
+        (self.generation, &self.left) == (other.generation, &other.left) && self.step >= step
+    }
+
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = self.generation.to_le_bytes().to_vec();
+        bytes.push(self.step as u8);
         for ranks in [&self.left, &self.gone] {
             bytes.extend((ranks.len() as u32).to_le_bytes());
             ranks.iter().for_each(|rank| bytes.extend((*rank as u32).to_le_bytes()));
@@ -246,10 +264,12 @@ impl Proposal {
 
     fn from_bytes(bytes: &[u8]) -> Option<Proposal> {
         let (generation, bytes) = bytes.split_first_chunk()?;
+        let (step, bytes) = bytes.split_first()?;
+        let step = *[Step::Called, Step::Heard, Step::Agreed].get(usize::from(*step))?;
         let (left, bytes) = ranks(bytes)?;
         let (gone, bytes) = ranks(bytes)?;
         let generation = u64::from_le_bytes(*generation);
-        bytes.is_empty().then_some(Proposal { generation, left, gone })
+        bytes.is_empty().then_some(Proposal { generation, step, left, gone })
     }
 }
 

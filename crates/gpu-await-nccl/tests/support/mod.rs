@@ -48,9 +48,15 @@ pub(crate) fn address() -> String {
 
 /// Groups of all ranks of a world, as if they were in processes of their own.
 pub(crate) async fn groups(world: usize) -> Vec<Group> {
-    let address = &address();
-    let join = async |rank| within(Group::join_within(LIMIT, address, rank, world)).await;
-    futures::future::try_join_all((0..world).map(join)).await.expect("they meet")
+    loop {
+        let address = &address();
+        let join = async |rank| within(Group::join_within(LIMIT, address, rank, world)).await;
+        match futures::future::try_join_all((0..world).map(join)).await {
+            // A connection of another test has the port meanwhile.
+            Err(Error::Address { .. }) => {}
+            joined => return joined.expect("they meet"),
+        }
+    }
 }
 
 /// A communicator of each group.

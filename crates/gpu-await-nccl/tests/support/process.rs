@@ -1,6 +1,6 @@
 //! Ranks that are processes: the test's own program again, which runs its test `child`.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use gpu_await::Device;
@@ -40,6 +40,11 @@ pub(crate) fn devices(ranks: &[usize]) -> Vec<Device> {
     ranks.iter().map(device).collect()
 }
 
+/// In a child: waits until it [goes](Rank::goes) on.
+pub(crate) fn go() {
+    std::io::stdin().read_line(&mut String::new()).expect("a line");
+}
+
 pub(crate) struct Rank {
     pub(crate) child: Child,
     lines: BufReader<ChildStdout>,
@@ -57,7 +62,8 @@ impl Rank {
         let ranks: Vec<_> = ranks.iter().map(usize::to_string).collect();
         let job = format!("{job} {} {world} {address}", ranks.join(","));
         let command = command.args(test).env(JOB, job);
-        let mut child = command.stdout(Stdio::piped()).spawn().expect("a process");
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("a process");
         let lines = BufReader::new(child.stdout.take().expect("piped"));
         Rank { child, lines }
     }
@@ -78,6 +84,33 @@ impl Rank {
                 return rest.trim().to_owned();
             }
         }
+    }
+
+    /// Lets one that [waits](go) go on.
+    pub(crate) fn goes(&mut self) {
+        self.child.stdin.as_mut().expect("piped").write_all(b"go\n").expect("it reads");
+    }
+
+    /// Stops it, and waits until each of its threads is: the signal is one thread's at first, which may wait for its turn.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn stops(&self) {
+        self.signal("STOP");
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = task.and_then(|task| std::fs::read_to_string(task.path().join("stat")));
+            // A thread that has ended since is stopped as well.
+            stat.map_or(true, |stat| stat.contains(") T "))
+        };
+        while !std::fs::read_dir(&tasks).expect("its threads").all(is_stopped) {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Sends a signal, `CONT` for example.
+    pub(crate) fn signal(&self, signal: &str) {
+        let id = self.child.id().to_string();
+        let status = Command::new("kill").args(["-s", signal, &id]).status();
+        assert!(status.expect("kill").success(), "{signal}");
     }
 
     pub(crate) fn works(&mut self) {
