@@ -197,7 +197,7 @@ impl Meeting {
         loop {
             for candidate in &candidates {
                 let rest = self.patience.rest();
-                match TcpStream::connect_timeout(candidate, rest.clamp(NAP, TRY)) {
+                match connect(candidate, rest.clamp(NAP, TRY)) {
                     Ok(stream) => return Ok(stream),
                     Err(error) if self.patience.is_over() => return Err(self.closed(&error)),
                     Err(_) => std::thread::sleep(NAP.min(rest)),
@@ -315,6 +315,18 @@ impl Meeting {
     }
 }
 
+fn connect(address: &SocketAddr, wait: Duration) -> std::io::Result<TcpStream> {
+    TcpStream::connect_timeout(address, wait).and_then(no_own)
+}
+
+/// Where nobody listens at a port of this host, the system may take just that for the caller's own, and connect it with itself.
+fn no_own(stream: TcpStream) -> std::io::Result<TcpStream> {
+    match stream.local_addr()? == stream.peer_addr()? {
+        true => Err(ErrorKind::ConnectionRefused.into()),
+        false => Ok(stream),
+    }
+}
+
 fn read_hello(stream: &mut impl Read) -> std::io::Result<Hello> {
     let magic: [u8; 8] = read_bytes(stream)?;
     let version = read_number(stream)?;
@@ -383,4 +395,30 @@ fn read_bytes<const N: usize>(stream: &mut impl Read) -> std::io::Result<[u8; N]
 
 fn read_number(stream: &mut impl Read) -> std::io::Result<usize> {
     Ok(u32::from_le_bytes(read_bytes(stream)?) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of a port in the range of those that the system chooses it chooses that itself sooner or later: the even ones on Linux.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_connection_with_itself() {
+        let free = || {
+            let listener = TcpListener::bind("127.0.0.1:0").ok()?;
+            let port = listener.local_addr().ok()?.port() & !1;
+            drop(listener);
+            TcpListener::bind(("127.0.0.1", port)).ok()?.local_addr().ok()
+        };
+        let address = std::iter::from_fn(|| Some(free())).flatten().next().expect("a free port");
+        let connected = (0..1_000_000).find_map(|_| TcpStream::connect(address).ok());
+        let own = connected.expect("a connection");
+        assert_eq!(own.local_addr().expect("one side"), own.peer_addr().expect("the other"));
+        let error = no_own(own).expect_err("nobody listens");
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        connect(&address, TRY).expect("one that listens");
+    }
 }

@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use super::line::Line;
 use super::{
     DUPLICATE, Entry, HELLO, Hello, MISSING, MOST_RANKS, Meeting, NAP, OTHER_WORLD, STATUS, TABLE,
-    TRY, Tag, USED, margin, put_ranks, ranks_of, read_bytes, read_hello,
+    TRY, Tag, USED, connect, margin, put_ranks, ranks_of, read_bytes, read_hello,
 };
 use crate::error::{Error, Result};
 use crate::exchange::{self, Gathered, Hub, Patience, Wire};
@@ -117,7 +117,7 @@ impl Meeting {
             for address in &place.addresses {
                 let address = SocketAddr::from((*address, place.port));
                 let wait = self.patience.rest().clamp(NAP, TRY);
-                let reached = TcpStream::connect_timeout(&address, wait).and_then(|stream| {
+                let reached = connect(&address, wait).and_then(|stream| {
                     let hello = Patience::of(self.patience.rest().min(HELLO));
                     let mut line = Line::new(&stream, &hello)?;
                     // It hears of the ranks when it is known to be the one.
