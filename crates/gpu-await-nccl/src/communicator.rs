@@ -19,6 +19,7 @@ use gpu_await::{Device, DeviceKind, Op, RawQueue, Stream, Uses};
 use self::builder::CommunicatorBuilder;
 use self::group::{GroupCalls, Recorded};
 use self::shared::Shared;
+use self::shared::watched::lost_device;
 use crate::error::{CollectiveLost, Error, LostCause, Result};
 use crate::exchange::{Hub, Wire};
 use crate::unique_id::UniqueId;
@@ -52,8 +53,9 @@ use crate::unique_id::UniqueId;
 /// it. One that is refused for what was passed (memory that nobody wrote, a wrong length, a rank that does not exist) does not: the
 /// others wait for a right one, for as long as their limit says. To find a loss while nothing is pending, each device of a communicator
 /// is asked once a second.
-/// (On a device that is lost itself, operations fail with the device's error, and [`lost`](Self::lost) says why.) An operation whose memory is
-/// still held up by work in front of it, of another communicator for example, fails when that work is complete. Each loss is a
+/// (On a device that is lost itself, operations fail with the device's error, and [`lost`](Self::lost) says why.) An operation that is
+/// still held up by work in front of it, on its memory or on the communicator's private stream (an earlier call behind another communicator's
+/// work, for example), resolves when that work is complete. To hear of a loss earlier, await the download of an output. Each loss is a
 /// `tracing` event with the target `gpu_await_nccl`: a warning, or of level info for an abort.
 /// Outputs count as failed, and memory that NCCL may still access stays allocated until the device has finished with it. Other
 /// communicators, other devices and the process are unaffected. [`shrink`](Self::shrink) makes one of the remaining ranks.
@@ -158,7 +160,8 @@ impl Communicator {
         self.shared().ranks.iter().map(|local| local.device.clone()).collect()
     }
 
-    /// Returns why the communicator was lost, if it was, or why the next call would lose it: what another rank told, or that its process is gone.
+    /// Returns why the communicator was lost, if it was, or why the next call would lose it: a loss of one of its own devices that an
+    /// operation has found, what another rank told, or that its process is gone.
     /// On GPUs also that a rank has left, as no call can succeed without it; on host devices a call that needs it finds that.
     #[must_use]
     pub fn lost(&self) -> Option<CollectiveLost> {
@@ -166,7 +169,8 @@ impl Communicator {
         if let Some(Error::Lost(lost)) = shared.lost() {
             return Some(lost);
         }
-        let cause = shared.transport().refusal()?;
+        let own = shared.ranks.iter().find_map(lost_device);
+        let cause = own.or_else(|| shared.transport().refusal())?;
         Some(CollectiveLost { rank: shared.ranks[0].rank, cause })
     }
 

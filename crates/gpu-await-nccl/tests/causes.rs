@@ -402,6 +402,24 @@ async fn the_rank_of_a_device_that_is_lost() {
     assert_eq!(comm.lost().expect("it is lost").origin(), 2);
 }
 
+/// Who has seen an operation fail with the loss of a device need not wait until the watchdog has looked.
+#[tokio::test]
+async fn a_lost_device_is_known_at_once() {
+    for _ in 0..20 {
+        let (faults, handle) = testing::faults();
+        let devices = [Device::host(), testing::host_with(faults)];
+        let comm = within(Communicator::all(&devices)).await.expect("connected");
+        let mut x = ones(&devices[1], 10);
+        let op = comm.group(|g| g.rank(1)?.all_reduce_in_place(&mut x, Reduction::Sum));
+        assert!(comm.lost().is_none());
+        handle.lose_device("a test");
+        within(devices[1].zeros::<f32>(10)).await.expect_err("it is lost");
+        let lost = comm.lost().expect("its device is");
+        assert!(matches!(lost.cause, LostCause::DeviceLost { rank: 1, .. }), "{lost}");
+        within(op).await.expect_err("it is lost");
+    }
+}
+
 /// The first call after a peer's abort is refused, even if nothing was pending.
 #[tokio::test]
 async fn a_call_behind_a_loss_is_refused() {

@@ -21,7 +21,7 @@ mod draft;
 mod launches;
 #[cfg(test)]
 mod stuck;
-mod watched;
+pub(crate) mod watched;
 
 use std::collections::VecDeque;
 use std::future::Future;

@@ -131,7 +131,7 @@ impl Wake for LookNow {
 }
 
 /// The end of this process is no loss: peers learn of it from their connections.
-fn lost_device(local: &LocalRank) -> Option<LostCause> {
+pub(crate) fn lost_device(local: &LocalRank) -> Option<LostCause> {
     match pin!(local.device.lost()).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(error) if !matches!(error.detail(), ErrorDetail::ProcessEnding { .. }) => {
             Some(LostCause::DeviceLost { rank: local.rank, error })
