@@ -99,7 +99,7 @@ impl Mesh {
     /// Writes a small frame; a peer that does not take it is found to be gone.
     fn tell(&self, link: &Link, label: Label, rest: &[u8]) {
         if let Written::Broken = link.tell(label, rest) {
-            self.registry.end(&link.ranks, &End::Gone);
+            self.registry.await_end(&link.ranks);
         }
     }
 }
@@ -272,7 +272,7 @@ impl Wire for MeshChannel {
             Written::NotBegun => Err(gone()),
             Written::Broken => {
                 // In front of who hears of it.
-                self.mesh.registry.end(&link.ranks, &End::Gone);
+                self.mesh.registry.await_end(&link.ranks);
                 Err(gone())
             }
         }

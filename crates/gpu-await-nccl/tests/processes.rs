@@ -188,8 +188,9 @@ fn one_is_stopped() {
             rank.says("goes on in [0, 1]");
             rank.ends_well();
         }
-        stopped.signal("CONT");
+        // It calls at once, where it has not yet.
         stopped.goes();
+        stopped.signal("CONT");
         stopped.says("left out");
         stopped.ends_well();
     }

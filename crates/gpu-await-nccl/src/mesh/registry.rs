@@ -137,6 +137,14 @@ impl Registry {
         is_good
     }
 
+    /// Waits until the reader of a broken connection has come to its end: it may have to read before that why the peer has gone.
+    pub(super) fn await_end(&self, ranks: &[usize]) {
+        let mut state = self.state.lock();
+        while !ranks.iter().all(|rank| state.ended.contains_key(rank)) {
+            self.changed.wait(&mut state);
+        }
+    }
+
     /// A process has ended.
     pub(super) fn end(&self, ranks: &[usize], end: &End) {
         self.state.lock().end(ranks, end);
