@@ -5,6 +5,8 @@ pub(crate) mod process;
 #[path = "../../../../tests/under_test/random.rs"]
 mod random;
 
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use gpu_await::Device;
@@ -40,23 +42,23 @@ pub(crate) async fn all(devices: &[Device]) -> Communicator {
     comm
 }
 
-/// An address that nobody listens at.
+/// An address that nobody listens at, and on Linux nobody else asks for: this process and this call have a loopback address of their own.
 pub(crate) fn address() -> String {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    static CALLS: AtomicU8 = AtomicU8::new(0);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let host = match cfg!(target_os = "linux") {
+        true => Ipv4Addr::new(127, high, low, CALLS.fetch_add(1, Ordering::Relaxed)),
+        false => Ipv4Addr::LOCALHOST,
+    };
+    let listener = std::net::TcpListener::bind((host, 0)).expect("a port");
     listener.local_addr().expect("an address").to_string()
 }
 
 /// Groups of all ranks of a world, as if they were in processes of their own.
 pub(crate) async fn groups(world: usize) -> Vec<Group> {
-    loop {
-        let address = &address();
-        let join = async |rank| within(Group::join_within(LIMIT, address, rank, world)).await;
-        match futures::future::try_join_all((0..world).map(join)).await {
-            // A connection of another test has the port meanwhile.
-            Err(Error::Address { .. }) => {}
-            joined => return joined.expect("they meet"),
-        }
-    }
+    let address = &address();
+    let join = async |rank| within(Group::join_within(LIMIT, address, rank, world)).await;
+    futures::future::try_join_all((0..world).map(join)).await.expect("they meet")
 }
 
 /// A communicator of each group.
