@@ -36,7 +36,7 @@ use crate::call::{Call, Verb};
 use crate::communicator::shared::Shared;
 use crate::error::{CollectiveLost, Error, LostCause, Result};
 use crate::exchange::{Inbox, LAST_WORK, Wire};
-use crate::nccl::driver::Driver;
+use crate::nccl::driver::{Current, Driver};
 use crate::nccl::{Addresses, Comm, Lane, Nccl, RawId};
 use crate::{stats, system, watchdog};
 
@@ -314,13 +314,16 @@ impl Transport for GpuTransport {
     }
 
     fn finish(&self) {
-        match self.refusal() {
-            None | Some(LostCause::PeerLeft { .. }) => self.comms.finish(),
-            // NCCL's orderly end may wait for a peer that is gone.
-            Some(_) => self.comms.abort(),
-        }
+        // NCCL's orderly end may wait for a peer that is gone.
+        let is_orderly = matches!(self.refusal(), None | Some(LostCause::PeerLeft { .. }));
+        let finalized = is_orderly.then(|| self.comms.finalize()).flatten();
+        // Before the handles are freed, which waits for communicators that may wait for a call of these ranks.
         if let Some(group) = &self.group {
             group.wire.leave(&self.ranks);
+        }
+        match finalized {
+            Some(current) => self.comms.destroy(current),
+            None => self.comms.abort(),
         }
     }
 }
@@ -355,16 +358,19 @@ impl Comms {
         watchdog::quiet().free(|| drop(self.nccl.group_end()));
     }
 
-    fn finish(&self) {
+    /// The first half of an orderly end, with the context for the second one; none if another thread ends them, or did.
+    fn finalize(&self) -> Option<Current> {
         if self.ending.swap(true, Ordering::SeqCst) {
-            return;
+            return None;
         }
-        let Some(context) = self.contexts.first() else { return };
         // SAFETY: the device is kept beside its context.
-        let Ok(_current) = (unsafe { self.driver.enter(*context) }) else { return };
+        let current = unsafe { self.driver.enter(*self.contexts.first()?) }.ok()?;
         *self.freed.lock() = true;
-        // Which may wait for other ranks.
         self.end_each(Nccl::finalize);
+        Some(current)
+    }
+
+    fn destroy(&self, _current: Current) {
         watchdog::quiet().free(|| self.end_each(Nccl::destroy));
     }
 
