@@ -2,7 +2,7 @@
 //!
 //! It frees pinned memory. The driver then waits for the work of all devices, and keeps every other call out meanwhile: a collective that
 //! waits for another rank of this process, which is just being launched, would never end. (On two H100s in one process this happened in 4 of
-//! 28 runs of a test that ended one communicator and launched graphs of another.)
+//! 27 runs of a test that ended one communicator and launched graphs of another.)
 //!
 //! | | waits for |
 //! |---|---|
