@@ -18,10 +18,11 @@ pub struct Stats {
     pub streams: usize,
     /// Host memory lent to operations in flight.
     pub lent_bytes: u64,
-    /// Host memory that a lost device may still use, and that is never reused: pinned buffers and flags that were lent, and
-    /// [mapped memory](crate::Mapped) that was in use. Each block is counted once, and for good, whatever becomes of its
-    /// stream: from the loss of the device, or from when a stream goes that waits for another device that was lost; mapped memory
-    /// not before it is dropped. Memory that was not in use stays mapped too, but is not included: see [`Device::lost`].
+    /// Host memory that a lost device may still use and that is therefore never reused: pinned buffers and flags lent to unfinished
+    /// operations, and [mapped memory](crate::Mapped) that was in use. Each block is counted once and stays counted, even if its
+    /// stream is destroyed. Lent memory is counted when the device is lost, or when a stream that waits for another, lost device is
+    /// destroyed; mapped memory is counted when it is dropped. Memory that was not in use also stays mapped, but is not
+    /// included: see [`Device::lost`].
     pub quarantined_bytes: u64,
     /// [Loans](crate::Stream::lend_memory) of device memory to other libraries that have not ended, which
     /// [`close`](Device::close) waits for.

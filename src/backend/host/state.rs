@@ -106,7 +106,7 @@ pub(super) struct LastRecord {
 }
 
 impl LastRecord {
-    /// Whether it makes no progress any more, if it was not reached. (A stream that is gone is through with its queue.)
+    /// Returns whether a record that has not been reached yet never will be. A destroyed stream counts as having finished its queue.
     fn stands_still(&self) -> bool {
         // ORDERING: Relaxed: the caller looks again.
         let stands_still = |books: Arc<Books>| books.stands_still.load(Ordering::Relaxed);

@@ -44,7 +44,8 @@ pub(crate) enum Remnant {
         bytes: u64,
     },
     Module(RawModule),
-    /// Adopted memory, in no account, and its owner: an [`Arc<dyn LentBlock>`](LentBlock) if it is mapped memory of ours.
+    /// Adopted memory, which is in no account, and its owner. The owner of host memory that this crate maps is an
+    /// [`Arc<dyn LentBlock>`](LentBlock).
     Foreign {
         ptr: DevicePtr,
         bytes: u64,
@@ -67,7 +68,7 @@ impl Remnant {
         }
     }
 
-    /// The block, if it is mapped memory of ours.
+    /// Returns the block of host memory, if this is one that the crate maps.
     pub(crate) fn mapped(&self) -> Option<&Arc<dyn LentBlock>> {
         match self {
             Remnant::Foreign { owner, .. } => owner.downcast_ref(),

@@ -15,7 +15,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use gpu_await::{Readable, Uses, Writable};
+use gpu_await::{RawSlice, Readable, Uses, Writable};
 
 use super::shared::{Draft, Shared};
 use crate::call::{Call, Verb};
@@ -97,13 +97,7 @@ impl<'a> RankOf<'_, 'a> {
         x: &'a X,
         checked: Result<Verb, Error>,
     ) -> Written {
-        let count = x.len();
-        self.make(
-            op,
-            |uses| uses.reads(x),
-            checked,
-            |(x,), verb| call::<T>(verb, count, x.address(), x.address()),
-        )
+        self.one(op, |uses| uses.reads(x), checked, x.len())
     }
 
     fn write<T: CollectiveElement, Y: Writable<T>>(
@@ -113,12 +107,19 @@ impl<'a> RankOf<'_, 'a> {
         checked: Result<Verb, Error>,
     ) -> Written {
         let count = y.len();
-        self.make(
-            op,
-            |uses| uses.writes(y),
-            checked,
-            |(y,), verb| call::<T>(verb, count, y.address(), y.address()),
-        )
+        self.one(op, |uses| uses.writes(y), checked, count)
+    }
+
+    /// Memory that is read, or that is written.
+    fn one<T: CollectiveElement>(
+        &self,
+        op: &'static str,
+        memory: impl FnOnce(Uses<'a>) -> Uses<'a, (RawSlice<T>,)>,
+        checked: Result<Verb, Error>,
+        count: usize,
+    ) -> Written {
+        let make = |(x,): (RawSlice<T>,), verb| call::<T>(verb, count, x.address(), x.address());
+        self.make(op, memory, checked, make)
     }
 
     fn check_rank(&self, rank: usize) -> Result<(), Error> {
