@@ -580,6 +580,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     "MemoryLoan::complete",
     "MemoryLoan::outcome",
     "MemoryLoan::raw_stream",
+    "MemoryLoan::reads_inputs_of",
     "WorkOutcome::fail",
     "WorkOutcome::failure",
     "MemoryLoan::end",

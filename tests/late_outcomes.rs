@@ -166,6 +166,71 @@ async fn an_outcome_of_a_loan_at_any_time() -> Result<()> {
     Ok(())
 }
 
+/// Whoever asks a loan that has begun is told, also if the failure came before the question.
+#[tokio::test]
+async fn a_loan_is_not_ready_whose_input_failed() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    for fails_first in [true, false] {
+        let mut y = stream.full(LEN, 1.0f32).queued()?;
+        let gate = Gate::close(&stream)?;
+        let (op, outcome) = work(&stream, &mut y);
+        let loan = lend(&stream, &mut y)?;
+        let ready = if fails_first {
+            outcome.fail("late");
+            loan.ready()
+        } else {
+            let ready = loan.ready();
+            outcome.fail("late");
+            ready
+        };
+        gate.open();
+        op.await.expect_err("it failed");
+        assert_upstream(&ready.await.unwrap_err());
+        assert_upstream(&loan.complete().await.unwrap_err());
+    }
+    Ok(())
+}
+
+/// Two loans of which one gets data that the other reads: a failure of that reaches what it writes, whenever it comes, and a success is one.
+#[tokio::test]
+async fn a_loan_that_reads_the_inputs_of_another() -> Result<()> {
+    let (device, peer) = (testing::device(), testing::peer_device());
+    let (stream, there) = (device.stream()?, peer.stream()?);
+    for fails_at in 0..5 {
+        let mut x = stream.full(LEN, 1.0f32).queued()?;
+        let mut y = there.full(LEN, 1.0f32).queued()?;
+        let gate = Gate::close(&stream)?;
+        let (decoded, outcome) = work(&stream, &mut x);
+        let fail_at = |at| {
+            if at == fails_at {
+                outcome.fail("late");
+            }
+        };
+        // SAFETY: nobody does anything there, and the memory was written before.
+        let from = unsafe { stream.lend_memory(Uses::new("their send").reads(&x)) }?;
+        let to = lend(&there, &mut y)?;
+        let own = to.outcome();
+        fail_at(0);
+        to.reads_inputs_of(&from);
+        fail_at(1);
+        let (sent, received) = (from.complete(), to.complete());
+        fail_at(2);
+        let mut copy = stream.zeros::<f32>(LEN).queued()?;
+        let copied = stream.copy(&y, &mut copy);
+        fail_at(3);
+        gate.open();
+        let results = [decoded.await, sent.await, received.await, copied.await];
+        let read = [there.download(&y).await, stream.download(&copy).await];
+        for result in results.into_iter().chain(read.map(|read| read.map(drop))) {
+            assert_eq!(result.is_err(), fails_at < 4, "{fails_at}: {result:?}");
+        }
+        // It is not the failure of the work itself, nor of what that declares.
+        assert!(own.failure().is_none());
+    }
+    Ok(())
+}
+
 /// It fails on one device, and is read on another.
 #[tokio::test]
 async fn an_outcome_reaches_other_devices() -> Result<()> {

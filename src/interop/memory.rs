@@ -10,7 +10,7 @@
 //! More than 500 lines: half of it docs.
 
 use std::any::Any;
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
 use std::marker::PhantomData;
 use std::panic::resume_unwind;
@@ -27,7 +27,7 @@ use crate::op::{HostValue, Op};
 use crate::runtime::loans::OpenLoan;
 use crate::runtime::{Engine, Point};
 use crate::stream::Stream;
-use crate::submit::{OpenUses, Uses, WorkOutcome};
+use crate::submit::{Dependencies, OpenUses, Uses, WorkOutcome};
 use crate::thread::{contain, role};
 
 impl Device {
@@ -160,11 +160,17 @@ impl Stream {
             Ok(())
         });
         match opened {
-            Ok((uses, slices)) => {
-                let (stream, open, outcome) = (self.clone(), Some(open), OnceCell::new());
-                let is_awaited = Cell::new(false);
-                Ok(MemoryLoan { uses, slices, stream, begins, is_awaited, open, outcome })
-            }
+            Ok((uses, inputs, slices)) => Ok(MemoryLoan {
+                uses,
+                slices,
+                stream: self.clone(),
+                begins,
+                inputs,
+                also_reads: RefCell::default(),
+                is_awaited: Cell::new(false),
+                open: Some(open),
+                outcome: OnceCell::new(),
+            }),
             Err(error) => {
                 engine.let_go(open);
                 Err(error)
@@ -229,6 +235,9 @@ pub struct MemoryLoan<'a, P> {
     stream: Stream,
     /// The ticket at which the stream has waited for all other users.
     begins: u64,
+    /// The outcomes that its inputs depend on, and those that the inputs of other loans do which it also reads.
+    inputs: Option<Box<Dependencies>>,
+    also_reads: RefCell<Option<Box<Dependencies>>>,
     /// Somebody may wait for that point.
     is_awaited: Cell<bool>,
     /// `None` once it has ended.
@@ -282,8 +291,44 @@ impl<P> MemoryLoan<'_, P> {
     /// when it has run. Otherwise it does not fail any more.
     pub fn ready(&self) -> Op<()> {
         self.is_awaited.set(true);
-        let begun = HostValue::Here((), self.uses.late_inputs());
+        let begun = HostValue::Here((), self.inputs.clone());
         Op::pending(self.stream.state(), self.begins, begun)
+    }
+
+    /// Says that the library's work also gets data that `other` declares as read, by a way that is not declared, as over a link between
+    /// two devices: it is complete after the work of `other` has begun. If what is declared there fails late, what this loan declares as
+    /// written fails too.
+    ///
+    /// Call it before either loan ends.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let (first, second) = (gpu_await::Device::host(), gpu_await::Device::host());
+    /// # let streams = (first.stream()?, second.stream()?);
+    /// use gpu_await::{ErrorDetail, Uses};
+    /// let mut x = streams.0.empty::<f32>(4).queued()?;
+    /// let mut y = streams.1.empty::<f32>(4).queued()?;
+    /// // SAFETY: the library overwrites `x`, on the stream of the loan.
+    /// let decode = unsafe { streams.0.lend_memory(Uses::new("decode").writes(&mut x)) }?;
+    /// let decoded = decode.outcome();
+    /// decode.end()?;
+    /// // SAFETY: the library reads `x`, on the stream of the loan.
+    /// let send = unsafe { streams.0.lend_memory(Uses::new("send").reads(&x)) }?;
+    /// // SAFETY: the library overwrites `y`, on the stream of the loan.
+    /// let receive = unsafe { streams.1.lend_memory(Uses::new("receive").writes(&mut y)) }?;
+    /// // The library has been told to copy `x` to `y`.
+    /// receive.reads_inputs_of(&send);
+    /// decoded.fail("no picture");
+    /// receive.complete().abandon();
+    /// let error = streams.1.download(&y).await.unwrap_err();
+    /// assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }));
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn reads_inputs_of<Q>(&self, other: &MemoryLoan<'_, Q>) {
+        let Some(inputs) = &other.inputs else { return };
+        let mut all = self.also_reads.borrow_mut();
+        all.get_or_insert_default().extend((**inputs).clone());
     }
 
     /// Ends the loan: later uses of the memory wait for what is on the stream now. What the library does elsewhere has
@@ -396,6 +441,8 @@ impl<P> MemoryLoan<'_, P> {
             slices: self.slices.clone(),
             stream: self.stream.clone(),
             begins: self.begins,
+            inputs: self.inputs.take(),
+            also_reads: self.also_reads.take().into(),
             is_awaited: self.is_awaited.clone(),
             open: self.open.take(),
             outcome: self.outcome.clone(),
@@ -408,17 +455,19 @@ impl<P> MemoryLoan<'_, P> {
 
     /// Ends the loan, if it has not ended, on a queue of its stream, which `then` gets with the failure of its inputs.
     fn close<R>(&mut self, then: impl FnOnce(&Queue<'_>, Result<Option<Error>>) -> R) -> R {
-        let MemoryLoan { uses, stream, begins, is_awaited, open, outcome, .. } = self;
+        let MemoryLoan { uses, stream, begins, also_reads, is_awaited, open, outcome, .. } = self;
         let queue = &stream.queue();
         let Some(open) = open.take() else { return then(queue, Ok(None)) };
         if !is_awaited.get() {
             // It needs no marker in front of the end.
             stream.state().release(*begins);
         }
-        let (outcome, commands) = (outcome.get(), uses.commands());
+        let (outcome, name, commands) = (outcome.get(), uses.name(), uses.commands());
         let ended = uses.close(stream.engine(), |footprint| {
             queue.submit(footprint, commands, |_| {
                 outcome.into_iter().for_each(|own| queue.outcomes().push(own.dependency()));
+                let also_reads = also_reads.take();
+                also_reads.iter().for_each(|inputs| queue.outcomes().push_reader_of(name, inputs));
                 Ok(())
             })?;
             Ok(())

@@ -44,21 +44,24 @@ struct Held {
 }
 
 impl<'a, P> Uses<'a, P> {
-    /// Begins uses that last until [`OpenUses::close`]: `submit` orders the stream behind other uses. Returns them and the slices.
+    /// Begins uses that last until [`OpenUses::close`]: `submit` orders the stream behind other uses. Returns them, the outcomes that
+    /// their inputs depend on, and the slices.
     pub(crate) fn open(
         mut self,
         engine: &Arc<Engine>,
         submit: impl FnOnce(&mut Footprint<'a>) -> Result<()>,
-    ) -> Result<(OpenUses<'a>, P)> {
+    ) -> Result<(OpenUses<'a>, Option<Box<Dependencies>>, P)> {
         let footprint = &mut self.declared.footprint;
         footprint.check_loans(engine)?;
         for access in footprint.tracked() {
             access.memory.check_is_in_no_graph(&access.range, "lending memory")?;
         }
+        // Before the contents are checked: a failure in between is told as well. Nobody else writes the inputs from here on.
+        let inputs = LateOutcomes::of_inputs(footprint);
         let lent = footprint.begin_loan();
         submit(footprint)?;
         footprint.loan_has_begun(lent);
-        Ok((OpenUses::Borrowed(self.declared), self.pointers))
+        Ok((OpenUses::Borrowed(self.declared), inputs, self.pointers))
     }
 }
 
@@ -75,14 +78,6 @@ impl OpenUses<'_> {
         match self {
             OpenUses::Borrowed(declared) => declared.commands(),
             OpenUses::Shared(shared) => shared.commands,
-        }
-    }
-
-    /// The outcomes that the inputs depend on, if there are any.
-    pub(crate) fn late_inputs(&self) -> Option<Box<Dependencies>> {
-        match self {
-            OpenUses::Borrowed(declared) => LateOutcomes::of_inputs(&declared.footprint),
-            OpenUses::Shared(shared) => LateOutcomes::of_inputs(&shared.footprint()),
         }
     }
 

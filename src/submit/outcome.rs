@@ -46,7 +46,7 @@ use crate::thread::contain;
 pub(crate) struct LateOutcomes(RefCell<Option<Box<Dependencies>>>);
 
 /// Of one operation usually one: its own, which descends from those of its inputs.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Dependencies {
     known: SmallVec<[Dependency; 2]>,
     /// While operations are submitted: the index from which on they are those of the last one.
@@ -254,7 +254,7 @@ impl RunOutcome {
     }
 
     /// It reads the outputs of other work.
-    fn reads(self: &Arc<Self>, producers: &[Arc<RunOutcome>]) {
+    fn reads<'p>(self: &Arc<Self>, producers: impl IntoIterator<Item = &'p Arc<RunOutcome>>) {
         for producer in producers {
             if let Some(error) = self.descends_from(producer) {
                 let error = producer.poison_of(&error).upstream(self.work.op.to_arc());
@@ -346,6 +346,13 @@ impl LateOutcomes {
         late.for_each(|access| access.find_late(&mut found));
         let reader = |outcome| Dependency::of_reader(outcome, footprint.name());
         Dependencies::of(found.into_iter().map(reader).collect())
+    }
+
+    /// The operation that is being submitted gets data of others' inputs, by a way that it does not declare.
+    pub(crate) fn push_reader_of(&self, op: &'static str, inputs: &Dependencies) {
+        let reader = RunOutcome::of(OwnedName::Verb(op), OnceLock::new());
+        reader.reads(inputs.iter().map(|input| &input.outcome));
+        self.push(Dependency::own(reader));
     }
 
     /// Forgets the found outcomes: nothing of the operation was submitted.

@@ -69,6 +69,18 @@ impl Call {
         if self.verb == Verb::Barrier { 0 } else { self.bytes() }
     }
 
+    /// Whether rank `own`, which makes the call, gets data of rank `other` by it.
+    pub(crate) fn gets_data(&self, own: usize, other: usize) -> bool {
+        let is_sender = match self.verb {
+            Verb::AllReduce(_) | Verb::AllGather | Verb::ReduceScatter(_) | Verb::AllToAll => true,
+            Verb::Reduce(_, root) => own == root,
+            Verb::Broadcast(root) => other == root,
+            Verb::Receive(from) => other == from,
+            Verb::Send(_) | Verb::Barrier => false,
+        };
+        is_sender && self.count > 0
+    }
+
     /// What the rank has called, where a receive is not what its peer calls.
     pub(crate) fn signature(&self) -> Head {
         match self.verb {

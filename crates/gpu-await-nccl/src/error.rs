@@ -240,7 +240,7 @@ pub enum Error {
     },
     /// A verb that does not name a rank, on a communicator with several local ranks.
     #[error(
-        "this process has the ranks {local:?}: choose one with `group(|g| g.rank(..)?.{op}(..))`, in a graph with `in_graph_of`"
+        "`{op}` does not say for which of the ranks {local:?} of this process: `group(|g| g.rank(..))` does, in a graph `in_graph_of`"
     )]
     SeveralRanks {
         /// The verb.

@@ -326,6 +326,65 @@ async fn an_input_that_fails_late() {
     }
 }
 
+/// The ranks of one process that get data of it fail, and those that get none do not.
+#[tokio::test]
+async fn an_input_that_fails_late_beside_other_ranks() {
+    type Made = gpu_await::Result<()>;
+    type Group<'g, 'a> = gpu_await_nccl::RankCalls<'g, 'a>;
+    type Call =
+        for<'a> fn(&Group<'_, 'a>, usize, &'a DeviceBuffer<f32>, &'a mut DeviceBuffer<f32>) -> Made;
+    // Each with the lengths and the ranks that get data of rank 1.
+    let calls: [(Call, [usize; 2], &[usize]); 9] = [
+        (|g, _, x, y| g.all_reduce(x, y, Reduction::Sum), [6, 6], &[0, 1, 2]),
+        (|g, _, x, y| g.all_gather(x, y), [2, 6], &[0, 1, 2]),
+        (|g, _, x, y| g.reduce_scatter(x, y, Reduction::Sum), [6, 2], &[0, 1, 2]),
+        (|g, _, x, y| g.all_to_all(x, y), [6, 6], &[0, 1, 2]),
+        (|g, _, x, y| g.reduce(x, y, Reduction::Sum, 2), [6, 6], &[2]),
+        (|g, _, x, y| g.broadcast(x, y, 1), [6, 6], &[0, 1, 2]),
+        (|g, _, x, y| g.broadcast(x, y, 0), [6, 6], &[]),
+        (
+            |g, rank, x, y| {
+                g.send(x, (rank + 1) % 3)?;
+                g.recv(y, (rank + 2) % 3)
+            },
+            [6, 6],
+            &[1, 2],
+        ),
+        (|g, _, _, _| g.barrier(), [6, 6], &[]),
+    ];
+    let devices: Vec<_> = (0..3).map(|_| Device::host()).collect();
+    for (which, (call, lens, fail)) in calls.into_iter().enumerate() {
+        let late = within(Communicator::all(&devices)).await.expect("connected");
+        let comm = within(Communicator::all(&devices)).await.expect("connected");
+        late.set_limit(Some(SOON));
+        comm.set_limit(Some(LIMIT));
+        let mut x: Vec<_> = devices.iter().map(|device| ones(device, lens[0])).collect();
+        let mut y: Vec<_> = devices.iter().map(|device| ones(device, lens[1])).collect();
+        // Its other ranks never call.
+        let never = late.group(|g| g.rank(1)?.all_reduce_in_place(&mut x[1], Reduction::Sum));
+        let op = comm.group(|g| {
+            let ranks = x.iter().zip(&mut y).enumerate();
+            ranks.into_iter().try_for_each(|(rank, (x, y))| call(&g.rank(rank)?, rank, x, y))
+        });
+        let reads: Vec<_> = devices.iter().zip(&y).map(|(device, y)| device.download(y)).collect();
+        assert!(matches!(lost(never).await.0, LostCause::TimedOut { limit: SOON }));
+        assert_eq!(within(op).await.is_err(), !fail.is_empty(), "{which}");
+        for (rank, read) in reads.into_iter().enumerate() {
+            let read = within(read).await;
+            assert_eq!(read.is_err(), fail.contains(&rank), "{which}, {rank}: {read:?}");
+        }
+        if !fail.is_empty() {
+            let by = std::time::Instant::now() + LIMIT;
+            while comm.lost().is_none() {
+                assert!(std::time::Instant::now() < by, "it is lost by its input");
+                tokio::task::yield_now().await;
+            }
+            let cause = comm.lost().expect("lost").cause;
+            assert!(matches!(cause, LostCause::InputFailed { rank: 1, .. }), "{which}: {cause}");
+        }
+    }
+}
+
 /// Communicators of a rank each, the last of which has a device that can be lost: of one process, and over TCP.
 async fn both_with_faults(
     world: usize,

@@ -141,6 +141,12 @@ async fn a_refused_call_that_its_group_ignores() {
     });
     let error = within(op).await.unwrap_err();
     assert!(matches!(Error::of(&error), Some(Error::BadRank { rank: 7, world: 2 })), "{error}");
+    let op = comm.group(|g| {
+        let _ignored = g.rank(5);
+        Ok(())
+    });
+    let error = within(op).await.unwrap_err();
+    assert!(matches!(Error::of(&error), Some(Error::NotLocal { rank: 5, .. })), "{error}");
     assert!(comm.lost().is_none());
     // It counts as failed, and for the same reason.
     let error = within(devices[0].download(&x)).await.unwrap_err();

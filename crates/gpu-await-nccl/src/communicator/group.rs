@@ -14,7 +14,7 @@ pub struct GroupCalls<'a> {
     shared: Arc<Shared>,
     /// By the places of the ranks.
     drafts: OfParts<RefCell<Draft<'a>>>,
-    /// The first refused call.
+    /// The first refusal.
     refused: RefCell<Option<gpu_await::Error>>,
 }
 
@@ -51,6 +51,10 @@ impl<'a> GroupCalls<'a> {
         self.refused.borrow_mut().take().map_or(returned, Err)
     }
 
+    fn refuse(&self, error: &gpu_await::Error) {
+        self.refused.borrow_mut().get_or_insert_with(|| error.clone());
+    }
+
     /// Selects the rank that calls are recorded for.
     ///
     /// # Errors
@@ -61,7 +65,9 @@ impl<'a> GroupCalls<'a> {
             Some(at) => Ok(self.rank_at(at)),
             None => {
                 let local = self.shared.ranks.iter().map(|local| local.rank).collect();
-                Err(Error::NotLocal { rank, local }.into())
+                let error = Error::NotLocal { rank, local }.into();
+                self.refuse(&error);
+                Err(error)
             }
         }
     }
@@ -75,9 +81,7 @@ impl<'a> RankCalls<'_, 'a> {
         let (group, at) = (self.group, self.at);
         let draft = &group.drafts[at];
         let written = call(&RankOf { shared: &group.shared, at, draft, is_alone: false });
-        written.inspect_err(|error| {
-            group.refused.borrow_mut().get_or_insert_with(|| error.clone());
-        })
+        written.inspect_err(|error| group.refuse(error))
     }
 }
 

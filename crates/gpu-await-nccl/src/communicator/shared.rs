@@ -342,6 +342,7 @@ impl Shared {
         let placed: OfParts<_> = parts.iter().map(Part::placed).collect();
         let submitted = self.transport.submit(&self.ranks, &placed, &self.this);
         drop(placed);
+        self.share_inputs(&parts);
         // A part may be on a stream: the loans last until it is complete.
         let failed = submitted.err().map(|cause| self.error(self.fail(cause)));
         let (mut pending, mut ops) = (OfParts::new(), OfParts::<Op<()>>::new());
@@ -361,6 +362,19 @@ impl Shared {
                 ops.extend(last);
                 join_all(ops).without_value()
             }
+        }
+    }
+
+    /// An input of a rank that fails late fails the outputs of the ranks in this process that get data of it.
+    fn share_inputs(&self, parts: &[Part<'_>]) {
+        let rank = |part: &Part<'_>| self.ranks[part.at].rank;
+        for to in parts {
+            let gets_data = |from: &&Part<'_>| {
+                let (own, other) = (rank(to), rank(from));
+                own != other && to.calls.iter().any(|call| call.gets_data(own, other))
+            };
+            let from = parts.iter().filter(gets_data);
+            from.for_each(|from| to.loan.reads_inputs_of(&from.loan));
         }
     }
 

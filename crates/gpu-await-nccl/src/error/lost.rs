@@ -74,9 +74,9 @@ pub enum LostCause {
     /// A call could not be made on a rank, because what was to write its input had failed.
     ///
     /// An input may also fail after the call: work whose failure comes late, such as a collective of another communicator that exceeds
-    /// its limit. Then the operation fails on that rank, and the communicator is lost as soon as that is known. The same operation of
-    /// other ranks may have succeeded by then, with what was computed from that input: await such work before its output goes to
-    /// others.
+    /// its limit. Then the operation fails, with the outputs of that rank and of those ranks of its process that get data of it, and the
+    /// communicator is lost as soon as that is known. In other processes, and in graphs, other ranks may have succeeded by then, with
+    /// what was computed from that input: await such work before its output goes to others.
     InputFailed {
         /// The rank.
         rank: usize,
