@@ -13,6 +13,7 @@
 //! | `steady_10ms_then_4ms`, `steady_100us_then_10ms` | 40 equal ones, then the one that is measured |
 //! | `first_100ms` | on a stream that is new |
 //! | `alternating_20us_3ms` | the 3 ms |
+//! | `alternating_20us_60us` | the 60 µs: both are checked for, one after the other |
 //! | `repeat_200ms` | again and again |
 //! | `callback_mode_60ms` | the same, with completions learned by host callbacks alone |
 //! | `spawn_60ms_then_await` | a task spawns another, which works 60 ms, and awaits 20 µs; four workers |
@@ -58,6 +59,7 @@ fn main() {
     let first = Load { before: vec![], ns: 100 * MS, fresh: true };
     one("first_100ms", vec![first; rounds(15, 1)]);
     one("alternating_20us_3ms", after(vec![20 * US], 3 * MS, rounds(300, 2)));
+    one("alternating_20us_60us", after(vec![20 * US], 60 * US, rounds(2000, 2)));
     one("repeat_200ms", after(vec![], 200 * MS, rounds(20, 1)));
     let four = measure::workers(4);
     spawn_then_await(&four, &bench, rounds(20, 1));

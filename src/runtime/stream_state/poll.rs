@@ -5,7 +5,7 @@
 //! | not polled | its first poll |
 //! | registered | completion: the thread that sees it takes the entry out and wakes the future |
 //! | registered and put off | the same; or its next poll, one yield later, which looks |
-//! | registered and checking: polled again after each yield | the same; or the end of its checking time |
+//! | registered and checking: polled again after each yield | the same; or the end of its window, unless the next is open |
 //! | registered and awake: polled again after each yield, without looking | the same; or waits that end less often |
 //!
 //! A future is put off while other tasks that were woken have not been polled yet. Repeated polls only make it sooner: a future that is
@@ -312,7 +312,7 @@ impl StreamState {
         Some(if self.is_complete(ticket) { Ok(()) } else { Err(lost) })
     }
 
-    /// Whether the task checks now: it continues a check, or begins one.
+    /// Whether the task checks now: it continues a check, or begins one; at the end of a window it may do both.
     fn may_check(&self, wait: &mut WaitState, now: u64) -> bool {
         if let Stage::Checking { permit, checked_at } = wait.stage {
             // An executor that has other things to do: the poller looks by now.
@@ -323,11 +323,9 @@ impl StreamState {
                 self.pace.checked_at.store(now, Ordering::Relaxed);
                 return true;
             }
+            // Another window may be open already.
             self.stop_checking(wait);
-            if is_late {
-                wait.never_checks = true;
-            }
-            return false;
+            wait.never_checks |= is_late;
         }
         let options = self.engine.options;
         if options.stepped || !options.completion.checks() || wait.never_checks {
