@@ -88,6 +88,12 @@ impl Device {
         self.engine().backend.kind()
     }
 
+    /// Returns whether it is in [verify mode](crate::DeviceBuilder::verify): each operation is complete when its call returns.
+    #[must_use]
+    pub fn verifies(&self) -> bool {
+        self.engine().options.verify
+    }
+
     /// Returns its number among the devices of its kind.
     #[must_use]
     pub fn ordinal(&self) -> usize {

@@ -605,6 +605,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     "RawSlice::size_bytes",
     "Uses::can_be_captured",
     "Uses::commands",
+    "Uses::submitted_at",
     "Uses::includes",
     "Uses::into_parts",
     "Uses::keeps",
@@ -616,6 +617,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     // what a device is, and options
     "Device::builder",
     "Device::kind",
+    "Device::verifies",
     "Device::ordinal",
     "Device::name",
     "Device::multiprocessors",

@@ -176,6 +176,7 @@ async fn a_loan_is_not_ready_whose_input_failed() -> Result<()> {
         let gate = Gate::close(&stream)?;
         let (op, outcome) = work(&stream, &mut y);
         let loan = lend(&stream, &mut y)?;
+        let own = loan.outcome();
         let ready = if fails_first {
             outcome.fail("late");
             loan.ready()
@@ -188,6 +189,8 @@ async fn a_loan_is_not_ready_whose_input_failed() -> Result<()> {
         op.await.expect_err("it failed");
         assert_upstream(&ready.await.unwrap_err());
         assert_upstream(&loan.complete().await.unwrap_err());
+        // The library hears of it.
+        assert_upstream(&own.failure().expect("its input failed"));
     }
     Ok(())
 }

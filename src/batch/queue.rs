@@ -55,7 +55,7 @@ pub struct Queue<'s> {
     /// Where launches are recorded first.
     pub(super) writer: Option<Writer<'s>>,
     /// The line where the user opened it or, where launches are recorded, that of the last operation.
-    pub(super) at: Cell<&'static Location<'static>>,
+    pub(crate) at: Cell<&'static Location<'static>>,
     /// The outcomes of work that can fail when it runs, and of its readers.
     pub(super) outcomes: LateOutcomes,
     pub(super) not_send: PhantomData<*const ()>,

@@ -152,6 +152,9 @@ impl Queue<'_> {
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
         self.here();
+        if let Some(at) = uses.declared.at {
+            self.at.set(at);
+        }
         // SAFETY: the caller's promise is the same.
         unsafe { self.enqueue_here(uses, call) }
     }

@@ -13,7 +13,7 @@ use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
 use std::marker::PhantomData;
-use std::panic::resume_unwind;
+use std::panic::{Location, resume_unwind};
 use std::sync::Arc;
 
 use crate::backend::DevicePtr;
@@ -152,6 +152,9 @@ impl Stream {
     #[track_caller]
     pub unsafe fn lend_memory<'a, P>(&self, uses: Uses<'a, P>) -> Result<MemoryLoan<'a, P>> {
         let (queue, engine) = (self.queue(), self.engine());
+        if let Some(at) = uses.declared.at {
+            queue.at.set(at);
+        }
         // Counted before it is submitted: a concurrent close finds one or the other.
         let open = engine.loans.begin();
         let mut begins = 0;
@@ -164,6 +167,7 @@ impl Stream {
                 uses,
                 slices,
                 stream: self.clone(),
+                at: queue.at.get(),
                 begins,
                 inputs,
                 also_reads: RefCell::default(),
@@ -233,6 +237,8 @@ pub struct MemoryLoan<'a, P> {
     uses: OpenUses<'a>,
     slices: P,
     stream: Stream,
+    /// Where it was submitted.
+    at: &'static Location<'static>,
     /// The ticket at which the stream has waited for all other users.
     begins: u64,
     /// The outcomes that its inputs depend on, and those that the inputs of other loans do which it also reads.
@@ -299,7 +305,7 @@ impl<P> MemoryLoan<'_, P> {
     /// two devices: it is complete after the work of `other` has begun. If what is declared there fails late, what this loan declares as
     /// written fails too.
     ///
-    /// Call it before either loan ends.
+    /// Call it before either loan ends. What `other` was said to get of a third one is not included.
     ///
     /// # Examples
     /// ```
@@ -440,6 +446,7 @@ impl<P> MemoryLoan<'_, P> {
             uses: self.uses.share(),
             slices: self.slices.clone(),
             stream: self.stream.clone(),
+            at: self.at,
             begins: self.begins,
             inputs: self.inputs.take(),
             also_reads: self.also_reads.take().into(),
@@ -455,8 +462,20 @@ impl<P> MemoryLoan<'_, P> {
 
     /// Ends the loan, if it has not ended, on a queue of its stream, which `then` gets with the failure of its inputs.
     fn close<R>(&mut self, then: impl FnOnce(&Queue<'_>, Result<Option<Error>>) -> R) -> R {
-        let MemoryLoan { uses, stream, begins, also_reads, is_awaited, open, outcome, .. } = self;
+        let MemoryLoan {
+            uses,
+            stream,
+            at,
+            begins,
+            inputs,
+            also_reads,
+            is_awaited,
+            open,
+            outcome,
+            ..
+        } = self;
         let queue = &stream.queue();
+        queue.at.set(at);
         let Some(open) = open.take() else { return then(queue, Ok(None)) };
         if !is_awaited.get() {
             // It needs no marker in front of the end.
@@ -465,7 +484,10 @@ impl<P> MemoryLoan<'_, P> {
         let (outcome, name, commands) = (outcome.get(), uses.name(), uses.commands());
         let ended = uses.close(stream.engine(), |footprint| {
             queue.submit(footprint, commands, |_| {
-                outcome.into_iter().for_each(|own| queue.outcomes().push(own.dependency()));
+                if let Some(own) = outcome {
+                    inputs.iter().for_each(|inputs| own.inherits(inputs));
+                    queue.outcomes().push(own.dependency());
+                }
                 let also_reads = also_reads.take();
                 also_reads.iter().for_each(|inputs| queue.outcomes().push_reader_of(name, inputs));
                 Ok(())

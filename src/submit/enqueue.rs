@@ -24,6 +24,7 @@
 use std::error::Error as StdError;
 use std::fmt;
 use std::marker::PhantomData;
+use std::panic::Location;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -85,7 +86,7 @@ const TIMED: u64 = 64;
 #[must_use = "pass it to `enqueue` or `lend_memory`"]
 pub struct Uses<'a, P = ()> {
     /// Apart, because each call that adds memory moves the rest.
-    pub(super) declared: Box<DeclaredUses<'a>>,
+    pub(crate) declared: Box<DeclaredUses<'a>>,
     pub(super) pointers: P,
 }
 
@@ -94,6 +95,8 @@ pub(crate) struct DeclaredUses<'a> {
     pub(super) footprint: Footprint<'a>,
     memory: Ranges,
     work: Work,
+    /// Where it counts as submitted.
+    pub(crate) at: Option<&'static Location<'static>>,
 }
 
 impl<P> fmt::Debug for Uses<'_, P> {
@@ -119,7 +122,12 @@ impl Uses<'_> {
         // Made in its place.
         let declared = Box::write(
             Box::new_uninit(),
-            DeclaredUses { footprint: Footprint::new(name), memory: SmallVec::new(), work },
+            DeclaredUses {
+                footprint: Footprint::new(name),
+                memory: SmallVec::new(),
+                work,
+                at: None,
+            },
         );
         Uses { declared, pointers: () }
     }
@@ -209,7 +217,15 @@ impl<'a, P> Uses<'a, P> {
     pub fn includes<'b: 'a, Q>(&mut self, part: Uses<'b, Q>) -> Q {
         self.declared.footprint.includes(part.declared.footprint);
         self.declared.memory.extend(part.declared.memory);
+        self.declared.at = self.declared.at.or(part.declared.at);
         part.pointers
+    }
+
+    /// Sets the line that errors and traces name as the one that submitted the operation: that of a crate's own caller, where the crate
+    /// cannot hand it on by `#[track_caller]`. By default it is where the operation is submitted.
+    pub fn submitted_at(mut self, at: &'static Location<'static>) -> Self {
+        self.declared.at = Some(at);
+        self
     }
 
     /// Sets how many launches, copies and fills the work consists of; 1 by default. The count tells the crate
@@ -295,7 +311,7 @@ impl<'a, P> Uses<'a, P> {
     where
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
-        let DeclaredUses { footprint, memory, work } = &mut *self.declared;
+        let DeclaredUses { footprint, memory, work, .. } = &mut *self.declared;
         let takes_long = stream.foreign_takes_long();
         if takes_long {
             // Waiters for earlier work do not wait for the library.

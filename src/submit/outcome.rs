@@ -112,6 +112,15 @@ impl WorkOutcome {
         self.0.work.is_refused.store(true, Ordering::SeqCst);
     }
 
+    /// Fails by those inputs of the loan, which is ending, that have failed since it began.
+    pub(crate) fn inherits(&self, inputs: &Dependencies) {
+        for Dependency { outcome, .. } in inputs.iter() {
+            if let Some(error) = outcome.failure() {
+                self.0.inherits(outcome, &error);
+            }
+        }
+    }
+
     /// The dependency for the future of the loan.
     pub(crate) fn dependency(&self) -> Dependency {
         Dependency::own(self.0.clone())
@@ -257,11 +266,15 @@ impl RunOutcome {
     fn reads<'p>(self: &Arc<Self>, producers: impl IntoIterator<Item = &'p Arc<RunOutcome>>) {
         for producer in producers {
             if let Some(error) = self.descends_from(producer) {
-                let error = producer.poison_of(&error).upstream(self.work.op.to_arc());
-                // Nothing was entered for it so far.
-                drop(self.inherit(&error));
+                self.inherits(producer, &error);
             }
         }
+    }
+
+    /// Fails by a producer, before anything was entered for it.
+    fn inherits(&self, producer: &RunOutcome, error: &Error) {
+        let error = producer.poison_of(error).upstream(self.work.op.to_arc());
+        drop(self.inherit(&error));
     }
 }
 

@@ -16,7 +16,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use gpu_await::{Device, DeviceBuffer, Result, Stream, kernels};
-use gpu_await_nccl::{Communicator, Error, Group, Reduction};
+use gpu_await_nccl::{Communicator, Group, Reduction};
 
 const N: usize = 1 << 12;
 const STEPS: u32 = 40;
@@ -108,7 +108,7 @@ async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
                 }
                 (step, restores) = (next, false);
             }
-            Err(error) if Error::lost(&error).is_some() => {
+            Err(error) if comm.lost().is_some() => {
                 println!("rank {rank}, step {step}: {error}");
                 // The ranks are numbered anew; this program keeps the original ones for its data.
                 (group, comm) = group.recover(&device).await?;

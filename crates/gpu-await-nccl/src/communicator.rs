@@ -19,7 +19,6 @@ use gpu_await::{Device, DeviceKind, Op, RawQueue, Stream, Uses};
 use self::builder::CommunicatorBuilder;
 use self::group::{GroupCalls, Recorded};
 use self::shared::Shared;
-use self::shared::watched::lost_device;
 use crate::error::{CollectiveLost, Error, LostCause, Result};
 use crate::exchange::{Hub, Wire};
 use crate::unique_id::UniqueId;
@@ -161,7 +160,8 @@ impl Communicator {
     }
 
     /// Returns why the communicator was lost, if it was, or why the next call would lose it: a loss of one of its own devices that an
-    /// operation has found, what another rank told, or that its process is gone.
+    /// operation has found, an input that failed late, what another rank told, or that its process is gone. So it tells of a failed operation
+    /// whether this communicator or [another one](Error::lost) was lost.
     /// On GPUs also that a rank has left, as no call can succeed without it; on host devices a call that needs it finds that.
     #[must_use]
     pub fn lost(&self) -> Option<CollectiveLost> {
@@ -169,7 +169,7 @@ impl Communicator {
         if let Some(Error::Lost(lost)) = shared.lost() {
             return Some(lost);
         }
-        let own = shared.ranks.iter().find_map(lost_device);
+        let own = shared.own_failure().map(|cause| shared.fail(cause));
         let cause = own.or_else(|| shared.transport().refusal())?;
         Some(CollectiveLost { rank: shared.ranks[0].rank, cause })
     }
@@ -218,6 +218,9 @@ impl Communicator {
     /// Submits several calls, for any ranks in this process, as one operation. They progress concurrently, so sends and receives in
     /// a group do not deadlock. Ready proves that all of them are *complete on the device*.
     ///
+    /// A rank in this process that the closure does not call for makes no call: its next one is for the other ranks the call that it left
+    /// out, also if another task makes it.
+    ///
     /// A call in a group costs the host a fraction of one on its own, here and in NCCL, which makes few kernels of all of them: put a burst of
     /// small collectives, such as those of a model's gradients, into one group.
     ///
@@ -253,6 +256,7 @@ impl Communicator {
     ///
     /// # Source
     /// `ncclGroupStart`, `ncclGroupEnd`.
+    #[track_caller]
     pub fn group<'a>(
         &self,
         calls: impl FnOnce(&GroupCalls<'a>) -> gpu_await::Result<()>,

@@ -17,11 +17,11 @@ pub enum Reduction {
     Sum,
     /// The product.
     Product,
-    /// The minimum.
+    /// The minimum; on host devices NaN is neither less nor more than anything.
     Min,
-    /// The maximum.
+    /// The maximum; NaN as in [`Min`](Self::Min).
     Max,
-    /// The sum divided by the number of ranks; integers round towards zero.
+    /// The sum divided by the number of ranks. Integers round towards zero, and their sum wraps before it is divided.
     Average,
 }
 

@@ -161,6 +161,19 @@ pub enum Error {
         /// A rank that says so.
         by: usize,
     },
+    /// In [verify mode](gpu_await::DeviceBuilder::verify) a call waits until it is complete, before that of another rank is made.
+    #[error(
+        "ranks {ranks:?} of this process are on devices in verify mode, in which each would wait for the others: give each a process of its own, or verify without collectives"
+    )]
+    Verified {
+        /// The ranks.
+        ranks: Vec<usize>,
+    },
+    /// A process calls for one agreement at a time.
+    #[error(
+        "this process calls `Group::recover` or `survivors` already: await that call, or drop it, before the next one"
+    )]
+    Recovering,
     /// Some ranks did not make the same call within the limit: to join, to connect. It is what this process has seen, and others may miss
     /// others: [`Group::recover`](crate::Group::recover) agrees on who is left out, and does not fail for ranks that do not call it.
     #[error(
@@ -356,7 +369,9 @@ impl Error {
         None
     }
 
-    /// Finds the [`CollectiveLost`] in the source chain of an operation's error.
+    /// Finds the [`CollectiveLost`] in the source chain of an operation's error. It may be that of another communicator, whose output the
+    /// operation was to read. Which communicator is lost, [`Communicator::lost`](crate::Communicator::lost) says: a program that recovers
+    /// asks that, also when a call was refused because its input had failed.
     #[must_use]
     pub fn lost(error: &gpu_await::Error) -> Option<&CollectiveLost> {
         match Error::of(error) {

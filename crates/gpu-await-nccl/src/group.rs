@@ -100,13 +100,14 @@ impl Group {
     /// after a minute.
     ///
     /// # Cancel safety
-    /// If the future is dropped, this process gives up, and rank 0 waits for its next attempt. If rank 0 gives up, the others
-    /// do, too.
+    /// If the future is dropped, this process gives up, and rank 0 waits for its next attempt; but if all have come already and connect with
+    /// one another, which takes milliseconds, all of them end with [`Error::Closed`]. If rank 0 gives up, so do the others.
     ///
     /// # Errors
     /// - [`Error::NoRanks`], [`Error::BadRank`]: a world without ranks, or a rank outside of it.
     /// - [`Error::Address`]: the address does not resolve, or rank 0 cannot listen there.
-    /// - [`Error::Closed`]: nothing listened at the address until the limit, or rank 0 disconnected.
+    /// - [`Error::Closed`]: nothing listened at the address until the limit, or rank 0 disconnected, as it does when this process has not
+    ///   said in two seconds who it is.
     /// - [`Error::MissingRanks`]: some ranks did not join in time; it names them.
     /// - [`Error::DuplicateRank`], [`Error::WrongWorld`]: this process joined with a rank that is taken, or another world size.
     pub async fn join(address: &str, rank: usize, world: usize) -> Result<Group> {
@@ -262,7 +263,9 @@ impl Group {
     ///
     /// Returns the group of the ranks that are left, too. They keep their order and are renumbered from 0, also in the errors of the new
     /// communicator; [`original_ranks`](Self::original_ranks) says who they were.
-    /// The communicator is new, and has no [limit](Communicator::set_limit) until it gets one.
+    /// The communicator is new: it has no [limit](Communicator::set_limit) until it gets one, and no
+    /// [connected pairs](CommunicatorBuilder::connect_pairs). For one with options of its own call [`survivors`](Self::survivors), and
+    /// then [`builder`](Self::builder) of the group that it returns.
     ///
     /// # Ranks that do not call
     /// Ranks that are alive and do not call within a minute, as their process is stopped for example, are left out, and told so: when they
@@ -270,11 +273,13 @@ impl Group {
     /// cannot reach one another any more end in two groups: a program that needs a quorum checks [`world`](Self::world).
     ///
     /// # Cancel safety
-    /// If the future is dropped, this process gives up. The others wait for its next call, and leave it out at their limit.
+    /// If the future is dropped, this process gives up. The others wait for its next call, and leave it out at their limit. If they have
+    /// connected already, their communicator is lost by [`PeerLeft`](crate::LostCause::PeerLeft), and they recover again.
     ///
     /// # Errors
-    /// As [`survivors`](Self::survivors) and [`connect`](Self::connect). [`Error::MissingRanks`]: a rank agreed, and did not connect. Call
-    /// again on the same group, as the others do, too: the one that does not is left out.
+    /// As [`survivors`](Self::survivors) and [`connect`](Self::connect); what is wrong with the devices is found before anything is done.
+    /// [`Error::MissingRanks`]: a rank agreed, and did not connect. Call again on the same group, as the others do, too: the one that does
+    /// not is left out.
     ///
     /// # Examples
     /// ```
@@ -286,7 +291,7 @@ impl Group {
     /// # let comm = group.connect(&device).await?;
     /// # let gradients_are_reduced = comm.barrier();
     /// let (group, comm) = match gradients_are_reduced.await {
-    ///     Err(error) if Error::lost(&error).is_some() => group.recover(&device).await?,
+    ///     Err(_) if comm.lost().is_some() => group.recover(&device).await?,
     ///     _ => (group, comm),
     /// };
     /// # Ok::<(), Error>(()) }).unwrap();
@@ -309,8 +314,15 @@ impl Group {
         devices: impl LocalDevices<'d>,
     ) -> Result<(Group, Communicator)> {
         let devices = devices.into_devices();
+        // Others would wait for a communicator that this process cannot connect.
+        let (ranks, count) = (self.ranks(), devices.len());
+        if ranks.len() != count {
+            return Err(Error::DeviceCount { ranks, devices: count });
+        }
+        devices.iter().try_for_each(|device| device.stream().map(drop))?;
+        let _one = self.mesh.call()?;
         let recover_once = async || {
-            let group = self.survivors_within(limit).await?;
+            let group = self.agree_within(limit).await?;
             let comm = group.builder(devices).connect_limit(limit).connect().await;
             let rank_of =
                 |rank: usize| self.members.partition_point(|own| *own < group.members[rank]);
@@ -337,6 +349,7 @@ impl Group {
     ///
     /// # Errors
     /// [`Error::Excluded`]: the others go on without this process. One of them cannot reach it, or it did not call in time.
+    /// [`Error::Recovering`]: this process has made such a call already, which is still running.
     pub async fn survivors(&self) -> Result<Group> {
         self.survivors_within(LIMIT).await
     }
@@ -347,6 +360,11 @@ impl Group {
     /// # Errors
     /// As [`survivors`](Self::survivors).
     pub async fn survivors_within(&self, limit: Duration) -> Result<Group> {
+        let _one = self.mesh.call()?;
+        self.agree_within(limit).await
+    }
+
+    async fn agree_within(&self, limit: Duration) -> Result<Group> {
         let (mesh, members) = (self.mesh.clone(), self.members.clone());
         let patience = Patience::of(limit);
         let waits = patience.give_up_on_drop();
@@ -387,7 +405,7 @@ impl Group {
 
 impl fmt::Debug for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (ranks, world) = (self.ranks(), self.world());
-        f.debug_struct("Group").field("ranks", &ranks).field("world", &world).finish()
+        let (ranks, original) = (self.ranks(), &self.members);
+        f.debug_struct("Group").field("ranks", &ranks).field("original_ranks", original).finish()
     }
 }

@@ -42,6 +42,17 @@ pub(crate) struct Mesh {
     registry: Arc<Registry>,
     /// One at a time.
     agreeing: Mutex<()>,
+    /// This process calls for an agreement.
+    is_calling: Arc<AtomicBool>,
+}
+
+/// A process that calls for an agreement.
+pub(crate) struct Calling(Arc<AtomicBool>);
+
+impl Drop for Calling {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
 }
 
 /// The connections as a communicator has them.
@@ -65,16 +76,24 @@ impl Mesh {
         for (at, Peer { ranks, stream }) in peers.into_iter().enumerate() {
             // A connection whose options cannot be set ends, and its peer with it: it is found by reading.
             let link = Link::new(ranks.clone(), stream);
-            match link.reader() {
-                Ok(reading) => {
-                    let registry = registry.clone();
-                    drop(stats::spawn("reader", move || read_all(at, &ranks, reading, &registry))?);
-                }
-                Err(_) => registry.end(&ranks, &End::Gone),
-            }
+            let reading = link.reader().map_err(|error| {
+                // Too many open files: no fault of the peer's.
+                Error::Thread { what: "reader", reason: error.to_string() }
+            })?;
+            let registry = registry.clone();
+            drop(stats::spawn("reader", move || read_all(at, &ranks, reading, &registry))?);
             links.push(link);
         }
-        Ok(Arc::new(Mesh { own, links, registry, agreeing: Mutex::default() }))
+        let (agreeing, is_calling) = (Mutex::default(), Arc::default());
+        Ok(Arc::new(Mesh { own, links, registry, agreeing, is_calling }))
+    }
+
+    /// Begins a call for an agreement, with what follows it. The others take a second one for the next.
+    pub(crate) fn call(&self) -> Result<Calling> {
+        match self.is_calling.swap(true, Ordering::SeqCst) {
+            false => Ok(Calling(self.is_calling.clone())),
+            true => Err(Error::Recovering),
+        }
     }
 
     /// Those of this process.
@@ -183,6 +202,10 @@ impl MeshChannel {
             {
                 let rank = self.ranks_of(link)[0];
                 return Err(lost(end.cause(rank)));
+            }
+            if let Some((_, link)) = self.others().find(|(at, _)| state.has_called(*at)) {
+                let rank = self.ranks_of(link)[0];
+                return Err(lost(LostCause::PeerRecovers { rank }));
             }
             let Some(channel) = state.open.get_mut(&self.number) else { return Ok(false) };
             if channel.parties.values().any(|party| party.gave_up) {

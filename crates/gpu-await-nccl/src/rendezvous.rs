@@ -12,6 +12,7 @@
 //! nor do they wait for it. All of it has one deadline, the caller's limit.
 #![forbid(unsafe_code)]
 
+mod attempt;
 mod first;
 mod hall;
 mod line;
@@ -23,6 +24,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
+use self::attempt::Attempt;
 use self::hall::Hall;
 use self::line::Line;
 use crate::error::{Error, Result};
@@ -107,6 +109,7 @@ struct Entry {
 impl Meeting {
     /// Blocks until every process is connected with every other one.
     pub(crate) fn meet(&self) -> Result<Vec<Peer>> {
+        let _attempt = Attempt::begin(self);
         if self.ranks.contains(&0) { self.listen() } else { self.visit() }
     }
 

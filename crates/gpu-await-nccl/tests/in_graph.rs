@@ -406,6 +406,19 @@ async fn what_a_graph_refuses() {
     assert!(ranks.comm.lost().is_none());
 }
 
+/// Once, in a batch as well.
+#[tokio::test]
+async fn the_error_of_a_lost_communicator_says_what_was_called() {
+    let device = Device::host();
+    let comm = all(std::slice::from_ref(&device)).await;
+    drop(comm.abort());
+    let (stream, mut x) =
+        (device.stream().expect("a stream"), device.ones::<f32>(4).queued().expect("memory"));
+    let batch = stream.batch(|q| comm.in_graph(q)?.all_reduce_in_place(&mut x, Reduction::Sum));
+    let error = batch.await.unwrap_err();
+    assert_eq!(error.to_string(), "all_reduce: the communicator of rank 0 is lost: it was aborted");
+}
+
 /// What a refused call would have written counts as failed, in a batch as well; other calls work.
 #[tokio::test]
 async fn after_a_refused_call() {

@@ -43,6 +43,8 @@ async fn a_world_of_one() {
     let group = join("127.0.0.1:0", 0, 1).await.expect("alone");
     let comm = group.connect(&Device::host()).await.expect("alone");
     within(comm.barrier()).await.expect("alone");
+    let error = join("127.0.0.1", 0, 1).await.expect_err("it has no port");
+    assert!(matches!(error, Error::Address { .. }), "{error}");
 }
 
 #[tokio::test]

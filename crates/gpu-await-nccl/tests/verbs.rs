@@ -262,3 +262,23 @@ async fn ordered_by_memory() {
         }
     }
 }
+
+/// A trace names the lines of the program, not those of the crate.
+#[tokio::test]
+async fn lines_are_those_of_the_caller() {
+    let device = Device::host();
+    let comm = Communicator::all(std::slice::from_ref(&device)).await.expect("connected");
+    let mut x = device.ones::<f32>(LEN).queued().expect("memory");
+    device.timeline().start(100).expect("a timeline");
+    let first = line!();
+    comm.all_reduce_in_place(&mut x, Reduction::Sum).queued().expect("submitted");
+    comm.group(|g| g.rank(0)?.broadcast_in_place(&mut x, 0)).queued().expect("submitted");
+    comm.barrier().await.expect("it runs");
+    let trace = device.timeline().snapshot().expect("a trace");
+    for (name, line) in [("all_reduce", 1), ("broadcast", 2), ("barrier", 3)] {
+        let ops = trace.operations().iter().filter(|op| &*op.name == name);
+        let lines: Vec<_> = ops.map(|op| (op.at.file(), op.at.line())).collect();
+        assert!(lines.len() >= 2, "both ends of the loan: {lines:?}");
+        assert!(lines.iter().all(|at| *at == (file!(), first + line)), "{name}: {lines:?}");
+    }
+}

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 
 use super::parts::RankOf;
@@ -27,8 +28,10 @@ pub struct RankCalls<'g, 'a> {
 }
 
 impl<'a> GroupCalls<'a> {
+    #[track_caller]
     pub(super) fn new(shared: &Arc<Shared>) -> Self {
-        let drafts = shared.ranks.iter().map(|_| RefCell::default()).collect();
+        let at = Location::caller();
+        let drafts = shared.ranks.iter().map(|_| Draft::made_at(at)).collect();
         GroupCalls { shared: shared.clone(), drafts, refused: RefCell::default() }
     }
 

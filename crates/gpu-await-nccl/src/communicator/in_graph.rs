@@ -1,8 +1,8 @@
 //! [`GraphCalls`]: the calls of one rank in the closure of a graph.
 #![forbid(unsafe_code)]
 
-use std::cell::RefCell;
 use std::fmt;
+use std::panic::Location;
 
 use gpu_await::{Queue, Readable, Writable};
 
@@ -106,12 +106,13 @@ impl Communicator {
 
 impl GraphCalls<'_> {
     /// One call.
+    #[track_caller]
     fn alone<'a>(
         &self,
         op: &'static str,
         call: impl FnOnce(&RankOf<'_, 'a>) -> gpu_await::Result<()>,
     ) -> gpu_await::Result<()> {
-        let (shared, draft) = (self.comm.shared(), RefCell::default());
+        let (shared, draft) = (self.comm.shared(), Draft::made_at(Location::caller()));
         let written = call(&RankOf { shared, at: self.at, draft: &draft, is_alone: true });
         self.capture(op, draft.into_inner(), written)
     }
@@ -169,6 +170,7 @@ impl GraphCalls<'_> {
     ///
     /// # Source
     /// `ncclGroupStart`, `ncclGroupEnd`.
+    #[track_caller]
     pub fn group<'a>(
         &self,
         calls: impl FnOnce(&RankCalls<'_, 'a>) -> gpu_await::Result<()>,
@@ -184,6 +186,7 @@ impl GraphCalls<'_> {
     ///
     /// # Errors
     /// [`Error::BadRank`]; [`Error::OwnRank`]; [`Error::Lost`]; what NCCL refuses; as of any operation.
+    #[track_caller]
     pub fn send<T: CollectiveElement, X: Readable<T>>(
         &self,
         x: &X,
@@ -196,6 +199,7 @@ impl GraphCalls<'_> {
     ///
     /// # Errors
     /// As [`send`](Self::send).
+    #[track_caller]
     pub fn recv<T: CollectiveElement, Y: Writable<T>>(
         &self,
         y: &mut Y,
@@ -209,6 +213,7 @@ impl GraphCalls<'_> {
     ///
     /// # Errors
     /// [`Error::Lost`]; what NCCL refuses; as of any operation.
+    #[track_caller]
     pub fn barrier(&self) -> gpu_await::Result<()> {
         self.alone("barrier", |rank| rank.barrier())
     }
@@ -224,6 +229,7 @@ macro_rules! verbs {
                 /// # Errors
                 #[doc = $errors]
                 /// [`Error::Lost`]; what NCCL refuses; as of any operation.
+                #[track_caller]
                 pub fn $verb<T, X, Y>(&self, x: &X, y: &mut Y $(, $arg: $type)*) -> gpu_await::Result<()>
                 where
                     T: CollectiveElement,
@@ -238,6 +244,7 @@ macro_rules! verbs {
                 /// # Errors
                 #[doc = $errors]
                 /// [`Error::Lost`]; what NCCL refuses; as of any operation.
+                #[track_caller]
                 pub fn $in_place<T: CollectiveElement, X: Writable<T>>(
                     &self,
                     x: &mut X $(, $arg: $type)*
@@ -262,6 +269,7 @@ impl GraphCalls<'_> {
     ///
     /// # Errors
     /// [`Error::WrongLength`]; [`Error::NotShared`]; [`Error::Lost`]; what NCCL refuses; as of any operation.
+    #[track_caller]
     pub fn all_to_all<T, X, Y>(&self, x: &X, y: &mut Y) -> gpu_await::Result<()>
     where
         T: CollectiveElement,

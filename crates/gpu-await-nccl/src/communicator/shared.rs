@@ -184,6 +184,7 @@ impl Shared {
 
     /// Why it was lost, if it was.
     pub(crate) fn lost(&self) -> Option<Error> {
+        // Of the last call, or by the last look.
         self.state.lock().lost.clone().map(|cause| self.error(cause))
     }
 
@@ -217,7 +218,7 @@ impl Shared {
     fn lend_to<'a>(
         &self,
         at: usize,
-        Draft { uses, calls }: Draft<'a>,
+        Draft { uses, calls, .. }: Draft<'a>,
     ) -> gpu_await::Result<Option<Part<'a>>> {
         let Some(uses) = uses else { return Ok(None) };
         let commands = COMMANDS.saturating_mul(u32::try_from(calls.len()).unwrap_or(u32::MAX));
@@ -474,6 +475,8 @@ impl Shared {
                 // Complete, or on a device that is lost.
                 let _complete = local.stream.synchronize();
             }
+            // The last look: others learn why it is lost, if it is.
+            self.look();
             self.transport.finish();
         });
     }

@@ -1,18 +1,20 @@
 //! The verbs of a communicator with one rank in this process, and of a rank in a group: each is one of [`RankOf`].
 #![forbid(unsafe_code)]
 
-use std::cell::RefCell;
+use std::panic::Location;
 
 use gpu_await::{Op, Readable, Writable};
 
 use super::Communicator;
 use super::group::RankCalls;
 use super::parts::RankOf;
+use super::shared::Draft;
 use crate::element::{CollectiveElement, Reduction};
 use crate::error::Error;
 
 impl Communicator {
     /// One call of the only rank of this process.
+    #[track_caller]
     fn alone<'a>(
         &self,
         op: &'static str,
@@ -23,7 +25,7 @@ impl Communicator {
             return shared.refused(op, Error::SeveralRanks { op, local: self.ranks() });
         }
         shared.wait_for_room();
-        let draft = RefCell::default();
+        let draft = Draft::made_at(Location::caller());
         let written = call(&RankOf { shared, at: 0, draft: &draft, is_alone: true });
         shared.run(op, [draft.into_inner()], written)
     }
@@ -39,6 +41,7 @@ impl Communicator {
     ///
     /// # Source
     /// `ncclSend`.
+    #[track_caller]
     pub fn send<T: CollectiveElement, X: Readable<T>>(&self, x: &X, peer: usize) -> Op<()> {
         self.alone("send", |rank| rank.send(x, peer))
     }
@@ -53,6 +56,7 @@ impl Communicator {
     ///
     /// # Source
     /// `ncclRecv`.
+    #[track_caller]
     pub fn recv<T: CollectiveElement, Y: Writable<T>>(&self, y: &mut Y, peer: usize) -> Op<()> {
         self.alone("recv", |rank| rank.recv(y, peer))
     }
@@ -65,6 +69,7 @@ impl Communicator {
     ///
     /// # Source
     /// `ncclAllReduce`, of one element.
+    #[track_caller]
     pub fn barrier(&self) -> Op<()> {
         self.alone("barrier", |rank| rank.barrier())
     }
@@ -120,6 +125,7 @@ macro_rules! verbs {
                 ///
                 /// # Source
                 #[doc = $source]
+                #[track_caller]
                 pub fn $verb<T, X, Y>(&self, x: &X, y: &mut Y $(, $arg: $type)*) -> Op<()>
                 where
                     T: CollectiveElement,
@@ -133,6 +139,7 @@ macro_rules! verbs {
                 ///
                 /// # Errors
                 #[doc = concat!("As [`", stringify!($verb), "`](Self::", stringify!($verb), ").")]
+                #[track_caller]
                 pub fn $in_place<T: CollectiveElement, X: Writable<T>>(&self, x: &mut X $(, $arg: $type)*) -> Op<()> {
                     self.alone(stringify!($verb), |rank| rank.$in_place(x $(, $arg)*))
                 }
@@ -211,6 +218,7 @@ impl Communicator {
     ///
     /// # Source
     /// `ncclSend` and `ncclRecv`, in a group.
+    #[track_caller]
     pub fn all_to_all<T, X, Y>(&self, x: &X, y: &mut Y) -> Op<()>
     where
         T: CollectiveElement,

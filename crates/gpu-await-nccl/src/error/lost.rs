@@ -71,7 +71,7 @@ pub enum LostCause {
         /// What it reports.
         reason: String,
     },
-    /// A call could not be made on a rank, because what was to write its input had failed.
+    /// What was to write an input of a rank's call failed. If that is known in time, the call is not made.
     ///
     /// An input may also fail after the call: work whose failure comes late, such as a collective of another communicator that exceeds
     /// its limit. Then the operation fails, with the outputs of that rank and of those ranks of its process that get data of it, and the
@@ -82,6 +82,12 @@ pub enum LostCause {
         rank: usize,
         /// The error of the call.
         reason: String,
+    },
+    /// A rank has called [`Group::recover`](crate::Group::recover) or [`survivors`](crate::Group::survivors) while this one was connecting
+    /// to it: it does not connect this communicator any more, and waits for the same call.
+    PeerRecovers {
+        /// The rank.
+        rank: usize,
     },
     /// Two ranks called different operations, or with different roots, sizes or types.
     Mismatch {
@@ -131,7 +137,10 @@ impl fmt::Display for LostCause {
             }
             LostCause::PeerFailed { rank, reason } => write!(f, "rank {rank} failed: {reason}"),
             LostCause::InputFailed { rank, reason } => {
-                write!(f, "a call of rank {rank} was not made: {reason}")
+                write!(f, "an input of rank {rank} failed: {reason}")
+            }
+            LostCause::PeerRecovers { rank } => {
+                write!(f, "rank {rank} has called `Group::recover` or `survivors`")
             }
             LostCause::Mismatch { ranks: [first, second], calls: [one, other] } => {
                 write!(f, "rank {first} called {one}, rank {second} called {other}")
@@ -168,6 +177,7 @@ impl LostCause {
         match self {
             LostCause::PeerGone { rank }
             | LostCause::PeerLeft { rank }
+            | LostCause::PeerRecovers { rank }
             | LostCause::PeerAborted { rank }
             | LostCause::PeerTimedOut { rank, .. }
             | LostCause::PeerFailed { rank, .. }
@@ -204,6 +214,7 @@ impl LostCause {
                 let second = (*second as u32).to_le_bytes();
                 (7, first, [&second[..], &text(one), &text(other)].concat())
             }
+            LostCause::PeerRecovers { rank } => (8, rank, Vec::new()),
             // They are told as another one.
             LostCause::Aborted
             | LostCause::TimedOut { .. }
@@ -236,6 +247,7 @@ impl LostCause {
                 let ranks = [rank, take_rank(bytes, world)?];
                 LostCause::Mismatch { ranks, calls: [take_text(bytes)?, take_text(bytes)?] }
             }
+            8 => LostCause::PeerRecovers { rank },
             _ => return None,
         })
     }
@@ -276,6 +288,7 @@ mod tests {
         let causes = [
             LostCause::PeerGone { rank },
             LostCause::PeerLeft { rank },
+            LostCause::PeerRecovers { rank },
             LostCause::Aborted,
             LostCause::TimedOut { limit },
             LostCause::Nccl { code: 5, text: "an error".to_owned() },

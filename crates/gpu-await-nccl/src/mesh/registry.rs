@@ -171,6 +171,11 @@ impl RegistryState {
         inboxes
     }
 
+    /// Whether another process has called for an agreement that this one has not been called for yet.
+    pub(super) fn has_called(&self, link: usize) -> bool {
+        self.proposals.get(&link).is_some_and(|theirs| theirs.generation > self.generation)
+    }
+
     pub(super) fn end(&mut self, ranks: &[usize], end: &End) {
         for rank in ranks {
             self.ended.entry(*rank).or_insert_with(|| end.clone());

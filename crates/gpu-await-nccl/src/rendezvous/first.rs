@@ -50,11 +50,11 @@ struct First<'a> {
 impl Meeting {
     /// Waits for the others, until all are connected.
     pub(super) fn listen(&self) -> Result<Vec<Peer>> {
+        let bad = |error: std::io::Error| self.bad(&error);
+        let addresses = self.resolve(&self.address)?;
         if self.ranks.len() == self.world {
             return Ok(Vec::new());
         }
-        let bad = |error: std::io::Error| self.bad(&error);
-        let addresses = self.resolve(&self.address)?;
         let listener = TcpListener::bind(&addresses[..]).map_err(bad)?;
         let hall = Hall::new(listener).map_err(bad)?;
         First { meeting: self, visitors: Vec::new(), refused: Vec::new() }.run(hall)
@@ -106,7 +106,10 @@ impl First<'_> {
         let Meeting { ref patience, world, .. } = *self.meeting;
         let limit = patience.limit;
         if patience.is_over() {
-            self.say_last(&ranks_of(MISSING, &missing));
+            // One that gives up only ends its connections.
+            if patience.is_wanted() {
+                self.say_last(&ranks_of(MISSING, &missing));
+            }
             let refused = std::mem::take(&mut self.refused);
             return Err(Error::MissingRanks { missing, world, limit, refused });
         }

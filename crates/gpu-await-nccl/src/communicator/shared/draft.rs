@@ -1,6 +1,9 @@
 //! [`Draft`]: calls that are written before they are made.
 #![forbid(unsafe_code)]
 
+use std::cell::RefCell;
+use std::panic::Location;
+
 use gpu_await::Uses;
 
 use super::{OfParts, refuse};
@@ -11,11 +14,17 @@ use crate::transport::LocalRank;
 /// The calls of a rank that are made together, and what they use.
 #[derive(Default)]
 pub(crate) struct Draft<'a> {
+    /// Where they are made.
+    at: Option<&'static Location<'static>>,
     pub(super) uses: Option<Uses<'a>>,
     pub(crate) calls: OfParts<Call>,
 }
 
 impl<'a> Draft<'a> {
+    pub(crate) fn made_at(at: &'static Location<'static>) -> RefCell<Self> {
+        RefCell::new(Draft { at: Some(at), ..Draft::default() })
+    }
+
     /// Adds the memory of a call, and returns its slices.
     pub(crate) fn include<P>(
         &mut self,
@@ -23,7 +32,10 @@ impl<'a> Draft<'a> {
         memory: impl FnOnce(Uses<'a>) -> Uses<'a, P>,
     ) -> P {
         let uses = match self.uses.take() {
-            None => Uses::new(op),
+            None => match self.at {
+                Some(at) => Uses::new(op).submitted_at(at),
+                None => Uses::new(op),
+            },
             Some(first) if self.calls.len() == 1 => {
                 // It has the name of the first call.
                 let mut all = Uses::new("group");

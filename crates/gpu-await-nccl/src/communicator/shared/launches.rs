@@ -86,11 +86,12 @@ impl Shared {
         let mut uses = Uses::new(op).can_be_captured().writes(&mut *order);
         uses.includes(parts);
         let (this, kept) = (self.this.clone(), self.transport.kept_by_graphs());
-        let capture = |queue: &RawQueue<'_>, _| {
-            queue.each_launch(move |outcome| {
-                let _kept = &kept;
-                this.upgrade().map_or(Ok(()), |shared| shared.launched(at, outcome))
-            })?;
+        let launched = move |outcome| {
+            let _kept = &kept;
+            this.upgrade().map_or(Ok(()), |shared| shared.launched(at, outcome))
+        };
+        let put = |queue: &RawQueue<'_>| -> Result<(), Error> {
+            queue.each_launch(launched)?;
             let _order = ORDER.lock();
             self.begin_call()?;
             let captured = self.transport.capture((at, local), queue, &calls, &self.this);
@@ -98,6 +99,7 @@ impl Shared {
             // Why it was told to stop, if it was.
             captured.map_err(|error| self.lost().unwrap_or(error))
         };
+        let capture = |queue: &RawQueue<'_>, _| put(queue).map_err(Error::into_source);
         // SAFETY: the work touches what the verbs declare, on that stream. It may run again, as NCCL's may that is captured, while
         // the communicator is there, which is kept; each launch is refused once it is lost. All work of a rank that is in graphs
         // overwrites one range, and so do other calls of its: none runs beside another.

@@ -47,6 +47,11 @@ impl Shared {
             self.fail(cause);
         }
         let mut state = self.state.lock();
+        if let Some(cause) = state.input_failed.take() {
+            drop(state);
+            self.fail(cause);
+            state = self.state.lock();
+        }
         if let Some(cause) = state.lost.clone() {
             return Err(self.error(cause));
         }
@@ -85,27 +90,29 @@ impl Shared {
         }
     }
 
-    /// Looks after what is pending. False: there is nothing, and it is not watched any more.
-    pub(crate) fn look(&self) -> bool {
+    /// What has lost it on this process's side: its device is lost, or an input of a call failed when that had been made.
+    pub(crate) fn own_failure(&self) -> Option<LostCause> {
         for local in &self.ranks {
             // Asks the device.
             let _in_flight = local.stream.backlog();
         }
         self.ask_launches();
         let lost = self.ranks.iter().find_map(lost_device);
+        let mut state = self.state.lock();
+        self.forget_complete(&mut state);
+        lost.or_else(|| state.input_failed.take())
+    }
+
+    /// Looks after what is pending. False: there is nothing, and it is not watched any more.
+    pub(crate) fn look(&self) -> bool {
+        let failed = self.own_failure();
         let oldest = {
             let mut state = self.state.lock();
-            self.forget_complete(&mut state);
-            if let Some(cause) = state.input_failed.take() {
-                drop(state);
-                self.fail(cause);
-                return true;
-            }
             let pending = state.pending.front().map(|pending| pending.since);
             let Some(oldest) = pending.into_iter().chain(state.calling).min() else {
                 state.watched = None;
                 drop(state);
-                if let Some(cause) = lost {
+                if let Some(cause) = failed {
                     self.fail(cause);
                 }
                 return false;
@@ -114,7 +121,7 @@ impl Shared {
         };
         let late = self.limit().filter(|limit| oldest.elapsed() > *limit);
         let late = late.map(|limit| LostCause::TimedOut { limit });
-        if let Some(cause) = lost.or_else(|| self.transport.look()).or(late) {
+        if let Some(cause) = failed.or_else(|| self.transport.look()).or(late) {
             self.fail(cause);
         }
         true
@@ -131,7 +138,7 @@ impl Wake for LookNow {
 }
 
 /// The end of this process is no loss: peers learn of it from their connections.
-pub(crate) fn lost_device(local: &LocalRank) -> Option<LostCause> {
+fn lost_device(local: &LocalRank) -> Option<LostCause> {
     match pin!(local.device.lost()).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(error) if !matches!(error.detail(), ErrorDetail::ProcessEnding { .. }) => {
             Some(LostCause::DeviceLost { rank: local.rank, error })

@@ -1,0 +1,48 @@
+//! [`Attempt`]: an attempt of this process to meet others. One that was given up, as its future was dropped, ends a moment later: the next
+//! one at that address begins then, or it would find its own ranks taken, or the address in use.
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::{Meeting, NAP};
+use crate::exchange::Patience;
+
+static ATTEMPTS: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+struct Known {
+    number: u64,
+    address: String,
+    patience: Patience,
+}
+
+/// An attempt that has not ended.
+pub(super) struct Attempt(u64);
+
+impl Attempt {
+    /// Blocks while one runs at that address that was given up.
+    pub(super) fn begin(meeting: &Meeting) -> Attempt {
+        // ORDERING: Relaxed: each gets another number.
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let Meeting { address, patience, .. } = meeting;
+        loop {
+            let mut known = ATTEMPTS.lock();
+            let is_ending =
+                |other: &Known| other.address == *address && !other.patience.is_wanted();
+            if !known.iter().any(is_ending) || patience.is_over() {
+                known.push(Known { number, address: address.clone(), patience: patience.clone() });
+                return Attempt(number);
+            }
+            drop(known);
+            std::thread::sleep(NAP);
+        }
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        ATTEMPTS.lock().retain(|known| known.number != self.0);
+    }
+}
