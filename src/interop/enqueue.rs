@@ -152,11 +152,12 @@ impl Queue<'_> {
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
         self.here();
-        if let Some(at) = uses.declared.at {
-            self.at.set(at);
-        }
+        let own = self.at.get();
+        self.at.set(uses.declared.at.unwrap_or(own));
         // SAFETY: the caller's promise is the same.
-        unsafe { self.enqueue_here(uses, call) }
+        let returned = unsafe { self.enqueue_here(uses, call) };
+        self.at.set(own);
+        returned
     }
 
     /// [`enqueue`](Self::enqueue), written where the last [`here`](Self::here) was called.

@@ -165,7 +165,7 @@ pub enum Error {
     #[error(
         "ranks {ranks:?} of this process are on devices in verify mode, in which each would wait for the others: give each a process of its own, or verify without collectives"
     )]
-    Verified {
+    VerifyMode {
         /// The ranks.
         ranks: Vec<usize>,
     },

@@ -151,7 +151,7 @@ async fn rank_0_gives_its_join_up() {
 async fn ranks_that_would_wait_for_one_another() {
     let device = || Device::builder().verify(true).host();
     let refused = Communicator::all(&[device(), device()]).await;
-    assert!(matches!(refused, Err(Error::Verified { ranks }) if ranks == [0, 1]));
+    assert!(matches!(refused, Err(Error::VerifyMode { ranks }) if ranks == [0, 1]));
     let alone = within(Communicator::all(&[device()])).await.expect("no other waits");
     within(alone.barrier()).await.expect("alone");
     assert_eq!(alone.devices()[0].kind(), DeviceKind::Host);

@@ -133,7 +133,7 @@ impl CommunicatorBuilder {
     ///
     /// # Errors
     /// Before anything is done: [`Error::NoRanks`], [`Error::WorldTooLarge`], [`Error::BadRank`], [`Error::DuplicateRank`], [`Error::DuplicateDevice`],
-    /// [`Error::DeviceCount`], [`Error::NotLocal`], [`Error::MixedDevices`], [`Error::Verified`], [`Error::BadId`], [`Error::NoLibrary`], [`Error::OldLibrary`]. Then [`Error::Nccl`],
+    /// [`Error::DeviceCount`], [`Error::NotLocal`], [`Error::MixedDevices`], [`Error::VerifyMode`], [`Error::BadId`], [`Error::NoLibrary`], [`Error::OldLibrary`]. Then [`Error::Nccl`],
     /// [`Error::NotConnected`]; of the host twin and of a group [`Error::MissingRanks`], [`Error::WrongWorld`], [`Error::DuplicateRank`];
     /// [`Error::Lost`]: a rank of a group has ended.
     pub async fn connect(self) -> Result<Communicator> {
@@ -198,7 +198,7 @@ impl CommunicatorBuilder {
             return Err(Error::WorldTooLarge { world, most: MOST_RANKS });
         }
         if ranks.len() > 1 && ranks.iter().any(|(_, device)| device.verifies()) {
-            return Err(Error::Verified { ranks: ranks.iter().map(|(rank, _)| *rank).collect() });
+            return Err(Error::VerifyMode { ranks: ranks.iter().map(|(rank, _)| *rank).collect() });
         }
         let (mut taken, mut gpus) = (HashSet::new(), HashMap::new());
         for (rank, device) in ranks {

@@ -184,7 +184,6 @@ impl Shared {
 
     /// Why it was lost, if it was.
     pub(crate) fn lost(&self) -> Option<Error> {
-        // Of the last call, or by the last look.
         self.state.lock().lost.clone().map(|cause| self.error(cause))
     }
 
