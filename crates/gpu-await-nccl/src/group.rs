@@ -101,7 +101,8 @@ impl Group {
     ///
     /// # Cancel safety
     /// If the future is dropped, this process gives up, and rank 0 waits for its next attempt; but if all have come already and connect with
-    /// one another, which takes milliseconds, all of them end with [`Error::Closed`]. If rank 0 gives up, so do the others.
+    /// one another, which takes milliseconds, all of them end with [`Error::Closed`], or with a group from which this process is
+    /// [gone](Self::gone). If rank 0 gives up, so do the others.
     ///
     /// # Errors
     /// - [`Error::NoRanks`], [`Error::BadRank`]: a world without ranks, or a rank outside of it.

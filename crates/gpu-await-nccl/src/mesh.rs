@@ -203,10 +203,6 @@ impl MeshChannel {
                 let rank = self.ranks_of(link)[0];
                 return Err(lost(end.cause(rank)));
             }
-            if let Some((_, link)) = self.others().find(|(at, _)| state.has_called(*at)) {
-                let rank = self.ranks_of(link)[0];
-                return Err(lost(LostCause::PeerRecovers { rank }));
-            }
             let Some(channel) = state.open.get_mut(&self.number) else { return Ok(false) };
             if channel.parties.values().any(|party| party.gave_up) {
                 return Ok(false);
@@ -220,6 +216,10 @@ impl MeshChannel {
             if missing.is_empty() && (is_last || patience.is_wanted()) {
                 channel.is_complete = is_last;
                 return Ok(true);
+            }
+            if let Some((_, link)) = missing.iter().find(|(at, _)| state.has_called(*at)) {
+                let rank = self.ranks_of(link)[0];
+                return Err(lost(LostCause::PeerRecovers { rank }));
             }
             if patience.is_over() {
                 break missing;

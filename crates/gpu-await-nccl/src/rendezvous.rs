@@ -115,12 +115,12 @@ impl Meeting {
 
     fn visit(&self) -> Result<Vec<Peer>> {
         let closed = |error: std::io::Error| self.closed(&error);
-        let zero = self.call(&self.address)?;
+        let zero = self.call(&self.address, None)?;
         let (table, listener) = self.enter(&zero)?;
         let visitors = table.iter().flat_map(|entry| &entry.ranks);
         let visitors: HashSet<usize> = visitors.copied().collect();
         let ranks = (0..self.world).filter(|rank| !visitors.contains(rank)).collect();
-        let mut peers = self.gather(listener, &table, Vec::new())?;
+        let mut peers = self.gather(listener, &table, Some(&zero))?;
         let mut line = Line::new(&zero, &self.patience).map_err(closed)?;
         line.write_all(&[CONNECTED]).map_err(closed)?;
         self.answer(line, GO)?;
@@ -140,20 +140,21 @@ impl Meeting {
         Ok((self.answer(line, TABLE)?, listener))
     }
 
-    /// Connects with the others in the table.
+    /// Connects with the others in the table, unless the process with rank 0 tells that one of them has ended.
     fn gather(
         &self,
         listener: TcpListener,
         table: &[Entry],
-        mut peers: Vec<Peer>,
+        zero: Option<&TcpStream>,
     ) -> Result<Vec<Peer>> {
+        let mut peers = Vec::new();
         let closed = |error: std::io::Error| self.closed(&error);
         let Some(own) = table.iter().position(|entry| entry.ranks == self.ranks) else {
             return Err(self.closed(&ErrorKind::InvalidData.into()));
         };
         // The system accepts for those who listen later.
         for Entry { address, ranks, .. } in &table[..own] {
-            let stream = self.call(address)?;
+            let stream = self.call(address, zero)?;
             self.write_hello(&stream, 0).map_err(closed)?;
             peers.push(Peer { ranks: ranks.clone(), stream });
         }
@@ -166,6 +167,7 @@ impl Meeting {
                     peers.push(Peer { ranks, stream });
                 }
             }
+            self.hear(zero)?;
             if self.patience.is_over() {
                 let mut missing: Vec<usize> = behind.into_iter().flatten().collect();
                 missing.sort_unstable();
@@ -194,8 +196,30 @@ impl Meeting {
         }
     }
 
+    /// What the process with rank 0 tells meanwhile. Without one nobody does.
+    fn hear(&self, zero: Option<&TcpStream>) -> Result<()> {
+        let Some(zero) = zero else { return Ok(()) };
+        let closed = |error: std::io::Error| self.closed(&error);
+        zero.set_nonblocking(true).map_err(closed)?;
+        match zero.peek(&mut [0]) {
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
+            {
+                Ok(())
+            }
+            _ => {
+                let mut line = Line::new(zero, &self.patience).map_err(closed)?;
+                match self.read_answer(&mut line, GO).map_err(closed)? {
+                    Answer::No(error) => Err(error),
+                    // Who is missing is known here.
+                    _ => Ok(()),
+                }
+            }
+        }
+    }
+
     /// Connects, until somebody listens.
-    fn call(&self, address: &str) -> Result<TcpStream> {
+    fn call(&self, address: &str, zero: Option<&TcpStream>) -> Result<TcpStream> {
         let candidates = self.resolve(address)?;
         loop {
             for candidate in &candidates {
@@ -206,6 +230,7 @@ impl Meeting {
                     Err(_) => std::thread::sleep(NAP.min(rest)),
                 }
             }
+            self.hear(zero)?;
         }
     }
 

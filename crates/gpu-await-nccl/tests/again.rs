@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use gpu_await::{Device, DeviceKind, testing};
@@ -49,6 +49,22 @@ async fn one_recovers_while_others_connect() {
         goes_on(group, &device).await
     });
     assert_all(&within(futures::future::try_join_all(ends)).await.expect("one group"));
+}
+
+/// What has connected is not taken back, also on ranks that learn of it later.
+#[tokio::test]
+async fn one_recovers_when_it_has_connected() {
+    let device = Device::host();
+    for _ in 0..30 {
+        let ends = groups(3).await.into_iter().enumerate().map(async |(rank, group)| {
+            let comm = group.connect(&device).await;
+            let comm = comm.unwrap_or_else(|error| panic!("rank {rank}: {error}"));
+            let recovered = goes_on(group, &device).await;
+            drop(comm);
+            recovered
+        });
+        assert_all(&within(futures::future::try_join_all(ends)).await.expect("one group"));
+    }
 }
 
 /// Nobody is left out, wherever it was given up.
@@ -132,6 +148,34 @@ async fn a_join_that_is_given_up() {
             }
         }
     }
+}
+
+/// Also while all connect with one another: nobody waits for who has gone, where others have ended.
+#[tokio::test]
+async fn a_join_that_ends_while_others_connect() {
+    const LIMIT: Duration = Duration::from_secs(8);
+    let mut random = Random(11);
+    let all = (0..40).map(|_| {
+        let (address, who) = (address(), random.below(4));
+        let after = Duration::from_micros(random.below(12_000) as u64);
+        async move {
+            let ends = (0..4).map(async |rank| {
+                let join = Group::join_within(LIMIT, &address, rank, 4);
+                let end = match rank == who {
+                    true => tokio::time::timeout(after, join).await.ok(),
+                    false => Some(join.await),
+                };
+                (rank != who).then(|| (Instant::now(), end.map(|end| end.map(drop))))
+            });
+            let ends: Vec<_> =
+                futures::future::join_all(ends).await.into_iter().flatten().collect();
+            let first = ends.iter().map(|(at, _)| *at).min().expect("three");
+            for (at, _) in &ends {
+                assert!(*at - first < LIMIT / 2, "{who} after {after:?}: {ends:?}");
+            }
+        }
+    });
+    within(futures::future::join_all(all)).await;
 }
 
 /// Nobody is missing then but rank 0.

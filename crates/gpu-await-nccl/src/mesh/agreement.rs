@@ -71,7 +71,8 @@ impl Mesh {
                 state = self.registry.state.lock();
                 continue;
             }
-            if limit.is_over() {
+            // Not `is_over`, which a call is that was given up since: nobody is gone for that.
+            if now >= limit.end {
                 let is_late = std::mem::replace(&mut is_late, true);
                 let has_come = |at: &usize| {
                     let theirs = state.proposals.get(at);

@@ -94,7 +94,7 @@ pub(crate) fn meet(
     if table.iter().all(|entry| entry.process == this) {
         return Hub::join(id, world, hello, patience);
     }
-    let peers = meeting.gather(listener, &table, Vec::new())?;
+    let peers = meeting.gather(listener, &table, None)?;
     let mesh = Mesh::new(meeting.ranks.clone(), peers)?;
     Arc::new(mesh.open_next(0, &(0..world).collect())).gather(hello, patience)
 }
