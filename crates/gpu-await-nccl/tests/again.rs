@@ -156,7 +156,7 @@ async fn a_join_that_ends_while_others_connect() {
     const LIMIT: Duration = Duration::from_secs(8);
     let mut random = Random(11);
     let all = (0..40).map(|_| {
-        let (address, who) = (address(), random.below(4));
+        let (address, who) = (address(), 1 + random.below(3));
         let after = Duration::from_micros(random.below(12_000) as u64);
         async move {
             let ends = (0..4).map(async |rank| {
