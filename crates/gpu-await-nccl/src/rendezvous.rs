@@ -202,11 +202,7 @@ impl Meeting {
         let closed = |error: std::io::Error| self.closed(&error);
         zero.set_nonblocking(true).map_err(closed)?;
         match zero.peek(&mut [0]) {
-            Err(error)
-                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
-            {
-                Ok(())
-            }
+            Err(error) if is_not_yet(&error) => Ok(()),
             _ => {
                 let mut line = Line::new(zero, &self.patience).map_err(closed)?;
                 match self.read_answer(&mut line, GO).map_err(closed)? {
@@ -341,6 +337,11 @@ impl Meeting {
             false => Error::NoRoot { address, reason },
         }
     }
+}
+
+/// Whether a stream that does not block has nothing to say so far, or takes nothing.
+fn is_not_yet(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
 fn connect(address: &SocketAddr, wait: Duration) -> std::io::Result<TcpStream> {

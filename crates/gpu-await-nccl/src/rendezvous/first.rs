@@ -7,14 +7,14 @@
 #![forbid(unsafe_code)]
 
 use std::collections::HashSet;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::hall::Hall;
 use super::{
     CONNECTED, DUPLICATE, ENDED, Entry, GO, Hello, MISSING, Meeting, NAP, OTHER_WORLD, Peer,
-    STATUS, TABLE, WELCOME, margin, ranks_of,
+    STATUS, TABLE, WELCOME, is_not_yet, margin, ranks_of,
 };
 use crate::error::{Error, Result};
 
@@ -196,11 +196,7 @@ impl Visitor {
         let mut byte = [0];
         match self.stream.read(&mut byte) {
             Ok(1) if byte == [CONNECTED] => Said::Connected,
-            Err(error)
-                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
-            {
-                Said::Nothing
-            }
+            Err(error) if is_not_yet(&error) => Said::Nothing,
             _ => Said::Ended,
         }
     }
@@ -211,9 +207,7 @@ impl Visitor {
             match self.stream.write(&self.out) {
                 Ok(0) => return false,
                 Ok(written) => drop(self.out.drain(..written)),
-                Err(error) => {
-                    return matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted);
-                }
+                Err(error) => return is_not_yet(&error),
             }
         }
         true
