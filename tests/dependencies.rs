@@ -1,6 +1,9 @@
 //! What a user takes in with this crate: each package under a licence that both of ours allow, and none twice. What is
 //! taken in with a copy of an example: each under a licence that allows it. What only tests need is not asked for.
 //! Asks `cargo metadata`, so it runs where cargo is. Advisories are not asked for: their list is not on crates.io.
+//!
+//! Building the tests has downloaded the packages of this platform and no others, so only these are looked at. With
+//! `GPU_AWAIT_TEST_ALL_PLATFORMS` set, packages of all platforms are, which `cargo fetch` downloads.
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,15 +28,27 @@ fn packages() -> Vec<Value> {
 
 /// Of the workspace, with all features.
 fn metadata() -> Value {
+    let mut arguments =
+        vec!["metadata", "--locked", "--offline", "--all-features", "--format-version=1"];
+    let version = cargo(&["--version", "--verbose"]);
+    if std::env::var_os("GPU_AWAIT_TEST_ALL_PLATFORMS").is_none() {
+        let host = version.lines().find_map(|line| line.strip_prefix("host: ")).expect("a host");
+        arguments.push("--filter-platform");
+        arguments.push(host);
+    }
+    serde_json::from_str(&cargo(&arguments)).expect("JSON")
+}
+
+/// What cargo prints.
+fn cargo(arguments: &[&str]) -> String {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let arguments = ["metadata", "--locked", "--offline", "--all-features", "--format-version=1"];
     let output = Command::new(cargo)
         .args(arguments)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .expect("cargo runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("JSON")
+    String::from_utf8(output.stdout).expect("UTF-8")
 }
 
 /// What the members of the workspace with such a name build, tests apart.
