@@ -2,7 +2,7 @@
 //!
 //! Later work on a stream runs behind every use of memory freed there before, so a stream can reuse that memory without a wait or a driver
 //! call. This matters when threads allocate concurrently: the driver's allocator takes 0.6 µs for an allocation and its free from one
-//! thread, and 27 µs from each of eight (`benches/results/2026-11-21/h200.txt`).
+//! thread, and 27 µs from each of eight (`benches/results/decisions.txt`).
 //!
 //! | size | rounded up to | waste |
 //! |---|---|---|

@@ -32,7 +32,7 @@
 //! | a host function behind 200 µs, 1 ms, 200 ms of waiting: late by | 62, 450, 560 | no doorbells: the cadence is as early |
 //!
 //! What each mechanism gains: the bench line that gets worst without it, alternating in one process (`ablation` in
-//! `benches/results/2026-11-22/h200.txt`). Mechanisms that improved no line were removed.
+//! `benches/results/decisions.txt`). Mechanisms that improved no line were removed.
 //!
 //! | without | the line | µs, or per second |
 //! |---|---|---|

@@ -59,6 +59,9 @@ pub(crate) fn command(args: &[&str]) -> Command {
         command.args(["--lame-duck-ms", "0"]);
     }
     command.env("GPU_AWAIT_DEVICE", device).env("RUST_LOG", "info");
+    // What the allocator has back goes to the system at once, however many threads were busy: what is resident is what is in use.
+    command.env("MALLOC_ARENA_MAX", "2");
+    command.env("MALLOC_TRIM_THRESHOLD_", "131072").env("MALLOC_MMAP_THRESHOLD_", "131072");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
