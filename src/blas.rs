@@ -197,7 +197,8 @@ impl<T: GemmElement> Gemm<T> {
     /// Puts the product on a stream, a device's current stream, or a batch. Ready proves *complete on the
     /// device*.
     ///
-    /// If `beta` is 0, `c` is overwritten, whatever was there.
+    /// A scale of 0, also of -0.0, is no factor: if `beta` is 0, `c` is overwritten, whatever was there; if `alpha` is 0, the
+    /// product is 0, whatever `a` and `b` hold.
     ///
     /// # Blocking
     /// As a [launch](crate::Stream::launch): while the stream's queue is full, and the first time.

@@ -272,7 +272,11 @@ pub enum ErrorDetail {
     #[error("{op}: {value} in the formula does not fit `{element}`")]
     LiteralOutOfRange { op: &'static str, value: i128, element: &'static str },
     /// An argument's address is not aligned as the operation or its plan requires.
-    #[error("{op}: {what} begins at {ptr:#x}, expected a multiple of {alignment}")]
+    #[error(
+        "{op}: {what} begins at {ptr:#x}, {} bytes behind a multiple of {alignment}: begin the view at such a multiple, or \
+         copy it to a buffer of its own",
+        .ptr % .alignment
+    )]
     Misaligned { op: &'static str, what: &'static str, ptr: u64, alignment: u64 },
     /// A range leaves its buffer, or the rows or columns of a view; `unit` says what it counts.
     #[error("range {start}..{end} is out of bounds: there are {len} {unit}")]

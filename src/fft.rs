@@ -185,6 +185,8 @@ impl<T: FftElement> ComplexFft<T> {
     ///
     /// # Errors
     /// [`ErrorDetail::WrongLength`](crate::ErrorDetail::WrongLength): an argument of another shape;
+    /// [`ErrorDetail::Misaligned`](crate::ErrorDetail::Misaligned): one, also of real numbers, whose address is not a
+    /// multiple of the size of a complex number, 8 bytes or 16;
     /// [`ErrorDetail::WrongDevice`](crate::ErrorDetail::WrongDevice); no memory for the work area; those of
     /// cuFFT, as [`ErrorDetail::Foreign`](crate::ErrorDetail::Foreign); an input that was never written or
     /// whose producer failed.

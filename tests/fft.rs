@@ -11,7 +11,9 @@ mod random;
 use std::f64::consts::TAU;
 
 use gpu_await::testing::{self, Gate};
-use gpu_await::{Complex, DeviceKind, ErrorDetail, ErrorKind, Fft, Result};
+use gpu_await::{
+    Complex, DeviceKind, Error, ErrorDetail, ErrorKind, Fft, FftElement, In, Out, Region, Result,
+};
 use random::Random;
 
 fn numbers(len: usize, random: &mut Random) -> Vec<Complex<f64>> {
@@ -241,4 +243,126 @@ async fn what_is_refused() -> Result<()> {
     gate.open();
     assert_eq!(seen.await?[0], Complex::new(16.0, 0.0));
     device.close(std::time::Duration::from_secs(10)).await
+}
+
+/// The argument that does not begin where cuFFT wants it to.
+fn misaligned(error: &Error, alignment_expected: u64) -> &'static str {
+    match *error.detail() {
+        ErrorDetail::Misaligned { op: "fft", what, ptr, alignment } => {
+            assert_eq!((alignment, ptr % alignment), (alignment_expected, alignment_expected / 2));
+            what
+        }
+        _ => panic!("{error}"),
+    }
+}
+
+/// Every transform, with each of its arguments half a complex number off.
+fn odd_elements<T: FftElement + Default>() -> Result<()> {
+    const N: usize = 8;
+    let complex = |n: usize| 2 * n;
+    let device = testing::device();
+    let stream = device.stream()?;
+    let fft = Fft::load_blocking(&device)?;
+    let alignment = 2 * size_of::<T>() as u64;
+    for batch in [1, 3] {
+        let (len, half) = (N * batch, (N / 2 + 1) * batch);
+        let real = fft.real::<T>(&[N]).batch(batch).plan_blocking()?;
+        let whole = fft.complex::<T>(&[N]).batch(batch).plan_blocking()?;
+        let x = stream.zeros::<T>(complex(len) + 1).queued()?;
+        let mut y = stream.zeros::<T>(complex(len) + 1).queued()?;
+        let refused = |error: Result<()>| misaligned(&error.unwrap_err(), alignment);
+        // Where the input begins, and the output: odd elements lie between complex numbers.
+        for (from, to) in [(0, 0), (1, 0), (0, 1), (1, 1)] {
+            let at = |what: &[&'static str; 2]| what[usize::from(from == 0)];
+            let is_even = from + to == 0;
+            let spectra = from..from + complex(half);
+            let spectra_out = to..to + complex(half);
+            let out = real.forward(
+                &stream,
+                &x.slice(from..from + len)?,
+                &mut y.slice_mut(spectra_out)?.cast::<Complex<T>>()?,
+            );
+            let what = ["the signal", "the spectrum"];
+            let out = out.queued();
+            if is_even {
+                out?
+            } else {
+                assert_eq!(refused(out), at(&what))
+            }
+
+            let mut z = stream.zeros::<T>(complex(len) + 1).queued()?;
+            let mut spectrum = z.slice_mut(spectra)?.cast::<Complex<T>>()?;
+            stream.fill(&mut y, T::default()).queued()?;
+            let out = real.inverse(&stream, &mut spectrum, &mut y.slice_mut(to..to + len)?);
+            let (out, what) = (out.queued(), ["the spectrum", "the signal"]);
+            // The signal is looked at first.
+            let first = if to == 1 { what[1] } else { what[0] };
+            if is_even {
+                out?
+            } else {
+                assert_eq!(refused(out), first)
+            }
+
+            stream.fill(&mut y, T::default()).queued()?;
+            let input = x.slice(from..from + complex(len))?.cast::<Complex<T>>()?;
+            let mut output = y.slice_mut(to..to + complex(len))?.cast::<Complex<T>>()?;
+            let what = ["the input", "the output"];
+            for out in [
+                whole.forward(&stream, &input, &mut output).queued(),
+                whole.inverse(&stream, &input, &mut output).queued(),
+            ] {
+                if is_even { out? } else { assert_eq!(refused(out), at(&what)) }
+            }
+            if to == 1 {
+                stream.fill(&mut output, Complex::default()).queued()?;
+                let out = whole.forward_in_place(&stream, &mut output).queued();
+                assert_eq!(refused(out), "the data");
+                stream.fill(&mut output, Complex::default()).queued()?;
+                let out = whole.inverse_in_place(&stream, &mut output).queued();
+                assert_eq!(refused(out), "the data");
+            }
+            stream.fill(&mut y, T::default()).queued()?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn odd_elements_are_refused() -> Result<()> {
+    odd_elements::<f32>()?;
+    odd_elements::<f64>()
+}
+
+/// The check is of each launch: in a batch, in a replayed one, and for each argument of a graph.
+#[tokio::test]
+async fn odd_elements_in_every_list() -> Result<()> {
+    const N: usize = 8;
+    let device = testing::device();
+    let stream = device.stream()?;
+    let plan = Fft::load(&device).await?.real::<f32>(&[N]).plan().await?;
+    let x = stream.upload((0..=N).map(|n| n as f32).collect::<Vec<_>>()).queued()?;
+    let mut y = stream.zeros::<Complex<f32>>(N / 2 + 1).queued()?;
+    let (even, odd) = (x.slice(..N)?, x.slice(1..)?);
+    let error = stream.batch(|q| plan.forward(q, &odd, &mut y)).await.unwrap_err();
+    assert_eq!(misaligned(&error, 8), "the signal");
+    let told = error.to_string();
+    assert!(told.contains("4 bytes behind a multiple of 8: begin the view"), "{told}");
+    let mut region = Region::new();
+    for signal in [&even, &even, &odd, &even] {
+        let done = stream.replay(&mut region, |q| plan.forward(q, signal, &mut y)).await;
+        match signal.device_ptr() == odd.device_ptr() {
+            true => assert_eq!(misaligned(&done.unwrap_err(), 8), "the signal"),
+            false => done?,
+        }
+    }
+    assert_eq!(stream.download(&y).await?[0].re, 28.0);
+    let graph = device.graph::<(In<f32>, Out<Complex<f32>>), _, _>(plan, |q, plan, (x, mut y)| {
+        plan.forward(q, &x, &mut y)
+    });
+    graph.launch(&stream, (&even, &mut y)).await?;
+    let error = graph.launch(&stream, (&odd, &mut y)).await.unwrap_err();
+    assert_eq!(misaligned(&error, 8), "the signal");
+    graph.launch(&stream, (&even, &mut y)).await?;
+    assert_eq!(stream.download(&y).await?[0].re, 28.0);
+    Ok(())
 }

@@ -98,6 +98,7 @@ impl GemmCore {
         c: &mut impl Writable<T>,
     ) -> Result<()> {
         let mut workspace;
+        let (alpha, beta) = (positive_zero(alpha), positive_zero(beta));
         let overwrites = beta == T::Scale::default();
         let uses = Uses::new("gemm").can_be_captured().reads(a).reads(b);
         let uses = if overwrites { uses.writes(c) } else { uses.updates(c) };
@@ -170,6 +171,12 @@ impl GemmCore {
         }
         Ok(())
     }
+}
+
+/// The scale, without the sign of a zero: cuBLASLt reads what -0.0 scales, and not what 0.0 does.
+fn positive_zero<S: PartialEq + Default>(scale: S) -> S {
+    let zero = S::default();
+    if scale == zero { zero } else { scale }
 }
 
 type Slices<T> = (RawSlice<T>, RawSlice<T>, RawSlice<T>);

@@ -105,7 +105,7 @@ impl FftCore {
         let uses = self.prepare(
             queue,
             uses,
-            [("the input", from.len(), len), ("the output", to.len(), len)],
+            [Argument::new("the input", from, len), Argument::new("the output", to, len)],
             &mut work,
         )?;
         let (uses, work) = uses.also_writes(work.get_mut());
@@ -128,8 +128,8 @@ impl FftCore {
         let mut work = WorkMemory::None;
         let uses = Uses::new("fft").can_be_captured().updates(data);
         let (slice,) = uses.pointers();
-        let uses =
-            self.prepare(queue, uses, [("the data", slice.len(), self.shape.len())], &mut work)?;
+        let data = Argument::new("the data", slice, self.shape.len());
+        let uses = self.prepare(queue, uses, [data], &mut work)?;
         let (uses, work) = uses.also_writes(work.get_mut());
         queue.enqueue_library(uses, |queue, (data,)| {
             let shape = self.shape.clone();
@@ -148,8 +148,7 @@ impl FftCore {
         let mut work = WorkMemory::None;
         let uses = Uses::new("fft").can_be_captured().reads(signal).writes(spectrum);
         let (from, to) = uses.pointers();
-        let lens = self.real_lens(from.len(), to.len());
-        let uses = self.prepare(queue, uses, lens, &mut work)?;
+        let uses = self.prepare(queue, uses, self.real(from, to), &mut work)?;
         let (uses, work) = uses.also_writes(work.get_mut());
         queue.enqueue_library(uses, |queue, (from, to)| {
             let (shape, pointers) = (self.shape.clone(), [from.address(), to.address()]);
@@ -168,8 +167,7 @@ impl FftCore {
         let mut work = WorkMemory::None;
         let uses = Uses::new("fft").can_be_captured().updates(spectrum).writes(signal);
         let (from, to) = uses.pointers();
-        let lens = self.real_lens(to.len(), from.len());
-        let uses = self.prepare(queue, uses, lens, &mut work)?;
+        let uses = self.prepare(queue, uses, self.real(to, from), &mut work)?;
         let (uses, work) = uses.also_writes(work.get_mut());
         queue.enqueue_library(uses, |queue, (from, to)| {
             let (shape, pointers) = (self.shape.clone(), [from.address(), to.address()]);
@@ -179,27 +177,29 @@ impl FftCore {
         })
     }
 
-    fn real_lens(&self, signal: usize, spectrum: usize) -> [(&'static str, usize, usize); 2] {
-        let (len, spectrum_len) = (self.shape.len(), self.shape.spectrum_len());
-        [("the signal", signal, len), ("the spectrum", spectrum, spectrum_len)]
+    fn real<T>(&self, signal: RawSlice<T>, spectrum: RawSlice<Complex<T>>) -> [Argument; 2] {
+        [
+            Argument::new("the signal", signal, self.shape.len()),
+            Argument::new("the spectrum", spectrum, self.shape.spectrum_len()),
+        ]
     }
 
-    /// Checks device and lengths, and takes memory for the work area.
+    /// Checks device, lengths and addresses, and takes memory for the work area.
     fn prepare<'a, 'w, P, const N: usize>(
         &'w self,
         queue: &Queue<'_>,
         uses: Uses<'a, P>,
-        lens: [(&'static str, usize, usize); N],
+        arguments: [Argument; N],
         work: &mut WorkMemory<'w>,
     ) -> Result<Uses<'a, P>> {
         let engine = queue.stream().engine();
         if engine.id != self.engine.id {
             return Err(uses.refuse(wrong_device("the plan", engine, &self.engine)));
         }
-        if let Some((what, found, expected)) = lens.into_iter().find(|(_, found, len)| found != len)
-        {
-            let op = "fft";
-            return Err(uses.refuse(ErrorDetail::WrongLength { op, what, expected, found }.into()));
+        let alignment = self.shape.alignment();
+        let mut arguments = arguments.into_iter();
+        if let Some(error) = arguments.find_map(|argument| argument.problem(alignment)) {
+            return Err(uses.refuse(error.into()));
         }
         match self.area.take(queue, self.work_bytes()) {
             Ok(memory) => *work = memory,
@@ -231,6 +231,30 @@ impl FftCore {
         }
         let _ = (direction, pointers, work);
         queue.host_each(twin)
+    }
+}
+
+/// Memory that a launch got, and the length that it should have.
+struct Argument {
+    what: &'static str,
+    ptr: u64,
+    found: usize,
+    expected: usize,
+}
+
+impl Argument {
+    fn new<T>(what: &'static str, slice: RawSlice<T>, expected: usize) -> Self {
+        Argument { what, ptr: slice.address(), found: slice.len(), expected }
+    }
+
+    fn problem(self, alignment: u64) -> Option<ErrorDetail> {
+        let Argument { what, ptr, found, expected } = self;
+        let op = "fft";
+        if found != expected {
+            return Some(ErrorDetail::WrongLength { op, what, expected, found });
+        }
+        let is_aligned = ptr.is_multiple_of(alignment);
+        (!is_aligned).then_some(ErrorDetail::Misaligned { op, what, ptr, alignment })
     }
 }
 

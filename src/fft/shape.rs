@@ -56,6 +56,11 @@ impl FftShape {
         if self.is_real { self.len() / last * (last / 2 + 1) } else { self.len() }
     }
 
+    /// The alignment that cuFFT requires of every address, of real numbers as well: the size of a complex number.
+    pub(super) fn alignment(&self) -> u64 {
+        if self.is_double { 16 } else { 8 }
+    }
+
     /// Refuses extents that no transform has.
     pub(super) fn check(&self, device: &str) -> Result<()> {
         let too_few = |what| Err(ErrorDetail::TooFew { what, found: 0, least: 1 }.into());
