@@ -31,7 +31,7 @@ use crate::runtime::stream_state::{OfStream, StreamHandle};
 use crate::submit::{Footprint, Kept, wrong_device};
 use crate::thread::role;
 use instance::Instance;
-use slots::{GraphArgs, GraphSlots, Passed};
+use slots::{GraphArgs, GraphSlots, Passed, Seal};
 
 /// Operations that are written down once and launched together as one CUDA graph, with slots for the buffers
 /// and values that change.
@@ -218,7 +218,7 @@ impl<S: GraphSlots> Graph<S> {
     /// `cuGraphInstantiate`, `cuGraphExecKernelNodeSetParams`, `cuGraphLaunch`.
     #[track_caller]
     pub fn launch<'k, O: LaunchOn>(&self, on: &O, arguments: impl GraphArgs<'k, S>) -> O::Launched {
-        let slots = arguments.slots();
+        let slots = arguments.slots(Seal(()));
         on.batch_of_one(|queue| self.put(queue, slots))
     }
 

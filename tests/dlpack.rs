@@ -635,6 +635,14 @@ fn what_cannot_be_exported() -> Result<()> {
     let refused = refused.unwrap_err();
     assert_eq!(problem(&refused.error), TensorProblem::Shape { shape: vec![2, 2], len: 6 });
     let x = refused.value.expect("it comes back");
+    let large = x.into_dlpack(&[usize::MAX, 2], DlpackConsumer::Unordered).unwrap_err();
+    assert_eq!(problem(&large.error), TensorProblem::Extent { axis: 0, extent: usize::MAX });
+    let x = large.value.expect("it comes back");
+    let too_many = [i64::MAX as usize, 3, 1 << 62];
+    let refused = x.into_dlpack(&too_many, DlpackConsumer::Unordered).unwrap_err();
+    let shape = vec![i64::MAX, 3, 1 << 62];
+    assert_eq!(problem(&refused.error), TensorProblem::Shape { shape, len: 6 });
+    let x = refused.value.expect("it comes back");
     let elsewhere = DlpackConsumer::Stream(other.stream()?);
     let refused = x.into_dlpack(&[6], elsewhere).unwrap_err();
     assert!(matches!(refused.error.detail(), ErrorDetail::WrongDevice { .. }), "{refused}");
@@ -643,6 +651,37 @@ fn what_cannot_be_exported() -> Result<()> {
     let unwritten = stream.empty::<f32>(6).queued()?;
     let refused = unwritten.into_dlpack(&[6], DlpackConsumer::Unordered).unwrap_err();
     assert!(matches!(refused.error.detail(), ErrorDetail::Unwritten { .. }), "{refused}");
+    Ok(())
+}
+
+/// What no memory bounds is bounded all the same: a tensor without elements has extents and strides too.
+#[test]
+fn shapes_of_nothing() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let exported = |shape: &[usize]| {
+        let nothing = stream.zeros::<f32>(0).queued()?;
+        Ok::<_, Error>(nothing.into_dlpack(shape, DlpackConsumer::Synchronized)?)
+    };
+    let tensor = exported(&[2, 0, i64::MAX as usize])?;
+    assert_eq!(tensor.shape(), [2, 0, i64::MAX]);
+    assert_eq!(tensor.strides(), Some(&[0, i64::MAX, 1][..]));
+    let error = exported(&[0, 1 << 63, 2]).unwrap_err();
+    assert_eq!(problem(&error), TensorProblem::Extent { axis: 1, extent: 1 << 63 });
+    let error = exported(&[0, 1 << 62, 2]).unwrap_err();
+    assert!(matches!(error.detail(), ErrorDetail::TooLarge { .. }), "{error}");
+    let pinned = stream.pinned::<u8>(0)?;
+    let error = pinned.into_dlpack(&[usize::MAX, 0], DlpackConsumer::Unordered).unwrap_err().error;
+    assert_eq!(problem(&error), TensorProblem::Extent { axis: 0, extent: usize::MAX });
+    // Of another library's, with strides that would not fit either.
+    let deleted = Arc::default();
+    let change: Change = |_, shape, strides| {
+        (*shape, *strides) = (vec![2, 1 << 62, 2], vec![i64::MAX, 2, 1]);
+    };
+    let tensor = theirs(&device, change, &deleted)?;
+    // SAFETY: refused.
+    let error = unsafe { stream.adopt_dlpack::<f32>(tensor) }.unwrap_err().error;
+    assert!(matches!(error.detail(), ErrorDetail::TooLarge { .. }), "{error}");
     Ok(())
 }
 

@@ -24,6 +24,9 @@ pub enum TensorProblem {
     /// It may only be read.
     #[error("it is read-only: adopt it as frozen memory")]
     ReadOnly,
+    /// An extent of the shape is more than a tensor can have, whose extents are `i64`.
+    #[error("axis {axis} of the shape is {extent}, and the most is {}", i64::MAX)]
+    Extent { axis: usize, extent: usize },
     /// An extent is negative, or the shape does not have as many elements as the memory.
     #[error("shape {shape:?} does not have {len} elements")]
     Shape { shape: Vec<i64>, len: usize },

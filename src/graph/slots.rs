@@ -28,11 +28,12 @@ pub trait GraphSlot: Param {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be passed to a graph for its slot `{P}`",
     label = "not an argument for `{P}`",
-    note = "for `In<T>` pass `&` a buffer or view, for `InOut<T>` and `Out<T>` `&mut` one, for a number that number"
+    note = "for `In<T>` pass `&` a buffer or view, for `InOut<T>` and `Out<T>` `&mut` one, for a number that number",
+    note = "of an `Op` pass what `.queued()?` or `.await?` returns, of a `Result` what `?` does"
 )]
 pub trait GraphArg<'k, P: GraphSlot> {
     #[doc(hidden)]
-    fn slot(self) -> P::Of<'k>;
+    fn slot(self, seal: Seal) -> P::Of<'k>;
 }
 
 /// The slots of a graph: a tuple of at most eight. Sealed.
@@ -56,8 +57,13 @@ pub trait GraphSlots: Signature {
 )]
 pub trait GraphArgs<'k, S: GraphSlots> {
     #[doc(hidden)]
-    fn slots(self) -> S::Of<'k>;
+    fn slots(self, seal: Seal) -> S::Of<'k>;
 }
+
+/// Nobody else can name it, or implement a function that takes it.
+#[derive(Clone, Copy, Debug)]
+#[doc(hidden)]
+pub struct Seal(pub(super) ());
 
 /// The values passed for the slots.
 #[derive(Default)]
@@ -86,7 +92,7 @@ macro_rules! scalars {
             }
         }
         impl<'k> GraphArg<'k, $type> for $type {
-            fn slot(self) -> $type {
+            fn slot(self, _seal: Seal) -> $type {
                 self
             }
         }
@@ -101,7 +107,7 @@ impl<T: Pod + Debug + Send + Sync> GraphSlot for Value<T> {
     }
 }
 impl<'k, T: Pod + Debug + Send + Sync> GraphArg<'k, Value<T>> for T {
-    fn slot(self) -> T {
+    fn slot(self, _seal: Seal) -> T {
         self
     }
 }
@@ -113,7 +119,7 @@ impl<T: Element> GraphSlot for In<T> {
     }
 }
 impl<'k, T: Element, B: Readable<T>> GraphArg<'k, In<T>> for &'k B {
-    fn slot(self) -> View<'k, T> {
+    fn slot(self, _seal: Seal) -> View<'k, T> {
         View::over(self.span(), self.len())
     }
 }
@@ -127,7 +133,7 @@ macro_rules! written {
             }
         }
         impl<'k, T: Element, B: Writable<T>> GraphArg<'k, $marker<T>> for &'k mut B {
-            fn slot(self) -> ViewMut<'k, T> {
+            fn slot(self, _seal: Seal) -> ViewMut<'k, T> {
                 let len = self.len();
                 ViewMut::over(self.span_mut(), len)
             }
@@ -145,8 +151,8 @@ macro_rules! tuples {
             }
         }
         impl<'k, $($param: GraphSlot, $arg: GraphArg<'k, $param>),+> GraphArgs<'k, ($($param,)+)> for ($($arg,)+) {
-            fn slots(self) -> ($($param::Of<'k>,)+) {
-                ($(self.$index.slot(),)+)
+            fn slots(self, seal: Seal) -> ($($param::Of<'k>,)+) {
+                ($(self.$index.slot(seal),)+)
             }
         }
     )+};
@@ -167,5 +173,5 @@ impl GraphSlots for () {
     fn enter((): &(), _key: &mut Passed<'_>) {}
 }
 impl<'k> GraphArgs<'k, ()> for () {
-    fn slots(self) {}
+    fn slots(self, _seal: Seal) {}
 }

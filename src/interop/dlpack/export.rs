@@ -101,8 +101,8 @@ impl<T: DlpackElement> DeviceBuffer<T> {
     /// With [`DlpackConsumer::Synchronized`], until what uses the memory is complete.
     ///
     /// # Errors
-    /// [`TensorProblem::Shape`]; [`ErrorDetail::WrongDevice`]: a stream of another device;
-    /// [`ErrorDetail::Unwritten`], [`ErrorDetail::Upstream`]: data that nobody wrote, or whose producer failed; a
+    /// [`TensorProblem::Shape`], [`TensorProblem::Extent`]: a shape of another number of elements, or that no tensor has;
+    /// [`ErrorDetail::WrongDevice`]: a stream of another device; [`ErrorDetail::Unwritten`], [`ErrorDetail::Upstream`]: data that nobody wrote, or whose producer failed; a
     /// device that is lost or closed. [`Refused`] has the buffer. A producer that fails when it runs
     /// ([`try_host`](crate::RawQueue::try_host)), and later than this call, is only known with
     /// [`DlpackConsumer::Synchronized`]; otherwise its future alone tells.
@@ -137,8 +137,8 @@ impl<T: DlpackElement> PinnedBuffer<T> {
     /// As [`DeviceBuffer::into_dlpack`]; the memory returns to its pool.
     ///
     /// # Errors
-    /// [`TensorProblem::Shape`]; [`ErrorDetail::WrongDevice`]: a stream of another device; a device that is lost or
-    /// closed. [`Refused`] has the buffer.
+    /// As [`DeviceBuffer::into_dlpack`] about the shape; [`ErrorDetail::WrongDevice`]: a stream of another device; a device
+    /// that is lost or closed. [`Refused`] has the buffer.
     pub fn into_dlpack(
         self,
         shape: &[usize],
@@ -291,14 +291,13 @@ fn export<M: Exportable>(
     consumer: DlpackConsumer,
 ) -> Result<DlpackTensor, Refused<M>> {
     let mut memory = memory;
-    let under_way_on = match hand_over(&mut memory, shape, consumer) {
-        Ok(home) => home,
+    let handed_over = role::check("exporting a tensor")
+        .and_then(|()| axes_of(shape, memory.len(), M::DATA_TYPE))
+        .and_then(|axes| Ok((axes, hand_over(&mut memory, consumer)?)));
+    let ((ndim, axes), under_way_on) = match handed_over {
+        Ok(handed_over) => handed_over,
         Err(error) => return Err(Refused { error, value: Some(memory) }),
     };
-    let shape: Vec<i64> = shape.iter().map(|extent| *extent as i64).collect();
-    let strides = row_major(&shape);
-    let ndim = shape.len() as i32;
-    let axes: Box<[i64]> = shape.into_iter().chain(strides).collect();
     let dl_tensor = DLTensor {
         data: memory.address() as *mut c_void,
         device: memory.device(),
@@ -317,7 +316,7 @@ fn export<M: Exportable>(
     };
     let exported = Exported { memory: Some(memory), under_way_on };
     let tensor = Box::leak(Box::new(ExportedTensor { managed, axes, exported }));
-    let (shape, strides) = tensor.axes.split_at_mut(ndim as usize);
+    let (shape, strides) = tensor.axes.split_at_mut(shape.len());
     tensor.managed.dl_tensor.shape = shape.as_mut_ptr();
     tensor.managed.dl_tensor.strides = strides.as_mut_ptr();
     let whole: *mut ExportedTensor<M> = tensor;
@@ -327,18 +326,30 @@ fn export<M: Exportable>(
     Ok(DlpackTensor { managed: Managed::Versioned(NonNull::from(managed)) })
 }
 
+/// The number of axes of a row-major tensor of `len` elements, then their extents and their strides.
+fn axes_of(shape: &[usize], len: usize, data_type: DLDataType) -> Result<(i32, Box<[i64]>)> {
+    let mut extents = Vec::with_capacity(2 * shape.len());
+    for (axis, &extent) in shape.iter().enumerate() {
+        match i64::try_from(extent) {
+            Ok(extent) => extents.push(extent),
+            Err(_) => return Err(bad(TensorProblem::Extent { axis, extent })),
+        }
+    }
+    let (Ok(ndim), true) = (i32::try_from(shape.len()), elements(&extents) == Some(len)) else {
+        return Err(bad(TensorProblem::Shape { shape: extents, len }));
+    };
+    // Of a tensor without elements they are not bounded by its memory.
+    let Some(strides) = row_major(&extents) else {
+        let element_bytes = usize::from(data_type.bits / 8);
+        return Err(ErrorDetail::TooLarge { len: usize::MAX, element_bytes }.into());
+    };
+    extents.extend(strides);
+    Ok((ndim, extents.into()))
+}
+
 /// Orders the consumer behind all uses of the memory. Returns the device, unless the consumer's uses are
 /// complete when it calls the deleter.
-fn hand_over<M: Exportable>(
-    memory: &mut M,
-    shape: &[usize],
-    consumer: DlpackConsumer,
-) -> Result<Option<Arc<Home>>> {
-    role::check("exporting a tensor")?;
-    let extents: Vec<i64> = shape.iter().map(|n| i64::try_from(*n).unwrap_or(-1)).collect();
-    if elements(&extents) != Some(memory.len()) || i32::try_from(extents.len()).is_err() {
-        return Err(bad(TensorProblem::Shape { shape: extents, len: memory.len() }));
-    }
+fn hand_over<M: Exportable>(memory: &mut M, consumer: DlpackConsumer) -> Result<Option<Arc<Home>>> {
     match consumer {
         DlpackConsumer::Unordered => memory.check().map(|()| None),
         DlpackConsumer::Synchronized => memory.synchronize().map(|()| None),

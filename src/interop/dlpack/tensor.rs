@@ -181,7 +181,8 @@ impl DlpackTensor {
             return Err(bad(TensorProblem::Shape { shape: shape.to_vec(), len: 0 }));
         };
         if let Some(strides) = self.strides().filter(|_| len > 0) {
-            let expected = row_major(shape);
+            let too_large = ErrorDetail::TooLarge { len, element_bytes };
+            let expected = row_major(shape).ok_or(too_large)?;
             let axes = shape.iter().zip(strides).zip(&expected);
             // The stride of an axis with one element does not matter.
             if axes.into_iter().any(|((extent, found), expected)| *extent > 1 && found != expected)
@@ -285,13 +286,13 @@ pub(super) fn elements(shape: &[i64]) -> Option<usize> {
     extents.into_iter().try_fold(1, usize::checked_mul)
 }
 
-/// The strides of a row-major tensor, in elements.
-pub(super) fn row_major(shape: &[i64]) -> Vec<i64> {
+/// The strides of a row-major tensor, in elements; `None` if one is no `i64`.
+pub(super) fn row_major(shape: &[i64]) -> Option<Vec<i64>> {
     let mut strides = vec![1; shape.len()];
     for axis in (1..shape.len()).rev() {
-        strides[axis - 1] = i64::saturating_mul(strides[axis], shape[axis]);
+        strides[axis - 1] = i64::checked_mul(strides[axis], shape[axis])?;
     }
-    strides
+    Some(strides)
 }
 
 /// # Safety
