@@ -203,7 +203,9 @@ pub enum ErrorDetail {
     BadImage { image: String, problem: ImageProblem, log: String },
     /// No run-time compiler for CUDA C++ could be loaded.
     #[error(
-        "no NVRTC: {reason}; looked for {}; `GPU_AWAIT_NVRTC` names the library or its folder",
+        "no NVRTC, which compiles CUDA C++ at run time: {reason}; looked for {}; install `nvidia-cuda-nvrtc-cu12` (pip), \
+         `cuda-nvrtc` (conda-forge), `libnvrtc12` (Debian, Ubuntu) or the CUDA toolkit, and name the library or its folder in \
+         `GPU_AWAIT_NVRTC` where the loader does not find it; PTX (`nvcc --ptx`, `Image::ptx`) needs none of it",
         .looked_for.join(", ")
     )]
     NoCompiler { looked_for: Vec<String>, reason: String },
@@ -222,9 +224,9 @@ pub enum ErrorDetail {
     /// CUDA C++ did not compile; `log` is the compiler's, with the lines.
     #[error("`{file}` does not compile ({reason}){}", log_suffix(.log))]
     Compile { file: String, reason: String, log: String },
-    /// The image has no kernel of that name.
-    #[error("`{image}` has no kernel `{kernel}`")]
-    NoSuchKernel { image: String, kernel: String },
+    /// The image has no kernel of that name. Those of PTX, of cubins and of uncompressed fatbins are `there`.
+    #[error("`{image}` has no kernel `{kernel}`{}", image::instead(.kernel, .there))]
+    NoSuchKernel { image: String, kernel: String, there: Vec<String> },
     /// A kernel is declared with other parameters than it was compiled with: another number, other sizes,
     /// or other alignments. Drivers from CUDA 12.4 on tell.
     #[error(

@@ -163,7 +163,7 @@ impl<T> Op<T> {
     }
 
     /// Gives up waiting, where device order is enough: work behind it on the device sees its effect. Costs
-    /// nothing.
+    /// nothing. In a [batch](crate::Stream::batch) verbs return plain results, and `?` stands alone.
     ///
     /// It does not exist for values that the host would read:
     /// ```compile_fail

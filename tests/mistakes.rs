@@ -1,7 +1,8 @@
 //! What people get wrong with `kernel!` and the verbs: one mistake is one error, which says what to do.
 //!
 //! Each file in `mistakes/` is compiled by itself. Its first line says what the compiler's first error
-//! begins with, or `compiles`; the second, where it is not empty, which line it points at.
+//! begins with, or `compiles`; the second, where it is not empty, which line it points at; the third, where there is one, what a
+//! note says.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -62,8 +63,9 @@ fn compile(file: &Path, bytemuck: &Path) -> String {
 /// What is wrong with what the compiler says of a file.
 fn complaint(file: &Path) -> Option<String> {
     let text = fs::read_to_string(file).expect("a mistake");
-    let mut lines = text.lines().map(|line| line.trim_start_matches("//").trim());
-    let (expected, at) = (lines.next().unwrap_or(""), lines.next().unwrap_or(""));
+    let mut lines = text.lines().map(|line| line.strip_prefix("//").unwrap_or("").trim());
+    let mut header = || lines.next().unwrap_or("");
+    let (expected, at, note) = (header(), header(), header());
     let said = compile(file, bytemuck());
     let is_error = |line: &&str| line.starts_with("error") && !line.starts_with("error: aborting");
     let errors: Vec<&str> = said.lines().filter(is_error).collect();
@@ -73,13 +75,16 @@ fn complaint(file: &Path) -> Option<String> {
             let place = said.lines().find_map(|line| line.trim().strip_prefix("--> "));
             let line = place.and_then(|place| place.rsplit(':').nth(1)?.parse::<usize>().ok());
             let pointed_at = line.and_then(|line| text.lines().nth(line - 1)).unwrap_or("");
-            error.starts_with(expected) && pointed_at.contains(at)
+            error.starts_with(expected) && pointed_at.contains(at) && said.contains(note)
         }
         _ => false,
     };
     let name = file.display();
-    (!good)
-        .then(|| format!("{name}: expected `{expected}` at `{at}`, and the compiler said\n{said}"))
+    (!good).then(|| {
+        format!(
+            "{name}: expected `{expected}` at `{at}` with `{note}`, and the compiler said\n{said}"
+        )
+    })
 }
 
 #[test]

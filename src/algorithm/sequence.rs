@@ -15,7 +15,9 @@ use crate::memory::view::{Extent, Readable, Span, View, ViewMut, Writable};
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not device memory of `{T}` that an algorithm reads",
     label = "not elements of `{T}`",
-    note = "pass `&DeviceBuffer<{T}>`, `&View<{T}>`, or `&buffer.up_to(&count)?`; host memory is uploaded first: `stream.upload(vec)`"
+    note = "pass `&DeviceBuffer<{T}>`, `&View<{T}>`, or `&buffer.up_to(&count)?`",
+    note = "of an `Op` pass what `.queued()?` or `.await?` returns, of a `Result` what `?` does",
+    note = "host memory is uploaded first: `stream.upload(vec).queued()?`"
 )]
 pub trait Sequence<T> {
     #[doc(hidden)]
@@ -26,7 +28,8 @@ pub trait Sequence<T> {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not device memory of `{T}` that an algorithm changes",
     label = "not elements of `{T}` that can be written",
-    note = "pass `&mut DeviceBuffer<{T}>`, `&mut ViewMut<{T}>`, or `&mut buffer.up_to_mut(&count)?`"
+    note = "pass `&mut DeviceBuffer<{T}>`, `&mut ViewMut<{T}>`, or `&mut buffer.up_to_mut(&count)?`",
+    note = "of an `Op` pass what `.queued()?` or `.await?` returns, of a `Result` what `?` does"
 )]
 pub trait SequenceMut<T> {
     #[doc(hidden)]

@@ -42,6 +42,9 @@ use crate::thread::role;
 
 /// A stream inside [`Stream::batch`](crate::Stream::batch): verbs that return plain results.
 ///
+/// What is an [`Op`](crate::Op) on a stream, with `.queued()?`, is a `Result` here, with `?` alone: the compiler finds no
+/// method `queued` for it.
+///
 /// It is not `Send`: one thread puts a batch on its stream, in program order.
 pub struct Queue<'s> {
     pub(super) stream: &'s Arc<StreamHandle>,

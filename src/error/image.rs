@@ -46,6 +46,25 @@ pub(super) fn difference(declared: &[ParamLayout], compiled: &[ParamLayout]) -> 
     format!("parameter {number} is {here}, {there}")
 }
 
+/// What an image has instead of a kernel.
+pub(super) fn instead(kernel: &str, there: &[String]) -> String {
+    const MOST: usize = 8;
+    let mangled = format!("{}{kernel}", kernel.len());
+    let is_it = |name: &&String| name.starts_with("_Z") && name.contains(&mangled);
+    if let Some(name) = there.iter().find(is_it) {
+        return format!(", but `{name}`, its name in C++: declare it `extern \"C\" __global__`");
+    }
+    let quoted: Vec<_> = there.iter().take(MOST).map(|name| format!("`{name}`")).collect();
+    match there.len().saturating_sub(MOST) {
+        _ if there.is_empty() => {
+            ", and no name of one was found in it: a template needs `CudaSource::instance`"
+                .to_owned()
+        }
+        0 => format!(", but {}", quoted.join(", ")),
+        more => format!(", but {} and {more} more", quoted.join(", ")),
+    }
+}
+
 /// Why a kernel image did not load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

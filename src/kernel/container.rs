@@ -1,4 +1,4 @@
-//! The container formats of a kernel image, and checks that its own sizes stay inside its bytes.
+//! The container formats of a kernel image: checks that its own sizes stay inside its bytes, and the names of its kernels.
 //!
 //! The driver is passed an address and no length. It recognises the format by the first bytes, reads PTX up to a NUL, and trusts the sizes
 //! in a binary: a truncated file would crash the process. So the sizes are checked before the driver sees them. The *contents* are not
@@ -14,6 +14,8 @@
 //! 1. An accepted image refers to no byte outside of the slice (`what_passes_stays_inside`), and compilers' output is accepted
 //!    (`machine_code_reaches_the_driver_as_such`).
 //!
+//! More than 500 lines: the checks, and tests that change every byte.
+//!
 //! Source: the ELF-64 object file format; the driver's `fatbinary_section.h` for the magic numbers; the layout of entries as found in
 //! NVIDIA's libraries.
 #![forbid(unsafe_code)]
@@ -22,11 +24,14 @@ use crate::error::image::ImageProblem;
 
 type Checked<T = ()> = Result<T, ImageProblem>;
 
+/// The names of an image's kernels, for errors: as many as can be read without the driver.
+type Names = Vec<String>;
+
 const ELF: [u8; 4] = *b"\x7fELF";
 const FATBIN: [u8; 4] = 0xBA55_ED50_u32.to_le_bytes();
 
 /// Checks PTX text.
-pub(super) fn check_text(text: &[u8]) -> Checked {
+pub(super) fn check_text(text: &[u8]) -> Checked<Names> {
     let printable = |byte: u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
     let wrong = match text.first() {
         Some(first) if !printable(*first) => Some(0),
@@ -34,12 +39,23 @@ pub(super) fn check_text(text: &[u8]) -> Checked {
     };
     match wrong {
         Some(at) => Err(ImageProblem::NotText { at, byte: text[at] }),
-        None => Ok(()),
+        None => Ok(entries(&String::from_utf8_lossy(text))),
     }
 }
 
+/// The names behind PTX's `.entry`.
+fn entries(text: &str) -> Names {
+    let is_of_name = |c: char| c.is_ascii_alphanumeric() || "_$%".contains(c);
+    let names = text.split(".entry").skip(1).filter_map(|rest| {
+        let name = rest.strip_prefix(char::is_whitespace)?.trim_start();
+        let name = &name[..name.find(|c| !is_of_name(c)).unwrap_or(name.len())];
+        (!name.is_empty()).then(|| name.to_owned())
+    });
+    names.collect()
+}
+
 /// Checks a cubin or a fatbin.
-pub(super) fn check_binary(bytes: &[u8]) -> Checked {
+pub(super) fn check_binary(bytes: &[u8]) -> Checked<Names> {
     let whole = Segment { bytes, what: "first bytes" };
     match whole.read(0)? {
         ELF => check_elf(bytes),
@@ -87,6 +103,13 @@ impl<'a> Segment<'a> {
         self.read(at).map(u64::from_le_bytes)
     }
 
+    /// The bytes from `start` up to a NUL.
+    fn string(self, what: &'static str, start: u64) -> Checked<&'a [u8]> {
+        let rest = (self.bytes.len() as u64).saturating_sub(start).max(1);
+        let rest = self.part(what, start, rest)?.bytes;
+        Ok(rest.split(|byte| *byte == 0).next().unwrap_or(rest))
+    }
+
     /// Equal parts of `size` bytes.
     fn rows(self, size: usize) -> impl Iterator<Item = Segment<'a>> {
         self.bytes.chunks_exact(size).map(move |bytes| Segment { bytes, ..self })
@@ -97,7 +120,9 @@ fn expect(field: &'static str, found: u64, expected: u64) -> Checked {
     if found == expected { Ok(()) } else { Err(ImageProblem::Field { field, found, expected }) }
 }
 
-fn check_elf(bytes: &[u8]) -> Checked {
+fn check_elf(bytes: &[u8]) -> Checked<Names> {
+    /// In front of a kernel's name, in that of the section that has its code.
+    const CODE: &[u8] = b".text.";
     const HEADER: u64 = 64;
     const PROGRAM: u64 = 56;
     const SECTION: u64 = 64;
@@ -129,8 +154,9 @@ fn check_elf(bytes: &[u8]) -> Checked {
     for program in programs_table.rows(56) {
         file.part("segment", program.u64(8)?, program.u64(32)?)?;
     }
+    let mut kernels = Names::new();
     if sections == 0 {
-        return Ok(());
+        return Ok(kernels);
     }
     expect("size of a section header", header.u16(58)?, SECTION)?;
     let table = file.part("section header table", sections_at, sections.saturating_mul(SECTION))?;
@@ -138,12 +164,15 @@ fn check_elf(bytes: &[u8]) -> Checked {
     for row in table.rows(64) {
         let section = Section::read(row)?;
         section.contents(file)?;
-        strings.part("section name", section.name, 1)?;
+        let name = strings.string("section name", section.name)?;
+        if let Some(kernel) = name.strip_prefix(CODE) {
+            kernels.push(String::from_utf8_lossy(kernel).into_owned());
+        }
         if section.kind == Section::SYMBOLS {
             check_symbols(file, table, &section)?;
         }
     }
-    Ok(())
+    Ok(kernels)
 }
 
 /// Every symbol has its name in the string table that its section names.
@@ -210,7 +239,7 @@ impl Section {
     }
 }
 
-fn check_fatbin(bytes: &[u8]) -> Checked {
+fn check_fatbin(bytes: &[u8]) -> Checked<Names> {
     const HEADER: u64 = 16;
     const ENTRY: u64 = 64;
     const CUBIN: u64 = 2;
@@ -220,7 +249,7 @@ fn check_fatbin(bytes: &[u8]) -> Checked {
     expect("fatbin version", header.u16(4)?, 1)?;
     expect("fatbin header size", header.u16(6)?, HEADER)?;
     let entries = file.part("fatbin payload", HEADER, header.u64(8)?)?;
-    let mut at = 0;
+    let (mut at, mut kernels) = (0, Names::new());
     while at < entries.bytes.len() as u64 {
         let head = entries.part("header of a fatbin entry", at, ENTRY)?;
         let (head_size, size) = (head.u32(4)?, head.u64(8)?);
@@ -234,11 +263,14 @@ fn check_fatbin(bytes: &[u8]) -> Checked {
         entry.part("name of a fatbin entry", head.u32(32)?, head.u32(36)?)?;
         // Compressed, it begins with something else.
         if head.u16(0)? == CUBIN && payload.bytes.starts_with(&ELF) {
-            check_elf(payload.bytes)?;
+            kernels.extend(check_elf(payload.bytes)?);
         }
         at += entry.bytes.len() as u64;
     }
-    Ok(())
+    // One for each architecture.
+    kernels.sort_unstable();
+    kernels.dedup();
+    Ok(kernels)
 }
 
 #[cfg(test)]
@@ -250,7 +282,7 @@ mod tests {
     /// A cubin of one string table, one symbol table, one section of code and one segment, with its tables
     /// at the end, as compilers place them.
     fn cubin() -> Vec<u8> {
-        let strings = b"\0.strtab\0.symtab\0.text\0.bss\0";
+        let strings = b"\0.strtab\0.symtab\0.text.ab\0.bss\0";
         let code = [0x5a; 32];
         let symbols = [0; 48];
         let strings_at = 64;
@@ -278,7 +310,7 @@ mod tests {
             (1, 3, strings_at, strings.len(), 0, 0),
             (9, 2, symbols_at, symbols.len(), 1, 24),
             (17, 1, code_at, code.len(), 0, 0),
-            (23, 8, code_at, 1 << 40, 0, 0),
+            (26, 8, code_at, 1 << 40, 0, 0),
         ];
         for (row, (name, kind, start, size, link, entry_size)) in sections.into_iter().enumerate() {
             let row = sections_at + 64 * row;
@@ -427,6 +459,27 @@ mod tests {
             let ImageProblem::NotText { at, byte } = problem else { panic!("{problem}") };
             assert_eq!((at, byte), (expected_at, expected_byte));
         }
+    }
+
+    #[test]
+    fn names_of_kernels() {
+        let ptx = ".visible .entry a(\n)\n{ }\n.entry\n\t_Z1bPf ()\n.entrypoint .entry";
+        assert_eq!(check_text(ptx.as_bytes()).unwrap(), ["a", "_Z1bPf"]);
+        assert_eq!(check_binary(&cubin()).unwrap(), ["ab"]);
+        assert_eq!(check_binary(&fatbin()).unwrap(), ["ab"]);
+        let said = |kernel: &str, there: &[&str]| {
+            let there = there.iter().map(|name| (*name).to_owned()).collect();
+            let (image, kernel) = ("x.cu".to_owned(), kernel.to_owned());
+            crate::ErrorDetail::NoSuchKernel { image, kernel, there }.to_string()
+        };
+        let in_a_namespace = said("square", &["other", "_ZN4mine6squareEPf"]);
+        assert!(
+            in_a_namespace.contains("`_ZN4mine6squareEPf`, its name in C++"),
+            "{in_a_namespace}"
+        );
+        assert_eq!(said("c", &["a", "_Z1bPf"]), "`x.cu` has no kernel `c`, but `a`, `_Z1bPf`");
+        assert!(said("c", &["a"; 10]).ends_with("`a`, `a` and 2 more"));
+        assert!(said("c", &[]).ends_with("a template needs `CudaSource::instance`"));
     }
 
     fn config() -> ProptestConfig {

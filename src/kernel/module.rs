@@ -35,6 +35,8 @@ pub(crate) struct LoadedModule {
     name: String,
     /// Instances of templates, each with its name in the image.
     instances: Vec<(String, String)>,
+    /// The names of its kernels, for errors.
+    kernels: Vec<String>,
 }
 
 impl Module {
@@ -84,7 +86,7 @@ impl Module {
         let bad = |problem, log| -> Error {
             ErrorDetail::BadImage { image: image.name.clone(), problem, log }.into()
         };
-        checked.map_err(|problem| bad(problem, String::new()))?;
+        let kernels = checked.map_err(|problem| bad(problem, String::new()))?;
         // PTX is text and the driver wants its end marked; a binary does not mind.
         let mut bytes = Vec::with_capacity(image.bytes.len() + 1);
         bytes.extend_from_slice(&image.bytes);
@@ -98,7 +100,7 @@ impl Module {
             bad(ImageProblem::Driver(code), log)
         })?;
         let Image { name, instances, .. } = image;
-        let loaded = LoadedModule { engine: engine.clone(), raw, name, instances };
+        let loaded = LoadedModule { engine: engine.clone(), raw, name, instances, kernels };
         Ok(Module { loaded: Arc::new(loaded) })
     }
 
@@ -163,7 +165,8 @@ impl Module {
     /// [`Out`](crate::Out).
     ///
     /// # Errors
-    /// [`ErrorDetail::NoSuchKernel`]; [`ErrorDetail::WrongParameters`] if number, sizes or alignments of the
+    /// [`ErrorDetail::NoSuchKernel`] with the names that are there: without `extern "C"` a kernel has a mangled one;
+    /// [`ErrorDetail::WrongParameters`] if number, sizes or alignments of the
     /// parameters differ from those the kernel was compiled with, where the driver reports them (CUDA 12.4).
     /// Types beyond their sizes cannot be checked.
     ///
@@ -199,15 +202,15 @@ impl Module {
 impl LoadedModule {
     /// A function by its name, or an instance of a template by the name that it was asked for with.
     pub(crate) fn function(&self, name: &str) -> Result<RawFunction> {
-        let LoadedModule { engine, raw, name: image, instances } = self;
+        let LoadedModule { engine, raw, name: image, instances, kernels } = self;
         let instance = instances.iter().find(|(written, _)| written == name);
         let in_image = instance.map_or(name, |(_, lowered)| lowered);
         // SAFETY: the module is loaded for as long as `self` lives.
         let function = unsafe { engine.backend.function(*raw, in_image) };
         function.map_err(|code| match code.code {
             NOT_FOUND => {
-                let (image, kernel) = (image.clone(), name.to_owned());
-                ErrorDetail::NoSuchKernel { image, kernel }.into()
+                let (image, kernel, there) = (image.clone(), name.to_owned(), kernels.clone());
+                ErrorDetail::NoSuchKernel { image, kernel, there }.into()
             }
             _ => engine.refused(code),
         })

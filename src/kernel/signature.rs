@@ -117,7 +117,8 @@ pub trait Param: sealed::Sealed + 'static {
     label = "not an argument for `{P}`",
     note = "for `In<T>` pass `&DeviceBuffer<T>`, `&View<T>` or `&Frozen<T>`; for `InOut<T>` and `Out<T>` \
             `&mut DeviceBuffer<T>` or `&mut ViewMut<T>`; for `Flag` `&PinnedFlag`; for a number that number; for `Value<T>` a `T`",
-    note = "host memory is uploaded first: `stream.upload(vec)`"
+    note = "of an `Op` pass what `.queued()?` or `.await?` returns, of a `Result` what `?` does",
+    note = "host memory is uploaded first: `stream.upload(vec).queued()?`"
 )]
 pub trait Arg<'k, P: Param> {
     #[doc(hidden)]

@@ -50,7 +50,7 @@ impl Span<'_> {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not device memory",
     label = "not device memory",
-    note = "`DeviceBuffer`, `View`, `ViewMut`, `Frozen` and `Mapped` are"
+    note = "`DeviceBuffer`, `View`, `ViewMut`, `Frozen` and `Mapped` are; of an `Op` pass what `.queued()?` or `.await?` returns, of a `Result` what `?` does"
 )]
 pub trait Extent: sealed::Sealed {
     /// The number of elements.
@@ -67,7 +67,9 @@ pub trait Extent: sealed::Sealed {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not device memory that can be read as `{T}`",
     label = "not device memory of `{T}`",
-    note = "`DeviceBuffer<{T}>`, `View<{T}>`, `ViewMut<{T}>`, `Frozen<{T}>` and `Mapped<{T}>` are; host memory is uploaded first: `stream.upload(vec)`"
+    note = "`DeviceBuffer<{T}>`, `View<{T}>`, `ViewMut<{T}>`, `Frozen<{T}>` and `Mapped<{T}>` are",
+    note = "of an `Op` pass what `.queued()?` or `.await?` returns, of a `Result` what `?` does",
+    note = "host memory is uploaded first: `stream.upload(vec).queued()?`"
 )]
 pub trait Readable<T>: Extent {
     #[doc(hidden)]
@@ -79,7 +81,8 @@ pub trait Readable<T>: Extent {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not device memory that can be written as `{T}`",
     label = "not writable device memory of `{T}`",
-    note = "`DeviceBuffer<{T}>`, `ViewMut<{T}>` and `Mapped<{T}>` are, passed by `&mut`; of rows (`ViewMut2`) the view that they were made of"
+    note = "`DeviceBuffer<{T}>`, `ViewMut<{T}>` and `Mapped<{T}>` are, passed by `&mut`; of rows (`ViewMut2`) the view that they were made of",
+    note = "of an `Op` pass what `.queued()?` or `.await?` returns, of a `Result` what `?` does"
 )]
 pub trait Writable<T>: Readable<T> {
     #[doc(hidden)]

@@ -97,11 +97,20 @@ fn a_kernel_that_is_not_in_the_image_is_named() {
         // SAFETY: there is no such kernel.
         let error = unsafe { module.kernel::<(u64,)>("spun") }.unwrap_err();
         match error.detail() {
-            ErrorDetail::NoSuchKernel { image, kernel } => {
+            ErrorDetail::NoSuchKernel { image, kernel, there } => {
                 assert_eq!((&**image, &**kernel), ("spin.ptx", "spun"));
+                assert_eq!(there[..], ["spin"]);
             }
             other => panic!("{other:?}"),
         }
+        assert_eq!(error.to_string(), "`spin.ptx` has no kernel `spun`, but `spin`");
+        // What a compiler makes of a kernel without `extern "C"`.
+        let text = include_str!("../../kernels/spin.ptx").replace("spin", "_Z4spinPfj");
+        let mangled = soon(Module::load(&device, Image::ptx(text).named("spin.cu"))).await;
+        // SAFETY: there is no such kernel.
+        let error = unsafe { mangled.unwrap().kernel::<(u64,)>("spin") }.unwrap_err();
+        let told = "`spin.cu` has no kernel `spin`, but `_Z4spinPfj`, its name in C++: declare it `extern \"C\" __global__`";
+        assert_eq!(error.to_string(), told);
         // SAFETY: a name that no kernel can have.
         let error = unsafe { module.kernel::<(u64,)>("sp\0in") }.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidCall, "{error}");

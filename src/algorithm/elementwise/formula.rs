@@ -390,7 +390,9 @@ impl<T> Copy for Mask<'_, T> {}
 /// Makes a formula that [`transform`](crate::Stream::transform) computes of each element: `transform!(|a, x, y| a * x + y)`.
 ///
 /// The names between the bars are its arguments, one to six; whether each is an array or a number is said by what is passed. The
-/// expression sees nothing else of the function around it. It may be a block with `let`; what it can do with the arguments is
+/// expression sees nothing else of the function around it: a local variable in it is "can't capture dynamic environment in a fn
+/// item" (E0434), and the closure that the compiler suggests there is no formula. Name an argument, and pass the variable for it:
+/// `transform!(|a, x| a * x)` with `(a, &x)`. The expression may be a block with `let`; what it can do with the arguments is
 /// listed at [`Term`](crate::Term). The value has no size and is `Copy`, and serves every element type that its operators have.
 ///
 /// # Examples
