@@ -355,11 +355,11 @@ pub enum ErrorDetail {
     EnqueuePanicked { op: Arc<str>, message: String },
     /// Device memory ran out. All figures in bytes, as in [`MemoryInfo`](crate::MemoryInfo).
     ///
-    /// `asked_bytes` become a block of the next multiple of 512. `reclaimable_bytes` are those that are
-    /// pending, and those that a stream keeps and still uses: they come free without a buffer being dropped,
-    /// and are not in `free_bytes`. What streams keep and use no more is in `free_bytes`. `driver_refused`: there is
-    /// room, and the driver refused all the same, because others use the device or because the free
-    /// memory is in pieces. `advice` says what helps.
+    /// `asked_bytes` become a block of the next multiple of 512. Free, allocated, pending, kept and leaked bytes add up to the
+    /// limit, or to less if others use the device as well. `reclaimable_bytes` are those that are
+    /// pending, and those that a stream keeps and still uses: they come free without a buffer being dropped.
+    /// `driver_refused`: there is room within the limit, and the driver refused all the same, also after its pool returned what
+    /// it does not use: others use the device, or free memory is in pieces and the device is full. `advice` says what helps.
     #[error(
         "{op} on {device}: out of device memory: asked {asked_bytes} bytes, {free_bytes} free {}; buffers hold \
          {allocated_bytes}, {pending_bytes} pending, {kept_bytes} kept{}{}: {}",

@@ -45,20 +45,35 @@ use crate::runtime::stream_state::StreamState;
 use crate::thread::role;
 
 /// A device's memory, in bytes; a snapshot.
+///
+/// Each byte is counted in one of five figures, which mean the same in [`Stats`](crate::Stats) and in
+/// [`OutOfMemory`](crate::ErrorDetail::OutOfMemory). Under a limit they add up to it, or to less if others use the device as well.
+///
+/// | figure | what | who can have it |
+/// |---|---|---|
+/// | free | held by nobody, within the limit | any stream, at once |
+/// | allocated | held by buffers | nobody |
+/// | pending | freed, and waiting for device work | the stream that freed it, at once; others behind that work |
+/// | kept | freed, and cached by a stream | that stream, at once; others too once its last use is complete, and before that behind it |
+/// | leaked | never freed | nobody |
+///
+/// [`Pressure`](crate::Pressure) says whether an allocation may have what is behind other work.
+///
+/// The limit bounds what is allocated, pending, kept and leaked together. It does not bound `reserved_bytes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryInfo {
-    /// Memory that allocations can get without taking over pending memory, possibly in pieces: what is free
-    /// on the device, unused in its pool and cached by streams, within the limit.
+    /// Memory that any stream can allocate at once, beside everything that is allocated, pending, kept and leaked: what is
+    /// left of the limit, or of the device if that is less.
     pub free_bytes: u64,
     /// All memory of the device.
     pub total_bytes: u64,
     /// Memory held by buffers, in whole blocks.
     pub allocated_bytes: u64,
-    /// Freed memory that waits for device work: other streams use it, or its free is on a stream. Not
-    /// included in `free_bytes`; it becomes free by itself.
+    /// Freed memory that waits for device work: other streams use it, or its free is on a stream. It becomes free by itself.
     pub pending_bytes: u64,
-    /// Freed memory that streams cache for their next allocations. Included in `free_bytes`.
+    /// Freed memory that streams cache for their next allocations, whether its last use is complete or not. An allocation
+    /// that does not fit takes it.
     pub kept_bytes: u64,
     /// Memory that is never freed, see [`Stats`](crate::Stats::leaked_bytes).
     pub leaked_bytes: u64,
@@ -66,8 +81,11 @@ pub struct MemoryInfo {
     pub used_bytes: u64,
     /// The most that `used_bytes` ever was.
     pub used_peak_bytes: u64,
-    /// Memory that the pool has reserved, in use or not, as the driver counts: it reserves more at a time
-    /// than it is asked for.
+    /// Memory that the pool has reserved, in use or not, as the driver counts.
+    ///
+    /// It may be more than the limit: a GPU's driver reserves chunks of 32 MiB and more, uses new ones where free memory is in
+    /// pieces or its free has not run yet, and returns a chunk only when nothing is in it. When more than the limit and a chunk
+    /// is reserved, an allocation that asked the driver has it return what is unused.
     pub reserved_bytes: u64,
     /// The most that `reserved_bytes` ever was.
     pub reserved_peak_bytes: u64,
@@ -146,9 +164,9 @@ impl Reach {
         self.free + self.pool.reserved
     }
 
-    /// How much more it can give, beyond the allocated and cached memory.
+    /// How much more it can give, within the limit.
     fn free_bytes(&self, figures: &Figures, room: u64) -> u64 {
-        self.bytes().saturating_sub(figures.held()).min(room) + figures.kept
+        self.bytes().saturating_sub(figures.held()).min(room)
     }
 
     /// The error of an allocation with that outlook.
@@ -160,8 +178,6 @@ impl Reach {
         outlook: &Outlook,
     ) -> Error {
         let Outlook { prospect, figures, room, kept_in_use, driver_refused } = outlook;
-        // Read a moment later: the account may have changed in between.
-        let free_bytes = self.free_bytes(figures, *room).saturating_sub(*kept_in_use);
         ErrorDetail::OutOfMemory {
             op,
             device: engine.label().to_owned(),
@@ -178,7 +194,7 @@ impl Reach {
             pending_bytes: figures.pending,
             kept_bytes: figures.kept,
             leaked_bytes: figures.leaked,
-            free_bytes,
+            free_bytes: self.free_bytes(figures, *room),
             total_bytes: self.total,
             limit_bytes: self.limit,
         }

@@ -41,7 +41,6 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-pub(crate) use api::PoolOptions;
 use api::{Api, Handle};
 use cudarc::driver::CudaContext;
 
@@ -93,7 +92,7 @@ impl CudaBackend {
     ///
     /// # Errors
     /// No driver, no such GPU, a driver that is too old.
-    pub(crate) fn open(ordinal: usize, memory: PoolOptions) -> Result<Self> {
+    pub(crate) fn open(ordinal: usize, release_threshold_bytes: Option<u64>) -> Result<Self> {
         let api = Api::get()?;
         let count = count(api)?;
         if ordinal >= count {
@@ -105,7 +104,7 @@ impl CudaBackend {
         let device = api.retain(ordinal)?;
         let context = CudaContext::new(ordinal)
             .map_err(|error| DriverCode { call: "cuDevicePrimaryCtxRetain", code: error.0 as i32 });
-        let read = |context| Self::read(api, context, ordinal, memory);
+        let read = |context| Self::read(api, context, ordinal, release_threshold_bytes);
         let opened = context.map_err(Into::into).and_then(read);
         // Whichever of these fails, the others are done.
         let (released, restored) = (api.release(device), api.set_context(before));
@@ -118,12 +117,15 @@ impl CudaBackend {
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub(crate) fn over(context: Arc<CudaContext>, memory: PoolOptions) -> Result<Self> {
+    pub(crate) fn over(
+        context: Arc<CudaContext>,
+        release_threshold_bytes: Option<u64>,
+    ) -> Result<Self> {
         let api = Api::get()?;
         let before = api.current_context()?;
         api.set_context(context.cu_ctx() as usize)?;
         let ordinal = context.ordinal();
-        let opened = Self::read(api, context, ordinal, memory);
+        let opened = Self::read(api, context, ordinal, release_threshold_bytes);
         api.set_context(before)?;
         opened
     }
@@ -133,7 +135,7 @@ impl CudaBackend {
         api: &'static Api,
         context: Arc<CudaContext>,
         ordinal: usize,
-        memory: PoolOptions,
+        release_threshold_bytes: Option<u64>,
     ) -> Result<Self> {
         let device = context.cu_device();
         let attribute = |attribute| -> DriverResult<u32> {
@@ -169,7 +171,7 @@ impl CudaBackend {
         let raw_context = context.cu_ctx() as usize;
         let name = api.device_name(device)?;
         // Last: nothing below it can fail.
-        let pool = api.make_pool(device, memory)? as usize;
+        let pool = api.make_pool(device, release_threshold_bytes)? as usize;
         let (context, abandoned) = (Some(context), AtomicBool::new(false));
         Ok(CudaBackend { api, context, raw_context, pool, abandoned, ordinal, name, limits })
     }

@@ -25,7 +25,7 @@ pub struct DeviceBuilder {
     pub(super) verify: Option<bool>,
     pub(super) memory_limit_bytes: Option<u64>,
     pub(super) on_pressure: Pressure,
-    pub(super) release_threshold_bytes: Option<u64>,
+    pub(crate) release_threshold_bytes: Option<u64>,
     pub(crate) spare_bytes_per_stream: Option<u64>,
     pub(crate) graph_limit: Option<usize>,
     pub(crate) host_memory_bytes: Option<u64>,
@@ -111,6 +111,10 @@ impl DeviceBuilder {
     /// the blocks that streams cache. [`on_pressure`](Self::on_pressure) chooses what an allocation beyond
     /// the limit does.
     ///
+    /// It bounds what is held, in bytes, and what fits it is allocated as long as the GPU has memory. What the driver's pool
+    /// reserves for that stands beside it, as [`MemoryInfo::reserved_bytes`](crate::MemoryInfo::reserved_bytes): whole chunks
+    /// of 32 MiB, and more of them where free memory is in pieces. A GPU that is shared needs room for that.
+    ///
     /// Whole blocks count: sizes are rounded up to a multiple of 512 bytes, and sizes up to 1 MiB further, so
     /// that streams can cache the blocks (see [`spare_bytes_per_stream`](Self::spare_bytes_per_stream)). A
     /// block that does not fit only because of the second rounding is allocated without it.
@@ -118,9 +122,6 @@ impl DeviceBuilder {
     /// On a host device the scratch memory of algorithms, matrix products and transforms is the process's own
     /// and does not count: what fits there may not fit on a GPU. A process that has no memory left for it
     /// aborts.
-    ///
-    /// # Source
-    /// `CUmemPoolProps::maxSize`, which enforces the limit in the driver as well from CUDA 12.2 on.
     pub fn memory_limit_bytes(mut self, bytes: u64) -> Self {
         self.memory_limit_bytes = Some(bytes);
         self
@@ -221,16 +222,8 @@ impl DeviceBuilder {
     pub fn cuda(self, ordinal: usize) -> Result<Device> {
         crate::thread::role::check("opening a CUDA device")?;
         exit::check_running("opening a device")?;
-        let backend = crate::backend::cuda::CudaBackend::open(ordinal, self.pool_options())?;
+        let backend = crate::backend::cuda::CudaBackend::open(ordinal, self.release_threshold_bytes)?;
         Device::open(Arc::new(backend), self.options())
-    }
-
-    #[cfg(feature = "cuda")]
-    pub(crate) fn pool_options(&self) -> crate::backend::cuda::PoolOptions {
-        crate::backend::cuda::PoolOptions {
-            limit_bytes: self.memory_limit_bytes,
-            release_threshold_bytes: self.release_threshold_bytes,
-        }
     }
 
     /// See [`Device::cuda`].

@@ -30,7 +30,8 @@ pub struct Stats {
     /// Permits of [stream pools](crate::StreamPool), by weight, that requests hold on streams of the device
     /// or that wait for its work.
     pub permits: u64,
-    /// Device memory held by buffers, in whole blocks.
+    /// Device memory held by buffers, in whole blocks. This and the next three are those of
+    /// [`MemoryInfo`](crate::MemoryInfo): they never exceed the limit together.
     pub allocated_bytes: u64,
     /// Freed device memory that waits for device work: other streams use it, or its free is still on a
     /// stream.

@@ -39,7 +39,7 @@ impl DeviceBuilder {
     pub fn from_cudarc(self, context: &Arc<CudaContext>) -> Result<Device> {
         role::check("opening a CUDA device")?;
         exit::check_running("opening a device")?;
-        let backend = CudaBackend::over(context.clone(), self.pool_options())?;
+        let backend = CudaBackend::over(context.clone(), self.release_threshold_bytes)?;
         Device::open(Arc::new(backend), self.options())
     }
 }

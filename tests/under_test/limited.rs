@@ -1,48 +1,86 @@
-//! Random programs under a memory limit, and one program whose figures are known.
+//! Random programs under a memory limit, and programs whose figures are known.
 
 use std::time::Duration;
 
 use gpu_await::testing::Gate;
-use gpu_await::{Device, DeviceBuffer, ErrorDetail, ErrorKind, Result, Stats, Stream};
+use gpu_await::{Device, DeviceBuffer, ErrorDetail, ErrorKind, MemoryInfo, Op, Result, Stats, Stream};
 use proptest::prelude::*;
 
 /// How long anything may take that must not hang.
 const SOON: Duration = Duration::from_secs(10);
 const KIB: u64 = 1 << 10;
 const MIB: usize = 1 << 20;
-const STREAMS: usize = 3;
+/// How much of each end of a buffer is written and read.
+const END: usize = 1 << 10;
 
-/// What the programs may hold.
-pub(crate) const LIMIT: u64 = 4 << 20;
-
+/// A program, and what it may hold.
 #[derive(Clone, Debug)]
-pub(crate) enum Step {
-    /// On a stream, of a size in blocks of which nothing is rounded.
-    Make(usize, u64),
-    /// A buffer, by a stream.
-    Use(usize, usize),
-    Drop(usize),
-    Close(usize),
-    Open,
+pub(crate) struct Program {
+    pub(crate) limit: u64,
+    /// Whether an allocation waits for what other streams still use.
+    pub(crate) waits: bool,
+    steps: Vec<Step>,
 }
 
-pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
+#[derive(Clone, Debug)]
+enum Step {
+    /// On a stream.
+    Make(usize, Size),
+    /// A buffer, by a stream.
+    Use(usize, usize),
+    /// A buffer, after its last use by a stream.
+    Drop(usize, usize),
+    Close(usize),
+    Open,
+    /// The stream goes, with what it keeps.
+    Renew(usize),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Size {
+    Bytes(u64),
+    /// So many thousandths of the limit.
+    Part(u64),
+}
+
+/// What a program works with.
+pub(crate) type Streams = [Stream; 3];
+
+pub(crate) fn streams(device: &Device) -> Result<Streams> {
+    Ok([device.stream()?, device.stream()?, device.stream()?])
+}
+
+/// Programs with limits of 1 MiB, doubled up to so many times.
+pub(crate) fn programs(doublings: u32) -> impl Strategy<Value = Program> {
     let size = prop_oneof![
-        (0..6_u32).prop_map(|power| (16 * KIB) << power),
-        (1..=3_u64).prop_map(|mib| mib * KIB * KIB),
+        2 => (0..9_u32).prop_map(|power| Size::Bytes(512 << power)),
+        3 => (1..=1000_u64).prop_map(Size::Part),
+        3 => (1..=12_u64).prop_map(|n| Size::Part(25 * n)),
+        // Halves, quarters, and all of it.
+        1 => prop_oneof![Just(250), Just(500), Just(750), Just(1000)].prop_map(Size::Part),
     ];
+    let stream = 0..3_usize;
     let step = prop_oneof![
-        8 => (0..STREAMS, size).prop_map(|(stream, size)| Step::Make(stream, size)),
-        3 => (0..20_usize, 0..STREAMS).prop_map(|(buffer, stream)| Step::Use(buffer, stream)),
-        6 => (0..20_usize).prop_map(Step::Drop),
-        1 => (0..STREAMS).prop_map(Step::Close),
+        8 => (stream.clone(), size).prop_map(|(stream, size)| Step::Make(stream, size)),
+        3 => (0..20_usize, stream.clone()).prop_map(|(buffer, stream)| Step::Use(buffer, stream)),
+        6 => (0..20_usize, stream.clone()).prop_map(|(buffer, stream)| Step::Drop(buffer, stream)),
+        1 => stream.clone().prop_map(Step::Close),
         1 => Just(Step::Open),
+        1 => stream.prop_map(Step::Renew),
     ];
-    prop::collection::vec(step, 1..60)
+    let steps = prop::collection::vec(step, 1..60);
+    let parts = (0..=doublings, any::<bool>(), steps);
+    parts.prop_map(|(power, waits, steps)| Program { limit: (MIB as u64) << power, waits, steps })
 }
 
 pub(crate) fn held(stats: &Stats) -> u64 {
-    stats.allocated_bytes + stats.pending_bytes + stats.kept_bytes
+    stats.allocated_bytes + stats.pending_bytes + stats.kept_bytes + stats.leaked_bytes
+}
+
+/// All of the limit.
+fn sum(info: &MemoryInfo) -> u64 {
+    let MemoryInfo { free_bytes, allocated_bytes, pending_bytes, kept_bytes, leaked_bytes, .. } = info;
+    free_bytes + allocated_bytes + pending_bytes + kept_bytes + leaked_bytes
 }
 
 fn is_out_of_memory(error: &gpu_await::Error) -> bool {
@@ -53,64 +91,150 @@ async fn soon<F: Future>(future: F) -> F::Output {
     tokio::time::timeout(SOON, future).await.expect("in time")
 }
 
-/// Runs a program: what fits beside the buffers that are alive is made, at the second attempt at the
-/// latest, and never more than the limit is held.
-pub(crate) async fn run(device: &Device, steps: &[Step]) -> Result<()> {
-    let streams: Result<Vec<Stream>> = (0..STREAMS).map(|_| device.stream()).collect();
-    let streams = streams?;
-    let mut buffers: Vec<DeviceBuffer<u8>> = Vec::new();
+/// A buffer whose ends are marked.
+struct Marked {
+    buffer: DeviceBuffer<u8>,
+    mark: u8,
+}
+
+impl Marked {
+    fn make(stream: &Stream, bytes: u64, mark: u8) -> Result<Marked> {
+        let buffer = stream.empty(bytes as usize).queued()?;
+        let mut made = Marked { buffer, mark };
+        made.mark(stream, mark)?;
+        Ok(made)
+    }
+
+    fn mark(&mut self, stream: &Stream, mark: u8) -> Result<()> {
+        self.mark = mark;
+        let len = self.buffer.len();
+        stream.fill(&mut self.buffer.slice_mut(..len.min(END))?, mark).queued()?;
+        if len > END {
+            stream.fill(&mut self.buffer.slice_mut((len - END).max(END)..)?, mark).queued()?;
+        }
+        Ok(())
+    }
+
+    fn read(&self, stream: &Stream) -> Result<[Op<gpu_await::PinnedBuffer<u8>>; 2]> {
+        let len = self.buffer.len();
+        let first = stream.download(&self.buffer.slice(..len.min(END))?);
+        let tail = if len > END { (len - END).max(END) } else { 0 };
+        Ok([first, stream.download(&self.buffer.slice(tail..)?)])
+    }
+}
+
+/// Runs a program: what is free is given at once, and so is what fits beside the buffers that are alive; told to fail,
+/// after `reclaimed`. Never more than the limit is held, what is refused is told with figures that add up, and nobody
+/// writes to another one's memory.
+pub(crate) async fn run(device: &Device, streams: &mut Streams, program: &Program) -> Result<()> {
+    let limit = program.limit;
+    let mut buffers: Vec<Marked> = Vec::new();
+    let mut reads = Vec::new();
     let mut gates: Vec<Gate> = Vec::new();
-    for step in steps {
+    let mut mark = 0_u8;
+    for step in &program.steps {
+        mark = mark.wrapping_add(1);
         match *step {
             Step::Make(stream, size) => {
-                let make = || streams[stream].full(size as usize, 7u8).queued();
-                let fits = device.stats().allocated_bytes + size <= LIMIT;
+                let bytes = match size {
+                    Size::Bytes(bytes) => bytes,
+                    Size::Part(thousandths) => limit * thousandths / 1000,
+                };
+                let block = bytes.next_multiple_of(512);
+                let make = || Marked::make(&streams[stream], bytes, mark);
+                let before = device.stats();
+                let free = limit - held(&before);
+                let fits = before.allocated_bytes + block <= limit;
+                let at_once = block <= free || program.waits && fits;
                 let made = match make() {
                     Err(error) if is_out_of_memory(&error) && fits => {
+                        assert!(!at_once, "{block} of {free} free: {error}");
                         gates.clear();
-                        soon(streams[stream].reclaimed(size)).await?;
+                        soon(streams[stream].reclaimed(bytes)).await?;
                         Ok(make()?)
                     }
                     made => made,
                 };
                 match made {
-                    Ok(buffer) => buffers.push(buffer),
+                    Ok(made) => buffers.push(made),
                     Err(error) => {
                         assert!(is_out_of_memory(&error) && !fits, "{error}");
-                        let never = soon(streams[stream].reclaimed(size)).await;
+                        let [_, allocated, pending, kept, _] = told(&error);
+                        let told = told_free(&error);
+                        assert_eq!(told + allocated + pending + kept, limit, "{error}");
+                        let info = device.memory()?;
+                        assert_eq!(sum(&info), limit, "{info:?}");
+                        // The poller frees what is complete meanwhile.
+                        assert!((free..=info.free_bytes).contains(&told), "{free} {error} {info:?}");
+                        let never = soon(streams[stream].reclaimed(bytes)).await;
                         assert!(never.is_err_and(|error| is_out_of_memory(&error)));
                     }
                 }
             }
             Step::Use(buffer, stream) if !buffers.is_empty() => {
                 let index = buffer % buffers.len();
-                streams[stream].fill(&mut buffers[index], 9).queued()?;
+                buffers[index].mark(&streams[stream], mark)?;
             }
-            Step::Drop(buffer) if !buffers.is_empty() => {
-                drop(buffers.swap_remove(buffer % buffers.len()));
+            Step::Drop(buffer, stream) if !buffers.is_empty() => {
+                let dropped = buffers.swap_remove(buffer % buffers.len());
+                if mark.is_multiple_of(2) {
+                    reads.push((dropped.read(&streams[stream])?, dropped.mark));
+                }
             }
             Step::Close(stream) if gates.len() < 2 => gates.push(Gate::close(&streams[stream])?),
             Step::Open => gates.clear(),
-            Step::Use(..) | Step::Drop(_) | Step::Close(_) => {}
+            Step::Renew(stream) => streams[stream] = device.stream()?,
+            Step::Use(..) | Step::Drop(..) | Step::Close(_) => {}
         }
         let stats = device.stats();
-        assert!(held(&stats) <= LIMIT, "{stats:?}");
+        assert!(held(&stats) <= limit, "{stats:?}");
     }
     drop(gates);
-    for buffer in &buffers {
-        let seen = soon(streams[0].download(buffer)).await?;
-        assert!(seen.iter().all(|byte| [7, 9].contains(byte) && *byte == seen[0]));
+    for marked in &buffers {
+        reads.push((marked.read(&streams[0])?, marked.mark));
+    }
+    for (ends, mark) in reads {
+        for end in ends {
+            assert!(soon(end).await?.iter().all(|byte| *byte == mark));
+        }
     }
     drop(buffers);
-    soon(device.done()).await?;
-    soon(async {
-        while device.stats().pending_bytes > 0 {
-            tokio::time::sleep(Duration::from_micros(200)).await;
-        }
-    })
-    .await;
+    // All of it comes back.
+    soon(streams[0].reclaimed(limit)).await?;
     let stats = device.stats();
     assert_eq!((stats.allocated_bytes, stats.leaked_bytes, stats.allocations), (0, 0, 0));
+    let info = device.memory()?;
+    assert_eq!(sum(&info), limit, "{info:?}");
+    assert!(info.used_peak_bytes <= limit, "{info:?}");
+    Ok(())
+}
+
+/// What fits beside what is held is there, whatever chunks a driver's pool has and whatever holes are in them.
+pub(crate) async fn fits_beside_holes(open: impl Fn(u64) -> Device) -> Result<()> {
+    // Less than a chunk, in the first one.
+    let device = open(64 << 20);
+    let stream = device.stream()?;
+    let small = stream.full(512, 1u8).queued()?;
+    let large = stream.full(60 * MIB, 2u8).queued()?;
+    let seen = soon(stream.download(&small)).await?;
+    assert!(seen.iter().all(|byte| *byte == 1));
+    drop((small, large));
+    // Four chunks, a small part of each.
+    let device = open(145 << 20);
+    let stream = device.stream()?;
+    let mut small = Vec::new();
+    for _ in 0..4 {
+        let large = stream.full(24 * MIB, 1u8).queued()?;
+        small.push((stream.full(4 * MIB, 2u8).queued()?, large));
+    }
+    let small: Vec<_> = small.into_iter().map(|(small, _)| small).collect();
+    soon(stream.done()).await?;
+    assert_eq!(device.memory()?.free_bytes, 129 << 20);
+    let large = stream.full(129 * MIB, 3u8).queued()?;
+    soon(stream.done()).await?;
+    let info = device.memory()?;
+    assert_eq!((info.allocated_bytes, info.free_bytes), (145 << 20, 0));
+    drop((small, large));
     Ok(())
 }
 
@@ -192,6 +316,14 @@ pub(crate) fn told(error: &gpu_await::Error) -> [u64; 5] {
             let limit = limit_bytes.unwrap_or(0);
             [reclaimable_bytes, allocated_bytes, pending_bytes, kept_bytes, limit]
         }
+        ref other => panic!("{other}"),
+    }
+}
+
+/// The free bytes that an error tells.
+fn told_free(error: &gpu_await::Error) -> u64 {
+    match *error.detail() {
+        ErrorDetail::OutOfMemory { free_bytes, .. } => free_bytes,
         ref other => panic!("{other}"),
     }
 }

@@ -380,13 +380,6 @@ impl StandIn {
         set(total_bytes);
     }
 
-    /// Says which version the driver is of.
-    pub fn set_version(&self, version: i32) {
-        // SAFETY: the stand-in's function of this name has this type.
-        let set = unsafe { self.function::<extern "C" fn(c_int)>(b"standin_set_version\0") };
-        set(version);
-    }
-
     /// Shows so many devices; before the first driver call.
     pub fn set_devices(&self, count: i32) {
         // SAFETY: the stand-in's function of this name has this type.

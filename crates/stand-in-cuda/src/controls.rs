@@ -166,13 +166,6 @@ pub(crate) extern "C" fn standin_set_memory(total_bytes: u64) {
     lock().memory.total_bytes = total_bytes;
 }
 
-/// Says that the driver is of this version, 13000 at first: it then refuses what came later, where a
-/// driver does.
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn standin_set_version(version: c_int) {
-    lock().version = version;
-}
-
 /// Shows so many devices, up to 8; 1 at first. -1: too many, or negative.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn standin_set_devices(count: c_int) -> c_int {

@@ -24,7 +24,7 @@ pub(crate) extern "C" fn cuInit(flags: c_uint) -> Code {
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuDriverGetVersion(version: Out<c_int>) -> Code {
-    call("cuDriverGetVersion", nothing, |world| version.put(world.version))
+    call("cuDriverGetVersion", nothing, |_| version.put(13_000))
 }
 
 #[unsafe(no_mangle)]

@@ -16,6 +16,7 @@
 //!    talk to it fails (`a_lost_device_stays_lost`).
 
 mod abi;
+mod chunks;
 mod client;
 mod controls;
 mod copy_calls;

@@ -10,6 +10,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::abi::{Address, Handle, Outcome, code};
+use crate::chunks::{Chunks, Spot};
 use crate::engine::Clock;
 use crate::world::MAX_DEVICES;
 
@@ -28,6 +29,8 @@ pub(crate) struct Memory {
     used: [u64; MAX_DEVICES],
     /// Of each pool, and the most that it ever was.
     of_pools: BTreeMap<Handle, (u64, u64)>,
+    /// What the pools reserve.
+    chunks: Chunks,
     /// Bytes that each device has.
     pub(crate) total_bytes: u64,
 }
@@ -90,17 +93,37 @@ impl Memory {
             registrations_made: 0,
             used: [0; MAX_DEVICES],
             of_pools: BTreeMap::new(),
+            chunks: Chunks::new(),
             total_bytes: 4 << 30,
         }
     }
 
-    pub(crate) fn used(&self, device: usize) -> u64 {
-        self.used[device]
+    /// What a device has left: what is in use is gone, and so is what pools reserve.
+    pub(crate) fn left(&self, device: usize) -> u64 {
+        let taken = self.used[device].max(self.chunks.of_device(device));
+        self.total_bytes.saturating_sub(taken)
     }
 
     /// What a pool holds, and the most that it ever held.
     pub(crate) fn of_pool(&self, pool: Handle) -> (u64, u64) {
         self.of_pools.get(&pool).copied().unwrap_or_default()
+    }
+
+    /// What a pool has reserved, and the most that it ever had.
+    pub(crate) fn reserved(&self, pool: Handle) -> (u64, u64) {
+        // What is in no chunk counts as well.
+        let ((chunks, chunks_high), (held, high)) = (self.chunks.of_pool(pool), self.of_pool(pool));
+        (chunks.max(held), chunks_high.max(high))
+    }
+
+    /// Returns what a pool reserves and does not use, down to `keep_bytes`.
+    pub(crate) fn trim(&mut self, pool: Handle, keep_bytes: u64) {
+        self.chunks.trim(pool, keep_bytes);
+    }
+
+    /// A pool was destroyed: what it reserves goes with its allocations.
+    pub(crate) fn abandon(&mut self, pool: Handle) {
+        self.chunks.abandon(pool);
     }
 
     pub(crate) fn live_allocations(&self) -> usize {
@@ -124,9 +147,7 @@ impl Memory {
             return Err(code::INVALID_VALUE);
         }
         let size = bytes as u64;
-        if let Some(user) = user {
-            self.use_again(device, size, user)?;
-        }
+        let spot = user.map(|user| self.use_again(device, size, user)).transpose()?;
         let used = self.used[device].saturating_add(size);
         if used > self.total_bytes {
             return Err(code::OUT_OF_MEMORY);
@@ -147,6 +168,9 @@ impl Memory {
             *held += size;
             *high = (*high).max(*held);
         }
+        if let Some(spot) = spot {
+            self.chunks.place(address, &spot);
+        }
         self.allocations_made += 1;
         let number = self.allocations_made;
         let allocation =
@@ -155,15 +179,18 @@ impl Memory {
         Ok(address)
     }
 
-    /// Takes up to so many bytes from frees of the pool that are in front of the allocation;
-    /// `OUT_OF_MEMORY`, and nothing is taken, if the rest is more than the pool or the device has left.
-    fn use_again(&mut self, device: usize, size: u64, user: &PoolUser<'_>) -> Outcome {
+    /// Finds a place in the pool's chunks, and takes up to so many bytes from frees that are in front of the
+    /// allocation; `OUT_OF_MEMORY`, and nothing is taken, if the pool would reserve more than its maximum, or the
+    /// device has not so many bytes left.
+    fn use_again(&mut self, device: usize, size: u64, user: &PoolUser<'_>) -> Outcome<Spot> {
         let PoolUser { pool, max_bytes, clock } = *user;
-        let in_front = |allocation: &Allocation| {
-            let is_behind =
-                |free: Free| clock.get(&free.stream).is_some_and(|n| *n >= free.command);
-            allocation.pool == Some(pool) && allocation.freeing.is_some_and(is_behind)
-        };
+        let is_behind = |free: Free| clock.get(&free.stream).is_some_and(|n| *n >= free.command);
+        let is_freed = |allocation: &Allocation| allocation.freeing.is_some_and(is_behind);
+        let in_front = |one: &Allocation| one.pool == Some(pool) && is_freed(one);
+        let out_of_the_way = |address| self.allocations.get(&address).is_none_or(&in_front);
+        let left = self.left(device);
+        let spot = self.chunks.find((pool, device), size, max_bytes, left, out_of_the_way);
+        let spot = spot.ok_or(code::OUT_OF_MEMORY)?;
         let mut fresh = size;
         let mut parts = Vec::new();
         for (&address, allocation) in self.allocations.iter().filter(|(_, one)| in_front(one)) {
@@ -171,9 +198,7 @@ impl Memory {
             fresh -= part;
             parts.push((address, part));
         }
-        let (of_pool, of_device) = (self.of_pool(pool).0, self.used[device]);
-        let fits = |held: u64, most: u64| held.saturating_add(fresh) <= most;
-        if !fits(of_pool, max_bytes) || !fits(of_device, self.total_bytes) {
+        if self.used[device].saturating_add(fresh) > self.total_bytes {
             return Err(code::OUT_OF_MEMORY);
         }
         for (address, part) in parts {
@@ -183,7 +208,7 @@ impl Memory {
         }
         self.used[device] -= size - fresh;
         self.of_pools.entry(pool).or_default().0 -= size - fresh;
-        Ok(())
+        Ok(spot)
     }
 
     /// Marks an allocation as freed by a call, its bytes still there. `None` if `address` does not
@@ -210,6 +235,7 @@ impl Memory {
     pub(crate) fn finish_free(&mut self, address: Address) {
         if let Some(allocation) = self.allocations.remove(&address) {
             self.count_free(&allocation);
+            self.chunks.leave(address);
             let start = ptr::with_exposed_provenance_mut::<u8>(address);
             // SAFETY: allocated with this layout in `allocate`, whose address was exposed there;
             // just taken out of the table, so it is freed once and no later look-up finds it.
@@ -222,6 +248,7 @@ impl Memory {
     pub(crate) fn forget(&mut self, address: Address) {
         if let Some(allocation) = self.allocations.remove(&address) {
             self.count_free(&allocation);
+            self.chunks.leave(address);
         }
     }
 

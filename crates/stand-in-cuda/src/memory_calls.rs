@@ -7,10 +7,12 @@ use crate::engine::{Command, wait_device};
 use crate::memory::{Free, Owner, Place, PoolUser};
 use crate::world::{Guard, World, call, nothing, pool_handle};
 
-/// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`, and the four that count bytes.
+/// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`, and the four that count bytes: reserved and used, each now and at most.
 const POOL_RELEASE_THRESHOLD: c_uint = 4;
-const POOL_CURRENT: [c_uint; 2] = [5, 7];
-const POOL_HIGH: [c_uint; 2] = [6, 8];
+const POOL_RESERVED: c_uint = 5;
+const POOL_RESERVED_HIGH: c_uint = 6;
+const POOL_USED: c_uint = 7;
+const POOL_USED_HIGH: c_uint = 8;
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuMemAlloc_v2(address: Out<Address>, bytes: usize) -> Code {
@@ -117,9 +119,7 @@ pub(crate) unsafe extern "C" fn cuMemPoolCreate(
         |mut world| {
             // CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_NONE, CU_MEM_LOCATION_TYPE_DEVICE.
             let known = (alloc_type, handle_types, location[0], security) == (1, 0, 1, 0);
-            // `maxSize` is reserved before CUDA 12.2.
-            let reserved_too = world.version < 12_020 && max_bytes != 0;
-            if !known || reserved != [0; 56] || reserved_too {
+            if !known || reserved != [0; 56] {
                 world
                     .journal
                     .misuse("a memory pool's properties are not what they must be".to_owned());
@@ -142,6 +142,7 @@ pub(crate) extern "C" fn cuMemPoolDestroy(pool: Handle) -> Code {
         |_| format!("pool={pool:#x}"),
         |mut world| {
             let device = world.remove_pool(pool)?.device;
+            world.memory.abandon(pool);
             world.alive(device)
         },
     )
@@ -203,7 +204,7 @@ pub(crate) extern "C" fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) ->
     call("cuMemGetInfo_v2", nothing, |mut world| {
         let device = world.live_current()?;
         let all = world.memory.total_bytes;
-        let left = all.saturating_sub(world.memory.used(device));
+        let left = world.memory.left(device);
         free.put(usize::try_from(left).unwrap_or(usize::MAX))?;
         total.put(usize::try_from(all).unwrap_or(usize::MAX))
     })
@@ -247,16 +248,21 @@ pub(crate) unsafe extern "C" fn cuMemPoolGetAttribute(
         |_| format!("attribute={attribute}"),
         |mut world| {
             let attributes = world.live_pool(pool)?.attributes;
-            let (held, high) = world.memory.of_pool(pool);
+            let (used, used_high) = world.memory.of_pool(pool);
+            let (reserved, reserved_high) = world.memory.reserved(pool);
             let answer = match usize::try_from(attribute)
                 .ok()
                 .and_then(|index| attributes.get(index))
             {
                 None => return Err(code::INVALID_VALUE),
                 Some(_) if value.is_null() || attribute == 0 => return Err(code::INVALID_VALUE),
-                Some(_) if POOL_CURRENT.contains(&attribute) => held,
-                Some(_) if POOL_HIGH.contains(&attribute) => high,
-                Some(&set) => set,
+                Some(&set) => match attribute {
+                    POOL_RESERVED => reserved,
+                    POOL_RESERVED_HIGH => reserved_high,
+                    POOL_USED => used,
+                    POOL_USED_HIGH => used_high,
+                    _ => set,
+                },
             };
             for (index, byte) in
                 answer.to_le_bytes().into_iter().take(pool_attribute_bytes(attribute)).enumerate()
@@ -280,7 +286,11 @@ pub(crate) extern "C" fn cuMemPoolTrimTo(pool: Handle, keep_bytes: usize) -> Cod
     call(
         "cuMemPoolTrimTo",
         |_| format!("keep={keep_bytes}"),
-        |mut world| world.live_pool(pool).map(drop),
+        |mut world| {
+            world.live_pool(pool)?;
+            world.memory.trim(pool, keep_bytes as u64);
+            Ok(())
+        },
     )
 }
 

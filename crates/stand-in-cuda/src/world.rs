@@ -54,8 +54,6 @@ pub(crate) struct World {
     pub(crate) held: bool,
     /// What an idle stream can do without waiting is done within the call.
     pub(crate) instant: bool,
-    /// What `cuDriverGetVersion` says.
-    pub(crate) version: i32,
     pub(crate) device_count: usize,
     pub(crate) devices: [Device; MAX_DEVICES],
     pub(crate) attributes: BTreeMap<i32, i32>,
@@ -171,7 +169,6 @@ impl World {
             initialized: false,
             held: false,
             instant: false,
-            version: 13_000,
             device_count: 1,
             devices: [const { Device { retained: 0, flags: 0, lost: None } }; MAX_DEVICES],
             attributes: BTreeMap::new(),

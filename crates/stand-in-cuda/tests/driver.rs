@@ -249,6 +249,50 @@ fn memory_that_goes_before_its_command_is_misuse() {
     });
 }
 
+/// As seen on an H200: whole chunks count against the maximum, and the end of one is not joined with the next.
+#[test]
+fn a_pool_reserves_whole_chunks() {
+    const OUT_OF_MEMORY: i32 = 2;
+    const MIB: usize = 1 << 20;
+    under_the_stand_in(|_| {
+        start();
+        let stream = stream();
+        let mut props = sys::CUmemPoolProps::default();
+        props.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        props.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        props.maxSize = 64 * MIB;
+        let mut pool = null_mut();
+        done!(cuMemPoolCreate(&raw mut pool, &raw const props));
+        let allocate = |bytes| {
+            let mut address: CUdeviceptr = 0;
+            (code!(cuMemAllocFromPoolAsync(&raw mut address, bytes, pool, stream)), address)
+        };
+        let reserved = || {
+            let mut bytes = 0_u64;
+            let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
+            done!(cuMemPoolGetAttribute(pool, attribute, (&raw mut bytes).cast()));
+            bytes
+        };
+        let (small, large) = (allocate(512), allocate(60 * MIB));
+        assert_eq!((small.0, large.0, reserved()), (0, OUT_OF_MEMORY, 32 << 20));
+        // Beside it in its chunk, and over the free in front.
+        let beside = allocate(20 * MIB).1;
+        done!(cuMemFreeAsync(beside, stream));
+        let over = allocate(30 * MIB);
+        assert_eq!((over.0, reserved()), (0, 32 << 20));
+        // An empty chunk goes when the pool is trimmed, and not before.
+        done!(cuMemFreeAsync(small.1, stream));
+        done!(cuMemFreeAsync(over.1, stream));
+        done!(cuStreamSynchronize(stream));
+        assert_eq!((allocate(60 * MIB).0, reserved()), (OUT_OF_MEMORY, 32 << 20));
+        done!(cuMemPoolTrimTo(pool, 0));
+        let large = allocate(60 * MIB);
+        assert_eq!((large.0, reserved()), (0, 64 << 20));
+        done!(cuMemFreeAsync(large.1, stream));
+        done!(cuMemPoolDestroy(pool));
+    });
+}
+
 /// Counts its runs.
 unsafe extern "C" fn count(counter: *mut c_void) {
     // SAFETY: the tests hand over a counter that outlives the stream.

@@ -12,9 +12,6 @@ use super::node_params::NodeParams;
 use crate::backend::{DriverResult, HostCallback, Place, RowCopy};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 
-/// The granularity at which the driver's pools take memory from a device.
-const POOL_PIECE: u64 = 32 << 20;
-
 /// A driver object.
 pub(super) type Handle = *mut c_void;
 
@@ -32,15 +29,6 @@ const _: () = {
     assert!(std::mem::offset_of!(MemAccess, flags) == std::mem::offset_of!(Theirs, flags));
 };
 
-/// The options of a device's memory pool.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct PoolOptions {
-    /// The most that it may hold.
-    pub(crate) limit_bytes: Option<u64>,
-    /// How much freed memory it keeps; all of it if `None`.
-    pub(crate) release_threshold_bytes: Option<u64>,
-}
-
 /// `CUmemPoolProps`.
 #[repr(C)]
 pub(super) struct MemPoolProps {
@@ -49,7 +37,7 @@ pub(super) struct MemPoolProps {
     location_type: c_int,
     location_id: c_int,
     win32_security_attributes: Handle,
-    /// From CUDA 12.2 on; reserved before, and must then be 0.
+    /// 0: none. It counts whole chunks with the holes in them, so that what fits would be refused.
     max_bytes: usize,
     reserved: [u8; 56],
 }
@@ -195,7 +183,6 @@ entry_points! {
     cuDevicePrimaryCtxRelease_v2(c_int);
     cuDeviceGetName(*mut c_char, c_int, c_int);
     cuDeviceGetAttribute(*mut c_int, c_int, c_int);
-    cuDriverGetVersion(*mut c_int);
     cuMemPoolCreate(*mut Handle, *const MemPoolProps);
     cuMemPoolDestroy(Handle);
     cuMemPoolSetAttribute(Handle, c_int, *mut c_void);
@@ -327,25 +314,22 @@ impl Api {
         Ok(value)
     }
 
-    /// Makes a memory pool on the device. The default one belongs to the whole process.
-    pub(super) fn make_pool(&self, device: c_int, options: PoolOptions) -> DriverResult<Handle> {
+    /// Makes a memory pool on the device, which keeps `release_threshold_bytes` of freed memory; all of it if `None`. The
+    /// default one belongs to the whole process.
+    pub(super) fn make_pool(
+        &self,
+        device: c_int,
+        release_threshold_bytes: Option<u64>,
+    ) -> DriverResult<Handle> {
         const PINNED: c_int = 1;
         const DEVICE: c_int = 1;
-        const KNOWS_MAX: c_int = 12_020;
-        let mut version = 0;
-        // SAFETY: `version` is a live integer.
-        check("cuDriverGetVersion", unsafe { (self.cuDriverGetVersion)(&raw mut version) })?;
-        let most = options.limit_bytes.filter(|_| version >= KNOWS_MAX);
-        // The driver takes whole pieces. 0 is no limit.
-        let most =
-            most.map_or(0, |bytes| bytes.max(1).checked_next_multiple_of(POOL_PIECE).unwrap_or(0));
         let props = MemPoolProps {
             alloc_type: PINNED,
             handle_types: 0,
             location_type: DEVICE,
             location_id: device,
             win32_security_attributes: std::ptr::null_mut(),
-            max_bytes: usize::try_from(most).unwrap_or(0),
+            max_bytes: 0,
             reserved: [0; 56],
         };
         let mut pool: Handle = std::ptr::null_mut();
@@ -353,7 +337,7 @@ impl Api {
         check("cuMemPoolCreate", unsafe {
             (self.cuMemPoolCreate)(&raw mut pool, &raw const props)
         })?;
-        self.set_up_pool(pool, options).inspect_err(|_| {
+        self.set_up_pool(pool, release_threshold_bytes).inspect_err(|_| {
             self.destroy_pool(pool).ok();
         })?;
         Ok(pool)
@@ -369,7 +353,11 @@ impl Api {
     /// Lets a pool keep freed memory, so that allocating again is quick, and keeps it from ordering streams
     /// by itself: by default an allocation may take memory whose free is still queued on another stream, and
     /// orders its stream behind that (seen to deadlock on an H200).
-    fn set_up_pool(&self, pool: Handle, options: PoolOptions) -> DriverResult<()> {
+    fn set_up_pool(
+        &self,
+        pool: Handle,
+        release_threshold_bytes: Option<u64>,
+    ) -> DriverResult<()> {
         const REUSE_ALLOW_INTERNAL_DEPENDENCIES: c_int = 3;
         const RELEASE_THRESHOLD: c_int = 4;
         let mut never: c_int = 0;
@@ -378,7 +366,7 @@ impl Api {
             let value = (&raw mut never).cast();
             (self.cuMemPoolSetAttribute)(pool, REUSE_ALLOW_INTERNAL_DEPENDENCIES, value)
         })?;
-        let mut bytes = options.release_threshold_bytes.unwrap_or(u64::MAX);
+        let mut bytes = release_threshold_bytes.unwrap_or(u64::MAX);
         // SAFETY: the attribute's value is a 64-bit integer, and this one lives.
         check("cuMemPoolSetAttribute", unsafe {
             (self.cuMemPoolSetAttribute)(pool, RELEASE_THRESHOLD, (&raw mut bytes).cast())
