@@ -40,6 +40,15 @@ async fn soon<F: Future>(future: F) -> F::Output {
     tokio::time::timeout(Duration::from_secs(10), future).await.expect("in time")
 }
 
+async fn eventually(is: impl Fn() -> bool) {
+    soon(async {
+        while !is() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
 fn reserved(device: &Device) -> u64 {
     device.memory().expect("asked").reserved_bytes
 }
@@ -87,6 +96,36 @@ async fn block_caches_count() -> Result<()> {
 async fn what_fits_beside_holes_is_given() -> Result<()> {
     let (_first, _turn) = opened(Device::builder());
     limited::fits_beside_holes(|limit| named(Device::builder().memory_limit_bytes(limit))).await
+}
+
+/// Free memory in pieces makes a driver reserve more than is held: what it no longer uses goes back, and nobody waits for
+/// a kernel that runs.
+#[tokio::test]
+async fn what_is_reserved_beyond_the_limit_is_returned() -> Result<()> {
+    const LIMIT: u64 = 145 << 20;
+    let (device, _turn) = opened(Device::builder().memory_limit_bytes(LIMIT));
+    let (stream, other) = (device.stream()?, device.stream()?);
+    let make = |mib: usize| stream.zeros::<u8>(mib * MIB).queued();
+    soon(make(1)?.freeze()).await?;
+    let gate = Gate::close(&other)?;
+    // A part of each of four chunks.
+    let (mut large, mut small) = (Vec::new(), Vec::new());
+    for _ in 0..4 {
+        large.push(make(24)?);
+        small.push(make(6)?);
+    }
+    drop(large);
+    let _large = make(121)?;
+    drop(small);
+    soon(stream.done()).await?;
+    eventually(|| device.stats().pending_bytes == 0).await;
+    let before = reserved(&device);
+    let _some = make(8)?;
+    assert!(!gate.timed_out());
+    let after = reserved(&device);
+    assert!(after <= LIMIT + GRAIN, "{before} reserved, and then {after}");
+    gate.open();
+    soon(device.done()).await
 }
 
 /// After `synchronize()` the same call succeeds.
@@ -348,7 +387,7 @@ fn random_programs_stay_within_the_limit() {
             let pressure = if program.waits { Pressure::Wait } else { Pressure::Fail };
             let builder = Device::builder().memory_limit_bytes(program.limit).on_pressure(pressure);
             let device = named(builder.spare_bytes_per_stream(program.limit / 4));
-            let streams = limited::streams(&device).expect("streams");
+            let streams = runtime.block_on(limited::streams(&device)).expect("streams");
             (device, streams)
         });
         let run = limited::run(&device, &mut streams, &program);
@@ -441,6 +480,32 @@ async fn what_is_kept_and_in_use_is_reclaimable() -> Result<()> {
     gate.open();
     soon(b.reclaimed(40 << 10)).await?;
     b.empty::<u8>(40 << 10).queued()?;
+    Ok(())
+}
+
+/// A full cache whose last uses have not run: `memory` and the error say the same, and it adds up.
+#[tokio::test]
+async fn kept_and_in_use_is_not_free() -> Result<()> {
+    const LIMIT: u64 = 8 << 20;
+    let builder = Device::builder().memory_limit_bytes(LIMIT).on_pressure(Pressure::Fail);
+    let (device, _turn) = opened(builder);
+    let (a, b) = (device.stream()?, device.stream()?);
+    let blocks: Result<Vec<_>> = (0..8).map(|_| a.zeros::<u8>(MIB).queued()).collect();
+    let mut blocks = blocks?;
+    soon(a.done()).await?;
+    let gate = Gate::close(&a)?;
+    for block in &mut blocks {
+        a.fill(block, 1).queued()?;
+    }
+    drop(blocks);
+    let info = device.memory()?;
+    assert_eq!((info.free_bytes, info.kept_bytes, info.pending_bytes), (0, LIMIT, 0), "{info:?}");
+    let refused = b.empty::<u8>(3 * MIB).queued().unwrap_err();
+    assert_eq!(limited::told(&refused), [LIMIT, 0, 0, LIMIT, LIMIT], "{refused}");
+    assert_eq!(limited::told_free(&refused), 0, "{refused}");
+    gate.open();
+    soon(b.reclaimed(3 << 20)).await?;
+    b.empty::<u8>(3 * MIB).queued()?;
     Ok(())
 }
 

@@ -222,7 +222,8 @@ impl DeviceBuilder {
     pub fn cuda(self, ordinal: usize) -> Result<Device> {
         crate::thread::role::check("opening a CUDA device")?;
         exit::check_running("opening a device")?;
-        let backend = crate::backend::cuda::CudaBackend::open(ordinal, self.release_threshold_bytes)?;
+        let backend =
+            crate::backend::cuda::CudaBackend::open(ordinal, self.release_threshold_bytes)?;
         Device::open(Arc::new(backend), self.options())
     }
 

@@ -1,7 +1,7 @@
 //! Where a device's memory is, in bytes (pure).
 //!
 //! There is one account per device. Each byte that the device's pool gave out is in one place, counted in whole blocks, as they are really
-//! held:
+//! held; what is left of the limit is free:
 //!
 //! | place | what |
 //! |---|---|

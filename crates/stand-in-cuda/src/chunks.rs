@@ -101,7 +101,8 @@ impl Chunks {
             In::Chunk(number) => number,
             In::New(bytes) => {
                 self.made += 1;
-                let chunk = Chunk { pool, device, bytes, is_abandoned: false, places: BTreeMap::new() };
+                let chunk =
+                    Chunk { pool, device, bytes, is_abandoned: false, places: BTreeMap::new() };
                 self.chunks.insert(self.made, chunk);
                 let reserved = self.of_pool(pool).0;
                 let high = self.high.entry(pool).or_default();

@@ -353,11 +353,7 @@ impl Api {
     /// Lets a pool keep freed memory, so that allocating again is quick, and keeps it from ordering streams
     /// by itself: by default an allocation may take memory whose free is still queued on another stream, and
     /// orders its stream behind that (seen to deadlock on an H200).
-    fn set_up_pool(
-        &self,
-        pool: Handle,
-        release_threshold_bytes: Option<u64>,
-    ) -> DriverResult<()> {
+    fn set_up_pool(&self, pool: Handle, release_threshold_bytes: Option<u64>) -> DriverResult<()> {
         const REUSE_ALLOW_INTERNAL_DEPENDENCIES: c_int = 3;
         const RELEASE_THRESHOLD: c_int = 4;
         let mut never: c_int = 0;

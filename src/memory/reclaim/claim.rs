@@ -55,8 +55,8 @@ const BACKOFF_MOST: Duration = Duration::from_millis(100);
 const CHUNK: u64 = 32 << 20;
 
 impl Engine {
-    /// Under a limit, has the pool return what it reserved beyond it and does not use: where free memory is in pieces, or its
-    /// free has not run, the driver reserves more than is held.
+    /// Under a limit, has the pool return what it reserved beyond it and does not use: where free memory is in pieces, the
+    /// driver reserves more than is held.
     pub(crate) fn return_excess(&self) {
         let Some(limit) = self.options.memory_limit else { return };
         let excess = |reserved: u64| reserved > limit.saturating_add(CHUNK);
