@@ -257,7 +257,8 @@ fn a_pool_reserves_whole_chunks() {
     under_the_stand_in(|_| {
         start();
         let stream = stream();
-        let mut props = sys::CUmemPoolProps::default();
+        // SAFETY: integers, a pointer and enums of C, each of which has a 0.
+        let mut props: sys::CUmemPoolProps = unsafe { std::mem::zeroed() };
         props.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
         props.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
         props.maxSize = 64 * MIB;
