@@ -11,13 +11,14 @@ use cases::config;
 use futures::executor::block_on;
 use gpu_await::testing::{self, DriverCall, Gate};
 use gpu_await::{
-    Device, DeviceBuffer, DlpackConsumer, ErrorDetail, ErrorKind, Graph, In, InOut, Mapped, Out,
-    Queue, Refused, Region, Result, Stream, Uses, ViewMut, kernels,
+    Device, DeviceBuffer, DlpackConsumer, ErrorDetail, ErrorKind, Frozen, Graph, In, InOut, Mapped,
+    Out, Queue, Refused, Region, Result, Stream, Uses, ViewMut, kernels,
 };
 use proptest::prelude::*;
 
 const BUFFERS: usize = 3;
 const LEN: usize = 16;
+const FROZEN: f32 = 3.0;
 const SOON: Duration = Duration::from_secs(10);
 
 #[path = "under_test/eventually.rs"]
@@ -56,6 +57,22 @@ enum Step {
         from: Place,
         to: Place,
     },
+    /// Into a part of the graph's own memory whose uses the caller orders, and from there; its other part is frozen.
+    Own {
+        from: Source,
+        to: Range<usize>,
+    },
+    FromOwn {
+        to: Place,
+    },
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    /// It is scaled.
+    Itself,
+    Frozen,
+    Passed(usize),
 }
 
 #[derive(Clone, Debug)]
@@ -96,6 +113,16 @@ fn step() -> impl Strategy<Value = Step> {
         1 => place().prop_map(|to| Step::Sometimes { to }),
         1 => place().prop_map(|to| Step::Fill { to }),
         2 => pair().prop_map(|(from, to)| Step::Copy { from, to }),
+        3 => (source(), place()).prop_map(|(from, to)| Step::Own { from, to: to.range }),
+        2 => place().prop_map(|to| Step::FromOwn { to }),
+    ]
+}
+
+fn source() -> impl Strategy<Value = Source> {
+    prop_oneof![
+        2 => Just(Source::Itself),
+        1 => Just(Source::Frozen),
+        1 => (0..BUFFERS).prop_map(Source::Passed),
     ]
 }
 
@@ -112,6 +139,8 @@ struct Program {
     scale: kernels::scale,
     fill: kernels::fill,
     scratch: Mutex<DeviceBuffer<f32>>,
+    own: Mutex<DeviceBuffer<f32>>,
+    frozen: Frozen<f32>,
 }
 
 type Three = (InOut<f32>, InOut<f32>, InOut<f32>, f32);
@@ -121,7 +150,7 @@ fn write(
     program: &Program,
     (x, y, z, a): (ViewMut<'_, f32>, ViewMut<'_, f32>, ViewMut<'_, f32>, f32),
 ) -> Result<()> {
-    let Program { steps, axpy, scale, fill, scratch } = program;
+    let Program { steps, axpy, scale, fill, scratch, own, frozen } = program;
     let mut views = [x, y, z];
     for step in steps {
         match step {
@@ -161,11 +190,31 @@ fn write(
                 axpy.launch(q, a, &x, &mut scratch)?;
                 axpy.launch(q, 1.0, &scratch, &mut y.slice_mut(to.range.clone())?)?;
             }
+            Step::Own { from, to } => {
+                let mut own = own.lock().unwrap();
+                // SAFETY: one stream has all uses of this part, and the graph keeps it until they are complete.
+                let mut own = unsafe { own.slice_mut(to.clone())?.untracked() };
+                match from {
+                    Source::Itself => scale.launch(q, a, &mut own)?,
+                    Source::Frozen => axpy.launch(q, a, &frozen.slice(to.clone())?, &mut own)?,
+                    Source::Passed(number) => {
+                        let x = views[*number].slice(to.clone())?;
+                        axpy.launch(q, a, &x, &mut own)?;
+                    }
+                }
+            }
+            Step::FromOwn { to } => {
+                let own = own.lock().unwrap();
+                // SAFETY: as above.
+                let own = unsafe { own.slice(to.range.clone())?.untracked() };
+                axpy.launch(q, a, &own, &mut views[to.buffer].slice_mut(to.range.clone())?)?;
+            }
         }
     }
     Ok(())
 }
 
+/// The last of the buffers is the part that the caller orders.
 fn model(buffers: &mut [Vec<f32>], start: usize, steps: &[Step], first: usize, a: f32) {
     let at = |place: &Place| {
         ((place.buffer + first) % BUFFERS, start + place.range.start..start + place.range.end)
@@ -204,6 +253,24 @@ fn model(buffers: &mut [Vec<f32>], start: usize, steps: &[Step], first: usize, a
                 let source = buffers[from][range].iter().map(|x| a.mul_add(*x, base)).collect();
                 axpy(buffers, to, 1.0, source);
             }
+            Step::Own { from: Source::Itself, to } => {
+                buffers[BUFFERS][to.clone()].iter_mut().for_each(|x| *x *= a);
+            }
+            Step::Own { from, to } => {
+                let source = match from {
+                    Source::Passed(number) => {
+                        let (from, range) = at(&Place { buffer: *number, range: to.clone() });
+                        buffers[from][range].to_vec()
+                    }
+                    _ => vec![FROZEN; to.len()],
+                };
+                let own = buffers[BUFFERS][to.clone()].iter_mut();
+                own.zip(source).for_each(|(y, x)| *y = a.mul_add(x, *y));
+            }
+            Step::FromOwn { to } => {
+                let source = buffers[BUFFERS][to.range.clone()].to_vec();
+                axpy(buffers, to, a, source);
+            }
         }
     }
 }
@@ -211,20 +278,29 @@ fn model(buffers: &mut [Vec<f32>], start: usize, steps: &[Step], first: usize, a
 fn check(device: &Device, steps: &[Step], runs: &[Run]) {
     let streams = [device.stream().unwrap(), device.stream().unwrap()];
     let load = |device| kernels::scale::load_blocking(device).unwrap();
+    let mut own = streams[0].full(2 * LEN, FROZEN).queued().unwrap();
+    let frozen = block_on(own.split_off(LEN).unwrap().freeze()).unwrap();
+    streams[0].fill(&mut own, 1.0).synchronize().unwrap();
+    // What the caller orders has one stream.
+    let is_own = |step: &Step| matches!(step, Step::Own { .. } | Step::FromOwn { .. });
+    let has_own = steps.iter().any(is_own);
     let program = Program {
         steps: steps.to_vec(),
         axpy: kernels::axpy::load_blocking(device).unwrap(),
         scale: load(device),
         fill: kernels::fill::load_blocking(device).unwrap(),
         scratch: Mutex::new(streams[0].zeros(LEN).queued().unwrap()),
+        own: Mutex::new(own),
+        frozen,
     };
     let graph = device.graph::<Three, _, _>(program, write);
     let mut buffers: Vec<DeviceBuffer<f32>> =
         (0..BUFFERS).map(|n| streams[0].full(LEN, n as f32).queued().unwrap()).collect();
     let mut expected: Vec<Vec<f32>> = (0..BUFFERS).map(|n| vec![n as f32; LEN]).collect();
+    expected.push(vec![1.0; LEN]);
     let scale = load(device);
     for Run { first, a, on_other, short, aside } in runs {
-        let (a, stream) = (f32::from(*a) / 4.0, &streams[usize::from(*on_other)]);
+        let (a, stream) = (f32::from(*a) / 4.0, &streams[usize::from(*on_other && !has_own)]);
         if let Some(aside) = aside {
             scale.launch(&streams[0], 0.5, &mut buffers[*aside]).queued().unwrap();
             expected[*aside].iter_mut().for_each(|x| *x *= 0.5);
@@ -260,6 +336,35 @@ proptest! {
         thread_local!(static DEVICE: Device = testing::device());
         DEVICE.with(|device| check(device, &steps, &runs));
     }
+}
+
+/// The caller orders uses of a part by their stream: in a graph as well, whatever became of the other part.
+#[tokio::test]
+async fn untracked_beside_a_frozen_part() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let mut own = stream.full(2 * LEN, 1.0f32).queued()?;
+    let _frozen = own.split_off(LEN)?.freeze().await?;
+    stream.synchronize()?;
+    let state = (kernels::scale::load(&device).await?, Mutex::new(own));
+    let graph = device.graph::<(Out<f32>,), _, _>(state, |q, (scale, own), (mut y,)| {
+        let mut own = own.lock().unwrap();
+        for _ in 0..2 {
+            // SAFETY: one stream has all uses, and each launch is awaited.
+            scale.launch(q, 2.0, &mut unsafe { own.view_mut().untracked() })?;
+        }
+        // SAFETY: as above.
+        q.copy(&unsafe { own.view().untracked() }, &mut y)
+    });
+    let (mut y, mut seen) = (stream.zeros::<f32>(LEN).queued()?, Vec::new());
+    for _ in 0..3 {
+        graph.launch(&stream, (&mut y,)).await?;
+        seen.push(stream.download(&y).await?[0]);
+    }
+    let dot = graph.dot();
+    assert!(dot.contains("n0 -> n1") && dot.contains("n1 -> n2"), "{dot}");
+    assert_eq!(seen, [4.0, 16.0, 64.0]);
+    Ok(())
 }
 
 // ---- when the closure runs ----------------------------------------------------------------------

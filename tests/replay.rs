@@ -9,13 +9,17 @@ use cases::config;
 use futures::executor::block_on;
 use gpu_await::testing::{self, DriverCall, Gate};
 use gpu_await::{
-    Device, DeviceBuffer, ErrorDetail, ErrorKind, InOut, Lent, PinnedBuffer, Queue, Region, Result,
-    Stream, kernels,
+    Device, DeviceBuffer, ErrorDetail, ErrorKind, Frozen, InOut, Lent, PinnedBuffer, Queue, Region,
+    Result, Stream, kernels,
 };
 use proptest::prelude::*;
 
 const BUFFERS: usize = 4;
 const LEN: usize = 16;
+const FROZEN: f32 = 3.0;
+
+/// The two parts of one buffer.
+type Own = (DeviceBuffer<f32>, Frozen<f32>);
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -55,6 +59,26 @@ enum Step {
     Beside {
         to: Place,
     },
+    /// The caller orders the uses of a part, beside one that is frozen, by the stream alone.
+    Own {
+        from: Source,
+        to: Range<usize>,
+    },
+    FromOwn {
+        from: Range<usize>,
+        to: Place,
+    },
+    DownloadOwn {
+        from: Range<usize>,
+    },
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    /// It is scaled.
+    Itself,
+    Frozen,
+    Tracked(usize),
 }
 
 #[derive(Clone, Debug)]
@@ -82,6 +106,19 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..BUFFERS, 0..BUFFERS).prop_map(|(a, b)| Step::Swap { a, b }),
         1 => place().prop_map(|to| Step::Elsewhere { to }),
         1 => place().prop_map(|to| Step::Beside { to }),
+        4 => (source(), place()).prop_map(|(from, to)| Step::Own { from, to: to.range }),
+        2 => (place(), place())
+            .prop_map(|(from, to)| (from.range, to.buffer))
+            .prop_map(|(range, buffer)| Step::FromOwn { from: range.clone(), to: Place { buffer, range } }),
+        1 => place().prop_map(|from| Step::DownloadOwn { from: from.range }),
+    ]
+}
+
+fn source() -> impl Strategy<Value = Source> {
+    prop_oneof![
+        2 => Just(Source::Itself),
+        1 => Just(Source::Frozen),
+        1 => (0..BUFFERS).prop_map(Source::Tracked),
     ]
 }
 
@@ -95,19 +132,36 @@ fn runs() -> impl Strategy<Value = (Vec<Vec<Step>>, Vec<(usize, u8)>)> {
     })
 }
 
-/// What the steps give, one after the other.
+/// What the steps give, one after the other. The last of the buffers is the part that the caller orders.
 fn model(buffers: &mut [Vec<f32>], program: &[Step], a: f32) -> Vec<Vec<f32>> {
     let mut seen = Vec::new();
+    let axpy = |buffers: &mut [Vec<f32>], source: Vec<f32>, to: usize, range: &Range<usize>| {
+        let to = buffers[to][range.clone()].iter_mut();
+        to.zip(source).for_each(|(y, x)| *y = a.mul_add(x, *y));
+    };
     for step in program {
         match step {
+            Step::Own { from: Source::Itself, to } => {
+                buffers[BUFFERS][to.clone()].iter_mut().for_each(|x| *x *= a);
+            }
+            Step::Own { from, to } => {
+                let source = match from {
+                    Source::Tracked(buffer) => buffers[*buffer][to.clone()].to_vec(),
+                    _ => vec![FROZEN; to.len()],
+                };
+                axpy(buffers, source, BUFFERS, to);
+            }
+            Step::FromOwn { from, to } => {
+                let source = buffers[BUFFERS][from.clone()].to_vec();
+                axpy(buffers, source, to.buffer, &to.range);
+            }
+            Step::DownloadOwn { from } => seen.push(buffers[BUFFERS][from.clone()].to_vec()),
             Step::Scale { to } | Step::Elsewhere { to } | Step::Beside { to } => {
                 buffers[to.buffer][to.range.clone()].iter_mut().for_each(|x| *x *= a);
             }
             Step::Axpy { from, to } => {
                 let source = buffers[from.buffer][from.range.clone()].to_vec();
-                for (y, x) in buffers[to.buffer][to.range.clone()].iter_mut().zip(source) {
-                    *y = a.mul_add(x, *y);
-                }
+                axpy(buffers, source, to.buffer, &to.range);
             }
             Step::Fill { to, value } => {
                 buffers[to.buffer][to.range.clone()].fill(f32::from(*value));
@@ -149,10 +203,20 @@ impl Machine {
         (0..BUFFERS).map(|_| self.stream.full(LEN, 1.0).queued().unwrap()).collect()
     }
 
+    /// A part that the caller orders, and the rest of its buffer, which is frozen.
+    fn own(&self) -> Own {
+        let mut own = self.stream.full(2 * LEN, FROZEN).queued().unwrap();
+        let frozen = own.split_off(LEN).unwrap();
+        let frozen = block_on(frozen.freeze()).unwrap();
+        self.stream.fill(&mut own, 1.0).synchronize().unwrap();
+        (own, frozen)
+    }
+
     fn run(
         &self,
         q: &Queue<'_>,
         buffers: &mut [DeviceBuffer<f32>],
+        (own, frozen): &mut Own,
         program: &[Step],
         a: f32,
     ) -> Result<Vec<Lent<PinnedBuffer<f32>>>> {
@@ -192,6 +256,33 @@ impl Machine {
                     let mut to = buffers[to.buffer].slice_mut(to.range.clone())?;
                     self.scale.launch(&self.stream, a, &mut to).queued()?;
                 }
+                Step::Own { from, to } => {
+                    // SAFETY: one stream has all uses of this part, and the last is awaited before the drop.
+                    let mut own = unsafe { own.slice_mut(to.clone())?.untracked() };
+                    match from {
+                        Source::Itself => self.scale.launch(q, a, &mut own)?,
+                        Source::Frozen => {
+                            self.axpy.launch(q, a, &frozen.slice(to.clone())?, &mut own)?
+                        }
+                        Source::Tracked(buffer) => self.axpy.launch(
+                            q,
+                            a,
+                            &buffers[*buffer].slice(to.clone())?,
+                            &mut own,
+                        )?,
+                    }
+                }
+                Step::FromOwn { from, to } => {
+                    // SAFETY: as above.
+                    let own = unsafe { own.slice(from.clone())?.untracked() };
+                    let mut to = buffers[to.buffer].slice_mut(to.range.clone())?;
+                    self.axpy.launch(q, a, &own, &mut to)?;
+                }
+                Step::DownloadOwn { from } => {
+                    // SAFETY: as above.
+                    let own = unsafe { own.slice(from.clone())?.untracked() };
+                    seen.push(q.download(&own)?);
+                }
             }
         }
         Ok(seen)
@@ -199,11 +290,13 @@ impl Machine {
 }
 
 fn check(machine: &Machine, programs: &[Vec<Step>], order: &[(usize, u8)]) {
-    let (mut buffers, mut expected) = (machine.buffers(), vec![vec![1.0; LEN]; BUFFERS]);
+    let (mut buffers, mut expected) = (machine.buffers(), vec![vec![1.0; LEN]; BUFFERS + 1]);
+    let mut own = machine.own();
     let mut region = Region::new();
     for (which, number) in order {
         let (program, a) = (&programs[*which], f32::from(*number) / 256.0);
-        let op = machine.stream.replay(&mut region, |q| machine.run(q, &mut buffers, program, a));
+        let run = |q: &Queue<'_>| machine.run(q, &mut buffers, &mut own, program, a);
+        let op = machine.stream.replay(&mut region, run);
         let wanted = model(&mut expected, program, a);
         for (seen, wanted) in block_on(op).unwrap().iter().zip(wanted) {
             assert_eq!(**seen, *wanted, "{:?}", region.report());
@@ -212,6 +305,8 @@ fn check(machine: &Machine, programs: &[Vec<Step>], order: &[(usize, u8)]) {
     for (buffer, expected) in buffers.iter().zip(&expected) {
         assert_eq!(block_on(machine.stream.download(buffer)).unwrap(), **expected);
     }
+    assert_eq!(block_on(machine.stream.download(&own.0)).unwrap(), *expected[BUFFERS]);
+    assert_eq!(block_on(machine.stream.download(&own.1)).unwrap(), [FROZEN; LEN]);
 }
 
 proptest! {
@@ -249,6 +344,31 @@ async fn a_shape_that_comes_twice_is_compiled() -> Result<()> {
     let mut expected = 0.0;
     (0..5).for_each(|n| expected = (expected + n as f32) * 2.0 + 1.0);
     assert_eq!(stream.download(&y).await?, [expected; LEN]);
+    Ok(())
+}
+
+/// The caller orders uses of a part by their stream: in a list as well, whatever became of the other part.
+#[tokio::test]
+async fn untracked_beside_a_frozen_part() -> Result<()> {
+    let machine = Machine::new(testing::device());
+    let (mut own, _frozen) = machine.own();
+    machine.scale.launch(&machine.stream, 1.0, &mut own).await?;
+    let (mut region, mut seen) = (Region::new(), Vec::new());
+    for _ in 0..3 {
+        machine
+            .stream
+            .replay(&mut region, |q| {
+                for _ in 0..2 {
+                    // SAFETY: one stream has all uses, and each run is awaited.
+                    machine.scale.launch(q, 2.0, &mut unsafe { own.view_mut().untracked() })?;
+                }
+                Ok(())
+            })
+            .await?;
+        seen.push(machine.stream.download(&own).await?[0]);
+    }
+    assert!(region.dot().contains("n0 -> n1"), "{}", region.dot());
+    assert_eq!(seen, [4.0, 16.0, 64.0]);
     Ok(())
 }
 

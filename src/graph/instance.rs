@@ -31,7 +31,7 @@ use crate::error::Result;
 use crate::event::{Event, Recorded};
 use crate::memory::allocation::KeptByGraph;
 use crate::memory::hazard::Mode;
-use crate::memory::view::Span;
+use crate::memory::view::{Span, Tracking};
 use crate::runtime::UserList;
 use crate::runtime::graph_memory::KeepsMemory;
 use crate::runtime::stream_state::OfStream;
@@ -64,7 +64,7 @@ struct Use {
     /// Relative to the beginning of the slot, or of the allocation.
     range: Range<u64>,
     mode: Mode,
-    tracked: bool,
+    tracking: Tracking,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -157,7 +157,7 @@ impl Instance {
             return events.iter().try_for_each(|event| event.record_in(queue));
         }
         let mut footprint = Footprint::new("a graph");
-        for Use { whose, range, mode, tracked } in &*uses {
+        for Use { whose, range, mode, tracking } in &*uses {
             let (memory, start) = match whose {
                 Whose::Passed(number) => {
                     let (array, _) = &passed.arrays[*number];
@@ -166,7 +166,7 @@ impl Instance {
                 Whose::Kept(number) => (kept[*number].memory(), 0),
             };
             let range = start + range.start..start + range.end;
-            footprint.touches(&Span { memory, range, tracked: *tracked }, *mode);
+            footprint.touches(&Span { memory, range, tracking: *tracking }, *mode);
         }
         let new: Option<Arc<GraphCell>>;
         let known = compiled.clone();
@@ -276,8 +276,8 @@ fn prepare<'p>(
 fn summarized(touched: Vec<Touched>, passed: &Passed<'_>) -> (Vec<Use>, Vec<KeptByGraph>) {
     let mut kept: Vec<KeptByGraph> = Vec::new();
     // In the order of their first use.
-    let mut pieces: Vec<(Whose, bool, Summary)> = Vec::new();
-    for Touched { memory, range, mode, tracked } in touched {
+    let mut pieces: Vec<(Whose, Tracking, Summary)> = Vec::new();
+    for Touched { memory, range, mode, tracking } in touched {
         if range.is_empty() {
             continue;
         }
@@ -298,16 +298,16 @@ fn summarized(touched: Vec<Touched>, passed: &Passed<'_>) -> (Vec<Use>, Vec<Kept
                 (Whose::Kept(number), 0)
             }
         };
-        let is_known = |piece: &(Whose, bool, Summary)| piece.0 == whose && piece.1 == tracked;
+        let is_known = |piece: &(Whose, Tracking, Summary)| piece.0 == whose && piece.1 == tracking;
         let at = pieces.iter().position(is_known).unwrap_or_else(|| {
-            pieces.push((whose, tracked, Summary::default()));
+            pieces.push((whose, tracking, Summary::default()));
             pieces.len() - 1
         });
         pieces[at].2.add(range.start - start..range.end - start, mode);
     }
-    let uses = pieces.into_iter().flat_map(|(whose, tracked, summary)| {
+    let uses = pieces.into_iter().flat_map(|(whose, tracking, summary)| {
         let each = summary.uses().into_iter();
-        each.map(move |(range, mode)| Use { whose, range, mode, tracked })
+        each.map(move |(range, mode)| Use { whose, range, mode, tracking })
     });
     (uses.collect(), kept)
 }

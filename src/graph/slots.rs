@@ -78,7 +78,7 @@ pub struct Passed<'a> {
 impl<'a> Passed<'a> {
     fn array(&mut self, span: Span<'a>, written: bool) {
         self.block.push_memory(span.ptr().0, span.range.end - span.range.start);
-        self.block.push_value(&[u8::from(span.tracked)]);
+        self.block.push_value(&[span.tracking as u8]);
         self.arrays.push((span, written));
     }
 }

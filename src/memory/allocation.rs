@@ -3,7 +3,7 @@
 //! | used by | freed |
 //! |---|---|
 //! | its home stream only (other uses complete) | in place: for that stream's next allocation, or in stream order |
-//! | untracked readers: it was frozen | retired behind everything on any stream of the device |
+//! | readers that are not tracked: a part was frozen | retired behind everything on any stream of the device |
 //! | other streams as well | retired with their tickets; freed by the poller when all are complete |
 //! | launches of a graph alone, whose stream is gone | retired with their tickets |
 //! | any, on a lost device or at process exit | not at all: the memory went with the device |
@@ -111,7 +111,8 @@ pub(crate) struct Allocation {
     hazards: Mutex<AllocationHazards>,
     /// The last answer of [`Hazards::only_user`], or [`NOBODY`]; changed under their lock.
     only_user: AtomicU64,
-    /// Nothing writes it any more, and its readers on this device are not tracked.
+    /// A part of it was frozen: readers on this device may be unknown. For the drop alone, which is that of all parts; how a part is
+    /// used says its [`Tracking`](crate::memory::view::Tracking).
     frozen: AtomicBool,
     /// It is not known when the work that uses it ends: it is never freed.
     in_use_for_ever: AtomicBool,
@@ -255,14 +256,10 @@ impl Allocation {
         &self.late
     }
 
+    /// A part of it has readers that are not tracked from now on.
     pub(crate) fn freeze(&self) {
-        // ORDERING: Relaxed, here and below: every holder of a share received it from the thread that froze
-        // it.
+        // ORDERING: Relaxed: the drop of this share orders it before the drop of the last, which reads it.
         self.frozen.store(true, Ordering::Relaxed);
-    }
-
-    pub(crate) fn is_frozen(&self) -> bool {
-        self.frozen.load(Ordering::Relaxed)
     }
 
     /// Leaks the memory when the last share of it goes.

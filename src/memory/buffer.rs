@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use super::allocation::{ALIGNMENT, Allocation};
 use super::view::{
-    Extent, Readable, Span, View, ViewMut, Writable, bytes_of_elements, checked, sealed, span,
+    Extent, Readable, Span, Tracking, View, ViewMut, Writable, bytes_of_elements, checked, sealed,
+    span,
 };
 use super::{Element, must_fit};
 use crate::error::Result;
@@ -95,7 +96,7 @@ impl<T: Element> DeviceBuffer<T> {
     #[must_use]
     pub fn view(&self) -> View<'_, T> {
         let DeviceBuffer { memory, start_bytes, len, .. } = self;
-        View::new(memory, *start_bytes, *len, true)
+        View::new(memory, *start_bytes, *len, Tracking::Tracked)
     }
 
     /// Borrows a range (in elements) for writing.
@@ -226,13 +227,13 @@ impl<T: Element> Extent for DeviceBuffer<T> {
 
 impl<T: Element> Readable<T> for DeviceBuffer<T> {
     fn span(&self) -> Span<'_> {
-        span::<T>(&self.memory, self.start_bytes, self.len, true)
+        span::<T>(&self.memory, self.start_bytes, self.len, Tracking::Tracked)
     }
 }
 
 impl<T: Element> Writable<T> for DeviceBuffer<T> {
     fn span_mut(&mut self) -> Span<'_> {
-        span::<T>(&self.memory, self.start_bytes, self.len, true)
+        span::<T>(&self.memory, self.start_bytes, self.len, Tracking::Tracked)
     }
 }
 

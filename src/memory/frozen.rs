@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::Element;
 use super::allocation::Allocation;
 use super::buffer::DeviceBuffer;
-use super::view::{Extent, Readable, Span, View, checked, sealed, span};
+use super::view::{Extent, Readable, Span, Tracking, View, checked, sealed, span};
 use crate::error::Result;
 
 /// `len` elements of type `T` in a device's memory, complete and read-only: weights, tables.
@@ -95,7 +95,7 @@ impl<T: Element> Frozen<T> {
     /// Borrows all of it.
     #[must_use]
     pub fn view(&self) -> View<'_, T> {
-        View::new(&self.memory, self.start_bytes, self.len, false)
+        View::new(&self.memory, self.start_bytes, self.len, Tracking::Frozen)
     }
 
     /// Returns an owned part of it (in elements), for another task: another handle of the same memory.
@@ -130,7 +130,7 @@ impl<T: Element> Extent for Frozen<T> {
 
 impl<T: Element> Readable<T> for Frozen<T> {
     fn span(&self) -> Span<'_> {
-        span::<T>(&self.memory, self.start_bytes, self.len, false)
+        span::<T>(&self.memory, self.start_bytes, self.len, Tracking::Frozen)
     }
 }
 

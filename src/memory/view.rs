@@ -16,7 +16,7 @@ pub struct View<'a, T> {
     memory: &'a Arc<Allocation>,
     start_bytes: u64,
     len: usize,
-    tracked: bool,
+    tracking: Tracking,
     element: PhantomData<&'a T>,
 }
 
@@ -25,7 +25,7 @@ pub struct ViewMut<'a, T> {
     memory: &'a Arc<Allocation>,
     start_bytes: u64,
     len: usize,
-    tracked: bool,
+    tracking: Tracking,
     element: PhantomData<&'a mut T>,
 }
 
@@ -34,9 +34,28 @@ pub struct ViewMut<'a, T> {
 pub struct Span<'a> {
     pub(crate) memory: &'a Arc<Allocation>,
     pub(crate) range: Range<u64>,
-    /// Whether uses are entered and ordered; see [`View::untracked`] and
-    /// [`Frozen`](super::frozen::Frozen).
-    pub(crate) tracked: bool,
+    pub(crate) tracking: Tracking,
+}
+
+/// Who orders the uses of a range. It belongs to the access, from where its span is made: other parts of the allocation may be used in
+/// another way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tracking {
+    /// The library: they are entered.
+    Tracked,
+    /// Nobody: they are reads, and nothing writes the range any more; see [`Frozen`](super::frozen::Frozen).
+    Frozen,
+    /// The caller, by the order on streams; see [`View::untracked`].
+    ByCaller,
+}
+
+impl Tracking {
+    fn without_tracking(self) -> Tracking {
+        match self {
+            Tracking::Tracked | Tracking::ByCaller => Tracking::ByCaller,
+            Tracking::Frozen => Tracking::Frozen,
+        }
+    }
 }
 
 impl Span<'_> {
@@ -96,29 +115,29 @@ pub(super) mod sealed {
 }
 
 impl<'a, T: Element> View<'a, T> {
-    /// A view of elements at a place. Uses of frozen memory are not tracked.
+    /// A view of elements at a place.
     pub(super) fn new(
         memory: &'a Arc<Allocation>,
         start_bytes: u64,
         len: usize,
-        tracked: bool,
+        tracking: Tracking,
     ) -> Self {
-        View { memory, start_bytes, len, tracked, element: PhantomData }
+        View { memory, start_bytes, len, tracking, element: PhantomData }
     }
 
     /// A view of the elements of a range.
     pub(crate) fn over(span: Span<'a>, len: usize) -> Self {
-        View::new(span.memory, span.range.start, len, span.tracked)
+        View::new(span.memory, span.range.start, len, span.tracking)
     }
 
     /// Its range.
     pub(crate) fn whole(&self) -> Span<'a> {
-        span::<T>(self.memory, self.start_bytes, self.len, self.tracked)
+        span::<T>(self.memory, self.start_bytes, self.len, self.tracking)
     }
 
-    /// The memory, where the elements begin in it, and whether uses are tracked.
-    pub(super) fn place(&self) -> (&'a Arc<Allocation>, u64, bool) {
-        (self.memory, self.start_bytes, self.tracked)
+    /// The memory, where the elements begin in it, and who orders its uses.
+    pub(super) fn place(&self) -> (&'a Arc<Allocation>, u64, Tracking) {
+        (self.memory, self.start_bytes, self.tracking)
     }
 
     /// The first `mid` elements, or all, and the rest.
@@ -172,31 +191,31 @@ impl<'a, T: Element> View<'a, T> {
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     pub fn cast<U: Element>(self) -> Result<View<'a, U>> {
-        let View { memory, start_bytes, tracked, .. } = self;
+        let View { memory, start_bytes, tracking, .. } = self;
         let len = cast_len::<T, U>(memory, start_bytes, self.len)?;
-        Ok(View { memory, start_bytes, len, tracked, element: PhantomData })
+        Ok(View { memory, start_bytes, len, tracking, element: PhantomData })
     }
 
     pub(super) fn without_tracking(self) -> View<'a, T> {
-        View { tracked: false, ..self }
+        View { tracking: self.tracking.without_tracking(), ..self }
     }
 }
 
 impl<'a, T: Element> ViewMut<'a, T> {
     /// A view of elements at a place that is exclusive.
     pub(super) fn new(memory: &'a Arc<Allocation>, start_bytes: u64, len: usize) -> Self {
-        ViewMut { memory, start_bytes, len, tracked: true, element: PhantomData }
+        ViewMut { memory, start_bytes, len, tracking: Tracking::Tracked, element: PhantomData }
     }
 
     /// A view of the elements of an exclusive range.
     pub(crate) fn over(span: Span<'a>, len: usize) -> Self {
-        let Span { memory, range, tracked } = span;
-        ViewMut { memory, start_bytes: range.start, len, tracked, element: PhantomData }
+        let Span { memory, range, tracking } = span;
+        ViewMut { memory, start_bytes: range.start, len, tracking, element: PhantomData }
     }
 
     /// Its range: exclusive while this is used.
     pub(crate) fn whole(&self) -> Span<'a> {
-        span::<T>(self.memory, self.start_bytes, self.len, self.tracked)
+        span::<T>(self.memory, self.start_bytes, self.len, self.tracking)
     }
 
     /// The number of elements.
@@ -226,9 +245,9 @@ impl<'a, T: Element> ViewMut<'a, T> {
         Ok(self.cut(mid))
     }
 
-    /// The memory, where the elements begin in it, and whether uses are tracked.
-    pub(super) fn place(&self) -> (&'a Arc<Allocation>, u64, bool) {
-        (self.memory, self.start_bytes, self.tracked)
+    /// The memory, where the elements begin in it, and who orders its uses.
+    pub(super) fn place(&self) -> (&'a Arc<Allocation>, u64, Tracking) {
+        (self.memory, self.start_bytes, self.tracking)
     }
 
     /// The first `mid` elements, or all, and the rest.
@@ -249,9 +268,9 @@ impl<'a, T: Element> ViewMut<'a, T> {
     /// # Errors
     /// As [`View::cast`].
     pub fn cast<U: Element>(self) -> Result<ViewMut<'a, U>> {
-        let ViewMut { memory, start_bytes, tracked, .. } = self;
+        let ViewMut { memory, start_bytes, tracking, .. } = self;
         let len = cast_len::<T, U>(memory, start_bytes, self.len)?;
-        Ok(ViewMut { memory, start_bytes, len, tracked, element: PhantomData })
+        Ok(ViewMut { memory, start_bytes, len, tracking, element: PhantomData })
     }
 
     /// Makes this part readable again; see [`DeviceBuffer::clear_poison`](super::buffer::DeviceBuffer::clear_poison).
@@ -264,14 +283,14 @@ impl<'a, T: Element> ViewMut<'a, T> {
     }
 
     pub(super) fn without_tracking(self) -> ViewMut<'a, T> {
-        ViewMut { tracked: false, ..self }
+        ViewMut { tracking: self.tracking.without_tracking(), ..self }
     }
 
     /// Borrows all of it for reading.
     #[must_use]
     pub fn view(&self) -> View<'_, T> {
-        let ViewMut { memory, start_bytes, len, tracked, .. } = *self;
-        View { memory, start_bytes, len, tracked, element: PhantomData }
+        let ViewMut { memory, start_bytes, len, tracking, .. } = *self;
+        View { memory, start_bytes, len, tracking, element: PhantomData }
     }
 
     /// Borrows a part of this range for reading, in elements.
@@ -311,19 +330,19 @@ impl<T: Element> Extent for ViewMut<'_, T> {
 
 impl<T: Element> Readable<T> for View<'_, T> {
     fn span(&self) -> Span<'_> {
-        span::<T>(self.memory, self.start_bytes, self.len, self.tracked)
+        span::<T>(self.memory, self.start_bytes, self.len, self.tracking)
     }
 }
 
 impl<T: Element> Readable<T> for ViewMut<'_, T> {
     fn span(&self) -> Span<'_> {
-        span::<T>(self.memory, self.start_bytes, self.len, self.tracked)
+        span::<T>(self.memory, self.start_bytes, self.len, self.tracking)
     }
 }
 
 impl<T: Element> Writable<T> for ViewMut<'_, T> {
     fn span_mut(&mut self) -> Span<'_> {
-        span::<T>(self.memory, self.start_bytes, self.len, self.tracked)
+        span::<T>(self.memory, self.start_bytes, self.len, self.tracking)
     }
 }
 
@@ -348,8 +367,13 @@ impl<T> fmt::Debug for ViewMut<'_, T> {
     }
 }
 
-pub(super) fn span<T>(memory: &Arc<Allocation>, start: u64, len: usize, tracked: bool) -> Span<'_> {
-    Span { memory, range: start..start + bytes_of_elements::<T>(len), tracked }
+pub(super) fn span<T>(
+    memory: &Arc<Allocation>,
+    start: u64,
+    len: usize,
+    tracking: Tracking,
+) -> Span<'_> {
+    Span { memory, range: start..start + bytes_of_elements::<T>(len), tracking }
 }
 
 pub(super) fn bytes_of_elements<T>(len: usize) -> u64 {

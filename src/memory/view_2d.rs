@@ -13,7 +13,7 @@ use super::Element;
 use super::allocation::Allocation;
 use super::buffer::DeviceBuffer;
 use super::frozen::Frozen;
-use super::view::{Span, View, ViewMut, bytes_of_elements, checked_of, span};
+use super::view::{Span, Tracking, View, ViewMut, bytes_of_elements, checked_of, span};
 use crate::error::{ErrorDetail, Result};
 
 /// The shape of a 2-D range, in elements: of a [`View2`], and as a kernel's conditions see it.
@@ -50,7 +50,7 @@ pub struct View2<'a, T> {
     memory: &'a Arc<Allocation>,
     start_bytes: u64,
     shape: Shape2,
-    tracked: bool,
+    tracking: Tracking,
     element: PhantomData<&'a T>,
 }
 
@@ -62,7 +62,7 @@ pub struct ViewMut2<'a, T> {
     memory: &'a Arc<Allocation>,
     start_bytes: u64,
     shape: Shape2,
-    tracked: bool,
+    tracking: Tracking,
     element: PhantomData<&'a mut T>,
 }
 
@@ -161,8 +161,8 @@ impl<'a, T: Element> View<'a, T> {
     /// [`ErrorDetail::Ragged`] if they are no whole number of rows.
     pub fn rows_of(&self, columns: usize) -> Result<View2<'a, T>> {
         let shape = Shape2::of(self.len(), columns)?;
-        let (memory, start_bytes, tracked) = self.place();
-        Ok(View2 { memory, start_bytes, shape, tracked, element: PhantomData })
+        let (memory, start_bytes, tracking) = self.place();
+        Ok(View2 { memory, start_bytes, shape, tracking, element: PhantomData })
     }
 }
 
@@ -173,8 +173,8 @@ impl<'a, T: Element> ViewMut<'a, T> {
     /// [`ErrorDetail::Ragged`] if they are no whole number of rows.
     pub fn rows_of_mut(self, columns: usize) -> Result<ViewMut2<'a, T>> {
         let shape = Shape2::of(self.len(), columns)?;
-        let (memory, start_bytes, tracked) = self.place();
-        Ok(ViewMut2 { memory, start_bytes, shape, tracked, element: PhantomData })
+        let (memory, start_bytes, tracking) = self.place();
+        Ok(ViewMut2 { memory, start_bytes, shape, tracking, element: PhantomData })
     }
 }
 
@@ -204,7 +204,7 @@ impl<'a, T> View2<'a, T> {
     }
 
     pub(crate) fn span(&self) -> Span<'a> {
-        span::<T>(self.memory, self.start_bytes, self.shape.extent(), self.tracked)
+        span::<T>(self.memory, self.start_bytes, self.shape.extent(), self.tracking)
     }
 }
 
@@ -234,8 +234,8 @@ impl<'a, T: Element> View2<'a, T> {
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`] if there is none of that number.
     pub fn row(&self, row: usize) -> Result<View<'a, T>> {
-        let View2 { memory, start_bytes, shape, tracked, .. } = self.slice(row..=row, ..)?;
-        Ok(View::new(memory, start_bytes, shape.columns, tracked))
+        let View2 { memory, start_bytes, shape, tracking, .. } = self.slice(row..=row, ..)?;
+        Ok(View::new(memory, start_bytes, shape.columns, tracking))
     }
 }
 
@@ -265,7 +265,7 @@ impl<'a, T> ViewMut2<'a, T> {
     }
 
     pub(crate) fn span_mut(&mut self) -> Span<'a> {
-        span::<T>(self.memory, self.start_bytes, self.shape.extent(), self.tracked)
+        span::<T>(self.memory, self.start_bytes, self.shape.extent(), self.tracking)
     }
 }
 
@@ -279,8 +279,8 @@ impl<'a, T: Element> ViewMut2<'a, T> {
     /// Borrows all of it for reading.
     #[must_use]
     pub fn view(&self) -> View2<'_, T> {
-        let ViewMut2 { memory, start_bytes, shape, tracked, .. } = *self;
-        View2 { memory, start_bytes, shape, tracked, element: PhantomData }
+        let ViewMut2 { memory, start_bytes, shape, tracking, .. } = *self;
+        View2 { memory, start_bytes, shape, tracking, element: PhantomData }
     }
 
     /// Borrows a part for writing; see [`View2::slice`].
@@ -301,9 +301,10 @@ impl<'a, T: Element> ViewMut2<'a, T> {
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`] if there is none of that number.
     pub fn row_mut(&mut self, row: usize) -> Result<ViewMut<'_, T>> {
-        let ViewMut2 { memory, start_bytes, shape, tracked, .. } = self.slice_mut(row..=row, ..)?;
+        let ViewMut2 { memory, start_bytes, shape, tracking, .. } =
+            self.slice_mut(row..=row, ..)?;
         let row = ViewMut::new(memory, start_bytes, shape.columns);
-        Ok(if tracked { row } else { row.without_tracking() })
+        Ok(if tracking == Tracking::Tracked { row } else { row.without_tracking() })
     }
 
     /// Splits into the rows before `mid` and the others, which two streams may write at once.
@@ -335,7 +336,7 @@ impl<'a, T: Element> ViewMut2<'a, T> {
             start_bytes,
             shape,
             memory: self.memory,
-            tracked: self.tracked,
+            tracking: self.tracking,
             element: PhantomData,
         }
     }

@@ -16,7 +16,7 @@ use crate::memory::hazard::{Content, Mode};
 use crate::memory::pinned_pool::PinnedBlock;
 use crate::memory::point::Track;
 use crate::memory::reclaim::claim::Claim;
-use crate::memory::view::Span;
+use crate::memory::view::{Span, Tracking};
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::stream_state::{Callback, StreamState};
 use crate::runtime::{Engine, MarkedPoint, Point};
@@ -57,8 +57,7 @@ pub(super) struct Access<'a> {
     pub(super) memory: &'a Arc<Allocation>,
     pub(super) range: Range<u64>,
     pub(super) mode: Mode,
-    /// Its use is entered and ordered.
-    pub(super) tracked: bool,
+    pub(super) tracking: Tracking,
 }
 
 /// The values lent to an operation.
@@ -105,8 +104,8 @@ impl<'a> Footprint<'a> {
 
     /// Touches a part of an allocation.
     pub(crate) fn touches(&mut self, span: &Span<'a>, mode: Mode) {
-        let (memory, range, tracked) = (span.memory, span.range.clone(), span.tracked);
-        self.accesses.push(Access { memory, range, mode, tracked });
+        let (memory, range, tracking) = (span.memory, span.range.clone(), span.tracking);
+        self.accesses.push(Access { memory, range, mode, tracking });
     }
 
     /// Touches what a part of the operation touches, and is lent what that is lent.
@@ -182,7 +181,7 @@ impl<'a> Footprint<'a> {
     /// The uses that are entered.
     #[inline]
     pub(super) fn tracked(&self) -> impl Iterator<Item = &Access<'a>> {
-        self.accesses.iter().filter(|access| access.tracked)
+        self.accesses.iter().filter(|access| access.tracking == Tracking::Tracked)
     }
 
     fn besides(&mut self) -> &mut Besides {
@@ -284,8 +283,11 @@ impl<'a> Footprint<'a> {
 
     /// Enters reads of other devices' frozen memory: its drop asks its own device's streams alone.
     pub(super) fn enter_frozen_peers(&mut self, engine: &Engine) {
-        for access in &mut self.accesses {
-            access.tracked |= access.memory.is_frozen() && access.memory.engine().id != engine.id;
+        let frozen = |access: &&mut Access<'_>| access.tracking == Tracking::Frozen;
+        for access in self.accesses.iter_mut().filter(frozen) {
+            if access.memory.engine().id != engine.id {
+                access.tracking = Tracking::Tracked;
+            }
         }
     }
 

@@ -35,6 +35,7 @@ use crate::backend::{ArgBlock, DriverResult, Function, LaunchShape};
 use crate::error::Error;
 use crate::memory::allocation::{Allocation, Poison};
 use crate::memory::hazard::Mode;
+use crate::memory::view::Tracking;
 use crate::runtime::Engine;
 use crate::runtime::stream_state::{Listed, StreamState, Turn};
 
@@ -89,8 +90,7 @@ pub(crate) struct Touched {
     pub(crate) memory: Arc<Allocation>,
     pub(crate) range: Range<u64>,
     pub(crate) mode: Mode,
-    /// Whether uses are entered and ordered.
-    pub(crate) tracked: bool,
+    pub(crate) tracking: Tracking,
 }
 
 impl List {
@@ -196,7 +196,7 @@ impl List {
         let first = self.touched.len();
         self.touched.extend(footprint.accesses.iter().map(|access| {
             let (memory, range) = (access.memory.clone(), access.range.clone());
-            Touched { memory, range, mode: access.mode, tracked: access.tracked }
+            Touched { memory, range, mode: access.mode, tracking: access.tracking }
         }));
         let address = launch.code.address();
         let is_it = |known: &Arc<dyn KernelCode>| std::ptr::addr_eq(Arc::as_ptr(known), address);
@@ -204,8 +204,9 @@ impl List {
             self.code.push(launch.code.share());
             self.code.len() - 1
         });
-        let is_unordered = |access: &Access<'_>| !access.tracked && !access.memory.is_frozen();
-        if is_barrier || footprint.accesses.iter().any(is_unordered) {
+        // The order that the caller relies on is that of the stream.
+        let is_by_caller = |access: &Access<'_>| access.tracking == Tracking::ByCaller;
+        if is_barrier || footprint.accesses.iter().any(is_by_caller) {
             self.edges.add_barrier();
         } else {
             self.edges.add(footprint.tracked().map(|access| {

@@ -18,6 +18,7 @@ use super::outcome::{Dependencies, LateOutcomes, foreign};
 use crate::error::{Error, Result};
 use crate::memory::allocation::Allocation;
 use crate::memory::hazard::Mode;
+use crate::memory::view::Tracking;
 use crate::runtime::Engine;
 use crate::thread::exit;
 
@@ -40,7 +41,7 @@ struct Held {
     memory: Arc<Allocation>,
     range: Range<u64>,
     mode: Mode,
-    tracked: bool,
+    tracking: Tracking,
 }
 
 impl<'a, P> Uses<'a, P> {
@@ -148,12 +149,12 @@ impl DeclaredUses<'_> {
 
 impl Held {
     fn of(access: &Access<'_>) -> Held {
-        let Access { memory, ref range, mode, tracked } = *access;
-        Held { memory: memory.clone(), range: range.clone(), mode, tracked }
+        let Access { memory, ref range, mode, tracking } = *access;
+        Held { memory: memory.clone(), range: range.clone(), mode, tracking }
     }
 
     fn access(&self) -> Access<'_> {
-        let Held { ref memory, ref range, mode, tracked } = *self;
-        Access { memory, range: range.clone(), mode, tracked }
+        let Held { ref memory, ref range, mode, tracking } = *self;
+        Access { memory, range: range.clone(), mode, tracking }
     }
 }
