@@ -21,7 +21,7 @@ use std::panic::Location;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use self::interprocess::SharedEvent;
 use crate::backend::{EventOptions, Query, StreamOptions};

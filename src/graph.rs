@@ -15,7 +15,7 @@ pub(crate) mod slots;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use crate::batch::draft::Draft;
 use crate::batch::queue::Queue;
@@ -254,25 +254,31 @@ impl<S: GraphSlots> Graph<S> {
             return Err(self.refuse(&passed, ErrorDetail::NotInGraph { op: NAME.into() }.into()));
         }
         let instance = self.instance(queue.handle());
-        {
+        let released = {
             let mut instance = instance.lock();
             if instance.is_drawn_for(&passed) {
                 return self.submit(&mut instance, queue, &passed);
             }
-            instance.give_up_memory();
-        }
-        // Not under the lock: the closure may launch other graphs elsewhere.
+            instance.release_memory()
+        };
+        // Not under the lock, as the drop may free; and the closure may launch other graphs elsewhere.
+        drop(released);
         let draft = Draft::of(passed.arrays.iter().map(|(span, _)| span));
         let drawing = queue.drawing(&draft);
         let drawn = self.definition.draw(&drawing, slots);
         drawing.release_last();
         drawn.map_err(|error| self.refuse(&passed, error))?;
-        let drawn = draft.finish();
+        let (list, shares, events) = draft.finish();
         // The closure continued after a failed launch: the next one fails as well.
         let is_whole = !has_failed(&passed);
-        let mut instance = instance.lock();
-        instance.redraw(drawn, &passed, is_whole);
-        self.submit(&mut instance, queue, &passed)
+        let outdated;
+        let submitted = {
+            let mut instance = instance.lock();
+            outdated = instance.redraw((list, events), &passed, is_whole);
+            self.submit(&mut instance, queue, &passed)
+        };
+        drop((outdated, shares));
+        submitted
     }
 
     /// Counts a launch that submitted nothing, and poisons its outputs.

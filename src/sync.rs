@@ -1,10 +1,96 @@
-//! The atomics and the lock of the pure modules.
+//! The atomics and the locks: of the pure modules, and of what is above the backends.
 //!
-//! `tests/loom.rs` compiles the same pure modules against loom's types by putting a module of the
-//! same name in this one's place.
+//! `tests/loom.rs` compiles the pure modules against loom's types by putting a module of the same name in this one's place.
+//!
+//! In debug builds with `test-util` a thread counts the locks that it holds: see [`locks`](crate::thread::locks). Otherwise it is
+//! `parking_lot`'s. The backends, and what waits on a condition variable, use that directly.
 #![forbid(unsafe_code)]
 
-/// A lock without `try_lock`.
-pub(crate) use parking_lot::Mutex as Plain;
+#[cfg(all(debug_assertions, feature = "test-util"))]
+pub(crate) use counting::{Mutex, MutexGuard, held};
+#[cfg(not(all(debug_assertions, feature = "test-util")))]
 pub(crate) use parking_lot::{Mutex, MutexGuard};
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
+
+/// A lock without `try_lock`.
+pub(crate) use self::Mutex as Plain;
+
+#[cfg(all(debug_assertions, feature = "test-util"))]
+mod counting {
+    use std::cell::Cell;
+    use std::fmt;
+    use std::ops::{Deref, DerefMut};
+    use std::time::Duration;
+
+    thread_local! {
+        static HELD: Cell<usize> = const { Cell::new(0) };
+    }
+
+    /// How many locks the current thread holds.
+    pub(crate) fn held() -> usize {
+        HELD.try_with(Cell::get).unwrap_or(0)
+    }
+
+    #[derive(Default)]
+    pub(crate) struct Mutex<T: ?Sized>(parking_lot::Mutex<T>);
+
+    pub(crate) struct MutexGuard<'m, T: ?Sized>(parking_lot::MutexGuard<'m, T>);
+
+    impl<'m, T: ?Sized> MutexGuard<'m, T> {
+        fn counted(guard: parking_lot::MutexGuard<'m, T>) -> Self {
+            // A thread that ends counts nothing any more.
+            let _ = HELD.try_with(|held| held.set(held.get() + 1));
+            MutexGuard(guard)
+        }
+    }
+
+    impl<T: ?Sized> Drop for MutexGuard<'_, T> {
+        fn drop(&mut self) {
+            let _ = HELD.try_with(|held| held.set(held.get() - 1));
+        }
+    }
+
+    impl<T> Mutex<T> {
+        pub(crate) const fn new(value: T) -> Self {
+            Mutex(parking_lot::Mutex::new(value))
+        }
+    }
+
+    impl<T: ?Sized> Mutex<T> {
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            MutexGuard::counted(self.0.lock())
+        }
+
+        pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            self.0.try_lock().map(MutexGuard::counted)
+        }
+
+        pub(crate) fn try_lock_for(&self, most: Duration) -> Option<MutexGuard<'_, T>> {
+            self.0.try_lock_for(most).map(MutexGuard::counted)
+        }
+
+        pub(crate) fn get_mut(&mut self) -> &mut T {
+            self.0.get_mut()
+        }
+    }
+
+    impl<T: ?Sized + fmt::Debug> fmt::Debug for Mutex<T> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            self.0.fmt(f)
+        }
+    }
+
+    impl<T: ?Sized> Deref for MutexGuard<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            &self.0
+        }
+    }
+
+    impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            &mut self.0
+        }
+    }
+}

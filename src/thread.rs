@@ -8,12 +8,14 @@
 //! | [`native`] | how a thread starts and ends |
 //! | [`contain`] | a panic of foreign code ends no thread |
 //! | [`role`] | what code on this thread may do |
+//! | [`locks`] | nothing ends under a lock |
 //! | [`exit`] | what ends before `main` has returned |
 #![forbid(unsafe_code)]
 
 pub(crate) mod contain;
 pub(crate) mod crew;
 pub(crate) mod exit;
+pub(crate) mod locks;
 pub(crate) mod native;
 pub(crate) mod reaper;
 pub(crate) mod role;

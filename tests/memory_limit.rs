@@ -9,6 +9,8 @@ mod random;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::sync::{Barrier, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use cases::config;
@@ -762,4 +764,59 @@ fn memory_of_graphs_is_given_up_for_others() -> Result<()> {
     futures::executor::block_on(device.trim(0))?;
     assert_eq!(device.stats().allocated_bytes, 0);
     launch(&streams[0])
+}
+
+/// One task drops the last handle of a stream while another takes the memory that a graph keeps for it.
+#[test]
+fn streams_go_while_graphs_give_up_memory() {
+    const ROUNDS: usize = 2_000;
+    let (round_ended, rounds) = mpsc::channel();
+    let runs = thread::spawn(move || streams_and_takers(ROUNDS, &|| round_ended.send(()).is_ok()));
+    for round in 0..ROUNDS {
+        match rounds.recv_timeout(Duration::from_secs(20)) {
+            Ok(()) => {}
+            Err(mpsc::RecvTimeoutError::Timeout) => panic!("round {round} does not end"),
+            Err(mpsc::RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    runs.join().expect("no panic").expect("no error");
+}
+
+fn streams_and_takers(rounds: usize, ended: &dyn Fn() -> bool) -> Result<()> {
+    const LEN: usize = MIB / 16;
+    const KEPT: usize = 12;
+    let (device, _turn) = opened(Device::builder().memory_limit_bytes(8 * MIB as u64));
+    let axpy = kernels::axpy::load_blocking(&device)?;
+    let graph = device.graph::<(InOut<f32>,), _, _>(axpy, |q, axpy, (mut y,)| {
+        let kept = (0..KEPT).map(|_| q.empty(LEN)).collect::<Result<Vec<_>>>()?;
+        kept.into_iter().try_for_each(|mut kept| {
+            let mut used = kept.slice_mut(..y.len())?;
+            q.fill(&mut used, 1.0)?;
+            axpy.launch(q, 1.0, &used, &mut y)
+        })
+    });
+    let other = device.stream()?;
+    let mut y = other.full(16, 0.0f32).queued()?;
+    for round in 0..rounds {
+        let stream = device.stream()?;
+        graph.launch(&stream, (&mut y,)).synchronize()?;
+        let start = Barrier::new(2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                start.wait();
+                drop(stream);
+            });
+            start.wait();
+            match round % 8 {
+                0 => drop(futures::executor::block_on(device.trim(0))),
+                1 => drop(futures::executor::block_on(other.reclaimed(6 * MIB as u64))),
+                // Another task's stream may not have given its blocks back yet.
+                _ => drop(other.empty::<u8>(6 * MIB).submitted()),
+            }
+        });
+        if !ended() {
+            break;
+        }
+    }
+    other.synchronize()
 }

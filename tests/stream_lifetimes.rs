@@ -129,6 +129,28 @@ async fn readers_on_a_peer_leave_no_stream() {
     .await;
 }
 
+/// What was made on a stream stays, and is freed without it.
+#[tokio::test]
+async fn buffers_keep_no_stream() {
+    let device = device();
+    let before = alive(&device);
+    let mut buffers = Vec::new();
+    for number in 0..50u32 {
+        let stream = device.stream().unwrap();
+        buffers.push(soon(stream.full(1000, number)).await.unwrap());
+    }
+    eventually("their streams", || are_gone(&device, before)).await;
+    for (number, buffer) in (0u32..).zip(&buffers) {
+        assert_eq!(soon(device.download(buffer)).await.unwrap()[999], number);
+    }
+    drop(buffers);
+    eventually("their memory", || {
+        let stats = device.stats();
+        stats.allocations == 0 && stats.pending_bytes == 0
+    })
+    .await;
+}
+
 /// Nobody awaits them: the poller finds out that they are complete.
 #[tokio::test]
 async fn readers_that_nobody_awaits_leave_no_stream() {

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use super::shape::FftShape;
 use crate::backend::cuda::library;

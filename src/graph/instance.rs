@@ -19,11 +19,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use super::slots::Passed;
 use crate::backend::{ArgBlock, DriverResult};
-use crate::batch::draft::Drawn;
 use crate::batch::queue::Queue;
 use crate::batch::report;
 use crate::batch::report::{Pictured, Report};
@@ -85,13 +84,16 @@ impl OfStream for Mutex<Instance> {
 
 impl KeepsMemory for Mutex<Instance> {
     fn give_up_memory(&self) -> bool {
-        let Some(mut instance) = self.try_lock() else { return false };
-        let is_its_own = |kept: &KeptByGraph| Arc::strong_count(kept.memory()) == 1;
-        let has_any = instance.kept.iter().any(is_its_own);
-        if has_any {
-            instance.give_up_memory();
-        }
-        has_any
+        let released = {
+            let Some(mut instance) = self.try_lock() else { return false };
+            let is_its_own = |kept: &KeptByGraph| Arc::strong_count(kept.memory()) == 1;
+            if !instance.kept.iter().any(is_its_own) {
+                return false;
+            }
+            instance.release_memory()
+        };
+        drop(released);
+        true
     }
 }
 
@@ -100,39 +102,42 @@ impl Instance {
         self.drawn_for.as_ref() == Some(&passed.block)
     }
 
-    /// Releases the memory that it keeps, before the closure runs. If sizes are unchanged, the closure gets the same blocks
-    /// in the same order, so that few nodes differ. Only the shape of the list is of use after this.
-    pub(super) fn give_up_memory(&mut self) {
+    /// Releases the memory that it keeps to the caller, who drops it under no lock, before the closure runs. If sizes are
+    /// unchanged, the closure gets the same blocks in the same order, so that few nodes differ. Only the shape of the list is of
+    /// use after this.
+    #[must_use]
+    pub(super) fn release_memory(&mut self) -> Vec<KeptByGraph> {
         self.drawn_for = None;
         self.uses.clear();
-        while self.kept.pop().is_some() {}
+        let mut kept = std::mem::take(&mut self.kept);
+        kept.reverse();
+        kept
     }
 
-    /// Takes over the closure's recording for these arguments; if it is incomplete, the closure runs again for them.
+    /// Takes over the closure's recording for these arguments; if it is incomplete, the closure runs again for them. Returns
+    /// what is out of date, for the caller to drop under no lock. The recording's shares of the memory exist until then.
+    #[must_use]
     pub(super) fn redraw(
         &mut self,
-        (mut list, drawn, events): Drawn,
+        (mut list, events): (List, Vec<Event>),
         passed: &Passed<'_>,
         is_whole: bool,
-    ) {
-        self.events = events;
-        (self.uses, self.kept) = summarized(list.take_touched(), passed);
-        // It was shared until here.
-        drop(drawn);
-        self.kept.iter_mut().for_each(KeptByGraph::leave_stream);
-        if list.has_shape_of(&self.list) {
+    ) -> Instance {
+        let (uses, kept) = summarized(list.take_touched(), passed);
+        let (drawn_for, is_told) = (is_whole.then(|| passed.block.clone()), list.is_told());
+        let new = Instance { drawn_for, list, uses, kept, events, is_told, ..Instance::default() };
+        let mut old = std::mem::replace(self, new);
+        if self.list.has_shape_of(&old.list) {
+            (self.compiled, self.is_refused) = (old.compiled.take(), old.is_refused);
+            self.to_set = std::mem::take(&mut old.to_set);
             let differ =
                 |(at, (new, old)): (usize, (&Node, &Node))| (!new.launches_as(old)).then_some(at);
-            let nodes = list.nodes().iter().zip(self.list.nodes()).enumerate();
+            let nodes = self.list.nodes().iter().zip(old.list.nodes()).enumerate();
             self.to_set.extend(nodes.filter_map(differ));
             self.to_set.sort_unstable();
             self.to_set.dedup();
-        } else {
-            (self.compiled, self.is_refused) = (None, false);
         }
-        self.is_told = list.is_told();
-        self.list = list;
-        self.drawn_for = is_whole.then(|| passed.block.clone());
+        old
     }
 
     /// Draws its list, whose nodes have numbers from `first` on; returns how many they are.

@@ -9,7 +9,7 @@
 //! The first launch allocates the area on its stream; the plan keeps it.
 #![forbid(unsafe_code)]
 
-use parking_lot::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard};
 
 use crate::batch::queue::Queue;
 use crate::error::Result;

@@ -2,14 +2,18 @@
 //!
 //! | used by | freed |
 //! |---|---|
-//! | its home stream only (other uses complete) | in place: for that stream's next allocation, or in stream order |
+//! | its home stream only (other uses complete), which has a handle | in place: for that stream's next allocation, or in stream order |
 //! | readers that are not tracked: a part was frozen | retired behind everything on any stream of the device |
-//! | other streams as well | retired with their tickets; freed by the poller when all are complete |
-//! | launches of a graph alone, whose stream is gone | retired with their tickets |
+//! | other streams as well, or its home stream has no handle | retired with their tickets; freed by the poller when all are complete |
 //! | any, on a lost device or at process exit | not at all: the memory went with the device |
 //! | a loan whose end is unknown | not at all: it counts as leaked |
 //!
 //! Adopted memory is not freed: its owner is retired with the tickets of all users, and dropped when they are complete.
+//!
+//! # Invariants
+//! 1. Memory keeps no stream open (`buffers_keep_no_stream`): the drop of a buffer ends nothing but the memory, and, as its last user, the
+//!    device.
+//! 2. The last share is dropped under no lock of this crate's (checked where [`locks`](crate::thread::locks) are counted).
 #![forbid(unsafe_code)]
 
 use std::any::Any;
@@ -17,7 +21,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use sync_wrapper::SyncWrapper;
 
 use crate::backend::DevicePtr;
@@ -26,9 +30,9 @@ use crate::memory::hazard::{Content, Hazards, Mode};
 use crate::memory::point::Track;
 use crate::memory::reclaim::retired::Remnant;
 use crate::runtime::late_work::LateWork;
-use crate::runtime::stream_state::StreamHandle;
+use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, Point, Progress};
-use crate::thread::exit;
+use crate::thread::{exit, locks};
 
 /// The id of no stream: a use under this id waits for every stream.
 pub(crate) const NOBODY: u64 = 0;
@@ -89,22 +93,15 @@ pub(crate) type AllocationHazards = Hazards<Arc<Progress>, Poison>;
 
 /// Whose memory an allocation is.
 enum Backing {
-    /// From the device's pool: a block of this size, allocated on a stream.
-    Pool { home: MadeOn, block: u64 },
+    /// From the device's pool: a block of this size, and the stream that allocated it.
+    Pool { home: Weak<StreamState>, block: u64 },
     /// Adopted memory. The owner exists until the drop.
-    Foreign { engine: Arc<Engine>, owner: Option<SyncWrapper<Box<dyn Any + Send>>> },
-}
-
-/// The stream that memory was made on.
-enum MadeOn {
-    /// It is kept open, so that the memory is freed there.
-    Open(Arc<StreamHandle>),
-    /// Only a graph has the memory, so it may be released.
-    Left { engine: Arc<Engine>, stream: Weak<StreamHandle> },
+    Foreign { owner: Option<SyncWrapper<Box<dyn Any + Send>>> },
 }
 
 /// Device memory and its hazards.
 pub(crate) struct Allocation {
+    engine: Arc<Engine>,
     backing: Backing,
     ptr: DevicePtr,
     bytes: u64,
@@ -143,17 +140,6 @@ impl KeptByGraph {
     pub(crate) fn memory(&self) -> &Arc<Allocation> {
         &self.memory
     }
-
-    /// Stops keeping open the stream that the memory was allocated on, if this is the only share.
-    pub(crate) fn leave_stream(&mut self) {
-        let Some(memory) = Arc::get_mut(&mut self.memory) else { return };
-        if let Backing::Pool { home, .. } = &mut memory.backing
-            && let MadeOn::Open(stream) = home
-        {
-            let (engine, stream) = (stream.engine().clone(), Arc::downgrade(stream));
-            *home = MadeOn::Left { engine, stream };
-        }
-    }
 }
 
 impl Drop for KeptByGraph {
@@ -171,7 +157,7 @@ impl Allocation {
     /// Memory that ticket `ticket` of `home` allocated, and that the caller counted: a block that holds
     /// `bytes` of the buffer.
     pub(crate) fn new(
-        home: &Arc<StreamHandle>,
+        home: &Arc<StreamState>,
         (ptr, block): (DevicePtr, u64),
         bytes: u64,
         ticket: u64,
@@ -179,8 +165,8 @@ impl Allocation {
     ) -> Self {
         let content = if written { Content::Valid } else { Content::Unwritten };
         let writer = (bytes > 0).then(|| home.point(ticket));
-        let backing = Backing::Pool { home: MadeOn::Open(home.clone()), block };
-        Allocation::over(backing, ptr, bytes, Hazards::new(bytes, writer, content))
+        let backing = Backing::Pool { home: Arc::downgrade(home), block };
+        Allocation::over(home.engine(), backing, ptr, Hazards::new(bytes, writer, content), bytes)
     }
 
     /// Adopted memory, behind `writer`.
@@ -192,15 +178,22 @@ impl Allocation {
         owner: Box<dyn Any + Send>,
     ) -> Self {
         let owner = Some(SyncWrapper::new(owner));
-        let backing = Backing::Foreign { engine: engine.clone(), owner };
-        Allocation::over(backing, ptr, bytes, Hazards::new(bytes, writer, Content::Valid))
+        let hazards = Hazards::new(bytes, writer, Content::Valid);
+        Allocation::over(engine, Backing::Foreign { owner }, ptr, hazards, bytes)
     }
 
-    fn over(backing: Backing, ptr: DevicePtr, bytes: u64, hazards: AllocationHazards) -> Self {
+    fn over(
+        engine: &Arc<Engine>,
+        backing: Backing,
+        ptr: DevicePtr,
+        hazards: AllocationHazards,
+        bytes: u64,
+    ) -> Self {
         let only_user = AtomicU64::new(hazards.only_user().unwrap_or(NOBODY));
         let (hazards, kept_by_graphs) = (Mutex::new(hazards), Mutex::default());
         let (frozen, in_use_for_ever) = (AtomicBool::new(false), AtomicBool::new(false));
         Allocation {
+            engine: engine.clone(),
             backing,
             ptr,
             bytes,
@@ -224,11 +217,9 @@ impl Allocation {
     /// Releases the memory to the caller, with its owner if it is adopted: nothing here frees it. The caller orders
     /// that behind every use.
     pub(crate) fn release(&mut self) -> Option<Box<dyn Any + Send>> {
-        let engine = self.engine().clone();
-        let released = Backing::Foreign { engine: engine.clone(), owner: None };
-        match std::mem::replace(&mut self.backing, released) {
+        match std::mem::replace(&mut self.backing, Backing::Foreign { owner: None }) {
             Backing::Pool { block, .. } => {
-                engine.account.lock().abandon(block);
+                self.engine.account.lock().abandon(block);
                 None
             }
             Backing::Foreign { owner, .. } => owner.map(SyncWrapper::into_inner),
@@ -236,11 +227,7 @@ impl Allocation {
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
-        match &self.backing {
-            Backing::Pool { home: MadeOn::Open(stream), .. } => stream.engine(),
-            Backing::Pool { home: MadeOn::Left { engine, .. }, .. }
-            | Backing::Foreign { engine, .. } => engine,
-        }
+        &self.engine
     }
 
     pub(crate) fn ptr(&self) -> DevicePtr {
@@ -364,7 +351,8 @@ impl Allocation {
 
     /// Leaks the memory with its device, which would free it at its end.
     #[cold]
-    fn leak(&mut self, engine: Arc<Engine>) {
+    fn leak(&mut self) {
+        let engine = self.engine.clone();
         match &mut self.backing {
             Backing::Pool { block, .. } if engine.lost().is_some() => {
                 engine.account.lock().abandon(*block);
@@ -382,11 +370,12 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        let engine = self.engine().clone();
+        locks::assert_none("an allocation");
         let users = self.hazards.get_mut().users();
         if !self.can_be_freed() {
-            return self.leak(engine);
+            return self.leak();
         }
+        let engine = &self.engine;
         let is_frozen = *self.frozen.get_mut();
         let (ptr, bytes) = (self.ptr, self.bytes);
         let what = match &mut self.backing {
@@ -394,15 +383,8 @@ impl Drop for Allocation {
                 return engine.account.lock().abandon(*block);
             }
             Backing::Pool { home, block } => {
-                let found;
-                let home = match home {
-                    MadeOn::Open(stream) => Some(&*stream),
-                    MadeOn::Left { stream, .. } => {
-                        found = stream.upgrade();
-                        found.as_ref()
-                    }
-                };
-                if let Some(home) = home.filter(|_| !is_frozen) {
+                let home = if is_frozen { None } else { home.upgrade() };
+                if let Some(home) = home.filter(|home| !home.is_deserted()) {
                     let mine = |used: &Point| used.stream.id() == home.id() || used.is_complete();
                     if users.iter().all(mine) {
                         return home.free_in_order(ptr, *block);

@@ -23,8 +23,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
+use crate::sync::Mutex;
 use memmap2::{MmapMut, MmapRaw};
-use parking_lot::Mutex;
 
 use super::buddy::{Buddy, LEAST_BYTES, SLAB_BYTES};
 use super::reclaim::retired::LentBlock;

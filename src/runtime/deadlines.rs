@@ -12,7 +12,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use slab::Slab;
 use smallvec::SmallVec;
 

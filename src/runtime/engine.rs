@@ -33,8 +33,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use crate::sync::Mutex;
 use crossbeam_utils::CachePadded;
-use parking_lot::Mutex;
 use slab::Slab;
 
 use super::attention::Attention;
@@ -63,7 +63,7 @@ use crate::memory::reclaim::reclaimers::Reclaimers;
 use crate::memory::reclaim::retired::{Block, Retired};
 use crate::thread::exit::ExitGuard;
 use crate::thread::reaper::Reaper;
-use crate::thread::{role, worker};
+use crate::thread::{locks, role, worker};
 
 /// How a device's completions are learned; from the builder.
 #[derive(Clone, Copy, Debug, Default)]
@@ -465,6 +465,7 @@ fn destroy_later(backend: &Arc<dyn Backend>) -> Destroy {
 
 impl<S: DeviceStream> Drop for Engine<S> {
     fn drop(&mut self) {
+        locks::assert_none("a device");
         self.attention.stop();
         if !self.is_usable() {
             // The device may still write there.

@@ -6,11 +6,12 @@
 //! allows.
 #![forbid(unsafe_code)]
 
+use std::any::Any;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 /// The default limit.
 const LIMIT: usize = 1024;
@@ -27,9 +28,15 @@ pub(crate) trait Evictable: Send + Sync {
     fn used_ns(&self) -> u64;
     /// Whether it still has the place that was taken for it.
     fn has_place(&self) -> bool;
-    /// Gives it up, and its place, unless it is in use; whether it did.
-    fn give_up(&self) -> bool;
+    /// Gives it up, and its place, unless it is in use. Returns it, for the caller to drop under no lock.
+    fn give_up(&self) -> Option<Evicted>;
 }
+
+/// A graph that was given up.
+pub(crate) type Evicted = Box<dyn Any + Send>;
+
+/// The graphs that were looked at: the last owner of one may be here.
+type Seen = Vec<Arc<dyn Evictable>>;
 
 pub(crate) struct GraphBudget {
     limit: usize,
@@ -69,32 +76,40 @@ impl GraphBudget {
     /// Takes a permit for a graph, which its owner keeps until it [leaves](Self::leave); false if there is none. A graph that
     /// cannot run without one gets it in any case.
     pub(crate) fn enter(&self, graph: Weak<dyn Evictable>, now_ns: u64, in_any_case: bool) -> bool {
+        // In front of the lock, and so dropped behind it.
+        let (mut seen, mut evicted) = (Seen::new(), None);
         let mut known = self.known.lock();
         if self.graphs() >= self.limit {
-            known.look(now_ns);
-            let mut is_free = false;
-            while let Some(idle) = known.idle.pop() {
-                let idle = idle.upgrade();
-                let is_idle = |graph: &Arc<dyn Evictable>| is_idle(&**graph, now_ns);
-                if idle.filter(is_idle).is_some_and(|graph| graph.give_up()) {
-                    is_free = true;
-                    break;
+            known.look(now_ns, &mut seen);
+            while evicted.is_none()
+                && let Some(idle) = known.idle.pop()
+            {
+                let Some(idle) = idle.upgrade() else { continue };
+                if is_idle(&*idle, now_ns) {
+                    evicted = idle.give_up();
                 }
+                seen.push(idle);
             }
-            if !is_free && in_any_case {
+            if evicted.is_none() && in_any_case {
                 let all = known.all.iter().filter_map(Weak::upgrade);
                 let mut all: Vec<_> = all.map(|graph| (graph.used_ns(), graph)).collect();
                 all.sort_by_key(|(used_ns, _)| *used_ns);
-                is_free = all.iter().any(|(_, graph)| graph.give_up());
+                evicted = all.iter().find_map(|(_, graph)| graph.give_up());
+                seen.extend(all.into_iter().map(|(_, graph)| graph));
             }
-            if is_free {
+            if evicted.is_some() {
                 self.evicted.fetch_add(1, Ordering::Relaxed);
             } else if !in_any_case {
                 return false;
             }
         }
         if known.all.len() >= 2 * self.limit {
-            known.all.retain(|graph| graph.upgrade().is_some_and(|graph| graph.has_place()));
+            known.all.retain(|graph| {
+                let Some(graph) = graph.upgrade() else { return false };
+                let has_place = graph.has_place();
+                seen.push(graph);
+                has_place
+            });
         }
         known.all.push(graph);
         self.graphs.fetch_add(1, Ordering::Relaxed);
@@ -109,7 +124,7 @@ impl GraphBudget {
 
 impl Known {
     /// Finds out which are idle, if any may be that was not.
-    fn look(&mut self, now_ns: u64) {
+    fn look(&mut self, now_ns: u64, seen: &mut Seen) {
         if now_ns < self.look_ns {
             return;
         }
@@ -117,16 +132,15 @@ impl Known {
         let mut idle: Vec<(u64, Weak<dyn Evictable>)> = Vec::new();
         let mut oldest_ns = now_ns;
         all.retain(|graph| {
-            let Some(known) = graph.upgrade().filter(|known| known.has_place()) else {
-                return false;
-            };
-            let used_ns = known.used_ns();
-            if is_idle(&*known, now_ns) {
+            let Some(known) = graph.upgrade() else { return false };
+            let (used_ns, has_place) = (known.used_ns(), known.has_place());
+            if has_place && is_idle(&*known, now_ns) {
                 idle.push((used_ns, graph.clone()));
-            } else {
+            } else if has_place {
                 oldest_ns = oldest_ns.min(used_ns);
             }
-            true
+            seen.push(known);
+            has_place
         });
         idle.sort_by_key(|(used_ns, _)| std::cmp::Reverse(*used_ns));
         *found = idle.into_iter().map(|(_, graph)| graph).collect();
@@ -161,8 +175,10 @@ mod tests {
             has_place(self)
         }
 
-        fn give_up(&self) -> bool {
-            !self.is_held.load(Ordering::Relaxed) && self.has_place.swap(false, Ordering::Relaxed)
+        fn give_up(&self) -> Option<Evicted> {
+            let is_held = self.is_held.load(Ordering::Relaxed);
+            let gave_up = !is_held && self.has_place.swap(false, Ordering::Relaxed);
+            gave_up.then(|| Box::new(()) as Evicted)
         }
     }
 

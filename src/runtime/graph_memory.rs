@@ -5,7 +5,7 @@
 
 use std::sync::Weak;
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use super::weak_list::WeakList;
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use crate::thread::contain;
 

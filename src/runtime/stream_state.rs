@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use self::freed::Freed;
 pub(crate) use self::handle::{OfStream, StreamHandle};
@@ -58,8 +58,7 @@ use crate::backend::{RawStream, StreamOptions};
 use crate::error::{DriverCode, Result};
 use crate::memory::block_cache::BlockCache;
 use crate::memory::reclaim::retired::{Block, Remnant};
-use crate::thread::contain;
-use crate::thread::role;
+use crate::thread::{contain, locks, role};
 
 /// Events that a new stream has.
 const EVENTS_IN_STOCK: usize = 8;
@@ -430,6 +429,7 @@ impl std::fmt::Debug for StreamState {
 
 impl Drop for StreamState {
     fn drop(&mut self) {
+        locks::assert_none("a stream's state");
         let engine = self.engine.clone();
         // Not `completed`: an event in front of the word's last value may have raised that, and the
         // late write would complete the tickets of the line's next stream.

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::sync::Mutex;
 use memmap2::{MmapMut, MmapRaw};
-use parking_lot::Mutex;
 
 use crate::backend::{Backend, DevicePtr, DriverResult, HostPtr};
 

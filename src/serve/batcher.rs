@@ -28,9 +28,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use crate::sync::Mutex;
 use futures::channel::oneshot;
 use futures::ready;
-use parking_lot::Mutex;
 use tracing::Span;
 
 use self::running::Deliveries;

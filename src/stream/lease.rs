@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Wake, Waker};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use crate::op::Op;
 use crate::runtime::protocol::sweep::SweepGate;

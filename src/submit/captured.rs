@@ -16,7 +16,7 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use super::code::{KernelCode, KernelLaunch};
 use super::footprint::Footprint;

@@ -13,13 +13,13 @@ use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard};
 
 use super::code::KernelCode;
 use super::list::{List, Node};
 use super::raw::{Raw, Refusal};
 use crate::backend::{DriverResult, NodeLaunch, RawGraph};
-use crate::runtime::graph_budget::Evictable;
+use crate::runtime::graph_budget::{Evictable, Evicted};
 use crate::runtime::stream_state::{OfStream, StreamHandle, Turn};
 use crate::runtime::traced_op::TracedWork;
 use crate::runtime::{Engine, Point, UserList};
@@ -107,17 +107,19 @@ impl Evictable for GraphCell {
         self.has_place.load(Ordering::Relaxed)
     }
 
-    fn give_up(&self) -> bool {
-        let Some(mut graph) = self.graph.try_lock() else { return false };
-        *graph = None;
-        self.leave()
+    fn give_up(&self) -> Option<Evicted> {
+        let mut place = self.graph.try_lock()?;
+        let graph = place.take();
+        let left = self.leave();
+        drop(place);
+        left.then(|| Box::new(graph) as Evicted)
     }
 }
 
 impl OfStream for GraphCell {
     fn stream_is_gone(&self) {
         // If it is in use it is being dropped already: it will not be launched again.
-        self.give_up();
+        drop(self.give_up());
     }
 }
 

@@ -24,7 +24,7 @@ use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use super::captured::{CapturedGraph, captured};
 use super::raw::{Raw, Refusal};

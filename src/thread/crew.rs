@@ -11,8 +11,8 @@ use std::collections::hash_map::{Entry, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::sync::Mutex;
 use crossbeam_channel::Receiver;
-use parking_lot::Mutex;
 
 use super::native;
 use super::worker::{Offloaded, Task, Unwanted, Worker, detach, package, run};

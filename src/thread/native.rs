@@ -17,8 +17,8 @@ use std::io;
 use std::thread::{Builder, JoinHandle, Thread};
 use std::time::Duration;
 
+use crate::sync::Mutex;
 use crossbeam_channel::bounded;
-use parking_lot::Mutex;
 
 use super::contain::contain;
 use super::exit::{self, ExitGuard};

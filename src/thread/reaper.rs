@@ -10,8 +10,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::sync::Mutex;
 use crossbeam_channel::Receiver;
-use parking_lot::Mutex;
 
 use crate::thread::exit::ExitGuard;
 use crate::thread::worker::{self, Task, Worker};

@@ -15,9 +15,9 @@ use std::pin::Pin;
 use std::sync::OnceLock;
 use std::task::{Context, Poll};
 
+use crate::sync::Mutex;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use futures::channel::oneshot;
-use parking_lot::Mutex;
 
 use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::thread::exit::{self, ExitGuard};

@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use slab::Slab;
 
 /// The wakers, each with the version of the account that its future saw.

@@ -1,8 +1,8 @@
-//! Keeps a stream alive for its users.
+//! Keeps a stream alive for its users. Memory that was made on it does not.
 //!
 //! | a stream is | until |
 //! |---|---|
-//! | open: it has a handle, a user's or that of a buffer to be freed on it | the last handle is dropped; its resources are released then |
+//! | open: it has a handle | the last handle is dropped; its resources are released then |
 //! | deserted, its work pending | the work is complete; the owner of the device's streams keeps it |
 //! | gone: its driver stream is destroyed, its owner dropped | |
 //!
@@ -15,10 +15,11 @@ use std::ops::Deref;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use super::StreamState;
 use crate::runtime::weak_list::WeakList;
+use crate::thread::locks;
 
 /// An object made for one stream and useless without it, whose owner may hold it for longer: compiled graphs, and the memory
 /// they keep.
@@ -91,6 +92,7 @@ impl StreamState {
 
 impl Drop for StreamHandle {
     fn drop(&mut self) {
+        locks::assert_none("a stream");
         // First of all: this retires objects behind the stream's work, which the following looks at.
         self.belongings.get_mut().alive().iter().for_each(|belonging| belonging.stream_is_gone());
         self.stream.desert();

@@ -6,7 +6,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use super::running::{Batch, BatchTask, Deliveries};
 use super::worker::{BatchWork, BatchWorker, Spawner};

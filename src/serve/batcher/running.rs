@@ -16,8 +16,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use crate::sync::Mutex;
 use futures::channel::oneshot;
-use parking_lot::Mutex;
 use tracing::field::Empty;
 use tracing::{Instrument, Span};
 

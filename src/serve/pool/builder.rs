@@ -4,7 +4,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use super::{Asks, IN_FLIGHT_A_STREAM, MAX_WAITING, PoolCore, PoolState, StreamPool};
 use crate::device::Device;
