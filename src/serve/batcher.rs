@@ -14,7 +14,9 @@
 //!    (`every_request_gets_its_own_answer`, `a_worker_that_goes_away_answers_everybody`).
 //! 2. A request that is dropped before its batch starts is not in the batch (`a_dropped_request_leaves_the_batch`,
 //!    `who_went_while_the_pool_was_full_is_not_computed`).
-//! 3. Wakers, requests, spans and replies are dropped outside of the lock.
+//! 3. Wakers, requests, spans and replies are dropped outside of the lock, and what panics in its drop, its clone or its conversion ends the
+//!    call that it belongs to (`tests/batch_panics.rs`): what is held of others is [`Contained`], and an error of the crate's becomes the
+//!    caller's `E` in the caller's poll.
 #![forbid(unsafe_code)]
 
 pub(crate) mod builder;
@@ -33,13 +35,13 @@ use futures::channel::oneshot;
 use futures::ready;
 use tracing::Span;
 
-use self::running::Deliveries;
+use self::running::{Caller, Deliveries};
 use super::batching::{BatchLimits, Demand, Gather, NotGathered, RequestKey};
 use super::refusal;
 use crate::error::admitter::Admitter;
 use crate::error::{Error, ErrorDetail};
 use crate::runtime::coop::Budget;
-use crate::thread::contain;
+use crate::thread::contain::{self, Contained};
 
 /// Gathers single requests into batches and gives each its own answer.
 ///
@@ -103,12 +105,12 @@ pub struct Batcher<Q, R, E = Error> {
 ///
 /// # Errors
 /// What the function said of this request, or of the whole batch, and these of the crate's, turned
-/// into `E`: [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded), at once: as many requests wait as may, or it cannot be
+/// into `E` when the call is polled: [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded), at once: as many requests wait as may, or it cannot be
 /// answered by its deadline ([`ErrorDetail::TooLate`]);
 /// [`ErrorDetail::Expired`], its deadline came before its batch (of kind
 /// [`TimedOut`](crate::ErrorKind::TimedOut), or `Overloaded` if some time is left, but too little);
 /// [`ErrorKind::Closed`](crate::ErrorKind::Closed), the worker is gone;
-/// [`ErrorKind::Panicked`](crate::ErrorKind::Panicked), the function panicked;
+/// [`ErrorKind::Panicked`](crate::ErrorKind::Panicked), the function panicked, or the clone of its error did;
 /// [`ErrorDetail::Replies`], it returned more or fewer replies than there were requests. What the pool says when it
 /// is closed, or its last device is lost.
 ///
@@ -162,15 +164,18 @@ struct CallOptions {
 
 enum CallState<R, E> {
     Refused(Error),
-    Waiting { key: RequestKey, reply: oneshot::Receiver<Result<R, E>> },
+    Waiting { key: RequestKey, answer: Contained<oneshot::Receiver<Answer<R, E>>> },
     Done,
 }
 
+/// What a call gets: the reply of its batch, or an error of the crate's.
+type Answer<R, E> = Result<Result<R, E>, Error>;
+
 struct Request<Q, R, E> {
-    request: Q,
-    reply: oneshot::Sender<Result<R, E>>,
+    request: Contained<Q>,
+    caller: Caller<R, E>,
     /// The span in which it was entered.
-    span: Span,
+    span: Contained<Span>,
 }
 
 struct BatcherCore<Q, R, E> {
@@ -289,15 +294,15 @@ impl<Q, R, E: From<Error>> Future for Call<Q, R, E> {
         let Call { shared, state, budget } = &mut *self;
         let answer = ready!(budget.poll(cx, |cx| {
             match state {
-                CallState::Waiting { reply, .. } => Pin::new(reply)
+                CallState::Waiting { answer, .. } => Pin::new(&mut **answer)
                     .poll(cx)
-                    .map(|replied| replied.unwrap_or_else(|_gone| Err(shared.closed().into()))),
-                CallState::Refused(error) => Poll::Ready(Err(error.clone().into())),
+                    .map(|answered| answered.unwrap_or_else(|_gone| Err(shared.closed()))),
+                CallState::Refused(error) => Poll::Ready(Err(error.clone())),
                 CallState::Done => panic!("`Call` polled after it was ready"),
             }
         }));
         self.state = CallState::Done;
-        Poll::Ready(answer)
+        Poll::Ready(answer.unwrap_or_else(|error| Err(error.into())))
     }
 }
 
@@ -325,10 +330,11 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
     }
 
     fn enter(&self, request: Q, demand: Demand) -> CallState<R, E> {
-        let (sender, reply) = oneshot::channel();
+        let (sender, answer) = oneshot::channel();
         // A subscriber is foreign code.
         let span = contain::catch(Span::current).unwrap_or_else(|_| Span::none());
-        let request = Request { request, reply: sender, span };
+        let (request, span) = (Contained::new(request), Contained::new(span));
+        let request = Request { request, caller: Contained::new(sender), span };
         let now = self.now();
         let mut book = self.book.lock();
         if book.closed {
@@ -341,7 +347,7 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
                 let worker = if tells { book.worker.take() } else { None };
                 drop(book);
                 worker.into_iter().for_each(contain::wake);
-                CallState::Waiting { key, reply }
+                CallState::Waiting { key, answer: Contained::new(answer) }
             }
             Err((unwanted, request)) => {
                 book.refusals.refused += 1;

@@ -209,8 +209,8 @@ impl<T> Gather<T> {
     }
 
     /// Takes a request out that is not in a batch yet.
-    pub(crate) fn leave(&mut self, key: RequestKey) -> Option<T> {
-        self.remove(key).map(|gathered| gathered.request)
+    pub(crate) fn leave(&mut self, key: RequestKey) -> Option<Gathered<T>> {
+        self.remove(key)
     }
 
     /// The next step at `now`. Requests whose deadline has passed are to be [taken out](Self::expire) first.

@@ -48,7 +48,7 @@ use crate::error::{Error, ErrorDetail, Result};
 use crate::runtime::coop::Budget;
 use crate::stream::lease::{Lease, Permits};
 use crate::stream::{MarkList, Marks, Stream, sealed};
-use crate::thread::contain;
+use crate::thread::contain::{self, Contained};
 
 /// The default number of requests in flight per stream: one on the device, one that is being submitted, and
 /// two whose tasks have yet to learn that they are complete.
@@ -277,7 +277,7 @@ struct PoolCore {
 struct PoolState {
     admission: Admission,
     /// The tasks that wait until nothing is in flight.
-    draining: Vec<Waker>,
+    draining: Vec<Contained<Waker>>,
     /// When the first of them is to be woken in any case.
     drains_by: Option<u64>,
     /// Why the last slot went.
@@ -633,7 +633,7 @@ impl PoolCore {
             return Poll::Ready(());
         }
         if !book.draining.iter().any(|known| known.will_wake(&waker)) {
-            book.draining.push(waker);
+            book.draining.push(Contained::new(waker));
         }
         Poll::Pending
     }
@@ -712,7 +712,7 @@ impl Wake for DeadlinePassed {
             if book.drains_by.is_some_and(|end| end <= now) {
                 // Waits that end later set it again.
                 book.drains_by = None;
-                wakers.extend(std::mem::take(&mut book.draining));
+                wakers.extend(book.take_draining());
             }
             shared.keep_time(&mut book);
             wakers
@@ -726,7 +726,11 @@ impl PoolState {
     /// released.
     fn drained(&mut self) -> Vec<Waker> {
         let is_drained = self.admission.taken() == 0;
-        if is_drained { std::mem::take(&mut self.draining) } else { Vec::new() }
+        if is_drained { self.take_draining() } else { Vec::new() }
+    }
+
+    fn take_draining(&mut self) -> Vec<Waker> {
+        std::mem::take(&mut self.draining).into_iter().map(Contained::into_inner).collect()
     }
 }
 

@@ -1,21 +1,69 @@
 //! Containment of foreign code: a waker, destructor, kernel twin or subscriber that panics ends no thread of this crate.
 //!
 //! A panic's payload is foreign as well: its `Drop` may panic, with a payload whose `Drop` panics. It is dropped here; a payload that keeps
-//! panicking is leaked.
+//! panicking is leaked. A panic that leaves a drop while another one unwinds ends the process, and a `Vec` drops its elements in one go: so
+//! what this crate holds of others is [`Contained`], value by value.
 //!
 //! # Invariants
 //! 1. Nothing unwinds out of a function of this module, and no payload ends a thread (`a_waker_whose_panic_panics_ends_nothing` and its
 //!    siblings in `tests/panics.rs`).
+//! 2. A [`Contained`] value that panics in its drop ends nothing, also while a panic unwinds (`requests_that_panic_in_their_drop` and its
+//!    siblings in `tests/batch_panics.rs`).
 #![forbid(unsafe_code)]
 
 use std::any::Any;
 use std::future::Future;
+use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::task::{Poll, Waker};
 
 /// How many payloads of one panic are dropped, each thrown by the drop of the one before.
 const PAYLOADS: usize = 8;
+
+/// A value of others: its drop is contained, wherever that happens.
+#[derive(Debug)]
+pub(crate) struct Contained<T>(
+    /// `None` only while it is dropped.
+    Option<T>,
+);
+
+impl<T> Contained<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Contained(Some(value))
+    }
+
+    pub(crate) fn into_inner(mut self) -> T {
+        self.0.take().unwrap_or_else(|| unreachable!("it is taken when it is dropped"))
+    }
+}
+
+impl<T> Deref for Contained<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().unwrap_or_else(|| unreachable!("it is taken when it is dropped"))
+    }
+}
+
+impl<T> DerefMut for Contained<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.0.as_mut().unwrap_or_else(|| unreachable!("it is taken when it is dropped"))
+    }
+}
+
+impl<T> Drop for Contained<T> {
+    fn drop(&mut self) {
+        if let Some(value) = self.0.take() {
+            contain("the drop of a value", || drop(value));
+        }
+    }
+}
+
+/// Drops values of others, each by itself.
+pub(crate) fn drop_each<T>(values: impl IntoIterator<Item = T>) {
+    values.into_iter().for_each(|value| drop(Contained::new(value)));
+}
 
 /// Runs foreign code; if it panicked, returns the panic's message.
 pub(crate) fn catch<R>(run: impl FnOnce() -> R) -> Result<R, String> {

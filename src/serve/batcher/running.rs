@@ -5,27 +5,28 @@
 //!
 //! # Invariants
 //! 1. A batch ends exactly once, even if its future is dropped before it began or its function panics (`a_batch_that_is_not_run_ends`).
-//! 2. With `in_order` no reply is sent before those of earlier batches (`replies_in_order`).
+//! 2. With `in_order` no reply is sent before those of earlier batches (`replies_in_order`), and whatever a reply or an error does when it is
+//!    cloned or dropped, those of later batches are sent (`an_error_that_panics_in_its_drop` and its siblings).
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::ops::Deref;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::sync::Mutex;
 use futures::channel::oneshot;
+use tracing::Span;
 use tracing::field::Empty;
-use tracing::{Instrument, Span};
 
-use super::{BatcherCore, Request};
+use super::{Answer, BatcherCore, Request};
 use crate::error::{Error, ErrorDetail};
 use crate::serve::batching::{Begun, Gathered};
 use crate::serve::refusal::field;
-use crate::thread::contain;
+use crate::thread::contain::{self, Contained};
 
 /// The requests of a batch; replies must be in the same order. Dereferences to a slice.
 #[derive(Clone, Debug)]
@@ -75,13 +76,14 @@ impl<Q> IntoIterator for Batch<Q> {
 
 /// A batch that is to be run: a future for the task that [`spawn`](super::builder::BatcherBuilder::spawn) makes.
 #[must_use = "a batch is not run unless its future is spawned"]
-pub struct BatchTask(Pin<Box<dyn Future<Output = ()> + Send>>);
+pub struct BatchTask(Contained<Pin<Box<dyn Future<Output = ()> + Send>>>);
 
 impl Future for BatchTask {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        self.0.as_mut().poll(cx)
+        // It has contained what is foreign; the worker does not end with the rest.
+        contain::contain("a batch", || self.0.as_mut().poll(cx)).unwrap_or(Poll::Ready(()))
     }
 }
 
@@ -91,7 +93,8 @@ impl fmt::Debug for BatchTask {
     }
 }
 
-type Caller<R, E> = oneshot::Sender<Result<R, E>>;
+/// Where the answer to a request goes. Its drop wakes the caller.
+pub(super) type Caller<R, E> = Contained<oneshot::Sender<Answer<R, E>>>;
 
 /// The replies of batches that ended before earlier ones.
 pub(super) struct Deliveries<R, E> {
@@ -105,7 +108,16 @@ pub(super) struct Deliveries<R, E> {
 /// The recipients of replies.
 struct Replies<R, E> {
     callers: Vec<Caller<R, E>>,
-    replies: Result<Vec<Result<R, E>>, E>,
+    replies: BatchEnd<R, E>,
+}
+
+/// What a batch has for its callers.
+enum BatchEnd<R, E> {
+    /// As many as there are callers.
+    Each(Vec<Result<R, E>>),
+    /// Its function's error for all of them.
+    All(E),
+    Refused(Error),
 }
 
 /// A batch that counts as in flight.
@@ -131,12 +143,12 @@ impl<R, E: Clone> Deliveries<R, E> {
 pub(super) fn unpack<Q, R, E>(
     requests: Vec<Gathered<Request<Q, R, E>>>,
     padded: &[usize],
-) -> (Batch<Q>, Vec<Caller<R, E>>, Vec<Span>) {
+) -> (Batch<Q>, Vec<Caller<R, E>>, Vec<Contained<Span>>) {
     let weight = requests.iter().map(|gathered| gathered.weight).sum();
     let (mut batch, mut callers, mut spans) = (Vec::new(), Vec::new(), Vec::new());
-    for Gathered { request: Request { request, reply, span }, .. } in requests {
-        batch.push(request);
-        callers.push(reply);
+    for Gathered { request: Request { request, caller, span }, .. } in requests {
+        batch.push(request.into_inner());
+        callers.push(caller);
         spans.push(span);
     }
     let len = batch.len();
@@ -151,22 +163,22 @@ impl<Q, R, E> InFlight<Q, R, E> {
         number: u64,
         begun: Begun,
         batch: &Batch<Q>,
-        (since_ns, spans): (u64, Vec<Span>),
+        (since_ns, spans): (u64, Vec<Contained<Span>>),
         tells: bool,
     ) -> Self {
         let us = |from, to: u64| field(to.saturating_sub(from) / 1000);
         // A subscriber is foreign code: its panic costs the trace alone.
         let span = contain::catch(|| {
-            let span = tracing::debug_span!(
+            let span = Contained::new(tracing::debug_span!(
                 target: "gpu_await::batch", parent: None, "batch",
                 requests = field(batch.len() as u64), weight = field(batch.weight),
                 queue_us = us(since_ns, begun.at_ns), permit_us = us(begun.asked_ns, begun.at_ns),
                 run_us = Empty, answer_us = Empty,
-            );
+            ));
             for request in spans {
-                span.follows_from(&request);
+                span.follows_from(&*request);
             }
-            span
+            span.into_inner()
         });
         let span = span.unwrap_or_else(|_| Span::none());
         InFlight { shared, number, begun, since_ns, span, answered: false, tells }
@@ -178,7 +190,7 @@ impl<Q, R, E> InFlight<Q, R, E> {
     }
 
     /// Gives the callers their replies.
-    fn answer(&mut self, callers: Vec<Caller<R, E>>, replies: Result<Vec<Result<R, E>>, E>)
+    fn answer(&mut self, callers: Vec<Caller<R, E>>, replies: BatchEnd<R, E>)
     where
         E: Clone,
     {
@@ -213,7 +225,7 @@ impl<Q, R, E> Drop for InFlight<Q, R, E> {
 pub(super) fn task<Q, R, E, Fut>(
     mut in_flight: InFlight<Q, R, E>,
     callers: Vec<Caller<R, E>>,
-    begun: Result<Fut, Failed<E>>,
+    begun: Result<Fut, Failed>,
 ) -> BatchTask
 where
     Q: Send + 'static,
@@ -221,12 +233,13 @@ where
     E: From<Error> + Clone + Send + 'static,
     Fut: Future<Output = Result<Vec<Result<R, E>>, E>> + Send + 'static,
 {
-    BatchTask(Box::pin(async move {
+    BatchTask(Contained::new(Box::pin(async move {
         let requests = callers.len();
         let ended = match begun {
             Ok(running) => {
-                let running = running.instrument(in_flight.span.clone());
-                contain::catch_future(running).await.map_err(Failed::Panicked)
+                let span = contain::catch(|| in_flight.span.clone());
+                let span = Contained::new(span.unwrap_or_else(|_| Span::none()));
+                in_span(&span, contain::catch_future(running)).await.map_err(Failed::Panicked)
             }
             Err(failed) => Err(failed),
         };
@@ -235,26 +248,39 @@ where
             in_flight.span.record("run_us", field(run_us));
         });
         let replies = match ended {
-            Ok(Ok(replies)) if replies.len() != requests => {
-                let replies = replies.len();
-                Err(Error::from(ErrorDetail::Replies { requests, replies }).into())
+            Ok(Ok(replies)) if replies.len() == requests => BatchEnd::Each(replies),
+            Ok(Ok(replies)) => {
+                let found = replies.len();
+                contain::drop_each(replies);
+                BatchEnd::Refused(ErrorDetail::Replies { requests, replies: found }.into())
             }
-            Ok(replies) => replies,
-            Err(Failed::NoStream(error)) => Err(error),
+            Ok(Err(error)) => BatchEnd::All(error),
+            Err(Failed::NoStream(error)) => BatchEnd::Refused(error),
             Err(Failed::Panicked(message)) => {
                 contain::log(|| {
                     tracing::error!(requests, message, "the closure of a batch panicked");
                 });
-                Err(Error::from(ErrorDetail::BatchPanicked { requests, message }).into())
+                BatchEnd::Refused(ErrorDetail::BatchPanicked { requests, message }.into())
             }
         };
         in_flight.answer(callers, replies);
-    }))
+    })))
+}
+
+/// A contained future, polled in a span. A subscriber is foreign code: its panic costs the trace alone.
+async fn in_span<F: Future>(span: &Span, contained: F) -> F::Output {
+    let mut contained = pin!(contained);
+    std::future::poll_fn(|cx| {
+        let mut polled = None;
+        contain::log(|| span.in_scope(|| polled = Some(contained.as_mut().poll(cx))));
+        polled.unwrap_or_else(|| contained.as_mut().poll(cx))
+    })
+    .await
 }
 
 /// Why a batch did not run to its end.
-pub(super) enum Failed<E> {
-    NoStream(E),
+pub(super) enum Failed {
+    NoStream(Error),
     Panicked(String),
 }
 
@@ -275,7 +301,7 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
             deliver_in_order(
                 deliveries,
                 number,
-                Replies { callers: Vec::new(), replies: Ok(Vec::new()) },
+                Replies { callers: Vec::new(), replies: BatchEnd::Each(Vec::new()) },
             );
         }
     }
@@ -299,7 +325,7 @@ fn deliver_in_order<R, E>(
         book.next += 1;
         // Wakers and replies are foreign code.
         drop(book);
-        send(replies);
+        contain::contain("the replies of a batch", || send(replies));
         book = deliveries.lock();
     }
     book.is_delivering = false;
@@ -307,23 +333,48 @@ fn deliver_in_order<R, E>(
 
 impl<R, E: Clone> Replies<R, E> {
     fn send(self) {
-        match self.replies {
-            Ok(replies) => {
-                for (caller, reply) in self.callers.into_iter().zip(replies) {
-                    send(caller, || reply);
+        let Replies { callers, replies } = self;
+        let requests = callers.len();
+        match replies {
+            BatchEnd::Each(replies) => {
+                for (caller, reply) in callers.into_iter().zip(replies) {
+                    send(caller, Ok(reply));
                 }
             }
-            Err(error) => {
-                for caller in self.callers {
-                    send(caller, || Err(error.clone()));
+            BatchEnd::All(error) => {
+                let error = Contained::new(error);
+                for caller in callers {
+                    let answer = match contain::catch(|| E::clone(&error)) {
+                        Ok(error) => Ok(Err(error)),
+                        Err(message) => {
+                            Err(ErrorDetail::BatchPanicked { requests, message }.into())
+                        }
+                    };
+                    send(caller, answer);
+                }
+            }
+            BatchEnd::Refused(error) => {
+                for caller in callers {
+                    send(caller, Err(error.clone()));
                 }
             }
         }
     }
 }
 
-/// Answers a request. The reply is dropped if the caller is gone; whatever that drop, the caller's waker or
-/// `reply` does, the other requests of the batch are answered.
-pub(super) fn send<T>(caller: oneshot::Sender<T>, reply: impl FnOnce() -> T) {
-    contain::contain("the reply to a request of a batch", || drop(caller.send(reply())));
+impl<R, E> Drop for Deliveries<R, E> {
+    /// Replies that were to wait for a batch whose task was leaked: their callers have gone.
+    fn drop(&mut self) {
+        for (_, replies) in std::mem::take(&mut self.ended) {
+            contain::contain("the replies of a batch", || (self.send)(replies));
+        }
+    }
+}
+
+/// Answers a request. The answer is dropped if the caller is gone; whatever that drop or the caller's waker does, the other requests of
+/// the batch are answered.
+pub(super) fn send<R, E>(caller: Caller<R, E>, answer: Answer<R, E>) {
+    contain::contain("the reply to a request of a batch", || {
+        drop(caller.into_inner().send(answer));
+    });
 }

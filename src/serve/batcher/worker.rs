@@ -18,7 +18,7 @@ use crate::serve::pool::acquire::Acquire;
 use crate::serve::pool::{PooledStream, StreamPool};
 use crate::serve::refusal;
 use crate::serve::timer::Timer;
-use crate::thread::contain;
+use crate::thread::contain::{self, Contained};
 
 /// Puts a batch on a task of its own.
 pub(super) type Spawner = Arc<dyn Fn(BatchTask) + Send + Sync>;
@@ -35,9 +35,9 @@ pub struct BatchWorker(Pin<Box<dyn Future<Output = ()> + Send>>);
 pub(super) struct BatchWork<Q, R, E, F> {
     end: End<Q, R, E>,
     pool: Option<StreamPool>,
-    spawn: Option<Spawner>,
+    spawn: Option<Contained<Spawner>>,
     padded: Arc<[usize]>,
-    run: F,
+    run: Contained<F>,
     /// `Some` while a batch is due and has no permit.
     acquiring: Option<Acquire>,
     running: FuturesUnordered<BatchTask>,
@@ -94,9 +94,9 @@ where
         BatchWork {
             end: End(shared),
             pool,
-            spawn,
+            spawn: spawn.map(Contained::new),
             padded,
-            run,
+            run: Contained::new(run),
             acquiring: None,
             running: FuturesUnordered::new(),
             timer: WorkerTimer { timer: Timer::new("gpu-await-batch"), set: None },
@@ -170,13 +170,13 @@ where
         let tells = self.spawn.is_some();
         let trace = (since_ns, spans);
         let in_flight = InFlight::new(shared.clone(), number, begun, &batch, trace, tells);
-        let run = &mut self.run;
+        let run = &mut *self.run;
         let begun = match permit {
             Ok(stream) => contain::catch(|| run(stream, batch)).map_err(Failed::Panicked),
             Err(error) => {
                 in_flight.in_span(|| refusal::tell(&shared.admitter, batch.len(), &error));
-                contain::contain("the drop of requests", || drop(batch));
-                Err(Failed::NoStream(error.into()))
+                contain::drop_each(batch);
+                Err(Failed::NoStream(error))
             }
         };
         let task = running::task(in_flight, callers, begun);
@@ -191,10 +191,7 @@ where
 
 impl<Q, R, E> BatcherCore<Q, R, E> {
     /// The next step at `now`, and when to ask again; `worker` is woken when that changes.
-    fn next(&self, now: u64, worker: &Waker) -> (Next, Option<u64>)
-    where
-        E: From<Error>,
-    {
+    fn next(&self, now: u64, worker: &Waker) -> (Next, Option<u64>) {
         let fresh = worker.clone();
         let (next, wakes_at, expired, stale) = {
             let mut book = self.book.lock();
@@ -203,16 +200,13 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
             let next = book.gather.next(now);
             (next, book.gather.wakes_at(now), expired, stale)
         };
-        drop(stale);
+        drop(stale.map(Contained::new));
         self.tell_expired(expired);
         (next, wakes_at)
     }
 
     /// Answers the requests that were too late for any batch.
-    fn tell_expired(&self, expired: Vec<Gathered<Request<Q, R, E>>>)
-    where
-        E: From<Error>,
-    {
+    fn tell_expired(&self, expired: Vec<Gathered<Request<Q, R, E>>>) {
         if expired.is_empty() {
             return;
         }
@@ -222,15 +216,16 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
             book.refusals.expired += expired.len() as u64;
             (book.gather.waiting() as u64, book.gather.takes_ns())
         };
-        for Gathered { since, deadline, request: Request { request, reply, span }, .. } in expired {
+        for Gathered { since, deadline, request: Request { request, caller, span }, .. } in expired
+        {
             let waited_us = now.saturating_sub(since) / 1000;
             let (remaining_us, takes_us) = (deadline.saturating_sub(now) / 1000, takes_ns / 1000);
             let by = self.admitter.clone();
             let error = ErrorDetail::Expired { by, waited_us, remaining_us, takes_us, waiting };
             let error = Error::from(error);
             contain::log(|| span.in_scope(|| refusal::tell(&self.admitter, 1, &error)));
-            running::send(reply, || Err(error.into()));
-            contain::contain("the drop of a request", || drop((request, span)));
+            running::send(caller, Err(error));
+            drop((request, span));
         }
     }
 }
@@ -257,11 +252,10 @@ impl<Q, R, E> Drop for End<Q, R, E> {
         book.refusals.closed += waiting.len() as u64;
         let worker = book.worker.take();
         drop(book);
-        drop(worker);
+        drop(worker.map(Contained::new));
         let closed = self.0.closed();
         for request in waiting {
             contain::log(|| request.span.in_scope(|| refusal::tell(&self.0.admitter, 1, &closed)));
-            contain::contain("the drop of a request", || drop(request));
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorDetail, Result};
 use crate::runtime::coop::Budget;
 use crate::serve::admission::{Ask, Entered, Granted, Left, NoPermit, Patience, Waited, Waiting};
 use crate::serve::refusal;
-use crate::thread::contain;
+use crate::thread::contain::{self, Contained};
 
 /// Resolves to a stream when there is a permit for the request.
 ///
@@ -107,8 +107,8 @@ impl Acquire {
             }
         };
         drop(book);
-        drop(waker);
         wakers.into_iter().for_each(contain::wake);
+        drop(waker.map(Contained::new));
         match &self.state {
             // The devices begin to wake the pool: one may have ended before that.
             AcquireState::Waiting { waiting, .. } if self.shared.watch() => self.look(waiting, cx),
@@ -133,8 +133,8 @@ impl Acquire {
             Waited::Refused(refusal) => Some(Err(self.error(&book, refusal))),
         };
         drop(book);
-        drop(stale);
         wakers.into_iter().for_each(contain::wake);
+        drop(stale.map(Contained::new));
         ended
     }
 }
@@ -159,8 +159,8 @@ impl Drop for Acquire {
             wakers.extend(book.drained());
             let untold = refusal.map(|refusal| self.error(&book, refusal));
             drop(book);
-            drop(stale);
             wakers.into_iter().for_each(contain::wake);
+            drop(stale.map(Contained::new));
             if let Some(error) = untold {
                 refusal::tell(&self.admitter(), 1, &error);
             }
