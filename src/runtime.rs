@@ -9,7 +9,8 @@
 //! | [`exit`] | stops the pollers at the end of the process |
 //! | [`event_pool`], [`words`], [`doorbell`] | events, and the other ways to learn of a completion |
 //! | [`registry`], [`loans`] | the streams of a device; its loans to other libraries |
-//! | [`deadlines`], [`coop`] | times at which the poller acts; how a task yields |
+//! | [`clock`], [`deadlines`] | a device's time, and the moments of it that tasks wait for |
+//! | [`coop`] | how a task yields |
 //! | [`progress`], [`device_state`] | the parts that outlive streams and devices |
 //! | [`graph_budget`], [`graph_memory`] | the number of compiled graphs; memory that graphs can release |
 //! | [`tracer`], [`traced_op`], [`device_clock`] | the log of operations, its entries, and device times on the host's clock |
@@ -23,6 +24,7 @@
 //! [`stream_state`] implements. The aliases at the end of this file combine them, for all other modules.
 
 pub(crate) mod attention;
+pub(crate) mod clock;
 pub(crate) mod coop;
 pub(crate) mod counted;
 pub(crate) mod deadlines;

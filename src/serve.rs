@@ -9,8 +9,9 @@
 //! | [`refusal`] | the `tracing` event of a refused request |
 //! | [`batcher`] | [`Batcher`](batcher::Batcher): single requests, run together |
 //! | [`batching`] | when a batch is ready (pure) |
-//! | [`timer`] | a timer for any executor, exact to a few microseconds |
 //! | [`tower`] | both as `tower::Service` (feature `tower`) |
+//!
+//! Time is a [`Clock`](crate::runtime::clock::Clock)'s: that of the pool's first device, whose poller tells each deadline, whoever is held up.
 #![forbid(unsafe_code)]
 
 pub(crate) mod admission;
@@ -19,7 +20,6 @@ pub(crate) mod batching;
 pub(crate) mod lines;
 pub(crate) mod pool;
 mod refusal;
-pub(crate) mod timer;
 pub(crate) mod took;
 #[cfg(feature = "tower")]
 pub(crate) mod tower;

@@ -523,7 +523,7 @@ impl Stepper {
     /// Advances the device's clock beyond its steps: the runtime measures how long work takes by this clock.
     /// It stops at 292 years.
     pub fn advance(&self, by: Duration) {
-        self.device.engine().advance(by);
+        self.device.engine().clock.advance(by);
     }
 
     /// Runs one command, on the `choose`-th of the streams whose next command is ready, modulo their number,
@@ -535,7 +535,7 @@ impl Stepper {
             return false;
         }
         let engine = self.device.engine();
-        engine.advance(Stepper::STEP);
+        engine.clock.advance(Stepper::STEP);
         let ran = engine.backend.step(choose);
         self.sweep();
         ran
@@ -551,7 +551,7 @@ impl Stepper {
         let engine = self.device.engine();
         engine.check_health().ok();
         engine.mourn();
-        engine.deadlines.wake_due(engine.now());
+        engine.clock.tell();
         let mut active = std::mem::take(&mut *self.active.lock());
         engine.take_handed_over(&mut active);
         engine.streams().iter().for_each(|stream: &Arc<StreamState>| {
@@ -604,5 +604,7 @@ impl Drop for Stepper {
         engine.let_go(Discarded(backend));
         // Streams keep their engine, and that keeps these.
         engine.let_go_of_all();
+        // Its time stands still.
+        engine.clock.end();
     }
 }

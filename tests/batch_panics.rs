@@ -358,10 +358,25 @@ fn a_subscriber_that_panics_in_a_batch() {
         child::run("a_subscriber_that_panics_in_a_batch", "");
         return;
     }
+    let (device, step) = testing::manual();
+    let pool = StreamPool::builder().streams(&device, 1).max_in_flight(1).build().expect("a pool");
+    let held = pool.try_acquire().expect("a permit");
     tracing::subscriber::set_global_default(Hostile).expect("the first");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(async {
         goes_on(Act::Panic, &Ended::Failed(Some(ErrorKind::Panicked))).await;
         goes_on(Act::Answer, &Ended::Answered).await;
     });
+    // A request that was refused, and is dropped before it learns of it, while another panic unwinds.
+    let mut waits = pool.with_patience(SOON).acquire();
+    assert!((&mut waits).now_or_never().is_none());
+    step.advance(SOON);
+    assert!(!step.step(0), "there is no work");
+    assert_eq!(pool.stats().expired, 1);
+    let unwound = catch_unwind(AssertUnwindSafe(|| {
+        let _waits = waits;
+        on_purpose();
+    }));
+    assert!(unwound.is_err());
+    drop(held);
 }

@@ -380,7 +380,7 @@ async fn who_went_while_the_pool_was_full_is_not_computed() -> Result<()> {
     Ok(())
 }
 
-/// The worker keeps the time, on any executor, and no batch has who was told.
+/// On any executor, and no batch has who was told.
 #[test]
 fn a_request_is_told_at_its_deadline() -> Result<()> {
     let seen = Seen::new(ANY);

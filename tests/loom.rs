@@ -10,6 +10,9 @@
 //! sleeps. Values that only keep the record of a run are plain atomics, which loom does not see.
 #![forbid(unsafe_code)]
 
+#[expect(dead_code, reason = "a clock with a thread of its own")]
+#[path = "../src/runtime/deadlines.rs"]
+mod deadlines;
 #[expect(dead_code, reason = "the stream spoils events whose record failed")]
 #[path = "../src/runtime/event_pool.rs"]
 mod event_pool;
@@ -39,6 +42,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64 as Record, Ordering::Relaxed as Seen};
 use std::task::Poll;
 
+use deadlines::Deadlines;
 use event_pool::{EventHandle, EventPool};
 use lineage::Lineage;
 use loom::thread;
@@ -949,6 +953,90 @@ fn a_registration_is_never_slept_over() {
 }
 
 /// The stream was with the poller, which is about to give it up.
+/// `Clock` with a poller, and the poller of a device that is idle or lost.
+struct Clock {
+    deadlines: Deadlines<Bell>,
+    now: AtomicU64,
+    park: ParkState,
+    sleeper: Sleeper,
+}
+
+impl Rounds for &Clock {
+    fn round(&mut self) -> bool {
+        self.deadlines.take_due(self.now.load(Ordering::Relaxed)).into_iter().for_each(Bell::wake);
+        false
+    }
+
+    fn sleep_until(&mut self) -> Option<u64> {
+        let until = self.deadlines.first();
+        (until > self.now.load(Ordering::Relaxed)).then_some(until)
+    }
+}
+
+impl Clock {
+    /// A poll of `Deadline`: whether it is ready.
+    fn poll(&self, due: u64, key: &mut Option<u64>, bell: &Bell) -> bool {
+        if self.now.load(Ordering::Relaxed) >= due {
+            return true;
+        }
+        let Ok(entered) = self.deadlines.enter(due, key, bell.clone()) else { return true };
+        drop(entered.stale);
+        if self.park.notify_before(due) {
+            self.sleeper.unpark();
+        }
+        false
+    }
+}
+
+/// Two tasks with deadlines of their own, one of whom goes, beside a poller that sleeps until the next one, and for ever where there is
+/// none. Loom reports a deadlock if a deadline is slept over, or is entered beside the end of the clock and not told.
+#[test]
+fn a_deadline_is_never_slept_over() {
+    for (due, ends) in [(1, false), (2, false), (3, false), (2, true)] {
+        explore(3, move || {
+            let clock = Arc::new(Clock {
+                deadlines: Deadlines::new(),
+                now: AtomicU64::new(0),
+                park: ParkState::new(),
+                sleeper: Sleeper::default(),
+            });
+            let (bell, ready) = (Bell::default(), Arc::new(Record::new(0)));
+            let other = Bell::default();
+            let mut gone = None;
+            assert!(!clock.poll(2, &mut gone, &other));
+            let task = {
+                let (clock, bell, ready) = (clock.clone(), bell.clone(), ready.clone());
+                thread::spawn(move || {
+                    clock.deadlines.remove(2, gone.unwrap()).into_iter().for_each(drop);
+                    if clock.poll(due, &mut None, &bell) {
+                        ready.store(1, Seen);
+                        clock.sleeper.unpark();
+                    }
+                })
+            };
+            while !bell.rang() && ready.load(Seen) == 0 {
+                let mut rounds = &*clock;
+                let Some(until) = clock.park.look(&mut rounds) else { continue };
+                if ends {
+                    clock.deadlines.end().into_iter().for_each(Bell::wake);
+                    break;
+                }
+                if clock.park.commit(until) && !bell.rang() && ready.load(Seen) == 0 {
+                    if until <= due {
+                        thread::yield_now();
+                        clock.now.store(until, Ordering::Relaxed);
+                    } else {
+                        clock.sleeper.park();
+                    }
+                }
+                clock.park.resume();
+            }
+            task.join().unwrap();
+            assert!(bell.rang() || ready.load(Seen) == 1);
+        });
+    }
+}
+
 #[test]
 fn a_stream_given_up_beside_a_registration_comes_back() {
     explore(2, || {

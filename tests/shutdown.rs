@@ -251,7 +251,7 @@ fn close_tells_of_a_loss_and_not_of_its_limit() {
     handle.lose_device("a test");
     let start = Instant::now();
     assert!(block_on(close).unwrap_err().is_device_lost());
-    // Nobody keeps the time of a device that is lost: there is no need to.
+    // That of a device that is lost waits for no limit.
     assert!(block_on(device.close(Duration::from_secs(60))).unwrap_err().is_device_lost());
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     drop((gate, op));
@@ -601,6 +601,8 @@ fn futures_behind_the_end_resolve() {
 
 #[cfg(target_os = "linux")]
 mod growth {
+    use gpu_await::{Batcher, StreamPool};
+
     use super::*;
 
     /// Threads, handles and resident KiB of this process.
@@ -697,6 +699,60 @@ mod growth {
             other.join().unwrap();
         });
         assert_eq!(device.stats().unreturned, 0);
+    }
+
+    /// Deadlines need no thread of their own. A batcher without a pool has no device to tell them: it refuses such calls, and its batches wait
+    /// for no delay.
+    #[test]
+    fn deadlines_need_no_thread() {
+        const NAME: &str = "growth::deadlines_need_no_thread";
+        if child::parameter().is_none() {
+            child::run(NAME, "");
+            return;
+        }
+        const MOMENT: Duration = Duration::from_millis(20);
+        async fn echo(batch: Vec<u32>) -> gpu_await::Result<Vec<gpu_await::Result<u32>>> {
+            Ok(batch.into_iter().map(Ok).collect())
+        }
+        let device = Device::host();
+        let builder = StreamPool::builder().streams(&device, 1).max_in_flight(1);
+        let pool = builder.build().unwrap();
+        let held = pool.try_acquire().unwrap();
+        wait_until("its threads have begun, which takes memory", others_sleep);
+        limit_address_space(Some(1 << 20));
+        // Stacks of threads that have ended are used again: take them all.
+        let spawn = || std::thread::Builder::new().spawn(std::thread::park);
+        let others: Vec<_> = std::iter::from_fn(|| spawn().ok()).collect();
+        let kinds = [
+            block_on(pool.acquire_by(Instant::now() + MOMENT)).map(drop),
+            block_on(pool.with_patience(MOMENT).acquire()).map(drop),
+            block_on(pool.drained_within(MOMENT)),
+        ]
+        .map(|waited| waited.expect_err("it is held").kind());
+        assert_eq!(kinds, [ErrorKind::TimedOut; 3]);
+        let (batcher, worker) =
+            Batcher::builder().pool(&pool).build(|_, batch| echo(batch.into_requests()));
+        let late = block_on(batcher.call_by(1, Instant::now() + MOMENT));
+        assert_eq!(late.expect_err("nobody polls the worker").kind(), ErrorKind::TimedOut);
+        drop((batcher, worker));
+        let builder = Batcher::builder().max_delay(Duration::from_secs(3600));
+        let (batcher, worker) = builder.build(echo);
+        let refused = block_on(batcher.call_by(1, Instant::now() + MOMENT));
+        assert_eq!(refused.expect_err("nobody tells it").kind(), ErrorKind::Driver);
+        assert_eq!(batcher.stats().closed, 1);
+        let soon = batcher.call(2);
+        let one = async move {
+            let answer = soon.await;
+            drop(batcher);
+            answer
+        };
+        assert_eq!(block_on(futures::future::join(one, worker)).0.unwrap(), 2);
+        limit_address_space(None);
+        drop(held);
+        others.into_iter().for_each(|other| {
+            other.thread().unpark();
+            other.join().unwrap();
+        });
     }
 
     #[test]

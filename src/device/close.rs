@@ -3,16 +3,14 @@
 
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 
 use super::loss::Loss;
 use super::{Device, at};
 use crate::error::{Error, ErrorDetail, Result};
-use crate::runtime::Engine;
+use crate::runtime::clock::Deadline;
 use crate::runtime::coop;
-use crate::runtime::deadlines::NEVER;
 use crate::thread::role;
 
 /// How often a close looks for what has no wake-up: submitters, memory that is about to be free.
@@ -129,7 +127,7 @@ struct Limit {
 impl Limit {
     fn after(device: &Device, limit: Duration) -> Self {
         let ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-        let deadline = Deadline::after(device.engine(), limit);
+        let deadline = Deadline::after(&device.engine().clock, limit);
         Limit { device: device.clone(), ms, deadline, loss: Loss::of(device.engine()) }
     }
 
@@ -148,57 +146,16 @@ impl Limit {
 
     /// Waits until it is time to look again.
     async fn looks_again(&mut self) -> Result<()> {
-        let mut rest = Deadline::after(&self.deadline.engine.clone(), LOOK_EVERY);
+        let mut rest = Deadline::after(&self.device.engine().clock, LOOK_EVERY);
         self.before(&mut rest).await.ok_or_else(|| self.passed())
     }
 
     /// Why the end was not waited for any longer.
     fn passed(&self) -> Error {
-        if let Some(lost) = self.deadline.engine.lost() {
+        if let Some(lost) = self.device.engine().lost() {
             return lost.clone();
         }
         let what = format!("closing {}", self.device.engine().label());
         ErrorDetail::TimedOut { what, limit_ms: self.ms, left: self.device.unfinished() }.into()
-    }
-}
-
-/// Resolves at a moment of a device's clock.
-struct Deadline {
-    engine: Arc<Engine>,
-    due: u64,
-    key: Option<usize>,
-}
-
-impl Deadline {
-    /// `limit` from now; [`Duration::MAX`] is no deadline at all.
-    fn after(engine: &Arc<Engine>, limit: Duration) -> Self {
-        let limit_ns = u64::try_from(limit.as_nanos()).unwrap_or(NEVER);
-        Deadline { engine: engine.clone(), due: engine.now().saturating_add(limit_ns), key: None }
-    }
-}
-
-impl Future for Deadline {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let this = &mut *self;
-        if this.engine.now() >= this.due {
-            return Poll::Ready(());
-        }
-        if this.due != NEVER {
-            let stale = this.engine.deadlines.set(&mut this.key, this.due, cx.waker().clone());
-            drop(stale);
-            this.engine.attention.call_before(this.due);
-        }
-        Poll::Pending
-    }
-}
-
-impl Drop for Deadline {
-    fn drop(&mut self) {
-        if let Some(key) = self.key {
-            let waker = self.engine.deadlines.remove(key);
-            drop(waker);
-        }
     }
 }

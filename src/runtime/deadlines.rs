@@ -1,82 +1,120 @@
-//! Deadlines on a device's clock, without a thread of their own.
+//! [`Deadlines`]: the times on one clock at which tasks are to be woken (pure).
 //!
-//! The device's poller wakes the waiters: it sleeps no longer than until the [first](Deadlines::first) deadline. On a stepped device a step
-//! does this, and time advances with the steps.
+//! | a deadline is | left by |
+//! |---|---|
+//! | entered, with a waker | its time, or the end of its clock, when its waker is woken; its drop |
+//! | told | – |
+//!
+//! Whoever keeps the time [takes](Deadlines::take_due) those that are due, and sleeps no longer than until the [first](Deadlines::first).
+//! Times are nanoseconds of the caller's clock.
 //!
 //! # Invariants
 //! 1. A deadline that is dropped leaves nothing behind (`a_close_that_is_given_up_leaves_nothing`).
-//! 2. A deadline stored before [`Attention::call_before`](super::attention::Attention::call_before) is seen by the poller before it sleeps
-//!    beyond it (`a_registration_is_never_slept_over`).
+//! 2. A deadline that is entered before the poller is [called](super::protocol::park::ParkState::notify_before) is taken before the poller
+//!    sleeps beyond it, and one that is entered beside the end of its clock is told or refused (`a_deadline_is_never_slept_over`).
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::Waker;
+use std::collections::BTreeMap;
 
-use crate::sync::Mutex;
-use slab::Slab;
 use smallvec::SmallVec;
 
-use crate::thread::contain::wake;
+use crate::sync::{AtomicU64, Ordering, Plain};
 
 /// No deadline; a clock that counts nanoseconds gets there in 584 years.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// The deadlines of a device that tasks wait for.
-pub(crate) struct Deadlines {
-    entries: Mutex<Slab<Sleeper>>,
-    /// The earliest of those that were not woken.
+/// What was to be woken, when the lock is released.
+pub(crate) type Due<W> = SmallVec<[W; 4]>;
+
+/// The deadlines of a clock, with their wakers.
+#[derive(Debug)]
+pub(crate) struct Deadlines<W> {
+    entries: Plain<DeadlineEntries<W>>,
+    /// The earliest of them.
     first: AtomicU64,
 }
 
-struct Sleeper {
-    due: u64,
-    /// Taken when it is woken; the entry stays its owner's.
-    waker: Option<Waker>,
+#[derive(Debug)]
+struct DeadlineEntries<W> {
+    /// By time; the second number tells apart those of one time.
+    wakers: BTreeMap<(u64, u64), W>,
+    entered: u64,
+    ended: bool,
 }
 
-impl Deadlines {
+/// A deadline that was entered, perhaps again.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct EnteredDeadline<W> {
+    /// The previous waker, to be dropped without the lock.
+    pub(crate) stale: Option<W>,
+    /// Whether nothing is due before it.
+    pub(crate) is_first: bool,
+}
+
+impl<W> Deadlines<W> {
     pub(crate) fn new() -> Self {
-        Deadlines { entries: Mutex::default(), first: AtomicU64::new(NEVER) }
+        let entries = DeadlineEntries { wakers: BTreeMap::new(), entered: 0, ended: false };
+        Deadlines { entries: Plain::new(entries), first: AtomicU64::new(NEVER) }
     }
 
-    /// The next deadline; `u64::MAX`: none.
+    /// The next deadline, or [`NEVER`].
     pub(crate) fn first(&self) -> u64 {
         self.first.load(Ordering::SeqCst)
     }
 
-    /// Wakes the waiters whose deadline has passed.
-    pub(crate) fn wake_due(&self, now: u64) {
-        while self.first() <= now {
-            let due: SmallVec<[Waker; 4]> = self.change(|entries| {
-                let due = entries.iter_mut().filter(|(_, entry)| entry.due <= now);
-                due.filter_map(|(_, entry)| entry.waker.take()).collect()
-            });
-            due.into_iter().for_each(wake);
+    /// Takes the wakers whose time has come.
+    pub(crate) fn take_due(&self, now: u64) -> Due<W> {
+        if self.first() > now {
+            return Due::new();
         }
-    }
-
-    /// Sets the waker for `due`, and returns the previous one.
-    pub(crate) fn set(&self, key: &mut Option<usize>, due: u64, waker: Waker) -> Option<Waker> {
-        self.change(|entries| match key.and_then(|key| entries.get_mut(key)) {
-            Some(entry) => entry.waker.replace(waker),
-            None => {
-                *key = Some(entries.insert(Sleeper { due, waker: Some(waker) }));
-                None
-            }
+        self.change(|entries| {
+            let later = entries.wakers.split_off(&(now.saturating_add(1), 0));
+            std::mem::replace(&mut entries.wakers, later).into_values().collect()
         })
     }
 
-    pub(crate) fn remove(&self, key: usize) -> Option<Waker> {
-        self.change(|entries| entries.try_remove(key)?.waker)
+    /// Enters a waker for `due`, or another one for the same; the waker comes back if the clock has ended.
+    pub(crate) fn enter(
+        &self,
+        due: u64,
+        key: &mut Option<u64>,
+        waker: W,
+    ) -> Result<EnteredDeadline<W>, W> {
+        self.change(|entries| {
+            if entries.ended {
+                return Err(waker);
+            }
+            let number = *key.get_or_insert_with(|| {
+                entries.entered += 1;
+                entries.entered
+            });
+            let stale = entries.wakers.insert((due, number), waker);
+            let first = entries.wakers.first_key_value();
+            let is_first = first.is_some_and(|(first, _)| *first == (due, number));
+            Ok(EnteredDeadline { stale, is_first })
+        })
     }
 
-    /// Wakers that come out are called and dropped by the caller, without the lock.
-    fn change<R>(&self, change: impl FnOnce(&mut Slab<Sleeper>) -> R) -> R {
+    /// Takes a deadline out that is dropped.
+    pub(crate) fn remove(&self, due: u64, key: u64) -> Option<W> {
+        self.change(|entries| entries.wakers.remove(&(due, key)))
+    }
+
+    /// Nobody keeps the time any more: all are due.
+    pub(crate) fn end(&self) -> Due<W> {
+        self.change(|entries| {
+            entries.ended = true;
+            std::mem::take(&mut entries.wakers).into_values().collect()
+        })
+    }
+
+    fn change<R>(&self, change: impl FnOnce(&mut DeadlineEntries<W>) -> R) -> R {
         let mut entries = self.entries.lock();
         let result = change(&mut entries);
-        let waiting = entries.iter().filter(|(_, entry)| entry.waker.is_some());
-        let first = waiting.map(|(_, entry)| entry.due).min();
-        self.first.store(first.unwrap_or(NEVER), Ordering::SeqCst);
+        let first = entries.wakers.first_key_value().map_or(NEVER, |((due, _), _)| *due);
+        // Under the lock, in the order of the changes.
+        self.first.store(first, Ordering::SeqCst);
         result
     }
 }

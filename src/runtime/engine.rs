@@ -8,7 +8,7 @@
 //! | `checkers` | permits for tasks that check for themselves, or stay awake |
 //! | `events`, `words` | markers |
 //! | `bells` | private streams for doorbells |
-//! | `deadlines` | times at which the poller wakes tasks |
+//! | `clock` | its time, and the moments at which the poller wakes tasks |
 //! | `account` | where the device's memory is, in bytes |
 //! | `retired` | device memory to be freed when several streams have finished with it |
 //! | `loans` | loans to other libraries, which `close` waits for |
@@ -31,14 +31,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::sync::Mutex;
 use crossbeam_utils::CachePadded;
 use slab::Slab;
 
 use super::attention::Attention;
-use super::deadlines::Deadlines;
+use super::clock::Clock;
 use super::device_state::DeviceState;
 use super::doorbell::Bells;
 use super::event_pool::{Destroy, EventHandle, EventPool};
@@ -131,11 +131,7 @@ pub(crate) struct Engine<S: DeviceStream> {
     rest_ns: AtomicU64,
     /// How long a task took lately from being woken to check to being polled.
     pub(crate) lag_ns: AtomicU64,
-    /// The origin of the engine's clock.
-    epoch: Instant,
-    /// The clock of a stepped device, which time itself does not move.
-    stepped_ns: AtomicU64,
-    pub(crate) deadlines: Deadlines,
+    pub(crate) clock: Arc<Clock>,
     /// Wakers of futures and pools that wait for the loss of the device; `None` from the close, which takes
     /// the waker, until the next poll.
     mourners: Mutex<Slab<Option<Waker>>>,
@@ -192,9 +188,14 @@ impl<S: DeviceStream> Engine<S> {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let label = format!("{kind}:{}", backend.ordinal());
         let state = Arc::new(DeviceState::new(id, backend.kind(), label));
+        let attention = Arc::new(Attention::new(&state, options.stepped));
         let engine = Arc::new(Engine {
             id,
-            attention: Arc::new(Attention::new(&state, options.stepped)),
+            clock: match options.stepped {
+                true => Clock::of_steps(),
+                false => Clock::of_poller(&attention),
+            },
+            attention,
             state,
             events: Arc::default(),
             timed_events: Arc::default(),
@@ -222,9 +223,6 @@ impl<S: DeviceStream> Engine<S> {
             checkers: CachePadded::new(Checkers::new()),
             lag_ns: AtomicU64::new(0),
             rest_ns: AtomicU64::new(cadence::REST_LEAST_NS),
-            epoch: Instant::now(),
-            stepped_ns: AtomicU64::new(0),
-            deadlines: Deadlines::new(),
             mourners: Mutex::default(),
             counters: CachePadded::default(),
             leaving: Mutex::default(),
@@ -385,22 +383,7 @@ impl<S: DeviceStream> Engine<S> {
 
     /// The engine's clock, in nanoseconds.
     pub(crate) fn now(&self) -> u64 {
-        if self.options.stepped {
-            // ORDERING: Relaxed: times are for guesses.
-            return self.stepped_ns.load(Ordering::Relaxed);
-        }
-        // 584 years.
-        self.epoch.elapsed().as_nanos() as u64
-    }
-
-    /// Advances the clock of a stepped device, at most to the middle of its range: times ahead of it must fit
-    /// in the range as well.
-    #[cfg(feature = "test-util")]
-    pub(crate) fn advance(&self, by: Duration) {
-        let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
-        let later = |now: u64| Some(now.saturating_add(by).min(u64::MAX / 2));
-        // ORDERING: Relaxed, as above.
-        self.stepped_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later).ok();
+        self.clock.now()
     }
 
     /// The size of the block for a buffer of this many bytes.

@@ -3,7 +3,7 @@
 //! It owns the list of streams that are waited for (or that have memory to free), looks at each when its work may be complete, and sleeps
 //! in between: see [`cadence`](super::protocol::cadence) for the phases. Its work grows with busy streams, not with futures. A stream
 //! without a handle is kept until its work is complete. The poller holds its engine only while it looks, so an unused device goes away, and
-//! the thread with it; it never joins itself. It ends when its device is lost, because nothing needs it then.
+//! the thread with it; it never joins itself. Of a lost device it only tells the deadlines.
 #![forbid(unsafe_code)]
 
 use std::sync::{Arc, Weak};
@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::Engine;
 use super::attention::Attention;
+use super::clock::Clock;
 use super::protocol::cadence;
 use super::protocol::park::Rounds;
 use super::registry;
@@ -24,9 +25,9 @@ use crate::thread::{contain, native, role};
 /// Starts the poller of an engine.
 pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<()> {
     let attention = engine.attention.clone();
-    let weak = Arc::downgrade(engine);
+    let (weak, clock) = (Arc::downgrade(engine), engine.clock.clone());
     let name = format!("gpu-await-{}", engine.label());
-    let thread = native::spawn(&name, move || run(&weak, &attention))
+    let thread = native::spawn(&name, move || run(&weak, &attention, &clock))
         .map_err(|_| DriverCode { call: "thread spawn", code: 304 })?;
     engine.attention.thread.get_or_init(|| thread);
     Ok(())
@@ -38,8 +39,6 @@ enum NextRound {
     Again,
     /// Sleep until called, or until then.
     Park(u64),
-    /// The device is lost, and all waiters were woken.
-    End,
 }
 
 /// A sleep shorter than this is not worth its 3 µs.
@@ -52,7 +51,7 @@ struct Poller {
     last_probe: u64,
 }
 
-fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
+fn run(engine: &Weak<Engine>, attention: &Arc<Attention>, clock: &Clock) {
     let _role = role::enter(Role::Poller);
     system::minimize_timer_slack();
     coop::prepare();
@@ -94,7 +93,6 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
                 }
                 attention.park.resume();
             }
-            NextRound::End => break,
         }
     }
     // Streams keep their engine, and that keeps those that were handed over.
@@ -103,6 +101,7 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
         contain::contain("what a poller called", || engine.mourn());
         engine.let_go_of_all();
     }
+    clock.end();
     attention.end();
     registry::let_go(poller.active);
 }
@@ -116,29 +115,44 @@ struct Round<'a> {
 
 impl Rounds for Round<'_> {
     fn round(&mut self) -> bool {
-        self.poller.round(self.engine)
+        let moved = match self.engine.lost() {
+            Some(_) => self.poller.bury(self.engine),
+            None => self.poller.round(self.engine),
+        };
+        self.engine.clock.tell();
+        moved
     }
 
     fn sleep_until(&mut self) -> Option<u64> {
         let now = self.engine.now();
-        let until = self.poller.next_look(self.engine, now, self.attention);
-        let until = until.min(self.engine.deadlines.first());
+        let until = match self.engine.lost() {
+            Some(_) => {
+                self.attention.looked(false);
+                u64::MAX
+            }
+            None => self.poller.next_look(self.engine, now, self.attention),
+        };
+        let until = until.min(self.engine.clock.first());
         (until > now + SPIN_NS).then_some(until)
     }
 }
 
 impl Poller {
     fn look(&mut self, engine: &Arc<Engine>, attention: &Attention) -> NextRound {
-        if engine.lost().is_some() {
-            // A submitter may have found the loss; it wakes nobody.
-            engine.mourn();
-            // From now on retired and leftover values are freed at once.
-            engine.sweep_retired(false);
-            engine.send_left();
-            return NextRound::End;
-        }
         let until = attention.park.look(&mut Round { poller: self, engine, attention });
         until.map_or(NextRound::Again, NextRound::Park)
+    }
+
+    /// The device is lost: wakes its waiters and lets its streams go.
+    fn bury(&mut self, engine: &Arc<Engine>) -> bool {
+        // A submitter may have found the loss; it wakes nobody.
+        engine.mourn();
+        // From now on retired and leftover values are freed at once.
+        engine.sweep_retired(false);
+        engine.send_left();
+        engine.let_go_of_all();
+        registry::let_go(std::mem::take(&mut self.active));
+        false
     }
 
     /// Looks at every stream that is due, and whether the device is lost; true if anything moved.
@@ -148,7 +162,6 @@ impl Poller {
         engine.wake_reclaimers();
         let mut moved = engine.take_handed_over(&mut self.active);
         let now = engine.now();
-        engine.deadlines.wake_due(now);
         let mut visited = false;
         for stream in self.active.iter().filter(|stream| stream.next_look() <= now) {
             visited = true;

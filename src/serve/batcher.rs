@@ -7,14 +7,18 @@
 //! | answered | – |
 //!
 //! [`gather`](super::batching) decides when a batch is due and which requests it takes. Callers only enter requests; the
-//! [`BatchWorker`](worker::BatchWorker), a future that the user spawns, acquires each batch's permit, forms the batch and runs it.
+//! [`BatchWorker`](worker::BatchWorker), a future that the user spawns, acquires each batch's permit, forms the batch and runs it. A call with
+//! a deadline has a [`Deadline`] of its own, at which the clock wakes it and it takes its request out of the queue: a worker that is held up
+//! by a batch, or is not polled, delays it no more.
 //!
 //! # Invariants
 //! 1. Every request is answered once: with its own result, the batch's error, or an error that it was too late or the batcher is closed
 //!    (`every_request_gets_its_own_answer`, `a_worker_that_goes_away_answers_everybody`).
 //! 2. A request that is dropped before its batch starts is not in the batch (`a_dropped_request_leaves_the_batch`,
 //!    `who_went_while_the_pool_was_full_is_not_computed`).
-//! 3. Wakers, requests, spans and replies are dropped outside of the lock, and what panics in its drop, its clone or its conversion ends the
+//! 3. A call is told at its deadline while its request waits, whatever the worker does (`a_batch_that_blocks_delays_no_deadline`,
+//!    `a_worker_that_is_not_polled_delays_no_deadline`).
+//! 4. Wakers, requests, spans and replies are dropped outside of the lock, and what panics in its drop, its clone or its conversion ends the
 //!    call that it belongs to (`tests/batch_panics.rs`): what is held of others is [`Contained`], and an error of the crate's becomes the
 //!    caller's `E` in the caller's poll.
 #![forbid(unsafe_code)]
@@ -36,12 +40,14 @@ use futures::ready;
 use tracing::Span;
 
 use self::running::{Caller, Deliveries};
-use super::batching::{BatchLimits, Demand, Gather, NotGathered, RequestKey};
+use super::batching::{BatchLimits, Demand, Gather, Gathered, NotGathered, RequestKey};
 use super::refusal;
 use crate::error::admitter::Admitter;
 use crate::error::{Error, ErrorDetail};
+use crate::runtime::clock::{Clock, Deadline};
 use crate::runtime::coop::Budget;
 use crate::thread::contain::{self, Contained};
+use crate::thread::worker::no_thread;
 
 /// Gathers single requests into batches and gives each its own answer.
 ///
@@ -146,7 +152,8 @@ pub struct BatcherStats {
     pub refused_early: u64,
     /// Requests whose deadline came before their batch.
     pub expired: u64,
-    /// Requests refused because the worker was gone, or because the pool had no stream for their batch: it was closed, or its last device lost.
+    /// Requests refused because the worker was gone, or because the pool had no stream for their batch: it was closed, or its last device lost;
+    /// or because the system refused the thread that tells deadlines where there is no pool.
     pub closed: u64,
     /// Requests whose futures were dropped while they waited for a batch.
     pub given_up: u64,
@@ -164,7 +171,12 @@ struct CallOptions {
 
 enum CallState<R, E> {
     Refused(Error),
-    Waiting { key: RequestKey, answer: Contained<oneshot::Receiver<Answer<R, E>>> },
+    Waiting {
+        key: RequestKey,
+        answer: Contained<oneshot::Receiver<Answer<R, E>>>,
+        /// Until it has passed.
+        deadline: Option<Deadline>,
+    },
     Done,
 }
 
@@ -180,7 +192,8 @@ struct Request<Q, R, E> {
 
 struct BatcherCore<Q, R, E> {
     admitter: Admitter,
-    epoch: Instant,
+    /// That of the pool's first device, or of its own.
+    clock: Arc<Clock>,
     limits: BatchLimits,
     book: Mutex<BatcherState<Q, R, E>>,
     /// If replies keep the order of requests.
@@ -213,7 +226,7 @@ impl<Q, R, E> Batcher<Q, R, E> {
     /// awaiting it only observes.
     pub fn call(&self, request: Q) -> Call<Q, R, E> {
         let patience = self.calls.patience;
-        self.enter(request, patience.and_then(|patience| Instant::now().checked_add(patience)))
+        self.enter(request, patience.and_then(|patience| self.shared.clock.after(patience)))
     }
 
     /// [`call`](Self::call) for a request whose answer is useful until `deadline`, such as the time at which
@@ -222,9 +235,15 @@ impl<Q, R, E> Batcher<Q, R, E> {
     /// The wait for a batch is bounded exactly, the batch itself by an estimate: a request that cannot be
     /// answered in time, judged by how long batches took lately, is refused at once
     /// ([`ErrorDetail::TooLate`]), and one that waits fails at its deadline at the latest
-    /// ([`ErrorDetail::Expired`]), on any executor. A batch that has begun goes on.
+    /// ([`ErrorDetail::Expired`]), on any executor, whatever the worker does meanwhile: a batch that blocks the
+    /// worker's thread delays it no more. A batch that has begun goes on.
+    ///
+    /// The poller of the pool's first device keeps the time; on a stepped device (`testing::manual`) a deadline is as
+    /// many steps away as it is when the request is made. Without a [pool](builder::BatcherBuilder::pool) the batcher
+    /// has a thread for it; where the system refuses that thread, the call fails at once with
+    /// [`ErrorKind::Driver`](crate::ErrorKind::Driver).
     pub fn call_by(&self, request: Q, deadline: Instant) -> Call<Q, R, E> {
-        self.enter(request, Some(deadline))
+        self.enter(request, Some(self.shared.clock.time_of(deadline)))
     }
 
     /// Returns a handle whose requests go into a batch before those of normal priority, except for every
@@ -272,11 +291,11 @@ impl<Q, R, E> Batcher<Q, R, E> {
         }
     }
 
-    fn enter(&self, request: Q, deadline: Option<Instant>) -> Call<Q, R, E> {
+    fn enter(&self, request: Q, deadline: Option<u64>) -> Call<Q, R, E> {
         let demand = Demand {
             high_priority: self.calls.high_priority && self.shared.deliveries.is_none(),
             weight: self.calls.weight,
-            deadline: deadline.map(|at| self.shared.time_of(at)),
+            deadline,
         };
         let state = self.shared.enter(request, demand);
         Call { shared: self.shared.clone(), state, budget: Budget::default() }
@@ -294,9 +313,16 @@ impl<Q, R, E: From<Error>> Future for Call<Q, R, E> {
         let Call { shared, state, budget } = &mut *self;
         let answer = ready!(budget.poll(cx, |cx| {
             match state {
-                CallState::Waiting { answer, .. } => Pin::new(&mut **answer)
-                    .poll(cx)
-                    .map(|answered| answered.unwrap_or_else(|_gone| Err(shared.closed()))),
+                CallState::Waiting { key, answer, deadline } => {
+                    if let Poll::Ready(answered) = Pin::new(&mut **answer).poll(cx) {
+                        return Poll::Ready(answered.unwrap_or_else(|_gone| Err(shared.closed())));
+                    }
+                    let Some(passes) = deadline else { return Poll::Pending };
+                    ready!(Pin::new(passes).poll(cx));
+                    *deadline = None;
+                    // Otherwise a batch has it, or the worker is about to answer it.
+                    shared.expire(*key).map_or(Poll::Pending, |error| Poll::Ready(Err(error)))
+                }
                 CallState::Refused(error) => Poll::Ready(Err(error.clone())),
                 CallState::Done => panic!("`Call` polled after it was ready"),
             }
@@ -319,14 +345,8 @@ impl<Q, R, E> Drop for Call<Q, R, E> {
 }
 
 impl<Q, R, E> BatcherCore<Q, R, E> {
-    /// Nanoseconds since the batcher was made.
     fn now(&self) -> u64 {
-        self.time_of(Instant::now())
-    }
-
-    fn time_of(&self, at: Instant) -> u64 {
-        let ns = at.saturating_duration_since(self.epoch).as_nanos();
-        u64::try_from(ns).unwrap_or(u64::MAX)
+        self.clock.now()
     }
 
     fn enter(&self, request: Q, demand: Demand) -> CallState<R, E> {
@@ -335,19 +355,22 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
         let span = contain::catch(Span::current).unwrap_or_else(|_| Span::none());
         let (request, span) = (Contained::new(request), Contained::new(span));
         let request = Request { request, caller: Contained::new(sender), span };
+        let deadline = demand.deadline.map(|due| Deadline::at(&self.clock, due));
+        let is_kept = deadline.is_none() || self.clock.is_kept();
         let now = self.now();
         let mut book = self.book.lock();
-        if book.closed {
+        if book.closed || !is_kept {
             book.refusals.closed += 1;
+            let error = if book.closed { self.closed() } else { no_thread() };
             drop(book);
-            return self.refuse(self.closed());
+            return self.refuse(error);
         }
         match book.gather.add(now, demand, request) {
             Ok((key, tells)) => {
                 let worker = if tells { book.worker.take() } else { None };
                 drop(book);
                 worker.into_iter().for_each(contain::wake);
-                CallState::Waiting { key, answer: Contained::new(answer) }
+                CallState::Waiting { key, answer: Contained::new(answer), deadline }
             }
             Err((unwanted, request)) => {
                 book.refusals.refused += 1;
@@ -358,6 +381,35 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
                 self.refuse(error)
             }
         }
+    }
+
+    /// Takes a request out whose deadline has passed, if it is in no batch.
+    fn expire(&self, key: RequestKey) -> Option<Error> {
+        let mut book = self.book.lock();
+        let expired = book.gather.leave(key)?;
+        let error = self.expired(&mut book, &expired);
+        drop(book);
+        let span = &expired.request.span;
+        contain::log(|| span.in_scope(|| refusal::tell(&self.admitter, 1, &error)));
+        Some(error)
+    }
+
+    /// Counts a request that was taken out because it is too late.
+    fn expired(
+        &self,
+        book: &mut BatcherState<Q, R, E>,
+        expired: &Gathered<Request<Q, R, E>>,
+    ) -> Error {
+        book.refusals.expired += 1;
+        let now = self.now();
+        ErrorDetail::Expired {
+            by: self.admitter.clone(),
+            waited_us: now.saturating_sub(expired.since) / 1000,
+            remaining_us: expired.deadline.saturating_sub(now) / 1000,
+            takes_us: book.gather.takes_ns() / 1000,
+            waiting: book.gather.waiting() as u64,
+        }
+        .into()
     }
 
     fn refuse(&self, error: Error) -> CallState<R, E> {

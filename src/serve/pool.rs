@@ -10,7 +10,8 @@
 //! wait, from the device's engine, which holds a waker with a [`Weak`] reference to the pool.
 //!
 //! [`admission`](super::admission) decides which request is admitted next and which are refused; [`lease`](crate::stream::lease) returns
-//! permits. A waiter is in [`acquire`]; its deadline is kept by a [`Timer`], whose waker has a [`Weak`] reference as well.
+//! permits. A waiter is in [`acquire`]. The poller of the pool's first device calls the pool at the next [`Deadline`] of a waiter, by a waker
+//! with a [`Weak`] reference as well, and the pool refuses those whose time is up: a heavy one holds up no other until its task is polled.
 //!
 //! # Invariants
 //! 1. A request that is given up keeps its permit until the device has finished (`a_permit_is_released_when_the_device_has_finished`).
@@ -19,7 +20,8 @@
 //!    `a_close_ends_waits_for_held_permits`), and the devices do not keep the pool (`a_pool_that_waited_keeps_no_device`).
 //! 4. The release of the last permit ends the wait for the drained pool, whoever releases it
 //!    (`a_granted_waiter_that_goes_lets_the_pool_drain`).
-//! 5. A request is woken when its deadline passes, even if nothing polls it and no permit is released (`a_waiter_is_told_at_its_deadline`).
+//! 5. A request is woken when its deadline passes, even if nothing polls it and no permit is released (`a_waiter_is_told_at_its_deadline`), and
+//!    whatever became of the device (`a_device_that_has_ended_tells_deadlines`).
 //!
 //! More than 500 lines, most of them public documentation: one state under one lock, and its handles.
 #![forbid(unsafe_code)]
@@ -41,10 +43,10 @@ use crate::sync::Mutex;
 use self::acquire::Acquire;
 use self::builder::StreamPoolBuilder;
 use super::admission::{Admission, Class, Granted, Outcomes, Patience, Wakers};
-use super::timer::Timer;
 use crate::error::admitter::{Admitter, AdmitterKind};
 use crate::error::unfinished::Unfinished;
 use crate::error::{Error, ErrorDetail, Result};
+use crate::runtime::clock::{Clock, Deadline};
 use crate::runtime::coop::Budget;
 use crate::stream::lease::{Lease, Permits};
 use crate::stream::{MarkList, Marks, Stream, sealed};
@@ -158,8 +160,7 @@ pub struct Drained {
 pub struct DrainedWithin {
     drained: Drained,
     limit: Duration,
-    /// `None` if there is no such time.
-    end: Option<Instant>,
+    deadline: Deadline,
 }
 
 /// What a [`StreamPool`] is doing; a snapshot.
@@ -268,9 +269,8 @@ struct PoolCore {
     name: Option<Arc<str>>,
     /// By number; the first share has no name.
     share_names: Vec<Arc<str>>,
-    /// The admission's zero.
-    epoch: Instant,
-    timer: Timer,
+    /// That of the first device: the admission's times are its.
+    clock: Arc<Clock>,
     book: Mutex<PoolState>,
 }
 
@@ -278,12 +278,10 @@ struct PoolState {
     admission: Admission,
     /// The tasks that wait until nothing is in flight.
     draining: Vec<Contained<Waker>>,
-    /// When the first of them is to be woken in any case.
-    drains_by: Option<u64>,
     /// Why the last slot went.
     gone: Option<Error>,
-    /// When the timer wakes the pool.
-    wakes_at: Option<u64>,
+    /// When a deadline passes next, or earlier.
+    next_deadline: Option<Deadline>,
 }
 
 /// Wakes a pool in which a deadline passed.
@@ -333,8 +331,9 @@ impl StreamPool {
     /// # Errors
     /// As [`acquire`](Self::acquire). [`ErrorDetail::TooLate`] (of kind `Overloaded`), at once or as soon as
     /// newer requests push it too far back: it cannot be answered in time. [`ErrorDetail::Expired`], at the
-    /// deadline at the latest: it waited, and there was no permit in time. A thread of the pool keeps the
-    /// time, so this works on any executor.
+    /// deadline at the latest: it waited, and there was no permit in time. The poller of the pool's first device
+    /// keeps the time, so this works on any executor, whoever is held up. On a stepped device (`testing::manual`) a
+    /// deadline is as many steps away as it is when the request is made.
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
@@ -353,6 +352,7 @@ impl StreamPool {
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     pub fn acquire_by(&self, deadline: Instant) -> Acquire {
+        let deadline = self.shared.clock.time_of(deadline);
         self.enter(self.asks, Some(deadline), Patience::UpToTheLimit)
     }
 
@@ -429,7 +429,8 @@ impl StreamPool {
     }
 
     /// [`drained`](Self::drained) for at most `limit` from the call, on any executor; [`Duration::MAX`] is no
-    /// limit. A thread of the pool keeps the time.
+    /// limit. The poller of the pool's first device keeps the time; on a stepped device (`testing::manual`) its
+    /// steps do.
     ///
     /// # Cancel safety
     /// If it is dropped, it stops waiting.
@@ -454,8 +455,8 @@ impl StreamPool {
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     pub fn drained_within(&self, limit: Duration) -> DrainedWithin {
-        let end = Instant::now().checked_add(limit);
-        DrainedWithin { drained: self.drained(), limit, end }
+        let deadline = Deadline::after(&self.shared.clock, limit);
+        DrainedWithin { drained: self.drained(), limit, deadline }
     }
 
     /// Asks the devices what the pool is doing.
@@ -531,7 +532,12 @@ impl StreamPool {
         self.enter(self.asks, None, Patience::Always)
     }
 
-    fn enter(&self, asks: Asks, deadline: Option<Instant>, patience: Patience) -> Acquire {
+    /// The clock of its deadlines.
+    pub(crate) fn clock(&self) -> &Arc<Clock> {
+        &self.shared.clock
+    }
+
+    fn enter(&self, asks: Asks, deadline: Option<u64>, patience: Patience) -> Acquire {
         // Zero is no deadline that has passed, but nothing to be waited for.
         let zero = patience == Patience::UpToTheLimit && asks.patience == Some(Duration::ZERO);
         let (deadline, patience) =
@@ -540,9 +546,9 @@ impl StreamPool {
     }
 
     /// When the handle's patience ends that begins now; `None` if it has no end, or no time to begin with.
-    fn patient_until(&self) -> Option<Instant> {
+    fn patient_until(&self) -> Option<u64> {
         let patience = self.asks.patience.filter(|patience| !patience.is_zero())?;
-        Instant::now().checked_add(patience)
+        self.shared.clock.after(patience)
     }
 
     fn with(&self, asks: Asks) -> StreamPool {
@@ -587,28 +593,17 @@ impl Future for DrainedWithin {
     type Output = Result<()>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let DrainedWithin { drained, limit, end } = &mut *self;
-        if Pin::new(&mut *drained).poll(cx).is_ready() {
-            return Poll::Ready(Ok(()));
-        }
-        let Some(end) = *end else { return Poll::Pending };
-        if Instant::now() < end {
-            drained.shared.wakes_draining(end);
-            return Poll::Pending;
-        }
-        Poll::Ready(Err(drained.shared.not_drained(*limit)))
+        let DrainedWithin { drained: Drained { shared, budget }, limit, deadline } = &mut *self;
+        budget.poll(cx, |cx| {
+            if shared.poll_drained(cx).is_ready() {
+                return Poll::Ready(Ok(()));
+            }
+            Pin::new(deadline).poll(cx).map(|()| Err(shared.not_drained(*limit)))
+        })
     }
 }
 
 impl PoolCore {
-    /// Wakes the tasks that wait until nothing is in flight at `end` as well.
-    fn wakes_draining(self: &Arc<Self>, end: Instant) {
-        let end = self.time_of(end);
-        let mut book = self.book.lock();
-        book.drains_by = Some(book.drains_by.map_or(end, |known| known.min(end)));
-        self.keep_time(&mut book);
-    }
-
     fn not_drained(&self, limit: Duration) -> Error {
         let mut left = Unfinished::default();
         let backlogs: Vec<u64> = self.slots.iter().map(|(stream, _)| stream.backlog()).collect();
@@ -659,26 +654,19 @@ impl PoolCore {
         Admitter { kind: AdmitterKind::StreamPool, name: self.name.clone(), share }
     }
 
-    /// Nanoseconds since the pool was made.
     fn now(&self) -> u64 {
-        self.time_of(Instant::now())
+        self.clock.now()
     }
 
-    fn time_of(&self, at: Instant) -> u64 {
-        let ns = at.saturating_duration_since(self.epoch).as_nanos();
-        u64::try_from(ns).unwrap_or(u64::MAX)
-    }
-
-    /// Has the timer wake the pool at the next deadline, unless it wakes it earlier. Under the lock, so that the timer is
-    /// set in the order of the decisions. Without a timer thread, expired requests are woken when the next permit is
-    /// released.
+    /// Has the clock call the pool at the next deadline, unless it does so earlier. Under the lock, in the order of the decisions: no
+    /// foreign code is called.
     fn keep_time(self: &Arc<Self>, book: &mut PoolState) {
-        let deadlines = book.admission.next_deadline().into_iter().chain(book.drains_by);
-        let Some(next) = deadlines.min() else { return };
-        let Some(at) = self.epoch.checked_add(Duration::from_nanos(next)) else { return };
-        if book.wakes_at.is_none_or(|known| next < known) {
-            let waker = Waker::from(Arc::new(DeadlinePassed(Arc::downgrade(self))));
-            book.wakes_at = self.timer.set(at, waker).then_some(next);
+        let Some(next) = book.admission.next_deadline() else { return };
+        if book.next_deadline.as_ref().is_none_or(|known| next < known.due()) {
+            let mut deadline = Deadline::at(&self.clock, next);
+            // Where nobody tells it, the device has ended, and with it each wait.
+            deadline.wakes(Waker::from(Arc::new(DeadlinePassed(Arc::downgrade(self)))));
+            book.next_deadline = Some(deadline);
         }
     }
 
@@ -706,14 +694,8 @@ impl Wake for DeadlinePassed {
         let Some(shared) = self.0.upgrade() else { return };
         let wakers = {
             let mut book = shared.book.lock();
-            book.wakes_at = None;
-            let now = shared.now();
-            let mut wakers = book.admission.expire(now);
-            if book.drains_by.is_some_and(|end| end <= now) {
-                // Waits that end later set it again.
-                book.drains_by = None;
-                wakers.extend(book.take_draining());
-            }
+            book.next_deadline = None;
+            let wakers = book.admission.expire(shared.now());
             shared.keep_time(&mut book);
             wakers
         };
@@ -726,11 +708,8 @@ impl PoolState {
     /// released.
     fn drained(&mut self) -> Vec<Waker> {
         let is_drained = self.admission.taken() == 0;
-        if is_drained { self.take_draining() } else { Vec::new() }
-    }
-
-    fn take_draining(&mut self) -> Vec<Waker> {
-        std::mem::take(&mut self.draining).into_iter().map(Contained::into_inner).collect()
+        let draining = if is_drained { std::mem::take(&mut self.draining) } else { Vec::new() };
+        draining.into_iter().map(Contained::into_inner).collect()
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! | work | thread |
 //! |---|---|
-//! | frequent: drops of users' values, driver calls that may block, copies, a batcher's time-outs | a [`Worker`], one task after another |
+//! | frequent: drops of users' values, driver calls that may block, copies; the time of a batcher without a device | a [`Worker`], one task after another |
 //! | rare, and possibly long: loading, trimming ([`offload`], [`detach`]); a device's last acts ([`last_act`]) | one per task |
 //!
 //! A [`Worker`] starts with the first task sent and ends with its owner. An executor's blocking threads are not used: all of them may be
@@ -45,9 +45,9 @@ impl<T: Send + 'static> Worker<T> {
         self.name
     }
 
-    /// Starts the thread unless it runs; if the system refuses it, the next [`send`](Self::send) asks again.
-    pub(crate) fn start(&self, work: impl FnOnce(&Receiver<T>) + Send + 'static) {
-        self.sender(work);
+    /// Starts the thread unless it runs; false if the system refuses it: then the next call asks again.
+    pub(crate) fn start(&self, work: impl FnOnce(&Receiver<T>) + Send + 'static) -> bool {
+        self.sender(work).is_some()
     }
 
     /// Sends the thread something, starting it with `work` if need be. An item that it cannot have is
@@ -159,7 +159,8 @@ pub(crate) fn last_act(act: impl FnOnce() + Send + 'static) {
     }
 }
 
-fn no_thread() -> crate::Error {
+/// The system refuses a thread, or the process is ending.
+pub(crate) fn no_thread() -> crate::Error {
     if exit::begun() {
         return ErrorDetail::ProcessEnding { what: "work off the executor" }.into();
     }

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::sync::Mutex;
 
@@ -13,6 +13,7 @@ use super::worker::{BatchWork, BatchWorker, Spawner};
 use super::{Batcher, BatcherCore, BatcherState, CallOptions, Open, Refusals};
 use crate::error::Error;
 use crate::error::admitter::{Admitter, AdmitterKind};
+use crate::runtime::clock::Clock;
 use crate::serve::batching::{BatchLimits, Gather};
 use crate::serve::pool::{PooledStream, StreamPool};
 
@@ -136,7 +137,7 @@ impl<P> BatcherBuilder<P> {
         };
         let shared = Arc::new(BatcherCore {
             admitter: Admitter { kind: AdmitterKind::Batcher, name: self.name, share: None },
-            epoch: Instant::now(),
+            clock: pool.as_ref().map_or_else(Clock::of_thread, |pool| pool.clock().clone()),
             limits: self.limits,
             book: Mutex::new(book),
             deliveries: self.in_order.then(|| Mutex::new(Deliveries::new())),

@@ -5,19 +5,18 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::task::{Context, Poll, Waker, ready};
 
 use futures::stream::{FuturesUnordered, StreamExt};
 
 use super::running::{self, Batch, BatchTask, Failed, InFlight};
 use super::{BatcherCore, Request};
-use crate::error::{Error, ErrorDetail, Result as PoolResult};
+use crate::error::{Error, Result as PoolResult};
+use crate::runtime::clock::Deadline;
 use crate::serve::batching::{Gathered, Next, TakenBatch};
 use crate::serve::pool::acquire::Acquire;
 use crate::serve::pool::{PooledStream, StreamPool};
 use crate::serve::refusal;
-use crate::serve::timer::Timer;
 use crate::thread::contain::{self, Contained};
 
 /// Puts a batch on a task of its own.
@@ -41,17 +40,12 @@ pub(super) struct BatchWork<Q, R, E, F> {
     /// `Some` while a batch is due and has no permit.
     acquiring: Option<Acquire>,
     running: FuturesUnordered<BatchTask>,
-    timer: WorkerTimer,
+    /// When a batch is due, or a deadline passes.
+    wakes_at: Option<Deadline>,
 }
 
 /// The end of a worker: waiting requests get an error.
 struct End<Q, R, E>(Arc<BatcherCore<Q, R, E>>);
-
-/// A worker's time-out.
-struct WorkerTimer {
-    timer: Timer,
-    set: Option<(u64, Waker)>,
-}
 
 impl BatchWorker {
     pub(super) fn new<Q, R, E, F, Fut>(mut work: BatchWork<Q, R, E, F>) -> Self
@@ -99,13 +93,13 @@ where
             run: Contained::new(run),
             acquiring: None,
             running: FuturesUnordered::new(),
-            timer: WorkerTimer { timer: Timer::new("gpu-await-batch"), set: None },
+            wakes_at: None,
         }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let shared = self.end.0.clone();
-        // Without a thread for a time-out, requests that wait for one go now.
+        // Where nobody tells the time, requests that wait for it go now.
         let mut early = 0;
         loop {
             while let Poll::Ready(Some(())) = self.running.poll_next_unpin(cx) {}
@@ -122,10 +116,12 @@ where
                 // The requests that it was for have gone.
                 Next::Idle => self.acquiring = None,
             }
-            match wakes_at {
-                Some(at) if !self.timer.set(shared.epoch, at, cx.waker()) => early = at,
-                _ => return Poll::Pending,
+            if self.wakes_at.as_ref().map(Deadline::due) != wakes_at {
+                self.wakes_at = wakes_at.map(|at| Deadline::at(&shared.clock, at));
             }
+            let Some(wakes_at) = &mut self.wakes_at else { return Poll::Pending };
+            ready!(Pin::new(&mut *wakes_at).poll(cx));
+            early = wakes_at.due();
         }
     }
 
@@ -141,7 +137,7 @@ where
             shared.book.lock().gather.asks(now);
             pool.acquire_for_batch()
         });
-        let acquired = std::task::ready!(Pin::new(acquiring).poll(cx));
+        let acquired = ready!(Pin::new(acquiring).poll(cx));
         self.acquiring = None;
         Poll::Ready(acquired.map(Some))
     }
@@ -210,37 +206,18 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
         if expired.is_empty() {
             return;
         }
-        let now = self.now();
-        let (waiting, takes_ns) = {
+        let errors: Vec<_> = {
             let mut book = self.book.lock();
-            book.refusals.expired += expired.len() as u64;
-            (book.gather.waiting() as u64, book.gather.takes_ns())
+            expired.iter().map(|gathered| self.expired(&mut book, gathered)).collect()
         };
-        for Gathered { since, deadline, request: Request { request, caller, span }, .. } in expired
-        {
-            let waited_us = now.saturating_sub(since) / 1000;
-            let (remaining_us, takes_us) = (deadline.saturating_sub(now) / 1000, takes_ns / 1000);
-            let by = self.admitter.clone();
-            let error = ErrorDetail::Expired { by, waited_us, remaining_us, takes_us, waiting };
-            let error = Error::from(error);
+        let told = expired.into_iter().zip(errors).map(|(gathered, error)| {
+            let Request { request, caller, span } = gathered.request;
             contain::log(|| span.in_scope(|| refusal::tell(&self.admitter, 1, &error)));
             running::send(caller, Err(error));
-            drop((request, span));
-        }
-    }
-}
-
-impl WorkerTimer {
-    /// Wakes `worker` at `at`; false if the system refuses a thread for that.
-    fn set(&mut self, epoch: Instant, at: u64, worker: &Waker) -> bool {
-        let known = self.set.as_ref();
-        if known.is_some_and(|(known, waker)| *known == at && waker.will_wake(worker)) {
-            return true;
-        }
-        self.set = Some((at, worker.clone()));
-        // A time beyond the clock's range never comes.
-        let Some(at) = epoch.checked_add(Duration::from_nanos(at)) else { return true };
-        self.timer.set(at, worker.clone())
+            (request, span)
+        });
+        // A drop that takes long keeps nobody waiting.
+        drop(told.collect::<Vec<_>>());
     }
 }
 

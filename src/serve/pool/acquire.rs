@@ -6,7 +6,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::{Asks, PoolCore, PoolState, PooledStream};
 use crate::error::admitter::Admitter;
@@ -32,7 +32,7 @@ use crate::thread::contain::{self, Contained};
 pub struct Acquire {
     shared: Arc<PoolCore>,
     asks: Asks,
-    deadline: Option<Instant>,
+    deadline: Option<u64>,
     patience: Patience,
     state: AcquireState,
     budget: Budget,
@@ -40,7 +40,7 @@ pub struct Acquire {
 
 enum AcquireState {
     New,
-    Waiting { waiting: Waiting, since: Instant },
+    Waiting { waiting: Waiting, since: u64 },
     Done,
 }
 
@@ -48,7 +48,7 @@ impl Acquire {
     pub(super) fn new(
         shared: &Arc<PoolCore>,
         asks: Asks,
-        deadline: Option<Instant>,
+        deadline: Option<u64>,
         patience: Patience,
     ) -> Self {
         let (state, budget) = (AcquireState::New, Budget::default());
@@ -63,7 +63,10 @@ impl Acquire {
                     None => return Poll::Pending,
                 },
                 AcquireState::Waiting { waiting, since } => match self.look(waiting, cx) {
-                    Some(ended) => (ended, since.elapsed()),
+                    Some(ended) => {
+                        let waited_ns = self.shared.now().saturating_sub(*since);
+                        (ended, Duration::from_nanos(waited_ns))
+                    }
                     None => return Poll::Pending,
                 },
                 AcquireState::Done => panic!("`Acquire` polled after it was ready"),
@@ -86,12 +89,11 @@ impl Acquire {
     /// Asks for a permit; `None`: the request waits from now on.
     fn enter(&mut self, cx: &Context<'_>) -> Option<Result<Granted>> {
         let Asks { class, share, weight, .. } = self.asks;
-        let deadline = self.deadline.map(|at| self.shared.time_of(at));
-        let ask = Ask { class, share, weight, deadline, patience: self.patience };
+        let (deadline, patience) = (self.deadline, self.patience);
+        let ask = Ask { class, share, weight, deadline, patience };
         // Cloned in front of the lock, dropped behind it: a waker is foreign code.
         let mut waker = Some(cx.waker().clone());
-        let since = Instant::now();
-        let now = self.shared.time_of(since);
+        let now = self.shared.now();
         let mut book = self.shared.book.lock();
         let mut wakers = self.shared.look_after(&mut book);
         let (entered, told) = book.admission.enter(now, ask);
@@ -102,7 +104,7 @@ impl Acquire {
             Entered::Waits(waiting) => {
                 self.shared.keep_time(&mut book);
                 book.admission.leave_waker(&waiting, &mut waker);
-                self.state = AcquireState::Waiting { waiting, since };
+                self.state = AcquireState::Waiting { waiting, since: now };
                 None
             }
         };

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::sync::Mutex;
 
@@ -10,7 +10,6 @@ use super::{Asks, IN_FLIGHT_A_STREAM, MAX_WAITING, PoolCore, PoolState, StreamPo
 use crate::device::Device;
 use crate::error::{ErrorDetail, Result};
 use crate::serve::admission::{Admission, Class, ShareLimits};
-use crate::serve::timer::Timer;
 use crate::thread::role;
 
 /// Options for making a [`StreamPool`].
@@ -164,24 +163,17 @@ impl StreamPoolBuilder {
         });
         let classes = slots.iter().map(|(_, class)| *class);
         let admission = Admission::new(limit as u64, max_waiting, classes, limits);
-        let book = PoolState {
-            admission,
-            draining: Vec::new(),
-            drains_by: None,
-            gone: None,
-            wakes_at: None,
-        };
+        let book = PoolState { admission, draining: Vec::new(), gone: None, next_deadline: None };
         let engine_id = |slot: usize| slots[slot].0.engine().id;
         let is_first = |slot: &usize| (0..*slot).all(|other| engine_id(other) != engine_id(*slot));
         let devices = (0..slots.len()).filter(is_first).collect();
         let shared = PoolCore {
+            clock: slots[0].0.engine().clock.clone(),
             slots,
             devices,
             watches: OnceLock::new(),
             name: self.name.map(Into::into),
             share_names: shares.into_iter().map(|share| share.name.into()).collect(),
-            epoch: Instant::now(),
-            timer: Timer::new("gpu-await-pool"),
             book: Mutex::new(book),
         };
         let asks = Asks { class: Class::Normal, share: 0, weight: 1, patience: self.patience };

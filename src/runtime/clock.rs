@@ -1,0 +1,216 @@
+//! [`Clock`]: a time, and who tells its deadlines.
+//!
+//! | a clock of | goes with | its deadlines are told by |
+//! |---|---|---|
+//! | a device | the system's | the device's poller, also when the device is lost or closed, until it is gone |
+//! | a stepped device | its steps | its steps |
+//! | nobody's device: a batcher without a pool | the system's | a thread of its own, from the first deadline |
+//!
+//! Whoever waits for a moment has a [`Deadline`] of its own, so that nobody who is held up delays it. This and [`Engine`](super::Engine) are
+//! what pools and batchers know of the runtime.
+//!
+//! # Invariants
+//! 1. A deadline is told at its time, or at the end of its clock; where nobody would tell it, it is ready at once (`tests/deadlines.rs`).
+#![forbid(unsafe_code)]
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+
+use super::attention::Attention;
+use super::deadlines::{Deadlines, NEVER};
+use crate::system;
+use crate::thread::contain::{Contained, wake};
+use crate::thread::worker::Worker;
+
+/// A clock, in nanoseconds since its origin.
+pub(crate) struct Clock {
+    origin: Instant,
+    keeper: TimeKeeper,
+    deadlines: Deadlines<Waker>,
+}
+
+/// Who moves a clock, and tells its deadlines.
+enum TimeKeeper {
+    Poller(Arc<Attention>),
+    /// The time of a stepped device, which time itself does not move.
+    Steps(AtomicU64),
+    /// Gets a message when a deadline comes in front of all others.
+    Thread(Worker<()>),
+}
+
+/// Resolves at a moment of a clock, or at once where nobody tells it.
+pub(crate) struct Deadline {
+    clock: Arc<Clock>,
+    due: u64,
+    key: Option<u64>,
+}
+
+impl Clock {
+    /// The clock of a device, whose poller has this attention.
+    pub(super) fn of_poller(attention: &Arc<Attention>) -> Arc<Self> {
+        Clock::new(TimeKeeper::Poller(attention.clone()))
+    }
+
+    /// The clock of a stepped device.
+    pub(super) fn of_steps() -> Arc<Self> {
+        Clock::new(TimeKeeper::Steps(AtomicU64::new(0)))
+    }
+
+    /// A clock with a thread of its own, from the first deadline.
+    pub(crate) fn of_thread() -> Arc<Self> {
+        Clock::new(TimeKeeper::Thread(Worker::new("gpu-await-clock")))
+    }
+
+    fn new(keeper: TimeKeeper) -> Arc<Self> {
+        Arc::new(Clock { origin: Instant::now(), keeper, deadlines: Deadlines::new() })
+    }
+
+    pub(crate) fn now(&self) -> u64 {
+        match &self.keeper {
+            // ORDERING: Relaxed: times are for guesses.
+            TimeKeeper::Steps(now) => now.load(Ordering::Relaxed),
+            // 584 years.
+            _ => self.origin.elapsed().as_nanos() as u64,
+        }
+    }
+
+    /// The moment that is so far away; `None` if it is out of range.
+    pub(crate) fn after(&self, limit: Duration) -> Option<u64> {
+        self.now().checked_add(u64::try_from(limit.as_nanos()).ok()?)
+    }
+
+    /// When it will be `at`: on the clock of a stepped device, as far away as that is now.
+    pub(crate) fn time_of(&self, at: Instant) -> u64 {
+        let time = match &self.keeper {
+            TimeKeeper::Steps(_) => self.after(at.saturating_duration_since(Instant::now())),
+            _ => u64::try_from(at.saturating_duration_since(self.origin).as_nanos()).ok(),
+        };
+        time.unwrap_or(NEVER)
+    }
+
+    /// Advances the clock of a stepped device, at most to the middle of its range: times ahead of it must fit in the range as well.
+    #[cfg(feature = "test-util")]
+    pub(crate) fn advance(&self, by: Duration) {
+        let TimeKeeper::Steps(now) = &self.keeper else { return };
+        let by = u64::try_from(by.as_nanos()).unwrap_or(NEVER);
+        let later = |now: u64| Some(now.saturating_add(by).min(u64::MAX / 2));
+        // ORDERING: Relaxed, as above.
+        now.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later).ok();
+    }
+
+    /// The next deadline, or [`NEVER`].
+    pub(crate) fn first(&self) -> u64 {
+        self.deadlines.first()
+    }
+
+    /// Wakes the waiters whose deadline has passed.
+    pub(crate) fn tell(&self) {
+        self.deadlines.take_due(self.now()).into_iter().for_each(wake);
+    }
+
+    /// Nobody keeps the time from now on: all deadlines are told, and new ones are ready at once.
+    pub(crate) fn end(&self) {
+        self.deadlines.end().into_iter().for_each(wake);
+    }
+
+    /// Whether somebody tells deadlines: false where the system refuses the thread for it.
+    pub(crate) fn is_kept(self: &Arc<Self>) -> bool {
+        match &self.keeper {
+            TimeKeeper::Thread(worker) => worker.start(keep_time(self)),
+            _ => true,
+        }
+    }
+
+    /// Enters a deadline; false if nobody tells it.
+    fn enter(self: &Arc<Self>, due: u64, key: &mut Option<u64>, waker: Waker) -> bool {
+        if !self.is_kept() {
+            drop(Contained::new(waker));
+            return false;
+        }
+        let entered = match self.deadlines.enter(due, key, waker) {
+            Ok(entered) => entered,
+            Err(waker) => {
+                drop(Contained::new(waker));
+                return false;
+            }
+        };
+        match &self.keeper {
+            TimeKeeper::Poller(attention) => attention.call_before(due),
+            TimeKeeper::Thread(worker) if entered.is_first => {
+                // It has begun.
+                worker.send((), keep_time(self)).ok();
+            }
+            TimeKeeper::Steps(_) | TimeKeeper::Thread(_) => {}
+        }
+        drop(entered.stale.map(Contained::new));
+        true
+    }
+}
+
+/// The work of a clock's own thread, which ends with the clock.
+fn keep_time(clock: &Arc<Clock>) -> impl FnOnce(&Receiver<()>) + Send + 'static {
+    let clock: Weak<Clock> = Arc::downgrade(clock);
+    move |calls| {
+        system::minimize_timer_slack();
+        while let Some(clock) = clock.upgrade() {
+            clock.tell();
+            let first = Some(clock.first()).filter(|first| *first != NEVER);
+            let until = first.and_then(|ns| clock.origin.checked_add(Duration::from_nanos(ns)));
+            // It is not kept while this waits.
+            drop(clock);
+            let called = match until {
+                Some(until) => calls.recv_deadline(until),
+                None => calls.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            if called == Err(RecvTimeoutError::Disconnected) {
+                return;
+            }
+        }
+    }
+}
+
+impl Deadline {
+    pub(crate) fn at(clock: &Arc<Clock>, due: u64) -> Self {
+        Deadline { clock: clock.clone(), due, key: None }
+    }
+
+    /// `limit` from now; [`Duration::MAX`] is no deadline at all.
+    pub(crate) fn after(clock: &Arc<Clock>, limit: Duration) -> Self {
+        Deadline::at(clock, clock.after(limit).unwrap_or(NEVER))
+    }
+
+    pub(crate) fn due(&self) -> u64 {
+        self.due
+    }
+
+    /// Has `waker` woken at the deadline, which may have passed; false if nobody does that.
+    pub(crate) fn wakes(&mut self, waker: Waker) -> bool {
+        self.clock.enter(self.due, &mut self.key, waker)
+    }
+}
+
+impl Future for Deadline {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.clock.now() >= self.due {
+            return Poll::Ready(());
+        }
+        let is_entered = self.due == NEVER || self.wakes(cx.waker().clone());
+        if is_entered { Poll::Pending } else { Poll::Ready(()) }
+    }
+}
+
+impl Drop for Deadline {
+    fn drop(&mut self) {
+        if let Some(key) = self.key {
+            drop(self.clock.deadlines.remove(self.due, key).map(Contained::new));
+        }
+    }
+}
