@@ -188,7 +188,7 @@ fn fills_and_copies_of_special_values() {
         for to in OFFSETS {
             for value in T::specials() {
                 let what = || format!("a fill with {value:?} at {to}");
-                both.check(&what, Some(Seen::raw(&vec![value; LEN])), |stream| {
+                both.check(&what, Some(Seen::raw(&[value; LEN])), |stream| {
                     let mut y = Shifted::new(stream, &x, to)?;
                     stream.fill(&mut y.view_mut()?, value).queued()?;
                     Ok(Seen::raw(&y.read(stream)?))
@@ -198,7 +198,7 @@ fn fills_and_copies_of_special_values() {
                 let what = || format!("a copy of {:?} from {from} to {to}", T::small(1));
                 both.check(&what, Some(Seen::raw(&x)), |stream| {
                     let source = Shifted::new(stream, &x, from)?;
-                    let mut y = Shifted::new(stream, &vec![T::small(0); LEN], to)?;
+                    let mut y = Shifted::new(stream, &[T::small(0); LEN], to)?;
                     stream.copy(&source.view()?, &mut y.view_mut()?).queued()?;
                     Ok(Seen::raw(&y.read(stream)?))
                 });
@@ -226,8 +226,8 @@ fn thresholds_of_selections() {
                     (selected.len(), selected.len(), Seen::of(&selected), Seen::of(&others));
                 both.check(&what, Some(expected), |stream| {
                     let x = Shifted::new(stream, &x, offset)?;
-                    let mut taken = Shifted::new(stream, &vec![T::small(0); LEN], offset)?;
-                    let mut left = Shifted::new(stream, &vec![T::small(0); LEN], offset)?;
+                    let mut taken = Shifted::new(stream, &[T::small(0); LEN], offset)?;
+                    let mut left = Shifted::new(stream, &[T::small(0); LEN], offset)?;
                     let count = stream.count_if(&x.view()?, condition).synchronize()?;
                     let op = stream.copy_if(&x.view()?, condition, &mut taken.view_mut()?);
                     let copied = op.synchronize()?;
@@ -470,7 +470,7 @@ fn numbers_of_formulas() {
             let greater: Vec<T> = x.iter().map(|x| if *x > a { *x } else { a }).collect();
             both.check(&what, Some(Seen::of(&greater)), |stream| {
                 let source = Shifted::new(stream, &x, offset)?;
-                let mut out = Shifted::new(stream, &vec![T::small(0); LEN], offset)?;
+                let mut out = Shifted::new(stream, &[T::small(0); LEN], offset)?;
                 let (x, mut to) = (source.view()?, out.view_mut()?);
                 let clamped = transform!(|a, x| x.gt(a).select(x, a));
                 stream.transform(clamped, (a, &x), &mut to).queued()?;
@@ -478,7 +478,7 @@ fn numbers_of_formulas() {
             });
             both.check(&what, None, |stream| {
                 let source = Shifted::new(stream, &x, offset)?;
-                let mut out = Shifted::new(stream, &vec![T::small(0); LEN], offset)?;
+                let mut out = Shifted::new(stream, &[T::small(0); LEN], offset)?;
                 let mut all = Vec::new();
                 // Hygiene: the names in `$formula` are those of this line.
                 macro_rules! formulas {
@@ -504,7 +504,7 @@ fn numbers_of_formulas() {
                 let mut all = Vec::new();
                 macro_rules! to {
                     ($($type:ident)+) => {$(
-                        let mut out = Shifted::new(stream, &vec![<$type>::small(0); LEN], offset)?;
+                        let mut out = Shifted::new(stream, &[<$type>::small(0); LEN], offset)?;
                         stream.cast(&source.view()?, &mut out.view_mut()?).queued()?;
                         all.push(Seen::of::<$type>(&out.read(stream)?));
                     )+};
