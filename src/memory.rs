@@ -73,7 +73,7 @@ pub struct MemoryInfo {
     /// Freed memory that waits for device work: other streams use it, or its free is on a stream. It becomes free by itself.
     pub pending_bytes: u64,
     /// Freed memory that streams cache for their next allocations, whether its last use is complete or not. An allocation
-    /// that does not fit takes it.
+    /// that does not fit without it takes it, if its last use is complete or [`Pressure`](crate::Pressure) lets it wait.
     pub kept_bytes: u64,
     /// Memory that is never freed, see [`Stats`](crate::Stats::leaked_bytes).
     pub leaked_bytes: u64,
