@@ -43,8 +43,8 @@ impl Stream {
     /// reuses handles.
     ///
     /// # Ownership
-    /// `owner` is kept until the last handle of the stream and the last buffer that was made on it
-    /// are dropped, and what this crate put on the stream is complete.
+    /// `owner` is kept until the last handle of the stream is dropped, and what this crate put on the
+    /// stream is complete. Buffers that were made on it may outlive it.
     ///
     /// # Errors
     /// [`ErrorDetail::BadStream`]: the per-thread handle (2), which is a different stream on every
@@ -147,7 +147,7 @@ impl Stream {
     /// when they are called. Memory that only foreign work uses is its owner's to keep alive.
     ///
     /// # Safety
-    /// The handle is used only while a handle of this stream, or a buffer made on it, lives. Nobody
+    /// The handle is used only while a handle of this stream lives: a buffer made on it does not keep it. Nobody
     /// destroys the stream, and nobody captures it into a graph while this crate puts work on it.
     #[must_use]
     pub unsafe fn as_raw(&self) -> u64 {

@@ -13,7 +13,7 @@ pub struct Stats {
     /// Operations submitted and not known to be complete, on all streams. After the loss of the device it
     /// keeps its last value.
     pub in_flight: u64,
-    /// Streams alive: a handle exists, or a buffer that was made there, or their work goes on. A device has some of its own: compare with
+    /// Streams alive: a handle exists, or their work goes on. A device has some of its own: compare with
     /// an earlier value rather than with 0.
     pub streams: usize,
     /// Host memory lent to operations in flight.
