@@ -183,11 +183,13 @@ enum CallState<R, E> {
 /// What a call gets: the reply of its batch, or an error of the crate's.
 type Answer<R, E> = Result<Result<R, E>, Error>;
 
+/// The span in which a request was entered.
+type RequestSpan = Contained<Span>;
+
 struct Request<Q, R, E> {
     request: Contained<Q>,
     caller: Caller<R, E>,
-    /// The span in which it was entered.
-    span: Contained<Span>,
+    span: RequestSpan,
 }
 
 struct BatcherCore<Q, R, E> {

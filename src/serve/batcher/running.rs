@@ -22,7 +22,7 @@ use futures::channel::oneshot;
 use tracing::Span;
 use tracing::field::Empty;
 
-use super::{Answer, BatcherCore, Request};
+use super::{Answer, BatcherCore, Request, RequestSpan};
 use crate::error::{Error, ErrorDetail};
 use crate::serve::batching::{Begun, Gathered};
 use crate::serve::refusal::field;
@@ -143,7 +143,7 @@ impl<R, E: Clone> Deliveries<R, E> {
 pub(super) fn unpack<Q, R, E>(
     requests: Vec<Gathered<Request<Q, R, E>>>,
     padded: &[usize],
-) -> (Batch<Q>, Vec<Caller<R, E>>, Vec<Contained<Span>>) {
+) -> (Batch<Q>, Vec<Caller<R, E>>, Vec<RequestSpan>) {
     let weight = requests.iter().map(|gathered| gathered.weight).sum();
     let (mut batch, mut callers, mut spans) = (Vec::new(), Vec::new(), Vec::new());
     for Gathered { request: Request { request, caller, span }, .. } in requests {
@@ -163,7 +163,7 @@ impl<Q, R, E> InFlight<Q, R, E> {
         number: u64,
         begun: Begun,
         batch: &Batch<Q>,
-        (since_ns, spans): (u64, Vec<Contained<Span>>),
+        (since_ns, spans): (u64, Vec<RequestSpan>),
         tells: bool,
     ) -> Self {
         let us = |from, to: u64| field(to.saturating_sub(from) / 1000);
