@@ -280,6 +280,12 @@ pub enum ErrorDetail {
         .ptr % .alignment
     )]
     Misaligned { op: &'static str, what: &'static str, ptr: u64, alignment: u64 },
+    /// The kernels of a selection of at most `most` elements left `found` as their number: `u64::MAX` if they wrote none. A defect of
+    /// this crate, or something else wrote to its memory; what was selected is not to be used.
+    #[error(
+        "{op}: {found} of {most} elements were counted: a defect of this crate, or memory was overwritten; please report it"
+    )]
+    BadCount { op: &'static str, found: u64, most: usize },
     /// A range leaves its buffer, or the rows or columns of a view; `unit` says what it counts.
     #[error("range {start}..{end} is out of bounds: there are {len} {unit}")]
     OutOfBounds { start: usize, end: usize, len: usize, unit: &'static str },
@@ -583,6 +589,7 @@ impl ErrorDetail {
             | D::NoImplementation { .. }
             | D::Unsupported { .. } => ErrorKind::Unsupported,
             D::Driver { code, .. } => code.kind(),
+            D::BadCount { .. } => ErrorKind::Driver,
             // The cause decides what the reader can do about it.
             D::Upstream { cause, .. } | D::Verify { cause, .. } => cause.kind(),
             D::OutOfMemory { .. } | D::OutOfPinnedMemory { .. } | D::OutOfHostMemory { .. } => {

@@ -187,7 +187,7 @@ pub use algorithm::{
     elementwise::operands::{FormulaOver, OperandType, Operands},
     elementwise::put::Index,
     preload::AlgorithmFamily,
-    reduce_op::{BitOp, ReduceBy, ReduceOp},
+    reduce_op::{BitOp, ReduceBy, ReduceOp, Reproducible},
     scalar::Scalar,
     sequence::{Sequence, SequenceMut, UpTo, UpToMut},
 };

@@ -3,6 +3,7 @@
 //! | tool | what for |
 //! |---|---|
 //! | [`device`] | the device that the tests run on: host, or the one in `GPU_AWAIT_TEST_DEVICE` |
+//! | [`builder`] | the options of that device, for tests that add their own: [`DeviceBuilder::general_images`], say |
 //! | [`Gate`] | holds a stream until the test opens it |
 //! | [`faults`] | a device whose driver calls are recorded and fail on request |
 //! | [`manual`] | a host device without threads, which runs only when it is stepped |
@@ -43,6 +44,22 @@ use crate::thread::role::Role;
 /// The environment variable that names the device for tests.
 pub const TEST_DEVICE: &str = "GPU_AWAIT_TEST_DEVICE";
 
+/// The environment variable that chooses the kernel images of the device for tests: `general` for those
+/// of [`DeviceBuilder::general_images`].
+pub const TEST_IMAGES: &str = "GPU_AWAIT_TEST_IMAGES";
+
+/// A builder with the options that the environment names for tests: [`TEST_IMAGES`].
+///
+/// # Panics
+/// If that is set to anything but `general`.
+pub fn builder() -> DeviceBuilder {
+    match std::env::var(TEST_IMAGES) {
+        Ok(images) if images == "general" => Device::builder().general_images(true),
+        Ok(images) => panic!("{TEST_IMAGES} is `{images}`: expected `general`"),
+        Err(_) => Device::builder(),
+    }
+}
+
 /// Opens the device that tests run on: the one named by [`TEST_DEVICE`], else a host device.
 ///
 /// A GPU is given to one test thread at a time: another thread waits here until the first one's devices and
@@ -67,7 +84,7 @@ pub fn device_with(completion: Completion) -> Device {
 
 fn open(name: &str, completion: Completion) -> Device {
     let turn = name.starts_with("cuda").then(turn::GpuTurn::take);
-    let opened = Device::builder().completion(completion).named(name).and_then(|device| {
+    let opened = builder().completion(completion).named(name).and_then(|device| {
         let home = device.default_stream().home();
         if let Some(turn) = turn {
             home.get_or_load(|| Ok::<_, crate::Error>(turn))?;
@@ -374,6 +391,24 @@ pub fn host_with_completion(faults: Faults, completion: Completion) -> Device {
 }
 
 impl DeviceBuilder {
+    /// Runs the kernels of this crate that every GPU runs, as PTX that the driver compiles, also where there
+    /// is machine code for the GPU: algorithms, formulas, fills and copies. On a host device it changes nothing.
+    ///
+    /// A GPU of compute capability 9.0 never runs them otherwise, and is what most tests run on.
+    pub fn general_images(mut self, general: bool) -> Self {
+        self.general_images = general;
+        self
+    }
+
+    /// Sets how many elements a launch of a selection or of
+    /// [`run_length_encode`](crate::Stream::run_length_encode) takes at most, in whole tiles and at least one;
+    /// by default about 2^30. An array of a few million elements is then cut like one of many gigabytes. On
+    /// a host device it changes nothing.
+    pub fn part_of_selections(mut self, elements: u32) -> Self {
+        self.part_of_selections = Some(elements);
+        self
+    }
+
     /// [`host_with`], with these options: a memory limit, say, or verify mode.
     ///
     /// # Panics

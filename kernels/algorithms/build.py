@@ -42,14 +42,18 @@ FLOATS = ["f16", "bf16", "f32", "f64"]
 
 def images():
     """Name, source and definitions of every image."""
+    # Of floats scans have kernels that add in one order as well.
+    rounded = {element: {"ROUNDED": ""} for element in FLOATS}
     for family in ("reduce", "scan", "select", "segmented"):
         for element in ELEMENTS:
-            yield f"{family}_{element}", family, {"ELEMENT": element}
+            given = rounded.get(element, {}) if family == "scan" else {}
+            yield f"{family}_{element}", family, {"ELEMENT": element, **given}
     # Of integers by width: the bits of a product do not depend on signs.
     for element in WORDS + FLOATS:
         bits = {"BITS": ""} if element in WORDS else {}
         for family in ("reduce", "scan", "segmented"):
-            yield f"{family}_combined_{element}", family, {"ELEMENT": element, "COMBINED": "", **bits}
+            given = rounded.get(element, {}) if family == "scan" else {}
+            yield f"{family}_combined_{element}", family, {"ELEMENT": element, "COMBINED": "", **bits, **given}
     for word in WORDS:
         places = {"PLACES": ""} if word == "u8" else {}
         yield f"select_flagged_{word}", "select", {"ELEMENT": word, "FLAGS": "", **places}

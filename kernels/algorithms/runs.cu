@@ -1,9 +1,9 @@
 // Runs of equal elements by CUB's agent: the first of each, and how long it is. One pass, each tile looks back at those before it.
 //
 // For integers `ELEMENT` is the unsigned type of the width: equal ones have equal bits. `runs_init` makes the state of the tiles.
-// Each call of `run_lengths` takes one part of at most 2^31 elements, with how many runs ended before it, and how long the run is
-// that goes on into it.
-#include "types.cuh"
+// Each call of `run_lengths` takes one part of the array, with how many runs ended before it, and how long the run is that goes on
+// into it.
+#include "parts.cuh"
 
 #include <cub/agent/agent_reduce_by_key.cuh>
 #include <cub/agent/single_pass_scan_operators.cuh>
@@ -81,19 +81,15 @@ constexpr cub::RleEncodePolicy policy = selector{}(cuda::compute_capability{CAPA
 static_assert(policy.algorithm == cub::RleAlgorithm::lookback, "the state is that of tiles that look back");
 constexpr auto sweep = policy.lookback;
 constexpr int tile = sweep.threads_per_block * sweep.items_per_thread;
+using part_of_tiles = part_in_tiles<tile>;
 
 extern "C" __global__ void runs_facts() {
     FACT("run_lengths_threads", sweep.threads_per_block);
     FACT("run_lengths_tile", tile);
+    FACT("run_lengths_part", part_of_tiles::most);
     FACT("padding_tiles", tile_state::TILE_STATUS_PADDING);
     FACT("tile_state_bytes", sizeof(typename tile_state::TxnWord));
 }
-
-// Where a part begins, and how long it is at most.
-struct place {
-    u64 first;
-    u64 items;
-};
 
 extern "C" __global__ void __launch_bounds__(sweep.threads_per_block)
 run_lengths(const element* in, element* keys, u64* counts, void* state, u64 most, const u64* len, place of, const u64* before,
@@ -106,17 +102,18 @@ run_lengths(const element* in, element* keys, u64* counts, void* state, u64 most
         policy_t, const element*, element*, ones, lengths, u64*, equal, cuda::std::plus<>, int, u32, part>;
     __shared__ typename agent::TempStorage storage;
     u64 total = length(most, len);
-    u64 left = total > of.first ? total - of.first : 0;
-    int items = left < of.items ? int(left) : int(of.items);
+    int items = part_of_tiles::items(total, of);
     u64 runs_before = before == nullptr ? 0 : before[0];
     u64 open_before = before == nullptr ? 0 : before[1];
-    if (items == 0) {
+    // Nothing goes on into a part that is behind the end, and nothing was left for it.
+    if (before != nullptr && items > 0 && is_unwritten(before + 1)) { runs_before = unwritten; }
+    if (items == 0 || runs_before == unwritten) {
         if (blockIdx.x == 0 && threadIdx.x == 0) { *runs = runs_before; }
         return;
     }
     tile_state tiles;
     tiles.Init(0, state, 0);
-    part here{in, of.first, left <= of.items, runs_before, open_before, runs, open};
+    part here{in, of.first, total - of.first <= of.items, runs_before, open_before, runs, open};
     agent(storage, in + of.first, keys, ones{}, lengths{counts, open_before}, runs, equal{}, cuda::std::plus<>{}, here)
         .ConsumeRange(items, tiles, 0);
 }

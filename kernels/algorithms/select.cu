@@ -2,8 +2,8 @@
 //
 // `FLAGS` is compiled for a width: `select_flagged`, `partition_flagged`, which writes the others elsewhere, and
 // `select_places`, which writes where the flagged ones are. Else it is for a type: `select_if`, `partition_if`, `unique`.
-// Each call takes one part of at most 2^31 elements, and what parts before it selected.
-#include "types.cuh"
+// Each call takes one part of the array, and how many elements parts before it selected.
+#include "parts.cuh"
 
 #include <cub/agent/agent_select_if.cuh>
 #include <cub/agent/single_pass_scan_operators.cuh>
@@ -61,10 +61,11 @@ template <class In, class Flags, class Out, cub::SelectImpl Which> struct tuning
     static_assert(policy.algorithm == cub::SelectAlgorithm::lookback, "the state is that of tiles that look back");
     static constexpr auto sweep = policy.lookback;
     static constexpr int tile = sweep.threads_per_block * sweep.items_per_thread;
+    using part = part_in_tiles<tile>;
 };
 
 template <class Tuning, cub::SelectImpl Which, class In, class Flags, class Out, class If, class Equal>
-__device__ __forceinline__ void select(In in, Flags flags, Out out, void* state, int part_most, u64 most, const u64* len, part where, If chosen, Equal same) {
+__device__ __forceinline__ void select(In in, Flags flags, Out out, void* state, u64 most, const u64* len, place of, const u64* before, u64* after, If chosen, Equal same) {
     constexpr auto p = Tuning::sweep;
     using policy = cub::detail::agent_select_if_policy<
         p.threads_per_block, p.items_per_thread, p.load_algorithm, p.load_modifier, p.scan_algorithm,
@@ -72,34 +73,28 @@ __device__ __forceinline__ void select(In in, Flags flags, Out out, void* state,
         p._load_prefetch>;
     using agent = cub::detail::select::AgentSelectIf<policy, In, Flags, Out, If, Equal, int, part, Which>;
     __shared__ typename agent::TempStorage storage;
-    u64 total = length(most, len);
-    u64 left = total > where.first ? total - where.first : 0;
-    int items = left < u64(part_most) ? int(left) : part_most;
-    int tiles = (items + Tuning::tile - 1) / Tuning::tile;
+    part where{of.first, before, after};
+    int items = is_unwritten(before) ? 0 : Tuning::part::items(length(most, len), of);
     if (items == 0) {
-        if (blockIdx.x == 0 && threadIdx.x == 0) { *where.after = where.num_previously_selected(); }
+        if (blockIdx.x == 0 && threadIdx.x == 0) { *after = where.num_previously_selected(); }
         return;
     }
+    int tiles = Tuning::part::tiles(items);
     if (int(blockIdx.x) >= tiles) { return; }
     tile_state status;
     status.Init(0, state, 0);
     agent(storage, in, flags, out, chosen, same, items, where).ConsumeRange(tiles, status, where.after);
 }
 
-// Where a part begins, and how long it is at most.
-struct place {
-    u64 first;
-    u64 items;
-};
-
 #define PART void *state, u64 most, const u64 *len, place of, const u64 *before, u64 *after
-#define PASSED state, int(of.items), most, len, part{of.first, before, after}
+#define PASSED state, most, len, of, before, after
 
 #define KERNEL(NAME, IN, FLAGS_T, OUT, WHICH, PARAMETERS, FROM, BY, TO, IF_T, IF, EQUAL_T)                    \
     using NAME##_tuning = tuning<IN, FLAGS_T, OUT, cub::SelectImpl::WHICH>;                                  \
     extern "C" __global__ void NAME##_facts() {                                                              \
         FACT(#NAME "_threads", NAME##_tuning::sweep.threads_per_block);                                      \
         FACT(#NAME "_tile", NAME##_tuning::tile);                                                            \
+        FACT(#NAME "_part", NAME##_tuning::part::most);                                                      \
     }                                                                                                        \
     extern "C" __global__ void __launch_bounds__(NAME##_tuning::sweep.threads_per_block) NAME(PARAMETERS, PART) { \
         begin();                                                                                             \

@@ -116,7 +116,7 @@ impl LoadedImage {
     }
 
     fn load(engine: &Arc<Engine>, image: &'static PackedImage) -> Result<Self> {
-        let capability = engine.backend.limits().compute_capability;
+        let capability = engine.capability_of_images();
         if capability < (8, 0) {
             let device = engine.label().to_owned();
             return Err(ErrorDetail::Unsupported { what: "an algorithm", device }.into());

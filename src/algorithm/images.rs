@@ -6,6 +6,8 @@
 //! # Invariants
 //! 1. The manifest and the archive were built from the sources in the repository (`images_are_of_these_sources`).
 //! 2. Every image unpacks to the contents that the manifest states (`every_image_unpacks`).
+//! 3. No length that a launch of these kernels is given makes them count beyond the integers that they count in
+//!    (`parts_fit_the_kernels_integers`, `tiles_fit_the_kernels_integers`).
 #![forbid(unsafe_code)]
 
 use std::io::Read;
@@ -70,8 +72,61 @@ impl PackedCode {
 
 #[cfg(test)]
 mod tests {
-    use super::{IMAGES, Tuned};
+    use super::{IMAGES, PackedCode, Tuned};
     use sha2::{Digest, Sha256};
+
+    /// More elements than any GPU holds.
+    const MOST_ELEMENTS: u64 = 1 << 40;
+
+    /// The name of each image, its codes, and those of its facts that end so: each with the fact's beginning.
+    fn facts(end: &str) -> Vec<(&'static str, &'static PackedCode, &'static str, u32)> {
+        let codes = IMAGES.iter().flat_map(|image| {
+            [Tuned::General, Tuned::Hopper].map(|tuned| (image.name, image.code(tuned)))
+        });
+        let facts = codes.flat_map(|(name, code)| {
+            code.facts.iter().map(move |(fact, value)| (name, code, *fact, *value))
+        });
+        let ended = facts.filter_map(|(name, code, fact, value)| {
+            Some((name, code, fact.strip_suffix(end)?, value))
+        });
+        ended.collect()
+    }
+
+    /// Of the kernels that count the elements of a launch in `int`.
+    #[test]
+    fn parts_fit_the_kernels_integers() {
+        let parts = facts("_part");
+        for (name, code, kernel, part) in &parts {
+            let what = format!("{kernel} of {name}");
+            let tile = code.fact(&format!("{kernel}_tile")).expect(&what);
+            assert!(*part > 0 && part % tile == 0, "{what}: {part} in tiles of {tile}");
+            // CUB's agents count to the end of a tile; the kernels add a tile and divide.
+            assert!(i32::try_from(part + tile).is_ok(), "{what}: {part} and {tile}");
+        }
+        // All that look back at counts in `int`: selections and runs, and of these each kernel that has tiles.
+        let in_parts = |name: &str| name.starts_with("select_") || name.starts_with("runs_");
+        let tiles = facts("_tile").into_iter().filter(|(name, ..)| in_parts(name)).count();
+        assert_eq!(parts.len(), tiles);
+        assert!(tiles > 100, "{tiles}");
+        // A pass of a sort looks back at counts of 30 bits, and takes whole tiles of fewer than 2^28 elements.
+        for (name, .., tile) in facts("pass_tile") {
+            assert!(tile < 1 << 27, "{name}: {tile}");
+        }
+    }
+
+    /// Of the kernels that count elements in 64 bits, and tiles in `int` and by a grid's extent.
+    #[test]
+    fn tiles_fit_the_kernels_integers() {
+        let in_tiles = |name: &str| {
+            ["reduce_", "scan_", "histogram_"].iter().any(|family| name.starts_with(family))
+        };
+        let of_sorts = facts("count_tile").into_iter().chain(facts("pass_tile"));
+        let tiles = facts("_tile").into_iter().filter(|(name, ..)| in_tiles(name)).chain(of_sorts);
+        for (name, _, kernel, tile) in tiles {
+            let tiles = MOST_ELEMENTS.div_ceil(u64::from(tile));
+            assert!(tiles < i32::MAX as u64, "{kernel} of {name}: {tiles} tiles");
+        }
+    }
 
     #[test]
     fn every_image_unpacks() {

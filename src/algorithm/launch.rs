@@ -104,12 +104,6 @@ impl<'k> AlgorithmLaunch<'k> {
         self
     }
 
-    /// Writes a part of new memory, whose address is passed separately; the rest is written before it is read.
-    pub(super) fn begins(mut self, span: &Span<'k>) -> Self {
-        self.footprint.overwrites(span);
-        self
-    }
-
     /// An address inside of memory that the launch was passed before.
     pub(super) fn address(mut self, span: &Span<'k>, offset_bytes: u64) -> Self {
         self.args.push_memory(span.ptr().offset(offset_bytes).0, 0);
@@ -207,23 +201,25 @@ impl Queue<'_> {
 
 /// Has `put` write one value, which the host reads when that is complete.
 ///
-/// On a GPU the kernel writes it to pinned memory. On a host device, where kernels reach device memory only, it is
-/// downloaded.
+/// On a GPU the kernel writes it to pinned memory, where `unwritten` stands before. On a host device, where kernels reach device
+/// memory only, it is downloaded.
 pub(super) fn to_host<R: Element, H: Send + 'static>(
     queue: &Queue<'_>,
     is_gpu: bool,
+    unwritten: R,
     put: impl FnOnce(&ResultTarget<'_>) -> Result<()>,
-    read: impl FnOnce(R) -> H + Send + 'static,
+    read: impl FnOnce(R) -> Result<H> + Send + 'static,
 ) -> Result<Lent<H>> {
     if !is_gpu {
         let mut out = queue.empty::<R>(1)?;
         put(&ResultTarget::Memory(out.span_mut()))?;
         let Lent(Settled { value, points }) = queue.download(&out)?;
-        let value = value.make(|value| Ok(read(value[0])));
+        let value = value.make(|value| read(value[0]));
         return Ok(Lent(Settled { value, points }));
     }
-    let result = PinnedBuffer::<R>::new(&queue.home().pinned, 1)?;
+    let mut result = PinnedBuffer::<R>::new(&queue.home().pinned, 1)?;
+    result[0] = unwritten;
     put(&ResultTarget::Pinned(result.block(), result.size_bytes()))?;
-    let value = HostValue::later(move || Ok(read(result[0])));
+    let value = HostValue::later(move || read(result[0]));
     Ok(Lent::to(queue.stream(), queue.last_ticket(), queue.proved(value)))
 }

@@ -34,6 +34,12 @@ impl Lookback {
         })
     }
 
+    /// How many tiles so many elements are in, at least one. More than a grid can have are refused by the driver.
+    pub(super) fn tiles_of(&self, elements: u64) -> u32 {
+        let tiles = elements.div_ceil(u64::from(self.tile)).max(1);
+        u32::try_from(tiles).unwrap_or(u32::MAX - self.padding_tiles)
+    }
+
     /// Memory for the state of this many tiles.
     pub(super) fn state(
         &self,

@@ -1,4 +1,5 @@
-//! [`ReduceBy`]: the operator of a reduction: [`ReduceOp`] for all types, [`BitOp`] for integers.
+//! [`ReduceBy`]: the operator of a reduction: [`ReduceOp`] for all types, [`BitOp`] for integers; [`Reproducible`] fixes the order of a
+//! scan's additions.
 //!
 //! Sum, minimum and maximum have kernels compiled for each type. Products and bitwise operators have images of their own; for integers
 //! these have one kernel per width, since the sign makes no difference, and take the bitwise operator as an argument.
@@ -16,9 +17,9 @@ use super::scalar::{Extremes, Scalar};
 pub enum ReduceOp {
     /// The sum. Integers wrap; `f16` and `bf16` are added in `f32`, and each sum is rounded once.
     Sum,
-    /// The product. Integers wrap; `f16` and `bf16` are multiplied in `f32`, and each product is rounded once. Floating point
-    /// factors are multiplied in an order that depends on their number and the device alone: some of them may overflow or
-    /// vanish, and all of them not.
+    /// The product. Integers wrap; `f16` and `bf16` are multiplied in `f32`, and each product is rounded once. A reduction
+    /// multiplies floating point factors in an order that depends on their number and the device alone: some of them may overflow
+    /// or vanish, and all of them not.
     Product,
     /// The least; a NaN, if there is one.
     Min,
@@ -37,7 +38,30 @@ pub enum BitOp {
     Xor,
 }
 
-/// The operator for elements of type `T`: a [`ReduceOp`] or, for integers, a [`BitOp`]. Sealed.
+/// An operator that a scan applies in one order: the same elements give the same bits in every run.
+///
+/// On a GPU the sums and products of floating point numbers otherwise differ from run to run in their last bits, because each part of
+/// a scan takes up what others have combined so far. In one order a scan reads the elements twice and takes about 1.6 times as long. The
+/// result depends on the elements in front alone, not on their number or on what else the GPU does, and differs between GPUs of
+/// different compute capabilities.
+///
+/// All else is the same from run to run anyway, and costs no more with this than without: scans of integers, minima and maxima, every
+/// reduction, and whatever runs on a host device.
+///
+/// # Examples
+/// ```
+/// # futures::executor::block_on(async {
+/// # let stream = gpu_await::Device::host().stream()?;
+/// use gpu_await::{ReduceOp, Reproducible};
+/// let x = stream.upload(vec![0.1f32; 1_000]).queued()?;
+/// let mut sums = stream.empty(1_000).queued()?;
+/// stream.inclusive_scan(&x, Reproducible(ReduceOp::Sum), &mut sums).queued()?;
+/// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Reproducible(pub ReduceOp);
+
+/// The operator for elements of type `T`: a [`ReduceOp`], alone or [`Reproducible`], or, for integers, a [`BitOp`]. Sealed.
 #[diagnostic::on_unimplemented(
     message = "elements of `{T}` are not combined by `{Self}`",
     label = "not an operator on `{T}`",
@@ -46,6 +70,11 @@ pub enum BitOp {
 pub trait ReduceBy<T>: Copy + Debug + Send + Sync + 'static {
     #[doc(hidden)]
     fn operator(self) -> Operator;
+    /// A scan applies it in one order.
+    #[doc(hidden)]
+    fn is_reproducible(self) -> bool {
+        false
+    }
 }
 
 /// Any of them, which `ReduceBy` has matched with the type.
@@ -59,6 +88,15 @@ pub enum Operator {
 impl<T: Scalar> ReduceBy<T> for ReduceOp {
     fn operator(self) -> Operator {
         Operator::Of(self)
+    }
+}
+
+impl<T: Scalar> ReduceBy<T> for Reproducible {
+    fn operator(self) -> Operator {
+        Operator::Of(self.0)
+    }
+    fn is_reproducible(self) -> bool {
+        true
     }
 }
 
@@ -102,6 +140,13 @@ impl Operator {
             Operator::Of(ReduceOp::Product) | Operator::Bits(_) => (combined, T::EQUAL_AS),
             Operator::Of(ReduceOp::Sum | ReduceOp::Min | ReduceOp::Max) => (family, T::NAME),
         }
+    }
+
+    /// Whether the order in which it combines elements of a type shows in the result: each sum and product of floats is rounded. Types that
+    /// are compared for equality as words of their width are integers.
+    pub(super) fn rounds<T: Scalar>(self) -> bool {
+        let is_float = T::EQUAL_AS != T::WORD;
+        is_float && matches!(self, Operator::Of(ReduceOp::Sum | ReduceOp::Product))
     }
 
     /// The last arguments of its kernels.

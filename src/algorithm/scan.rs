@@ -1,7 +1,13 @@
 //! Scans: for each element, the combination of all elements up to it.
 //!
-//! There are two launches: one initialises the tile state, one scans each tile and looks back at the tiles before it. On a host device
-//! there is one launch.
+//! | what | launches |
+//! |---|---|
+//! | a scan | one initialises the tile state; one scans each tile and looks back at the tiles before it, as far as these are |
+//! | in one order, of more than a tile, where the order shows | one combines each tile, one scans what came of that, one scans each tile behind what is before it |
+//! | on a host device | one |
+//!
+//! # Invariants
+//! 1. With [`Reproducible`](super::reduce_op::Reproducible) equal elements give equal bits (`tests/reproducible.rs::the_same_bits_in_every_run`).
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -24,8 +30,64 @@ struct ScanKernels {
     lookback: Option<Lookback>,
 }
 
+/// The kernels of a scan in one order.
+struct OrderedScanKernels {
+    tiles: Arc<AlgorithmKernel>,
+    prefixes: Arc<AlgorithmKernel>,
+    behind: Arc<AlgorithmKernel>,
+    threads: u32,
+}
+
+/// What a scan does with each element.
+#[derive(Clone, Copy)]
+pub(super) struct ScanBy<T> {
+    op: Operator,
+    /// What is before all elements of an exclusive scan.
+    init: Option<T>,
+    in_order: bool,
+}
+
+impl<T: Scalar> ScanBy<T> {
+    pub(super) fn of(op: impl ReduceBy<T>, init: Option<T>) -> Self {
+        let operator = op.operator();
+        ScanBy { op: operator, init, in_order: op.is_reproducible() && operator.rounds::<T>() }
+    }
+
+    fn kind(&self) -> &'static str {
+        if self.init.is_some() { "exclusive" } else { "inclusive" }
+    }
+
+    /// The last arguments of the kernels that write.
+    fn arguments<'k>(&self, launch: AlgorithmLaunch<'k>) -> AlgorithmLaunch<'k> {
+        let launch = match self.init {
+            Some(init) => launch.value(init.computed()),
+            None => launch,
+        };
+        launch.inputs(&self.op.arguments())
+    }
+}
+
+impl OrderedScanKernels {
+    fn of<T: Scalar>(home: &Home, by: &ScanBy<T>) -> Result<Arc<Self>> {
+        let (kind, name) = (by.kind(), by.op.kernel());
+        let key = if by.init.is_some() { "exclusive in order" } else { "inclusive in order" };
+        Algorithms::get(home, (key, name, T::NAME), || {
+            let (family, type_name) = by.op.image::<T>("scan", "scan_combined");
+            let image = LoadedImage::of(home, family, type_name)?;
+            let image = image.unwrap_or_else(|| unreachable!("a host device has no tiles"));
+            Ok(OrderedScanKernels {
+                tiles: image.kernel(&format!("{name}_tiles"))?,
+                prefixes: image.kernel(&format!("{name}_prefixes"))?,
+                behind: image.kernel(&format!("{name}_{kind}_behind"))?,
+                threads: image.fact(&format!("{name}_threads")),
+            })
+        })
+    }
+}
+
 impl ScanKernels {
-    fn of<T: Scalar>(home: &Home, kind: &'static str, op: Operator) -> Result<Arc<ScanKernels>> {
+    fn of<T: Scalar>(home: &Home, by: &ScanBy<T>) -> Result<Arc<ScanKernels>> {
+        let (kind, op) = (by.kind(), by.op);
         let name = op.kernel();
         Algorithms::get(home, (kind, name, T::NAME), || {
             let (family, type_name) = op.image::<T>("scan", "scan_combined");
@@ -53,7 +115,7 @@ impl Queue<'_> {
         out: &mut impl Writable<T>,
     ) -> Result<()> {
         let _place = self.composed_here();
-        self.scan(x.elements(), (op.operator(), None), out)
+        self.scan(x.elements(), ScanBy::of(op, None), out)
     }
 
     /// See [`Stream::exclusive_scan`](crate::Stream::exclusive_scan).
@@ -69,16 +131,16 @@ impl Queue<'_> {
         out: &mut impl Writable<T>,
     ) -> Result<()> {
         let _place = self.composed_here();
-        self.scan(x.elements(), (op.operator(), Some(init)), out)
+        self.scan(x.elements(), ScanBy::of(op, Some(init)), out)
     }
 
     pub(super) fn scan<T: Scalar>(
         &self,
         Elements { span, length }: Elements<'_>,
-        (op, init): (Operator, Option<T>),
+        by: ScanBy<T>,
         out: &mut impl Writable<T>,
     ) -> Result<()> {
-        let name = if init.is_some() { "exclusive_scan" } else { "inclusive_scan" };
+        let name = if by.init.is_some() { "exclusive_scan" } else { "inclusive_scan" };
         let found = out.len();
         let out = out.span_mut();
         let refuse = |error| AlgorithmLaunch::new(name).overwrites(&out).refuse(error);
@@ -91,29 +153,37 @@ impl Queue<'_> {
         let memory = [span.memory, out.memory].into_iter().chain(length.memory());
         self.check_memory(memory).map_err(refuse)?;
         let counts = length.count.is_some();
+        let scans = || AlgorithmLaunch::new(name).reads(&span).writes(&out, counts);
         if found == 0 {
-            let launch = AlgorithmLaunch::new(name).reads(&span).writes(&out, counts);
-            return launch.length(&length).run_nothing(self);
+            return scans().length(&length).run_nothing(self);
         }
-        let kind = if init.is_some() { "exclusive" } else { "inclusive" };
-        let kernels = ScanKernels::of::<T>(self.home(), kind, op).map_err(refuse)?;
+        let kernels = ScanKernels::of(self.home(), &by).map_err(refuse)?;
         let Some(lookback) = &kernels.lookback else {
-            let launch = AlgorithmLaunch::new(name).reads(&span).writes(&out, counts);
-            let launch = launch.length(&length).value(u32::from(init.is_some()));
-            let init = init.map_or(T::LEAST, T::computed);
-            let launch = launch.value(init).inputs(&op.arguments());
+            let launch = scans().length(&length).value(u32::from(by.init.is_some()));
+            let init = by.init.map_or(T::LEAST, T::computed);
+            let launch = launch.value(init).inputs(&by.op.arguments());
             return launch.run(self, &kernels.scan, (1, 1));
         };
-        let tiles = length.most.div_ceil(lookback.tile as usize) as u32;
+        let tiles = lookback.tiles_of(length.most as u64);
+        if by.in_order && tiles > 1 {
+            // What each tile has that another one follows.
+            let combined = self.scratch::<T::Computed>(name, tiles as usize - 1);
+            let (mut combined, kernels) = combined
+                .and_then(|combined| Ok((combined, OrderedScanKernels::of(self.home(), &by)?)))
+                .map_err(refuse)?;
+            let (combined, threads) = (combined.span_mut(), kernels.threads);
+            let launch = AlgorithmLaunch::new(name).reads(&span).overwrites(&combined);
+            let launch = launch.length(&length);
+            launch.run(self, &kernels.tiles, (tiles - 1, threads)).map_err(refuse)?;
+            let launch = AlgorithmLaunch::new(name).updates(&combined).length(&length);
+            launch.run(self, &kernels.prefixes, (1, threads)).map_err(refuse)?;
+            let launch = by.arguments(scans().reads(&combined).length(&length));
+            return launch.run(self, &kernels.behind, (tiles, threads));
+        }
         let mut state = lookback.state(self, name, tiles).map_err(refuse)?;
         let state = state.span_mut();
         lookback.begin(self, name, &state, tiles).map_err(refuse)?;
-        let launch = AlgorithmLaunch::new(name).reads(&span).writes(&out, counts);
-        let mut launch = launch.updates(&state).length(&length);
-        if let Some(init) = init {
-            launch = launch.value(init.computed());
-        }
-        let launch = launch.inputs(&op.arguments());
+        let launch = by.arguments(scans().updates(&state).length(&length));
         launch.run(self, &kernels.scan, (tiles, lookback.threads))
     }
 }

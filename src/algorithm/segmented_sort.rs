@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use super::code::{AlgorithmKernel, Algorithms, LoadedImage};
 use super::launch::AlgorithmLaunch;
-use super::reduce_op::{Operator, ReduceOp};
+use super::reduce_op::ReduceOp;
 use super::scalar::Scalar;
+use super::scan::ScanBy;
 use super::sequence::{ElementCount, Elements, Sequence, SequenceMut};
 use super::sort::{Order, check_values};
 use crate::backend::HostTwin;
@@ -123,7 +124,7 @@ impl SegmentSort<'_> {
         let spare = if is_long { length.most } else { 0 };
         let mut other_keys = queue.scratch::<K>(op, spare)?;
         let mut other_values = queue.scratch::<u8>(op, spare * value_bytes.unwrap_or(0))?;
-        queue.scan::<u64>(elements, (Operator::Of(ReduceOp::Max), None), &mut begins)?;
+        queue.scan::<u64>(elements, ScanBy::of(ReduceOp::Max, None), &mut begins)?;
         let begins = begins.span_mut();
         let segments = most as u64 - 1;
         let launch = self.arrays(AlgorithmLaunch::new(op));

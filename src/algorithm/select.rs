@@ -1,8 +1,14 @@
 //! Selections of elements, in order; and run-length encoding: the first element and the length of each run.
 //!
-//! There are two launches for each part of at most 2^31 elements: one initialises the tile state, one selects in each tile and looks back
-//! at how many elements earlier tiles selected. A part passes its count to the next part and, for runs, the length of its last run. On a
-//! host device there is one launch.
+//! There are two launches for each part: one initialises the tile state, one selects in each tile and looks back at how many elements
+//! earlier tiles selected. A part passes its count to the next part and, for runs, the length of its last run. On a host device there is
+//! one launch.
+//!
+//! # Invariants
+//! 1. A part is as long as its kernel says (`most_of_part`, a fact of the image), so that nothing that the kernel counts in `int` leaves
+//!    it (`parts_fit_the_kernels_integers`), and parts cover the array (`parts_cover_an_array`).
+//! 2. A count that a kernel did not write is an error, and never a number: memory for counts between parts is [`UNWRITTEN`] first, a part
+//!    that finds that passes it on, and the host takes no count above the number of elements (`a_kernel_that_leaves_no_count`).
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -15,14 +21,30 @@ use super::scalar::Scalar;
 use super::sequence::{ElementCount, Elements, Sequence};
 use crate::backend::{DeviceKind, HostTwin};
 use crate::batch::queue::Queue;
-use crate::batch::settle::Lent;
+use crate::batch::settle::{Lent, Settled};
 use crate::device::home::Home;
 use crate::error::{ErrorDetail, Result};
-use crate::memory::view::{Readable, Span, Writable};
+use crate::memory::view::{Readable, Span, ViewMut, Writable};
+
+/// What stands where a count is not written yet; the kernels know it as `unwritten`.
+const UNWRITTEN: u64 = u64::MAX;
+/// Bytes that a part leaves to the next one: two numbers.
+const LEFT_BYTES: u64 = 16;
 
 struct SelectKernels {
     select: Arc<AlgorithmKernel>,
-    lookback: Option<Lookback>,
+    device: Option<SelectTuning>,
+}
+
+struct SelectTuning {
+    lookback: Lookback,
+    most_of_part: u32,
+}
+
+/// How the elements of an array are shared out among launches: as many as a launch may take each, and the rest to the last.
+struct Parts {
+    elements: u64,
+    of_each: u64,
 }
 
 /// The choice of a kernel.
@@ -60,11 +82,42 @@ impl SelectKernels {
             let Some(image) = LoadedImage::of(home, which.family, which.type_name)? else {
                 return Ok(SelectKernels {
                     select: AlgorithmKernel::twin(which.op, (which.twin)()),
-                    lookback: None,
+                    device: None,
                 });
             };
-            let lookback = Lookback::of(&image, which.init, which.entry)?;
-            Ok(SelectKernels { select: image.kernel(which.entry)?, lookback: Some(lookback) })
+            let tuning = SelectTuning {
+                lookback: Lookback::of(&image, which.init, which.entry)?,
+                most_of_part: image.fact(&format!("{}_part", which.entry)),
+            };
+            Ok(SelectKernels { select: image.kernel(which.entry)?, device: Some(tuning) })
+        })
+    }
+}
+
+impl SelectTuning {
+    fn parts(&self, elements: u64, asked: Option<u32>) -> Parts {
+        let tile = self.lookback.tile;
+        let asked = asked.map_or(u32::MAX, |asked| asked.max(tile) / tile * tile);
+        Parts { elements, of_each: u64::from(self.most_of_part.min(asked)) }
+    }
+}
+
+impl Parts {
+    /// At least one: an array without elements has a count as well.
+    fn count(&self) -> u64 {
+        self.elements.div_ceil(self.of_each).max(1)
+    }
+
+    /// The length of the longest.
+    fn most(&self) -> u64 {
+        self.elements.min(self.of_each)
+    }
+
+    /// Where each begins, and how long it is.
+    fn each(&self) -> impl Iterator<Item = [u64; 2]> {
+        (0..self.count()).map(|at| {
+            let first = at * self.of_each;
+            [first, (self.elements - first).min(self.of_each)]
         })
     }
 }
@@ -166,40 +219,39 @@ impl Queue<'_> {
     ) -> Result<()> {
         let (op, length) = (which.op, &selection.length);
         let kernels = SelectKernels::of::<T>(self.home(), which)?;
-        let Some(lookback) = &kernels.lookback else {
+        let Some(tuning) = &kernels.device else {
             let launch = selection.launch(op).target(target).length(length);
             return launch.run(self, &kernels.select, (1, 1));
         };
-        let tile = u64::from(lookback.tile);
-        let (most, part) = (length.most as u64, (i32::MAX as u64) / tile * tile);
-        let tiles_of = |items: u64| items.div_ceil(tile).max(1) as u32;
-        let mut state = lookback.state(self, op, tiles_of(most.min(part)))?;
+        let lookback = &tuning.lookback;
+        let asked = self.stream().engine().options.part_of_selections;
+        let parts = tuning.parts(length.most as u64, asked);
+        let mut state = lookback.state(self, op, lookback.tiles_of(parts.most()))?;
         let state = state.span_mut();
-        // Two numbers that a part passes to the next, alternating.
-        let parts = most.div_ceil(part).max(1);
-        let mut left = self.scratch::<u64>(op, if parts > 1 { 4 } else { 0 })?;
+        // What each part but the last leaves to the next.
+        let left = (parts.count() as usize - 1) * (LEFT_BYTES / 8) as usize;
+        let mut left = match left {
+            0 => self.scratch::<u64>(op, 0)?,
+            _ => self.full(left, UNWRITTEN)?,
+        };
         let left = left.span_mut();
-        for at in 0..parts {
-            let first = at * part;
-            let items = (most - first).min(part);
-            let tiles = tiles_of(items);
+        let last = parts.count() - 1;
+        for (at, place) in (0..).zip(parts.each()) {
+            let [_, items] = place;
+            let tiles = lookback.tiles_of(items);
             lookback.begin(self, op, &state, tiles)?;
-            let launch = selection.launch(op).updates(&state).length(length);
-            let launch = launch.value([first, items]);
-            let slot = |part: u64| part % 2 * 16;
-            let launch = match at.checked_sub(1) {
-                Some(before) => launch.part_of(&left).address(&left, slot(before)),
-                None => launch.nothing(),
+            let launch = selection.launch(op).updates(&state).length(length).value(place);
+            let launch = if last > 0 { launch.part_of(&left) } else { launch };
+            let launch = match at {
+                0 => launch.nothing(),
+                _ => launch.address(&left, (at - 1) * LEFT_BYTES),
             };
-            let is_last = at + 1 == parts;
-            let launch = match is_last {
+            let launch = match at == last {
                 true => launch.target(target),
-                // The first part writes one of the two; the other is written before it is read.
-                false if at == 0 => launch.begins(&left).address(&left, slot(at)),
-                false => launch.address(&left, slot(at)),
+                false => launch.address(&left, at * LEFT_BYTES),
             };
-            let launch = match (which.carries, is_last) {
-                (true, false) => launch.address(&left, slot(at) + 8),
+            let launch = match (which.carries, at == last) {
+                (true, false) => launch.address(&left, at * LEFT_BYTES + 8),
                 (true, true) => launch.nothing(),
                 (false, _) => launch,
             };
@@ -217,7 +269,8 @@ impl Queue<'_> {
         let is_gpu = self.stream().engine().backend.kind() == DeviceKind::Cuda;
         let put =
             |target: &ResultTarget<'_>| self.select_into_target::<T>(which, selection, target);
-        to_host(self, is_gpu, put, |count: u64| usize::try_from(count).unwrap_or(usize::MAX))
+        let (op, most) = (which.op, selection.length.most);
+        to_host(self, is_gpu, UNWRITTEN, put, move |count: u64| count_of(op, count, most))
     }
 
     pub(super) fn select_to_memory<T: Scalar>(
@@ -234,10 +287,28 @@ impl Queue<'_> {
                 Err(ErrorDetail::WrongLength { op, what, expected: 1, found }.into())
             }
         };
-        let target = ResultTarget::Memory(count);
-        checked.map_err(|error| selection.refuse(op, Some(&target), error))?;
-        self.select_into_target::<T>(which, selection, &target)
+        let verifies = self.stream().engine().options.verify && !self.is_drawing();
+        let target = ResultTarget::Memory(count.clone());
+        let refuse = |error| selection.refuse(op, Some(&target), error);
+        checked.map_err(refuse)?;
+        let mut view = ViewMut::<u64>::over(count.clone(), 1);
+        if verifies {
+            self.fill(&mut view, UNWRITTEN).map_err(refuse)?;
+        }
+        self.select_into_target::<T>(which, selection, &target)?;
+        if verifies {
+            // In verify mode the download is complete when it returns.
+            let Lent(Settled { value, .. }) = self.download(&view)?;
+            count_of(op, value.take()?[0], selection.length.most).map_err(refuse)?;
+        }
+        Ok(())
     }
+}
+
+/// A count as the host takes it: never one that no kernel wrote.
+fn count_of(op: &'static str, found: u64, most: usize) -> Result<usize> {
+    let count = usize::try_from(found).ok().filter(|count| *count <= most);
+    count.ok_or_else(|| ErrorDetail::BadCount { op, found, most }.into())
 }
 
 fn typed<T: Scalar>(op: &'static str, entry: &'static str, twin: fn() -> HostTwin) -> Which {
@@ -465,5 +536,42 @@ mod twin {
                 count[0] = split(&places, |at| flags[at] != 0, out, None);
             };
         TwinFn::<(In<u8>, InOut<u64>, Out<u64>, u64, In<u64>)>::erase(twin)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Parts, UNWRITTEN, count_of};
+    use crate::ErrorDetail;
+
+    #[test]
+    fn parts_cover_an_array() {
+        for of_each in [1, 7, 5632, (1 << 30) / 19_840 * 19_840] {
+            let around = [0, 1, of_each - 1, of_each, of_each + 1, 2 * of_each, 2 * of_each + 1];
+            for elements in around.into_iter().chain([(1 << 31) + 77, (1 << 32) + 1_003]) {
+                if elements / of_each > 1_000_000 {
+                    continue;
+                }
+                let parts = Parts { elements, of_each };
+                let mut end = 0;
+                for [first, items] in parts.each() {
+                    assert_eq!(first, end, "{elements} in parts of {of_each}");
+                    assert!(items <= parts.most() && (items > 0 || elements == 0));
+                    end = first + items;
+                }
+                assert_eq!(end, elements, "in parts of {of_each}");
+                assert_eq!(parts.each().count() as u64, parts.count());
+            }
+        }
+    }
+
+    #[test]
+    fn no_count_is_an_error() {
+        assert_eq!(count_of("unique", 9, 9).ok(), Some(9));
+        for found in [10, UNWRITTEN] {
+            let error = count_of("unique", found, 9).expect_err("it is no count");
+            let expected = ErrorDetail::BadCount { op: "unique", found, most: 9 };
+            assert_eq!(*error.detail(), expected);
+        }
     }
 }

@@ -102,6 +102,11 @@ impl TopKernels {
 }
 
 impl TopSelect {
+    /// Whether its 32 bits count so many elements, and to the end of a tile that begins among them.
+    fn counts(&self, elements: usize) -> bool {
+        elements as u64 <= u64::from(u32::MAX - self.tile)
+    }
+
     fn of(image: &LoadedImage) -> Result<Self> {
         let (filter, last) = (image.kernel("top_filter")?, image.kernel("top_last")?);
         let (count, threads) = (image.kernel("top_count")?, image.fact("threads"));
@@ -177,9 +182,9 @@ impl Top<'_> {
             let launch = if places.is_some() { launch } else { launch.nothing() };
             return launch.length(length).run(queue, &kernels.take, (1, 1));
         };
-        let is_many = length.most >= MANY && u32::try_from(length.most).is_ok();
+        let (is_many, is_few) = (length.most >= MANY, *k <= length.most / FEW_OF);
         match &kernels.select {
-            Some(select) if is_many && *k <= length.most / FEW_OF => {
+            Some(select) if is_many && is_few && select.counts(length.most) => {
                 return self.select::<T>(queue, select);
             }
             _ => {}

@@ -474,12 +474,16 @@ verbs! {
 
     /// Combines each element with all before it. Ready proves *complete on the device*.
     ///
-    /// `op` is a [`ReduceOp`](crate::ReduceOp), or of integers a [`BitOp`](crate::BitOp).
+    /// `op` is a [`ReduceOp`](crate::ReduceOp), alone or [`Reproducible`](crate::Reproducible), or of integers a
+    /// [`BitOp`](crate::BitOp).
     ///
     /// The output is as long as the input. Where the device alone knows how many elements there are
-    /// ([`UpTo`](crate::UpTo)), the rest of it stays as it was, and must have been written. A floating point
-    /// result is the same from run to run on a device, and differs between devices as the order of the
-    /// additions does: a host device adds one after the other, whose rounding adds up over tens of millions of `f32`.
+    /// ([`UpTo`](crate::UpTo)), the rest of it stays as it was, and must have been written.
+    ///
+    /// Sums and products of floating point numbers differ **from run to run** on a GPU in their last bits, as each part of
+    /// the array takes up what others have combined by then: [`Reproducible`](crate::Reproducible) gives the same bits each
+    /// time, in about 1.6 times as long. They differ between devices as the order of the additions does: a host device adds
+    /// one after the other, whose rounding adds up over tens of millions of `f32`. Everything else is exact.
     ///
     /// Which of both zeros and of NaNs is the least and the greatest, [`min`](Stream::min) says; of `f64` it is the first of them.
     ///
@@ -513,12 +517,16 @@ verbs! {
 
     /// Combines all elements before each with `init`. Ready proves *complete on the device*.
     ///
-    /// `op` is a [`ReduceOp`](crate::ReduceOp), or of integers a [`BitOp`](crate::BitOp).
+    /// `op` is a [`ReduceOp`](crate::ReduceOp), alone or [`Reproducible`](crate::Reproducible), or of integers a
+    /// [`BitOp`](crate::BitOp).
     ///
     /// The output is as long as the input. Where the device alone knows how many elements there are
-    /// ([`UpTo`](crate::UpTo)), the rest of it stays as it was, and must have been written. A floating point
-    /// result is the same from run to run on a device, and differs between devices as the order of the
-    /// additions does: a host device adds one after the other, whose rounding adds up over tens of millions of `f32`.
+    /// ([`UpTo`](crate::UpTo)), the rest of it stays as it was, and must have been written.
+    ///
+    /// Sums and products of floating point numbers differ **from run to run** on a GPU in their last bits, as each part of
+    /// the array takes up what others have combined by then: [`Reproducible`](crate::Reproducible) gives the same bits each
+    /// time, in about 1.6 times as long. They differ between devices as the order of the additions does: a host device adds
+    /// one after the other, whose rounding adds up over tens of millions of `f32`. Everything else is exact.
     ///
     /// Which of both zeros and of NaNs is the least and the greatest, [`min`](Stream::min) says; of `f64` it is the first of them.
     ///

@@ -30,6 +30,8 @@ pub struct DeviceBuilder {
     pub(crate) graph_limit: Option<usize>,
     pub(crate) host_memory_bytes: Option<u64>,
     pub(super) timeline: Option<usize>,
+    pub(crate) general_images: bool,
+    pub(crate) part_of_selections: Option<u32>,
 }
 
 impl Device {
@@ -333,6 +335,8 @@ impl DeviceBuilder {
             timeline: self
                 .timeline
                 .or_else(|| std::env::var("GPU_AWAIT_TIMELINE").ok()?.trim().parse().ok()),
+            general_images: self.general_images,
+            part_of_selections: self.part_of_selections,
         }
     }
 }

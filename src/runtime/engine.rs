@@ -65,6 +65,9 @@ use crate::thread::exit::ExitGuard;
 use crate::thread::reaper::Reaper;
 use crate::thread::{locks, role, worker};
 
+/// The compute capability whose kernels every later GPU runs as well: they are PTX.
+const GENERAL: (u32, u32) = (8, 0);
+
 /// How a device's completions are learned; from the builder.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct EngineOptions {
@@ -85,6 +88,10 @@ pub(crate) struct EngineOptions {
     pub(crate) graph_limit: Option<usize>,
     /// The capacity of the log that starts with the device.
     pub(crate) timeline: Option<usize>,
+    /// Kernels are those of a GPU without machine code of its own.
+    pub(crate) general_images: bool,
+    /// The most elements that a launch of a selection takes, if that is less than what its kernel can.
+    pub(crate) part_of_selections: Option<u32>,
 }
 
 pub(crate) struct Engine<S: DeviceStream> {
@@ -230,6 +237,12 @@ impl<S: DeviceStream> Engine<S> {
             backend,
         });
         super::exit::watch(&engine.attention).map(|()| engine)
+    }
+
+    /// The compute capability that kernels are chosen for: the device's, unless it is to run those of every GPU.
+    pub(crate) fn capability_of_images(&self) -> (u32, u32) {
+        let capability = self.backend.limits().compute_capability;
+        if self.options.general_images { capability.min(GENERAL) } else { capability }
     }
 
     /// The device's last handle is gone. The poller keeps streams for a while, and with them this: no

@@ -121,6 +121,7 @@ type Images = [&'static [u8]; 4];
 fn load(engine: &Engine, entry: &str, images: Images) -> DriverResult<(Function, RawModule)> {
     let [volta, ampere, hopper, ptx] = images;
     let code = match engine.backend.limits().compute_capability.0 {
+        _ if engine.options.general_images => return load_image(engine, entry, ptx),
         7 => volta,
         8 => ampere,
         9 => hopper,

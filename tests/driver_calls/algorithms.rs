@@ -1,8 +1,8 @@
 //! Algorithms as the driver sees them: an image once, then some launches, on the stream that they were called on.
 
 use gpu_await::{
-    AlgorithmFamily, BitOp, Compare, Completion, DeviceBuffer, ErrorDetail, Op, ReduceBy, ReduceOp,
-    Stream,
+    AlgorithmFamily, BitOp, Compare, Completion, Device, DeviceBuffer, DeviceBuilder, ErrorDetail,
+    Op, ReduceBy, ReduceOp, Region, Reproducible, Stream,
 };
 
 use super::{Line, Live, OURS, StandIn, async_under_the_stand_in, device_with, my_calls, soon};
@@ -173,6 +173,155 @@ fn every_verb_is_launched() {
     });
 }
 
+/// A device on which launches of selections take a tile each.
+fn in_small_parts(options: DeviceBuilder) -> Device {
+    options.part_of_selections(1).cuda(0).expect("the stand-in has a device")
+}
+
+/// The stand-in runs no kernel: where a count should be there is what was there before.
+#[test]
+fn a_kernel_that_leaves_no_count() {
+    async_under_the_stand_in(async |_| {
+        let bad = |op, found: Option<ErrorDetail>| {
+            let expected = ErrorDetail::BadCount { op, found: u64::MAX, most: LEN };
+            assert_eq!(found, Some(expected));
+        };
+        let detail = |error: gpu_await::Error| error.detail().clone();
+        let devices = [device_with(Completion::Adaptive), in_small_parts(Device::builder())];
+        for device in devices {
+            let stream = device.stream().unwrap();
+            let x = stream.full(LEN, 1u32).queued().unwrap();
+            let flags = stream.full(LEN, 1u8).queued().unwrap();
+            let (y, z) = (stream.full(LEN, 1u32), stream.full(LEN, 1u64));
+            let (y, z) = (&mut y.await.unwrap(), &mut z.await.unwrap());
+            let found = soon(stream.copy_if(&x, Compare::Less(7), y)).await;
+            bad("copy_if", found.err().map(detail));
+            let found = soon(stream.unique(&x, y)).await;
+            bad("unique", found.err().map(detail));
+            let found = soon(stream.positions(&flags, z)).await;
+            bad("positions", found.err().map(detail));
+            let found = soon(stream.run_length_encode(&x, y, z)).await;
+            bad("run_length_encode", found.err().map(detail));
+            let batched = stream.batch(|q| q.select(&x, &flags, y));
+            bad("select", soon(batched).await.err().map(detail));
+            let mut region = Region::new();
+            for _ in 0..2 {
+                let replayed = stream.replay(&mut region, |q| q.select(&x, &flags, y));
+                bad("select", soon(replayed).await.err().map(detail));
+            }
+        }
+    });
+}
+
+/// In verify mode that is found also where the count stays on the device.
+#[test]
+fn no_count_on_the_device() {
+    async_under_the_stand_in(async |_| {
+        let device = Device::builder().verify(true).cuda(0).unwrap();
+        let stream = device.stream().unwrap();
+        let x = stream.full(LEN, 1u32).queued().unwrap();
+        let mut y = stream.full(LEN, 1u32).queued().unwrap();
+        let mut count = stream.full(1, 0u64).queued().unwrap();
+        let error = stream.copy_if_into(&x, Compare::Less(7), &mut y, &mut count).queued();
+        let expected = ErrorDetail::BadCount { op: "copy_if", found: u64::MAX, most: LEN };
+        assert_eq!(*error.unwrap_err().detail(), expected);
+        for read in [stream.download(&count).await.map(drop), stream.download(&y).await.map(drop)] {
+            let error = read.unwrap_err();
+            assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{error}");
+        }
+    });
+}
+
+/// Two launches for each part, and one that marks what parts leave to one another as unwritten.
+#[test]
+fn parts_are_launched_one_by_one() {
+    async_under_the_stand_in(async |driver| {
+        let device = in_small_parts(Device::builder());
+        let stream = device.stream().unwrap();
+        let x = stream.full(LEN, 1u32).queued().unwrap();
+        let (y, count) = (stream.full(LEN, 1u32), stream.full(1, 0u64));
+        let (y, count) = (&mut y.await.unwrap(), &mut count.await.unwrap());
+        // Loads them.
+        stream.unique_into(&x, y, count).queued().unwrap();
+        // `unique` of `u32` takes 4,608 elements in a tile of its PTX.
+        for (parts, len) in [(1, 0), (1, 4_608), (2, 4_609), (2, 9_216), (3, 9_217), (22, LEN)] {
+            let some = x.slice(..len).unwrap();
+            driver.clear();
+            stream.unique_into(&some, y, count).queued().unwrap();
+            let calls = calls(driver);
+            let launches = calls.iter().filter(|line| Line(line).name() == "cuLaunchKernel");
+            let fills = calls.iter().filter(|line| Line(line).name().starts_with("cuMemset"));
+            let (launches, fills) = (launches.count(), fills.count());
+            assert_eq!((launches, fills), (2 * parts, usize::from(parts > 1)), "of {len}");
+            assert_eq!(calls.len(), launches + fills, "{calls:?}");
+        }
+        soon(stream.done()).await.unwrap();
+    });
+}
+
+/// In one order a scan of more than a tile has three launches; where the order does not show it stays at two.
+#[test]
+fn scans_in_one_order() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let stream = device.stream().unwrap();
+        fn check<T: gpu_await::Scalar>(stream: &Stream, driver: &StandIn, one: T, some: usize) {
+            let x = stream.full(LEN, one).queued().unwrap();
+            let mut y = stream.full(LEN, one).queued().unwrap();
+            let (sum, product) = ((ReduceOp::Sum, some), (ReduceOp::Product, some));
+            for (op, of_many) in [sum, product, (ReduceOp::Min, 2), (ReduceOp::Max, 2)] {
+                let op = Reproducible(op);
+                let mut counts = |len: usize| {
+                    let (x, mut y) = (x.slice(..len).unwrap(), y.slice_mut(..len).unwrap());
+                    driver.clear();
+                    stream.inclusive_scan(&x, op, &mut y).queued().unwrap();
+                    let inclusive = calls(driver).len();
+                    driver.clear();
+                    stream.exclusive_scan(&x, op, one, &mut y).queued().unwrap();
+                    (inclusive, calls(driver).len())
+                };
+                // The first ones load them.
+                counts(100);
+                counts(LEN);
+                assert_eq!(counts(100), (2, 2), "{op:?}");
+                assert_eq!(counts(LEN), (of_many, of_many), "{op:?}");
+            }
+        }
+        check(&stream, driver, 1.0f32, 3);
+        check(&stream, driver, half::f16::ONE, 3);
+        check(&stream, driver, 1.0f64, 3);
+        check(&stream, driver, 1u32, 2);
+        soon(stream.done()).await.unwrap();
+    });
+}
+
+/// With the switch no machine code is loaded, of which the stand-in knows none: each image is loaded once.
+#[test]
+fn general_images_alone() {
+    async_under_the_stand_in(async |driver| {
+        for general in [false, true] {
+            driver.clear();
+            let device = Device::builder().general_images(general).cuda(0).unwrap();
+            let stream = device.stream().unwrap();
+            device
+                .preload::<f32>(&[AlgorithmFamily::Reduce, AlgorithmFamily::Select])
+                .await
+                .unwrap();
+            let x = stream.full(9, 1.0f32).queued().unwrap();
+            assert!(soon(stream.sum(&x)).await.is_ok());
+            let loads: Vec<String> = driver
+                .calls()
+                .into_iter()
+                .filter(|line| Line(line).name().starts_with("cuModuleLoadData"))
+                .collect();
+            let refused = loads.len() as i64 - driver.live("module");
+            assert_eq!(refused == 0, general, "{loads:?}");
+            drop((x, stream));
+            soon(device.close(std::time::Duration::from_secs(60))).await.unwrap();
+        }
+    });
+}
+
 /// What verbs are tried on.
 struct Arrays {
     x: DeviceBuffer<u32>,
@@ -186,13 +335,18 @@ struct Arrays {
 /// A verb, and whether it writes `numbers`, and not `y`.
 type Verb = (&'static str, bool, fn(&Stream, &mut Arrays) -> Op<()>);
 
-const IN_STEPS: [Verb; 8] = [
+const IN_STEPS: [Verb; 9] = [
     ("reduce", false, |s, a| {
         s.reduce_into(&a.x, ReduceOp::Sum, 0, &mut a.y.slice_mut(..1).unwrap())
     }),
     ("segmented_reduce", false, |s, a| {
         let mut out = a.y.slice_mut(..2).unwrap();
         s.segmented_reduce(&a.x, &a.offsets, ReduceOp::Max, 0, &mut out)
+    }),
+    ("a scan in one order", false, |s, a| {
+        let mut sums = a.y.view_mut().cast::<f32>().unwrap();
+        let x = a.x.view().cast::<f32>().unwrap();
+        s.inclusive_scan(&x, Reproducible(ReduceOp::Sum), &mut sums)
     }),
     ("run_length_encode", true, |s, a| {
         s.run_length_encode_into(&a.x, &mut a.y, &mut a.numbers, &mut a.count)

@@ -102,7 +102,7 @@ impl ElementwiseKernel {
     fn load(engine: &Arc<Engine>, blueprint: &Blueprint<'_>) -> Result<Self> {
         engine.check_open()?;
         let name: Arc<str> = Arc::from(blueprint.name);
-        let target = Target::of(engine.backend.limits().compute_capability);
+        let target = Target::of(engine.capability_of_images());
         let (function, module) = match engine.backend.kind() {
             DeviceKind::Host => (Function::Host(blueprint.twin.clone(), name.clone()), None),
             DeviceKind::Cuda => {
