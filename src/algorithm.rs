@@ -11,6 +11,7 @@
 //! | [`preload`] | loads kernels before they are needed |
 //! | [`launch`] | one kernel launch of an algorithm |
 //! | [`lookback`] | kernels whose tiles look back at earlier tiles |
+//! | [`parts`] | arrays that are selected from by one launch after the other |
 //! | [`queue`] | the verbs of a queue |
 //! | [`reduce`] | reduces an array to one value |
 //! | [`segmented`] | reduces each segment of an array to one value |
@@ -33,6 +34,7 @@ mod histogram;
 mod images;
 mod launch;
 mod lookback;
+mod parts;
 pub(crate) mod preload;
 mod queue;
 mod reduce;

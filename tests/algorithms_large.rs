@@ -62,7 +62,8 @@ fn places(kernel: &str, len: u64) -> Vec<u64> {
     for part in facts(&format!("{kernel}_part")) {
         seams.extend([part, 2 * part, 3 * part]);
     }
-    let mut places: Vec<u64> = seams.into_iter().flat_map(|at| [at - 1, at]).collect();
+    let mut places: Vec<u64> =
+        seams.into_iter().flat_map(|at| [at.saturating_sub(1), at]).collect();
     places.push(len - 1);
     places.retain(|at| *at < len);
     places.sort_unstable();

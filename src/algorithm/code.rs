@@ -27,6 +27,15 @@ use crate::runtime::Engine;
 use crate::submit::KernelCode;
 use crate::thread::role;
 
+/// The compute capability whose kernels every later GPU runs as well: they are PTX.
+const GENERAL: (u32, u32) = (8, 0);
+
+/// The compute capability that kernels are chosen for: the device's, unless it is to run those of every GPU.
+pub(super) fn capability_of_images(engine: &Engine) -> (u32, u32) {
+    let capability = engine.backend.limits().compute_capability;
+    if engine.options.general_images { capability.min(GENERAL) } else { capability }
+}
+
 /// The loaded kernels of a device, by algorithm and type.
 #[derive(Default)]
 pub(super) struct Algorithms {
@@ -116,7 +125,7 @@ impl LoadedImage {
     }
 
     fn load(engine: &Arc<Engine>, image: &'static PackedImage) -> Result<Self> {
-        let capability = engine.capability_of_images();
+        let capability = capability_of_images(engine);
         if capability < (8, 0) {
             let device = engine.label().to_owned();
             return Err(ErrorDetail::Unsupported { what: "an algorithm", device }.into());

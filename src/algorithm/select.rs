@@ -3,12 +3,6 @@
 //! There are two launches for each part: one initialises the tile state, one selects in each tile and looks back at how many elements
 //! earlier tiles selected. A part passes its count to the next part and, for runs, the length of its last run. On a host device there is
 //! one launch.
-//!
-//! # Invariants
-//! 1. A part is as long as its kernel says (`most_of_part`, a fact of the image), so that nothing that the kernel counts in `int` leaves
-//!    it (`parts_fit_the_kernels_integers`), and parts cover the array (`parts_cover_an_array`).
-//! 2. A count that a kernel did not write is an error, and never a number: memory for counts between parts is [`UNWRITTEN`] first, a part
-//!    that finds that passes it on, and the host takes no count above the number of elements (`a_kernel_that_leaves_no_count`).
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -17,6 +11,7 @@ use super::code::{AlgorithmKernel, Algorithms, LoadedImage};
 use super::compare::{Compare, Within};
 use super::launch::{AlgorithmLaunch, Inputs, ResultTarget, to_host};
 use super::lookback::Lookback;
+use super::parts::{LEFT_BYTES, Parts, UNWRITTEN, count_of};
 use super::scalar::Scalar;
 use super::sequence::{ElementCount, Elements, Sequence};
 use crate::backend::{DeviceKind, HostTwin};
@@ -26,11 +21,6 @@ use crate::device::home::Home;
 use crate::error::{ErrorDetail, Result};
 use crate::memory::view::{Readable, Span, ViewMut, Writable};
 
-/// What stands where a count is not written yet; the kernels know it as `unwritten`.
-const UNWRITTEN: u64 = u64::MAX;
-/// Bytes that a part leaves to the next one: two numbers.
-const LEFT_BYTES: u64 = 16;
-
 struct SelectKernels {
     select: Arc<AlgorithmKernel>,
     device: Option<SelectTuning>,
@@ -39,12 +29,6 @@ struct SelectKernels {
 struct SelectTuning {
     lookback: Lookback,
     most_of_part: u32,
-}
-
-/// How the elements of an array are shared out among launches: as many as a launch may take each, and the rest to the last.
-struct Parts {
-    elements: u64,
-    of_each: u64,
 }
 
 /// The choice of a kernel.
@@ -90,34 +74,6 @@ impl SelectKernels {
                 most_of_part: image.fact(&format!("{}_part", which.entry)),
             };
             Ok(SelectKernels { select: image.kernel(which.entry)?, device: Some(tuning) })
-        })
-    }
-}
-
-impl SelectTuning {
-    fn parts(&self, elements: u64, asked: Option<u32>) -> Parts {
-        let tile = self.lookback.tile;
-        let asked = asked.map_or(u32::MAX, |asked| asked.max(tile) / tile * tile);
-        Parts { elements, of_each: u64::from(self.most_of_part.min(asked)) }
-    }
-}
-
-impl Parts {
-    /// At least one: an array without elements has a count as well.
-    fn count(&self) -> u64 {
-        self.elements.div_ceil(self.of_each).max(1)
-    }
-
-    /// The length of the longest.
-    fn most(&self) -> u64 {
-        self.elements.min(self.of_each)
-    }
-
-    /// Where each begins, and how long it is.
-    fn each(&self) -> impl Iterator<Item = [u64; 2]> {
-        (0..self.count()).map(|at| {
-            let first = at * self.of_each;
-            [first, (self.elements - first).min(self.of_each)]
         })
     }
 }
@@ -225,7 +181,7 @@ impl Queue<'_> {
         };
         let lookback = &tuning.lookback;
         let asked = self.stream().engine().options.part_of_selections;
-        let parts = tuning.parts(length.most as u64, asked);
+        let parts = Parts::of(length.most as u64, tuning.most_of_part, (lookback.tile, asked));
         let mut state = lookback.state(self, op, lookback.tiles_of(parts.most()))?;
         let state = state.span_mut();
         // What each part but the last leaves to the next.
@@ -303,12 +259,6 @@ impl Queue<'_> {
         }
         Ok(())
     }
-}
-
-/// A count as the host takes it: never one that no kernel wrote.
-fn count_of(op: &'static str, found: u64, most: usize) -> Result<usize> {
-    let count = usize::try_from(found).ok().filter(|count| *count <= most);
-    count.ok_or_else(|| ErrorDetail::BadCount { op, found, most }.into())
 }
 
 fn typed<T: Scalar>(op: &'static str, entry: &'static str, twin: fn() -> HostTwin) -> Which {
@@ -536,42 +486,5 @@ mod twin {
                 count[0] = split(&places, |at| flags[at] != 0, out, None);
             };
         TwinFn::<(In<u8>, InOut<u64>, Out<u64>, u64, In<u64>)>::erase(twin)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Parts, UNWRITTEN, count_of};
-    use crate::ErrorDetail;
-
-    #[test]
-    fn parts_cover_an_array() {
-        for of_each in [1, 7, 5632, (1 << 30) / 19_840 * 19_840] {
-            let around = [0, 1, of_each - 1, of_each, of_each + 1, 2 * of_each, 2 * of_each + 1];
-            for elements in around.into_iter().chain([(1 << 31) + 77, (1 << 32) + 1_003]) {
-                if elements / of_each > 1_000_000 {
-                    continue;
-                }
-                let parts = Parts { elements, of_each };
-                let mut end = 0;
-                for [first, items] in parts.each() {
-                    assert_eq!(first, end, "{elements} in parts of {of_each}");
-                    assert!(items <= parts.most() && (items > 0 || elements == 0));
-                    end = first + items;
-                }
-                assert_eq!(end, elements, "in parts of {of_each}");
-                assert_eq!(parts.each().count() as u64, parts.count());
-            }
-        }
-    }
-
-    #[test]
-    fn no_count_is_an_error() {
-        assert_eq!(count_of("unique", 9, 9).ok(), Some(9));
-        for found in [10, UNWRITTEN] {
-            let error = count_of("unique", found, 9).expect_err("it is no count");
-            let expected = ErrorDetail::BadCount { op: "unique", found, most: 9 };
-            assert_eq!(*error.detail(), expected);
-        }
     }
 }

@@ -6,8 +6,7 @@
 //! | `registry` | every stream, to report a loss and to wait for all |
 //! | `attention` | wakes the poller |
 //! | `checkers` | permits for tasks that check for themselves, or stay awake |
-//! | `events`, `words` | markers |
-//! | `bells` | private streams for doorbells |
+//! | `events`, `words`, `bells` | markers; private streams for doorbells |
 //! | `clock` | its time, and the moments at which the poller wakes tasks |
 //! | `account` | where the device's memory is, in bytes |
 //! | `retired` | device memory to be freed when several streams have finished with it |
@@ -64,9 +63,6 @@ use crate::memory::reclaim::retired::{Block, Retired};
 use crate::thread::exit::ExitGuard;
 use crate::thread::reaper::Reaper;
 use crate::thread::{locks, role, worker};
-
-/// The compute capability whose kernels every later GPU runs as well: they are PTX.
-const GENERAL: (u32, u32) = (8, 0);
 
 /// How a device's completions are learned; from the builder.
 #[derive(Clone, Copy, Debug, Default)]
@@ -237,12 +233,6 @@ impl<S: DeviceStream> Engine<S> {
             backend,
         });
         super::exit::watch(&engine.attention).map(|()| engine)
-    }
-
-    /// The compute capability that kernels are chosen for: the device's, unless it is to run those of every GPU.
-    pub(crate) fn capability_of_images(&self) -> (u32, u32) {
-        let capability = self.backend.limits().compute_capability;
-        if self.options.general_images { capability.min(GENERAL) } else { capability }
     }
 
     /// The device's last handle is gone. The poller keeps streams for a while, and with them this: no

@@ -25,6 +25,7 @@ use super::operand::MOST;
 use super::ptx;
 use super::ptx::{Recipe, Target, Tiling};
 use crate::DeviceKind;
+use crate::algorithm::code::capability_of_images;
 use crate::backend::{ArgBlock, Function, Grid, HostTwin, LaunchShape, RawModule};
 use crate::batch::queue::Queue;
 use crate::device::home::Home;
@@ -102,7 +103,7 @@ impl ElementwiseKernel {
     fn load(engine: &Arc<Engine>, blueprint: &Blueprint<'_>) -> Result<Self> {
         engine.check_open()?;
         let name: Arc<str> = Arc::from(blueprint.name);
-        let target = Target::of(engine.capability_of_images());
+        let target = Target::of(capability_of_images(engine));
         let (function, module) = match engine.backend.kind() {
             DeviceKind::Host => (Function::Host(blueprint.twin.clone(), name.clone()), None),
             DeviceKind::Cuda => {
