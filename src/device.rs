@@ -28,6 +28,7 @@ use crate::runtime::poller;
 use crate::runtime::{Engine, Point};
 use crate::stream::Stream;
 use crate::submit::MemoryKernels;
+use crate::thread::contain;
 use crate::thread::role;
 use crate::thread::role::Role;
 use crate::thread::worker::{Unwanted, offload};
@@ -61,7 +62,9 @@ impl Device {
         }
         let home = Home::new(&engine)?;
         MemoryKernels::of(&home);
-        tracing::debug!(device = engine.label(), name = engine.backend.name(), "device opened");
+        contain::log(|| {
+            tracing::debug!(device = engine.label(), name = engine.backend.name(), "device opened");
+        });
         let device = Device::at(home);
         if let Some(capacity) = options.timeline.filter(|capacity| *capacity > 0) {
             device.timeline().start(capacity)?;

@@ -82,7 +82,7 @@ pub enum ErrorKind {
     InvalidCall,
     /// Device memory or host memory ran out.
     OutOfMemory,
-    /// Too much work is in flight.
+    /// Too much work is in flight, or the system refuses a thread.
     Overloaded,
     /// A time limit passed first.
     TimedOut,
@@ -178,6 +178,13 @@ pub enum ErrorDetail {
         "no CUDA driver: {reason}; install NVIDIA's driver, or use a host device (`Device::cuda_or_host`)"
     )]
     NoDriver { reason: String },
+    /// The driver is there and does not work, or not yet: what it returned when a GPU was opened. Nothing of that is remembered: the next
+    /// call asks again.
+    #[error(
+        "the driver {library} does not work: {code}{}",
+        codes::what_now(.code.code).map(|now| format!(": {now}")).unwrap_or_default()
+    )]
+    BrokenDriver { library: String, code: DriverCode },
     /// The crate was built without the `cuda` feature.
     #[error("this build has no CUDA support (feature `cuda` is off)")]
     NotBuilt,
@@ -435,6 +442,14 @@ pub enum ErrorDetail {
     /// This device cannot do what was asked.
     #[error("{what} is not supported by {device}")]
     Unsupported { what: &'static str, device: String },
+    /// This device lacks what a feature requires.
+    #[error("{what} requires {requirement}, which {device} does not have")]
+    Requires { what: &'static str, requirement: &'static str, device: String },
+    /// The system refuses a thread.
+    #[error(
+        "the system refuses a thread for {what}: raise its limit (`ulimit -u`, `pids.max` of the control group), or use fewer streams"
+    )]
+    NoThread { what: &'static str },
     /// The device faulted or was lost; sticky for the life of the process.
     #[error("{device} is lost: {cause}{}", what_now(.cause))]
     DeviceLost { device: String, cause: LossCause },
@@ -446,6 +461,9 @@ pub enum ErrorDetail {
     /// `atexit`: handlers that were registered later run before it, and there everything goes on.
     #[error("the process is ending: {what} is refused")]
     ProcessEnding { what: &'static str },
+    /// The device was opened by the process that this one was forked from.
+    #[error("{device} belongs to the process that this one was forked from: open a device here")]
+    Forked { device: String },
 }
 
 /// Why an event cannot do what was asked of it.
@@ -587,8 +605,9 @@ impl ErrorDetail {
             | D::NoCompiler { .. }
             | D::NoLibrary { .. }
             | D::NoImplementation { .. }
+            | D::Requires { .. }
             | D::Unsupported { .. } => ErrorKind::Unsupported,
-            D::Driver { code, .. } => code.kind(),
+            D::Driver { code, .. } | D::BrokenDriver { code, .. } => code.kind(),
             D::BadCount { .. } => ErrorKind::Driver,
             // The cause decides what the reader can do about it.
             D::Upstream { cause, .. } | D::Verify { cause, .. } => cause.kind(),
@@ -599,11 +618,11 @@ impl ErrorDetail {
             D::Foreign { cause, .. } => {
                 cause.downcast_ref().map_or(ErrorKind::Foreign, LibraryStatus::kind)
             }
-            D::Overloaded { .. } | D::TooLate { .. } => ErrorKind::Overloaded,
+            D::Overloaded { .. } | D::TooLate { .. } | D::NoThread { .. } => ErrorKind::Overloaded,
             D::Expired { remaining_us: 1.., .. } => ErrorKind::Overloaded,
             D::TimedOut { .. } | D::Expired { .. } => ErrorKind::TimedOut,
             D::DependencyLost { .. } | D::DeviceLost { .. } => ErrorKind::DeviceLost,
-            D::Closed { .. } | D::ProcessEnding { .. } => ErrorKind::Closed,
+            D::Closed { .. } | D::ProcessEnding { .. } | D::Forked { .. } => ErrorKind::Closed,
         }
     }
 }
@@ -636,6 +655,9 @@ impl From<DriverCode> for Error {
                 let thread = "a thread where the driver permits no calls, as in a host function \
                               (CUDA_ERROR_NOT_PERMITTED, 800)";
                 ErrorDetail::WrongThread { what: code.call, thread }.into()
+            }
+            DriverCode::NO_THREAD => {
+                ErrorDetail::NoThread { what: "a stream of a host device" }.into()
             }
             _ => ErrorDetail::Driver { op: None, code }.into(),
         }
@@ -679,7 +701,7 @@ impl DriverCode {
     fn kind(self) -> ErrorKind {
         match self.code {
             2 => ErrorKind::OutOfMemory,
-            34 | 100 | 222 | 801 | 803 => ErrorKind::Unsupported,
+            34 | 100 | 222 | 801 | 803 | 804 => ErrorKind::Unsupported,
             _ => ErrorKind::Driver,
         }
     }
@@ -687,8 +709,23 @@ impl DriverCode {
     /// `CUDA_ERROR_NOT_PERMITTED`: returned by every call inside a host function.
     pub(crate) const NOT_PERMITTED: i32 = 800;
 
+    /// `CUDA_ERROR_INVALID_HANDLE`.
+    pub(crate) const INVALID_HANDLE: i32 = 400;
+
+    /// `CUDA_ERROR_STUB_LIBRARY`: the library that the toolkit has for linking.
+    pub(crate) const STUB: i32 = 34;
+
+    /// None of the driver's: what a host device returns where the system refuses a thread.
+    pub(crate) const NO_THREAD: i32 = -1;
+
     /// `CUDA_ERROR_ILLEGAL_STATE`: what a host device returns for work that its stream would never have room for.
     pub(crate) const ILLEGAL_STATE: i32 = 401;
+
+    /// Whether this code says that the driver does not work, where a device is opened.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn says_that_the_driver_is_broken(self) -> bool {
+        self.code == 100 || codes::what_now(self.code).is_some()
+    }
 
     /// Whether this code says that the context is gone for good.
     pub(crate) fn is_sticky(self) -> bool {

@@ -28,7 +28,7 @@ pub(crate) mod work_area;
 
 use crate::backend::{RawStream, StreamOptions};
 use crate::device::Device;
-use crate::error::{ErrorDetail, Result};
+use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::event::Event;
 use crate::event::interprocess::SharedEvent;
 use crate::runtime::stream_state::{Owner, StreamState};
@@ -88,7 +88,13 @@ impl Stream {
                 let raw = RawStream(handle);
                 // SAFETY: the caller vouches that it is a stream's handle.
                 let info = unsafe { engine.backend.stream_info(raw) };
-                let info = info.map_err(|code| engine.refused(code))?;
+                let info = info.map_err(|code| match code.code {
+                    DriverCode::INVALID_HANDLE => {
+                        let reason = "the device has no stream of that handle";
+                        ErrorDetail::BadStream { handle, reason }.into()
+                    }
+                    _ => engine.refused(code),
+                })?;
                 if info.context != engine.backend.context() {
                     let (what, expected) = ("the adopted stream", engine.label().to_owned());
                     let found = format!("the context {:#x}", info.context);

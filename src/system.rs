@@ -1,15 +1,18 @@
 //! Calls to the operating system.
 //!
-//! They are hints that may be refused, a memory size, and the handler for the end of the process. Under Miri, which runs the host device to
+//! They are hints that may be refused, a memory size, and handlers: of the end of the process, and of forks ([`process`]). Under Miri, which runs the host device to
 //! check its memory accesses, the hints do nothing, the machine has [`MIRI_MEMORY`] bytes, and no handler runs.
 //!
 //! | call | Linux | other Unix | Windows |
 //! |---|---|---|---|
 //! | exact sleeps, huge pages | yes | – | – |
+//! | the file of a library | yes | yes | – |
 //! | memory of the machine | `sysconf` | `sysconf` | `GlobalMemoryStatusEx` |
 //! | files that this user alone can write | owner and mode | owner and mode | not checked: there is no disk cache |
 //!
-//! Source: `prctl(2)`, `PR_SET_TIMERSLACK`; `madvise(2)`, `MADV_HUGEPAGE`; `sysconf(3)`; `atexit(3)`.
+//! Source: `prctl(2)`, `PR_SET_TIMERSLACK`; `madvise(2)`, `MADV_HUGEPAGE`; `sysconf(3)`; `dladdr(3)`; `atexit(3)`.
+
+pub(crate) mod process;
 
 use std::fs::{DirBuilder, Metadata, OpenOptions};
 #[cfg(unix)]
@@ -49,6 +52,36 @@ pub(crate) fn advise_huge_pages(start: usize, bytes: usize) {
     }
     #[cfg(not(all(target_os = "linux", not(miri))))]
     let _ = (start, bytes);
+}
+
+/// The file that a function of a loaded library is in.
+#[cfg(feature = "cuda")]
+pub(crate) fn file_of(function: *const std::ffi::c_void) -> Option<std::path::PathBuf> {
+    #[cfg(all(unix, not(miri)))]
+    {
+        use std::os::unix::ffi::OsStrExt;
+
+        let mut info = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
+        // SAFETY: the address is only compared, and the structure is writable.
+        if unsafe { libc::dladdr(function, info.as_mut_ptr()) } == 0 {
+            return None;
+        }
+        // SAFETY: written, as the call says.
+        let name = unsafe { info.assume_init() }.dli_fname;
+        if name.is_null() {
+            return None;
+        }
+        // SAFETY: a string of the loader's, which stays as long as the library.
+        let name = unsafe { std::ffi::CStr::from_ptr(name) };
+        let file = std::path::PathBuf::from(std::ffi::OsStr::from_bytes(name.to_bytes()));
+        // Which of several it is a link to.
+        Some(file.canonicalize().unwrap_or(file))
+    }
+    #[cfg(not(all(unix, not(miri))))]
+    {
+        let _ = function;
+        None
+    }
 }
 
 /// How much memory the machine has.

@@ -175,11 +175,11 @@ const TOLD: u32 = 3;
 /// It is a kernel that watches a word (never a driver wait on a value: eight of those freeze a
 /// process). On a host device a closed gate takes about a quarter of a core for that.
 ///
-/// It opens when dropped, and when its time limit passes; in the latter case [`open`](Self::open) or the drop
-/// logs `tracing::warn!`, once.
+/// It opens when dropped, and when its time limit passes, which its kernel keeps and counts from its own start; in the latter case
+/// [`open`](Self::open) or the drop logs `tracing::warn!`, once. A gate that its limit has opened holds up nothing.
 #[derive(Debug)]
 pub struct Gate {
-    word: PinnedFlag,
+    word: Arc<PinnedFlag>,
     limit: Duration,
     /// Keeps kernel loads of other tests from waiting for this gate inside the driver.
     #[cfg(feature = "cuda")]
@@ -207,10 +207,15 @@ impl Gate {
         let home = stream.home();
         // Once per device: loading code may wait for running work, such as another gate.
         let kernel = home.get_or_load(|| kernels::load_gate(home))?;
-        let word = PinnedFlag::new(&home.pinned)?;
+        let word = Arc::new(PinnedFlag::new(&home.pinned)?);
         #[cfg(feature = "cuda")]
-        let closed =
-            (home.engine.backend.kind() == DeviceKind::Cuda).then(|| Closed::begin(home.engine.id));
+        let closed = (home.engine.backend.kind() == DeviceKind::Cuda).then(|| {
+            let (word, device) = (Arc::downgrade(&word), home.engine.state.clone());
+            let is_open = move || {
+                device.lost().is_some() || word.upgrade().is_none_or(|word| word.get() != 0)
+            };
+            Closed::begin(home.engine.id, is_open)
+        });
         let timeout_ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         kernel.launch(stream, &word, timeout_ns).queued()?;
         Ok(Gate {

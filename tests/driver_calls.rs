@@ -61,6 +61,8 @@ mod errors;
 mod events;
 #[path = "driver_calls/failures.rs"]
 mod failures;
+#[path = "driver_calls/gates.rs"]
+mod gates;
 #[path = "driver_calls/graph.rs"]
 mod graph;
 #[path = "driver_calls/host_functions.rs"]

@@ -328,7 +328,7 @@ impl StreamState {
     /// on that.
     fn poll_ticket(&self, ticket: u64, wait: &mut Wait, bell: &Bell) -> Poll<Result<(), Lost>> {
         if let Some(outcome) = self.outcome(ticket) {
-            self.queue.leave(&mut wait.key);
+            self.queue.leave(&mut wait.key, drop);
             return Poll::Ready(outcome);
         }
         let checking = wait.checks > 0;
@@ -340,7 +340,7 @@ impl StreamState {
             if self.look() {
                 let outcome = self.outcome(ticket);
                 if outcome.is_some() {
-                    self.queue.leave(&mut wait.key);
+                    self.queue.leave(&mut wait.key, drop);
                 }
                 self.settle();
                 if let Some(outcome) = outcome {
@@ -353,7 +353,7 @@ impl StreamState {
             match self.queue.register(&mut wait.key, ticket, bell, wait.due, outcome) {
                 Registered::Waiting(call) => self.call(call),
                 Registered::Settled(outcome) => {
-                    self.queue.leave(&mut wait.key);
+                    self.queue.leave(&mut wait.key, drop);
                     return Poll::Ready(outcome);
                 }
             }

@@ -429,3 +429,275 @@ fn a_subscriber_that_panics_ends_nothing() {
         assert!(told.expect("it is told").is_device_lost());
     });
 }
+
+/// Panics in one kind of call, on each event and span of the crate.
+struct PanicsAt(&'static str);
+
+impl PanicsAt {
+    const KINDS: [&'static str; 7] =
+        ["enabled", "new_span", "event", "record", "enter", "exit", "close"];
+
+    fn at(&self, kind: &str) {
+        if self.0 == kind {
+            panic_any(Bomb(2));
+        }
+    }
+}
+
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for PanicsAt {
+    fn enabled(
+        &self,
+        metadata: &tracing::Metadata<'_>,
+        _: tracing_subscriber::layer::Context<'_, S>,
+    ) -> bool {
+        let is_ours = metadata.target().starts_with("gpu_await");
+        if is_ours {
+            self.at("enabled");
+        }
+        is_ours || metadata.target() == "test"
+    }
+    fn register_callsite(
+        &self,
+        _: &'static tracing::Metadata<'static>,
+    ) -> tracing::subscriber::Interest {
+        // Asked each time.
+        tracing::subscriber::Interest::sometimes()
+    }
+    fn on_new_span(
+        &self,
+        span: &tracing::span::Attributes<'_>,
+        _: &tracing::span::Id,
+        _: tracing_subscriber::layer::Context<'_, S>,
+    ) {
+        if span.metadata().target() != "test" {
+            self.at("new_span");
+        }
+    }
+    fn on_event(&self, _: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+        self.at("event");
+    }
+    fn on_record(
+        &self,
+        _: &tracing::span::Id,
+        _: &tracing::span::Record<'_>,
+        _: tracing_subscriber::layer::Context<'_, S>,
+    ) {
+        self.at("record");
+    }
+    fn on_enter(&self, _: &tracing::span::Id, _: tracing_subscriber::layer::Context<'_, S>) {
+        if !IN_TEST.get() {
+            self.at("enter");
+        }
+    }
+    fn on_exit(&self, _: &tracing::span::Id, _: tracing_subscriber::layer::Context<'_, S>) {
+        if !IN_TEST.get() {
+            self.at("exit");
+        }
+    }
+    fn on_close(&self, _: tracing::span::Id, _: tracing_subscriber::layer::Context<'_, S>) {
+        self.at("close");
+    }
+}
+
+thread_local! {
+    /// The test itself enters a span.
+    static IN_TEST: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// A waker whose drop panics.
+struct DropsBadly;
+
+impl Wake for DropsBadly {
+    fn wake(self: Arc<Self>) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for DropsBadly {
+    fn drop(&mut self) {
+        panic_any(Bomb(2));
+    }
+}
+
+/// Polls it once, with such a waker.
+fn poll_badly<F: Future>(future: std::pin::Pin<&mut F>) {
+    let waker = Waker::from(Arc::new(DropsBadly));
+    assert!(future.poll(&mut Context::from_waker(&waker)).is_pending());
+    // The future has the last one.
+    drop(waker);
+}
+
+/// Runs it, which panics on purpose. If anything else panics meanwhile, the process ends.
+fn unwinds(what: &str, run: impl FnOnce()) {
+    eprintln!("unwinding: {what}");
+    let payload = std::panic::catch_unwind(AssertUnwindSafe(run)).expect_err("on purpose");
+    assert!(payload.is::<Bomb>(), "{what}");
+    std::mem::forget(payload);
+}
+
+fn on_purpose() {
+    panic_any(Bomb(0));
+}
+
+/// Foreign code that runs in a drop while its caller unwinds: a panic there would end the process.
+fn unwind_everywhere() {
+    let device = testing::device();
+    let stream = device.stream().unwrap();
+    let axpy = gpu_await::kernels::axpy::load_blocking(&device).unwrap();
+    let x = stream.full(100, 1.0f32).queued().unwrap();
+    let mut y = stream.full(100, 1.0f32).queued().unwrap();
+    let mut region = gpu_await::Region::new();
+    unwinds("a replayed batch", || {
+        stream
+            .replay(&mut region, |q| {
+                axpy.launch(q, 1.0, &x, &mut y)?;
+                on_purpose();
+                Ok(())
+            })
+            .abandon();
+        // The batch contains the panic and makes an error of it.
+        on_purpose();
+    });
+    unwinds("a submission while unwinding", || {
+        struct Submits<'a>(&'a gpu_await::Stream);
+        impl Drop for Submits<'_> {
+            fn drop(&mut self) {
+                self.0.host_fn(|| ()).abandon();
+                drop(self.0.zeros::<u8>(10).queued());
+            }
+        }
+        let _submits = Submits(&stream);
+        on_purpose();
+    });
+    let gate = Gate::close(&stream).unwrap();
+    unwinds("an operation", || {
+        let mut op = pin!(stream.host_fn(|| ()));
+        poll_badly(op.as_mut());
+        on_purpose();
+    });
+    unwinds("a loss", || {
+        let mut lost = pin!(device.lost());
+        poll_badly(lost.as_mut());
+        on_purpose();
+    });
+    unwinds("a close", || {
+        let other = testing::device();
+        let busy = other.stream().unwrap();
+        let _gate = Gate::close(&busy).unwrap();
+        let mut close = pin!(other.close(SOON));
+        poll_badly(close.as_mut());
+        on_purpose();
+    });
+    unwinds("an acquire", || {
+        let pool = gpu_await::StreamPool::builder().max_in_flight(1).streams(&device, 1).build().unwrap();
+        let _held = pool.acquire().now_or_never().unwrap().unwrap();
+        let mut waits = pin!(pool.acquire());
+        poll_badly(waits.as_mut());
+        on_purpose();
+    });
+    unwinds("an acquire whose deadline has passed", || {
+        let pool = gpu_await::StreamPool::builder().max_in_flight(1).streams(&device, 1).build().unwrap();
+        let _held = pool.acquire().now_or_never().unwrap().unwrap();
+        let soon = Instant::now() + Duration::from_millis(1);
+        let mut waits = pin!(pool.acquire_by(soon));
+        assert!(waits.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        while Instant::now() < soon {
+            std::hint::spin_loop();
+        }
+        on_purpose();
+    });
+    unwinds("a throttle and a wait for memory", || {
+        let limited = gpu_await::Device::builder().memory_limit_bytes(1 << 20).host();
+        let busy = limited.stream().unwrap();
+        let _gate = Gate::close(&busy).unwrap();
+        let held = busy.zeros::<u8>(900 << 10).queued().unwrap();
+        drop(held);
+        let mut reclaimed = Box::pin(limited.reclaimed(900 << 10));
+        let waker = Waker::noop();
+        if reclaimed.poll_unpin(&mut Context::from_waker(waker)).is_pending() {
+            poll_badly(reclaimed.as_mut());
+        }
+        on_purpose();
+    });
+    let (batcher, worker) = Batcher::builder().build(|batch: Vec<Option<Explosive>>| async move {
+        Ok::<_, Error>(batch.iter().map(|_| Ok(())).collect())
+    });
+    unwinds("a call", || {
+        let span = tracing::info_span!(target: "test", "a request");
+        IN_TEST.set(true);
+        let call = span.in_scope(|| batcher.call(Some(Explosive(2))));
+        IN_TEST.set(false);
+        // The request has the last one.
+        std::mem::drop(std::panic::catch_unwind(AssertUnwindSafe(|| drop(span))));
+        let mut call = pin!(call);
+        poll_badly(call.as_mut());
+        on_purpose();
+    });
+    unwinds("a batcher's worker", || {
+        let mut worker = pin!(worker);
+        poll_badly(worker.as_mut());
+        on_purpose();
+    });
+    unwinds("a gate that its limit opened", || {
+        let late = device.stream().unwrap();
+        let gate = Gate::close_for(&late, Duration::from_millis(1)).unwrap();
+        late.synchronize().unwrap();
+        assert!(gate.timed_out());
+        on_purpose();
+    });
+    gate.open();
+    stream.synchronize().unwrap();
+}
+
+/// Whatever a subscriber panics at, no call of this crate panics and no process ends, while the caller unwinds and
+/// otherwise.
+#[test]
+fn a_subscriber_that_panics_at_everything() {
+    const NAME: &str = "a_subscriber_that_panics_at_everything";
+    let Some(kind) = child::parameter() else {
+        for kind in PanicsAt::KINDS {
+            child::run(NAME, kind);
+        }
+        return;
+    };
+    quietly();
+    let kind = PanicsAt::KINDS.into_iter().find(|known| **known == kind).expect("a kind");
+    let subscriber = tracing_subscriber::registry();
+    let subscriber = tracing_subscriber::layer::SubscriberExt::with(subscriber, PanicsAt(kind));
+    tracing::subscriber::set_global_default(subscriber).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let device = testing::device();
+        device.timeline().start(100).unwrap();
+        is_served(&device).await;
+        drop(device.timeline().snapshot());
+        let stream = device.stream().unwrap();
+        let axpy = gpu_await::kernels::axpy::load(&device).await.unwrap();
+        let x = stream.full(100, 1.0f32).queued().unwrap();
+        let mut y = stream.full(100, 1.0f32).queued().unwrap();
+        let mut region = gpu_await::Region::new();
+        for _ in 0..3 {
+            let op = stream.replay(&mut region, |q| axpy.launch(q, 1.0, &x, &mut y));
+            soon(op).await.unwrap();
+        }
+        assert_eq!(soon(stream.download(&y)).await.unwrap()[..], [4.0; 100]);
+        let auto = gpu_await::Device::cuda_or_host().unwrap();
+        is_served(&auto).await;
+        // A subscriber's panic is not the batch's.
+        let (batcher, worker) =
+            Batcher::builder().build(|batch: Vec<u32>| async move {
+                Ok::<_, Error>(batch.into_iter().map(Ok).collect())
+            });
+        let worker = tokio::spawn(worker);
+        let span = tracing::info_span!(target: "test", "a request");
+        IN_TEST.set(true);
+        let call = span.in_scope(|| batcher.call(7));
+        IN_TEST.set(false);
+        std::mem::forget(span);
+        let answer = tokio::time::timeout(SOON, call).await.expect("an answer");
+        assert_eq!(answer.unwrap(), 7);
+        drop(batcher);
+        tokio::time::timeout(SOON, worker).await.expect("it ends").expect("no panic");
+    });
+    unwind_everywhere();
+}

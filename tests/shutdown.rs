@@ -3,6 +3,9 @@
 
 #[path = "under_test/child.rs"]
 mod child;
+#[cfg(target_os = "linux")]
+#[path = "under_test/host_threads.rs"]
+mod host_threads;
 #[path = "under_test/modes.rs"]
 mod modes;
 #[path = "under_test/taken_pool.rs"]
@@ -601,9 +604,14 @@ fn futures_behind_the_end_resolve() {
 
 #[cfg(target_os = "linux")]
 mod growth {
+    use std::io::{Read, Write};
+
     use gpu_await::{Batcher, StreamPool};
 
     use super::*;
+
+    /// What the exit of a process may take that waits for nothing: half of the shortest wait.
+    const AT_ONCE: Duration = Duration::from_millis(100);
 
     /// Threads, handles and resident KiB of this process.
     fn held() -> (usize, usize, u64) {
@@ -631,32 +639,20 @@ mod growth {
         states.filter(|state| !state.contains(") S ")).count() == 1
     }
 
-    /// It has none of its parent's threads, and waits for none.
-    #[test]
-    fn the_child_of_a_fork_ends_at_once() {
-        const NAME: &str = "growth::the_child_of_a_fork_ends_at_once";
-        if child::parameter().is_none() {
-            child::run(NAME, "");
-            return;
-        }
-        let use_a_device = || {
-            let device = Device::host();
-            assert_eq!(block_on(device.host_fn(|| 5)).expect("no failure"), 5);
-        };
-        let end = || Instant::now() + Duration::from_secs(5);
-        let (before, limit) = (held().0, end());
-        use_a_device();
-        while held().0 > before {
-            assert!(Instant::now() < limit, "its threads end");
-            std::thread::yield_now();
-        }
-        // SAFETY: no other thread of this process holds a lock.
+    /// Forks, and runs `child` in the child, which then exits. Returns how long its exit took.
+    fn forked(child: impl FnOnce()) -> Duration {
+        let (mut exits, exit) = std::io::pipe().expect("a pipe");
+        // SAFETY: the other threads of this process sleep, and hold no lock that the child needs.
         let forked = unsafe { libc::fork() };
         if forked == 0 {
-            use_a_device();
-            std::process::exit(0);
+            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
+            (&exit).write_all(&[1]).expect("the parent reads");
+            std::process::exit(i32::from(done.is_err()));
         }
-        let (mut status, limit) = (-1, end());
+        drop(exit);
+        let (mut status, limit) = (-1, Instant::now() + Duration::from_secs(30));
+        exits.read_exact(&mut [0]).expect("the child comes to its end");
+        let start = Instant::now();
         // SAFETY: the status is written for the length of the call.
         while unsafe { libc::waitpid(forked, &raw mut status, libc::WNOHANG) } == 0 {
             if Instant::now() > limit {
@@ -667,6 +663,124 @@ mod growth {
             std::thread::yield_now();
         }
         assert_eq!(status, 0);
+        start.elapsed()
+    }
+
+    /// The quickest waits for nothing, and none for a thread.
+    fn assert_at_once(exits: &[Duration]) {
+        let is_quick = exits.iter().min().is_some_and(|exit| *exit < AT_ONCE);
+        assert!(is_quick && exits.iter().all(|exit| *exit < Duration::from_secs(5)), "{exits:?}");
+    }
+
+    /// A device with a thread that the driver keeps: it pins memory beside a full queue.
+    fn busy() -> (Device, Gate, JoinHandle<()>) {
+        let device = Device::host();
+        let stream = device.stream().expect("a stream");
+        let gate = Gate::close(&stream).expect("a gate");
+        let submitted = Arc::new(AtomicU32::new(0));
+        let count = submitted.clone();
+        let producer = std::thread::spawn(move || {
+            for _ in 0..1100 {
+                stream.host_fn(|| ()).abandon();
+                count.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        wait_until("the queue is nearly full", || submitted.load(Ordering::SeqCst) >= 1015);
+        let mut pinned = Box::pin(device.pinned_async::<u8>(16 << 20));
+        assert!(pinned.poll_unpin(&mut Context::from_waker(Waker::noop())).is_pending());
+        wait_until("a thread pins memory", || {
+            host_threads::threads_called("gpu-await-offlo") > 0 && others_sleep()
+        });
+        drop(pinned);
+        (device, gate, producer)
+    }
+
+    /// It has none of its parent's threads, and waits for none; nor for what its parent's threads were at.
+    #[test]
+    fn the_child_of_a_fork_ends_at_once() {
+        const NAME: &str = "growth::the_child_of_a_fork_ends_at_once";
+        let Some(parameter) = child::parameter() else {
+            for parent in ["closed", "open", "busy"] {
+                child::run(NAME, parent);
+            }
+            return;
+        };
+        let use_a_device = || {
+            let device = Device::host();
+            let stream = device.stream().expect("a stream");
+            let x = stream.upload(vec![5u8; 1000]).queued().expect("memory");
+            assert_eq!(block_on(stream.download(&x)).expect("no failure"), [5; 1000]);
+            assert_eq!(block_on(device.host_fn(|| 5)).expect("no failure"), 5);
+        };
+        let before = held().0;
+        (0..20).for_each(|_| use_a_device());
+        wait_until("its threads end", || held().0 <= before);
+        let open = (parameter == "open").then(|| {
+            use_a_device();
+            let device = Device::host();
+            block_on(device.host_fn(|| 5)).expect("no failure");
+            device
+        });
+        let busy = (parameter == "busy").then(busy);
+        wait_until("all is quiet", others_sleep);
+        let exits = [0; 3].map(|_| forked(use_a_device));
+        // A child of a child as well.
+        let child_of_a_child = forked(|| {
+            use_a_device();
+            let exits = [0; 3].map(|_| forked(use_a_device));
+            assert_at_once(&exits);
+        });
+        assert_at_once(&exits);
+        assert!(child_of_a_child < Duration::from_secs(5), "{child_of_a_child:?}");
+        // The parent goes on.
+        use_a_device();
+        if let Some((device, gate, producer)) = busy {
+            gate.open();
+            producer.join().expect("no panic");
+            drop(device);
+        }
+        if let Some(device) = open {
+            assert_eq!(block_on(device.host_fn(|| 6)).expect("no failure"), 6);
+        }
+    }
+
+    /// A device is its process's: in the child of a fork its handles are refused, and neither hang nor block.
+    #[test]
+    fn inherited_handles_are_refused() {
+        const NAME: &str = "growth::inherited_handles_are_refused";
+        if child::parameter().is_none() {
+            child::run(NAME, "");
+            return;
+        }
+        let device = Device::host();
+        let stream = device.stream().expect("a stream");
+        let x = stream.full(1000, 7u8).queued().expect("memory");
+        stream.synchronize().expect("no failure");
+        let handles = (device.clone(), stream.clone(), device.stream().expect("a stream"));
+        let (gate, mut pending) = pending(&device);
+        wait_until("all is quiet", others_sleep);
+        let exit = forked(|| {
+            let refused = [
+                block_on(&mut pending).err(),
+                block_on(stream.download(&x)).err(),
+                stream.zeros::<u8>(1).queued().err(),
+                device.stream().err(),
+                stream.synchronize().err(),
+                block_on(device.close(Duration::from_secs(5))).err(),
+                Some(block_on(device.lost())),
+            ];
+            for refused in refused {
+                let error = refused.expect("the parent's device");
+                assert!(matches!(error.detail(), ErrorDetail::Forked { .. }), "{error}");
+                assert_eq!(error.kind(), ErrorKind::Closed);
+            }
+            let own = Device::host();
+            assert_eq!(block_on(own.host_fn(|| 5)).expect("no failure"), 5);
+            drop((x, handles, own));
+        });
+        assert!(exit < Duration::from_secs(5), "{exit:?}");
+        gate.open();
+        assert_eq!(block_on(pending).expect("the parent goes on")[0], 1);
     }
 
     #[test]
@@ -753,6 +867,83 @@ mod growth {
             other.thread().unpark();
             other.join().unwrap();
         });
+    }
+
+    /// A host device has no driver: what the system refuses is told as that.
+    #[test]
+    fn a_refused_thread_says_so() {
+        const NAME: &str = "growth::a_refused_thread_says_so";
+        if child::parameter().is_none() {
+            child::run(NAME, "");
+            return;
+        }
+        let device = Device::host();
+        assert_eq!(block_on(device.host_fn(|| 1)).unwrap(), 1);
+        wait_until("its threads have begun, which takes memory", others_sleep);
+        limit_address_space(Some(1 << 20));
+        let spawn = || std::thread::Builder::new().spawn(std::thread::park);
+        let others: Vec<_> = std::iter::from_fn(|| spawn().ok()).collect();
+        // Room for what is allocated here, and too little for the stack of a thread.
+        limit_address_space(Some(1 << 20));
+        let refused = [
+            device.stream().map(drop),
+            Device::builder().named("host").map(drop),
+            block_on(device.trim(0)),
+        ];
+        limit_address_space(None);
+        for (refused, whose) in refused.into_iter().zip(["stream", "poller", "executor"]) {
+            let error = refused.unwrap_err();
+            let ErrorDetail::NoThread { what } = error.detail() else { panic!("{error}") };
+            assert!(what.contains(whose), "{error}");
+            assert_eq!(error.kind(), ErrorKind::Overloaded);
+        }
+        // It passes.
+        assert_eq!(block_on(device.stream().unwrap().host_fn(|| 1)).unwrap(), 1);
+        others.into_iter().for_each(|other| {
+            other.thread().unpark();
+            other.join().unwrap();
+        });
+    }
+
+    /// The numbers of `src/guide/limits.md`.
+    #[test]
+    fn threads_of_a_host_device() {
+        const NAME: &str = "growth::threads_of_a_host_device";
+        if child::parameter().is_none() {
+            child::run(NAME, "");
+            return;
+        }
+        let page = include_str!("../src/guide/limits.md");
+        let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
+        let rows: Vec<(&str, &str)> = rows.filter_map(|row| row.split_once("` | ")).collect();
+        let says = |thread: &str| {
+            let row = rows.iter().find(|(name, _)| name.starts_with(thread));
+            row.unwrap_or_else(|| panic!("no row of {thread}: {rows:?}")).1
+        };
+        // Names are cut to 15 bytes.
+        let count = |thread: &str| host_threads::threads_called(&thread[..thread.len().min(15)]);
+        let before = held().0;
+        let device = Device::host();
+        wait_until("it pins memory ahead", || count("gpu-await-offload") == 0 && others_sleep());
+        let own = count("host:");
+        assert!(says("host:").starts_with(&format!("one a stream, and {own} ")), "{own}");
+        for thread in ["gpu-await-host", "gpu-await-reaper", "gpu-await-staging"] {
+            assert_eq!(count(thread), 1, "{thread}");
+            assert!(says(&thread[..14]).starts_with('1'), "{thread}");
+        }
+        assert_eq!(held().0 - before, 3 + own);
+        let streams = [device.stream().unwrap(), device.stream().unwrap()];
+        let x = block_on(streams[0].upload_staged(vec![1u8; 64 << 20])).unwrap();
+        block_on(streams[1].download_staged(&x)).unwrap();
+        wait_until("what is done once has ended", || count("gpu-await-offload") == 0);
+        let cores = std::thread::available_parallelism().unwrap().get();
+        let staging = (cores / 2).clamp(2, 8);
+        assert!(count("gpu-await-staging") <= staging);
+        let (fewest, most) = (2 + own + 2 + 2, 2 + own + 2 + 8 + 1);
+        let threads = held().0 - before;
+        assert!((fewest - 1..=most).contains(&threads), "{threads}");
+        let total = format!("{fewest} to {most} threads for two streams and a staged copy");
+        assert!(page.contains(&total), "the page does not say: {total}");
     }
 
     #[test]

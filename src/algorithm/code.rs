@@ -127,8 +127,10 @@ impl LoadedImage {
     fn load(engine: &Arc<Engine>, image: &'static PackedImage) -> Result<Self> {
         let capability = capability_of_images(engine);
         if capability < (8, 0) {
-            let device = engine.label().to_owned();
-            return Err(ErrorDetail::Unsupported { what: "an algorithm", device }.into());
+            let (major, minor) = capability;
+            let device = format!("{} (of {major}.{minor})", engine.label());
+            let (what, requirement) = ("an algorithm", "compute capability 8.0");
+            return Err(ErrorDetail::Requires { what, requirement, device }.into());
         }
         // PTX is for every device; a driver that refuses the machine code compiles that.
         let hopper = (capability == (9, 0)).then_some(Tuned::Hopper);

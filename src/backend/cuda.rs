@@ -46,6 +46,7 @@ use cudarc::driver::CudaContext;
 
 use super::{Backend, DeviceKind, DriverResult, Limits, NOT_READY, Query, RawEvent, RawStream};
 use crate::error::{DriverCode, ErrorDetail, Result};
+use crate::system::process::Process;
 use crate::thread::exit::ExitGuard;
 use crate::thread::{role, worker};
 
@@ -65,6 +66,8 @@ pub(crate) struct CudaBackend {
     pool: usize,
     /// The device is gone: the driver is left alone.
     abandoned: AtomicBool,
+    /// The only process in which the driver works.
+    process: Process,
     ordinal: usize,
     name: String,
     limits: Limits,
@@ -91,9 +94,17 @@ impl CudaBackend {
     /// Opens a GPU through its primary context, and makes a memory pool on it.
     ///
     /// # Errors
-    /// No driver, no such GPU, a driver that is too old.
+    /// No driver, no such GPU, a driver that is too old or does not work.
     pub(crate) fn open(ordinal: usize, release_threshold_bytes: Option<u64>) -> Result<Self> {
         let api = Api::get()?;
+        Self::open_with(api, ordinal, release_threshold_bytes).map_err(|error| api.explained(error))
+    }
+
+    fn open_with(
+        api: &'static Api,
+        ordinal: usize,
+        release_threshold_bytes: Option<u64>,
+    ) -> Result<Self> {
         let count = count(api)?;
         if ordinal >= count {
             return Err(ErrorDetail::NoSuchDevice { ordinal, count }.into());
@@ -165,15 +176,19 @@ impl CudaBackend {
         };
         let pools = attribute(115)? != 0;
         if !pools {
-            let what = "stream-ordered allocation";
-            return Err(ErrorDetail::Unsupported { what, device: format!("cuda:{ordinal}") }.into());
+            let what = "opening a GPU";
+            let requirement = "memory pools (CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED), as most GPUs have, and many profiles of vGPU \
+                               have not: pass the whole GPU through, or use a profile with unified memory";
+            let device = format!("cuda:{ordinal} ({})", api.device_name(device)?);
+            return Err(ErrorDetail::Requires { what, requirement, device }.into());
         }
         let raw_context = context.cu_ctx() as usize;
         let name = api.device_name(device)?;
         // Last: nothing below it can fail.
         let pool = api.make_pool(device, release_threshold_bytes)? as usize;
         let (context, abandoned) = (Some(context), AtomicBool::new(false));
-        Ok(CudaBackend { api, context, raw_context, pool, abandoned, ordinal, name, limits })
+        let process = Process::this();
+        Ok(CudaBackend { api, context, raw_context, pool, abandoned, process, ordinal, name, limits })
     }
 
     /// Makes the device's context current until the guard is dropped.
@@ -322,10 +337,10 @@ impl Drop for CudaBackend {
         let Some(context) = self.context.take() else { return };
         // Whichever thread drops the backend last, the end of the process waits for it.
         // ORDERING: Relaxed, see `abandon`.
-        let in_driver = ExitGuard::in_driver().filter(|_| !self.abandoned.load(Ordering::Relaxed));
-        let Some(in_driver) = in_driver else {
-            // No driver call after `main`, nor on a device that faulted: the context goes with the
-            // process.
+        let is_gone = self.abandoned.load(Ordering::Relaxed) || self.process != Process::this();
+        let Some(in_driver) = ExitGuard::in_driver().filter(|_| !is_gone) else {
+            // No driver call after `main`, on a device that faulted, nor in the child of a fork: the context goes
+            // with the process.
             std::mem::forget(context);
             return;
         };

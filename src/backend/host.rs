@@ -57,10 +57,6 @@ const INVALID_VALUE: i32 = 1;
 
 const OUT_OF_MEMORY: i32 = 2;
 
-const OPERATING_SYSTEM: i32 = 304;
-
-const INVALID_HANDLE: i32 = 400;
-
 const LAUNCH_FAILED: i32 = 719;
 
 const NOT_SUPPORTED: i32 = 801;

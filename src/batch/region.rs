@@ -27,6 +27,7 @@ use std::panic::Location;
 use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
+use tracing::level_filters::LevelFilter;
 
 use crate::backend::{ArgBlock, LaunchShape};
 use crate::batch::report;
@@ -37,6 +38,7 @@ use crate::submit::{
     CompiledGraph, Edge, Footprint, GraphCell, KernelLaunch, List, Node, Raw, Refusal, SubmitError,
     Written, submit_in_front, submit_listed,
 };
+use crate::thread::contain;
 
 /// What a replayed batch remembers; see [`Stream::replay`](crate::Stream::replay).
 ///
@@ -439,8 +441,13 @@ impl<'s> Run<'s> {
 
     /// Emits the reports from number `first` on.
     fn tell(&self, region: &Region, first: usize) {
+        if LevelFilter::current() < LevelFilter::TRACE {
+            return;
+        }
         for (list, report) in region.last.iter().enumerate().skip(first) {
-            tracing::trace!(target: "gpu_await::replay", stream = self.stream.id(), list, %report);
+            contain::log(|| {
+                tracing::trace!(target: "gpu_await::replay", stream = self.stream.id(), list, %report);
+            });
         }
     }
 

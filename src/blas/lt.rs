@@ -17,7 +17,7 @@ use super::element::Kind;
 use super::shape::{ALIGNMENT, Activation, Shape};
 use crate::backend::cuda::library;
 use crate::backend::cuda::library::{NotFound, Search};
-use crate::error::{Error, ErrorDetail, LibraryStatus, Result};
+use crate::error::{ErrorDetail, LibraryStatus, Result};
 use crate::interop::library_object::{LibraryObject, in_context};
 use crate::submit::{CallKey, KnownCalls, RawQueue};
 
@@ -98,10 +98,10 @@ struct LtCalls {
 }
 
 impl LtCalls {
-    /// The library; looked for once in the life of the process.
+    /// The library; found once in the life of the process.
     fn get() -> Result<&'static LtCalls> {
-        static API: OnceLock<Result<LtCalls, Error>> = OnceLock::new();
-        API.get_or_init(Self::find).as_ref().map_err(Error::clone)
+        static API: OnceLock<LtCalls> = OnceLock::new();
+        library::once(&API, Self::find)
     }
 
     fn find() -> Result<LtCalls> {

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use super::Device;
 use crate::backend::host::HostBackend;
-use crate::error::{ErrorDetail, Result};
+use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::memory::reclaim::pressure::Pressure;
 use crate::runtime::engine::EngineOptions;
 use crate::runtime::protocol::cadence::Completion;
-use crate::thread::exit;
+use crate::thread::{contain, exit};
 
 /// The default capacity of a stream's block cache.
 const SPARE_BYTES: u64 = 8 << 20;
@@ -41,7 +41,9 @@ impl Device {
     /// Yes: the first time in a process, the driver initialises itself and makes a context. Open devices when the program starts.
     ///
     /// # Errors
-    /// [`ErrorDetail::NoDriver`](crate::ErrorDetail::NoDriver), [`ErrorDetail::NoSuchDevice`](crate::ErrorDetail::NoSuchDevice) with the count,
+    /// [`ErrorDetail::NoDriver`](crate::ErrorDetail::NoDriver); [`ErrorDetail::BrokenDriver`](crate::ErrorDetail::BrokenDriver): which file the driver
+    /// is, what it says and what to do, and the next call asks again; [`ErrorDetail::NoSuchDevice`](crate::ErrorDetail::NoSuchDevice) with
+    /// the count; [`ErrorDetail::Requires`](crate::ErrorDetail::Requires): a GPU without memory pools;
     /// [`ErrorDetail::NotBuilt`](crate::ErrorDetail::NotBuilt) without the `cuda` feature.
     pub fn cuda(ordinal: usize) -> Result<Device> {
         Device::builder().cuda(ordinal)
@@ -58,14 +60,15 @@ impl Device {
         Device::builder().host()
     }
 
-    /// Opens CUDA device 0, or a host device where there is no driver or no GPU. A `tracing` event says
-    /// which, and why.
+    /// Opens CUDA device 0, or a host device where there is no driver (or the CUDA toolkit's stub of one) or no GPU. A
+    /// `tracing` event says which, and why: a warning, if it is a host device.
     ///
     /// # Blocking
     /// As [`cuda`](Self::cuda).
     ///
     /// # Errors
-    /// A GPU is there and cannot be opened; the system refuses a thread.
+    /// A GPU is there and cannot be opened; a driver is there and does not work, or not yet
+    /// ([`ErrorDetail::BrokenDriver`](crate::ErrorDetail::BrokenDriver)); the system refuses a thread.
     pub fn cuda_or_host() -> Result<Device> {
         Device::builder().cuda_or_host()
     }
@@ -266,19 +269,22 @@ impl DeviceBuilder {
     pub fn cuda_or_host(self) -> Result<Device> {
         let why = match self.clone().cuda(0) {
             Ok(device) => {
-                tracing::info!("using {device}: the first CUDA device");
+                contain::log(|| tracing::info!("using {device}: the first CUDA device"));
                 return Ok(device);
             }
             Err(error) => match error.detail() {
                 ErrorDetail::NoDriver { .. }
                 | ErrorDetail::NotBuilt
-                | ErrorDetail::NoSuchDevice { .. } => error,
-                // A GPU that exists and does not work is an error, not a reason to fall back.
+                | ErrorDetail::NoSuchDevice { count: 0, .. } => error,
+                // A machine on which programs are built, and which has no driver.
+                ErrorDetail::BrokenDriver { code, .. } if code.code == DriverCode::STUB => error,
+                // A driver or a GPU that is there and does not work, or not yet, is an error: who asks for a GPU would be
+                // served by the CPU.
                 _ => return Err(error),
             },
         };
         let device = self.try_host()?;
-        tracing::info!(reason = %why, "using {device}: no CUDA device");
+        contain::log(|| tracing::warn!(reason = %why, "using {device}: no CUDA device"));
         Ok(device)
     }
 

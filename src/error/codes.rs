@@ -45,6 +45,7 @@ pub(super) const NAMES: &[(i32, &str)] = &[
     (801, "CUDA_ERROR_NOT_SUPPORTED"),
     (802, "CUDA_ERROR_SYSTEM_NOT_READY"),
     (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
+    (804, "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE"),
     (810, "CUDA_ERROR_MPS_CLIENT_TERMINATED"),
     (900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"),
     (901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"),
@@ -55,3 +56,51 @@ pub(super) const NAMES: &[(i32, &str)] = &[
     (911, "CUDA_ERROR_EXTERNAL_DEVICE"),
     (999, "CUDA_ERROR_UNKNOWN"),
 ];
+
+/// What a driver says that is there and does not work, and what to do about it.
+const BROKEN: &[(i32, &str)] = &[
+    (
+        3,
+        "the driver is not initialized, as in the child of a fork whose parent has used CUDA; open GPUs in one of the two alone, or \
+         start the child with `exec`",
+    ),
+    (
+        34,
+        "the file is the CUDA toolkit's stub, which programs are linked with; take its folder off the library path, and install \
+         NVIDIA's driver",
+    ),
+    (
+        46,
+        "another process has the GPU to itself, or its compute mode prohibits contexts; see `nvidia-smi -q -d COMPUTE`, and end that \
+         process or change the mode",
+    ),
+    (
+        101,
+        "the GPU cannot be used; see which ones `CUDA_VISIBLE_DEVICES` names and `nvidia-smi -L` lists",
+    ),
+    (
+        802,
+        "the GPUs are not ready yet; wait for NVIDIA's fabric manager (`systemctl status nvidia-fabricmanager`), or for the GPUs' ready state \
+         under confidential computing, and open the device again",
+    ),
+    (
+        803,
+        "the library and the kernel module are of different drivers (`cat /proc/driver/nvidia/version`); reload the module or reboot after an \
+         update, and give a container the library of its host",
+    ),
+    (
+        804,
+        "the library is one for forward compatibility (`cuda-compat`), which this GPU does not support; take it off the library path, or update \
+         the driver",
+    ),
+    (
+        999,
+        "the driver does not say why; see that `/dev/nvidia*` and the module `nvidia_uvm` are there and open to this user, and `dmesg` \
+         for the GPU's faults",
+    ),
+];
+
+/// What to do about a driver that answers with this code when a GPU is opened, where this crate knows it.
+pub(super) fn what_now(code: i32) -> Option<&'static str> {
+    BROKEN.iter().find(|(known, _)| *known == code).map(|(_, what_now)| *what_now)
+}

@@ -72,7 +72,8 @@ fn check(engine: &Engine) -> Result<()> {
         return Ok(());
     }
     let (what, device) = ("an event shared between processes", engine.label().to_owned());
-    Err(ErrorDetail::Unsupported { what, device }.into())
+    let requirement = "CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED";
+    Err(ErrorDetail::Requires { what, requirement, device }.into())
 }
 
 impl Drop for SharedEvent {

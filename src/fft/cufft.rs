@@ -12,7 +12,7 @@ use crate::sync::Mutex;
 use super::shape::FftShape;
 use crate::backend::cuda::library;
 use crate::backend::cuda::library::{NotFound, Search};
-use crate::error::{Error, ErrorDetail, LibraryStatus, Result};
+use crate::error::{ErrorDetail, LibraryStatus, Result};
 
 const SEARCH: Search = Search {
     variable: "GPU_AWAIT_CUFFT",
@@ -55,10 +55,10 @@ struct FftCalls {
 const _: () = assert!(size_of::<u64>() == size_of::<*mut c_void>());
 
 impl FftCalls {
-    /// The library; looked for once in the life of the process.
+    /// The library; found once in the life of the process.
     fn get() -> Result<&'static FftCalls> {
-        static CALLS: OnceLock<Result<FftCalls, Error>> = OnceLock::new();
-        CALLS.get_or_init(Self::find).as_ref().map_err(Error::clone)
+        static CALLS: OnceLock<FftCalls> = OnceLock::new();
+        library::once(&CALLS, Self::find)
     }
 
     fn find() -> Result<FftCalls> {

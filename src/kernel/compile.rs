@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::kernel::disk_cache::{CacheKey, DiskCache};
 use crate::kernel::image::{Form, Image};
 use crate::kernel::source::{CudaSource, no_cuda};
+use crate::thread::contain;
 
 impl CudaSource {
     /// Compiles it for a device, or returns the cached result. Blocks.
@@ -44,7 +45,9 @@ impl CudaSource {
             false => nvrtc.compile(&job),
         }?;
         if !compiled.log.is_empty() {
-            tracing::warn!(file = name, log = compiled.log, "the compiler warns");
+            contain::log(|| {
+                tracing::warn!(file = name, log = compiled.log, "the compiler warns");
+            });
         }
         let form = if *cubin { Form::Binary } else { Form::Ptx };
         let mut image = compiled.image;
@@ -85,7 +88,7 @@ fn compile_once(nvrtc: &Nvrtc, job: &Job<'_>) -> Result<Compiled> {
     };
     let key = key(job, version);
     if let Some(compiled) = cache.find(&key) {
-        tracing::debug!(file = job.name, "taken from the disk cache");
+        contain::log(|| tracing::debug!(file = job.name, "taken from the disk cache"));
         return Ok(compiled);
     }
     let compiled = nvrtc.compile(job)?;

@@ -27,6 +27,7 @@ use std::{env, fs, io};
 
 use crate::backend::cuda::nvrtc::Compiled;
 use crate::system;
+use crate::thread::contain;
 
 pub(super) use self::entry::CacheKey;
 use self::entry::{decode, encode};
@@ -73,7 +74,9 @@ impl DiskCache {
             Err(error) => error.to_string(),
         };
         let folder = folder.display();
-        tracing::warn!(%folder, reason, "compiled CUDA C++ is not kept: set {VARIABLE}, or set it to nothing");
+        contain::log(|| {
+            tracing::warn!(%folder, reason, "compiled CUDA C++ is not kept: set {VARIABLE}, or set it to nothing");
+        });
         None
     }
 
@@ -101,7 +104,7 @@ impl DiskCache {
         }
         if let Err(error) = self.write(&file_name(key), &entry) {
             let folder = self.folder.display();
-            tracing::debug!(%folder, %error, "compiled CUDA C++ is not kept");
+            contain::log(|| tracing::debug!(%folder, %error, "compiled CUDA C++ is not kept"));
         }
         self.trim();
     }

@@ -37,7 +37,7 @@ impl Core {
         self.check_axes(LaunchLimit::Grid, config.grid_dim(), limits.grid_dim)?;
         self.check_block(limits, config.block_dim(), config.shared_mem())?;
         if config.is_cooperative() && !limits.cooperative {
-            return Err(self.unsupported("a cooperative launch"));
+            return Err(self.lacks("a cooperative launch", "CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH"));
         }
         Ok(())
     }
@@ -69,7 +69,7 @@ impl Core {
     #[cold]
     fn check_cluster(&self, config: &LaunchConfig) -> Result<()> {
         if !self.engine.backend.limits().clusters {
-            return Err(self.unsupported("a launch with clusters"));
+            return Err(self.lacks("a launch with clusters", "compute capability 9.0"));
         }
         let (grid, cluster) = (config.grid_dim(), config.cluster_dim());
         self.check_axes(LaunchLimit::Cluster, cluster, [CLUSTER; 3])?;
@@ -190,8 +190,9 @@ impl Core {
         ErrorDetail::LaunchLimit { kernel, what, asked, limit }.into()
     }
 
-    fn unsupported(&self, what: &'static str) -> crate::Error {
-        ErrorDetail::Unsupported { what, device: self.engine.label().to_owned() }.into()
+    fn lacks(&self, what: &'static str, requirement: &'static str) -> crate::Error {
+        let device = self.engine.label().to_owned();
+        ErrorDetail::Requires { what, requirement, device }.into()
     }
 }
 

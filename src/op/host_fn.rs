@@ -26,6 +26,7 @@ use crate::sync::Mutex;
 use crate::backend::HostCallback;
 use crate::runtime::Engine;
 use crate::runtime::stream_state::Callback;
+use crate::thread::contain;
 use crate::thread::native;
 use crate::thread::role;
 use crate::thread::role::Role;
@@ -97,7 +98,7 @@ impl<F: Send + 'static, R: Send + 'static> HostFn<F, R> {
     fn let_go(&self, value: impl Send + 'static) {
         match self.engine.upgrade() {
             Some(engine) => engine.let_go(value),
-            None if role::current() == Role::Free => drop(value),
+            None if role::current() == Role::Free => contain::let_go(value),
             // The device is gone, and its reaper with it.
             None => {
                 let value = ManuallyDrop::new(value);

@@ -92,6 +92,11 @@ impl Attention {
         self.stop();
     }
 
+    /// This is the child of a fork. Neither locks nor allocates.
+    pub(super) fn leave_to_the_parent(&self) {
+        self.device.leave_to_the_parent();
+    }
+
     pub(super) fn must_stop(&self) -> bool {
         self.stop.load(Ordering::SeqCst)
     }

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | healthy | the first call that reports a sticky code; or never |
 //! | lost | – |
+//!
+//! In the child of a fork its parent's devices are lost, for a cause that is written down when somebody asks.
 #![forbid(unsafe_code)]
 
 use std::sync::OnceLock;
@@ -14,7 +16,7 @@ use crossbeam_utils::CachePadded;
 use super::protocol::backlog::Backlog;
 use super::protocol::wait_queue::LossFlag;
 use crate::backend::DeviceKind;
-use crate::error::Error;
+use crate::error::{Error, ErrorDetail};
 
 /// A device of the process was lost.
 static ANY_LOST: AtomicBool = AtomicBool::new(false);
@@ -38,7 +40,7 @@ pub(crate) struct DeviceState {
     /// Requests that hold a permit of a stream pool on one of its streams.
     pub(crate) permits: CachePadded<AtomicU64>,
     loss: LossFlag,
-    /// Why it is lost; there before `loss` is set.
+    /// Why it is lost; there before `loss` is set, unless a fork has set it.
     cause: OnceLock<Error>,
 }
 
@@ -51,7 +53,19 @@ impl DeviceState {
 
     /// The loss, if it was declared.
     pub(crate) fn lost(&self) -> Option<&Error> {
-        if self.loss.is_set() { self.cause.get() } else { None }
+        if self.loss.is_set() { Some(self.cause()) } else { None }
+    }
+
+    #[cold]
+    fn cause(&self) -> &Error {
+        self.cause.get_or_init(|| ErrorDetail::Forked { device: self.label.clone() }.into())
+    }
+
+    /// Declares it lost in the child of a fork. Neither locks nor allocates.
+    pub(super) fn leave_to_the_parent(&self) {
+        self.loss.set();
+        // ORDERING: Relaxed, as above.
+        ANY_LOST.store(true, Ordering::Relaxed);
     }
 
     /// Declares the device lost, unless it is; returns the first cause.

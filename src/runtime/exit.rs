@@ -1,22 +1,18 @@
 //! The end of the process: devices count as lost, and pollers stop, before the driver is torn down.
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
-
-use crate::sync::Mutex;
 
 use super::attention::Attention;
 use crate::error::Result;
+use crate::system::process::{self, PerProcess};
 use crate::thread::{exit, native};
 
-/// Process state: the devices that must end, and their pollers, before the
-/// driver is torn down.
-static DEVICES: Mutex<Vec<Weak<Attention>>> = Mutex::new(Vec::new());
-
-/// The process that opened a device last. The child of a fork that opened none has no thread to wait for.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
+/// The devices that must end, and their pollers, before the driver is torn down. The child of a fork looks at its parent's before
+/// it has any, so this is a lock that nobody has to be woken from.
+static DEVICES: PerProcess<Mutex<Vec<Weak<Attention>>>> = PerProcess::new(Mutex::default);
 
 /// How long the end of the process waits for devices that are closing, and then for pollers.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -31,23 +27,26 @@ const DRIVER: Duration = Duration::from_secs(10);
 /// The process is ending: the list of devices may have been taken already.
 pub(super) fn watch(attention: &Arc<Attention>) -> Result<()> {
     exit::register(end_devices);
-    let mut devices = DEVICES.lock();
+    process::in_child(leave_to_the_parent);
+    let mut devices = DEVICES.get().lock().unwrap_or_else(PoisonError::into_inner);
     exit::check_running("opening a device")?;
-    PROCESS.store(std::process::id(), Ordering::SeqCst);
     devices.retain(|device| device.strong_count() > 0);
     devices.push(Arc::downgrade(attention));
     Ok(())
 }
 
+/// Runs in the child of a fork, where nothing looks at its parent's devices: no thread, and no end of the process.
+fn leave_to_the_parent() {
+    // The fork may have come in between. Then what waits for those devices waits for ever, as it would anyway.
+    let Some(Ok(devices)) = DEVICES.made().map(Mutex::try_lock) else { return };
+    devices.iter().filter_map(Weak::upgrade).for_each(|device| device.leave_to_the_parent());
+}
+
 /// Runs when `main` returned or `exit` was called, before the driver's own handlers.
 fn end_devices() {
-    if PROCESS.load(Ordering::SeqCst) != std::process::id() {
-        return exit::begin();
-    }
-    // Never held for long, except in the child of a fork, where it may be locked for ever.
-    let devices: Vec<_> = match DEVICES.try_lock_for(PATIENCE) {
-        Some(devices) => devices.iter().filter_map(Weak::upgrade).collect(),
-        None => Vec::new(),
+    let devices: Vec<_> = {
+        let devices = DEVICES.get().lock().unwrap_or_else(PoisonError::into_inner);
+        devices.iter().filter_map(Weak::upgrade).collect()
     };
     // A device that was just dropped is released with the help of its poller, which may keep a stream whose
     // owner holds the device last.
@@ -66,7 +65,7 @@ fn end_devices() {
     for device in devices {
         wait_until(limit, || device.has_ended());
     }
-    native::count_ending(PATIENCE);
+    native::count_ending();
     wait_until(Instant::now() + DRIVER, || !exit::is_in_driver());
 }
 

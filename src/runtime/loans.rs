@@ -86,6 +86,6 @@ impl LoanWaiter<'_> {
 
 impl Drop for LoanWaiter<'_> {
     fn drop(&mut self) {
-        drop(self.forget());
+        contain::let_go(self.forget());
     }
 }

@@ -16,7 +16,7 @@ use super::protocol::cadence;
 use super::protocol::park::Rounds;
 use super::registry;
 use super::stream_state::StreamState;
-use crate::error::{DriverCode, Result};
+use crate::error::{ErrorDetail, Result};
 use crate::runtime::coop;
 use crate::system;
 use crate::thread::role::Role;
@@ -28,7 +28,7 @@ pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<()> {
     let (weak, clock) = (Arc::downgrade(engine), engine.clock.clone());
     let name = format!("gpu-await-{}", engine.label());
     let thread = native::spawn(&name, move || run(&weak, &attention, &clock))
-        .map_err(|_| DriverCode { call: "thread spawn", code: 304 })?;
+        .map_err(|_| ErrorDetail::NoThread { what: "a device's poller" })?;
     engine.attention.thread.get_or_init(|| thread);
     Ok(())
 }

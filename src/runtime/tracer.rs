@@ -27,6 +27,7 @@ use crate::sync::Mutex;
 use super::device_clock::DeviceClock;
 use super::event_pool::EventHandle;
 use super::traced_op::{TracedSubmission, TracedTimes};
+use crate::thread::contain;
 
 /// Operations whose events are asked at once.
 const BATCH: usize = 1024;
@@ -212,7 +213,7 @@ impl Tracer {
     pub(crate) fn resolve(&self, ask: &impl AskEvents, now: u64) {
         // A subscriber may ask for a snapshot: not under the lock.
         let told = self.resolve_one_at_a_time(ask, now);
-        told.iter().for_each(|(submission, passed)| tell(submission, passed));
+        told.iter().for_each(|(submission, passed)| contain::log(|| tell(submission, passed)));
     }
 
     /// Returns the operations to report to subscribers.
@@ -246,7 +247,10 @@ impl Tracer {
         }
         // The time of the anchor in front of most of them.
         let Some((base, base_ns)) = before else { return told };
-        let is_told = tracing::enabled!(target: "gpu_await::timeline", tracing::Level::TRACE);
+        let is_told = contain::catch(
+            || tracing::enabled!(target: "gpu_await::timeline", tracing::Level::TRACE),
+        );
+        let is_told = is_told.unwrap_or(false);
         while left > 0 {
             let take = left.min(CHUNK);
             left -= take;

@@ -23,6 +23,7 @@ use crate::backend::{
 use crate::device::home::Home;
 use crate::memory::reclaim::retired::Remnant;
 use crate::runtime::{Engine, UserList};
+use crate::thread::contain;
 
 use super::code::{KernelCode, KernelLaunch};
 
@@ -95,7 +96,9 @@ impl MemoryKernel {
                 let loaded = load(engine, entry, images);
                 let told = |code| {
                     let error = engine.refused(code);
-                    tracing::warn!(device = engine.label(), %error, "fills and copies will end the lists of replayed batches");
+                    contain::log(|| {
+                        tracing::warn!(device = engine.label(), %error, "fills and copies will end the lists of replayed batches");
+                    });
                 };
                 let (function, module) = loaded.inspect_err(|code| told(*code)).ok()?;
                 (function, Some(module))

@@ -4,7 +4,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use tracing::level_filters::LevelFilter;
+
 use crate::runtime::stream_state::StreamState;
+use crate::thread::contain;
 
 /// An operation's name in messages.
 #[derive(Clone, Copy)]
@@ -18,8 +21,18 @@ impl Name<'_> {
     /// the stream, or panic.
     #[inline]
     pub(crate) fn told(self, stream: &Arc<StreamState>, ticket: u64) {
+        // What the event asks first, which is all that happens where nobody listens.
+        if LevelFilter::current() >= LevelFilter::TRACE {
+            self.tell(stream, ticket);
+        }
+    }
+
+    #[cold]
+    fn tell(self, stream: &Arc<StreamState>, ticket: u64) {
         let op = self;
-        tracing::trace!(target: "gpu_await::submit", stream = stream.id(), name = stream.name(), ticket, %op);
+        contain::log(|| {
+            tracing::trace!(target: "gpu_await::submit", stream = stream.id(), name = stream.name(), ticket, %op);
+        });
     }
 
     /// The kernel's name, or else the operation's.

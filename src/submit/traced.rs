@@ -13,6 +13,7 @@ use crate::runtime::stream_state::StreamState;
 use crate::runtime::traced_op::{Note, TracedSubmission};
 use crate::runtime::tracer::Between;
 use crate::runtime::{MarkedPoint, coop};
+use crate::thread::contain;
 
 /// No tracer, or the operation's: known at compile time, because extra instructions are too many.
 pub(super) trait TracedAs {
@@ -54,7 +55,8 @@ impl Traced {
         if !stream.engine().tracer.takes(stream.submitted() + 1) {
             return None;
         }
-        let span = tracing::Span::current().id().map(|id| id.into_u64());
+        let span = contain::catch(|| tracing::Span::current().id().map(|id| id.into_u64()));
+        let span = span.unwrap_or(None);
         Some(Traced::new(stream, footprint.name().to_arc(), at, span))
     }
 

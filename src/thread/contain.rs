@@ -1,4 +1,7 @@
-//! Containment of foreign code: a waker, destructor, kernel twin or subscriber that panics ends no thread of this crate.
+//! Containment of foreign code: a waker, destructor, kernel twin or subscriber that panics ends no thread of this crate, and no process:
+//! a panic that leaves a `Drop` while its thread unwinds aborts.
+//!
+//! Every call of `tracing` goes through [`log`] or [`catch`], and no `Drop` runs foreign code outside of this module.
 //!
 //! A panic's payload is foreign as well: its `Drop` may panic, with a payload whose `Drop` panics. It is dropped here; a payload that keeps
 //! panicking is leaked. A panic that leaves a drop while another one unwinds ends the process, and a `Vec` drops its elements in one go: so
@@ -9,6 +12,8 @@
 //!    siblings in `tests/panics.rs`).
 //! 2. A [`Contained`] value that panics in its drop ends nothing, also while a panic unwinds (`requests_that_panic_in_their_drop` and its
 //!    siblings in `tests/batch_panics.rs`).
+//! 3. No subscriber's panic leaves a call of this crate, and none of foreign code leaves a `Drop` of it
+//!    (`a_subscriber_that_panics_at_everything`).
 #![forbid(unsafe_code)]
 
 use std::any::Any;
@@ -84,7 +89,7 @@ pub(crate) fn contain<R>(what: &'static str, run: impl FnOnce() -> R) -> Option<
     catch(run).map_err(|message| log(|| tracing::error!(message, "{what} panicked"))).ok()
 }
 
-/// Calls `tracing` where nothing may unwind: a subscriber is foreign code.
+/// Calls `tracing`: a subscriber is foreign code.
 pub(crate) fn log(event: impl FnOnce()) {
     // There is nothing left to report to.
     catch(event).ok();
@@ -98,6 +103,11 @@ pub(crate) fn wake(waker: Waker) {
 /// [`wake`] that keeps the waker.
 pub(crate) fn wake_by_ref(waker: &Waker) {
     contain("a waker", || waker.wake_by_ref());
+}
+
+/// Drops a value of foreign code: a waker, or what a user passed.
+pub(crate) fn let_go<T>(value: T) {
+    contain("the drop of a waker or of a user's value", || drop(value));
 }
 
 /// [`catch`] for a future, which is dropped when it has ended: its drop may panic as well.

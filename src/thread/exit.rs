@@ -6,18 +6,25 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::sync::Mutex;
 
 use crate::error::{ErrorDetail, Result};
+use crate::system::process::PerProcess;
 
-/// No device is opened any more.
-static ENDING: AtomicBool = AtomicBool::new(false);
+static STATE: PerProcess<ExitState> = PerProcess::new(ExitState::default);
 
-/// No driver call is made any more.
-static BEGUN: AtomicBool = AtomicBool::new(false);
-
-/// Driver calls under way on threads of this crate (last acts and errands), and ends of its threads.
-static IN_DRIVER: AtomicU32 = AtomicU32::new(0);
-/// Devices whose last handle is gone and that still hold driver resources; and values to be dropped on
-/// another thread, which may be such handles.
-static LEAVING: AtomicU32 = AtomicU32::new(0);
+/// What a process has begun, and how far its end has come.
+#[derive(Default)]
+struct ExitState {
+    /// No device is opened any more.
+    ending: AtomicBool,
+    /// No driver call is made any more.
+    begun: AtomicBool,
+    /// Driver calls under way on threads of this crate (last acts and errands), and ends of its threads.
+    in_driver: AtomicU32,
+    /// Devices whose last handle is gone and that still hold driver resources; and values to be dropped on
+    /// another thread, which may be such handles.
+    leaving: AtomicU32,
+    handler: Mutex<Option<fn()>>,
+    registered: Mutex<u32>,
+}
 
 /// Something that the end of the process waits for, but not for ever.
 pub(crate) struct ExitGuard(&'static AtomicU32);
@@ -25,18 +32,18 @@ pub(crate) struct ExitGuard(&'static AtomicU32);
 impl ExitGuard {
     /// For driver calls on a thread of this crate; `None` if the process is ending.
     pub(crate) fn in_driver() -> Option<Self> {
-        let guard = Self::counted(&IN_DRIVER);
+        let guard = Self::counted(&STATE.get().in_driver);
         (!begun()).then_some(guard)
     }
 
     /// For threads that were in the driver, and are still ending when the process is.
     pub(super) fn ending() -> Self {
-        Self::counted(&IN_DRIVER)
+        Self::counted(&STATE.get().in_driver)
     }
 
     /// For a device that goes away: it is waited for before anything is stopped.
     pub(crate) fn leaving() -> Self {
-        Self::counted(&LEAVING)
+        Self::counted(&STATE.get().leaving)
     }
 
     fn counted(count: &'static AtomicU32) -> Self {
@@ -53,18 +60,18 @@ impl Drop for ExitGuard {
 
 /// Whether a thread of this crate is in the driver, or is ending.
 pub(crate) fn is_in_driver() -> bool {
-    IN_DRIVER.load(Ordering::SeqCst) > 0
+    STATE.get().in_driver.load(Ordering::SeqCst) > 0
 }
 
 /// Whether any device is going away.
 pub(crate) fn is_leaving() -> bool {
-    LEAVING.load(Ordering::SeqCst) > 0
+    STATE.get().leaving.load(Ordering::SeqCst) > 0
 }
 
 /// Refuses to start anything that would have to be ended, from the moment that the end waits for existing
 /// devices.
 pub(crate) fn check_running(what: &'static str) -> Result<()> {
-    if ENDING.load(Ordering::SeqCst) {
+    if STATE.get().ending.load(Ordering::SeqCst) {
         return Err(ErrorDetail::ProcessEnding { what }.into());
     }
     Ok(())
@@ -72,24 +79,23 @@ pub(crate) fn check_running(what: &'static str) -> Result<()> {
 
 /// Whether the process is ending.
 pub(crate) fn begun() -> bool {
-    BEGUN.load(Ordering::SeqCst)
+    STATE.get().begun.load(Ordering::SeqCst)
 }
 
 /// The process is ending from now on; called by the exit handler, which may first let others finish.
 pub(crate) fn begin() {
-    BEGUN.store(true, Ordering::SeqCst);
+    STATE.get().begun.store(true, Ordering::SeqCst);
 }
 
 /// Registers `handler` with the C runtime, once for each time the set of loaded libraries may have grown:
 /// handlers run in reverse order, and ours must run before those of a driver that was loaded meanwhile. It
 /// runs once.
 pub(crate) fn register(handler: fn()) {
-    static HANDLER: Mutex<Option<fn()>> = Mutex::new(None);
-    static REGISTERED: Mutex<u32> = Mutex::new(0);
-
     extern "C" fn call() {
-        if !ENDING.swap(true, Ordering::SeqCst) {
-            let handler = HANDLER.lock().take();
+        // The child of a fork inherits what its parent registered.
+        let state = STATE.get();
+        if !state.ending.swap(true, Ordering::SeqCst) {
+            let handler = state.handler.lock().take();
             if let Some(handler) = handler {
                 handler();
             }
@@ -97,8 +103,9 @@ pub(crate) fn register(handler: fn()) {
         begin();
     }
 
-    *HANDLER.lock() = Some(handler);
-    let mut registered = REGISTERED.lock();
+    let state = STATE.get();
+    *state.handler.lock() = Some(handler);
+    let mut registered = state.registered.lock();
     // A host device, then a CUDA device: after that the driver's handlers are all below ours.
     if *registered < 8 {
         *registered += 1;

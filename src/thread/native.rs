@@ -15,22 +15,16 @@
 
 use std::io;
 use std::thread::{Builder, JoinHandle, Thread};
-use std::time::Duration;
 
 use crate::sync::Mutex;
 use crossbeam_channel::bounded;
 
 use super::contain::contain;
 use super::exit::{self, ExitGuard};
+use crate::system::process::PerProcess;
 
-/// The last thread that began to end. It joins the one that was here before.
-static LAST: Mutex<Option<EndingThread>> = Mutex::new(None);
-
-/// A thread that has done its work.
-struct EndingThread {
-    thread: JoinHandle<()>,
-    process: u32,
-}
+/// The last thread that began to end, having done its work. It joins the one that was here before.
+static LAST: PerProcess<Mutex<Option<JoinHandle<()>>>> = PerProcess::new(Mutex::default);
 
 /// Starts a thread of this crate: one that does not end with a panic. (The standard library aborts
 /// the process if the payload of a thread's panic panics when it is dropped.)
@@ -50,42 +44,34 @@ pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Res
 
 /// The end of `thread`, which is the calling one. When the process is ending, it does not return.
 fn end(thread: JoinHandle<()>) {
-    let mut last = LAST.lock();
+    let mut last = LAST.get().lock();
     if exit::begun() {
         drop(last);
         loop {
             std::thread::park();
         }
     }
-    let before = last.replace(EndingThread { thread, process: std::process::id() });
+    let before = last.replace(thread);
     drop(last);
     if let Some(before) = before {
-        before.join();
+        join(before);
     }
 }
 
-impl EndingThread {
-    /// Waits until nothing runs on it, not even destructors of its locals.
-    fn join(self) {
-        if self.process == std::process::id() {
-            // Its panics were contained.
-            self.thread.join().ok();
-        } else {
-            // The child of a fork has none of its parent's threads.
-            std::mem::forget(self.thread);
-        }
-    }
+/// Waits until nothing runs on the thread, not even destructors of its locals.
+fn join(thread: JoinHandle<()>) {
+    // Its panics were contained.
+    thread.join().ok();
 }
 
 /// Counts the threads that were ending when the process [began](exit::begin) to, as if one thread were in the driver until they
 /// have ended.
-pub(crate) fn count_ending(patience: Duration) {
-    // Never locked for long, except in the child of a fork, where it may be for ever.
-    let Some(last) = LAST.try_lock_for(patience).and_then(|mut last| last.take()) else { return };
+pub(crate) fn count_ending() {
+    let Some(last) = LAST.get().lock().take() else { return };
     let ending = ExitGuard::ending();
     // A join has no limit. On a thread that never calls the driver.
     let join = move || {
-        last.join();
+        join(last);
         drop(ending);
     };
     // If the system refuses it, nothing is waited for.

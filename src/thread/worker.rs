@@ -19,7 +19,7 @@ use crate::sync::Mutex;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use futures::channel::oneshot;
 
-use crate::error::{DriverCode, ErrorDetail, Result};
+use crate::error::{ErrorDetail, Result};
 use crate::thread::exit::{self, ExitGuard};
 use crate::thread::{contain, native};
 
@@ -155,7 +155,9 @@ pub(crate) fn last_act(act: impl FnOnce() + Send + 'static) {
         drop((in_driver, leaving));
     });
     if spawned.is_err() {
-        tracing::error!("no thread to close a device with: its memory stays registered");
+        contain::log(|| {
+            tracing::error!("no thread to close a device with: its memory stays registered");
+        });
     }
 }
 
@@ -164,5 +166,5 @@ pub(crate) fn no_thread() -> crate::Error {
     if exit::begun() {
         return ErrorDetail::ProcessEnding { what: "work off the executor" }.into();
     }
-    DriverCode { call: "thread spawn", code: 304 }.into()
+    ErrorDetail::NoThread { what: "work off the executor" }.into()
 }

@@ -177,6 +177,143 @@ fn a_driver_that_finds_no_gpu_means_the_host_device() {
     });
 }
 
+/// Codes with which a driver says that it does not work, or not yet, and what must be among the words.
+const BROKEN: [(i32, &str); 8] = [
+    (3, "fork"),
+    (34, "stub"),
+    (46, "compute mode"),
+    (101, "CUDA_VISIBLE_DEVICES"),
+    (802, "fabric manager"),
+    (803, "kernel module"),
+    (804, "cuda-compat"),
+    (999, "/dev/nvidia"),
+];
+
+/// The events of this crate, as lines.
+#[derive(Clone, Default)]
+struct Events(std::sync::Arc<std::sync::Mutex<Vec<String>>>);
+
+impl Events {
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+impl tracing::field::Visit for &Events {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        let mut events = self.0.lock().unwrap();
+        let line = events.last_mut().unwrap();
+        *line += &format!(" {field}={value:?}");
+    }
+}
+
+impl tracing::Subscriber for Events {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::INFO && metadata.target().starts_with("gpu_await")
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        self.0.lock().unwrap().push(event.metadata().level().to_string());
+        let mut visitor = self;
+        event.record(&mut visitor);
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// `cuInit` fails: the error names the file and the code, says what to do, and nothing is remembered.
+#[test]
+fn a_driver_that_does_not_work_says_so() {
+    under_the_stand_in(|driver| {
+        let events = Events::default();
+        let _guard = tracing::subscriber::set_default(events.clone());
+        for (code, words) in BROKEN {
+            driver.fail("cuInit", 1, code);
+            let error = Device::cuda(0).unwrap_err();
+            let ErrorDetail::BrokenDriver { library, code: returned } = error.detail() else {
+                panic!("{error:?}");
+            };
+            assert_eq!((returned.call, returned.code), ("cuInit", code));
+            assert!(library.starts_with('/') && library.contains("libcuda.so"), "{library}");
+            let text = error.to_string();
+            assert!(text.contains(library) && text.contains(words), "{text}");
+            let name = returned.name().unwrap();
+            assert!(text.contains(name) && text.contains(&code.to_string()), "{text}");
+            driver.fail("cuInit", 1, code);
+            assert_eq!(Device::count(), 0);
+            events.take();
+            driver.fail("cuInit", 1, code);
+            match (code, Device::cuda_or_host()) {
+                // The toolkit's stub: there is no driver.
+                (34, fallen) => {
+                    assert_eq!(fallen.unwrap().kind(), DeviceKind::Host);
+                    let told = events.take();
+                    let tells = |line: &String| line.starts_with("WARN") && line.contains("stub");
+                    assert!(told.iter().any(tells), "{told:?}");
+                }
+                // A node that waits for its fabric manager does not serve from the CPU.
+                (_, refused) => assert_eq!(refused.unwrap_err(), error),
+            }
+        }
+        // It works from now on, and is not asked again.
+        assert_eq!(Device::count(), 1);
+        assert_eq!(Device::cuda_or_host().unwrap().kind(), DeviceKind::Cuda);
+        let before = driver.names().iter().filter(|name| *name == "cuInit").count();
+        Device::cuda(0).unwrap();
+        assert_eq!(driver.names().iter().filter(|name| *name == "cuInit").count(), before);
+    });
+}
+
+/// The same codes from the calls behind `cuInit`.
+#[test]
+fn a_gpu_that_cannot_be_opened_says_so() {
+    under_the_stand_in(|driver| {
+        for call in ["cuDeviceGetCount", "cuDevicePrimaryCtxRetain"] {
+            for (code, words) in BROKEN.into_iter().filter(|(code, _)| *code != 34) {
+                driver.fail(call, 1, code);
+                let error = Device::cuda_or_host().unwrap_err();
+                let ErrorDetail::BrokenDriver { code: returned, .. } = error.detail() else {
+                    panic!("{call}: {error:?}");
+                };
+                assert_eq!((returned.call, returned.code), (call, code));
+                assert!(error.to_string().contains(words), "{error}");
+                // The number of GPUs is asked for once.
+                if call != "cuDeviceGetCount" {
+                    Device::cuda(0).unwrap();
+                }
+            }
+            Device::cuda(0).unwrap();
+        }
+    });
+}
+
+#[test]
+fn what_a_gpu_lacks_is_named() {
+    under_the_stand_in(|driver| {
+        // CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
+        driver.set_attribute(115, 0);
+        let error = Device::cuda_or_host().unwrap_err();
+        let ErrorDetail::Requires { requirement, .. } = error.detail() else { panic!("{error:?}") };
+        assert!(requirement.starts_with("memory pools"), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        driver.set_attribute(115, 1);
+        // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+        driver.set_attribute(75, 7);
+        driver.set_attribute(76, 5);
+        let device = Device::cuda(0).unwrap();
+        let stream = device.stream().unwrap();
+        let x = stream.full(100, 1u32).queued().unwrap();
+        let error = stream.sum(&x).synchronize().map(drop).unwrap_err();
+        let ErrorDetail::Requires { requirement, .. } = error.detail() else { panic!("{error:?}") };
+        assert_eq!(*requirement, "compute capability 8.0");
+        assert!(error.to_string().contains("7.5"), "{error}");
+    });
+}
+
 #[test]
 fn a_gpu_that_does_not_work_is_not_passed_over() {
     under_the_stand_in(|driver| {

@@ -51,6 +51,7 @@ mod group;
 mod local;
 mod mesh;
 mod nccl;
+mod process;
 mod quiet;
 mod rendezvous;
 mod stats;

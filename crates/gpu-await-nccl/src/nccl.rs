@@ -164,11 +164,24 @@ impl Addresses {
     }
 }
 
+/// What is in `cell`, or what `find` finds. A failure is not remembered: what was missing may be there later.
+fn once<T>(
+    cell: &'static OnceLock<T>,
+    find: impl FnOnce() -> Result<T>,
+) -> Result<&'static T> {
+    if let Some(found) = cell.get() {
+        return Ok(found);
+    }
+    let found = find()?;
+    // Another thread may have been first.
+    Ok(cell.get_or_init(|| found))
+}
+
 impl Nccl {
-    /// The library; looked for once in the life of the process.
+    /// The library; found once in the life of the process.
     pub(crate) fn get() -> Result<&'static Nccl> {
-        static NCCL: OnceLock<Result<Nccl>> = OnceLock::new();
-        NCCL.get_or_init(Self::find).as_ref().map_err(Error::clone)
+        static NCCL: OnceLock<Nccl> = OnceLock::new();
+        once(&NCCL, Self::find)
     }
 
     /// Its version, as NCCL writes it in one number: 22803 is 2.28.3.

@@ -7,6 +7,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::process::PerProcess;
 use crate::watchdog;
 
 /// Counters of this process; see [`stats`].
@@ -22,21 +23,27 @@ pub struct Stats {
     pub threads_in_nccl: usize,
 }
 
-pub(crate) static COMMUNICATORS: AtomicUsize = AtomicUsize::new(0);
-pub(crate) static LOST: AtomicUsize = AtomicUsize::new(0);
-static THREADS: AtomicUsize = AtomicUsize::new(0);
-/// The process is ending: no thread enters NCCL any more.
-static ENDING: AtomicBool = AtomicBool::new(false);
+pub(crate) static COUNTS: PerProcess<Counts> = PerProcess::new(Counts::default);
+
+/// The counters, and whether the process ends.
+#[derive(Default)]
+pub(crate) struct Counts {
+    pub(crate) communicators: AtomicUsize,
+    pub(crate) lost: AtomicUsize,
+    threads: AtomicUsize,
+    /// The process is ending: no thread enters NCCL any more.
+    ending: AtomicBool,
+}
 
 /// Returns the counters of this process.
 #[must_use]
 pub fn stats() -> Stats {
     // ORDERING: Relaxed: statistics.
-    let of = |count: &AtomicUsize| count.load(Ordering::Relaxed);
+    let (of, counts) = (|count: &AtomicUsize| count.load(Ordering::Relaxed), COUNTS.get());
     Stats {
-        communicators: of(&COMMUNICATORS),
-        lost_communicators: of(&LOST),
-        threads_in_nccl: of(&THREADS),
+        communicators: of(&counts.communicators),
+        lost_communicators: of(&counts.lost),
+        threads_in_nccl: of(&counts.threads),
     }
 }
 
@@ -76,9 +83,10 @@ pub(crate) fn spawn(
 /// The process is ending. Waits for threads that are in NCCL, at most so long, as the driver shuts down under them otherwise.
 pub(crate) fn end_at_exit(limit: Duration) {
     // ORDERING: SeqCst: a thread is counted before it looks at this, so it is seen here, or sees it.
-    ENDING.store(true, Ordering::SeqCst);
+    let counts = COUNTS.get();
+    counts.ending.store(true, Ordering::SeqCst);
     let end = Instant::now() + limit;
-    while THREADS.load(Ordering::SeqCst) > 0 && Instant::now() < end {
+    while counts.threads.load(Ordering::SeqCst) > 0 && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(1));
     }
     watchdog::quiet().end_all();
@@ -86,13 +94,13 @@ pub(crate) fn end_at_exit(limit: Duration) {
 
 /// Whether the process is ending.
 pub(crate) fn is_ending() -> bool {
-    ENDING.load(Ordering::SeqCst)
+    COUNTS.get().ending.load(Ordering::SeqCst)
 }
 
 /// Runs a call of NCCL's that may never return. Without a thread, and while the process ends, it does not run: what it would have
 /// freed is leaked.
 pub(crate) fn on_thread_that_may_be_lost(what: &'static str, run: impl FnOnce() + Send + 'static) {
-    let counted = Counted::one(&THREADS);
+    let counted = Counted::one(&COUNTS.get().threads);
     if is_ending() {
         return;
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 #[cfg(unix)]
 use libc::c_int;
 
+use crate::process::PerProcess;
 use crate::stats;
 
 /// How long process exit waits for threads that free communicators.
@@ -85,8 +86,8 @@ pub(crate) fn wait_at_exit() {
     extern "C" fn wait() {
         stats::end_at_exit(AT_EXIT);
     }
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
+    static ONCE: PerProcess<Once> = PerProcess::new(Once::new);
+    ONCE.get().call_once(|| {
         // SAFETY: a plain function lives as long as the program.
         unsafe { libc::atexit(wait) };
     });

@@ -7,38 +7,52 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use crate::communicator::shared::Shared;
+use crate::process::PerProcess;
 use crate::quiet::Quiet;
 use crate::stats;
 
 /// How often it looks: what an error, a lost peer or a limit takes longer to be seen.
 const EVERY: Duration = Duration::from_millis(20);
 
-static WATCHED: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
-static CHANGED: Condvar = Condvar::new();
+static WATCHDOG: PerProcess<Watchdog> = PerProcess::new(Watchdog::new);
+
+struct Watchdog {
+    watched: Mutex<Vec<Weak<Shared>>>,
+    changed: Condvar,
+    quiet: Quiet,
+    started: OnceLock<()>,
+}
+
+impl Watchdog {
+    fn new() -> Self {
+        let (watched, changed, started) = (Mutex::default(), Condvar::new(), OnceLock::new());
+        Watchdog { watched, changed, quiet: Quiet::new(), started }
+    }
+}
 
 /// What is pending, as far as it has looked.
 pub(crate) fn quiet() -> &'static Quiet {
-    static QUIET: OnceLock<Quiet> = OnceLock::new();
-    QUIET.get_or_init(Quiet::new)
+    &WATCHDOG.get().quiet
 }
 
 /// Looks after a communicator until it has no pending work.
 pub(crate) fn watch(shared: Weak<Shared>) {
-    static STARTED: OnceLock<()> = OnceLock::new();
-    STARTED.get_or_init(|| {
+    let watchdog = WATCHDOG.get();
+    watchdog.started.get_or_init(|| {
         // Without it errors and limits are not seen; operations go on.
         drop(stats::spawn("watchdog", run));
     });
-    WATCHED.lock().push(shared);
-    CHANGED.notify_one();
+    watchdog.watched.lock().push(shared);
+    watchdog.changed.notify_one();
 }
 
 fn run() {
+    let watchdog = WATCHDOG.get();
     loop {
         let mut watched = {
-            let mut all = WATCHED.lock();
+            let mut all = watchdog.watched.lock();
             while all.is_empty() {
-                CHANGED.wait(&mut all);
+                watchdog.changed.wait(&mut all);
             }
             std::mem::take(&mut *all)
         };
@@ -46,6 +60,6 @@ fn run() {
         // One that could not be looked after is looked after again.
         let look = |shared: Arc<Shared>| stats::contain(|| shared.look()).unwrap_or(true);
         watched.retain(|shared| shared.upgrade().is_some_and(look));
-        WATCHED.lock().append(&mut watched);
+        watchdog.watched.lock().append(&mut watched);
     }
 }

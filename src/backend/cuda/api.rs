@@ -5,12 +5,15 @@
 //! every driver since 525 has.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::path::Path;
 use std::sync::OnceLock;
 
 use super::launch_ex::RawConfig;
+use super::library;
 use super::node_params::NodeParams;
 use crate::backend::{DriverResult, HostCallback, Place, RowCopy};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
+use crate::system;
 
 /// A driver object.
 pub(super) type Handle = *mut c_void;
@@ -128,12 +131,13 @@ macro_rules! entry_points {
         pub(super) struct Api {
             $(pub(super) $name: unsafe extern "C" fn($($type),*) -> c_int,)+
             $($(#[$newer_if])* pub(super) $newer: Option<unsafe extern "C" fn($($newer_type),*) -> c_int>,)+
-            /// Never unloaded: the functions above point into it.
-            _library: libloading::Library,
+            /// The file that it was loaded from.
+            file: String,
         }
 
         impl Api {
-            fn load(library: libloading::Library) -> Result<Api> {
+            /// The library is never unloaded: the functions point into it.
+            fn load(library: &'static libloading::Library) -> Result<Api> {
                 Ok(Api {
                     $($name: {
                         let symbol = concat!(stringify!($name), "\0");
@@ -151,7 +155,7 @@ macro_rules! entry_points {
                         };
                         found.ok().map(|found| *found)
                     },)+
-                    _library: library,
+                    file: file_of(library),
                 })
             }
         }
@@ -176,7 +180,6 @@ entry_points! {
         #[cfg(feature = "blas")]
         cuGraphKernelNodeGetAttribute(Handle, c_int, *mut c_void);
     }
-    cuInit(u32);
     cuDeviceGetCount(*mut c_int);
     cuDeviceGet(*mut c_int, c_int);
     cuDevicePrimaryCtxRetain(*mut Handle, c_int);
@@ -255,37 +258,69 @@ entry_points! {
     cuOccupancyMaxActiveClusters(*mut c_int, Handle, *const RawConfig);
 }
 
+/// The driver's library.
+const NAME: &str = "libcuda.so.1";
+
+/// The error of a driver that does not work. One that finds no GPU is no driver to us.
+fn broken(library: String, code: DriverCode) -> Error {
+    match code.code {
+        100 => ErrorDetail::NoDriver { reason: format!("{library} finds no GPU: {code}") },
+        _ => ErrorDetail::BrokenDriver { library, code },
+    }
+    .into()
+}
+
+/// The file that the library was loaded from.
+fn file_of(library: &libloading::Library) -> String {
+    // SAFETY: the type is the entry point's in the driver API's documentation.
+    let symbol = unsafe { library.get::<unsafe extern "C" fn(u32) -> c_int>(b"cuInit\0") };
+    let file = symbol.ok().and_then(|symbol| system::file_of(*symbol as *const c_void));
+    file.map_or_else(|| NAME.to_owned(), |file| file.display().to_string())
+}
+
 /// The result of a call.
 pub(super) fn check(call: &'static str, code: c_int) -> DriverResult<()> {
     if code == 0 { Ok(()) } else { Err(DriverCode { call, code }) }
 }
 
 impl Api {
-    /// The driver, initialized; looked for once in the life of the process.
+    /// The driver, initialized: once in the life of the process. A failure is not remembered: a driver may be ready later.
     pub(super) fn get() -> Result<&'static Api> {
-        static API: OnceLock<Result<Api, Error>> = OnceLock::new();
-        API.get_or_init(Self::find).as_ref().map_err(Error::clone)
+        static LIBRARY: OnceLock<libloading::Library> = OnceLock::new();
+        static API: OnceLock<Api> = OnceLock::new();
+        // Kept though it may not work: nobody knows what its initializers have left behind.
+        let library = library::once(&LIBRARY, Self::find)?;
+        library::once(&API, || {
+            // First of all: a stub, or an old driver, says so.
+            Self::initialize(library)?;
+            Api::load(library)
+        })
     }
 
-    fn find() -> Result<Api> {
-        let name = "libcuda.so.1";
-        // SAFETY: the driver's library runs only its own initializers.
-        let library = unsafe { libloading::Library::new(name) };
-        let library = library.map_err(|error| {
+    fn find() -> Result<libloading::Library> {
+        library::open(Path::new(NAME)).map_err(|why| {
             // The loader's own words, where it has any.
-            let why =
-                std::error::Error::source(&error).map_or(error.to_string(), |s| s.to_string());
-            let reason = if why.contains(name) { why } else { format!("{name}: {why}") };
-            ErrorDetail::NoDriver { reason }
-        })?;
-        let api = Api::load(library)?;
+            let reason = if why.contains(NAME) { why } else { format!("{NAME}: {why}") };
+            ErrorDetail::NoDriver { reason }.into()
+        })
+    }
+
+    fn initialize(library: &libloading::Library) -> Result<()> {
+        // SAFETY: the type is the entry point's in the driver API's documentation.
+        let init = unsafe { library.get::<unsafe extern "C" fn(u32) -> c_int>(b"cuInit\0") };
+        let init = init.map_err(|_| ErrorDetail::MissingSymbol { symbol: "cuInit" })?;
         // SAFETY: 0 is the only flag that there is.
-        check("cuInit", unsafe { (api.cuInit)(0) }).map_err(|code| match code.code {
-            // A driver without a GPU is no driver to us.
-            100 => Error::from(ErrorDetail::NoDriver { reason: code.to_string() }),
-            _ => code.into(),
-        })?;
-        Ok(api)
+        check("cuInit", unsafe { init(0) }).map_err(|code| broken(file_of(library), code))
+    }
+
+    /// What a call returned that opens a device, as an error of the driver where it means that.
+    pub(super) fn explained(&self, error: Error) -> Error {
+        match error.detail() {
+            ErrorDetail::Driver { op: None, code } if code.says_that_the_driver_is_broken() => {
+                broken(self.file.clone(), *code)
+            }
+            _ => error,
+        }
     }
 
     pub(super) fn device_count(&self) -> DriverResult<usize> {

@@ -7,6 +7,9 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use crate::error::Result;
 
 /// A library and where it may be.
 pub(crate) struct Search {
@@ -57,6 +60,19 @@ impl Search {
             .flat_map(|root| self.names.iter().map(move |name| root.join("lib64").join(name)));
         self.names.iter().map(PathBuf::from).chain(in_toolkits).collect()
     }
+}
+
+/// What is in `cell`, or what `find` finds. A failure is not remembered: what was missing may be there later.
+pub(crate) fn once<T>(
+    cell: &'static OnceLock<T>,
+    find: impl FnOnce() -> Result<T>,
+) -> Result<&'static T> {
+    if let Some(found) = cell.get() {
+        return Ok(found);
+    }
+    let found = find()?;
+    // Another thread may have been first.
+    Ok(cell.get_or_init(|| found))
 }
 
 /// Opens a library; an error is the loader's own words.

@@ -77,10 +77,10 @@ pub(crate) struct Compiled {
 }
 
 impl Nvrtc {
-    /// The compiler; looked for once in the life of the process.
+    /// The compiler; found once in the life of the process.
     pub(crate) fn get() -> Result<&'static Nvrtc> {
-        static NVRTC: OnceLock<Result<Nvrtc, Error>> = OnceLock::new();
-        NVRTC.get_or_init(Self::find).as_ref().map_err(Error::clone)
+        static NVRTC: OnceLock<Nvrtc> = OnceLock::new();
+        library::once(&NVRTC, Self::find)
     }
 
     fn find() -> Result<Nvrtc> {

@@ -12,36 +12,60 @@
 //! calls exclude each other. So do gates of different devices: a GPU has few queues (four for downloads, eight for kernels, unless
 //! `CUDA_DEVICE_MAX_CONNECTIONS` raises it), and that many streams held up before a download or a kernel keep those of every other stream
 //! from starting.
+//!
+//! # Invariants
+//! 1. A gate that its own limit has opened holds up nothing, though nobody opens or drops it (`a_gate_past_its_limit_holds_up_nothing`).
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "test-util")]
 mod exclusion {
     use std::time::{Duration, Instant};
 
-    use parking_lot::{Condvar, Mutex};
+    use parking_lot::{Condvar, Mutex, MutexGuard};
 
     /// Closed gates, and calls under way that wait for the device.
     struct Gates {
-        gates: u32,
-        /// Whose gates they are, while there are any.
-        owner: u64,
+        gates: Vec<KnownGate>,
         calls: u32,
+        /// The number of the next gate.
+        next: u64,
     }
 
-    static STATE: Mutex<Gates> = Mutex::new(Gates { gates: 0, owner: 0, calls: 0 });
+    struct KnownGate {
+        number: u64,
+        owner: u64,
+        is_open: Box<dyn Fn() -> bool + Send>,
+    }
+
+    static STATE: Mutex<Gates> = Mutex::new(Gates { gates: Vec::new(), calls: 0, next: 0 });
     static CHANGED: Condvar = Condvar::new();
     /// Longer than any gate stays closed: a thread that has waited for so long proceeds anyway.
     const LIMIT: Duration = Duration::from_secs(30);
+    /// How often a waiting thread looks at the gates: one that its own limit opens tells nobody.
+    const LOOK: Duration = Duration::from_millis(5);
+
+    impl Gates {
+        /// Whether a gate of a device other than `owner` is closed.
+        fn has_closed(&mut self, owner: Option<u64>) -> bool {
+            self.gates.retain(|gate| !(gate.is_open)());
+            self.gates.iter().any(|gate| Some(gate.owner) != owner)
+        }
+    }
+
+    fn wait_while(must_wait: impl Fn(&mut Gates) -> bool) -> MutexGuard<'static, Gates> {
+        let (mut state, end) = (STATE.lock(), Instant::now() + LIMIT);
+        while must_wait(&mut state) && Instant::now() < end {
+            CHANGED.wait_for(&mut state, LOOK);
+        }
+        state
+    }
 
     /// A call that waits for the device; dropped when it returned.
     pub(crate) struct Standstill(());
 
     impl Standstill {
         pub(crate) fn begin() -> Self {
-            let mut state = STATE.lock();
-            let end = Instant::now() + LIMIT;
-            while state.gates > 0 && !CHANGED.wait_until(&mut state, end).timed_out() {}
-            state.calls += 1;
+            wait_while(|state| state.has_closed(None)).calls += 1;
             Standstill(())
         }
     }
@@ -55,25 +79,22 @@ mod exclusion {
 
     /// A gate that is closed; dropped when it was opened.
     #[derive(Debug)]
-    pub(crate) struct Closed(());
+    pub(crate) struct Closed(u64);
 
     impl Closed {
-        /// A gate of the device `owner`.
-        pub(crate) fn begin(owner: u64) -> Self {
-            let mut state = STATE.lock();
-            let end = Instant::now() + LIMIT;
-            while (state.calls > 0 || (state.gates > 0 && state.owner != owner))
-                && !CHANGED.wait_until(&mut state, end).timed_out()
-            {}
-            state.gates += 1;
-            state.owner = owner;
-            Closed(())
+        /// A gate of the device `owner`. It may open before this is dropped, by its own limit: then `is_open`.
+        pub(crate) fn begin(owner: u64, is_open: impl Fn() -> bool + Send + 'static) -> Self {
+            let mut state = wait_while(|state| state.calls > 0 || state.has_closed(Some(owner)));
+            let number = state.next;
+            state.next += 1;
+            state.gates.push(KnownGate { number, owner, is_open: Box::new(is_open) });
+            Closed(number)
         }
     }
 
     impl Drop for Closed {
         fn drop(&mut self) {
-            STATE.lock().gates -= 1;
+            STATE.lock().gates.retain(|gate| gate.number != self.0);
             CHANGED.notify_all();
         }
     }

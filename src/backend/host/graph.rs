@@ -6,7 +6,7 @@
 use parking_lot::Mutex;
 
 use super::run::{Command, GraphStep, Launch};
-use super::{HostBackend, INVALID_HANDLE, NOT_SUPPORTED, permitted};
+use super::{HostBackend, NOT_SUPPORTED, permitted};
 #[cfg(all(feature = "blas", feature = "cuda"))]
 use crate::backend::KernelCall;
 use crate::backend::{
@@ -73,7 +73,7 @@ impl GraphCalls for HostBackend {
         let graph = unsafe { host_graph(graph) };
         let mut nodes = graph.nodes.lock();
         for (node, launch) in changes {
-            let invalid = DriverCode { call: CALL, code: INVALID_HANDLE };
+            let invalid = DriverCode { call: CALL, code: DriverCode::INVALID_HANDLE };
             *nodes.get_mut(node).ok_or(invalid)? = kept(CALL, launch)?;
         }
         Ok(())

@@ -13,8 +13,7 @@ use smallvec::smallvec;
 use super::run::Command;
 use super::state::{Books, Everybody, HostEvent};
 use super::{
-    HostBackend, HostCore, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OPERATING_SYSTEM,
-    QUEUE_LIMIT, permitted,
+    HostBackend, HostCore, INVALID_VALUE, NOT_SUPPORTED, QUEUE_LIMIT, permitted,
 };
 use crate::backend::{
     Backend, DevicePtr, DriverResult, EventCalls, EventOptions, HostCallback, HostPtr, Query,
@@ -91,7 +90,7 @@ impl HostBackend {
             // ORDERING: Relaxed: using a handle while it is being destroyed is an error anyway.
             Some(made) if !made.books.destroyed.load(Ordering::Relaxed) => return Ok(made),
             None if stream.0 == RawStream::LEGACY.0 => {}
-            _ => return Err(DriverCode { call, code: INVALID_HANDLE }),
+            _ => return Err(DriverCode { call, code: DriverCode::INVALID_HANDLE }),
         }
         // The legacy default stream is created by its first use.
         match self.shared.streams.write().entry(stream.0) {
@@ -114,7 +113,7 @@ impl HostBackend {
             // Runs until the stream is destroyed and its queue is empty.
             let work = move || receiver.iter().for_each(|command| shared.execute(&books, command));
             native::spawn(&name, work)
-                .map_err(|_| DriverCode { call: "stream_create", code: OPERATING_SYSTEM })?;
+                .map_err(|_| DriverCode { call: "stream_create", code: DriverCode::NO_THREAD })?;
         }
         Ok(Arc::new(HostStream { blocking, commands, books, stepped }))
     }
@@ -165,7 +164,7 @@ impl HostBackend {
         if stream.blocking {
             self.shared.wait_for_counterparts(handle, &stream);
         }
-        stream.push(command).map_err(|_| DriverCode { call, code: INVALID_HANDLE })
+        stream.push(command).map_err(|_| DriverCode { call, code: DriverCode::INVALID_HANDLE })
     }
 }
 

@@ -11,6 +11,8 @@ use std::task::Waker;
 use crate::sync::Mutex;
 use slab::Slab;
 
+use crate::thread::contain;
+
 /// The wakers, each with the version of the account that its future saw.
 #[derive(Default)]
 pub(crate) struct Reclaimers {
@@ -39,7 +41,7 @@ impl Reclaimers {
             let mut waiting = self.waiting.lock();
             waiting.get_mut(key).map(|known| std::mem::replace(known, (version, fresh)))
         };
-        drop(stale);
+        contain::let_go(stale);
     }
 
     pub(crate) fn leave(&self, key: usize) {
@@ -48,7 +50,7 @@ impl Reclaimers {
             self.count.fetch_sub(1, Ordering::SeqCst);
             waiting.try_remove(key)
         };
-        drop(waker);
+        contain::let_go(waker);
     }
 
     /// The wakers of futures that saw an older version, for the caller to wake.

@@ -17,6 +17,7 @@ use std::task::Waker;
 
 use super::{DeviceStream, Engine};
 use crate::error::Error;
+use crate::thread::contain;
 
 impl<S: DeviceStream> Engine<S> {
     /// Refuses work from now on, drops the streams' caches, and wakes the waiters for the loss, which keep
@@ -27,7 +28,7 @@ impl<S: DeviceStream> Engine<S> {
         self.closed.store(true, Ordering::Relaxed);
         let wakers: Vec<Waker> =
             self.mourners.lock().iter_mut().filter_map(|(_, waker)| waker.take()).collect();
-        wakers.into_iter().for_each(crate::thread::contain::wake);
+        wakers.into_iter().for_each(contain::wake);
         self.empty_caches();
         // As if memory had moved: the waiters look, and see the close.
         self.account.lock().release(0);
@@ -50,7 +51,7 @@ impl<S: DeviceStream> Engine<S> {
                     }
                 }
             };
-            drop(stale);
+            contain::let_go(stale);
             if is_first {
                 // From now on the poller checks an idle device as well.
                 self.attention.call();
@@ -63,7 +64,7 @@ impl<S: DeviceStream> Engine<S> {
     /// Drops a future's interest in the loss.
     pub(crate) fn forget_lost(&self, key: Option<usize>) {
         let waker = key.and_then(|key| self.mourners.lock().try_remove(key)).flatten();
-        drop(waker);
+        contain::let_go(waker);
     }
 
     /// Whether a future waits for the loss of the device.
@@ -81,11 +82,11 @@ impl<S: DeviceStream> Engine<S> {
         // A subscriber that panics must not keep the loss from the waiters.
         if lost.is_device_lost() {
             let lost = || tracing::error!(device = %self.label(), error = %lost, "device lost");
-            crate::thread::contain::log(lost);
+            contain::log(lost);
         }
         let mourners = std::mem::take(&mut *self.mourners.lock());
-        mourners.into_iter().filter_map(|(_, waker)| waker).for_each(crate::thread::contain::wake);
-        self.reclaimers.take_older(u64::MAX).into_iter().for_each(crate::thread::contain::wake);
+        mourners.into_iter().filter_map(|(_, waker)| waker).for_each(contain::wake);
+        self.reclaimers.take_older(u64::MAX).into_iter().for_each(contain::wake);
         for stream in self.streams() {
             stream.mourn();
         }

@@ -128,7 +128,7 @@ impl<W: Wakes> WaitQueue<W> {
     }
 
     /// Removes a future's entry; false if it had been taken out.
-    pub(crate) fn leave(&self, key: &mut Option<WaiterKey>) -> bool {
+    pub(crate) fn leave(&self, key: &mut Option<WaiterKey>, let_go: impl FnOnce(Option<W>)) -> bool {
         let Some(key) = key.take() else { return true };
         let removed = {
             let mut waiters = self.waiters.lock();
@@ -136,7 +136,9 @@ impl<W: Wakes> WaitQueue<W> {
             self.count(&waiters);
             removed
         };
-        removed.is_some()
+        let was_there = removed.is_some();
+        let_go(removed.flatten());
+        was_there
     }
 
     /// Wakes through `wake` every waiter for a ticket up to `upto()`, with the ticket. Called after `completed` was

@@ -27,6 +27,7 @@ use crate::runtime::protocol::cadence::Plan;
 use crate::runtime::protocol::checkers::CheckPermit;
 use crate::runtime::protocol::wait_queue::{Entry, Registered};
 use crate::runtime::protocol::waiters::WaiterKey;
+use crate::thread::contain;
 use crate::thread::role;
 
 /// A future's state between polls.
@@ -278,7 +279,7 @@ impl StreamState {
     /// Drops a future's registration.
     pub(crate) fn forget(&self, wait: &mut WaitState) {
         self.stop_checking(wait);
-        if !self.queue.leave(&mut wait.key) {
+        if !self.queue.leave(&mut wait.key, contain::let_go) {
             self.engine.state.backlog.leave();
         }
     }

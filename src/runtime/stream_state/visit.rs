@@ -12,6 +12,7 @@ use crate::runtime::marker::Marker;
 use crate::runtime::protocol::cadence;
 use crate::runtime::protocol::wait_queue::Notify;
 use crate::thread::contain::wake_by_ref;
+use crate::thread::contain;
 
 impl StreamState {
     // ---- the poller's side ----------------------------------------------------------------
@@ -206,7 +207,7 @@ impl StreamState {
         let Some(bell) = engine.bells.take() else { return };
         let no_doorbell = |engine: &Engine<StreamState>, code| {
             let error = engine.refused(code);
-            tracing::debug!(device = engine.label(), %error, "no doorbell");
+            contain::log(|| tracing::debug!(device = engine.label(), %error, "no doorbell"));
         };
         if let Err(code) = bell.place(&*engine.backend, &event, self.queue.next_look_cell()) {
             return no_doorbell(engine, code);

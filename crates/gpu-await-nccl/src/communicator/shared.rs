@@ -46,12 +46,13 @@ use self::watched::Watched;
 use crate::call::Call;
 use crate::error::{CollectiveLost, Error, LostCause};
 use crate::exchange::Wire;
-use crate::stats::{self, COMMUNICATORS, Counted, LOST};
+use crate::process::PerProcess;
+use crate::stats::{self, COUNTS, Counted};
 use crate::transport::{LocalRank, Placed, Transport};
 
 /// Held while the work of a call is put on its streams, whatever the communicator: ranks of two communicators that share GPUs
 /// see one order, and cannot wait for one another in a circle.
-static ORDER: Mutex<()> = Mutex::new(());
+static ORDER: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
 
 /// Calls of a rank that may be pending when it makes another: with their waits and marks they fit into what a stream takes, about a
 /// thousand commands.
@@ -157,7 +158,7 @@ impl Shared {
             loss: future::FutureExt::shared(loss),
             this: this.clone(),
             losses: Mutex::default(),
-            _counted: Counted::one(&COMMUNICATORS),
+            _counted: Counted::one(&COUNTS.get().communicators),
         });
         shared.await_losses();
         shared
@@ -313,7 +314,7 @@ impl Shared {
             Ok(parts) => parts,
             Err(error) => return self.refused(op, error),
         };
-        let order = ORDER.lock();
+        let order = ORDER.get().lock();
         let done = self.put(op, parts);
         drop(order);
         // Not under that lock, which a call that is captured takes inside of theirs. Refused where the operation has failed.
@@ -442,7 +443,7 @@ impl Shared {
             (std::mem::take(&mut state.pending), state.works.take())
         };
         // ORDERING: Relaxed: a statistic.
-        LOST.fetch_add(1, Ordering::Relaxed);
+        COUNTS.get().lost.fetch_add(1, Ordering::Relaxed);
         let error = self.error(cause.clone());
         for part in pending.iter().flat_map(|pending| &pending.parts) {
             part.outcome.fail(error.clone());
@@ -455,12 +456,13 @@ impl Shared {
     /// Tells who listens of the loss.
     fn tell(&self, cause: &LostCause) {
         let (rank, world) = (self.ranks[0].rank, self.world);
-        match cause {
+        // A subscriber is foreign code.
+        stats::contain(|| match cause {
             LostCause::Aborted => {
                 tracing::info!(target: "gpu_await_nccl", rank, world, %cause, "communicator lost");
             }
             _ => tracing::warn!(target: "gpu_await_nccl", rank, world, %cause, "communicator lost"),
-        }
+        });
     }
 
     pub(crate) fn transport(&self) -> &dyn Transport {

@@ -9,6 +9,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{Arrival, Gathered, Inbox, Message, Patience, Wire};
 use crate::error::{Error, LostCause, Result};
+use crate::process::PerProcess;
 use crate::unique_id::UniqueId;
 
 /// The ranks of one process.
@@ -37,7 +38,7 @@ struct Child {
 }
 
 /// Communicators that are coming together in this process, by their ids.
-static HUBS: Mutex<Option<HashMap<UniqueId, Arc<Hub>>>> = Mutex::new(None);
+static HUBS: PerProcess<Mutex<HashMap<UniqueId, Arc<Hub>>>> = PerProcess::new(Mutex::default);
 
 impl Hub {
     pub(crate) fn new(world: usize) -> Arc<Hub> {
@@ -55,8 +56,7 @@ impl Hub {
         patience: &Patience,
     ) -> Result<Gathered> {
         let hub = {
-            let mut hubs = HUBS.lock();
-            let hubs = hubs.get_or_insert_default();
+            let mut hubs = HUBS.get().lock();
             hubs.entry(id).or_insert_with(|| Hub::new(world)).clone()
         };
         let (expected, rank) = (hub.inboxes.len(), hello.ranks[0]);
@@ -64,11 +64,10 @@ impl Hub {
             return Err(Error::WrongWorld { rank, expected, found: world });
         }
         let gathered = hub.clone().gather(hello, patience);
-        let mut hubs = HUBS.lock();
+        let mut hubs = HUBS.get().lock();
         let lobby = hub.lobby.lock();
         // An id is good for one communicator; one that nobody waits for is forgotten.
         let is_over = lobby.complete.is_some() || lobby.hellos.is_empty();
-        let hubs = hubs.get_or_insert_default();
         if is_over && hubs.get(&id).is_some_and(|known| Arc::ptr_eq(known, &hub)) {
             hubs.remove(&id);
         }

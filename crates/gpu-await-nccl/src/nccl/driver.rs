@@ -25,8 +25,8 @@ pub(crate) struct Current {
 
 impl Driver {
     pub(crate) fn get() -> Result<&'static Driver> {
-        static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
-        DRIVER.get_or_init(Self::open).as_ref().map_err(Error::clone)
+        static DRIVER: OnceLock<Driver> = OnceLock::new();
+        super::once(&DRIVER, Self::open)
     }
 
     fn open() -> Result<Driver> {

@@ -8,8 +8,9 @@ use parking_lot::Mutex;
 
 use super::{Meeting, NAP};
 use crate::exchange::Patience;
+use crate::process::PerProcess;
 
-static ATTEMPTS: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+static ATTEMPTS: PerProcess<Mutex<Vec<Known>>> = PerProcess::new(Mutex::default);
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 struct Known {
@@ -28,7 +29,7 @@ impl Attempt {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let Meeting { address, patience, .. } = meeting;
         loop {
-            let mut known = ATTEMPTS.lock();
+            let mut known = ATTEMPTS.get().lock();
             let is_ending =
                 |other: &Known| other.address == *address && !other.patience.is_wanted();
             if !known.iter().any(is_ending) || patience.is_over() {
@@ -43,6 +44,6 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        ATTEMPTS.lock().retain(|known| known.number != self.0);
+        ATTEMPTS.get().lock().retain(|known| known.number != self.0);
     }
 }

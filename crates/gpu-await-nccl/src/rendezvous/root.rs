@@ -27,6 +27,7 @@ use super::{
 use crate::error::{Error, Result};
 use crate::exchange::{self, Gathered, Hub, Patience, Wire};
 use crate::mesh::Mesh;
+use crate::process::PerProcess;
 use crate::unique_id::UniqueId;
 use crate::{stats, system};
 
@@ -61,9 +62,9 @@ struct Waiting {
 }
 
 /// By the numbers of their ids.
-static SESSIONS: Mutex<Option<HashMap<u64, Session>>> = Mutex::new(None);
+static SESSIONS: PerProcess<Mutex<HashMap<u64, Session>>> = PerProcess::new(Mutex::default);
 /// Numbers of ids whose ranks have met: each is good for one communicator.
-static MET: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+static MET: PerProcess<Mutex<BTreeSet<u64>>> = PerProcess::new(Mutex::default);
 
 /// A place for the ranks of an id to meet at. The first one starts a thread that listens.
 pub(crate) fn place(number: u64) -> Result<Place> {
@@ -144,8 +145,13 @@ impl Meeting {
 
 impl Root {
     fn get() -> Result<&'static Root> {
-        static ROOT: OnceLock<Result<Root>> = OnceLock::new();
-        ROOT.get_or_init(Root::start).as_ref().map_err(Error::clone)
+        static ROOT: PerProcess<Mutex<Option<&'static Root>>> = PerProcess::new(Mutex::default);
+        let mut root = ROOT.get().lock();
+        match *root {
+            Some(root) => Ok(root),
+            // If this is refused, the next call tries again.
+            None => Ok(root.insert(Box::leak(Box::new(Root::start()?)))),
+        }
     }
 
     fn start() -> Result<Root> {
@@ -178,8 +184,10 @@ impl Root {
     fn sign(&self, number: u64) -> (Tag, u64) {
         let mut tag = [0; 16];
         tag[..8].copy_from_slice(&number.to_le_bytes());
-        tag[8..].copy_from_slice(&self.key.hash_one(("tag", number)).to_le_bytes());
-        (tag, self.key.hash_one(("proof", number)))
+        // The child of a fork may have the keys of its parent.
+        let hash = |what| self.key.hash_one((what, std::process::id(), number));
+        tag[8..].copy_from_slice(&hash("tag").to_le_bytes());
+        (tag, hash("proof"))
     }
 }
 
@@ -215,13 +223,13 @@ fn welcome(stream: &TcpStream) -> std::io::Result<()> {
 /// Connections that have not proved to know an id. Where there are more, the oldest is hung up on.
 struct Strangers;
 
-static STRANGERS: Mutex<VecDeque<TcpStream>> = Mutex::new(VecDeque::new());
+static STRANGERS: PerProcess<Mutex<VecDeque<TcpStream>>> = PerProcess::new(Mutex::default);
 
 impl Strangers {
     const MOST: usize = 128;
 
     fn is_one(stream: &TcpStream) -> std::io::Result<()> {
-        let mut strangers = STRANGERS.lock();
+        let mut strangers = STRANGERS.get().lock();
         strangers.push_back(stream.try_clone()?);
         if strangers.len() > Strangers::MOST
             && let Some(oldest) = strangers.pop_front()
@@ -233,7 +241,7 @@ impl Strangers {
 
     fn is_none(stream: &TcpStream) {
         let Ok(address) = stream.peer_addr() else { return };
-        STRANGERS.lock().retain(|other| other.peer_addr().is_ok_and(|other| other != address));
+        STRANGERS.get().lock().retain(|other| other.peer_addr().is_ok_and(|other| other != address));
     }
 }
 
@@ -243,11 +251,10 @@ fn number_of(tag: &Tag) -> u64 {
 
 /// Enters a process; refused with what is wrong. What it gets tells when all are there.
 fn enter(number: u64, world: usize, entry: Entry) -> Result<Receiver<Arc<[u8]>>, Arc<[u8]>> {
-    let mut sessions = SESSIONS.lock();
-    if MET.lock().contains(&number) {
+    let mut sessions = SESSIONS.get().lock();
+    if MET.get().lock().contains(&number) {
         return Err(answer(USED, &[]));
     }
-    let sessions = sessions.get_or_insert_default();
     let new = || Session { world, waiting: Vec::new() };
     let session = sessions.entry(number).or_insert_with(new);
     if session.world != world {
@@ -262,7 +269,7 @@ fn enter(number: u64, world: usize, entry: Entry) -> Result<Receiver<Arc<[u8]>>,
     if session.missing().is_empty()
         && let Some(mut session) = sessions.remove(&number)
     {
-        MET.lock().insert(number);
+        MET.get().lock().insert(number);
         session.waiting.sort_by_key(|waiting| waiting.entry.ranks.iter().min().copied());
         let mut table = vec![TABLE];
         table.extend((session.waiting.len() as u32).to_le_bytes());
@@ -300,7 +307,7 @@ fn wait(
             return None;
         }
         if tell_after.take_if(|after| began.elapsed() >= *after).is_some() {
-            let missing = SESSIONS.lock().as_ref()?.get(&number)?.missing();
+            let missing = SESSIONS.get().lock().get(&number)?.missing();
             let status = ranks_of(STATUS, &missing);
             Line::new(stream, &Patience::of(HELLO)).ok()?.write_all(&status).ok()?;
         }
@@ -309,18 +316,18 @@ fn wait(
 
 /// Takes a process back, unless all have come meanwhile; returns its answer.
 fn leave(number: u64, entry: &Entry, done: &Receiver<Arc<[u8]>>) -> Arc<[u8]> {
-    let mut sessions = SESSIONS.lock();
+    let mut sessions = SESSIONS.get().lock();
     if let Ok(table) = done.try_recv() {
         return table;
     }
-    let Some(session) = sessions.as_mut().and_then(|sessions| sessions.get_mut(&number)) else {
+    let Some(session) = sessions.get_mut(&number) else {
         return answer(MISSING, &0u32.to_le_bytes());
     };
     let mut missing = Vec::new();
     put_ranks(&mut missing, &session.missing());
     session.waiting.retain(|waiting| waiting.entry.ranks != entry.ranks);
     if session.waiting.is_empty() {
-        sessions.as_mut().and_then(|sessions| sessions.remove(&number));
+        sessions.remove(&number);
     }
     answer(MISSING, &missing)
 }

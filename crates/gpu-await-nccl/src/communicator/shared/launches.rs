@@ -92,7 +92,7 @@ impl Shared {
         };
         let put = |queue: &RawQueue<'_>| -> Result<(), Error> {
             queue.each_launch(launched)?;
-            let _order = ORDER.lock();
+            let _order = ORDER.get().lock();
             self.begin_call()?;
             let captured = self.transport.capture((at, local), queue, &calls, &self.this);
             self.end_call();

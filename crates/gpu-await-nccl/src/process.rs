@@ -1,0 +1,116 @@
+//! What this crate knows of its process, which the child of a fork begins anew: as in the process module of `gpu-await`.
+//!
+//! The child has none of its parent's threads (the watchdog, the one that listens for ids), and a lock that another thread held stays locked.
+//!
+//! | static | in the child of a fork |
+//! |---|---|
+//! | a [`PerProcess`] value | its own |
+//! | the functions of a loaded library, a counter of ids | goes on with its parent's |
+//!
+//! # Invariants
+//! 1. A child's ids, communicators and counters are its own, and it waits for nothing of its parent's (`the_child_of_a_fork`).
+//!
+//! Source: `pthread_atfork(3)`, POSIX. Where there is no such call there is no fork.
+
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+/// Whether forks are counted, in this process or by what it inherited.
+#[cfg(unix)]
+static COUNTED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
+/// How many forks there were on the way from the process that used this crate first to this one.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// A process, among those that were forked from one another.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Process(u32);
+
+impl Process {
+    /// This one.
+    fn this() -> Self {
+        // ORDERING: Relaxed: stored while the process has one thread.
+        Process(FORKS.load(Ordering::Relaxed))
+    }
+}
+
+/// Has the system call [`after_fork`] in each child.
+fn count_forks() {
+    #[cfg(unix)]
+    {
+        type Handler = Option<extern "C" fn()>;
+        unsafe extern "C" {
+            fn pthread_atfork(prepare: Handler, parent: Handler, child: Handler) -> libc::c_int;
+        }
+        // Registered before it is said to be: two threads may do it twice, which does no harm.
+        if !COUNTED.load(Ordering::SeqCst) {
+            // SAFETY: a plain function lives as long as the program. If it is refused, a child counts as its parent.
+            unsafe { pthread_atfork(None, None, Some(after_fork)) };
+            COUNTED.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+#[cfg_attr(not(unix), expect(dead_code, reason = "there are no forks"))]
+extern "C" fn after_fork() {
+    // ORDERING: Relaxed, as above.
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A value that each process has of its own. Values are never dropped: a thread may use one at the end of the process.
+pub(crate) struct PerProcess<T: 'static> {
+    current: AtomicPtr<OfProcess<T>>,
+    new: fn() -> T,
+}
+
+struct OfProcess<T> {
+    process: Process,
+    value: T,
+}
+
+impl<T: Sync> PerProcess<T> {
+    /// Values made by `new`.
+    pub(crate) const fn new(new: fn() -> T) -> Self {
+        PerProcess { current: AtomicPtr::new(std::ptr::null_mut()), new }
+    }
+
+    /// This process's value.
+    pub(crate) fn get(&self) -> &'static T {
+        self.made().unwrap_or_else(|| self.begin())
+    }
+
+    /// This process's value, if it has one.
+    fn made(&self) -> Option<&'static T> {
+        // ORDERING: Acquire, of the store in `begin`: the value is seen as it was made.
+        let current = self.current.load(Ordering::Acquire);
+        // SAFETY: null, or a box that was made into a pointer below, and is never freed.
+        let found = unsafe { current.as_ref() };
+        found.filter(|found| found.process == Process::this()).map(|found| &found.value)
+    }
+
+    /// Makes this process's value, unless another thread does.
+    #[cold]
+    fn begin(&self) -> &'static T {
+        // In front of the first value: a child of a process without any has nothing to leave.
+        count_forks();
+        let fresh = Box::new(OfProcess { process: Process::this(), value: (self.new)() });
+        let fresh = Box::into_raw(fresh);
+        // ORDERING: Relaxed: it is only compared.
+        let mut before = self.current.load(Ordering::Relaxed);
+        loop {
+            if let Some(found) = self.made() {
+                // Another thread was first.
+                // SAFETY: made above, and nobody else has seen it.
+                drop(unsafe { Box::from_raw(fresh) });
+                return found;
+            }
+            // ORDERING: Release, of the load in `made`.
+            let stored =
+                self.current.compare_exchange(before, fresh, Ordering::Release, Ordering::Relaxed);
+            match stored {
+                // SAFETY: as in `made`.
+                Ok(_) => return unsafe { &(*fresh).value },
+                Err(newer) => before = newer,
+            }
+        }
+    }
+}
