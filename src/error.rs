@@ -715,8 +715,8 @@ impl DriverCode {
     /// `CUDA_ERROR_STUB_LIBRARY`: the library that the toolkit has for linking.
     pub(crate) const STUB: i32 = 34;
 
-    /// None of the driver's: what a host device returns where the system refuses a thread.
-    pub(crate) const NO_THREAD: i32 = -1;
+    /// Not a driver's: what a host device returns where the system refuses a thread.
+    pub(crate) const NO_THREAD: i32 = i32::MIN;
 
     /// `CUDA_ERROR_ILLEGAL_STATE`: what a host device returns for work that its stream would never have room for.
     pub(crate) const ILLEGAL_STATE: i32 = 401;

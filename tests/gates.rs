@@ -40,7 +40,8 @@ fn assert_nothing_is_held_up(device: &Device, gates: &[Gate], what: &str) -> Res
     drop(loaded?);
     let (opened, open) = took(another);
     let (stream, made) = took(|| opened.and_then(|device| device.stream()));
-    let (ran, run) = took(|| stream.and_then(|stream| stream.zeros::<u8>(100).synchronize().map(drop)));
+    let (ran, run) =
+        took(|| stream.and_then(|stream| stream.zeros::<u8>(100).synchronize().map(drop)));
     ran?;
     eprintln!("{what}: load {load:?}, open {open:?}, stream {made:?}, run {run:?}");
     let slowest = [load, open, made, run].into_iter().max();

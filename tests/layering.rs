@@ -153,6 +153,38 @@ fn threads_and_panics_are_in_one_place() {
     fail_with(complaints);
 }
 
+/// A subscriber is foreign code: a panic of it leaves no function of this crate.
+#[test]
+fn tracing_is_called_through_contain() {
+    const MACROS: [&str; 7] = ["trace", "debug", "info", "warn", "error", "enabled", "debug_span"];
+    /// Functions that `contain` calls: `refusal::send`, the tracer's `tell`.
+    const CALLED_THERE: [&str; 2] = ["serve/refusal", "runtime/tracer"];
+    /// From the name of the function of `contain` to the macro.
+    const NEAR: usize = 60;
+    let sources = Sources::read();
+    let (mut complaints, mut found) = (Vec::new(), 0);
+    for (file, text) in &sources.files {
+        let tokens = tokens(text);
+        for at in 0..tokens.len().saturating_sub(3) {
+            let is_macro = tokens[at] == "tracing" && MACROS.contains(&tokens[at + 2].as_str());
+            if !is_macro || tokens[at + 3] != "!" {
+                continue;
+            }
+            found += 1;
+            let before = &tokens[at.saturating_sub(NEAR)..at];
+            let contained = before.iter().any(|token| ["contain", "log"].contains(&token.as_str()));
+            if !contained && !CALLED_THERE.contains(&file.as_str()) {
+                complaints.push(format!(
+                    "src/{file}.rs: `tracing::{}!` outside of `contain`",
+                    tokens[at + 2]
+                ));
+            }
+        }
+    }
+    assert!(found > 10, "only {found} found: is the reader broken?");
+    fail_with(complaints);
+}
+
 /// One name, one type: who reads `State` in an error or a backtrace would have to ask which. (`Sealed` is
 /// the idiom's.)
 #[test]

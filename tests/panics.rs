@@ -589,14 +589,16 @@ fn unwind_everywhere() {
         on_purpose();
     });
     unwinds("an acquire", || {
-        let pool = gpu_await::StreamPool::builder().max_in_flight(1).streams(&device, 1).build().unwrap();
+        let pool =
+            gpu_await::StreamPool::builder().max_in_flight(1).streams(&device, 1).build().unwrap();
         let _held = pool.acquire().now_or_never().unwrap().unwrap();
         let mut waits = pin!(pool.acquire());
         poll_badly(waits.as_mut());
         on_purpose();
     });
     unwinds("an acquire whose deadline has passed", || {
-        let pool = gpu_await::StreamPool::builder().max_in_flight(1).streams(&device, 1).build().unwrap();
+        let pool =
+            gpu_await::StreamPool::builder().max_in_flight(1).streams(&device, 1).build().unwrap();
         let _held = pool.acquire().now_or_never().unwrap().unwrap();
         let soon = Instant::now() + Duration::from_millis(1);
         let mut waits = pin!(pool.acquire_by(soon));
@@ -684,10 +686,9 @@ fn a_subscriber_that_panics_at_everything() {
         let auto = gpu_await::Device::cuda_or_host().unwrap();
         is_served(&auto).await;
         // A subscriber's panic is not the batch's.
-        let (batcher, worker) =
-            Batcher::builder().build(|batch: Vec<u32>| async move {
-                Ok::<_, Error>(batch.into_iter().map(Ok).collect())
-            });
+        let (batcher, worker) = Batcher::builder().build(|batch: Vec<u32>| async move {
+            Ok::<_, Error>(batch.into_iter().map(Ok).collect())
+        });
         let worker = tokio::spawn(worker);
         let span = tracing::info_span!(target: "test", "a request");
         IN_TEST.set(true);

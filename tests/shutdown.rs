@@ -891,7 +891,7 @@ mod growth {
             block_on(device.trim(0)),
         ];
         limit_address_space(None);
-        for (refused, whose) in refused.into_iter().zip(["stream", "poller", "executor"]) {
+        for (refused, whose) in refused.into_iter().zip(["stream", "stream", "executor"]) {
             let error = refused.unwrap_err();
             let ErrorDetail::NoThread { what } = error.detail() else { panic!("{error}") };
             assert!(what.contains(whose), "{error}");

@@ -446,3 +446,16 @@ fn the_first_to_ask_whether_a_stream_is_idle_is_told() {
         assert!(look(&stream), "{what}: everything has run");
     }
 }
+
+/// There is no driver behind a host device whose code could say it.
+#[test]
+fn a_handle_that_a_host_device_does_not_know() {
+    let device = Device::host();
+    // SAFETY: a host device only looks the handle up.
+    let error = unsafe { Stream::from_raw(&device, 0xDEAD_BEEF, ()) }.unwrap_err();
+    let ErrorDetail::BadStream { handle: 0xDEAD_BEEF, reason } = error.detail() else {
+        panic!("{error}")
+    };
+    assert!(reason.contains("no stream of that handle"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::InvalidCall);
+}

@@ -188,7 +188,17 @@ impl CudaBackend {
         let pool = api.make_pool(device, release_threshold_bytes)? as usize;
         let (context, abandoned) = (Some(context), AtomicBool::new(false));
         let process = Process::this();
-        Ok(CudaBackend { api, context, raw_context, pool, abandoned, process, ordinal, name, limits })
+        Ok(CudaBackend {
+            api,
+            context,
+            raw_context,
+            pool,
+            abandoned,
+            process,
+            ordinal,
+            name,
+            limits,
+        })
     }
 
     /// Makes the device's context current until the guard is dropped.

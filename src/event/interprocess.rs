@@ -72,8 +72,7 @@ fn check(engine: &Engine) -> Result<()> {
         return Ok(());
     }
     let (what, device) = ("an event shared between processes", engine.label().to_owned());
-    let requirement = "CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED";
-    Err(ErrorDetail::Requires { what, requirement, device }.into())
+    Err(ErrorDetail::Unsupported { what, device }.into())
 }
 
 impl Drop for SharedEvent {

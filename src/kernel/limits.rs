@@ -37,7 +37,9 @@ impl Core {
         self.check_axes(LaunchLimit::Grid, config.grid_dim(), limits.grid_dim)?;
         self.check_block(limits, config.block_dim(), config.shared_mem())?;
         if config.is_cooperative() && !limits.cooperative {
-            return Err(self.lacks("a cooperative launch", "CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH"));
+            return Err(
+                self.lacks("a cooperative launch", "CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH")
+            );
         }
         Ok(())
     }

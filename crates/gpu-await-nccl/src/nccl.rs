@@ -165,10 +165,7 @@ impl Addresses {
 }
 
 /// What is in `cell`, or what `find` finds. A failure is not remembered: what was missing may be there later.
-fn once<T>(
-    cell: &'static OnceLock<T>,
-    find: impl FnOnce() -> Result<T>,
-) -> Result<&'static T> {
+fn once<T>(cell: &'static OnceLock<T>, find: impl FnOnce() -> Result<T>) -> Result<&'static T> {
     if let Some(found) = cell.get() {
         return Ok(found);
     }

@@ -12,9 +12,7 @@ use smallvec::smallvec;
 
 use super::run::Command;
 use super::state::{Books, Everybody, HostEvent};
-use super::{
-    HostBackend, HostCore, INVALID_VALUE, NOT_SUPPORTED, QUEUE_LIMIT, permitted,
-};
+use super::{HostBackend, HostCore, INVALID_VALUE, NOT_SUPPORTED, QUEUE_LIMIT, permitted};
 use crate::backend::{
     Backend, DevicePtr, DriverResult, EventCalls, EventOptions, HostCallback, HostPtr, Query,
     RawEvent, RawStream, StreamCalls, StreamInfo, StreamOptions,

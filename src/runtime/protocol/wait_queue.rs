@@ -128,7 +128,11 @@ impl<W: Wakes> WaitQueue<W> {
     }
 
     /// Removes a future's entry; false if it had been taken out.
-    pub(crate) fn leave(&self, key: &mut Option<WaiterKey>, let_go: impl FnOnce(Option<W>)) -> bool {
+    pub(crate) fn leave(
+        &self,
+        key: &mut Option<WaiterKey>,
+        let_go: impl FnOnce(Option<W>),
+    ) -> bool {
         let Some(key) = key.take() else { return true };
         let removed = {
             let mut waiters = self.waiters.lock();

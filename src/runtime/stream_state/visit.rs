@@ -11,8 +11,8 @@ use crate::runtime::engine::Engine;
 use crate::runtime::marker::Marker;
 use crate::runtime::protocol::cadence;
 use crate::runtime::protocol::wait_queue::Notify;
-use crate::thread::contain::wake_by_ref;
 use crate::thread::contain;
+use crate::thread::contain::wake_by_ref;
 
 impl StreamState {
     // ---- the poller's side ----------------------------------------------------------------

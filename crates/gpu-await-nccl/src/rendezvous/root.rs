@@ -241,7 +241,10 @@ impl Strangers {
 
     fn is_none(stream: &TcpStream) {
         let Ok(address) = stream.peer_addr() else { return };
-        STRANGERS.get().lock().retain(|other| other.peer_addr().is_ok_and(|other| other != address));
+        STRANGERS
+            .get()
+            .lock()
+            .retain(|other| other.peer_addr().is_ok_and(|other| other != address));
     }
 }
 
