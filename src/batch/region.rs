@@ -27,7 +27,6 @@ use std::panic::Location;
 use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
-use tracing::level_filters::LevelFilter;
 
 use crate::backend::{ArgBlock, LaunchShape};
 use crate::batch::report;
@@ -441,9 +440,6 @@ impl<'s> Run<'s> {
 
     /// Emits the reports from number `first` on.
     fn tell(&self, region: &Region, first: usize) {
-        if LevelFilter::current() < LevelFilter::TRACE {
-            return;
-        }
         for (list, report) in region.last.iter().enumerate().skip(first) {
             contain::log(|| {
                 tracing::trace!(target: "gpu_await::replay", stream = self.stream.id(), list, %report);

@@ -3,6 +3,8 @@
 //! All are looked up at once, the first time: a driver that lacks one is a typed error before anything runs. Entry points that only newer
 //! drivers have are optional, and their users have a fallback. Source: the CUDA driver API's documentation; the versions are those that
 //! every driver since 525 has.
+//!
+//! More than 500 lines: the table of entry points, and the types that they take.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::path::Path;

@@ -81,8 +81,9 @@ impl<S: DeviceStream> Engine<S> {
         let Some(lost) = self.state.lost() else { return };
         // A subscriber that panics must not keep the loss from the waiters.
         if lost.is_device_lost() {
-            let lost = || tracing::error!(device = %self.label(), error = %lost, "device lost");
-            contain::log(lost);
+            contain::log(|| {
+                tracing::error!(device = %self.label(), error = %lost, "device lost");
+            });
         }
         let mourners = std::mem::take(&mut *self.mourners.lock());
         mourners.into_iter().filter_map(|(_, waker)| waker).for_each(contain::wake);
