@@ -252,7 +252,7 @@ fn handles_that_cannot_be_adopted_are_refused() -> Result<()> {
     let handle = unsafe { stream.as_raw() };
     // SAFETY: as above; it is refused.
     let error = unsafe { Stream::from_raw(&host, handle, ()) }.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Driver, "{error}");
+    assert_eq!(error.kind(), ErrorKind::InvalidCall, "{error}");
     Ok(())
 }
 
