@@ -20,7 +20,6 @@ mod counting {
     use std::cell::Cell;
     use std::fmt;
     use std::ops::{Deref, DerefMut};
-    use std::time::Duration;
 
     thread_local! {
         static HELD: Cell<usize> = const { Cell::new(0) };
@@ -63,10 +62,6 @@ mod counting {
 
         pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
             self.0.try_lock().map(MutexGuard::counted)
-        }
-
-        pub(crate) fn try_lock_for(&self, most: Duration) -> Option<MutexGuard<'_, T>> {
-            self.0.try_lock_for(most).map(MutexGuard::counted)
         }
 
         pub(crate) fn get_mut(&mut self) -> &mut T {
