@@ -35,7 +35,7 @@ const TASKS: usize = 16;
 
 kernel! {
     /// `y[i] = x[i]` after so many multiply-adds.
-    unsafe fn churn(x: &[f32], y: Out<[f32]>, steps: u32, n: u64 = y.len() as u64) where x.len() == y.len();
+    unsafe fn churn(x: &[f32], y: Out<[f32]>, steps: u32, n: u64 = y.len()) where x.len() == y.len();
     launch = LaunchConfig::for_elements(y.len());
     ptx = include_str!("../kernels/churn.ptx");
     host = |_: &Grid, x: &[f32], y: &mut [f32], _: u32, _: u64| y.copy_from_slice(x);

@@ -11,7 +11,7 @@ use gpu_await::{Device, DeviceBuffer, ErrorKind, LaunchConfig, Readable, Result,
 kernel! {
     /// `y[r, :] = softmax(x[r, :])`, row-major.
     unsafe fn softmax(x: &[f32], y: Out<[f32]>, rows: u32, cols: u32)
-        where x.len() as u64 == u64::from(rows) * u64::from(cols), y.len() == x.len();
+        where x.len() == rows * cols, y.len() == x.len();
     launch = if y.is_empty() {
         LaunchConfig::for_elements(0) // nothing to do: no launch
     } else {

@@ -15,7 +15,7 @@ use gpu_await::{Device, DeviceKind, LaunchConfig, Result, Stream, kernel, kernel
 
 kernel! {
     /// Keeps every thread busy for so many steps.
-    unsafe fn churn(x: &[f32], y: &mut [f32], steps: u32, n: u64 = y.len() as u64)
+    unsafe fn churn(x: &[f32], y: &mut [f32], steps: u32, n: u64 = y.len())
         where x.len() == y.len();
     ptx = include_str!("../kernels/churn.ptx");
     host = twin::churn;

@@ -248,6 +248,12 @@ pub enum ErrorDetail {
     /// A precondition of a kernel does not hold; nothing was launched.
     #[error("kernel `{kernel}` requires `{requirement}`, but {values}")]
     Precondition { kernel: String, requirement: &'static str, values: String },
+    /// A derived argument of a kernel's declaration, `what`, has a value that its parameter cannot hold; nothing was launched.
+    #[error("kernel `{kernel}` computes {what} = {value}, but its parameter holds {least} to {most}")]
+    IntegerRange { kernel: String, what: &'static str, value: i128, least: i128, most: i128 },
+    /// An expression of a kernel's declaration, `what`, panicked: it divides by zero, or overflows; nothing was launched.
+    #[error("kernel `{kernel}`: `{what}` of its declaration panicked: {message}")]
+    Evaluation { kernel: String, what: &'static str, message: String },
     /// A launch exceeds a limit, or has a zero extent.
     #[error("kernel `{kernel}`: {what} is {asked}, but must be {}", allowed(*what, *limit))]
     LaunchLimit { kernel: String, what: LaunchLimit, asked: u64, limit: u64 },
@@ -574,6 +580,8 @@ impl ErrorDetail {
             | D::NoSuchKernel { .. }
             | D::WrongParameters { .. }
             | D::Precondition { .. }
+            | D::IntegerRange { .. }
+            | D::Evaluation { .. }
             | D::LaunchLimit { .. }
             | D::PartialCluster { .. }
             | D::WrongDevice { .. }

@@ -22,6 +22,7 @@ pub(crate) mod declared;
 mod disk_cache;
 mod expansion;
 pub(crate) mod image;
+pub(crate) mod integers;
 pub(crate) mod launch_config;
 mod limits;
 mod macros;
@@ -32,6 +33,7 @@ pub(crate) mod rows;
 pub(crate) mod signature;
 pub(crate) mod source;
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,6 +47,8 @@ use crate::runtime::Engine;
 use crate::serve::pool::PooledStream;
 use crate::stream::Stream;
 use crate::submit::{KernelCode, KernelLaunch, wrong_device};
+use crate::thread::contain;
+use integers::NoValue;
 use launch_config::LaunchConfig;
 use module::LoadedModule;
 use signature::{ArgList, Args, Signature, TwinFn};
@@ -102,7 +106,7 @@ pub trait LaunchOn: sealed::Sealed {
     fn launch_kernel<'k, S: Signature>(
         &self,
         kernel: &'k Kernel<S>,
-        config: LaunchConfig,
+        config: Result<LaunchConfig, NoValue>,
         args: impl Args<'k, S>,
     ) -> Self::Launched {
         self.batch_of_one(|queue| kernel.submit(queue, config, args))
@@ -220,24 +224,31 @@ impl<S: Signature> Kernel<S> {
 
     fn check(&self, config: &LaunchConfig, shapes: &S::Shapes) -> Result<()> {
         self.core.check_limits(config)?;
-        for requirement in &*self.requirements {
-            if !(requirement.holds)(config, shapes) {
-                return Err(ErrorDetail::Precondition {
-                    kernel: self.name().to_owned(),
-                    requirement: requirement.text,
-                    values: S::describe(shapes, self.names),
-                }
-                .into());
+        // What is evaluated last, if that panics.
+        let last = Cell::new("");
+        let failed = contain::catch(|| {
+            self.requirements.iter().find(|requirement| {
+                last.set(requirement.text);
+                !(requirement.holds)(config, shapes)
+            })
+        });
+        let kernel = || self.name().to_owned();
+        let detail = match failed {
+            Ok(None) => return Ok(()),
+            Ok(Some(Requirement { text, .. })) => {
+                let values = S::describe(shapes, self.names);
+                ErrorDetail::Precondition { kernel: kernel(), requirement: text, values }
             }
-        }
-        Ok(())
+            Err(message) => ErrorDetail::Evaluation { kernel: kernel(), what: last.get(), message },
+        };
+        Err(detail.into())
     }
 
     /// Puts a launch on the queue's stream, unless its grid is empty.
     fn submit<'k>(
         &'k self,
         queue: &Queue<'_>,
-        config: LaunchConfig,
+        config: Result<LaunchConfig, NoValue>,
         args: impl Args<'k, S>,
     ) -> Result<()> {
         let core = &*self.core;
@@ -249,9 +260,11 @@ impl<S: Signature> Kernel<S> {
         if core.engine.id != engine.id {
             return Err(footprint.poison(wrong_device("the kernel", engine, &core.engine)));
         }
-        if config.is_nothing() {
-            return Ok(());
-        }
+        let config = match config {
+            Ok(config) if config.is_nothing() => return Ok(()),
+            Ok(config) => config,
+            Err(why) => return Err(footprint.poison(why.of(&core.name))),
+        };
         self.check(&config, &shapes)
             .and_then(|()| core.allow_shared_mem(config.shared_mem()))
             .and_then(|()| core.check_resident(&config))
@@ -346,7 +359,7 @@ macro_rules! launch {
                 config: LaunchConfig,
                 args: impl Args<'k, S>,
             ) -> <Self as LaunchOn>::Launched {
-                self.launch_kernel(kernel, config, args)
+                self.launch_kernel(kernel, Ok(config), args)
             }
         }
     )+};

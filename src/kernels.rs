@@ -10,7 +10,7 @@ use crate::{Grid, LaunchConfig, kernel};
 
 kernel! {
     /// `y[i] = a * x[i] + y[i]`, fused.
-    pub unsafe fn axpy(a: f32, x: &[f32], y: &mut [f32], n: u64 = y.len() as u64)
+    pub unsafe fn axpy(a: f32, x: &[f32], y: &mut [f32], n: u64 = y.len())
         where x.len() == y.len();
     launch = LaunchConfig::for_elements(y.len());
     ptx = include_str!("../kernels/axpy.ptx");
@@ -19,7 +19,7 @@ kernel! {
 
 kernel! {
     /// `x[i] = a * x[i]`.
-    pub unsafe fn scale(a: f32, x: &mut [f32], n: u64 = x.len() as u64);
+    pub unsafe fn scale(a: f32, x: &mut [f32], n: u64 = x.len());
     launch = LaunchConfig::for_elements(x.len());
     ptx = include_str!("../kernels/scale.ptx");
     host = twin::scale;
@@ -27,7 +27,7 @@ kernel! {
 
 kernel! {
     /// `out[i] = a[i] + b[i]`.
-    pub unsafe fn add(a: &[f32], b: &[f32], out: Out<[f32]>, n: u64 = out.len() as u64)
+    pub unsafe fn add(a: &[f32], b: &[f32], out: Out<[f32]>, n: u64 = out.len())
         where a.len() == out.len(), b.len() == out.len();
     launch = LaunchConfig::for_elements(out.len());
     ptx = include_str!("../kernels/add.ptx");
@@ -36,7 +36,7 @@ kernel! {
 
 kernel! {
     /// `x[i] = value`.
-    pub unsafe fn fill(value: f32, x: Out<[f32]>, n: u64 = x.len() as u64);
+    pub unsafe fn fill(value: f32, x: Out<[f32]>, n: u64 = x.len());
     launch = LaunchConfig::for_elements(x.len());
     ptx = include_str!("../kernels/fill.ptx");
     host = twin::fill;
@@ -46,9 +46,9 @@ kernel! {
     /// `c[m, n] = a[m, k] b[k, n]`, row-major, in 16 × 16 tiles of shared memory; each element is a
     /// chain of fused multiply-adds in ascending `k`. At most 1,048,560 rows.
     pub unsafe fn matmul_tiled(a: &[f32], b: &[f32], c: Out<[f32]>, m: u32, n: u32, k: u32)
-        where a.len() as u64 == u64::from(m) * u64::from(k),
-              b.len() as u64 == u64::from(k) * u64::from(n),
-              c.len() as u64 == u64::from(m) * u64::from(n);
+        where a.len() == m * k,
+              b.len() == k * n,
+              c.len() == m * n;
     launch = if c.is_empty() {
         LaunchConfig::nothing()
     } else {

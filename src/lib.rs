@@ -232,6 +232,7 @@ pub use interop::dlpack::export::DlpackConsumer;
 pub use interop::dlpack::tensor::DlpackTensor;
 pub use interop::memory::MemoryLoan;
 pub use kernel::image::Image;
+pub use kernel::integers::Integer;
 pub use kernel::launch_config::{Dim3, LaunchConfig};
 pub use kernel::module::Module;
 pub use kernel::occupancy::Occupancy;
@@ -285,6 +286,10 @@ pub use timeline::trace::{Trace, TracedOp, TracedStream};
 #[doc(hidden)]
 pub mod __private {
     pub use crate::kernel::declared::{Code, CudaCode, Declaration, Declared, erase};
+    pub use crate::kernel::integers::{
+        ArrayLen, AsUnsigned, FitInteger, FitValue, Named, NamedAny, NamedInteger, NamedValue, RowsLen,
+        evaluate, fit, none,
+    };
     pub use crate::kernel::plain::{Plain, Proof, element, proof};
 }
 

@@ -80,7 +80,7 @@
 //! in the module that declares it.
 //! ```
 //! # use gpu_await::*;
-//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
+//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len()); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
 //! fn f(k: &whole, s: &Stream, x: &mut DeviceBuffer<f32>) -> Result<()> {
 //!     // SAFETY: one element, which is there.
 //!     let kernel = unsafe { k.kernel.kernel() };
@@ -89,14 +89,14 @@
 //! ```
 //! ```compile_fail
 //! # use gpu_await::*;
-//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
+//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len()); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
 //! fn f(k: &whole, s: &Stream, x: &mut DeviceBuffer<f32>) -> Result<()> {
 //!     s.launch(&k.kernel, LaunchConfig::for_elements(1), (x, 1u64 << 40)).queued()
 //! }
 //! ```
 //! ```compile_fail
 //! # use gpu_await::*;
-//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
+//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len()); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
 //! fn f(k: &whole, s: &Stream, x: &mut DeviceBuffer<f32>) -> Result<()> {
 //!     s.launch(k.kernel.kernel(), LaunchConfig::for_elements(1), (x, 1u64 << 40)).queued()
 //! }
@@ -104,14 +104,14 @@
 //! Nor can one declaration take another's kernel, even with the same types:
 //! ```
 //! # use gpu_await::*;
-//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
+//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len()); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
 //! fn f(k: &whole) -> whole {
 //!     whole { kernel: k.kernel.clone() }
 //! }
 //! ```
 //! ```compile_fail
 //! # use gpu_await::*;
-//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
+//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len()); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
 //! # kernel! { pub unsafe fn any(x: &mut [f32], n: u64); ptx = ""; }
 //! fn f(k: &whole) -> any {
 //!     any { kernel: k.kernel.clone() }
@@ -119,7 +119,7 @@
 //! ```
 //! ```compile_fail
 //! # use gpu_await::*;
-//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
+//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len()); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
 //! fn f(kernel: Kernel<(InOut<f32>, u64)>) -> whole {
 //!     whole { kernel }
 //! }
@@ -132,17 +132,17 @@
 //! The twin has the types of the declaration; the error for a mismatch shows both:
 //! ```
 //! # use gpu_await::*;
-//! kernel! { pub unsafe fn whole(a: f32, x: &[f32], y: Out<[f32]>, n: u64 = y.len() as u64); host = twin; }
+//! kernel! { pub unsafe fn whole(a: f32, x: &[f32], y: Out<[f32]>, n: u64 = y.len()); host = twin; }
 //! fn twin(_: &Grid, _: f32, _: &[f32], _: &mut [f32], _: u64) {}
 //! ```
 //! ```compile_fail,E0308
 //! # use gpu_await::*;
-//! kernel! { pub unsafe fn whole(a: f32, x: &[f32], y: Out<[f32]>, n: u64 = y.len() as u64); host = twin; }
+//! kernel! { pub unsafe fn whole(a: f32, x: &[f32], y: Out<[f32]>, n: u64 = y.len()); host = twin; }
 //! fn twin(_: &Grid, _: f32, _: &[f32], _: &[f32], _: u64) {}
 //! ```
 //! ```compile_fail,E0308
 //! # use gpu_await::*;
-//! kernel! { pub unsafe fn whole(a: f32, x: &[f32], y: Out<[f32]>, n: u64 = y.len() as u64); host = twin; }
+//! kernel! { pub unsafe fn whole(a: f32, x: &[f32], y: Out<[f32]>, n: u64 = y.len()); host = twin; }
 //! fn twin(_: &Grid, _: f32, _: &[f32], _: &mut [f32]) {}
 //! ```
 //! Expressions in a declaration need `unsafe` of their own for unsafe calls: a condition, a geometry, a derived
@@ -151,7 +151,7 @@
 //! # use gpu_await::*;
 //! # unsafe fn four() -> usize { 4 }
 //! kernel! {
-//!     pub unsafe fn whole(x: &mut [f32], n: u64 = unsafe { four() } as u64) where x.len() == unsafe { four() };
+//!     pub unsafe fn whole(x: &mut [f32], n: u64 = unsafe { four() } as u64) where x.len() == unsafe { four() }.wide();
 //!     launch = LaunchConfig::for_elements(unsafe { four() });
 //!     ptx = "";
 //! }
@@ -159,7 +159,7 @@
 //! ```compile_fail
 //! # use gpu_await::*;
 //! # unsafe fn four() -> usize { 4 }
-//! kernel! { pub unsafe fn whole(x: &mut [f32]) where x.len() == four(); ptx = ""; }
+//! kernel! { pub unsafe fn whole(x: &mut [f32]) where x.len() == four().wide(); ptx = ""; }
 //! ```
 //! ```compile_fail
 //! # use gpu_await::*;

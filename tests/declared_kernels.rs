@@ -49,7 +49,7 @@ mod shadowed {
             args: On = config + kernel,
             raw: u32 = { let shapes = shapes + on; args + shapes }
         ) where |launch| config + kernel == args,
-                launch.block_dim()[0] > on,
+                launch.block_dim()[0].wide() > on,
                 { if on > 100 { return false; } raw == args + shapes + on };
         launch = { let config = x.len(); LaunchConfig::for_elements(config) };
         host = sum_twin;
@@ -70,7 +70,7 @@ fn names_of_a_declaration_take_none_of_ours() {
     sum.launch(&stream, 2, 3, 5, 7, &mut x).queued().unwrap();
     assert_eq!(stream.download(&x).synchronize().unwrap(), [18; 10]);
     // One condition that returns early decides for itself alone, and one that fails is named.
-    for (on, condition) in [(101, "return false"), (300, "launch.block_dim()[0] > on")] {
+    for (on, condition) in [(101, "return false"), (300, "launch.block_dim()[0].wide() > on")] {
         let error = sum.launch(&stream, 2, 3, 5, on, &mut x).queued().unwrap_err();
         let gpu_await::ErrorDetail::Precondition { requirement, values, .. } = error.detail()
         else {
@@ -110,10 +110,10 @@ fn a_derived_value_is_computed_once() -> gpu_await::Result<()> {
     kernel! {
         unsafe fn once(
             y: &mut [u64],
-            n: u64 = { COMPUTED.fetch_add(1, Ordering::SeqCst); y.len() as u64 },
+            n: u64 = { COMPUTED.fetch_add(1, Ordering::SeqCst); y.len() },
             twice: u64 = 2 * n
-        ) where n <= y.len() as u64;
-        launch = gpu_await::LaunchConfig::for_elements(n as usize);
+        ) where n <= y.len();
+        launch = gpu_await::LaunchConfig::for_elements(n);
         host = twin;
     }
     fn twin(_: &Grid, y: &mut [u64], n: u64, twice: u64) {
@@ -147,9 +147,9 @@ mod structs {
     kernel! {
         /// `y[i] = slope * i + at_zero`, and how much a step of eight is.
         pub unsafe fn line(y: Out<[f32]>, line: Line, eight: [f32; 1] = [8.0 * line.slope])
-            where line.len <= y.len() as u64, eight[0] >= line.slope;
+            where line.len.wide() <= y.len(), eight[0] >= line.slope;
         host = twin;
-        launch = LaunchConfig::for_elements(line.len as usize);
+        launch = LaunchConfig::for_elements(line.len);
     }
 
     fn twin(_: &Grid, y: &mut [f32], line: Line, eight: [f32; 1]) {
@@ -172,7 +172,7 @@ fn a_struct_is_passed_by_value() -> gpu_await::Result<()> {
     let values = structs::Line { len: 5, ..values };
     let error = line.launch(&stream, &mut y, values).queued().unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("line.len <= y.len() as u64") && text.contains("slope: 2.0"), "{text}");
+    assert!(text.contains("line.len.wide() <= y.len()") && text.contains("slope: 2.0"), "{text}");
     // SAFETY: with its own geometry, and the derived value that it has.
     let behind = unsafe { line.kernel() };
     let values = structs::Line { len: 4, ..values };
@@ -188,7 +188,7 @@ mod generic {
 
     kernel! {
         /// `y[i] = a * x[i] + y[i]`, for each of its types.
-        pub unsafe fn axpy<T>(a: T, x: &[T], y: &mut [T], n: u64 = y.len() as u64)
+        pub unsafe fn axpy<T>(a: T, x: &[T], y: &mut [T], n: u64 = y.len())
             where x.len() == y.len();
         entry = [f32: "axpy<float>", f64: "axpy<double>", i32: "axpy<int>"];
         cuda = "template <typename T> __global__ void axpy(T a, const T* x, T* y, unsigned long long n) {

@@ -8,8 +8,8 @@ use gpu_await::{
 
 kernel! {
     /// `x[i] = x[(i + by) % n]` in place: every block reads before any block writes.
-    unsafe fn rotate(x: &mut [u32], by: u32, n: u64 = x.len() as u64, barrier: &mut [u32])
-        where |config| config.is_cooperative(), config.threads() >= x.len() as u64,
+    unsafe fn rotate(x: &mut [u32], by: u32, n: u64 = x.len(), barrier: &mut [u32])
+        where |config| config.is_cooperative(), config.threads().wide() >= x.len(),
             barrier.len() == 2;
     ptx = include_str!("../kernels/rotate.ptx");
     host = twin::rotate;
@@ -17,8 +17,8 @@ kernel! {
 
 kernel! {
     /// `out[b]` = the sum of `x` over the blocks of `b`'s cluster.
-    unsafe fn cluster_sum(x: &[u32], out: Out<[u32]>, n: u64 = out.len() as u64)
-        where |config| x.len() == out.len(), out.len() as u64 == config.blocks();
+    unsafe fn cluster_sum(x: &[u32], out: Out<[u32]>, n: u64 = out.len())
+        where |config| x.len() == out.len(), out.len() == config.blocks().wide();
     ptx = include_str!("../kernels/cluster_sum.ptx");
     host = twin::cluster_sum;
 }

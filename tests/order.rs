@@ -375,7 +375,7 @@ async fn matmul_matches_its_twin_bit_for_bit() {
 
 gpu_await::kernel! {
     /// `scale`, in a geometry that the caller chooses.
-    unsafe fn scale_in_any_grid(a: f32, x: &mut [f32], n: u64 = x.len() as u64)
+    unsafe fn scale_in_any_grid(a: f32, x: &mut [f32], n: u64 = x.len())
         where |config| config.block_dim()[1] == 1, !x.is_empty();
     ptx = include_str!("../kernels/scale.ptx");
     entry = "scale";

@@ -10,10 +10,10 @@ kernel! {
         add: u32,
         x: &[[u32]],
         y: Out<[[u32]]>,
-        rows: u32 = x.rows() as u32,
-        columns: u32 = x.columns() as u32,
-        x_pitch: u32 = x.pitch() as u32,
-        y_pitch: u32 = y.pitch() as u32
+        rows: u32 = x.rows(),
+        columns: u32 = x.columns(),
+        x_pitch: u32 = x.pitch(),
+        y_pitch: u32 = y.pitch()
     ) where x.rows() == y.columns(), x.columns() == y.rows(), x.rows().max(x.columns()) < 1 << 16;
     launch = LaunchConfig::for_elements(x.rows() * x.columns());
     cuda = r#"extern "C" __global__ void transpose(
@@ -51,12 +51,12 @@ kernel! {
     unsafe fn swap(
         a: &mut [[u32]],
         b: &mut [[u32]],
-        columns: u32 = a.columns() as u32,
-        a_pitch: u32 = a.pitch() as u32,
-        b_pitch: u32 = b.pitch() as u32,
-        n: u32 = (a.rows() * a.columns()) as u32
+        columns: u32 = a.columns(),
+        a_pitch: u32 = a.pitch(),
+        b_pitch: u32 = b.pitch(),
+        n: u32 = a.rows() * a.columns()
     ) where (a.rows(), a.columns()) == (b.rows(), b.columns()), a.rows() * a.columns() < 1 << 16;
-    launch = LaunchConfig::for_elements(n as usize);
+    launch = LaunchConfig::for_elements(n);
     cuda = r#"extern "C" __global__ void swap(
         unsigned* a, unsigned* b, unsigned columns, unsigned a_pitch, unsigned b_pitch, unsigned n
     ) {

@@ -18,9 +18,9 @@ macro_rules! __kernel {
             @args [ $($more)* ]
             types [$($types)* $crate::InOut2<$type>,]
             takes [$($takes)* $arg: &mut $crate::ViewMut2<'_, $type>,]
-            shapes [$($shapes)* let $arg = $crate::ViewMut2::shape($arg);] before [$($before)*]
+            shapes [$($shapes)* let $arg = $crate::__private::RowsLen::new($crate::ViewMut2::shape($arg));] before [$($before)*]
             passes [$($passes)* $crate::__kernel_array!([$type] $arg),] names [$($names)* ::core::stringify!($arg),]
-            idents [$($idents)* $arg,] seen [$($seen)*] rest $rest
+            idents [$($idents)* $arg,] seen [$($seen)* let $arg = $crate::__private::RowsLen::new($arg);] rest $rest
         }
     };
     // rows that are overwritten
@@ -31,9 +31,9 @@ macro_rules! __kernel {
             @args [ $($more)* ]
             types [$($types)* $crate::Out2<$type>,]
             takes [$($takes)* $arg: &mut $crate::ViewMut2<'_, $type>,]
-            shapes [$($shapes)* let $arg = $crate::ViewMut2::shape($arg);] before [$($before)*]
+            shapes [$($shapes)* let $arg = $crate::__private::RowsLen::new($crate::ViewMut2::shape($arg));] before [$($before)*]
             passes [$($passes)* $crate::__kernel_array!([$type] $arg),] names [$($names)* ::core::stringify!($arg),]
-            idents [$($idents)* $arg,] seen [$($seen)*] rest $rest
+            idents [$($idents)* $arg,] seen [$($seen)* let $arg = $crate::__private::RowsLen::new($arg);] rest $rest
         }
     };
     // rows that are read
@@ -44,9 +44,9 @@ macro_rules! __kernel {
             @args [ $($more)* ]
             types [$($types)* $crate::In2<$type>,]
             takes [$($takes)* $arg: &$crate::View2<'_, $type>,]
-            shapes [$($shapes)* let $arg = $crate::View2::shape($arg);] before [$($before)*]
+            shapes [$($shapes)* let $arg = $crate::__private::RowsLen::new($crate::View2::shape($arg));] before [$($before)*]
             passes [$($passes)* $crate::__kernel_array!([$type] $arg),] names [$($names)* ::core::stringify!($arg),]
-            idents [$($idents)* $arg,] seen [$($seen)*] rest $rest
+            idents [$($idents)* $arg,] seen [$($seen)* let $arg = $crate::__private::RowsLen::new($arg);] rest $rest
         }
     };
     // an array that is written
@@ -57,9 +57,9 @@ macro_rules! __kernel {
             @args [ $($more)* ]
             types [$($types)* $crate::InOut<$type>,]
             takes [$($takes)* $arg: &mut impl $crate::Writable<$type>,]
-            shapes [$($shapes)* let $arg = $crate::Len::of(&*$arg);] before [$($before)*]
+            shapes [$($shapes)* let $arg = $crate::__private::ArrayLen::new($crate::Len::of(&*$arg));] before [$($before)*]
             passes [$($passes)* $crate::__kernel_array!([$type] $arg),] names [$($names)* ::core::stringify!($arg),]
-            idents [$($idents)* $arg,] seen [$($seen)*] rest $rest
+            idents [$($idents)* $arg,] seen [$($seen)* let $arg = $crate::__private::ArrayLen::new($arg);] rest $rest
         }
     };
     // an array that is overwritten
@@ -70,9 +70,9 @@ macro_rules! __kernel {
             @args [ $($more)* ]
             types [$($types)* $crate::Out<$type>,]
             takes [$($takes)* $arg: &mut impl $crate::Writable<$type>,]
-            shapes [$($shapes)* let $arg = $crate::Len::of(&*$arg);] before [$($before)*]
+            shapes [$($shapes)* let $arg = $crate::__private::ArrayLen::new($crate::Len::of(&*$arg));] before [$($before)*]
             passes [$($passes)* $crate::__kernel_array!([$type] $arg),] names [$($names)* ::core::stringify!($arg),]
-            idents [$($idents)* $arg,] seen [$($seen)*] rest $rest
+            idents [$($idents)* $arg,] seen [$($seen)* let $arg = $crate::__private::ArrayLen::new($arg);] rest $rest
         }
     };
     // an array that is read
@@ -83,9 +83,9 @@ macro_rules! __kernel {
             @args [ $($more)* ]
             types [$($types)* $crate::In<$type>,]
             takes [$($takes)* $arg: &impl $crate::Readable<$type>,]
-            shapes [$($shapes)* let $arg = $crate::Len::of($arg);] before [$($before)*]
+            shapes [$($shapes)* let $arg = $crate::__private::ArrayLen::new($crate::Len::of($arg));] before [$($before)*]
             passes [$($passes)* $crate::__kernel_array!([$type] $arg),] names [$($names)* ::core::stringify!($arg),]
-            idents [$($idents)* $arg,] seen [$($seen)*] rest $rest
+            idents [$($idents)* $arg,] seen [$($seen)* let $arg = $crate::__private::ArrayLen::new($arg);] rest $rest
         }
     };
     // a flag
@@ -162,9 +162,9 @@ macro_rules! __kernel {
             @args [ $($more)* ]
             types [$($types)* $crate::__kernel_value!(type [$($type)+]),]
             takes [$($takes)*]
-            shapes [$($shapes)* let $arg: $($type)+ = $derive;]
-            before [$($before)* $arg,]
-            passes [$($passes)* $crate::__kernel_value!(pass [$($type)+] $arg),]
+            shapes [$($shapes)* $crate::__kernel_value!(derive [$($type)+] $arg $derive);]
+            before [$($before)* ($arg [$($type)+])]
+            passes [$($passes)* $crate::__kernel_value!(pass_derived [$($type)+] $arg),]
             names [$($names)* ::core::stringify!($arg),]
             idents [$($idents)* $arg,]
             seen [$($seen)* let $arg = $crate::__kernel_value!(see [$($type)+] $arg);] rest $rest
@@ -177,7 +177,7 @@ macro_rules! __kernel {
             @args [ $($more)* ]
             types [$($types)* $crate::__kernel_value!(type [$($type)+]),]
             takes [$($takes)* $arg: $($type)+,]
-            shapes [$($shapes)*] before [$($before)*]
+            shapes [$($shapes)* $crate::__kernel_value!(shadow [$($type)+] $arg);] before [$($before)*]
             passes [$($passes)* $crate::__kernel_value!(pass [$($type)+] $arg),]
             names [$($names)* ::core::stringify!($arg),]
             idents [$($idents)* $arg,]
@@ -268,7 +268,7 @@ macro_rules! __kernel {
         [$vis:vis] [$($config:tt $($condition:tt)+)?] [$($launch:expr)?] $code:tt [$($host:expr)?]
         [$($types:tt)*] [$($takes:tt)*] [$($shapes:tt)*] [$($before:tt)*]
         [$($passes:tt)*] [$($names:tt)*] $idents:tt $seen:tt) => {
-        #[allow(unused_variables, reason = "not every argument is in every condition")]
+        #[allow(unused_variables, unstable_name_collisions, reason = "not every argument is in every condition; `i128` may get `div_ceil`")]
         // SAFETY: the declaration is an `unsafe fn`: its author vouches for the types, and for all
         // arguments that the conditions admit.
         unsafe impl $crate::__private::Declaration<($($types)*)> for $type {
@@ -288,7 +288,7 @@ macro_rules! __kernel {
             }
         }
 
-        #[allow(unused_variables, reason = "not every argument is in every expression")]
+        #[allow(unused_variables, unstable_name_collisions, reason = "as above, of expressions")]
         impl $type {
             /// Loads the kernel for `device`'s kind, off the executor.
             ///
@@ -347,11 +347,7 @@ macro_rules! __kernel {
             on: &__On,
             $($takes)*
         ) -> <__On as $crate::LaunchOn>::Launched {
-            // Each derived value once: the geometry, the conditions and the kernel see the same.
-            let (config, ($($before)*)): ($crate::LaunchConfig, _) = {
-                $($shapes)*
-                ($launch, ($($before)*))
-            };
+            $crate::__kernel!(@evaluate config [$($before)*] [$($shapes)*] [$launch]);
             // SAFETY: launched with the geometry and the derived arguments of the declaration.
             let kernel = unsafe { self.kernel.kernel() };
             $crate::LaunchOn::launch_kernel(on, kernel, config, ($($passes)*))
@@ -367,11 +363,31 @@ macro_rules! __kernel {
             config: $crate::LaunchConfig,
             $($takes)*
         ) -> <__On as $crate::LaunchOn>::Launched {
-            let (_, ($($before)*)) = { $($shapes)* ((), ($($before)*)) };
+            $crate::__kernel!(@evaluate config [$($before)*] [$($shapes)*] [config]);
             // SAFETY: the declaration admits any geometry; the derived arguments are its own.
             let kernel = unsafe { self.kernel.kernel() };
             $crate::LaunchOn::launch_kernel(on, kernel, config, ($($passes)*))
         }
+    };
+    // Each derived value once: the geometry, the conditions and the kernel see the same. They are `None` if there is no value.
+    (@evaluate $config:ident [$(($arg:ident $type:tt))*] [$($shapes:tt)*] [$launch:expr]) => {
+        let ($config, ($($arg,)*)) = match $crate::__private::evaluate(|| {
+            #[allow(unused_imports, reason = "not every expression needs it")]
+            use $crate::{__private::AsUnsigned as _, Integer as _};
+            $($shapes)*
+            let config: $crate::LaunchConfig = $launch;
+            $($crate::__kernel_value!(fit $type $arg);)*
+            ::core::result::Result::Ok((config, ($($arg,)*)))
+        }) {
+            ::core::result::Result::Ok((config, ($($arg,)*))) => (
+                ::core::result::Result::Ok(config),
+                ($(::core::option::Option::Some($arg),)*),
+            ),
+            ::core::result::Result::Err(why) => (
+                ::core::result::Result::Err(why),
+                ($($crate::__private::none(::core::stringify!($arg)),)*),
+            ),
+        };
     };
     (@require $kernel:ident $idents:tt $seen:tt $($config:tt)?) => { $kernel };
     (@require $kernel:ident $idents:tt $seen:tt $config:tt $condition:tt $($more:tt)*) => {{
@@ -380,6 +396,8 @@ macro_rules! __kernel {
     }};
     (@condition $kernel:ident [$($idents:tt)*] [$($seen:tt)*] [$config:ident] [$condition:expr]) => {
         $kernel.require(::core::stringify!($condition), |$config: &$crate::LaunchConfig, shapes| {
+            #[allow(unused_imports, reason = "not every condition needs it")]
+            use $crate::{__private::AsUnsigned as _, Integer as _};
             let ($($idents)*) = ::core::clone::Clone::clone(shapes);
             $($seen)*
             $condition
@@ -413,45 +431,88 @@ macro_rules! __kernel_array {
     }};
 }
 
-/// The type of a value: its marker (`type`), what a launch passes (`pass`) and what conditions see (`see`).
+/// The type of a value: its marker (`type`), what a launch passes (`pass`, and `pass_derived`, which may have no value) and what conditions
+/// see (`see`). Expressions see integers as `i128` (`shadow`, `derive`), and what they computed must fit (`fit`).
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __kernel_value {
     (type [u8]) => { u8 };
     (pass [u8] $arg:ident) => { $arg };
-    (see [u8] $arg:ident) => { $arg };
+    (pass_derived [u8] $arg:ident) => { $arg.unwrap_or_default() };
+    (see [u8] $arg:ident) => { $crate::Integer::wide($arg) };
+    (shadow [u8] $arg:ident) => { let $arg = $crate::Integer::wide($arg); };
+    (derive [u8] $arg:ident $value:expr) => { let $arg = $crate::Integer::wide($value); };
+    (fit [u8] $arg:ident) => { let $arg = $crate::__private::fit::<u8>(::core::stringify!($arg), $arg)?; };
     (type [u16]) => { u16 };
     (pass [u16] $arg:ident) => { $arg };
-    (see [u16] $arg:ident) => { $arg };
+    (pass_derived [u16] $arg:ident) => { $arg.unwrap_or_default() };
+    (see [u16] $arg:ident) => { $crate::Integer::wide($arg) };
+    (shadow [u16] $arg:ident) => { let $arg = $crate::Integer::wide($arg); };
+    (derive [u16] $arg:ident $value:expr) => { let $arg = $crate::Integer::wide($value); };
+    (fit [u16] $arg:ident) => { let $arg = $crate::__private::fit::<u16>(::core::stringify!($arg), $arg)?; };
     (type [u32]) => { u32 };
     (pass [u32] $arg:ident) => { $arg };
-    (see [u32] $arg:ident) => { $arg };
+    (pass_derived [u32] $arg:ident) => { $arg.unwrap_or_default() };
+    (see [u32] $arg:ident) => { $crate::Integer::wide($arg) };
+    (shadow [u32] $arg:ident) => { let $arg = $crate::Integer::wide($arg); };
+    (derive [u32] $arg:ident $value:expr) => { let $arg = $crate::Integer::wide($value); };
+    (fit [u32] $arg:ident) => { let $arg = $crate::__private::fit::<u32>(::core::stringify!($arg), $arg)?; };
     (type [u64]) => { u64 };
     (pass [u64] $arg:ident) => { $arg };
-    (see [u64] $arg:ident) => { $arg };
+    (pass_derived [u64] $arg:ident) => { $arg.unwrap_or_default() };
+    (see [u64] $arg:ident) => { $crate::Integer::wide($arg) };
+    (shadow [u64] $arg:ident) => { let $arg = $crate::Integer::wide($arg); };
+    (derive [u64] $arg:ident $value:expr) => { let $arg = $crate::Integer::wide($value); };
+    (fit [u64] $arg:ident) => { let $arg = $crate::__private::fit::<u64>(::core::stringify!($arg), $arg)?; };
     (type [usize]) => { usize };
     (pass [usize] $arg:ident) => { $arg };
-    (see [usize] $arg:ident) => { $arg };
+    (pass_derived [usize] $arg:ident) => { $arg.unwrap_or_default() };
+    (see [usize] $arg:ident) => { $crate::Integer::wide($arg) };
+    (shadow [usize] $arg:ident) => { let $arg = $crate::Integer::wide($arg); };
+    (derive [usize] $arg:ident $value:expr) => { let $arg = $crate::Integer::wide($value); };
+    (fit [usize] $arg:ident) => { let $arg = $crate::__private::fit::<usize>(::core::stringify!($arg), $arg)?; };
     (type [i8]) => { i8 };
     (pass [i8] $arg:ident) => { $arg };
-    (see [i8] $arg:ident) => { $arg };
+    (pass_derived [i8] $arg:ident) => { $arg.unwrap_or_default() };
+    (see [i8] $arg:ident) => { $crate::Integer::wide($arg) };
+    (shadow [i8] $arg:ident) => { let $arg = $crate::Integer::wide($arg); };
+    (derive [i8] $arg:ident $value:expr) => { let $arg = $crate::Integer::wide($value); };
+    (fit [i8] $arg:ident) => { let $arg = $crate::__private::fit::<i8>(::core::stringify!($arg), $arg)?; };
     (type [i16]) => { i16 };
     (pass [i16] $arg:ident) => { $arg };
-    (see [i16] $arg:ident) => { $arg };
+    (pass_derived [i16] $arg:ident) => { $arg.unwrap_or_default() };
+    (see [i16] $arg:ident) => { $crate::Integer::wide($arg) };
+    (shadow [i16] $arg:ident) => { let $arg = $crate::Integer::wide($arg); };
+    (derive [i16] $arg:ident $value:expr) => { let $arg = $crate::Integer::wide($value); };
+    (fit [i16] $arg:ident) => { let $arg = $crate::__private::fit::<i16>(::core::stringify!($arg), $arg)?; };
     (type [i32]) => { i32 };
     (pass [i32] $arg:ident) => { $arg };
-    (see [i32] $arg:ident) => { $arg };
+    (pass_derived [i32] $arg:ident) => { $arg.unwrap_or_default() };
+    (see [i32] $arg:ident) => { $crate::Integer::wide($arg) };
+    (shadow [i32] $arg:ident) => { let $arg = $crate::Integer::wide($arg); };
+    (derive [i32] $arg:ident $value:expr) => { let $arg = $crate::Integer::wide($value); };
+    (fit [i32] $arg:ident) => { let $arg = $crate::__private::fit::<i32>(::core::stringify!($arg), $arg)?; };
     (type [i64]) => { i64 };
     (pass [i64] $arg:ident) => { $arg };
-    (see [i64] $arg:ident) => { $arg };
+    (pass_derived [i64] $arg:ident) => { $arg.unwrap_or_default() };
+    (see [i64] $arg:ident) => { $crate::Integer::wide($arg) };
+    (shadow [i64] $arg:ident) => { let $arg = $crate::Integer::wide($arg); };
+    (derive [i64] $arg:ident $value:expr) => { let $arg = $crate::Integer::wide($value); };
+    (fit [i64] $arg:ident) => { let $arg = $crate::__private::fit::<i64>(::core::stringify!($arg), $arg)?; };
     (type [isize]) => { isize };
     (pass [isize] $arg:ident) => { $arg };
-    (see [isize] $arg:ident) => { $arg };
+    (pass_derived [isize] $arg:ident) => { $arg.unwrap_or_default() };
+    (see [isize] $arg:ident) => { $crate::Integer::wide($arg) };
+    (shadow [isize] $arg:ident) => { let $arg = $crate::Integer::wide($arg); };
+    (derive [isize] $arg:ident $value:expr) => { let $arg = $crate::Integer::wide($value); };
+    (fit [isize] $arg:ident) => { let $arg = $crate::__private::fit::<isize>(::core::stringify!($arg), $arg)?; };
     (type [f32]) => { f32 };
     (pass [f32] $arg:ident) => { $arg };
+    (pass_derived [f32] $arg:ident) => { $arg.unwrap_or_default() };
     (see [f32] $arg:ident) => { $arg };
     (type [f64]) => { f64 };
     (pass [f64] $arg:ident) => { $arg };
+    (pass_derived [f64] $arg:ident) => { $arg.unwrap_or_default() };
     (see [f64] $arg:ident) => { $arg };
     (type [$type:ty]) => { $crate::__private::Plain<$type> };
     (pass [$type:ty] $arg:ident) => {{
@@ -459,5 +520,37 @@ macro_rules! __kernel_value {
         const __PROOF: $crate::__private::Proof<$type> = $crate::__private::proof::<$type>();
         $crate::__private::Plain::new($arg, __PROOF)
     }};
-    (see [$type:ty] $arg:ident) => { $crate::__private::Plain::get(&$arg) };
+    (pass_derived [$type:ty] $arg:ident) => {{
+        const __PROOF: $crate::__private::Proof<$type> = $crate::__private::proof::<$type>();
+        $crate::__private::Plain::or_zero($arg, __PROOF)
+    }};
+    (see [$type:ty] $arg:ident) => {{
+        let $arg = $crate::__private::Plain::get(&$arg);
+        $crate::__kernel_value!(shown [$type] $arg)
+    }};
+    (shadow [f32] $arg:ident) => {};
+    (shadow [f64] $arg:ident) => {};
+    (shadow [$type:ty] $arg:ident) => { let $arg = $crate::__kernel_value!(shown [$type] $arg); };
+    (derive [f32] $arg:ident $value:expr) => { let $arg: f32 = $value; };
+    (derive [f64] $arg:ident $value:expr) => { let $arg: f64 = $value; };
+    (derive [$type:ty] $arg:ident $value:expr) => {
+        let $arg = $value;
+        let $arg = $crate::__kernel_value!(shown [$type] $arg);
+    };
+    (fit [f32] $arg:ident) => {};
+    (fit [f64] $arg:ident) => {};
+    (fit [$type:ty] $arg:ident) => {
+        let $arg: $type = {
+            #[allow(unused_imports, reason = "one of them is used")]
+            use $crate::__private::{FitInteger as _, FitValue as _};
+            (&&&$crate::__private::Named::<$type, _>(&$arg, ::core::marker::PhantomData))
+                .fitted(::core::stringify!($arg))?
+        };
+    };
+    // Another name of an integer is one as well.
+    (shown [$type:ty] $arg:ident) => {{
+        #[allow(unused_imports, reason = "one of them is used")]
+        use $crate::__private::{NamedAny as _, NamedInteger as _, NamedValue as _};
+        (&&&$crate::__private::Named::<$type, _>(&$arg, ::core::marker::PhantomData)).shown()
+    }};
 }

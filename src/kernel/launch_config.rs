@@ -1,6 +1,7 @@
 //! [`LaunchConfig`]: the geometry of a launch.
 #![forbid(unsafe_code)]
 
+use super::integers::Integer;
 use crate::backend::Grid;
 
 /// The default block size.
@@ -27,32 +28,38 @@ pub struct LaunchConfig {
     nothing: bool,
 }
 
-/// Extents along x, y and z; a missing one is 1.
+/// Extents along x, y and z, from integers of any type; a missing one is 1. A negative extent, or one beyond `u32`, becomes `u32::MAX`:
+/// no device takes it, and the launch is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Dim3(pub [u32; 3]);
 
-impl From<u32> for Dim3 {
-    fn from(x: u32) -> Self {
-        Dim3([x, 1, 1])
+impl<X: Integer> From<X> for Dim3 {
+    fn from(x: X) -> Self {
+        Dim3([extent(x), 1, 1])
     }
 }
 
-impl From<(u32, u32)> for Dim3 {
-    fn from((x, y): (u32, u32)) -> Self {
-        Dim3([x, y, 1])
+impl<X: Integer, Y: Integer> From<(X, Y)> for Dim3 {
+    fn from((x, y): (X, Y)) -> Self {
+        Dim3([extent(x), extent(y), 1])
     }
 }
 
-impl From<(u32, u32, u32)> for Dim3 {
-    fn from((x, y, z): (u32, u32, u32)) -> Self {
-        Dim3([x, y, z])
+impl<X: Integer, Y: Integer, Z: Integer> From<(X, Y, Z)> for Dim3 {
+    fn from((x, y, z): (X, Y, Z)) -> Self {
+        Dim3([extent(x), extent(y), extent(z)])
     }
 }
 
-impl From<[u32; 3]> for Dim3 {
-    fn from(dim: [u32; 3]) -> Self {
-        Dim3(dim)
+impl<D: Integer> From<[D; 3]> for Dim3 {
+    fn from(dim: [D; 3]) -> Self {
+        Dim3(dim.map(extent))
     }
+}
+
+/// What is no extent, also below 0, is one that is beyond every limit: its launch is refused.
+fn extent(value: impl Integer) -> u32 {
+    u32::try_from(value.wide()).unwrap_or(u32::MAX)
 }
 
 impl LaunchConfig {
@@ -68,15 +75,20 @@ impl LaunchConfig {
     }
 
     /// Covers `n` elements with at least one thread each, in blocks of 256; the kernel guards the tail. A
-    /// launch for no elements does nothing.
+    /// launch for no elements does nothing, and one for a negative number is refused.
     #[must_use]
-    pub fn for_elements(n: usize) -> Self {
+    pub fn for_elements(n: impl Integer) -> Self {
         LaunchConfig::for_elements_in_blocks(n, BLOCK)
     }
 
     /// [`for_elements`](Self::for_elements) with another block.
-    pub(crate) fn for_elements_in_blocks(n: usize, block: u32) -> Self {
-        let blocks = u32::try_from(n.div_ceil(block as usize)).unwrap_or(u32::MAX);
+    pub(crate) fn for_elements_in_blocks(n: impl Integer, block: u32) -> Self {
+        let n = n.wide();
+        // In 64 bits where that is enough: divisions of 128 bits are slow.
+        let blocks = match u64::try_from(n) {
+            Ok(n) => i128::from(n.div_ceil(u64::from(block))),
+            Err(_) => n,
+        };
         LaunchConfig { nothing: n == 0, ..LaunchConfig::new(blocks, block) }
     }
 
@@ -100,8 +112,8 @@ impl LaunchConfig {
     /// Gives each block dynamic shared memory. If that exceeds the device's default, the launch uses the
     /// driver's opt-in.
     #[must_use]
-    pub fn shared_mem_bytes(mut self, bytes: u32) -> Self {
-        self.grid.shared_mem_bytes = bytes;
+    pub fn shared_mem_bytes(mut self, bytes: impl Integer) -> Self {
+        self.grid.shared_mem_bytes = extent(bytes);
         self
     }
 

@@ -39,7 +39,7 @@
 /// | `x: &[[f32]]` | `&` a [`View2`](crate::View2) | `const float*` | [`Slice2<f32>`](crate::Slice2) |
 /// | `y: &mut [[f32]]`, `y: Out<[[f32]]>` | `&mut` a [`ViewMut2`](crate::ViewMut2) | `float*` | [`SliceMut2<f32>`](crate::SliceMut2) |
 /// | `go: &PinnedFlag` | `&PinnedFlag` | `unsigned*` | [`&AtomicU32`](std::sync::atomic::AtomicU32) |
-/// | `n: u64 = y.len() as u64` | nothing: the launch computes it | `unsigned long long` | `u64` |
+/// | `n: u64 = y.len()` | nothing: the launch computes it | `unsigned long long` | `u64` |
 ///
 /// The twin is a function of [`&Grid`](crate::Grid) and these, in order; it is called once per launch. A
 /// struct is passed by value, as in CUDA C++: `#[repr(C)]`, with fields in the order of the kernel's,
@@ -61,10 +61,18 @@
 ///
 /// Arguments are plain values (`a: f32`), arrays that are read (`x: &[f32]`), read and written (`y: &mut
 /// [f32]`) or overwritten as a whole (`y: Out<[f32]>`), words shared with the host (`go: &PinnedFlag`), and
-/// derived values that the launch computes (`n: u64 = y.len() as u64`). The CUDA kernel receives arrays as
+/// derived values that the launch computes (`n: u64 = y.len()`). The CUDA kernel receives arrays as
 /// bare pointers. Only an `Out` accepts unwritten memory, such as that from `empty`: declare `Out` where the
-/// kernel writes every element, or pass `zeros`. In conditions and in `launch`, arrays have a `len()`, rows
-/// have `rows()`, `columns()` and `pitch()` ([`Shape2`](crate::Shape2)), and values are themselves;
+/// kernel writes every element, or pass `zeros`.
+///
+/// # Conditions and geometry
+/// In conditions, in `launch` and in derived values, arrays have a `len()`, rows have `rows()`, `columns()` and `pitch()`, and values are
+/// themselves. Lengths and integer arguments are `i128` there, so that `x.len() == rows * columns` does not wrap around for arguments of
+/// any type: the product of two integers of 63 bits is exact, and so is that of four `u32`. A constant, a field or what a function returns joins them by
+/// [`wide`](crate::Integer::wide). A derived value takes an integer of any type; one that its parameter cannot hold refuses the launch
+/// ([`ErrorDetail::IntegerRange`](crate::ErrorDetail::IntegerRange)), and so does a division by zero or any other panic
+/// ([`ErrorDetail::Evaluation`](crate::ErrorDetail::Evaluation)). You vouch for what you convert with `as`.
+///
 /// `|config|` names the [`LaunchConfig`](crate::LaunchConfig) for the conditions. Loading on a GPU compares
 /// the number, sizes and alignments of the parameters with those of the compiled kernel
 /// ([`ErrorDetail::WrongParameters`](crate::ErrorDetail::WrongParameters)), where the driver reports them
@@ -84,7 +92,7 @@
 ///
 /// kernel! {
 ///     /// `y = y * y`.
-///     pub unsafe fn square(y: &mut [f32], n: u64 = y.len() as u64);
+///     pub unsafe fn square(y: &mut [f32], n: u64 = y.len());
 ///     launch = LaunchConfig::for_elements(y.len());
 ///     host = twin;
 /// }
@@ -109,7 +117,7 @@
 ///
 /// kernel! {
 ///     /// `x[i] *= a`.
-///     pub unsafe fn scale<T>(a: T, x: &mut [T], n: u64 = x.len() as u64);
+///     pub unsafe fn scale<T>(a: T, x: &mut [T], n: u64 = x.len());
 ///     launch = LaunchConfig::for_elements(x.len());
 ///     entry = [f32: "scale<float>", f64: "scale<double>"];
 ///     cuda = "template <typename T> __global__ void scale(T a, T* x, unsigned long long n) {

@@ -19,6 +19,7 @@ use crate::memory::Element;
 pub struct Proof<T> {
     bytes: fn(&T) -> &[u8],
     copy: fn(&T) -> T,
+    zero: fn() -> T,
     debug: fn(&T, &mut fmt::Formatter<'_>) -> fmt::Result,
 }
 
@@ -38,13 +39,19 @@ pub const fn element<T: Element>() {}
 #[doc(hidden)]
 #[must_use]
 pub const fn proof<T: Element + fmt::Debug>() -> Proof<T> {
-    Proof { bytes: bytemuck::bytes_of, copy: |value| *value, debug: fmt::Debug::fmt }
+    Proof { bytes: bytemuck::bytes_of, copy: |value| *value, zero: T::zeroed, debug: fmt::Debug::fmt }
 }
 
 impl<T> Plain<T> {
     #[must_use]
     pub fn new(value: T, proof: Proof<T>) -> Self {
         Plain { value, proof }
+    }
+
+    /// A derived value, or bytes of 0 for a launch that is refused as it has none.
+    #[must_use]
+    pub fn or_zero(value: Option<T>, proof: Proof<T>) -> Self {
+        Plain { value: value.unwrap_or_else(proof.zero), proof }
     }
 
     /// The value itself.

@@ -27,7 +27,7 @@ pub struct Shape2 {
 /// Borrowed rows of device memory, for reading.
 ///
 /// A kernel takes it for a parameter `x: &[[T]]` and receives the address of its first element; the pitch is
-/// passed as a value of its own, as CUDA kernels have it: `pitch: u32 = x.pitch() as u32`. A 2-D copy takes a
+/// passed as a value of its own, as CUDA kernels have it: `pitch: u32 = x.pitch()`. A 2-D copy takes a
 /// [`Copy2d`](crate::Copy2d).
 ///
 /// # Ordering

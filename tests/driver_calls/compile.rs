@@ -166,7 +166,7 @@ mod declared {
     use gpu_await::{CudaSource, LaunchConfig, kernel};
 
     kernel! {
-        pub(super) unsafe fn fill<T>(a: T, x: Out<[T]>, n: u32 = x.len() as u32);
+        pub(super) unsafe fn fill<T>(a: T, x: Out<[T]>, n: u32 = x.len());
         launch = LaunchConfig::for_elements(x.len());
         entry = [f32: "fill<float>", u8: "fill<unsigned char>", f64: "fill<int>"];
         cuda = CudaSource::new("template <typename T> __global__ void fill(T a, T* x, unsigned n) {

@@ -4,7 +4,7 @@
 use gpu_await::*;
 
 kernel! {
-    unsafe fn axpy(a: f32, x: &[f32], y: &mut [f32], n: u64 = y.len() as u64) where x.len() == y.len();
+    unsafe fn axpy(a: f32, x: &[f32], y: &mut [f32], n: u64 = y.len()) where x.len() == y.len();
     launch = LaunchConfig::for_elements(y.len());
     host = twin;
 }

@@ -17,19 +17,18 @@ kernel! {
         starts: &[u32],
         table: &[f32],
         out: Out<[f32]>,
-        n_tokens: u32 = tokens.len() as u32,
-        rows: u32 = (table.len() / WIDTH) as u32,
+        n_tokens: u32 = tokens.len(),
+        rows: u32 = table.len() / WIDTH.wide(),
     )
-        where out.len() % WIDTH == 0,
-              starts.len() == out.len() / WIDTH + 1,
-              table.len() % WIDTH == 0,
+        where out.len() % WIDTH.wide() == 0,
+              starts.len() == out.len() / WIDTH.wide() + 1,
+              table.len() % WIDTH.wide() == 0,
               !table.is_empty(),
-              u32::try_from(tokens.len()).is_ok(),
               u32::try_from(table.len()).is_ok();
     launch = if out.is_empty() {
         LaunchConfig::nothing()
     } else {
-        LaunchConfig::new((out.len() / WIDTH) as u32, WIDTH as u32) // a block a request
+        LaunchConfig::new(out.len() / WIDTH.wide(), WIDTH) // a block a request
     };
     ptx = include_str!("embed_mean.ptx");
     host = twin;

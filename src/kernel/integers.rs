@@ -1,0 +1,309 @@
+//! Integers in a declaration's conditions, its geometry and its derived arguments.
+//!
+//! `x.len() == rows * columns` over `u32` would wrap around where the caller's crate has no overflow checks, and admit a launch past its
+//! arrays. So the expansion of [`kernel!`](crate::kernel!) shows every integer of a declaration to its expressions as an `i128`, which
+//! holds the product of any two lengths, or of four `u32`. What an expression computes is converted back with a check.
+//!
+//! | an expression | the launch |
+//! |---|---|
+//! | has a value that its parameter can hold | goes on |
+//! | of a derived argument has another | is refused: [`ErrorDetail::IntegerRange`](crate::ErrorDetail::IntegerRange) |
+//! | of the geometry has one that no extent can hold | is refused: the extent is `u32::MAX`, which is beyond every limit |
+//! | panics: a division by zero, an overflow where these are checked | is refused: [`ErrorDetail::Evaluation`](crate::ErrorDetail::Evaluation) |
+//!
+//! # Invariants
+//! 1. No declaration whose expressions have no `as` admits what its arithmetic does not (`tests/integers.rs`).
+#![forbid(unsafe_code)]
+
+use std::marker::PhantomData;
+
+use super::signature::Len;
+use crate::error::{Error, ErrorDetail};
+use crate::memory::view_2d::Shape2;
+use crate::thread::contain;
+
+/// A primitive integer: what geometries and derived arguments are made of. Sealed.
+///
+/// In the expressions of [`kernel!`](crate::kernel!) lengths and integer arguments are `i128`. A constant, or a field of a struct, joins them
+/// by [`wide`](Self::wide), which is in scope there.
+pub trait Integer: Copy + sealed::Sealed {
+    /// Its value as an `i128`.
+    fn wide(self) -> i128;
+}
+
+/// A primitive integer that a derived argument may be.
+#[doc(hidden)]
+pub trait Parameter: Integer + TryFrom<i128> {
+    const LEAST: Self;
+    const MOST: Self;
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+macro_rules! integers {
+    ($($type:ident)+) => {$(
+        impl sealed::Sealed for $type {}
+        impl Integer for $type {
+            #[inline]
+            fn wide(self) -> i128 {
+                self as i128
+            }
+        }
+        impl Parameter for $type {
+            const LEAST: Self = $type::MIN;
+            const MOST: Self = $type::MAX;
+        }
+    )+};
+}
+integers!(u8 u16 u32 u64 usize i8 i16 i32 i64 isize);
+
+impl sealed::Sealed for i128 {}
+impl Integer for i128 {
+    #[inline]
+    fn wide(self) -> i128 {
+        self
+    }
+}
+
+/// What `usize` has and `i128` has not, so that expressions over lengths stay as they are. Their results are those of `usize` where
+/// both have one.
+#[doc(hidden)]
+pub trait AsUnsigned: Copy {
+    fn div_ceil(self, by: i128) -> i128;
+    fn next_multiple_of(self, of: i128) -> i128;
+    fn is_multiple_of(self, of: i128) -> bool;
+    fn is_power_of_two(self) -> bool;
+}
+
+impl AsUnsigned for i128 {
+    #[inline]
+    fn div_ceil(self, by: i128) -> i128 {
+        let (whole, rest) = (self / by, self % by);
+        if rest != 0 && (rest > 0) == (by > 0) { whole + 1 } else { whole }
+    }
+
+    #[inline]
+    fn next_multiple_of(self, of: i128) -> i128 {
+        AsUnsigned::div_ceil(self, of) * of
+    }
+
+    #[inline]
+    fn is_multiple_of(self, of: i128) -> bool {
+        if of == 0 { self == 0 } else { self % of == 0 }
+    }
+
+    #[inline]
+    fn is_power_of_two(self) -> bool {
+        self > 0 && self & (self - 1) == 0
+    }
+}
+
+/// An array, as expressions see it.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct ArrayLen(Len);
+
+/// Rows, as expressions see them.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct RowsLen(Shape2);
+
+impl ArrayLen {
+    #[must_use]
+    #[inline]
+    pub fn new(len: Len) -> Self {
+        ArrayLen(len)
+    }
+
+    #[must_use]
+    #[inline]
+    pub fn len(&self) -> i128 {
+        self.0.len().wide()
+    }
+
+    #[must_use]
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl RowsLen {
+    #[must_use]
+    #[inline]
+    pub fn new(shape: Shape2) -> Self {
+        RowsLen(shape)
+    }
+
+    #[must_use]
+    #[inline]
+    pub fn rows(&self) -> i128 {
+        self.0.rows().wide()
+    }
+
+    #[must_use]
+    #[inline]
+    pub fn columns(&self) -> i128 {
+        self.0.columns().wide()
+    }
+
+    #[must_use]
+    #[inline]
+    pub fn pitch(&self) -> i128 {
+        self.0.pitch().wide()
+    }
+
+    #[must_use]
+    #[inline]
+    pub fn is_dense(&self) -> bool {
+        self.0.is_dense()
+    }
+}
+
+/// Why a declaration's expressions have no value.
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum NoValue {
+    /// A derived argument, by its name, cannot hold this.
+    Beyond { what: &'static str, value: i128, least: i128, most: i128 },
+    /// The message of a panic.
+    Panicked(String),
+}
+
+impl NoValue {
+    pub(super) fn of(self, kernel: &str) -> Error {
+        let kernel = kernel.to_owned();
+        match self {
+            NoValue::Beyond { what, value, least, most } => {
+                ErrorDetail::IntegerRange { kernel, what, value, least, most }
+            }
+            NoValue::Panicked(message) => {
+                let what = "the geometry or a derived argument";
+                ErrorDetail::Evaluation { kernel, what, message }
+            }
+        }
+        .into()
+    }
+}
+
+/// The value of a derived argument in the type of its parameter.
+#[doc(hidden)]
+#[inline]
+pub fn fit<T: Parameter>(what: &'static str, value: impl Integer) -> Result<T, NoValue> {
+    let value = value.wide();
+    T::try_from(value).map_err(|_| NoValue::Beyond {
+        what,
+        value,
+        least: T::LEAST.wide(),
+        most: T::MOST.wide(),
+    })
+}
+
+/// Chooses by a type that the expansion knows by name alone, which may be another name of an integer: the first trait that has the method
+/// for so many references is taken.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Named<'a, T, V>(pub &'a V, pub PhantomData<T>);
+
+/// A value of an integer type.
+#[doc(hidden)]
+pub trait NamedInteger {
+    fn shown(&self) -> i128;
+}
+
+impl<T: Parameter, V: Integer> NamedInteger for &&Named<'_, T, V> {
+    #[inline]
+    fn shown(&self) -> i128 {
+        self.0.wide()
+    }
+}
+
+/// A value of another type.
+#[doc(hidden)]
+pub trait NamedValue<V> {
+    fn shown(&self) -> V;
+}
+
+impl<T, V: Copy> NamedValue<V> for &Named<'_, T, V> {
+    #[inline]
+    fn shown(&self) -> V {
+        *self.0
+    }
+}
+
+/// One that is no plain data; that is the error.
+#[doc(hidden)]
+pub trait NamedAny<'a, V> {
+    fn shown(&self) -> &'a V;
+}
+
+impl<'a, T, V> NamedAny<'a, V> for Named<'a, T, V> {
+    fn shown(&self) -> &'a V {
+        self.0
+    }
+}
+
+/// [`fit`] for such a type.
+#[doc(hidden)]
+pub trait FitInteger<T> {
+    fn fitted(&self, what: &'static str) -> Result<T, NoValue>;
+}
+
+impl<T: Parameter> FitInteger<T> for &&Named<'_, T, i128> {
+    #[inline]
+    fn fitted(&self, what: &'static str) -> Result<T, NoValue> {
+        fit(what, *self.0)
+    }
+}
+
+/// A value that is of its type already.
+#[doc(hidden)]
+pub trait FitValue<T> {
+    fn fitted(&self, what: &'static str) -> Result<T, NoValue>;
+}
+
+impl<T: Copy> FitValue<T> for &Named<'_, T, T> {
+    #[inline]
+    fn fitted(&self, _what: &'static str) -> Result<T, NoValue> {
+        Ok(*self.0)
+    }
+}
+
+/// The values of a declaration's expressions.
+#[doc(hidden)]
+#[inline]
+pub fn evaluate<R>(expressions: impl FnOnce() -> Result<R, NoValue>) -> Result<R, NoValue> {
+    contain::catch(expressions).unwrap_or_else(|message| Err(NoValue::Panicked(message)))
+}
+
+/// The value of the derived argument `what` where there is none.
+#[doc(hidden)]
+#[must_use]
+pub fn none<T>(_what: &str) -> Option<T> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::AsUnsigned;
+
+    #[test]
+    fn methods_are_those_of_usize() {
+        for x in 0..20_usize {
+            for y in 0..20_usize {
+                let (wide, by) = (x as i128, y as i128);
+                assert_eq!(AsUnsigned::is_multiple_of(wide, by), x.is_multiple_of(y));
+                if y > 0 {
+                    assert_eq!(AsUnsigned::div_ceil(wide, by), x.div_ceil(y) as i128);
+                    assert_eq!(AsUnsigned::next_multiple_of(wide, by), x.next_multiple_of(y) as i128);
+                }
+            }
+            assert_eq!(AsUnsigned::is_power_of_two(x as i128), x.is_power_of_two());
+        }
+        assert_eq!(AsUnsigned::div_ceil(-7_i128, 2), -3);
+        assert_eq!(AsUnsigned::div_ceil(7_i128, -2), -3);
+        assert!(!AsUnsigned::is_power_of_two(-4_i128));
+    }
+}
