@@ -18,6 +18,7 @@ use self::home::Home;
 use self::loss::Loss;
 use crate::backend::{Backend, DeviceKind};
 use crate::error::Result;
+use crate::error::refused::Here;
 use crate::memory::pinned::{PinnedBuffer, PinnedFlag};
 use crate::memory::{Element, MemoryInfo};
 use crate::op::join::join_all;
@@ -136,6 +137,7 @@ impl Device {
     /// Out of pinned memory; the device is lost or closed; the calling thread would deadlock (the call may
     /// map memory). If the pool has the memory, a loss that no driver call has reported yet goes unnoticed:
     /// see [`lost`](Self::lost).
+    #[track_caller]
     pub fn pinned<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
         self.default.pinned(len)
     }
@@ -167,9 +169,9 @@ impl Device {
     ///
     /// # Errors
     /// Out of pinned memory; a device that is lost or closed; a thread on which it would deadlock.
+    #[track_caller]
     pub fn pinned_flag(&self) -> Result<PinnedFlag> {
-        self.engine().check_open()?;
-        PinnedFlag::new(&self.home.pinned)
+        self.engine().check_open().and_then(|()| PinnedFlag::new(&self.home.pinned)).here()
     }
 
     /// Asks the device for its free, total, used and reserved memory.
@@ -179,8 +181,9 @@ impl Device {
     ///
     /// # Source
     /// `cuMemGetInfo`, `cuMemPoolGetAttribute`.
+    #[track_caller]
     pub fn memory(&self) -> Result<MemoryInfo> {
-        MemoryInfo::of(self.engine())
+        MemoryInfo::of(self.engine()).here()
     }
 
     /// Returns the log of the device's operations and their times; it is off until it is started.
@@ -278,14 +281,13 @@ impl Device {
     ///
     /// # Source
     /// `cuCtxRecordEvent`.
+    #[track_caller]
     pub fn done(&self) -> Op<()> {
-        if let Some(lost) = self.engine().lost() {
-            return Op::failed(lost.clone());
-        }
-        match self.home.everything() {
-            Ok(points) => at(points),
-            Err(error) => Op::failed(error),
-        }
+        let points = match self.engine().lost() {
+            Some(lost) => Err(lost.clone()),
+            None => self.home.everything(),
+        };
+        points.here().map_or_else(Op::failed, at)
     }
 
     /// Resolves when everything submitted so far to all of `devices` is *complete on the device*:
@@ -304,8 +306,13 @@ impl Device {
     /// assert!(made.iter().all(|op| op.is_complete()));
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
+    #[track_caller]
     pub fn all_done<'d>(devices: impl IntoIterator<Item = &'d Device>) -> Op<()> {
-        join_all(devices.into_iter().map(Device::done)).map_value(drop)
+        let mut done = Vec::new();
+        for device in devices {
+            done.push(device.done());
+        }
+        join_all(done).map_value(drop)
     }
 
     /// Blocks the calling thread until everything submitted so far is complete.
@@ -315,8 +322,9 @@ impl Device {
     ///
     /// # Errors
     /// The loss of the device; a thread on which it would deadlock.
+    #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
-        role::check("a blocking wait")?;
+        role::check("a blocking wait").here()?;
         self.done().synchronize()
     }
 

@@ -19,7 +19,7 @@ pub(crate) mod unfinished;
 
 use std::fmt;
 use std::panic::Location;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use admitter::Admitter;
 use advice::{MemoryAdvice, leaked_suffix, operation, refused_suffix, within};
@@ -45,9 +45,25 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// # Ok::<(), gpu_await::Error>(())
 /// ```
 ///
-/// Two errors are equal if their facts are.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Error(Arc<ErrorDetail>);
+/// An error of an operation names the line that [called](Error::at) the verb. Two errors are equal if their facts are,
+/// whatever their lines.
+#[derive(Clone)]
+pub struct Error(Arc<Located>);
+
+/// An error's facts, and where they were met.
+struct Located {
+    detail: ErrorDetail,
+    /// Known when the error leaves the call.
+    at: OnceLock<&'static Location<'static>>,
+}
+
+impl PartialEq for Error {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.detail == other.0.detail
+    }
+}
+
+impl Eq for Error {}
 
 /// What a caller can do about an [`Error`].
 ///
@@ -337,12 +353,13 @@ pub enum ErrorDetail {
     )]
     Unwritten { op: Arc<str>, start: u64, end: u64 },
     /// The operation reads data that depends on what `producer` would have written, which failed with
-    /// `cause`. However many operations were refused in between, `producer` is the first.
+    /// `cause`. However many operations were refused in between, `producer` is the first. [`Error::at`] is the line of `op`, and that of
+    /// `cause` the producer's.
     #[error("{op} depends on the output of {producer}, which failed: {cause}")]
     Upstream { op: Arc<str>, producer: Arc<str>, cause: Error },
-    /// In verify mode: the operation, and where it was submitted.
-    #[error("{op}, submitted at {at}, failed: {cause}")]
-    Verify { op: Arc<str>, at: &'static Location<'static>, cause: Error },
+    /// In verify mode: the operation that failed. [`Error::at`] is where it was submitted.
+    #[error("{op} failed: {cause}")]
+    Verify { op: Arc<str>, cause: Error },
     /// Another device, `device`, was lost, and this operation, the memory that it uses, or work in front of it on its stream waits
     /// for that device: it passes data on, or was ordered with [`wait`](crate::Stream::wait).
     ///
@@ -538,13 +555,48 @@ impl Error {
     /// Says what the caller can do next.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
-        self.0.kind()
+        self.0.detail.kind()
+    }
+
+    /// Returns the line of the program that called the verb which failed: of a [`Stream`](crate::Stream), a [`Device`](crate::Device), a
+    /// [`Queue`](crate::Queue), a kernel, a graph or a plan. `None` of an error that a future finds on its own, such as the loss of the
+    /// device while the work was pending, and of calls that are `async`.
+    ///
+    /// A wrapper function with `#[track_caller]` hands on its caller's line. Of an [`ErrorDetail::Upstream`] this is where the reader was
+    /// submitted, and its `cause` has the line of the operation that failed first.
+    ///
+    /// # Examples
+    /// ```
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let x = stream.empty::<f32>(4).queued()?;
+    /// let error = stream.download(&x).synchronize().unwrap_err(); // nothing was written there
+    /// assert_eq!(error.at().map(|at| at.line()), Some(line!() - 1));
+    /// # Ok::<(), gpu_await::Error>(())
+    /// ```
+    #[must_use]
+    pub fn at(&self) -> Option<&'static Location<'static>> {
+        self.0.at.get().copied()
+    }
+
+    /// The error of a call at this line; one that has a line keeps it.
+    pub(crate) fn called_at(self, at: &'static Location<'static>) -> Self {
+        use ErrorDetail as D;
+        let detail = match &self.0.detail {
+            _ if self.at().is_some() => return self,
+            // One for many calls.
+            D::DeviceLost { .. } | D::DependencyLost { .. } => self.0.detail.clone(),
+            _ => {
+                self.0.at.get_or_init(|| at);
+                return self;
+            }
+        };
+        Error(Arc::new(Located { detail, at: at.into() }))
     }
 
     /// Returns the facts.
     #[must_use]
     pub fn detail(&self) -> &ErrorDetail {
-        &self.0
+        &self.0.detail
     }
 
     /// Whether both are the same failure, and not only alike.
@@ -638,7 +690,7 @@ impl ErrorDetail {
 impl Error {
     /// Whether it has an error of another library, whose drop is foreign code.
     pub(crate) fn is_foreign(&self) -> bool {
-        match &*self.0 {
+        match &self.0.detail {
             ErrorDetail::Upstream { cause, .. }
             | ErrorDetail::DependencyLost { cause, .. }
             | ErrorDetail::Verify { cause, .. } => cause.is_foreign(),
@@ -650,7 +702,7 @@ impl Error {
 
 impl From<ErrorDetail> for Error {
     fn from(detail: ErrorDetail) -> Self {
-        Error(Arc::new(detail))
+        Error(Arc::new(Located { detail, at: OnceLock::new() }))
     }
 }
 
@@ -674,20 +726,27 @@ impl From<DriverCode> for Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&*self.0, f)
+        let detail = &self.0.detail;
+        match (self.at(), detail) {
+            (Some(at), ErrorDetail::Upstream { op, producer, cause }) => {
+                write!(f, "{op} at {at} depends on the output of {producer}, which failed: {cause}")
+            }
+            (Some(at), _) => write!(f, "{detail} (at {at})"),
+            (None, _) => fmt::Display::fmt(detail, f),
+        }
     }
 }
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The text that `fn main() -> Result<()>` and `unwrap` show.
-        fmt::Display::fmt(&*self.0, f)
+        fmt::Display::fmt(self, f)
     }
 }
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match &*self.0 {
+        match &self.0.detail {
             ErrorDetail::Upstream { cause, .. }
             | ErrorDetail::DependencyLost { cause, .. }
             | ErrorDetail::Verify { cause, .. } => Some(cause),

@@ -25,6 +25,7 @@ use crate::sync::Mutex;
 
 use self::interprocess::SharedEvent;
 use crate::backend::{EventOptions, Query, StreamOptions};
+use crate::error::refused::Here;
 use crate::error::{ErrorDetail, EventProblem, Result};
 use crate::memory::point::Track;
 use crate::op::{HostValue, Op};
@@ -126,10 +127,7 @@ impl Event {
     #[track_caller]
     pub fn done(&self) -> Op<()> {
         if let Some(shared) = &self.inner.shared {
-            return match self.observe(shared) {
-                Ok(op) => op,
-                Err(error) => Op::failed(error),
-            };
+            return self.observe(shared).here().unwrap_or_else(Op::failed);
         }
         match self.last() {
             Some(last) => Op::until(last.at.point),
@@ -156,6 +154,7 @@ impl Event {
     ///
     /// # Errors
     /// The loss of the device; the calling thread would deadlock.
+    #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let mut done = self.done();
         if self.inner.options.blocking_sync {
@@ -174,7 +173,12 @@ impl Event {
     ///
     /// # Source
     /// `cuEventElapsedTime`: about half a microsecond of resolution.
+    #[track_caller]
     pub fn elapsed_since(&self, start: &Event) -> Result<Duration> {
+        self.time_since(start).here()
+    }
+
+    fn time_since(&self, start: &Event) -> Result<Duration> {
         role::check_driver("asking for the time between events")?;
         let both = [("the end event", self), ("the start event", start)];
         let problem = |which, problem| Err(ErrorDetail::Event { which, problem }.into());

@@ -342,8 +342,7 @@ impl LaunchOn for Queue<'_> {
     type Launched = Result<()>;
 
     fn batch_of_one(&self, put: impl FnOnce(&Queue<'_>) -> Result<()>) -> Result<()> {
-        self.here();
-        put(self)
+        self.verb(|| put(self))
     }
 }
 

@@ -38,7 +38,7 @@ use self::asleep::Asleep;
 pub(crate) use self::points::Points;
 use self::value::DeviceSide;
 pub(crate) use self::value::{HostValue, Values};
-use crate::error::refused::Refused;
+use crate::error::refused::{Here, Refused};
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
@@ -291,9 +291,10 @@ impl<T> Op<T> {
     ///
     /// # Panics
     /// If it gave its value before; and with the panic of a host function.
+    #[track_caller]
     pub fn synchronize(self) -> Result<T> {
         if matches!(self.state, OpState::Pending(_)) {
-            role::check("a blocking wait")?;
+            role::check("a blocking wait").here()?;
         }
         self.block()
     }

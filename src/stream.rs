@@ -12,11 +12,13 @@ pub(crate) mod scope;
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
+use std::panic::Location;
 use std::sync::Arc;
 
 use self::lease::Lease;
 use crate::batch::queue::Queue;
 use crate::device::home::Home;
+use crate::error::refused::Here;
 use crate::error::{Error, Result};
 use crate::event::{Event, Mark};
 use crate::memory::Element;
@@ -141,9 +143,10 @@ impl Stream {
     ///
     /// # Errors
     /// The loss of the device.
+    #[track_caller]
     pub fn done(&self) -> Op<()> {
         if let Some(lost) = self.engine().lost() {
-            return Op::failed(lost.clone());
+            return Op::failed(lost.clone().called_at(Location::caller()));
         }
         Op::pending(&self.state, self.state.tail(), HostValue::here(()))
     }
@@ -169,8 +172,9 @@ impl Stream {
     ///
     /// # Errors
     /// The loss of the device; the calling thread would deadlock.
+    #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
-        role::check("a blocking wait")?;
+        role::check("a blocking wait").here()?;
         self.done().synchronize()
     }
 
@@ -198,15 +202,18 @@ impl Stream {
     /// assert!(parts.iter().all(|part| part.is_complete()));
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
+    #[track_caller]
     pub fn fork(&self, n: usize) -> Result<Vec<Stream>> {
-        role::check("submitting work")?;
+        role::check("submitting work").here()?;
         let branch = |_| {
             let stream = StreamState::open(self.engine(), self.state.options(), None)?;
-            let branch = Stream::new(stream, self.home.clone());
-            branch.wait(self).queued()?;
-            Ok(branch)
+            Ok(Stream::new(stream, self.home.clone()))
         };
-        (0..n).map(branch).collect()
+        let branches = (0..n).map(branch).collect::<Result<Vec<Stream>>>().here()?;
+        for branch in &branches {
+            branch.wait(self).queued()?;
+        }
+        Ok(branches)
     }
 
     /// Makes everything submitted to this stream from now on wait, on the device, for all of
@@ -218,13 +225,16 @@ impl Stream {
     #[track_caller]
     pub fn join<'m, M: Marks + 'm>(&self, marks: impl IntoIterator<Item = &'m M>) -> Op<()> {
         if let Err(error) = role::check("submitting work") {
-            return Op::failed(error);
+            return Op::failed(error.called_at(Location::caller()));
         }
         let mut all = Vec::new();
         for mark in marks {
             match mark.marks() {
                 Ok(MarkList(marks)) => all.extend(marks),
-                Err(error) => return Op::failed(of_dependency(self.engine(), error)),
+                Err(error) => {
+                    let error = of_dependency(self.engine(), error);
+                    return Op::failed(error.called_at(Location::caller()));
+                }
             }
         }
         self.wait_for(Ok(MarkList(all)))
@@ -343,9 +353,10 @@ impl Stream {
     ///
     /// # Errors
     /// As [`Device::pinned`](crate::Device::pinned).
+    #[track_caller]
     pub fn pinned<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
-        self.engine().check_open()?;
-        PinnedBuffer::zeroed(&self.home.pinned, len)
+        let open = self.engine().check_open();
+        open.and_then(|()| PinnedBuffer::zeroed(&self.home.pinned, len)).here()
     }
 
     pub(crate) fn home(&self) -> &Arc<Home> {
@@ -379,7 +390,7 @@ impl Stream {
     /// The same, with a time stamp.
     #[track_caller]
     pub(crate) fn mark_timed(&self) -> Result<MarkedPoint> {
-        let at = self.queue().mark_in_queue("record_timed", true)?;
+        let at = self.queue().of_one_verb().mark_in_queue("record_timed", true)?;
         self.state.release(at.point.ticket);
         Ok(at)
     }
@@ -389,9 +400,12 @@ impl Stream {
     pub(crate) fn wait_for(&self, marks: Result<MarkList>) -> Op<()> {
         let marks = match role::check("submitting work").and(marks) {
             Ok(MarkList(marks)) => marks,
-            Err(error) => return Op::failed(of_dependency(self.engine(), error)),
+            Err(error) => {
+                let error = of_dependency(self.engine(), error);
+                return Op::failed(error.called_at(Location::caller()));
+            }
         };
-        let queue = self.queue();
+        let queue = self.queue().of_one_verb();
         let result = queue.wait_for(marks);
         let op = queue.finish(result);
         // Nothing to wait for: the point is already behind everything on the stream.

@@ -236,7 +236,8 @@ fn verify(
     let outcome = stream.block_until(ticket).and_then(|()| stream.engine().check_health());
     outcome.map_err(|cause| {
         let op = footprint.name.to_arc();
-        footprint.poison_entered(ErrorDetail::Verify { op, at, cause }.into())
+        let failed = Error::from(ErrorDetail::Verify { op, cause });
+        footprint.poison_entered(failed.called_at(at))
     })
 }
 

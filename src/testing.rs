@@ -30,6 +30,7 @@ use crate::backend::fault::{Control, Wrapper};
 use crate::backend::host::HostBackend;
 use crate::device::Device;
 use crate::device::builder::DeviceBuilder;
+use crate::error::refused::Here;
 use crate::error::{ErrorDetail, ErrorKind, Result};
 use crate::kernels;
 use crate::memory::pinned::PinnedFlag;
@@ -194,6 +195,7 @@ impl Gate {
     ///
     /// # Errors
     /// A device that is lost or closed.
+    #[track_caller]
     pub fn close(stream: &Stream) -> Result<Gate> {
         Gate::close_for(stream, Gate::LIMIT)
     }
@@ -202,8 +204,9 @@ impl Gate {
     ///
     /// # Errors
     /// A device that is lost or closed.
+    #[track_caller]
     pub fn close_for(stream: &Stream, limit: Duration) -> Result<Gate> {
-        role::check("closing a gate")?;
+        role::check("closing a gate").here()?;
         let home = stream.home();
         // Once per device: loading code may wait for running work, such as another gate.
         let kernel = home.get_or_load(|| kernels::load_gate(home))?;

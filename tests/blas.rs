@@ -361,11 +361,11 @@ async fn what_is_refused() -> Result<()> {
         gemm.launch_with_bias(&stream, 1.0, &whole, &whole, &a.slice(..8)?, 0.0, &mut c).await;
     let error = error.unwrap_err();
     let said = "gemm: the bias, which the plan was made without, has 8 elements, expected 0";
-    assert_eq!(error.to_string(), said);
+    assert_eq!(error.detail().to_string(), said);
     let biased = blas.gemm::<f32>(8, 8, 8).bias().plan().await?;
     let error = biased.launch(&stream, 1.0, &whole, &whole, 0.0, &mut c).await.unwrap_err();
     let said = "gemm: the bias, which `launch_with_bias` takes, has 0 elements, expected 8";
-    assert_eq!(error.to_string(), said);
+    assert_eq!(error.detail().to_string(), said);
 
     let other = testing::peer_device();
     let elsewhere = other.stream()?;

@@ -272,7 +272,7 @@ async fn each_launch_has_an_outcome() -> Result<()> {
     outcome.fail("nobody sent it");
     gate.open();
     let error = failed.await.unwrap_err();
-    assert_eq!(error.to_string(), "their copy: nobody sent it");
+    assert_eq!(error.detail().to_string(), "their copy: nobody sent it");
     assert!(outcome.is_complete());
     for error in [read.await.unwrap_err(), stream.download(&y).await.unwrap_err()] {
         assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{error}");
@@ -325,7 +325,7 @@ async fn a_library_refuses_a_launch() -> Result<()> {
     for round in 1..=2 {
         library.refuse(true);
         let error = graph.launch(&stream, (&x, &mut y)).await.unwrap_err();
-        assert_eq!(error.to_string(), "their copy: their library is down");
+        assert_eq!(error.detail().to_string(), "their copy: their library is down");
         assert!(library.told().last().expect("told").is_complete(), "it never runs");
         let error = stream.download(&y).await.unwrap_err();
         assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{error}");
@@ -351,10 +351,13 @@ async fn a_launch_that_is_no_graphs() -> Result<()> {
     let failed = stream.batch(|q| library.copy(q, &x.view(), &mut y.view_mut())).submitted()?;
     library.told()[1].fail("nobody sent it");
     gate.open();
-    assert_eq!(failed.await.unwrap_err().to_string(), "their copy: nobody sent it");
+    assert_eq!(failed.await.unwrap_err().detail().to_string(), "their copy: nobody sent it");
     library.refuse(true);
     let refused = stream.batch(|q| library.copy(q, &x.view(), &mut y.view_mut()));
-    assert_eq!(refused.await.unwrap_err().to_string(), "their copy: their library is down");
+    assert_eq!(
+        refused.await.unwrap_err().detail().to_string(),
+        "their copy: their library is down"
+    );
     Ok(())
 }
 

@@ -264,7 +264,7 @@ async fn an_error_is_the_source_of_ours() -> Result<()> {
     assert_eq!((error.kind(), error.is_device_lost()), (ErrorKind::Foreign, false));
     let theirs = error.source().and_then(|source| source.downcast_ref::<TheirError>());
     assert_eq!(theirs, Some(&TheirError(7)));
-    assert_eq!(error.to_string(), "their copy: their status 7");
+    assert_eq!(error.detail().to_string(), "their copy: their status 7");
     // Readers of what it would have written fail, on every stream; readers of what it read do not.
     let other = device.stream()?;
     let failed = other.download(&y).await.unwrap_err();
@@ -297,7 +297,7 @@ async fn a_text_is_an_error_as_well() -> Result<()> {
     // SAFETY: nothing is put on the stream.
     let op = unsafe { stream.enqueue(Uses::new("plan"), |_, ()| Err::<(), _>("no such plan")) };
     let error = op.await.unwrap_err();
-    assert_eq!(error.to_string(), "plan: no such plan");
+    assert_eq!(error.detail().to_string(), "plan: no such plan");
     Ok(())
 }
 
@@ -637,7 +637,7 @@ async fn a_late_failure_is_the_operations() -> Result<()> {
         drop(gate);
         let error = op.await.unwrap_err();
         assert_eq!((error.kind(), their_error(&error)), (ErrorKind::Foreign, Some(&TheirError(5))));
-        assert_eq!(error.to_string(), "their run: their status 5");
+        assert_eq!(error.detail().to_string(), "their run: their status 5");
         assert_upstream(&stream.download(&y).await.unwrap_err());
         stream.fill(&mut y, 1).queued()?;
         assert_eq!(stream.download(&y).await?, [1; LEN]);

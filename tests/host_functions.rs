@@ -528,8 +528,14 @@ const PLAIN: &[&str] = &[
     "Image",
     "Mask",
     "Term",
+    "Geometry",
+    // What `kernel!` expands to.
+    "integer",
+    "Make",
+    "Int",
     "LaunchConfig",
     "Len",
+    "Len2",
     "BatcherBuilder",
     "PoolShare",
 ];

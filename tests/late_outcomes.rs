@@ -62,7 +62,7 @@ async fn an_outcome_reaches_every_reader() -> Result<()> {
         gate.open();
         let error = op.await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Foreign);
-        assert_eq!(error.to_string(), "their work: nobody sent anything");
+        assert_eq!(error.detail().to_string(), "their work: nobody sent anything");
         for failed in [copied.await.unwrap_err(), read.await.unwrap_err()] {
             assert_upstream(&failed);
         }
@@ -138,7 +138,7 @@ async fn an_outcome_of_a_loan_at_any_time() -> Result<()> {
     let loan = lend(&stream, &mut y)?;
     loan.outcome().fail("before the end");
     let error = loan.complete().await.unwrap_err();
-    assert_eq!(error.to_string(), "their work: before the end");
+    assert_eq!(error.detail().to_string(), "their work: before the end");
     assert_upstream(&stream.download(&y).await.unwrap_err());
     for ends in [true, false] {
         stream.fill(&mut y, 4.0).queued()?;
@@ -353,7 +353,7 @@ async fn a_failure_in_a_chain_of_outcomes() -> Result<()> {
             match op.await {
                 Ok(()) => assert!(at < failing || failing == 3 || at == 3, "{at} of {failing}"),
                 Err(error) if at == failing => {
-                    assert_eq!(error.to_string(), "their work: in the middle");
+                    assert_eq!(error.detail().to_string(), "their work: in the middle");
                 }
                 Err(error) => {
                     assert!(failing < at && at < 3, "{at} of {failing}: {error}");
@@ -440,7 +440,7 @@ async fn a_cause_that_panics() -> Result<()> {
     let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| outcome.fail(Panics)));
     assert!(told.is_err());
     gate.open();
-    assert_eq!(op.await.unwrap_err().to_string(), "their work: no text for it");
+    assert_eq!(op.await.unwrap_err().detail().to_string(), "their work: no text for it");
     assert_upstream(&stream.download(&y).await.unwrap_err());
     Ok(())
 }

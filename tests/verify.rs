@@ -44,7 +44,8 @@ fn block_on<F: Future>(future: F) -> F::Output {
 /// Where an error says that the operation `op` was submitted.
 fn place(error: &Error, op: &str) -> (String, u32) {
     match error.detail() {
-        ErrorDetail::Verify { op: found, at, cause } => {
+        ErrorDetail::Verify { op: found, cause } => {
+            let at = error.at().expect("its line");
             assert_eq!((&**found, cause.kind()), (op, ErrorKind::DeviceLost));
             assert_eq!(error.kind(), ErrorKind::DeviceLost);
             let text = error.to_string();

@@ -131,22 +131,25 @@ impl Queue<'_> {
         range: RangeInclusive<T>,
         counts: &mut impl Writable<u64>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        let (op, found) = ("histogram", counts.len());
-        let (Elements { span, length }, counts) = (x.elements(), counts.span_mut());
-        let refuse = |error| AlgorithmLaunch::new(op).overwrites(&counts).refuse(error);
-        let bins = bins_of(op, found).map_err(refuse)?;
-        let (lower, upper) = range.into_inner();
-        let Some([first, second, scale]) = T::even_bins(lower, upper, bins) else {
-            let values = format!("range = {lower:?}..={upper:?}");
-            let requirement = "a finite range that its bins divide";
-            let kernel = op.to_owned();
-            return Err(refuse(ErrorDetail::Precondition { kernel, requirement, values }.into()));
-        };
-        let inputs = Inputs::of(span).value(first).value(second).value(scale).value(bins);
-        let twin = twin::even::<T>;
-        let histogram = Histogram { op, kernel: "even", twin, inputs, bins, counts, length };
-        histogram.put::<T>(self).map_err(|error| histogram.refuse(error))
+        self.verb(|| {
+            let (op, found) = ("histogram", counts.len());
+            let (Elements { span, length }, counts) = (x.elements(), counts.span_mut());
+            let refuse = |error| AlgorithmLaunch::new(op).overwrites(&counts).refuse(error);
+            let bins = bins_of(op, found).map_err(refuse)?;
+            let (lower, upper) = range.into_inner();
+            let Some([first, second, scale]) = T::even_bins(lower, upper, bins) else {
+                let values = format!("range = {lower:?}..={upper:?}");
+                let requirement = "a finite range that its bins divide";
+                let kernel = op.to_owned();
+                return Err(refuse(
+                    ErrorDetail::Precondition { kernel, requirement, values }.into(),
+                ));
+            };
+            let inputs = Inputs::of(span).value(first).value(second).value(scale).value(bins);
+            let twin = twin::even::<T>;
+            let histogram = Histogram { op, kernel: "even", twin, inputs, bins, counts, length };
+            histogram.put::<T>(self).map_err(|error| histogram.refuse(error))
+        })
     }
 
     /// See [`Stream::histogram_between`](crate::Stream::histogram_between).
@@ -160,22 +163,23 @@ impl Queue<'_> {
         levels: &impl Readable<T>,
         counts: &mut impl Writable<u64>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        let (op, found, expected) = ("histogram_between", counts.len(), levels.len());
-        let (Elements { span, length }, counts) = (x.elements(), counts.span_mut());
-        let refuse = |error| AlgorithmLaunch::new(op).overwrites(&counts).refuse(error);
-        let bins = bins_of(op, found).map_err(refuse)?;
-        if found + 1 != expected {
-            let (what, expected, found) = ("the array of levels", found + 1, expected);
-            return Err(refuse(ErrorDetail::WrongLength { op, what, expected, found }.into()));
-        }
-        // Floats are compared as such.
-        let flip = if T::IF_NEGATIVE == 0 { T::ALWAYS } else { 0 };
-        let flip = &flip.to_le_bytes()[..size_of::<T>()];
-        let inputs = Inputs::of(span).and(levels.span()).bytes(flip).value(bins);
-        let twin = twin::between::<T>;
-        let histogram = Histogram { op, kernel: "between", twin, inputs, bins, counts, length };
-        histogram.put::<T>(self).map_err(|error| histogram.refuse(error))
+        self.verb(|| {
+            let (op, found, expected) = ("histogram_between", counts.len(), levels.len());
+            let (Elements { span, length }, counts) = (x.elements(), counts.span_mut());
+            let refuse = |error| AlgorithmLaunch::new(op).overwrites(&counts).refuse(error);
+            let bins = bins_of(op, found).map_err(refuse)?;
+            if found + 1 != expected {
+                let (what, expected, found) = ("the array of levels", found + 1, expected);
+                return Err(refuse(ErrorDetail::WrongLength { op, what, expected, found }.into()));
+            }
+            // Floats are compared as such.
+            let flip = if T::IF_NEGATIVE == 0 { T::ALWAYS } else { 0 };
+            let flip = &flip.to_le_bytes()[..size_of::<T>()];
+            let inputs = Inputs::of(span).and(levels.span()).bytes(flip).value(bins);
+            let twin = twin::between::<T>;
+            let histogram = Histogram { op, kernel: "between", twin, inputs, bins, counts, length };
+            histogram.put::<T>(self).map_err(|error| histogram.refuse(error))
+        })
     }
 }
 

@@ -20,8 +20,7 @@ impl Queue<'_> {
     /// As there.
     #[track_caller]
     pub fn sum<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<T::Total>> {
-        let _place = self.composed_here();
-        self.reduce_to_host::<T, T::Total, _>(&Reduction::sum(x), |sum| sum)
+        self.verb(|| self.reduce_to_host::<T, T::Total, _>(&Reduction::sum(x), |sum| sum))
     }
 
     /// See [`Stream::sum_into`](crate::Stream::sum_into).
@@ -34,8 +33,7 @@ impl Queue<'_> {
         x: &impl Sequence<T>,
         out: &mut impl Writable<T::Total>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        self.reduce_to_memory::<T, T::Total>(&Reduction::sum(x), out)
+        self.verb(|| self.reduce_to_memory::<T, T::Total>(&Reduction::sum(x), out))
     }
 
     /// See [`Stream::reduce`](crate::Stream::reduce).
@@ -49,8 +47,11 @@ impl Queue<'_> {
         op: impl ReduceBy<T>,
         init: T,
     ) -> Result<Lent<T>> {
-        let _place = self.composed_here();
-        self.reduce_to_host::<T, T, _>(&Reduction::by(x, op.operator(), init), |reduced| reduced)
+        self.verb(|| {
+            self.reduce_to_host::<T, T, _>(&Reduction::by(x, op.operator(), init), |reduced| {
+                reduced
+            })
+        })
     }
 
     /// See [`Stream::reduce_into`](crate::Stream::reduce_into).
@@ -65,8 +66,7 @@ impl Queue<'_> {
         init: T,
         out: &mut impl Writable<T>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        self.reduce_to_memory::<T, T>(&Reduction::by(x, op.operator(), init), out)
+        self.verb(|| self.reduce_to_memory::<T, T>(&Reduction::by(x, op.operator(), init), out))
     }
 
     /// See [`Stream::min`](crate::Stream::min).
@@ -75,8 +75,7 @@ impl Queue<'_> {
     /// As there.
     #[track_caller]
     pub fn min<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<T>> {
-        let _place = self.composed_here();
-        self.reduce_to_host::<T, T, _>(&Reduction::min(x), |least| least)
+        self.verb(|| self.reduce_to_host::<T, T, _>(&Reduction::min(x), |least| least))
     }
 
     /// See [`Stream::min_into`](crate::Stream::min_into).
@@ -89,8 +88,7 @@ impl Queue<'_> {
         x: &impl Sequence<T>,
         out: &mut impl Writable<T>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        self.reduce_to_memory::<T, T>(&Reduction::min(x), out)
+        self.verb(|| self.reduce_to_memory::<T, T>(&Reduction::min(x), out))
     }
 
     /// See [`Stream::max`](crate::Stream::max).
@@ -99,8 +97,7 @@ impl Queue<'_> {
     /// As there.
     #[track_caller]
     pub fn max<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<T>> {
-        let _place = self.composed_here();
-        self.reduce_to_host::<T, T, _>(&Reduction::max(x), |greatest| greatest)
+        self.verb(|| self.reduce_to_host::<T, T, _>(&Reduction::max(x), |greatest| greatest))
     }
 
     /// See [`Stream::max_into`](crate::Stream::max_into).
@@ -113,8 +110,7 @@ impl Queue<'_> {
         x: &impl Sequence<T>,
         out: &mut impl Writable<T>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        self.reduce_to_memory::<T, T>(&Reduction::max(x), out)
+        self.verb(|| self.reduce_to_memory::<T, T>(&Reduction::max(x), out))
     }
 
     /// See [`Stream::arg_min`](crate::Stream::arg_min).
@@ -123,8 +119,7 @@ impl Queue<'_> {
     /// As there.
     #[track_caller]
     pub fn arg_min<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<Option<usize>>> {
-        let _place = self.composed_here();
-        self.reduce_to_host::<T, u64, _>(&Reduction::arg_min(x), place)
+        self.verb(|| self.reduce_to_host::<T, u64, _>(&Reduction::arg_min(x), place))
     }
 
     /// See [`Stream::arg_min_into`](crate::Stream::arg_min_into).
@@ -137,8 +132,7 @@ impl Queue<'_> {
         x: &impl Sequence<T>,
         out: &mut impl Writable<u64>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        self.reduce_to_memory::<T, u64>(&Reduction::arg_min(x), out)
+        self.verb(|| self.reduce_to_memory::<T, u64>(&Reduction::arg_min(x), out))
     }
 
     /// See [`Stream::arg_max`](crate::Stream::arg_max).
@@ -147,8 +141,7 @@ impl Queue<'_> {
     /// As there.
     #[track_caller]
     pub fn arg_max<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<Option<usize>>> {
-        let _place = self.composed_here();
-        self.reduce_to_host::<T, u64, _>(&Reduction::arg_max(x), place)
+        self.verb(|| self.reduce_to_host::<T, u64, _>(&Reduction::arg_max(x), place))
     }
 
     /// See [`Stream::arg_max_into`](crate::Stream::arg_max_into).
@@ -161,8 +154,7 @@ impl Queue<'_> {
         x: &impl Sequence<T>,
         out: &mut impl Writable<u64>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        self.reduce_to_memory::<T, u64>(&Reduction::arg_max(x), out)
+        self.verb(|| self.reduce_to_memory::<T, u64>(&Reduction::arg_max(x), out))
     }
 
     /// See [`Stream::dot`](crate::Stream::dot).
@@ -175,9 +167,10 @@ impl Queue<'_> {
         x: &impl Readable<T>,
         y: &impl Readable<T>,
     ) -> Result<Lent<T::Total>> {
-        let _place = self.composed_here();
-        let products = Reduction::dot(x, y)?;
-        self.reduce_to_host::<T, T::Total, _>(&products, |sum| sum)
+        self.verb(|| {
+            let products = Reduction::dot(x, y)?;
+            self.reduce_to_host::<T, T::Total, _>(&products, |sum| sum)
+        })
     }
 
     /// See [`Stream::dot_into`](crate::Stream::dot_into).
@@ -191,11 +184,12 @@ impl Queue<'_> {
         y: &impl Readable<T>,
         out: &mut impl Writable<T::Total>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        let products = Reduction::dot(x, y).map_err(|error| {
-            AlgorithmLaunch::new("dot").overwrites(&out.span_mut()).refuse(error)
-        })?;
-        self.reduce_to_memory::<T, T::Total>(&products, out)
+        self.verb(|| {
+            let products = Reduction::dot(x, y).map_err(|error| {
+                AlgorithmLaunch::new("dot").overwrites(&out.span_mut()).refuse(error)
+            })?;
+            self.reduce_to_memory::<T, T::Total>(&products, out)
+        })
     }
 
     /// See [`Stream::count_if`](crate::Stream::count_if).
@@ -208,10 +202,11 @@ impl Queue<'_> {
         x: &impl Sequence<T>,
         condition: Compare<T>,
     ) -> Result<Lent<usize>> {
-        let _place = self.composed_here();
-        let counted = Reduction::count_if(x, condition);
-        let read = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
-        self.reduce_to_host::<T, u64, _>(&counted, read)
+        self.verb(|| {
+            let counted = Reduction::count_if(x, condition);
+            let read = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
+            self.reduce_to_host::<T, u64, _>(&counted, read)
+        })
     }
 
     /// See [`Stream::count_if_into`](crate::Stream::count_if_into).
@@ -225,9 +220,10 @@ impl Queue<'_> {
         condition: Compare<T>,
         out: &mut impl Writable<u64>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        let counted = Reduction::count_if(x, condition);
-        self.reduce_to_memory::<T, u64>(&counted, out)
+        self.verb(|| {
+            let counted = Reduction::count_if(x, condition);
+            self.reduce_to_memory::<T, u64>(&counted, out)
+        })
     }
 
     /// See [`Stream::copy_if`](crate::Stream::copy_if).
@@ -241,8 +237,7 @@ impl Queue<'_> {
         condition: Compare<T>,
         selected: &mut impl Writable<T>,
     ) -> Result<Lent<usize>> {
-        let _place = self.composed_here();
-        self.select_to_host::<T>(&select::copy_if(x, condition, selected))
+        self.verb(|| self.select_to_host::<T>(&select::copy_if(x, condition, selected)))
     }
 
     /// See [`Stream::copy_if_into`](crate::Stream::copy_if_into).
@@ -257,8 +252,7 @@ impl Queue<'_> {
         selected: &mut impl Writable<T>,
         count: &mut impl Writable<u64>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        self.select_to_memory::<T>(&select::copy_if(x, condition, selected), count)
+        self.verb(|| self.select_to_memory::<T>(&select::copy_if(x, condition, selected), count))
     }
 
     /// See [`Stream::partition`](crate::Stream::partition).
@@ -273,8 +267,7 @@ impl Queue<'_> {
         selected: &mut impl Writable<T>,
         others: &mut impl Writable<T>,
     ) -> Result<Lent<usize>> {
-        let _place = self.composed_here();
-        self.select_to_host::<T>(&select::partition(x, condition, selected, others))
+        self.verb(|| self.select_to_host::<T>(&select::partition(x, condition, selected, others)))
     }
 
     /// See [`Stream::partition_into`](crate::Stream::partition_into).
@@ -290,8 +283,9 @@ impl Queue<'_> {
         others: &mut impl Writable<T>,
         count: &mut impl Writable<u64>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        self.select_to_memory::<T>(&select::partition(x, condition, selected, others), count)
+        self.verb(|| {
+            self.select_to_memory::<T>(&select::partition(x, condition, selected, others), count)
+        })
     }
 
     /// See [`Stream::unique`](crate::Stream::unique).
@@ -304,8 +298,7 @@ impl Queue<'_> {
         x: &impl Sequence<T>,
         selected: &mut impl Writable<T>,
     ) -> Result<Lent<usize>> {
-        let _place = self.composed_here();
-        self.select_to_host::<T>(&select::unique(x, selected))
+        self.verb(|| self.select_to_host::<T>(&select::unique(x, selected)))
     }
 
     /// See [`Stream::unique_into`](crate::Stream::unique_into).
@@ -319,8 +312,7 @@ impl Queue<'_> {
         selected: &mut impl Writable<T>,
         count: &mut impl Writable<u64>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        self.select_to_memory::<T>(&select::unique(x, selected), count)
+        self.verb(|| self.select_to_memory::<T>(&select::unique(x, selected), count))
     }
 
     /// See [`Stream::run_length_encode`](crate::Stream::run_length_encode).
@@ -334,8 +326,7 @@ impl Queue<'_> {
         values: &mut impl Writable<T>,
         lengths: &mut impl Writable<u64>,
     ) -> Result<Lent<usize>> {
-        let _place = self.composed_here();
-        self.select_to_host::<T>(&select::run_lengths(x, values, lengths))
+        self.verb(|| self.select_to_host::<T>(&select::run_lengths(x, values, lengths)))
     }
 
     /// See [`Stream::run_length_encode_into`](crate::Stream::run_length_encode_into).
@@ -350,8 +341,7 @@ impl Queue<'_> {
         lengths: &mut impl Writable<u64>,
         count: &mut impl Writable<u64>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        self.select_to_memory::<T>(&select::run_lengths(x, values, lengths), count)
+        self.verb(|| self.select_to_memory::<T>(&select::run_lengths(x, values, lengths), count))
     }
 
     /// See [`Stream::select`](crate::Stream::select).
@@ -365,8 +355,7 @@ impl Queue<'_> {
         flags: &impl Readable<u8>,
         selected: &mut impl Writable<T>,
     ) -> Result<Lent<usize>> {
-        let _place = self.composed_here();
-        self.select_to_host::<T>(&select::select(x, flags, selected))
+        self.verb(|| self.select_to_host::<T>(&select::select(x, flags, selected)))
     }
 
     /// See [`Stream::select_into`](crate::Stream::select_into).
@@ -381,8 +370,7 @@ impl Queue<'_> {
         selected: &mut impl Writable<T>,
         count: &mut impl Writable<u64>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        self.select_to_memory::<T>(&select::select(x, flags, selected), count)
+        self.verb(|| self.select_to_memory::<T>(&select::select(x, flags, selected), count))
     }
 
     /// See [`Stream::partition_flagged`](crate::Stream::partition_flagged).
@@ -397,8 +385,9 @@ impl Queue<'_> {
         selected: &mut impl Writable<T>,
         others: &mut impl Writable<T>,
     ) -> Result<Lent<usize>> {
-        let _place = self.composed_here();
-        self.select_to_host::<T>(&select::partition_flagged(x, flags, selected, others))
+        self.verb(|| {
+            self.select_to_host::<T>(&select::partition_flagged(x, flags, selected, others))
+        })
     }
 
     /// See [`Stream::partition_flagged_into`](crate::Stream::partition_flagged_into).
@@ -414,8 +403,12 @@ impl Queue<'_> {
         others: &mut impl Writable<T>,
         count: &mut impl Writable<u64>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        self.select_to_memory::<T>(&select::partition_flagged(x, flags, selected, others), count)
+        self.verb(|| {
+            self.select_to_memory::<T>(
+                &select::partition_flagged(x, flags, selected, others),
+                count,
+            )
+        })
     }
 
     /// See [`Stream::positions`](crate::Stream::positions).
@@ -428,8 +421,7 @@ impl Queue<'_> {
         flags: &impl Sequence<u8>,
         places: &mut impl Writable<u64>,
     ) -> Result<Lent<usize>> {
-        let _place = self.composed_here();
-        self.select_to_host::<u8>(&select::positions(flags, places))
+        self.verb(|| self.select_to_host::<u8>(&select::positions(flags, places)))
     }
 
     /// See [`Stream::positions_into`](crate::Stream::positions_into).
@@ -443,7 +435,6 @@ impl Queue<'_> {
         places: &mut impl Writable<u64>,
         count: &mut impl Writable<u64>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        self.select_to_memory::<u8>(&select::positions(flags, places), count)
+        self.verb(|| self.select_to_memory::<u8>(&select::positions(flags, places), count))
     }
 }

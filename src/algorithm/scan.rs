@@ -114,8 +114,7 @@ impl Queue<'_> {
         op: impl ReduceBy<T>,
         out: &mut impl Writable<T>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        self.scan(x.elements(), ScanBy::of(op, None), out)
+        self.verb(|| self.scan(x.elements(), ScanBy::of(op, None), out))
     }
 
     /// See [`Stream::exclusive_scan`](crate::Stream::exclusive_scan).
@@ -130,8 +129,7 @@ impl Queue<'_> {
         init: T,
         out: &mut impl Writable<T>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        self.scan(x.elements(), ScanBy::of(op, Some(init)), out)
+        self.verb(|| self.scan(x.elements(), ScanBy::of(op, Some(init)), out))
     }
 
     pub(super) fn scan<T: Scalar>(

@@ -83,13 +83,12 @@ impl Queue<'_> {
         init: T,
         out: &mut impl Writable<T>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        match op.operator() {
+        self.verb(|| match op.operator() {
             op @ Operator::Of(ReduceOp::Sum) => {
                 self.reduce_segments(x, offsets, (op, init.total()), out)
             }
             op => self.reduce_segments(x, offsets, (op, init.computed()), out),
-        }
+        })
     }
 
     /// `init` as the kernels compute.

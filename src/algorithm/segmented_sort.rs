@@ -158,8 +158,7 @@ impl Queue<'_> {
         x: &mut impl SequenceMut<T>,
         offsets: &impl Sequence<u64>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        self.sort_key_segments("segmented_sort", x, offsets, false)
+        self.verb(|| self.sort_key_segments("segmented_sort", x, offsets, false))
     }
 
     /// See [`Stream::segmented_sort_descending`](crate::Stream::segmented_sort_descending).
@@ -172,8 +171,7 @@ impl Queue<'_> {
         x: &mut impl SequenceMut<T>,
         offsets: &impl Sequence<u64>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        self.sort_key_segments("segmented_sort_descending", x, offsets, true)
+        self.verb(|| self.sort_key_segments("segmented_sort_descending", x, offsets, true))
     }
 
     /// See [`Stream::segmented_sort_by_key`](crate::Stream::segmented_sort_by_key).
@@ -187,8 +185,9 @@ impl Queue<'_> {
         values: &mut impl Writable<V>,
         offsets: &impl Sequence<u64>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        self.sort_pair_segments("segmented_sort_by_key", (keys, values), offsets, false)
+        self.verb(|| {
+            self.sort_pair_segments("segmented_sort_by_key", (keys, values), offsets, false)
+        })
     }
 
     /// See [`Stream::segmented_sort_by_key_descending`](crate::Stream::segmented_sort_by_key_descending).
@@ -202,9 +201,10 @@ impl Queue<'_> {
         values: &mut impl Writable<V>,
         offsets: &impl Sequence<u64>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        let op = "segmented_sort_by_key_descending";
-        self.sort_pair_segments(op, (keys, values), offsets, true)
+        self.verb(|| {
+            let op = "segmented_sort_by_key_descending";
+            self.sort_pair_segments(op, (keys, values), offsets, true)
+        })
     }
 
     fn sort_key_segments<T: Scalar>(

@@ -220,8 +220,7 @@ impl Queue<'_> {
     /// As there.
     #[track_caller]
     pub fn sort<T: Scalar>(&self, x: &mut impl SequenceMut<T>) -> Result<()> {
-        let _place = self.composed_here();
-        self.sort_keys("sort", x, false)
+        self.verb(|| self.sort_keys("sort", x, false))
     }
 
     /// See [`Stream::sort_descending`](crate::Stream::sort_descending).
@@ -230,8 +229,7 @@ impl Queue<'_> {
     /// As there.
     #[track_caller]
     pub fn sort_descending<T: Scalar>(&self, x: &mut impl SequenceMut<T>) -> Result<()> {
-        let _place = self.composed_here();
-        self.sort_keys("sort_descending", x, true)
+        self.verb(|| self.sort_keys("sort_descending", x, true))
     }
 
     /// See [`Stream::sort_by_key`](crate::Stream::sort_by_key).
@@ -244,8 +242,7 @@ impl Queue<'_> {
         keys: &mut impl SequenceMut<K>,
         values: &mut impl Writable<V>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        self.sort_pairs("sort_by_key", keys, values, false)
+        self.verb(|| self.sort_pairs("sort_by_key", keys, values, false))
     }
 
     /// See [`Stream::sort_by_key_descending`](crate::Stream::sort_by_key_descending).
@@ -258,8 +255,7 @@ impl Queue<'_> {
         keys: &mut impl SequenceMut<K>,
         values: &mut impl Writable<V>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        self.sort_pairs("sort_by_key_descending", keys, values, true)
+        self.verb(|| self.sort_pairs("sort_by_key_descending", keys, values, true))
     }
 
     /// A sort of keys in another algorithm's memory, with values of this many bytes.

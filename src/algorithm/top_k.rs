@@ -267,8 +267,7 @@ impl Queue<'_> {
         x: &impl Sequence<T>,
         greatest: &mut impl Writable<T>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        self.top::<T>(("top_k", true), x.elements(), out(greatest), None)
+        self.verb(|| self.top::<T>(("top_k", true), x.elements(), out(greatest), None))
     }
 
     /// See [`Stream::top_k_places`](crate::Stream::top_k_places).
@@ -282,9 +281,10 @@ impl Queue<'_> {
         greatest: &mut impl Writable<T>,
         places: &mut impl Writable<u64>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        let places = Some(out(places));
-        self.top::<T>(("top_k_places", true), x.elements(), out(greatest), places)
+        self.verb(|| {
+            let places = Some(out(places));
+            self.top::<T>(("top_k_places", true), x.elements(), out(greatest), places)
+        })
     }
 
     /// See [`Stream::bottom_k`](crate::Stream::bottom_k).
@@ -297,8 +297,7 @@ impl Queue<'_> {
         x: &impl Sequence<T>,
         least: &mut impl Writable<T>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        self.top::<T>(("bottom_k", false), x.elements(), out(least), None)
+        self.verb(|| self.top::<T>(("bottom_k", false), x.elements(), out(least), None))
     }
 
     /// See [`Stream::bottom_k_places`](crate::Stream::bottom_k_places).
@@ -312,9 +311,10 @@ impl Queue<'_> {
         least: &mut impl Writable<T>,
         places: &mut impl Writable<u64>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        let places = Some(out(places));
-        self.top::<T>(("bottom_k_places", false), x.elements(), out(least), places)
+        self.verb(|| {
+            let places = Some(out(places));
+            self.top::<T>(("bottom_k_places", false), x.elements(), out(least), places)
+        })
     }
 
     fn top<T: Scalar>(

@@ -47,7 +47,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceReduce``::Sum`
     pub fn sum<T: Scalar>(&self, x: &impl Sequence<T>) -> Op<T::Total> {
-        self.batch(|queue| queue.sum(x))
+        self.one(|queue| queue.sum(x))
     }
 
     /// Sums the elements, on the device. The result goes to `out`, memory of one element. Ready proves
@@ -79,7 +79,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceReduce``::Sum`
     pub fn sum_into<T: Scalar>(&self, x: &impl Sequence<T>, out: &mut impl Writable<T::Total>) -> Op<()> {
-        self.batch(|queue| queue.sum_into(x, out))
+        self.one(|queue| queue.sum_into(x, out))
     }
 
     /// Combines `init` with all elements. Ready proves that the value is *visible to the host*.
@@ -116,7 +116,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceReduce``::Reduce`
     pub fn reduce<T: Scalar>(&self, x: &impl Sequence<T>, op: impl ReduceBy<T>, init: T) -> Op<T> {
-        self.batch(|queue| queue.reduce(x, op, init))
+        self.one(|queue| queue.reduce(x, op, init))
     }
 
     /// Combines `init` with all elements, on the device. The result goes to `out`, memory of one element. Ready
@@ -137,7 +137,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceReduce``::Reduce`
     pub fn reduce_into<T: Scalar>(&self, x: &impl Sequence<T>, op: impl ReduceBy<T>, init: T, out: &mut impl Writable<T>) -> Op<()> {
-        self.batch(|queue| queue.reduce_into(x, op, init, out))
+        self.one(|queue| queue.reduce_into(x, op, init, out))
     }
 
     /// Finds the least element. Ready proves that the value is *visible to the host*.
@@ -159,7 +159,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceReduce``::Min`
     pub fn min<T: Scalar>(&self, x: &impl Sequence<T>) -> Op<T> {
-        self.batch(|queue| queue.min(x))
+        self.one(|queue| queue.min(x))
     }
 
     /// Finds the least element, on the device. The result goes to `out`, memory of one element. Ready proves
@@ -180,7 +180,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceReduce``::Min`
     pub fn min_into<T: Scalar>(&self, x: &impl Sequence<T>, out: &mut impl Writable<T>) -> Op<()> {
-        self.batch(|queue| queue.min_into(x, out))
+        self.one(|queue| queue.min_into(x, out))
     }
 
     /// Finds where the least element is, the first of equal ones, as -0.0 and 0.0 are. Ready proves that the value is
@@ -210,7 +210,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceReduce``::ArgMin`
     pub fn arg_min<T: Scalar>(&self, x: &impl Sequence<T>) -> Op<Option<usize>> {
-        self.batch(|queue| queue.arg_min(x))
+        self.one(|queue| queue.arg_min(x))
     }
 
     /// Finds where the least element is, on the device. The result goes to `out`, memory of one element. Ready
@@ -231,7 +231,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceReduce``::ArgMin`
     pub fn arg_min_into<T: Scalar>(&self, x: &impl Sequence<T>, out: &mut impl Writable<u64>) -> Op<()> {
-        self.batch(|queue| queue.arg_min_into(x, out))
+        self.one(|queue| queue.arg_min_into(x, out))
     }
 
     /// Finds the greatest element. Ready proves that the value is *visible to the host*.
@@ -252,7 +252,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceReduce``::Max`
     pub fn max<T: Scalar>(&self, x: &impl Sequence<T>) -> Op<T> {
-        self.batch(|queue| queue.max(x))
+        self.one(|queue| queue.max(x))
     }
 
     /// Finds the greatest element, on the device. The result goes to `out`, memory of one element. Ready proves
@@ -273,7 +273,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceReduce``::Max`
     pub fn max_into<T: Scalar>(&self, x: &impl Sequence<T>, out: &mut impl Writable<T>) -> Op<()> {
-        self.batch(|queue| queue.max_into(x, out))
+        self.one(|queue| queue.max_into(x, out))
     }
 
     /// Finds where the greatest element is, the first of equal ones. Ready proves that the value is *visible to the host*.
@@ -302,7 +302,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceReduce``::ArgMax`
     pub fn arg_max<T: Scalar>(&self, x: &impl Sequence<T>) -> Op<Option<usize>> {
-        self.batch(|queue| queue.arg_max(x))
+        self.one(|queue| queue.arg_max(x))
     }
 
     /// Finds where the greatest element is, on the device. The result goes to `out`, memory of one element. Ready
@@ -323,7 +323,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceReduce``::ArgMax`
     pub fn arg_max_into<T: Scalar>(&self, x: &impl Sequence<T>, out: &mut impl Writable<u64>) -> Op<()> {
-        self.batch(|queue| queue.arg_max_into(x, out))
+        self.one(|queue| queue.arg_max_into(x, out))
     }
 
     /// Sums the products of two arrays' elements up. Ready proves that the value is *visible to the host*.
@@ -352,7 +352,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceReduce``::Reduce`
     pub fn dot<T: Scalar>(&self, x: &impl Readable<T>, y: &impl Readable<T>) -> Op<T::Total> {
-        self.batch(|queue| queue.dot(x, y))
+        self.one(|queue| queue.dot(x, y))
     }
 
     /// Sums the products of two arrays' elements up, on the device. The result goes to `out`, memory of one
@@ -373,7 +373,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceReduce``::Reduce`
     pub fn dot_into<T: Scalar>(&self, x: &impl Readable<T>, y: &impl Readable<T>, out: &mut impl Writable<T::Total>) -> Op<()> {
-        self.batch(|queue| queue.dot_into(x, y, out))
+        self.one(|queue| queue.dot_into(x, y, out))
     }
 
     /// Counts the elements that satisfy a condition. Ready proves that the value is *visible to the host*.
@@ -403,7 +403,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceReduce``::TransformReduce`
     pub fn count_if<T: Scalar>(&self, x: &impl Sequence<T>, condition: Compare<T>) -> Op<usize> {
-        self.batch(|queue| queue.count_if(x, condition))
+        self.one(|queue| queue.count_if(x, condition))
     }
 
     /// Counts the elements that satisfy a condition, on the device. The result goes to `out`, memory of one
@@ -424,7 +424,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceReduce``::TransformReduce`
     pub fn count_if_into<T: Scalar>(&self, x: &impl Sequence<T>, condition: Compare<T>, out: &mut impl Writable<u64>) -> Op<()> {
-        self.batch(|queue| queue.count_if_into(x, condition, out))
+        self.one(|queue| queue.count_if_into(x, condition, out))
     }
 
     // ---- each segment of an array, one value ------------------------------------------------
@@ -467,7 +467,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceSegmentedReduce::Reduce`
     pub fn segmented_reduce<T: Scalar>(&self, x: &impl Sequence<T>, offsets: &impl Sequence<u64>, op: impl ReduceBy<T>, init: T, out: &mut impl Writable<T>) -> Op<()> {
-        self.batch(|queue| queue.segmented_reduce(x, offsets, op, init, out))
+        self.one(|queue| queue.segmented_reduce(x, offsets, op, init, out))
     }
 
     // ---- scans ---------------------------------------------------------------------------------
@@ -512,7 +512,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceScan``::InclusiveScan`
     pub fn inclusive_scan<T: Scalar>(&self, x: &impl Sequence<T>, op: impl ReduceBy<T>, out: &mut impl Writable<T>) -> Op<()> {
-        self.batch(|queue| queue.inclusive_scan(x, op, out))
+        self.one(|queue| queue.inclusive_scan(x, op, out))
     }
 
     /// Combines all elements before each with `init`. Ready proves *complete on the device*.
@@ -555,7 +555,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceScan``::ExclusiveScan`
     pub fn exclusive_scan<T: Scalar>(&self, x: &impl Sequence<T>, op: impl ReduceBy<T>, init: T, out: &mut impl Writable<T>) -> Op<()> {
-        self.batch(|queue| queue.exclusive_scan(x, op, init, out))
+        self.one(|queue| queue.exclusive_scan(x, op, init, out))
     }
 
     // ---- all elements, in another order -----------------------------------------------------
@@ -588,7 +588,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceRadixSort``::SortKeys`
     pub fn sort<T: Scalar>(&self, x: &mut impl SequenceMut<T>) -> Op<()> {
-        self.batch(|queue| queue.sort(x))
+        self.one(|queue| queue.sort(x))
     }
 
     /// Sorts the elements in place, the greatest first. Ready proves *complete on the device*.
@@ -609,7 +609,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceRadixSort``::SortKeysDescending`
     pub fn sort_descending<T: Scalar>(&self, x: &mut impl SequenceMut<T>) -> Op<()> {
-        self.batch(|queue| queue.sort_descending(x))
+        self.one(|queue| queue.sort_descending(x))
     }
 
     /// Sorts keys in place, the least first, and values with them. Ready proves *complete on the device*.
@@ -642,7 +642,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceRadixSort``::SortPairs`
     pub fn sort_by_key<K: Scalar, V: Element>(&self, keys: &mut impl SequenceMut<K>, values: &mut impl Writable<V>) -> Op<()> {
-        self.batch(|queue| queue.sort_by_key(keys, values))
+        self.one(|queue| queue.sort_by_key(keys, values))
     }
 
     /// Sorts keys in place, the greatest first, and values with them. Ready proves *complete on the device*.
@@ -664,7 +664,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceRadixSort``::SortPairsDescending`
     pub fn sort_by_key_descending<K: Scalar, V: Element>(&self, keys: &mut impl SequenceMut<K>, values: &mut impl Writable<V>) -> Op<()> {
-        self.batch(|queue| queue.sort_by_key_descending(keys, values))
+        self.one(|queue| queue.sort_by_key_descending(keys, values))
     }
 
     /// Sorts the elements of each segment in place, the least first. Ready proves *complete on the device*.
@@ -698,7 +698,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceSegmentedSort::SortKeys`
     pub fn segmented_sort<T: Scalar>(&self, x: &mut impl SequenceMut<T>, offsets: &impl Sequence<u64>) -> Op<()> {
-        self.batch(|queue| queue.segmented_sort(x, offsets))
+        self.one(|queue| queue.segmented_sort(x, offsets))
     }
 
     /// Sorts the elements of each segment in place, the greatest first. Ready proves *complete on the device*.
@@ -717,7 +717,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceSegmentedSort::SortKeysDescending`
     pub fn segmented_sort_descending<T: Scalar>(&self, x: &mut impl SequenceMut<T>, offsets: &impl Sequence<u64>) -> Op<()> {
-        self.batch(|queue| queue.segmented_sort_descending(x, offsets))
+        self.one(|queue| queue.segmented_sort_descending(x, offsets))
     }
 
     /// Sorts the keys of each segment in place, the least first, and values with them. Ready proves *complete on the
@@ -739,7 +739,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceSegmentedSort::StableSortPairs`
     pub fn segmented_sort_by_key<K: Scalar, V: Element>(&self, keys: &mut impl SequenceMut<K>, values: &mut impl Writable<V>, offsets: &impl Sequence<u64>) -> Op<()> {
-        self.batch(|queue| queue.segmented_sort_by_key(keys, values, offsets))
+        self.one(|queue| queue.segmented_sort_by_key(keys, values, offsets))
     }
 
     /// Sorts the keys of each segment in place, the greatest first, and values with them. Ready proves *complete on
@@ -761,7 +761,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceSegmentedSort::StableSortPairsDescending`
     pub fn segmented_sort_by_key_descending<K: Scalar, V: Element>(&self, keys: &mut impl SequenceMut<K>, values: &mut impl Writable<V>, offsets: &impl Sequence<u64>) -> Op<()> {
-        self.batch(|queue| queue.segmented_sort_by_key_descending(keys, values, offsets))
+        self.one(|queue| queue.segmented_sort_by_key_descending(keys, values, offsets))
     }
 
     /// Writes the greatest elements, the greatest first, as many as `greatest` has. Ready proves *complete on the
@@ -797,7 +797,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceTopK::MaxKeys`, `DeviceRadixSort``::SortKeysDescending`
     pub fn top_k<T: Scalar>(&self, x: &impl Sequence<T>, greatest: &mut impl Writable<T>) -> Op<()> {
-        self.batch(|queue| queue.top_k(x, greatest))
+        self.one(|queue| queue.top_k(x, greatest))
     }
 
     /// Writes the greatest elements, the greatest first, and where each is. Ready proves *complete on the device*.
@@ -830,7 +830,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceRadixSort``::SortPairsDescending`
     pub fn top_k_places<T: Scalar>(&self, x: &impl Sequence<T>, greatest: &mut impl Writable<T>, places: &mut impl Writable<u64>) -> Op<()> {
-        self.batch(|queue| queue.top_k_places(x, greatest, places))
+        self.one(|queue| queue.top_k_places(x, greatest, places))
     }
 
     /// Writes the least elements, the least first, as many as `least` has. Ready proves *complete on the device*.
@@ -850,7 +850,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceRadixSort``::SortKeys`
     pub fn bottom_k<T: Scalar>(&self, x: &impl Sequence<T>, least: &mut impl Writable<T>) -> Op<()> {
-        self.batch(|queue| queue.bottom_k(x, least))
+        self.one(|queue| queue.bottom_k(x, least))
     }
 
     /// Writes the least elements, the least first, and where each is. Ready proves *complete on the device*.
@@ -871,7 +871,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceRadixSort``::SortPairs`
     pub fn bottom_k_places<T: Scalar>(&self, x: &impl Sequence<T>, least: &mut impl Writable<T>, places: &mut impl Writable<u64>) -> Op<()> {
-        self.batch(|queue| queue.bottom_k_places(x, least, places))
+        self.one(|queue| queue.bottom_k_places(x, least, places))
     }
 
     // ---- some elements, in their order ------------------------------------------------------
@@ -907,7 +907,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceSelect``::If`
     pub fn copy_if<T: Scalar>(&self, x: &impl Sequence<T>, condition: Compare<T>, selected: &mut impl Writable<T>) -> Op<usize> {
-        self.batch(|queue| queue.copy_if(x, condition, selected))
+        self.one(|queue| queue.copy_if(x, condition, selected))
     }
 
     /// Copies the elements that satisfy a condition, in their order. The count goes to `count`, memory of one
@@ -944,7 +944,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceSelect``::If`
     pub fn copy_if_into<T: Scalar>(&self, x: &impl Sequence<T>, condition: Compare<T>, selected: &mut impl Writable<T>, count: &mut impl Writable<u64>) -> Op<()> {
-        self.batch(|queue| queue.copy_if_into(x, condition, selected, count))
+        self.one(|queue| queue.copy_if_into(x, condition, selected, count))
     }
 
     /// Copies the elements that satisfy a condition to one place and the others to another, both in their order.
@@ -966,7 +966,7 @@ verbs! {
     /// # Source
     /// CUB's `DevicePartition::If`
     pub fn partition<T: Scalar>(&self, x: &impl Sequence<T>, condition: Compare<T>, selected: &mut impl Writable<T>, others: &mut impl Writable<T>) -> Op<usize> {
-        self.batch(|queue| queue.partition(x, condition, selected, others))
+        self.one(|queue| queue.partition(x, condition, selected, others))
     }
 
     /// Copies the elements that satisfy a condition to one place and the others to another, both in their order.
@@ -990,7 +990,7 @@ verbs! {
     /// # Source
     /// CUB's `DevicePartition::If`
     pub fn partition_into<T: Scalar>(&self, x: &impl Sequence<T>, condition: Compare<T>, selected: &mut impl Writable<T>, others: &mut impl Writable<T>, count: &mut impl Writable<u64>) -> Op<()> {
-        self.batch(|queue| queue.partition_into(x, condition, selected, others, count))
+        self.one(|queue| queue.partition_into(x, condition, selected, others, count))
     }
 
     /// Copies the first of each run of equal elements. Ready proves that the count, which it resolves with, is
@@ -1022,7 +1022,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceSelect``::Unique`
     pub fn unique<T: Scalar>(&self, x: &impl Sequence<T>, selected: &mut impl Writable<T>) -> Op<usize> {
-        self.batch(|queue| queue.unique(x, selected))
+        self.one(|queue| queue.unique(x, selected))
     }
 
     /// Copies the first of each run of equal elements. The count goes to `count`, memory of one element:
@@ -1046,7 +1046,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceSelect``::Unique`
     pub fn unique_into<T: Scalar>(&self, x: &impl Sequence<T>, selected: &mut impl Writable<T>, count: &mut impl Writable<u64>) -> Op<()> {
-        self.batch(|queue| queue.unique_into(x, selected, count))
+        self.one(|queue| queue.unique_into(x, selected, count))
     }
 
     /// Writes each run of equal elements as its value and its length, in their order. Ready proves that the number
@@ -1082,7 +1082,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceRunLengthEncode::Encode`
     pub fn run_length_encode<T: Scalar>(&self, x: &impl Sequence<T>, values: &mut impl Writable<T>, lengths: &mut impl Writable<u64>) -> Op<usize> {
-        self.batch(|queue| queue.run_length_encode(x, values, lengths))
+        self.one(|queue| queue.run_length_encode(x, values, lengths))
     }
 
     /// Writes each run of equal elements as its value and its length, in their order. The number of runs goes to
@@ -1104,7 +1104,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceRunLengthEncode::Encode`
     pub fn run_length_encode_into<T: Scalar>(&self, x: &impl Sequence<T>, values: &mut impl Writable<T>, lengths: &mut impl Writable<u64>, count: &mut impl Writable<u64>) -> Op<()> {
-        self.batch(|queue| queue.run_length_encode_into(x, values, lengths, count))
+        self.one(|queue| queue.run_length_encode_into(x, values, lengths, count))
     }
 
     /// Copies the elements whose flag is not 0, in their order. There are as many flags as elements. Ready proves
@@ -1126,7 +1126,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceSelect``::Flagged`
     pub fn select<T: Scalar>(&self, x: &impl Sequence<T>, flags: &impl Readable<u8>, selected: &mut impl Writable<T>) -> Op<usize> {
-        self.batch(|queue| queue.select(x, flags, selected))
+        self.one(|queue| queue.select(x, flags, selected))
     }
 
     /// Copies the elements whose flag is not 0, in their order. There are as many flags as elements. The count
@@ -1150,7 +1150,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceSelect``::Flagged`
     pub fn select_into<T: Scalar>(&self, x: &impl Sequence<T>, flags: &impl Readable<u8>, selected: &mut impl Writable<T>, count: &mut impl Writable<u64>) -> Op<()> {
-        self.batch(|queue| queue.select_into(x, flags, selected, count))
+        self.one(|queue| queue.select_into(x, flags, selected, count))
     }
 
     /// Copies the elements whose flag is not 0 to one place and the others to another, both in their order. Ready
@@ -1172,7 +1172,7 @@ verbs! {
     /// # Source
     /// CUB's `DevicePartition::Flagged`
     pub fn partition_flagged<T: Scalar>(&self, x: &impl Sequence<T>, flags: &impl Readable<u8>, selected: &mut impl Writable<T>, others: &mut impl Writable<T>) -> Op<usize> {
-        self.batch(|queue| queue.partition_flagged(x, flags, selected, others))
+        self.one(|queue| queue.partition_flagged(x, flags, selected, others))
     }
 
     /// Copies the elements whose flag is not 0 to one place and the others to another, both in their order. The
@@ -1196,7 +1196,7 @@ verbs! {
     /// # Source
     /// CUB's `DevicePartition::Flagged`
     pub fn partition_flagged_into<T: Scalar>(&self, x: &impl Sequence<T>, flags: &impl Readable<u8>, selected: &mut impl Writable<T>, others: &mut impl Writable<T>, count: &mut impl Writable<u64>) -> Op<()> {
-        self.batch(|queue| queue.partition_flagged_into(x, flags, selected, others, count))
+        self.one(|queue| queue.partition_flagged_into(x, flags, selected, others, count))
     }
 
     /// Writes the positions of the flags that are not 0, in their order. Ready proves that the count, which it
@@ -1218,7 +1218,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceSelect``::Flagged`
     pub fn positions(&self, flags: &impl Sequence<u8>, places: &mut impl Writable<u64>) -> Op<usize> {
-        self.batch(|queue| queue.positions(flags, places))
+        self.one(|queue| queue.positions(flags, places))
     }
 
     /// Writes the positions of the flags that are not 0, in their order. The count goes to `count`, memory of one
@@ -1242,7 +1242,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceSelect``::Flagged`
     pub fn positions_into(&self, flags: &impl Sequence<u8>, places: &mut impl Writable<u64>, count: &mut impl Writable<u64>) -> Op<()> {
-        self.batch(|queue| queue.positions_into(flags, places, count))
+        self.one(|queue| queue.positions_into(flags, places, count))
     }
 
     // ---- how many elements fall into each bin -----------------------------------------------
@@ -1281,7 +1281,7 @@ verbs! {
     /// # Source
     /// CUB's `DeviceHistogram::HistogramEven`
     pub fn histogram<T: Scalar>(&self, x: &impl Sequence<T>, range: RangeInclusive<T>, counts: &mut impl Writable<u64>) -> Op<()> {
-        self.batch(|queue| queue.histogram(x, range, counts))
+        self.one(|queue| queue.histogram(x, range, counts))
     }
 
     /// Counts the elements between each level and the next: `levels` has one more than `counts`. Ready proves
@@ -1317,6 +1317,6 @@ verbs! {
     /// # Source
     /// CUB's `DeviceHistogram::HistogramRange`
     pub fn histogram_between<T: Scalar>(&self, x: &impl Sequence<T>, levels: &impl Readable<T>, counts: &mut impl Writable<u64>) -> Op<()> {
-        self.batch(|queue| queue.histogram_between(x, levels, counts))
+        self.one(|queue| queue.histogram_between(x, levels, counts))
     }
 }

@@ -23,16 +23,6 @@ pub(super) enum Writer<'s> {
     Graph(&'s Draft),
 }
 
-impl<'s> Writer<'s> {
-    /// Whether the following calls are parts of one operation.
-    pub(super) fn is_composed(self) -> &'s Cell<bool> {
-        match self {
-            Writer::Replay(run) => &run.is_composed,
-            Writer::Graph(draft) => &draft.is_composed,
-        }
-    }
-}
-
 #[derive(Default)]
 pub(crate) struct Draft {
     list: RefCell<List>,
@@ -45,8 +35,6 @@ pub(crate) struct Draft {
     events: RefCell<Vec<Event>>,
     /// The next launch is one.
     pub(super) barrier: Cell<bool>,
-    /// The following calls are parts of one operation.
-    pub(super) is_composed: Cell<bool>,
 }
 
 /// A list, the values that keep its memory until it is summed up, and its events.

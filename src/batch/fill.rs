@@ -35,8 +35,7 @@ impl<'s> Queue<'s> {
         op: &'static str,
         len: usize,
     ) -> Result<DeviceBuffer<T>> {
-        self.here();
-        Ok(self.make(|| Footprint::new(op), len, false, |_, _, _| Ok(()))?)
+        self.verb(|| Ok(self.make(|| Footprint::new(op), len, false, |_, _, _| Ok(()))?))
     }
 
     /// See [`Stream::zeros`](crate::Stream::zeros).
@@ -45,13 +44,14 @@ impl<'s> Queue<'s> {
     /// Out of device memory; a lost or closed device.
     #[track_caller]
     pub fn zeros<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
-        self.here();
-        let zero = Pattern { bytes: [0; 16], len: 1 };
-        if self.writes_down() {
-            return self.make_filled("zeros", len, zero, len as u64 * size_of::<T>() as u64);
-        }
-        let fill = |raw: &Raw<'_>, ptr, bytes| Ok(raw.fill(ptr, zero, bytes)?);
-        Ok(self.make(|| Footprint::new("zeros"), len, true, fill)?)
+        self.verb(|| {
+            let zero = Pattern { bytes: [0; 16], len: 1 };
+            if self.writes_down() {
+                return self.make_filled("zeros", len, zero, len as u64 * size_of::<T>() as u64);
+            }
+            let fill = |raw: &Raw<'_>, ptr, bytes| Ok(raw.fill(ptr, zero, bytes)?);
+            Ok(self.make(|| Footprint::new("zeros"), len, true, fill)?)
+        })
     }
 
     /// See [`Stream::ones`](crate::Stream::ones).
@@ -60,8 +60,7 @@ impl<'s> Queue<'s> {
     /// Out of device memory; a lost or closed device.
     #[track_caller]
     pub fn ones<T: Number>(&self, len: usize) -> Result<DeviceBuffer<T>> {
-        self.here();
-        self.full(len, T::ONE)
+        self.verb(|| self.full(len, T::ONE))
     }
 
     /// See [`Stream::full`](crate::Stream::full).
@@ -70,13 +69,14 @@ impl<'s> Queue<'s> {
     /// Out of device memory; a lost or closed device; an element type of more than 16 bytes.
     #[track_caller]
     pub fn full<T: Element>(&self, len: usize, value: T) -> Result<DeviceBuffer<T>> {
-        self.here();
-        let pattern = self.pattern(value)?;
-        if self.writes_down() {
-            return self.make_filled("full", len, pattern, len as u64);
-        }
-        let fill = |raw: &Raw<'_>, ptr, _| Ok(raw.fill(ptr, pattern, len as u64)?);
-        Ok(self.make(|| Footprint::new("full"), len, true, fill)?)
+        self.verb(|| {
+            let pattern = self.pattern(value)?;
+            if self.writes_down() {
+                return self.make_filled("full", len, pattern, len as u64);
+            }
+            let fill = |raw: &Raw<'_>, ptr, _| Ok(raw.fill(ptr, pattern, len as u64)?);
+            Ok(self.make(|| Footprint::new("full"), len, true, fill)?)
+        })
     }
 
     /// See [`Stream::fill`](crate::Stream::fill).
@@ -85,16 +85,17 @@ impl<'s> Queue<'s> {
     /// A lost or closed device; an element type of more than 16 bytes.
     #[track_caller]
     pub fn fill<T: Element>(&self, destination: &mut impl Writable<T>, value: T) -> Result<()> {
-        self.here();
-        let len = destination.len() as u64;
-        let to = destination.span_mut();
-        let mut footprint = Footprint::new("fill");
-        footprint.overwrites(&to);
-        let pattern = self.pattern(value).map_err(|error| footprint.poison(error))?;
-        if to.range.is_empty() {
-            return self.submit_nothing(&footprint);
-        }
-        Ok(self.submit_fill(&mut footprint, to.ptr(), pattern, len)?)
+        self.verb(|| {
+            let len = destination.len() as u64;
+            let to = destination.span_mut();
+            let mut footprint = Footprint::new("fill");
+            footprint.overwrites(&to);
+            let pattern = self.pattern(value).map_err(|error| footprint.poison(error))?;
+            if to.range.is_empty() {
+                return self.submit_nothing(&footprint);
+            }
+            Ok(self.submit_fill(&mut footprint, to.ptr(), pattern, len)?)
+        })
     }
 
     /// Allocates in front of the recorded list, and fills behind it.

@@ -4,8 +4,8 @@
 
 use crate::batch::queue::Queue;
 use crate::batch::settle::{Settle, Settled};
-use crate::error::refused::Refused;
-use crate::error::{ErrorDetail, Result};
+use crate::error::refused::{AtLine, Refused};
+use crate::error::{Error, ErrorDetail, Result};
 use crate::op::{HostValue, Op, Points};
 use crate::submit::{Dependencies, LateOutcomes};
 
@@ -30,7 +30,7 @@ impl Queue<'_> {
                 if self.last.get() == 0
                     && let Some(lost) = self.stream.engine().lost()
                 {
-                    return Op::failed(lost.clone());
+                    return Op::failed(lost.clone().called_at(self.at.get()));
                 }
                 if let Some(outcomes) = self.outcomes.take() {
                     return self.finish_late(value, points, outcomes);
@@ -39,7 +39,7 @@ impl Queue<'_> {
             }
             Err(error) => {
                 self.stream.release(self.last.get());
-                Op::failed(error)
+                Op::failed(error.called_at(self.at.get()))
             }
         }
     }
@@ -53,7 +53,7 @@ impl Queue<'_> {
             Ok(value) => self.finish(Ok(value)),
             Err(refused) => {
                 self.stream.release(self.last.get());
-                Op::refused(refused)
+                Op::refused(refused.at_line(self.at.get()))
             }
         }
     }
@@ -72,8 +72,8 @@ impl Queue<'_> {
             let failed =
                 outcomes.iter().find_map(|outcome| Some((outcome, outcome.check().err()?)));
             if let Some((outcome, cause)) = failed {
-                let (op, at) = (outcome.op(), self.at.get());
-                return Op::failed(ErrorDetail::Verify { op, at, cause }.into());
+                let failed = Error::from(ErrorDetail::Verify { op: outcome.op(), cause });
+                return Op::failed(failed.called_at(self.at.get()));
             }
         }
         let points = points.reaching(self.stream, self.last.get());

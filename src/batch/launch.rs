@@ -12,22 +12,20 @@ use crate::batch::queue::Queue;
 use crate::batch::region::Run;
 use crate::batch::report::{ListOutcome, OpSite};
 use crate::error::Result;
+use crate::error::refused::AtLine;
 use crate::event::Event;
 use crate::submit::{
     Footprint, KernelLaunch, LateOutcomes, MemoryKernels, Raw, Recorder, Refusal, SubmitError,
     capture, submit_nothing,
 };
 
-/// While it exists, operations put on the queue are parts of one operation.
-#[cfg(feature = "algorithms")]
-pub(crate) struct Composed<'q>(Option<&'q Cell<bool>>);
+/// While it exists, operations put on the queue are parts of one verb. It has the line where the queue was opened.
+struct InVerb<'q, 's>(&'q Queue<'s>, &'static Location<'static>);
 
-#[cfg(feature = "algorithms")]
-impl Drop for Composed<'_> {
+impl Drop for InVerb<'_, '_> {
     fn drop(&mut self) {
-        if let Some(is_composed) = self.0 {
-            is_composed.set(false);
-        }
+        self.0.in_verb.set(false);
+        self.0.at.set(self.1);
     }
 }
 
@@ -40,9 +38,21 @@ impl<'s> Queue<'s> {
     /// A queue of the same stream whose launches are recorded in a graph's list.
     pub(crate) fn drawing<'d>(&'d self, draft: &'d Draft) -> Queue<'d> {
         let (stream, home, at) = (self.stream, self.home, self.at.clone());
+        let in_verb = Cell::new(false);
         let (last, writer) = (Cell::new(0), Some(Writer::Graph(draft)));
         let (outcomes, not_send) = (LateOutcomes::default(), PhantomData);
-        Queue { stream, home, last, refused: None, lease: None, writer, at, outcomes, not_send }
+        Queue {
+            stream,
+            home,
+            last,
+            refused: None,
+            lease: None,
+            writer,
+            at,
+            in_verb,
+            outcomes,
+            not_send,
+        }
     }
 
     /// Whether launches are recorded before they are on the stream.
@@ -96,24 +106,26 @@ impl<'s> Queue<'s> {
         }
     }
 
-    /// Remembers the line that called an operation, if it is recorded first and is not a part of another.
+    /// Runs a verb: whatever it fails with names the line that called it. A verb that another one calls is a part of that.
     #[track_caller]
     #[inline]
-    pub(crate) fn here(&self) {
-        if let Some(writer) = self.writer
-            && !writer.is_composed().get()
-        {
-            self.at.set(Location::caller());
+    pub(crate) fn verb<R, E: AtLine>(
+        &self,
+        put: impl FnOnce() -> std::result::Result<R, E>,
+    ) -> std::result::Result<R, E> {
+        let at = Location::caller();
+        if self.in_verb.replace(true) {
+            return put();
         }
+        let _outermost = InVerb(self, self.at.replace(at));
+        put().map_err(|error| error.at_line(at))
     }
 
-    /// [`here`](Self::here) for an operation that consists of several.
-    #[cfg(feature = "algorithms")]
-    #[track_caller]
-    pub(crate) fn composed_here(&self) -> Composed<'_> {
-        self.here();
-        let outermost = self.writer.map(Writer::is_composed).filter(|parts| !parts.replace(true));
-        Composed(outermost)
+    /// A part of what the user opened the queue for.
+    pub(crate) fn part<R>(&self, put: impl FnOnce() -> R) -> R {
+        let _part = InVerb(self, self.at.get());
+        self.in_verb.set(true);
+        put()
     }
 
     /// Submits a launch, or writes it down.
@@ -193,7 +205,7 @@ impl<'s> Queue<'s> {
         let op = footprint.name();
         self.outcomes.look(footprint);
         let written = run.write(footprint, launch, at).map(|ticket| (ticket, ()));
-        self.outcomes.enter(footprint, self.stream, &written);
+        self.outcomes.enter(footprint, self.stream, &written, self.at.get());
         let (ticket, ()) = self.note(written)?;
         op.told(self.stream, ticket);
         Ok(())
@@ -223,9 +235,7 @@ impl<'s> Queue<'s> {
 
     /// Writes the record of an event to the list of the graph.
     #[cold]
-    #[track_caller]
     pub(crate) fn draw_event(&self, event: &Event) -> Result<()> {
-        self.here();
         match self.writer {
             Some(Writer::Graph(draft)) => draft.record(self.stream.engine(), event, self.at.get()),
             _ => event.record_in(self),

@@ -57,8 +57,10 @@ pub struct Queue<'s> {
     pub(super) lease: Option<&'s Lease>,
     /// Where launches are recorded first.
     pub(super) writer: Option<Writer<'s>>,
-    /// The line where the user opened it or, where launches are recorded, that of the last operation.
+    /// The line that called the verb that is running; outside of one, that where the user opened the queue.
     pub(crate) at: Cell<&'static Location<'static>>,
+    /// What is put on it is a part of one verb, whose line is known.
+    pub(super) in_verb: Cell<bool>,
     /// The outcomes of work that can fail when it runs, and of its readers.
     pub(super) outcomes: LateOutcomes,
     pub(super) not_send: PhantomData<*const ()>,
@@ -91,10 +93,16 @@ impl<'s> Queue<'s> {
         refused: Option<&'s Error>,
         lease: Option<&'s Lease>,
     ) -> Self {
-        let at = Cell::new(Location::caller());
+        let (at, in_verb) = (Cell::new(Location::caller()), Cell::new(false));
         let (last, writer) = (Cell::new(0), None);
         let (outcomes, not_send) = (LateOutcomes::default(), PhantomData);
-        Queue { stream, home, last, refused, lease, writer, at, outcomes, not_send }
+        Queue { stream, home, last, refused, lease, writer, at, in_verb, outcomes, not_send }
+    }
+
+    /// A queue for a single verb, whose caller opens it.
+    pub(crate) fn of_one_verb(self) -> Self {
+        self.in_verb.set(true);
+        self
     }
 
     pub(crate) fn stream(&self) -> &'s Arc<StreamState> {
@@ -176,7 +184,7 @@ impl<'s> Queue<'s> {
         self.release_last();
         self.outcomes.look(footprint);
         let submitted = submit(self.stream, self.at.get(), footprint, commands, calls);
-        self.outcomes.enter(footprint, self.stream, &submitted);
+        self.outcomes.enter(footprint, self.stream, &submitted, self.at.get());
         submitted
     }
 
@@ -198,12 +206,13 @@ impl<'s> Queue<'s> {
         &self,
         source: impl Source<T>,
     ) -> Result<DeviceBuffer<T>, Refused<PinnedBuffer<T>>> {
-        self.here();
-        let source = source.into_pinned(&Pool(&self.home.pinned))?;
-        match self.upload_pinned(&source) {
-            Ok(buffer) => Ok(buffer),
-            Err(failed) => Err(failed.hand_back(source)),
-        }
+        self.verb(|| {
+            let source = source.into_pinned(&Pool(&self.home.pinned))?;
+            match self.upload_pinned(&source) {
+                Ok(buffer) => Ok(buffer),
+                Err(failed) => Err(failed.hand_back(source)),
+            }
+        })
     }
 
     fn upload_pinned<T: Element>(
@@ -226,8 +235,7 @@ impl<'s> Queue<'s> {
     /// Out of device or pinned memory; a device that is lost or closed.
     #[track_caller]
     pub fn upload_from<T: Element>(&self, source: &[T]) -> Result<DeviceBuffer<T>> {
-        self.here();
-        Ok(self.upload_pinned(&copied(source, &Pool(&self.home.pinned))?)?)
+        self.verb(|| Ok(self.upload_pinned(&copied(source, &Pool(&self.home.pinned))?)?))
     }
 
     /// See [`Stream::upload_into`](crate::Stream::upload_into).
@@ -253,9 +261,10 @@ impl<'s> Queue<'s> {
         source: PinnedBuffer<T>,
         destination: &mut impl Writable<T>,
     ) -> Result<Lent<PinnedBuffer<T>>, Refused<PinnedBuffer<T>>> {
-        self.here();
-        let ticket = self.copy_in(&source, destination);
-        self.lent(source, ticket)
+        self.verb(|| {
+            let ticket = self.copy_in(&source, destination);
+            self.lent(source, ticket)
+        })
     }
 
     fn copy_in<T: Element>(
@@ -287,10 +296,11 @@ impl<'s> Queue<'s> {
     /// closed device.
     #[track_caller]
     pub fn download<T: Element>(&self, source: &impl Readable<T>) -> Result<Lent<PinnedBuffer<T>>> {
-        self.here();
-        let destination = PinnedBuffer::new(&self.home.pinned, source.len())?;
-        let ticket = self.copy_out("download", source, &destination);
-        Ok(self.lent(destination, ticket)?)
+        self.verb(|| {
+            let destination = PinnedBuffer::new(&self.home.pinned, source.len())?;
+            let ticket = self.copy_out("download", source, &destination);
+            Ok(self.lent(destination, ticket)?)
+        })
     }
 
     /// See [`Stream::download_into`](crate::Stream::download_into).
@@ -303,9 +313,10 @@ impl<'s> Queue<'s> {
         source: &impl Readable<T>,
         destination: PinnedBuffer<T>,
     ) -> Result<Lent<PinnedBuffer<T>>, Refused<PinnedBuffer<T>>> {
-        self.here();
-        let ticket = self.copy_out("download_into", source, &destination);
-        self.lent(destination, ticket)
+        self.verb(|| {
+            let ticket = self.copy_out("download_into", source, &destination);
+            self.lent(destination, ticket)
+        })
     }
 
     /// See [`Stream::download_vec`](crate::Stream::download_vec).
@@ -351,36 +362,37 @@ impl<'s> Queue<'s> {
         source: &impl Readable<T>,
         destination: &mut impl Writable<T>,
     ) -> Result<()> {
-        self.here();
-        let (source_len, destination_len) = (source.len(), destination.len());
-        let from = source.span();
-        let to = destination.span_mut();
-        let mut footprint = Footprint::new("copy");
-        footprint.allows_peers();
-        footprint.reads(&from);
-        footprint.overwrites(&to);
-        if source_len != destination_len {
-            return Err(footprint.poison(lengths("copy", source_len, destination_len)));
-        }
-        if to.memory.engine().id != self.stream.engine().id {
-            let found = to.memory.engine().clone();
-            return Err(footprint.poison(wrong_device(
-                "the destination",
-                self.stream.engine(),
-                &found,
-            )));
-        }
-        if from.range.is_empty() {
-            return self.submit_nothing(&footprint);
-        }
-        if from.memory.engine().id != self.stream.engine().id {
-            return self.copy_from_peer(&mut footprint, &from, &to);
-        }
-        let bytes = from.range.end - from.range.start;
-        let (to, from) = (Place::Device(to.ptr()), Place::Device(from.ptr()));
-        let row =
-            RowCopy { to, to_pitch: bytes, from, from_pitch: bytes, row_bytes: bytes, rows: 1 };
-        Ok(self.submit_copy(&mut footprint, &row)?)
+        self.verb(|| {
+            let (source_len, destination_len) = (source.len(), destination.len());
+            let from = source.span();
+            let to = destination.span_mut();
+            let mut footprint = Footprint::new("copy");
+            footprint.allows_peers();
+            footprint.reads(&from);
+            footprint.overwrites(&to);
+            if source_len != destination_len {
+                return Err(footprint.poison(lengths("copy", source_len, destination_len)));
+            }
+            if to.memory.engine().id != self.stream.engine().id {
+                let found = to.memory.engine().clone();
+                return Err(footprint.poison(wrong_device(
+                    "the destination",
+                    self.stream.engine(),
+                    &found,
+                )));
+            }
+            if from.range.is_empty() {
+                return self.submit_nothing(&footprint);
+            }
+            if from.memory.engine().id != self.stream.engine().id {
+                return self.copy_from_peer(&mut footprint, &from, &to);
+            }
+            let bytes = from.range.end - from.range.start;
+            let (to, from) = (Place::Device(to.ptr()), Place::Device(from.ptr()));
+            let row =
+                RowCopy { to, to_pitch: bytes, from, from_pitch: bytes, row_bytes: bytes, rows: 1 };
+            Ok(self.submit_copy(&mut footprint, &row)?)
+        })
     }
 
     /// See [`Stream::host_fn`](crate::Stream::host_fn).
@@ -392,20 +404,21 @@ impl<'s> Queue<'s> {
         &self,
         function: impl FnOnce() -> R + Send + 'static,
     ) -> Result<Lent<R>> {
-        self.here();
-        let host_fn = HostFn::new(self.stream.engine(), function);
-        let mut footprint = Footprint::new("host_fn");
-        footprint.may_be_held_up();
-        // While it is lent, the driver's share is not the last.
-        footprint.calls(Box::new(host_fn.share()));
-        let submitted = self.submit(&mut footprint, 1, |raw| {
-            let data: *mut c_void = host_fn.lend();
-            Ok(raw.host_fn(host_fn.callback(), data)?)
-        });
-        // Outside of the lock: it may drop the user's closure.
-        let (ticket, ()) = submitted.inspect_err(|_| host_fn.refused())?;
-        let value = HostValue::later(move || Ok(host_fn.result()));
-        Ok(Lent::to(self.stream, ticket, value))
+        self.verb(|| {
+            let host_fn = HostFn::new(self.stream.engine(), function);
+            let mut footprint = Footprint::new("host_fn");
+            footprint.may_be_held_up();
+            // While it is lent, the driver's share is not the last.
+            footprint.calls(Box::new(host_fn.share()));
+            let submitted = self.submit(&mut footprint, 1, |raw| {
+                let data: *mut c_void = host_fn.lend();
+                Ok(raw.host_fn(host_fn.callback(), data)?)
+            });
+            // Outside of the lock: it may drop the user's closure.
+            let (ticket, ()) = submitted.inspect_err(|_| host_fn.refused())?;
+            let value = HostValue::later(move || Ok(host_fn.result()));
+            Ok(Lent::to(self.stream, ticket, value))
+        })
     }
 
     /// See [`Stream::record_timed`](crate::Stream::record_timed).
@@ -420,16 +433,17 @@ impl<'s> Queue<'s> {
     /// The point behind everything on the queue, with an event of its own.
     #[track_caller]
     pub(crate) fn mark_in_queue(&self, op: &'static str, timing: bool) -> Result<MarkedPoint> {
-        self.here();
-        role::check("submitting work")?;
-        let engine = self.stream.engine();
-        engine.check_open()?;
-        let event = if timing { engine.timed_event() } else { engine.event() };
-        let event = event.map_err(|code| engine.refused(code))?;
-        let mut footprint = Footprint::new(op);
-        footprint.records(event.clone());
-        let (ticket, ()) = self.submit(&mut footprint, 1, |_| Ok(()))?;
-        Ok(MarkedPoint::at(self.stream.progress().clone(), Marker { ticket, event }))
+        self.verb(|| {
+            role::check("submitting work")?;
+            let engine = self.stream.engine();
+            engine.check_open()?;
+            let event = if timing { engine.timed_event() } else { engine.event() };
+            let event = event.map_err(|code| engine.refused(code))?;
+            let mut footprint = Footprint::new(op);
+            footprint.records(event.clone());
+            let (ticket, ()) = self.submit(&mut footprint, 1, |_| Ok(()))?;
+            Ok(MarkedPoint::at(self.stream.progress().clone(), Marker { ticket, event }))
+        })
     }
 
     /// Makes this stream wait for points of others.

@@ -359,8 +359,6 @@ pub(crate) struct Run<'s> {
     is_open: Cell<bool>,
     /// The next launch is one.
     pub(super) barrier: Cell<bool>,
-    /// The following calls are parts of one operation.
-    pub(super) is_composed: Cell<bool>,
     /// The first refusal of a recorded operation.
     refused: RefCell<Option<Error>>,
 }
@@ -393,8 +391,8 @@ impl<'s> Run<'s> {
         region.last.clear();
         let (region, refused) = (RefCell::new(region), RefCell::new(None));
         let (number, is_open) = (Cell::new(0), Cell::new(false));
-        let (barrier, is_composed) = (Cell::new(false), Cell::new(false));
-        Run { stream, region, number, is_open, barrier, is_composed, refused }
+        let barrier = Cell::new(false);
+        Run { stream, region, number, is_open, barrier, refused }
     }
 
     /// The identity of its lists to the stream.

@@ -64,20 +64,21 @@ impl Queue<'_> {
         destination: &mut impl Writable<T>,
         rows: Copy2d,
     ) -> Result<()> {
-        self.here();
-        const OP: &str = "copy_2d";
-        let read = rows.span(OP, rows.source, source.len());
-        let (mut footprint, to) = written(OP, destination, rows)?;
-        let from = match read {
-            Ok(range) => part::<T>(&source.span(), range),
-            Err(error) => return Err(footprint.poison(error)),
-        };
-        footprint.reads(&from);
-        if from.range.is_empty() {
-            return self.submit_nothing(&footprint);
-        }
-        let copy = row_copy::<T>(Place::Device(to.ptr()), Place::Device(from.ptr()), rows);
-        Ok(self.submit_copy(&mut footprint, &copy)?)
+        self.verb(|| {
+            const OP: &str = "copy_2d";
+            let read = rows.span(OP, rows.source, source.len());
+            let (mut footprint, to) = written(OP, destination, rows)?;
+            let from = match read {
+                Ok(range) => part::<T>(&source.span(), range),
+                Err(error) => return Err(footprint.poison(error)),
+            };
+            footprint.reads(&from);
+            if from.range.is_empty() {
+                return self.submit_nothing(&footprint);
+            }
+            let copy = row_copy::<T>(Place::Device(to.ptr()), Place::Device(from.ptr()), rows);
+            Ok(self.submit_copy(&mut footprint, &copy)?)
+        })
     }
 
     /// See [`Stream::upload_2d`](crate::Stream::upload_2d).
@@ -91,9 +92,10 @@ impl Queue<'_> {
         destination: &mut impl Writable<T>,
         rows: Copy2d,
     ) -> Result<Lent<PinnedBuffer<T>>, Refused<PinnedBuffer<T>>> {
-        self.here();
-        let ticket = self.rows_in(&source, destination, rows);
-        self.lent(source, ticket)
+        self.verb(|| {
+            let ticket = self.rows_in(&source, destination, rows);
+            self.lent(source, ticket)
+        })
     }
 
     fn rows_in<T: Element>(
@@ -130,9 +132,10 @@ impl Queue<'_> {
         destination: PinnedBuffer<T>,
         rows: Copy2d,
     ) -> Result<Lent<PinnedBuffer<T>>, Refused<PinnedBuffer<T>>> {
-        self.here();
-        let ticket = self.rows_out(source, &destination, rows);
-        self.lent(destination, ticket)
+        self.verb(|| {
+            let ticket = self.rows_out(source, &destination, rows);
+            self.lent(destination, ticket)
+        })
     }
 
     fn rows_out<T: Element>(

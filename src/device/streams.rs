@@ -4,6 +4,7 @@
 use super::Device;
 use crate::backend::StreamOptions;
 use crate::error::Result;
+use crate::error::refused::Here;
 use crate::runtime::stream_state::StreamState;
 use crate::stream::Stream;
 use crate::stream::scope;
@@ -34,6 +35,7 @@ impl Device {
     /// # Errors
     /// The device is lost or closed; the calling thread would deadlock (inside a host function, a host twin
     /// or a waker).
+    #[track_caller]
     pub fn stream(&self) -> Result<Stream> {
         self.stream_builder().build()
     }
@@ -103,10 +105,10 @@ impl Device {
     ///
     /// # Errors
     /// A device that is lost or closed; a thread on which it would deadlock.
+    #[track_caller]
     pub fn thread_stream(&self) -> Result<Stream> {
-        role::check("making a stream")?;
-        self.engine().check_open()?;
-        Ok(Stream::new(self.home.of_this_thread()?, self.home.clone()))
+        role::check("making a stream").and_then(|()| self.engine().check_open()).here()?;
+        Ok(Stream::new(self.home.of_this_thread().here()?, self.home.clone()))
     }
 
     /// Returns the lowest and the highest stream priority; the highest is the smaller number.
@@ -176,8 +178,9 @@ impl StreamBuilder<'_> {
     ///
     /// # Source
     /// `cuStreamCreateWithPriority`.
+    #[track_caller]
     pub fn build(self) -> Result<Stream> {
-        let stream = StreamState::open(self.device.engine(), self.options, self.name)?;
+        let stream = StreamState::open(self.device.engine(), self.options, self.name).here()?;
         Ok(Stream::new(stream, self.device.home.clone()))
     }
 }

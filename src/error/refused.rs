@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::fmt;
+use std::panic::Location;
 
 use super::Error;
 
@@ -18,6 +19,39 @@ pub struct Refused<T> {
     /// use the memory, which returns to its pool when the stream is past that point. Also `None` if an upload
     /// found no pinned memory to copy its data to.
     pub value: Option<T>,
+}
+
+/// The errors of verbs: an [`Error`], perhaps with what the call was passed.
+pub(crate) trait AtLine {
+    /// The error of a call at this line, unless it has one.
+    fn at_line(self, at: &'static Location<'static>) -> Self;
+}
+
+impl AtLine for Error {
+    fn at_line(self, at: &'static Location<'static>) -> Self {
+        self.called_at(at)
+    }
+}
+
+impl<T> AtLine for Refused<T> {
+    fn at_line(self, at: &'static Location<'static>) -> Self {
+        Refused { error: self.error.called_at(at), ..self }
+    }
+}
+
+/// The result of a call outside of a queue.
+pub(crate) trait Here {
+    /// With the line of the caller.
+    fn here(self) -> Self;
+}
+
+impl<T> Here for Result<T, Error> {
+    #[track_caller]
+    #[inline]
+    fn here(self) -> Self {
+        let at = Location::caller();
+        self.map_err(|error| error.called_at(at))
+    }
 }
 
 impl<T> From<Refused<T>> for Error {

@@ -5,6 +5,7 @@ use super::{Event, Recorded};
 use crate::backend::EventOptions;
 use crate::batch::queue::Queue;
 use crate::device::Device;
+use crate::error::refused::Here;
 use crate::error::{ErrorDetail, EventProblem, Result};
 use crate::event::interprocess::SharedEvent;
 use crate::stream::Stream;
@@ -91,7 +92,12 @@ impl EventBuilder<'_> {
     ///
     /// # Source
     /// `cuEventCreate`.
+    #[track_caller]
     pub fn build(self) -> Result<Event> {
+        self.made().here()
+    }
+
+    fn made(self) -> Result<Event> {
         let (engine, options) = (self.device.engine(), self.options);
         engine.check_open()?;
         if options.interprocess && options.timing {
@@ -117,16 +123,7 @@ impl Event {
     /// `cuEventRecord`.
     #[track_caller]
     pub fn record(&self, stream: &Stream) -> Result<()> {
-        role::check("submitting work")?;
-        self.check_device(stream.engine())?;
-        if self.shared().is_some() {
-            let queue = stream.queue();
-            return queue.finish(self.record_in(&queue)).queued();
-        }
-        let timing = self.options().timing;
-        let at = if timing { stream.mark_timed()? } else { stream.mark()? };
-        self.set_last(Recorded::behind(at, timing));
-        Ok(())
+        self.record_on(stream).here()
     }
 
     /// Records the event behind everything put on `queue` so far, as [`record`](Self::record). In the closure of
@@ -164,16 +161,32 @@ impl Event {
     /// `cuEventRecord`; in a graph `cuGraphAddEventRecordNode`.
     #[track_caller]
     pub fn record_in(&self, queue: &Queue<'_>) -> Result<()> {
-        self.check_device(queue.stream().engine())?;
-        if queue.is_drawing() {
-            return queue.draw_event(self);
+        queue.verb(|| {
+            self.check_device(queue.stream().engine())?;
+            if queue.is_drawing() {
+                return queue.draw_event(self);
+            }
+            let Some(shared) = self.shared() else {
+                let timing = self.options().timing;
+                self.set_last(Recorded::behind(queue.mark_in_queue("record_in", timing)?, timing));
+                return Ok(());
+            };
+            queue.submit(&mut Footprint::new("record"), 1, |raw| Ok(raw.record_shared(shared)?))?;
+            Ok(())
+        })
+    }
+
+    #[track_caller]
+    fn record_on(&self, stream: &Stream) -> Result<()> {
+        role::check("submitting work")?;
+        self.check_device(stream.engine())?;
+        if self.shared().is_some() {
+            let queue = stream.queue().of_one_verb();
+            return queue.finish(self.record_in(&queue)).queued();
         }
-        let Some(shared) = self.shared() else {
-            let timing = self.options().timing;
-            self.set_last(Recorded::behind(queue.mark_in_queue("record_in", timing)?, timing));
-            return Ok(());
-        };
-        queue.submit(&mut Footprint::new("record"), 1, |raw| Ok(raw.record_shared(shared)?))?;
+        let timing = self.options().timing;
+        let at = if timing { stream.mark_timed()? } else { stream.mark()? };
+        self.set_last(Recorded::behind(at, timing));
         Ok(())
     }
 }

@@ -151,16 +151,18 @@ impl Queue<'_> {
     where
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
-        self.here();
-        let own = self.at.get();
-        self.at.set(uses.declared.at.unwrap_or(own));
-        // SAFETY: the caller's promise is the same.
-        let returned = unsafe { self.enqueue_here(uses, call) };
-        self.at.set(own);
-        returned
+        self.verb(|| {
+            let own = self.at.get();
+            let at = uses.declared.at.unwrap_or(own);
+            self.at.set(at);
+            // SAFETY: the caller's promise is the same.
+            let returned = unsafe { self.enqueue_here(uses, call) };
+            self.at.set(own);
+            returned.map_err(|error| error.called_at(at))
+        })
     }
 
-    /// [`enqueue`](Self::enqueue), written where the last [`here`](Self::here) was called.
+    /// [`enqueue`](Self::enqueue), as a part of a [verb](Self::verb).
     ///
     /// # Safety
     /// As there.
@@ -207,7 +209,7 @@ impl Queue<'_> {
 #[cfg(any(feature = "blas", feature = "fft"))]
 impl Queue<'_> {
     /// [`enqueue`](Self::enqueue) for a library whose binding is a part of this crate, keeps the promise, and
-    /// [remembered the place](Self::here), which is the caller's of the binding.
+    /// is a [verb](Self::verb) of its caller's.
     pub(crate) fn enqueue_library<P>(
         &self,
         uses: Uses<'_, P>,

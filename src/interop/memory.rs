@@ -19,6 +19,7 @@ use std::sync::Arc;
 use crate::backend::DevicePtr;
 use crate::batch::queue::Queue;
 use crate::device::Device;
+use crate::error::refused::Here;
 use crate::error::{Error, ErrorDetail, MemoryProblem, Result};
 use crate::memory::Element;
 use crate::memory::allocation::Allocation;
@@ -66,14 +67,15 @@ impl Device {
     ///
     /// # Source
     /// `cuPointerGetAttribute`.
+    #[track_caller]
     pub unsafe fn adopt_memory<T: Element>(
         &self,
         ptr: u64,
         len: usize,
         owner: impl Send + 'static,
     ) -> Result<DeviceBuffer<T>> {
-        role::check("adopting memory")?;
-        Ok(Adoptable::now(self, ptr, len)?.adopt(Box::new(owner)))
+        role::check("adopting memory").here()?;
+        Ok(Adoptable::now(self, ptr, len).here()?.adopt(Box::new(owner)))
     }
 }
 
@@ -86,13 +88,14 @@ impl Stream {
     ///
     /// # Safety
     /// As [`Device::adopt_memory`], but that what wrote the memory may be on this stream.
+    #[track_caller]
     pub unsafe fn adopt_memory<T: Element>(
         &self,
         ptr: u64,
         len: usize,
         owner: impl Send + 'static,
     ) -> Result<DeviceBuffer<T>> {
-        Ok(Adoptable::behind(self, ptr, len)?.adopt(Box::new(owner)))
+        Ok(Adoptable::behind(self, ptr, len).here()?.adopt(Box::new(owner)))
     }
 
     /// Lends device memory to another library until the loan ends: for work on this stream in any number of calls, on
@@ -177,7 +180,7 @@ impl Stream {
             }),
             Err(error) => {
                 engine.let_go(open);
-                Err(error)
+                Err(error.called_at(queue.at.get()))
             }
         }
     }
@@ -494,6 +497,7 @@ impl<P> MemoryLoan<'_, P> {
             })?;
             Ok(())
         });
+        let ended = ended.map_err(|error| error.called_at(at));
         if let (Some(outcome), Err(_), Some(_lost)) = (outcome, &ended, stream.engine().lost()) {
             outcome.has_no_end();
         }

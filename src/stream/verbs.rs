@@ -13,7 +13,7 @@ use crate::batch::region::{Region, RunOf};
 use crate::batch::settle::Settle;
 use crate::batch::source::Source;
 use crate::device::Device;
-use crate::error::refused::Refused;
+use crate::error::refused::{Here, Refused};
 use crate::error::{ErrorDetail, EventProblem, Result};
 use crate::event::Event;
 use crate::memory::buffer::DeviceBuffer;
@@ -25,13 +25,25 @@ use crate::op::Op;
 use crate::stream::{Marks, Stream};
 
 impl Stream {
+    /// A batch of one call.
+    #[track_caller]
+    #[inline]
+    pub(crate) fn one<R: Settle>(
+        &self,
+        call: impl FnOnce(&Queue<'_>) -> Result<R>,
+    ) -> Op<R::Output> {
+        let queue = self.queue().of_one_verb();
+        let result = call(&queue);
+        queue.finish(result)
+    }
+
     /// A batch of one call that is given pinned memory: if refused, it returns the memory.
     #[track_caller]
     fn lending<R: Settle, B: Send + Sync + 'static>(
         &self,
         call: impl FnOnce(&Queue<'_>) -> Result<R, Refused<B>>,
     ) -> Op<R::Output> {
-        let queue = self.queue();
+        let queue = self.queue().of_one_verb();
         let result = call(&queue);
         queue.finish_returning(result)
     }
@@ -106,7 +118,7 @@ verbs! {
     /// # Errors
     /// As [`upload`](Self::upload).
     pub fn upload_from<T: Element>(&self, source: &[T]) -> Op<DeviceBuffer<T>> {
-        self.batch(|queue| queue.upload_from(source))
+        self.one(|queue| queue.upload_from(source))
     }
 
     /// Copies a pinned buffer into existing device memory. Ready proves *complete on the device* and
@@ -142,7 +154,7 @@ verbs! {
     /// # Source
     /// `cuMemcpyDtoHAsync`.
     pub fn download<T: Element>(&self, source: &impl Readable<T>) -> Op<PinnedBuffer<T>> {
-        self.batch(|queue| queue.download(source))
+        self.one(|queue| queue.download(source))
     }
 
     /// Copies device memory into a pinned buffer that is passed in. Ready proves *visible to the host* and
@@ -170,7 +182,7 @@ verbs! {
     /// # Errors
     /// As [`download`](Self::download).
     pub fn download_vec<T: Element>(&self, source: &impl Readable<T>) -> Op<Vec<T>> {
-        self.batch(|queue| queue.download_vec(source))
+        self.one(|queue| queue.download_vec(source))
     }
 
     /// Copies between device buffers or ranges of them. Ready proves *complete on the device*.
@@ -196,7 +208,7 @@ verbs! {
         source: &impl Readable<T>,
         destination: &mut impl Writable<T>,
     ) -> Op<()> {
-        self.batch(|queue| queue.copy(source, destination))
+        self.one(|queue| queue.copy(source, destination))
     }
 
     /// Copies rows between device buffers of this device. Ready proves *complete on the device*.
@@ -223,7 +235,7 @@ verbs! {
         destination: &mut impl Writable<T>,
         rows: Copy2d,
     ) -> Op<()> {
-        self.batch(|queue| queue.copy_2d(source, destination, rows))
+        self.one(|queue| queue.copy_2d(source, destination, rows))
     }
 
     /// Copies rows of a pinned buffer into device memory. Ready proves *complete on the device* and
@@ -282,7 +294,7 @@ verbs! {
     /// # Source
     /// `cuMemAllocFromPoolAsync`.
     pub fn empty<T: Element>(&self, len: usize) -> Op<DeviceBuffer<T>> {
-        self.batch(|queue| queue.empty(len))
+        self.one(|queue| queue.empty(len))
     }
 
     /// Allocates and fills with zero; elements may have any size. Ready proves *complete on the device*.
@@ -290,7 +302,7 @@ verbs! {
     /// # Errors
     /// As [`empty`](Self::empty).
     pub fn zeros<T: Element>(&self, len: usize) -> Op<DeviceBuffer<T>> {
-        self.batch(|queue| queue.zeros(len))
+        self.one(|queue| queue.zeros(len))
     }
 
     /// Allocates and fills with one. Ready proves *complete on the device*.
@@ -298,7 +310,7 @@ verbs! {
     /// # Errors
     /// As [`empty`](Self::empty).
     pub fn ones<T: Number>(&self, len: usize) -> Op<DeviceBuffer<T>> {
-        self.batch(|queue| queue.ones(len))
+        self.one(|queue| queue.ones(len))
     }
 
     /// Allocates and fills with `value`. Ready proves *complete on the device*.
@@ -306,7 +318,7 @@ verbs! {
     /// # Errors
     /// As [`empty`](Self::empty); an element type of more than 16 bytes.
     pub fn full<T: Element>(&self, len: usize, value: T) -> Op<DeviceBuffer<T>> {
-        self.batch(|queue| queue.full(len, value))
+        self.one(|queue| queue.full(len, value))
     }
 
     /// Overwrites a buffer or a range with `value`. Ready proves *complete on the device*.
@@ -318,7 +330,7 @@ verbs! {
     /// # Source
     /// `cuMemsetD8Async`, `cuMemsetD16Async`, `cuMemsetD32Async`, `cuMemsetD2D32Async`.
     pub fn fill<T: Element>(&self, destination: &mut impl Writable<T>, value: T) -> Op<()> {
-        self.batch(|queue| queue.fill(destination, value))
+        self.one(|queue| queue.fill(destination, value))
     }
 
     // ---- host functions -------------------------------------------------------------------
@@ -407,7 +419,7 @@ verbs! {
         &self,
         function: impl FnOnce() -> R + Send + 'static,
     ) -> Op<R> {
-        self.batch(|queue| queue.host_fn(function))
+        self.one(|queue| queue.host_fn(function))
     }
 
     // ---- batches --------------------------------------------------------------------------
@@ -533,7 +545,8 @@ verbs! {
     /// # Source
     /// `cuEventRecord`.
     pub fn record(&self) -> Result<Event> {
-        Ok(Event::recorded(self.engine(), self.mark()?, false))
+        let marked = self.mark().map(|at| Event::recorded(self.engine(), at, false));
+        marked.here()
     }
 
     /// Records a point with a time stamp of the device; see [`Event::elapsed_since`].
@@ -548,7 +561,8 @@ verbs! {
     /// # Errors
     /// A device that is lost or closed.
     pub fn record_timed(&self) -> Result<Event> {
-        Ok(Event::recorded(self.engine(), self.mark_timed()?, true))
+        let marked = self.mark_timed().map(|at| Event::recorded(self.engine(), at, true));
+        marked.here()
     }
 
     /// Makes everything submitted to this stream *from now on* wait, on the device, for a point of another
@@ -594,9 +608,9 @@ verbs! {
     ) -> Op<(R::Output, Duration)> {
         let mut ends = None;
         let op = self.batch(|queue| {
-            let start = queue.record_timed()?;
+            let start = queue.part(|| queue.record_timed())?;
             let value = work(queue)?;
-            ends = Some((start, queue.record_timed()?));
+            ends = Some((start, queue.part(|| queue.record_timed())?));
             Ok(value)
         });
         match ends {

@@ -252,7 +252,7 @@ impl List {
     pub(crate) fn refuse(&mut self, stream: &Arc<StreamState>, first: usize, refusal: Refusal) {
         let Some(node) = self.nodes.get(first) else { return };
         let name = self.code[node.code].name();
-        let error = explain(stream, Name::Kernel(name), refusal);
+        let error = explain(stream, Name::Kernel(name), refusal).called_at(node.at);
         let poison = Poison { producer: name.clone(), cause: error.clone() };
         let from = node.touched.start;
         for touched in self.touched[from..].iter().filter(|touched| touched.mode.writes()) {

@@ -19,12 +19,14 @@
 //! 3. Every reader of its outputs fails, submitted before the failure or after it, direct or indirect
 //!    (`a_late_failure_reaches_every_reader`), on any device (`a_late_failure_reaches_readers_of_other_devices`) and through any future
 //!    (`a_late_failure_goes_with_what_is_lent`).
+//!
+//! More than 500 lines: an outcome and the dependencies on it fail as one.
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
 use std::error::Error as StdError;
 use std::fmt;
-use std::panic::resume_unwind;
+use std::panic::{Location, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -63,6 +65,8 @@ pub(crate) struct Dependency {
     outcome: Arc<RunOutcome>,
     /// The operation, if it read the work's outputs and is not the work itself.
     reader: Option<OwnedName>,
+    /// Where that was submitted.
+    at: Option<&'static Location<'static>>,
 }
 
 /// The outcome of work, or of an operation that reads the outputs of several.
@@ -74,6 +78,8 @@ pub(crate) struct LateOp {
     at: OnceLock<Point>,
     /// Nothing was submitted: the ticket is another operation's.
     is_refused: AtomicBool,
+    /// Where the operation was submitted, once it was.
+    place: OnceLock<&'static Location<'static>>,
 }
 
 /// How work that is already submitted ends, for a library that learns of a failure later than its call returns: from
@@ -182,12 +188,16 @@ impl fmt::Debug for WorkOutcome {
 
 impl Dependency {
     pub(super) fn own(outcome: Arc<RunOutcome>) -> Self {
-        Dependency { outcome, reader: None }
+        Dependency { outcome, reader: None, at: None }
     }
 
     /// Of an operation of that name, which reads the work's outputs.
-    fn of_reader(outcome: Arc<RunOutcome>, op: Name<'_>) -> Self {
-        Dependency { outcome, reader: Some(op.to_owned()) }
+    fn of_reader(
+        outcome: Arc<RunOutcome>,
+        op: Name<'_>,
+        at: Option<&'static Location<'static>>,
+    ) -> Self {
+        Dependency { outcome, reader: Some(op.to_owned()), at }
     }
 
     /// The operation.
@@ -205,14 +215,26 @@ impl Dependency {
         let Err((failed, error)) = self.outcome.tell() else { return Ok(()) };
         match self.reader {
             None if Arc::ptr_eq(&failed, &self.outcome) => Err(error),
-            _ => Err(failed.poison_of(&error).upstream(self.op())),
+            _ => {
+                let error = failed.poison_of(&error).upstream(self.op());
+                let at = self.at.or_else(|| self.outcome.work.place.get().copied());
+                Err(at.into_iter().fold(error, Error::called_at))
+            }
         }
+    }
+}
+
+impl LateOp {
+    /// The operation's error, with its line.
+    fn at_place(&self, error: Error) -> Error {
+        self.place.get().into_iter().copied().fold(error, Error::called_at)
     }
 }
 
 impl RunOutcome {
     fn of(op: OwnedName, at: OnceLock<Point>) -> Arc<Self> {
-        Lineage::new(LateOp { op, at, is_refused: AtomicBool::new(false) })
+        let place = OnceLock::new();
+        Lineage::new(LateOp { op, at, is_refused: AtomicBool::new(false), place })
     }
 
     /// The outcome of the operation of that name that is being submitted to `stream`, whose lock the caller
@@ -228,9 +250,9 @@ impl RunOutcome {
 
     /// The work failed.
     pub(super) fn fail_with(self: &Arc<Self>, error: Box<dyn StdError + Send + Sync>) {
-        let error = foreign(self.work.op.to_arc(), error);
+        let error = self.work.at_place(foreign(self.work.op.to_arc(), error));
         let poison = self.poison_of(&error);
-        let inherited = |reader: &LateOp| poison.upstream(reader.op.to_arc());
+        let inherited = |reader: &LateOp| reader.at_place(poison.upstream(reader.op.to_arc()));
         self.fail(
             error,
             || self.is_over(),
@@ -274,6 +296,7 @@ impl RunOutcome {
     /// Fails by a producer, before anything was entered for it.
     fn inherits(&self, producer: &RunOutcome, error: &Error) {
         let error = producer.poison_of(error).upstream(self.work.op.to_arc());
+        let error = self.work.at_place(error);
         drop(self.inherit(&error));
     }
 }
@@ -357,7 +380,7 @@ impl LateOutcomes {
         let mut found = Read::new();
         let late = footprint.tracked().filter(|access| access.may_be_late());
         late.for_each(|access| access.find_late(&mut found));
-        let reader = |outcome| Dependency::of_reader(outcome, footprint.name());
+        let reader = |outcome| Dependency::of_reader(outcome, footprint.name(), None);
         Dependencies::of(found.into_iter().map(reader).collect())
     }
 
@@ -382,17 +405,24 @@ impl LateOutcomes {
         footprint: &Footprint<'_>,
         stream: &StreamState,
         submitted: &std::result::Result<(u64, R), E>,
+        at: &'static Location<'static>,
     ) {
         if self.is_used() {
             let ticket = submitted.as_ref().ok().map(|(ticket, _)| *ticket);
-            self.enter_late(footprint, stream, ticket);
+            self.enter_late(footprint, stream, ticket, at);
         }
     }
 
     /// Its own outcomes descend from those that it reads; without any it stands beside the one that it reads, or has one for several.
     #[cold]
     #[inline(never)]
-    fn enter_late(&self, footprint: &Footprint<'_>, stream: &StreamState, ticket: Option<u64>) {
+    fn enter_late(
+        &self,
+        footprint: &Footprint<'_>,
+        stream: &StreamState,
+        ticket: Option<u64>,
+        at: &'static Location<'static>,
+    ) {
         let mut all = self.0.borrow_mut();
         let Some(Dependencies { known, last, read }) = all.as_deref_mut() else { return };
         let (read, last) = (std::mem::take(read), *last);
@@ -402,7 +432,7 @@ impl LateOutcomes {
         if known.len() == last {
             known.extend(match &read[..] {
                 [] => None,
-                [only] => Some(Dependency::of_reader(only.clone(), footprint.name())),
+                [only] => Some(Dependency::of_reader(only.clone(), footprint.name(), Some(at))),
                 _ => Some(Dependency::own(RunOutcome::of(
                     footprint.name().to_owned(),
                     OnceLock::new(),
@@ -412,6 +442,9 @@ impl LateOutcomes {
         let late = &known[last..];
         for Dependency { outcome, .. } in late.iter().filter(|late| late.reader.is_none()) {
             outcome.work.at.get_or_init(|| stream.point(ticket));
+            outcome.work.place.get_or_init(|| at);
+            // It may have failed while it was submitted.
+            outcome.failure().into_iter().for_each(|error| drop(error.called_at(at)));
             outcome.reads(&read);
         }
         if late.is_empty() {

@@ -416,7 +416,10 @@ async fn the_error_of_a_lost_communicator_says_what_was_called() {
         (device.stream().expect("a stream"), device.ones::<f32>(4).queued().expect("memory"));
     let batch = stream.batch(|q| comm.in_graph(q)?.all_reduce_in_place(&mut x, Reduction::Sum));
     let error = batch.await.unwrap_err();
-    assert_eq!(error.to_string(), "all_reduce: the communicator of rank 0 is lost: it was aborted");
+    assert_eq!(
+        error.detail().to_string(),
+        "all_reduce: the communicator of rank 0 is lost: it was aborted"
+    );
 }
 
 /// What a refused call would have written counts as failed, in a batch as well; other calls work.

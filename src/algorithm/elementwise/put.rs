@@ -138,11 +138,12 @@ impl Queue<'_> {
             )
         };
         let _ = formula;
-        let _place = self.composed_here();
-        let mut passed = PassedOperands::new("transform");
-        operands.pass(&mut passed);
-        let count = passed.overwrites(output);
-        put(self, ("transform", count), passed, |_| {}, kernel_of::<T, F, N>)
+        self.verb(|| {
+            let mut passed = PassedOperands::new("transform");
+            operands.pass(&mut passed);
+            let count = passed.overwrites(output);
+            put(self, ("transform", count), passed, |_| {}, kernel_of::<T, F, N>)
+        })
     }
 
     /// See [`Stream::transform_in_place`](crate::Stream::transform_in_place).
@@ -163,11 +164,12 @@ impl Queue<'_> {
             )
         };
         let _ = formula;
-        let _place = self.composed_here();
-        let mut passed = PassedOperands::new("transform_in_place");
-        operands.pass(&mut passed);
-        let count = passed.updates(updated);
-        put(self, ("transform_in_place", count), passed, |_| {}, kernel_of::<T, F, N>)
+        self.verb(|| {
+            let mut passed = PassedOperands::new("transform_in_place");
+            operands.pass(&mut passed);
+            let count = passed.updates(updated);
+            put(self, ("transform_in_place", count), passed, |_| {}, kernel_of::<T, F, N>)
+        })
     }
 
     /// See [`Stream::transform_flags`](crate::Stream::transform_flags).
@@ -188,11 +190,12 @@ impl Queue<'_> {
             )
         };
         let _ = formula;
-        let _place = self.composed_here();
-        let mut passed = PassedOperands::new("transform_flags");
-        operands.pass(&mut passed);
-        let count = passed.overwrites(flags);
-        put(self, ("transform_flags", count), passed, |_| {}, kernel_of::<T, F, N>)
+        self.verb(|| {
+            let mut passed = PassedOperands::new("transform_flags");
+            operands.pass(&mut passed);
+            let count = passed.overwrites(flags);
+            put(self, ("transform_flags", count), passed, |_| {}, kernel_of::<T, F, N>)
+        })
     }
 
     /// See [`Stream::sequence`](crate::Stream::sequence).
@@ -206,12 +209,13 @@ impl Queue<'_> {
         step: T,
         output: &mut impl Writable<T>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        let mut passed = PassedOperands::new("sequence");
-        passed.number(start);
-        passed.number(step);
-        let count = passed.overwrites(output);
-        put(self, ("sequence", count), passed, |_| {}, |home, _| kernel_of_sequence::<T>(home))
+        self.verb(|| {
+            let mut passed = PassedOperands::new("sequence");
+            passed.number(start);
+            passed.number(step);
+            let count = passed.overwrites(output);
+            put(self, ("sequence", count), passed, |_| {}, |home, _| kernel_of_sequence::<T>(home))
+        })
     }
 
     /// See [`Stream::cast`](crate::Stream::cast).
@@ -224,11 +228,12 @@ impl Queue<'_> {
         source: &impl Readable<T>,
         output: &mut impl Writable<U>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        let mut passed = PassedOperands::new("cast");
-        passed.reads(source);
-        let count = passed.overwrites(output);
-        put(self, ("cast", count), passed, |_| {}, |home, _| kernel_of_cast::<T, U>(home))
+        self.verb(|| {
+            let mut passed = PassedOperands::new("cast");
+            passed.reads(source);
+            let count = passed.overwrites(output);
+            put(self, ("cast", count), passed, |_| {}, |home, _| kernel_of_cast::<T, U>(home))
+        })
     }
 
     /// See [`Stream::gather`](crate::Stream::gather).
@@ -242,14 +247,15 @@ impl Queue<'_> {
         indices: &impl Readable<I>,
         output: &mut impl Writable<T>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        let mut passed = PassedOperands::new("gather");
-        passed.reads(indices);
-        let count = passed.overwrites(output);
-        let span = source.span();
-        passed.footprint.reads(&span);
-        put(self, ("gather", count), passed, pointed_into(span, source.len()), |home, _| {
-            kernel_of_gather::<T, I>(home)
+        self.verb(|| {
+            let mut passed = PassedOperands::new("gather");
+            passed.reads(indices);
+            let count = passed.overwrites(output);
+            let span = source.span();
+            passed.footprint.reads(&span);
+            put(self, ("gather", count), passed, pointed_into(span, source.len()), |home, _| {
+                kernel_of_gather::<T, I>(home)
+            })
         })
     }
 
@@ -264,15 +270,16 @@ impl Queue<'_> {
         indices: &impl Readable<I>,
         target: &mut impl Writable<T>,
     ) -> Result<()> {
-        let _place = self.composed_here();
-        let mut passed = PassedOperands::new("scatter");
-        passed.reads(source);
-        passed.reads(indices);
-        let (count, len) = (source.len(), target.len());
-        let span = target.span_mut();
-        passed.footprint.updates(&span);
-        put(self, ("scatter", count), passed, pointed_into(span, len), |home, _| {
-            kernel_of_scatter::<T, I>(home)
+        self.verb(|| {
+            let mut passed = PassedOperands::new("scatter");
+            passed.reads(source);
+            passed.reads(indices);
+            let (count, len) = (source.len(), target.len());
+            let span = target.span_mut();
+            passed.footprint.updates(&span);
+            put(self, ("scatter", count), passed, pointed_into(span, len), |home, _| {
+                kernel_of_scatter::<T, I>(home)
+            })
         })
     }
 }

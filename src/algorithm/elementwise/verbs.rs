@@ -28,7 +28,7 @@ macro_rules! verbs {
             $(#[$meta])*
             #[track_caller]
             pub fn $name<$($generics)*>(&self, $($arg: $type),+) -> Op<()> {
-                self.batch(|queue| queue.$name($($arg),+))
+                self.one(|queue| queue.$name($($arg),+))
             }
         )+}
 
