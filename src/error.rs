@@ -578,6 +578,12 @@ impl Error {
         self.0.at.get().copied()
     }
 
+    /// The same facts without a line: for another call, or of a call that the program did not make itself.
+    #[cold]
+    pub(crate) fn without_line(&self) -> Self {
+        self.0.detail.clone().into()
+    }
+
     /// The error of a call at this line; one that has a line keeps it.
     pub(crate) fn called_at(self, at: &'static Location<'static>) -> Self {
         use ErrorDetail as D;

@@ -252,7 +252,7 @@ impl Stream {
         coop::proceed().await;
         role::check("submitting work")?;
         let stream = self.clone();
-        let record = move || stream.record_timed();
+        let record = move || stream.record_timed().map_err(|error| error.without_line());
         self.home().crew.offload(self.line(), Unwanted::IsDone, record).await?
     }
 
@@ -380,7 +380,7 @@ impl Stream {
         role::check("submitting work")?;
         self.engine().check_open()?;
         if let Some(error) = &self.refused {
-            return Err(error.clone());
+            return Err(error.without_line());
         }
         let ticket = self.state.here();
         let point = self.state.point(ticket);

@@ -165,3 +165,18 @@ fn a_refused_call_and_its_readers() {
     assert_eq!(cause.at(), error.at());
     assert!(error.at().is_some_and(|at| at.line() == line!() - 4));
 }
+
+/// A stream that takes no work refuses each call with its own line.
+#[test]
+fn a_stream_that_is_refused() {
+    let (faults, handle) = testing::faults();
+    let device = testing::host_with(faults);
+    let stream = device.stream().unwrap();
+    let _busy = testing::Gate::close(device.default_stream()).unwrap();
+    handle.fail_nth(DriverCall::StreamWaitEvent, 1, ErrorKind::Driver);
+    stream.scope_sync(|| {
+        fails_here(ErrorKind::Driver, device.empty::<u8>(4));
+        fails_here(ErrorKind::Driver, device.full(4, 1u8));
+        is_here(ErrorKind::Driver, device.record());
+    });
+}

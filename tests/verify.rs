@@ -81,11 +81,10 @@ fn a_fault_names_its_operation_and_where_it_was_submitted() {
         let (op, here) = match &*way {
             "stream" => (stream.launch(&trap, one, ()), line()),
             "device" => (device.launch(&trap, one, ()), line()),
-            // What is in front of it in the batch is not what faulted.
+            // The line of the launch; what is in front of it in the batch is not what faulted.
             "batch" => {
                 let mut fill = |q: &Queue<'_>| q.fill(&mut x, 2);
-                let work = |q: &Queue<'_>| q.launch(&trap, one, ());
-                (stream.batch(|q| fill(q).and_then(|()| work(q))), line())
+                (stream.batch(|q| fill(q).and_then(|()| q.launch(&trap, one, ()))), line())
             }
             _ => (declared::trap::load(&device).await.expect("loads").launch(&stream), line()),
         };

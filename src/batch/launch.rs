@@ -147,7 +147,7 @@ impl<'s> Queue<'s> {
     pub(crate) fn submit_nothing(&self, footprint: &Footprint<'_>) -> Result<()> {
         let engine = self.stream.engine();
         let checked = match (self.refused, self.writer) {
-            (Some(error), _) => Err(error.clone()),
+            (Some(error), _) => Err(error.without_line()),
             (None, None) => submit_nothing(self.stream, self.at.get(), footprint),
             (None, Some(Writer::Graph(_))) => footprint.validate(engine),
             // The recorded list of a replayed batch counts as written, and continues.
@@ -197,7 +197,7 @@ impl<'s> Queue<'s> {
             return Ok(());
         }
         if let Some(error) = self.refused {
-            return Err(footprint.poison(error.clone()).into());
+            return Err(footprint.poison(error.without_line()).into());
         }
         if !run.is_open() {
             self.release_last();

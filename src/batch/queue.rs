@@ -148,7 +148,7 @@ impl<'s> Queue<'s> {
         calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
     ) -> Result<(u64, R), SubmitError> {
         if let Some(error) = self.refused {
-            return Err(footprint.poison(error.clone()).into());
+            return Err(footprint.poison(error.without_line()).into());
         }
         let submitted = match self.writer {
             Some(writer) => self.submit_beside(writer, footprint, commands, calls),

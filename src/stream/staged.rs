@@ -37,6 +37,7 @@ use crate::memory::pageable::{Part, Room};
 use crate::memory::pinned::{PinnedBuffer, bytes_of};
 use crate::memory::view::Readable;
 use crate::op::Op;
+use crate::op::value::DeviceSide;
 use crate::runtime::coop;
 use crate::runtime::stream_state::StreamState;
 use crate::stream::Stream;
@@ -99,12 +100,12 @@ impl Stream {
         coop::proceed().await;
         role::check("submitting work")?;
         let source = match source.into_staged().0 {
-            StagedSource::Pinned(source) => return self.upload(source).queued(),
+            StagedSource::Pinned(source) => return queued(self.upload(source)),
             StagedSource::Pageable(source) => self.dropped_there(source),
         };
         let len = (*source.share()).as_ref().len();
         if len == 0 {
-            return self.empty(len).queued();
+            return queued(self.empty(len));
         }
         // Given no memory of the call's, the crew takes more.
         let fill = |start: usize, pinned: Option<PinnedBuffer<T>>| {
@@ -127,7 +128,7 @@ impl Stream {
         let stream = self.clone();
         let allocated = self.home().crew.offload(self.line(), Unwanted::IsLeft, move || {
             stock(stream.state(), events);
-            stream.empty::<T>(len).queued()
+            queued(stream.empty::<T>(len))
         });
         pause().await;
         self.stock_pinned::<T>(len).await?;
@@ -143,7 +144,7 @@ impl Stream {
             let part = filled(part).await?;
             self.throttle(MOST_IN_FLIGHT).await?;
             let op = self.batch(|queue| queue.upload_part(part, &mut buffer, start));
-            flying.push_back(op.submitted()?);
+            flying.push_back(submitted(op)?);
             pause().await;
             if let Some(start) = starts.next() {
                 let oldest = if flying.len() > window { flying.pop_front() } else { None };
@@ -235,7 +236,7 @@ impl Stream {
             let pinned = pinned.resized(part.len());
             self.throttle(MOST_IN_FLIGHT).await?;
             let op = self.batch(|queue| queue.download_part(source, part.start(), pinned));
-            flying.push_back((op.submitted()?, part));
+            flying.push_back((submitted(op)?, part));
             pause().await;
         }
         for (op, part) in flying {
@@ -370,4 +371,14 @@ fn stock(stream: &StreamState, events: usize) {
 
 async fn filled<T>(part: Offloaded<Result<PinnedBuffer<T>>>) -> Result<PinnedBuffer<T>> {
     part.await?
+}
+
+/// A future has no line of its caller's to give.
+fn submitted<T>(op: Op<T>) -> Result<Op<T>> {
+    op.submitted().map_err(|error| error.without_line())
+}
+
+/// The same of an operation that is not awaited.
+fn queued<T: DeviceSide>(op: Op<T>) -> Result<T> {
+    op.queued().map_err(|error| error.without_line())
 }
