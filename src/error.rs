@@ -265,7 +265,9 @@ pub enum ErrorDetail {
     #[error("kernel `{kernel}` requires `{requirement}`, but {values}")]
     Precondition { kernel: String, requirement: &'static str, values: String },
     /// A derived argument of a kernel's declaration, `what`, has a value that its parameter cannot hold; nothing was launched.
-    #[error("kernel `{kernel}` computes {what} = {value}, but its parameter holds {least} to {most}")]
+    #[error(
+        "kernel `{kernel}` computes {what} = {value}, but its parameter holds {least} to {most}"
+    )]
     IntegerRange { kernel: String, what: &'static str, value: i128, least: i128, most: i128 },
     /// An expression of a kernel's declaration, `what`, panicked: it divides by zero, or overflows; nothing was launched.
     #[error("kernel `{kernel}`: `{what}` of its declaration panicked: {message}")]

@@ -287,8 +287,8 @@ pub use timeline::trace::{Trace, TracedOp, TracedStream};
 pub mod __private {
     pub use crate::kernel::declared::{Code, CudaCode, Declaration, Declared, erase};
     pub use crate::kernel::integers::{
-        ArrayLen, AsUnsigned, FitInteger, FitValue, Named, NamedAny, NamedInteger, NamedValue, RowsLen,
-        evaluate, fit, none,
+        ArrayLen, AsUnsigned, FitInteger, FitValue, Named, NamedAny, NamedInteger, NamedValue,
+        RowsLen, evaluate, fit, none,
     };
     pub use crate::kernel::plain::{Plain, Proof, element, proof};
 }

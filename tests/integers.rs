@@ -48,7 +48,7 @@ mod declared {
     kernel! {
         /// Divides in each of the places.
         pub unsafe fn divided(x: &mut [u8], a: u64, b: u64, c: u64, d: u64 = x.len() / c)
-            where x.len() / a >= 1 || true;
+            where x.len() / a >= 0;
         launch = LaunchConfig::for_elements(x.len() % b);
         host = |_, x, _, _, _, _| x.fill(1);
     }
@@ -178,7 +178,7 @@ fn a_config_of_fewer_than_none_is_refused() {
         Kernel::<(Out<u8>,)>::host(&device, "whole", |_: &gpu_await::Grid, x: &mut [u8]| {
             x.fill(1);
         });
-    let whole = whole.unwrap().require("x.len() > 0", |_, (x,)| x.len() > 0);
+    let whole = whole.unwrap().require("!x.is_empty()", |_, (x,)| !x.is_empty());
     let mut x = stream.empty::<u8>(4).queued().unwrap();
     for (config, asked) in [
         (LaunchConfig::for_elements(-1), u64::from(u32::MAX)),

@@ -297,7 +297,10 @@ mod tests {
                 assert_eq!(AsUnsigned::is_multiple_of(wide, by), x.is_multiple_of(y));
                 if y > 0 {
                     assert_eq!(AsUnsigned::div_ceil(wide, by), x.div_ceil(y) as i128);
-                    assert_eq!(AsUnsigned::next_multiple_of(wide, by), x.next_multiple_of(y) as i128);
+                    assert_eq!(
+                        AsUnsigned::next_multiple_of(wide, by),
+                        x.next_multiple_of(y) as i128
+                    );
                 }
             }
             assert_eq!(AsUnsigned::is_power_of_two(x as i128), x.is_power_of_two());

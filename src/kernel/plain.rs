@@ -39,7 +39,12 @@ pub const fn element<T: Element>() {}
 #[doc(hidden)]
 #[must_use]
 pub const fn proof<T: Element + fmt::Debug>() -> Proof<T> {
-    Proof { bytes: bytemuck::bytes_of, copy: |value| *value, zero: T::zeroed, debug: fmt::Debug::fmt }
+    Proof {
+        bytes: bytemuck::bytes_of,
+        copy: |value| *value,
+        zero: T::zeroed,
+        debug: fmt::Debug::fmt,
+    }
 }
 
 impl<T> Plain<T> {
