@@ -269,7 +269,8 @@ pub enum ErrorDetail {
         "kernel `{kernel}` computes {what} = {value}, but its parameter holds {least} to {most}"
     )]
     IntegerRange { kernel: String, what: &'static str, value: i128, least: i128, most: i128 },
-    /// An expression of a kernel's declaration, `what`, panicked: it divides by zero, or overflows; nothing was launched.
+    /// An expression of a kernel's declaration panicked: it divides by zero, or overflows; nothing was launched. `what` is a derived argument's
+    /// name, `launch`, or a condition.
     #[error("kernel `{kernel}`: `{what}` of its declaration panicked: {message}")]
     Evaluation { kernel: String, what: &'static str, message: String },
     /// A launch exceeds a limit, or has a zero extent.

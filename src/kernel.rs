@@ -32,6 +32,7 @@ pub(crate) mod plain;
 pub(crate) mod rows;
 pub(crate) mod signature;
 pub(crate) mod source;
+mod values;
 
 use std::cell::Cell;
 use std::fmt;

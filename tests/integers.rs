@@ -144,9 +144,14 @@ fn what_has_no_value_is_refused() {
     let (device, stream) = stream();
     let divided = divided::load_blocking(&device).unwrap();
     let mut x = stream.zeros::<u8>(4).queued().unwrap();
-    for (a, b, c) in [(0, 3, 1), (1, 0, 1), (1, 3, 0)] {
+    for ((a, b, c), of) in
+        [((0, 3, 1), "x.len() / a >= 0"), ((1, 0, 1), "launch"), ((1, 3, 0), "d")]
+    {
         let error = error(divided.launch(&stream, &mut x, a, b, c));
-        let ErrorDetail::Evaluation { message, .. } = error.detail() else { panic!("{error}") };
+        let ErrorDetail::Evaluation { what, message, .. } = error.detail() else {
+            panic!("{error}")
+        };
+        assert_eq!(*what, of);
         assert!(message.contains("zero"), "{message}");
         let read = stream.download(&x).synchronize().unwrap_err();
         assert!(matches!(read.detail(), ErrorDetail::Upstream { .. }), "{read}");

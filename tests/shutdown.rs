@@ -12,7 +12,7 @@ mod modes;
 mod taken_pool;
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Waker};
 use std::thread::JoinHandle;
@@ -852,7 +852,7 @@ mod growth {
         let builder = Batcher::builder().max_delay(Duration::from_secs(3600));
         let (batcher, worker) = builder.build(echo);
         let refused = block_on(batcher.call_by(1, Instant::now() + MOMENT));
-        assert_eq!(refused.expect_err("nobody tells it").kind(), ErrorKind::Driver);
+        assert_eq!(refused.expect_err("nobody tells it").kind(), ErrorKind::Overloaded);
         assert_eq!(batcher.stats().closed, 1);
         let soon = batcher.call(2);
         let one = async move {
@@ -867,6 +867,42 @@ mod growth {
             other.thread().unpark();
             other.join().unwrap();
         });
+    }
+
+    /// Its log has two events for each operation that nobody asked for: not a thread for each.
+    #[test]
+    fn a_timeline_that_nobody_read() {
+        const NAME: &str = "growth::a_timeline_that_nobody_read";
+        if child::parameter().is_none() {
+            child::run(NAME, "");
+            return;
+        }
+        let ended = Arc::new(AtomicBool::new(false));
+        let most = std::thread::spawn({
+            let ended = ended.clone();
+            move || {
+                let mut most = 0;
+                while !ended.load(Ordering::Relaxed) {
+                    most = most.max(host_threads::threads_called("gpu-await-close"));
+                }
+                most
+            }
+        });
+        for _ in 0..3 {
+            let device = Device::builder().timeline(10_000).host();
+            let stream = device.stream().unwrap();
+            let mut x = stream.zeros::<u32>(1).queued().unwrap();
+            for n in 0..1000 {
+                stream.fill(&mut x, n).queued().unwrap();
+            }
+            stream.synchronize().unwrap();
+            drop((x, stream, device));
+        }
+        wait_until("they are closed", || host_threads::threads_called("gpu-await-close") == 0);
+        ended.store(true, Ordering::Relaxed);
+        // Each device has its own.
+        let most = most.join().unwrap();
+        assert!(most <= 9, "{most} threads");
     }
 
     /// A host device has no driver: what the system refuses is told as that.

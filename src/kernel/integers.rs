@@ -168,8 +168,8 @@ impl RowsLen {
 pub enum NoValue {
     /// A derived argument, by its name, cannot hold this.
     Beyond { what: &'static str, value: i128, least: i128, most: i128 },
-    /// The message of a panic.
-    Panicked(String),
+    /// The expression `what` panicked.
+    Panicked { what: &'static str, message: String },
 }
 
 impl NoValue {
@@ -179,8 +179,7 @@ impl NoValue {
             NoValue::Beyond { what, value, least, most } => {
                 ErrorDetail::IntegerRange { kernel, what, value, least, most }
             }
-            NoValue::Panicked(message) => {
-                let what = "the geometry or a derived argument";
+            NoValue::Panicked { what, message } => {
                 ErrorDetail::Evaluation { kernel, what, message }
             }
         }
@@ -271,11 +270,11 @@ impl<T: Copy> FitValue<T> for &Named<'_, T, T> {
     }
 }
 
-/// The values of a declaration's expressions.
+/// The value of the declaration's expression `what`.
 #[doc(hidden)]
 #[inline]
-pub fn evaluate<R>(expressions: impl FnOnce() -> Result<R, NoValue>) -> Result<R, NoValue> {
-    contain::catch(expressions).unwrap_or_else(|message| Err(NoValue::Panicked(message)))
+pub fn evaluate<R>(what: &'static str, expression: impl FnOnce() -> R) -> Result<R, NoValue> {
+    contain::catch(expression).map_err(|message| NoValue::Panicked { what, message })
 }
 
 /// The value of the derived argument `what` where there is none.

@@ -73,6 +73,9 @@
 /// ([`ErrorDetail::IntegerRange`](crate::ErrorDetail::IntegerRange)), and so does a division by zero or any other panic
 /// ([`ErrorDetail::Evaluation`](crate::ErrorDetail::Evaluation)). You vouch for what you convert with `as`.
 ///
+/// Derived values come first, in their order, then `launch`, then the conditions, which see all of them. So a condition does not keep a divisor
+/// of 0 from a derived value; the launch is refused all the same, and names the value.
+///
 /// `|config|` names the [`LaunchConfig`](crate::LaunchConfig) for the conditions. Loading on a GPU compares
 /// the number, sizes and alignments of the parameters with those of the compiled kernel
 /// ([`ErrorDetail::WrongParameters`](crate::ErrorDetail::WrongParameters)), where the driver reports them

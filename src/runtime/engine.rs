@@ -437,14 +437,34 @@ impl<S: DeviceStream> Engine<S> {
     }
 }
 
-/// Destroys events that come back after their engine is gone; until `main` returns.
+/// Destroys events that come back after their engine is gone, on one thread however many they are; until `main` returns.
 fn destroy_later(backend: &Arc<dyn Backend>) -> Destroy {
     let backend = backend.clone();
+    // Some while a thread destroys events: those that it has not taken yet.
+    let late: Arc<Mutex<Option<Vec<RawEvent>>>> = Arc::default();
     Arc::new(move |event| {
-        let backend = backend.clone();
+        let mut waiting = late.lock();
+        if let Some(waiting) = &mut *waiting {
+            return waiting.push(event);
+        }
+        *waiting = Some(vec![event]);
+        drop(waiting);
+        let (backend, late) = (backend.clone(), late.clone());
         worker::last_act(move || {
-            // SAFETY: the event was pooled: it has no other holder.
-            let _ = unsafe { backend.event_destroy(event) };
+            loop {
+                let events = {
+                    let mut waiting = late.lock();
+                    let Some(events) = waiting.take().filter(|events| !events.is_empty()) else {
+                        return;
+                    };
+                    *waiting = Some(Vec::new());
+                    events
+                };
+                for event in events {
+                    // SAFETY: the event was pooled: it has no other holder.
+                    let _ = unsafe { backend.event_destroy(event) };
+                }
+            }
         });
     })
 }
@@ -460,6 +480,7 @@ impl<S: DeviceStream> Drop for Engine<S> {
         }
         // Before the pool that they come from.
         self.freeing.get_mut().clear();
+        self.tracer.forget();
         let backend = self.backend.clone();
         let destroy = destroy_later(&backend);
         let mut events: Vec<RawEvent> = self.events.close(destroy.clone());

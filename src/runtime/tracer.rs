@@ -153,6 +153,13 @@ impl Tracer {
         self.one_in.store(0, Ordering::Relaxed);
     }
 
+    /// Drops the log: its events go back to their pool.
+    pub(crate) fn forget(&self) {
+        self.stop();
+        let log = self.log.lock().take();
+        drop(log);
+    }
+
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.one_in.load(Ordering::Relaxed) != 0

@@ -39,7 +39,8 @@ pub(super) struct BatchWork<Q, R, E, F> {
     run: Contained<F>,
     /// `Some` while a batch is due and has no permit.
     acquiring: Option<Acquire>,
-    running: FuturesUnordered<BatchTask>,
+    /// It has the waker of the worker's task.
+    running: Contained<FuturesUnordered<BatchTask>>,
     /// When a batch is due, or a deadline passes.
     wakes_at: Option<Deadline>,
 }
@@ -92,7 +93,7 @@ where
             padded,
             run: Contained::new(run),
             acquiring: None,
-            running: FuturesUnordered::new(),
+            running: Contained::new(FuturesUnordered::new()),
             wakes_at: None,
         }
     }
