@@ -28,9 +28,9 @@ use crate::memory::hazard::Mode;
 use crate::runtime::Engine;
 use crate::runtime::graph_memory::KeepsMemory;
 use crate::runtime::stream_state::{OfStream, StreamHandle};
-use crate::submit::{Footprint, Kept, wrong_device};
+use crate::submit::{Footprint, Kept, Name, wrong_device};
 use crate::thread::role;
-use instance::Instance;
+use instance::{Instance, Untold};
 use slots::{GraphArgs, GraphSlots, Passed, Seal};
 
 /// Operations that are written down once and launched together as one CUDA graph, with slots for the buffers
@@ -254,12 +254,16 @@ impl<S: GraphSlots> Graph<S> {
             return Err(self.refuse(&passed, ErrorDetail::NotInGraph { op: NAME.into() }.into()));
         }
         let instance = self.instance(queue.handle());
-        let released = {
+        let drawn = {
             let mut instance = instance.lock();
-            if instance.is_drawn_for(&passed) {
-                return self.submit(&mut instance, queue, &passed);
+            match instance.is_drawn_for(&passed) {
+                true => Ok(self.submit(&mut instance, queue, &passed)),
+                false => Err(instance.release_memory()),
             }
-            instance.release_memory()
+        };
+        let released = match drawn {
+            Ok(submitted) => return tell(queue, submitted?),
+            Err(released) => released,
         };
         // Not under the lock, as the drop may free; and the closure may launch other graphs elsewhere.
         drop(released);
@@ -278,7 +282,7 @@ impl<S: GraphSlots> Graph<S> {
             self.submit(&mut instance, queue, &passed)
         };
         drop((outdated, shares));
-        submitted
+        tell(queue, submitted?)
     }
 
     /// Counts a launch that submitted nothing, and poisons its outputs.
@@ -292,7 +296,7 @@ impl<S: GraphSlots> Graph<S> {
         instance: &mut Instance,
         queue: &Queue<'_>,
         passed: &Passed<'_>,
-    ) -> Result<()> {
+    ) -> Result<Untold> {
         let mut report = Report::default();
         let submitted = instance.submit(queue, passed, &self.kept, &mut report);
         self.report.lock().add(&report);
@@ -319,6 +323,15 @@ impl<S: GraphSlots> Graph<S> {
         drop(gone);
         instance
     }
+}
+
+/// Notifies subscribers, which are foreign code, under no lock.
+fn tell(queue: &Queue<'_>, submitted: Untold) -> Result<()> {
+    match submitted {
+        Untold::Launch(ticket) => Name::Verb(NAME).told(queue.stream(), ticket),
+        Untold::Events(events) => events.iter().try_for_each(|event| event.record_in(queue))?,
+    }
+    Ok(())
 }
 
 /// Whether any argument that may be written has failed.

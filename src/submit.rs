@@ -60,7 +60,7 @@ pub(crate) use self::known_calls::{CallKey, KnownCalls};
 pub(crate) use self::list::{List, Node, Touched, Written, draw, submit_in_front, submit_listed};
 pub(crate) use self::loan::SubmitError;
 pub(crate) use self::memory_kernels::MemoryKernels;
-use self::name::Name;
+pub(crate) use self::name::Name;
 pub(crate) use self::open_uses::OpenUses;
 pub use self::outcome::WorkOutcome;
 pub(crate) use self::outcome::{Dependencies, LateOutcomes};

@@ -189,6 +189,8 @@ fn a_config_of_fewer_than_none_is_refused() {
         (LaunchConfig::for_elements(-1), u64::from(u32::MAX)),
         (LaunchConfig::for_elements(u64::MAX), u64::from(u32::MAX)),
         (LaunchConfig::new(1_u64 << 32, 1), u64::from(u32::MAX)),
+        (LaunchConfig::for_extent((-1, 1), (16, 16)), u64::from(u32::MAX)),
+        (LaunchConfig::for_extent((1, 1_u64 << 40), (16, 16)), u64::from(u32::MAX)),
     ] {
         let error = error(stream.launch(&whole, config, (&mut x,)));
         let ErrorDetail::LaunchLimit { what: LaunchLimit::Grid(_), asked: found, .. } =

@@ -141,7 +141,7 @@ impl<'s> Queue<'s> {
 
     /// [`submit`](Self::submit) for a caller that records more before subscribers are notified.
     #[inline]
-    pub(super) fn submit_untold<R>(
+    pub(crate) fn submit_untold<R>(
         &self,
         footprint: &mut Footprint<'_>,
         commands: u32,

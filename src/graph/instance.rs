@@ -149,17 +149,17 @@ impl Instance {
         nodes.len()
     }
 
-    /// Submits it with these arguments, for which it is drawn.
+    /// Submits it with these arguments, for which it is drawn. Subscribers are notified by the caller, under no lock.
     pub(super) fn submit(
         &mut self,
         queue: &Queue<'_>,
         passed: &Passed<'_>,
         state: &Kept,
         report: &mut Report,
-    ) -> Result<()> {
+    ) -> Result<Untold> {
         let Instance { list, uses, kept, events, compiled, to_set, is_refused, is_told, .. } = self;
         if list.nodes().is_empty() {
-            return events.iter().try_for_each(|event| event.record_in(queue));
+            return Ok(Untold::Events(events.clone()));
         }
         let mut footprint = Footprint::new("a graph");
         for Use { whose, range, mode, tracking } in &*uses {
@@ -187,7 +187,7 @@ impl Instance {
         // If a node was refused before any driver call, the nodes are unchanged.
         let (mut was_told, mut was_prepared, mut was_plain) = (false, false, false);
         let outcomes = queue.outcomes();
-        let submitted = queue.submit(&mut footprint, commands, |raw| {
+        let submitted = queue.submit_untold(&mut footprint, commands, |raw| {
             if *is_told {
                 was_told = true;
                 list.tell(raw, outcomes)?;
@@ -227,8 +227,17 @@ impl Instance {
         for event in events {
             event.set_last(Recorded::in_front_of(queue.stream().point(ticket), event.node()?));
         }
-        Ok(())
+        Ok(Untold::Launch(ticket))
     }
+}
+
+/// What is left of a launch for when its instance is unlocked.
+#[must_use]
+pub(super) enum Untold {
+    /// Subscribers know of none.
+    Launch(u64),
+    /// There is nothing else in the graph.
+    Events(Vec<Event>),
 }
 
 /// The graph in its place, with the list's launches; nothing if these are to be launched one by one.

@@ -397,7 +397,7 @@ impl<P> MemoryLoan<'_, P> {
     /// // Later, on the library's own thread, before the work ends on the device:
     /// outcome.fail("the sender is gone");
     /// let op = loan.complete();
-    /// assert_eq!(op.await.unwrap_err().to_string(), "receive: the sender is gone");
+    /// assert_eq!(op.await.unwrap_err().detail().to_string(), "receive: the sender is gone");
     /// let error = stream.download(&y).await.unwrap_err();
     /// assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }));
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();

@@ -93,12 +93,17 @@ impl LaunchConfig {
     }
 
     /// Covers each point of a 1-, 2- or 3-dimensional extent with at least one thread, in blocks of
-    /// `block_dim`; the kernel guards the edges. A launch for an empty extent does nothing.
+    /// `block_dim`; the kernel guards the edges. A launch for an empty extent does nothing; one for a negative extent, or for 2^32 - 1 and more
+    /// along an axis, is refused.
     #[must_use]
     pub fn for_extent(extent: impl Into<Dim3>, block_dim: impl Into<Dim3>) -> Self {
         let (extent, block) = (extent.into().0, block_dim.into().0);
         // A block without threads is refused by the launch, whatever the grid.
-        let blocks = |axis: usize| extent[axis].div_ceil(block[axis].max(1));
+        let blocks = |axis: usize| match extent[axis] {
+            // It was none, or more than there can be.
+            u32::MAX => u32::MAX,
+            extent => extent.div_ceil(block[axis].max(1)),
+        };
         let nothing = extent.contains(&0);
         LaunchConfig { nothing, ..LaunchConfig::new([blocks(0), blocks(1), blocks(2)], block) }
     }

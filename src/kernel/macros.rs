@@ -71,7 +71,9 @@
 /// any type: the product of two integers of 63 bits is exact, and so is that of four `u32`. A constant, a field or what a function returns joins them by
 /// [`wide`](crate::Integer::wide). A derived value takes an integer of any type; one that its parameter cannot hold refuses the launch
 /// ([`ErrorDetail::IntegerRange`](crate::ErrorDetail::IntegerRange)), and so does a division by zero or any other panic
-/// ([`ErrorDetail::Evaluation`](crate::ErrorDetail::Evaluation)). You vouch for what you convert with `as`.
+/// ([`ErrorDetail::Evaluation`](crate::ErrorDetail::Evaluation)). You vouch for what you convert with `as`, and for integers that
+/// keep a type of their own: fields without `wide`, and a literal on the left of a shift, `1 << log`, which is an `i32` as anywhere in Rust: say
+/// `1_i128 << log`.
 ///
 /// Derived values come first, in their order, then `launch`, then the conditions, which see all of them. So a condition does not keep a divisor
 /// of 0 from a derived value; the launch is refused all the same, and names the value.

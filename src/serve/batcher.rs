@@ -243,7 +243,7 @@ impl<Q, R, E> Batcher<Q, R, E> {
     /// The poller of the pool's first device keeps the time; on a stepped device (`testing::manual`) a deadline is as
     /// many steps away as it is when the request is made. Without a [pool](builder::BatcherBuilder::pool) the batcher
     /// has a thread for it; where the system refuses that thread, the call fails at once with
-    /// [`ErrorKind::Driver`](crate::ErrorKind::Driver).
+    /// [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded).
     pub fn call_by(&self, request: Q, deadline: Instant) -> Call<Q, R, E> {
         self.enter(request, Some(self.shared.clock.time_of(deadline)))
     }

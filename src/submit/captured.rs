@@ -89,7 +89,8 @@ pub(crate) fn capture(
             let function = match engine.backend.kind() {
                 DeviceKind::Cuda => Function::Captured(raw.graph),
                 DeviceKind::Host => {
-                    let twins = Mutex::new(recorder.twins.take());
+                    // Theirs alone: one thread at a time runs them, and whatever they drop waits for none of this crate's.
+                    let twins = parking_lot::Mutex::new(recorder.twins.take());
                     let each = move |_: &Grid, _: &ArgBlock| {
                         twins.lock().iter_mut().for_each(|twin| twin());
                     };

@@ -147,7 +147,7 @@ impl RawQueue<'_> {
     ///     })
     /// };
     /// let error = op.await.unwrap_err();
-    /// assert_eq!(error.to_string(), "lib_run: status 5");
+    /// assert_eq!(error.detail().to_string(), "lib_run: status 5");
     /// let error = stream.download(&y).await.unwrap_err();
     /// assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }));
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
@@ -198,7 +198,7 @@ impl RawQueue<'_> {
     ///         Ok::<(), Error>(())
     ///     })
     /// };
-    /// assert_eq!(op.await.unwrap_err().to_string(), "receive: nobody sent 4 numbers");
+    /// assert_eq!(op.await.unwrap_err().detail().to_string(), "receive: nobody sent 4 numbers");
     /// let error = stream.download(&y).await.unwrap_err();
     /// assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }));
     /// # Ok::<(), Error>(()) }).unwrap();
@@ -248,7 +248,7 @@ impl RawQueue<'_> {
     /// graph.launch(&stream, (&mut y,)).await?;
     /// IS_UP.store(false, Ordering::SeqCst);
     /// let error = graph.launch(&stream, (&mut y,)).await.unwrap_err();
-    /// assert_eq!(error.to_string(), "theirs: the library is down");
+    /// assert_eq!(error.detail().to_string(), "theirs: the library is down");
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     ///

@@ -133,6 +133,7 @@ impl StreamPoolBuilder {
     ///
     /// # Errors
     /// [`ErrorDetail::TooFew`]: no stream. A device that is lost or closed.
+    #[track_caller]
     pub fn build(self) -> Result<StreamPool> {
         role::check("making streams")?;
         let mut slots = Vec::new();
@@ -189,6 +190,7 @@ impl Device {
     ///
     /// # Errors
     /// As [`StreamPoolBuilder::build`].
+    #[track_caller]
     pub fn streams(&self, n: usize) -> Result<StreamPool> {
         StreamPool::builder().streams(self, n).build()
     }
