@@ -370,7 +370,7 @@ macro_rules! __kernel {
             #[allow(unused_imports, reason = "not every expression needs it")]
             use $crate::{__private::AsUnsigned as _, Integer as _};
             $($shapes)*
-            let config: $crate::LaunchConfig = $crate::__private::evaluate("launch", || $launch)?;
+            let config = $crate::__private::evaluate("launch", || -> $crate::LaunchConfig { $launch })?;
             $($crate::__kernel_value!(fit $type $arg);)*
             ::core::result::Result::Ok((config, ($($arg,)*)))
         };

@@ -23,6 +23,7 @@
 mod anchors;
 mod ending;
 mod errands;
+mod late_events;
 mod loss;
 mod retirement;
 
@@ -40,7 +41,7 @@ use super::attention::Attention;
 use super::clock::Clock;
 use super::device_state::DeviceState;
 use super::doorbell::Bells;
-use super::event_pool::{Destroy, EventHandle, EventPool};
+use super::event_pool::{EventHandle, EventPool};
 use super::graph_budget::GraphBudget;
 use super::graph_memory::GraphMemory;
 use super::loans::Loans;
@@ -437,38 +438,6 @@ impl<S: DeviceStream> Engine<S> {
     }
 }
 
-/// Destroys events that come back after their engine is gone, on one thread however many they are; until `main` returns.
-fn destroy_later(backend: &Arc<dyn Backend>) -> Destroy {
-    let backend = backend.clone();
-    // Some while a thread destroys events: those that it has not taken yet.
-    let late: Arc<Mutex<Option<Vec<RawEvent>>>> = Arc::default();
-    Arc::new(move |event| {
-        let mut waiting = late.lock();
-        if let Some(waiting) = &mut *waiting {
-            return waiting.push(event);
-        }
-        *waiting = Some(vec![event]);
-        drop(waiting);
-        let (backend, late) = (backend.clone(), late.clone());
-        worker::last_act(move || {
-            loop {
-                let events = {
-                    let mut waiting = late.lock();
-                    let Some(events) = waiting.take().filter(|events| !events.is_empty()) else {
-                        return;
-                    };
-                    *waiting = Some(Vec::new());
-                    events
-                };
-                for event in events {
-                    // SAFETY: the event was pooled: it has no other holder.
-                    let _ = unsafe { backend.event_destroy(event) };
-                }
-            }
-        });
-    })
-}
-
 impl<S: DeviceStream> Drop for Engine<S> {
     fn drop(&mut self) {
         locks::assert_none("a device");
@@ -482,7 +451,7 @@ impl<S: DeviceStream> Drop for Engine<S> {
         self.freeing.get_mut().clear();
         self.tracer.forget();
         let backend = self.backend.clone();
-        let destroy = destroy_later(&backend);
+        let destroy = late_events::destroy_later(&backend);
         let mut events: Vec<RawEvent> = self.events.close(destroy.clone());
         events.extend(self.timed_events.close(destroy));
         let mut streams = self.bells.drain();
