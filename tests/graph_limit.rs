@@ -39,8 +39,12 @@ fn grow() {
 }
 
 fn device() -> Result<Device> {
+    device_with(LIMIT)
+}
+
+fn device_with(limit: usize) -> Result<Device> {
     grow();
-    let builder = Device::builder().graph_limit(LIMIT);
+    let builder = Device::builder().graph_limit(limit);
     match testing::device().kind() {
         gpu_await::DeviceKind::Cuda => builder.cuda(0),
         _ => Ok(builder.host()),
@@ -143,6 +147,35 @@ async fn graphs_that_need_a_place_get_it() -> Result<()> {
     let evicted = device.stats().graphs_evicted;
     assert!(evicted >= (12 * LIMIT - LIMIT) as u64, "{evicted}");
     drop(graphs);
+    assert_eq!(device.stats().graphs, 0);
+    Ok(())
+}
+
+/// Each takes the only place from the others, at any moment of their launches.
+#[test]
+fn graphs_that_need_it_share_one_place() -> Result<()> {
+    const THREADS: usize = 3;
+    const LAUNCHES: u32 = 4000;
+    let device = device_with(1)?;
+    let event = device.event_builder().timed(true).build()?;
+    let graph: Graph<(InOut<u32>, u32)> = device.graph(event, |q, event, (mut x, n)| {
+        q.fill(&mut x, n)?;
+        event.record_in(q)
+    });
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                let stream = device.stream().expect("a stream");
+                let mut x = stream.zeros::<u32>(LEN).queued().expect("memory");
+                for n in 0..LAUNCHES {
+                    graph.launch(&stream, (&mut x, n)).queued().expect("it is launched");
+                }
+                let last = futures::executor::block_on(stream.download(&x)).expect("no failure");
+                assert_eq!(last, [LAUNCHES - 1; LEN]);
+            });
+        }
+    });
+    drop(graph);
     assert_eq!(device.stats().graphs, 0);
     Ok(())
 }

@@ -199,7 +199,7 @@ impl Region {
             slots.resize_with(number + 1, Default::default);
         }
         let (slot, report) = (&mut slots[number][usize::from(is_rest)], &mut self.report);
-        let new: Option<Arc<GraphCell>>;
+        let new: Arc<GraphCell>;
         let known = slot.graph.clone();
         let mut graph = known.as_ref().and_then(|cell| cell.lock());
         let outcome = match slot.difference(list) {
@@ -211,9 +211,9 @@ impl Region {
                 Some(graph) => slot.set(&Raw::of(turn), graph, list, report),
                 None => {
                     slot.remember(list);
-                    new = GraphCell::reserve(handle, false);
-                    slot.graph.clone_from(&new);
-                    graph = new.as_ref().and_then(|cell| cell.lock());
+                    new = GraphCell::new(handle.engine());
+                    graph = new.enter(handle, false);
+                    slot.graph = graph.is_some().then(|| new.clone());
                     let place = graph.as_deref_mut();
                     place.map_or(Err(ListOutcome::NoPlace), |place| {
                         slot.compile(&Raw::of(turn), place, list, report)

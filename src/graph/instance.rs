@@ -173,14 +173,14 @@ impl Instance {
             let range = start + range.start..start + range.end;
             footprint.touches(&Span { memory, range, tracking: *tracking }, *mode);
         }
-        let new: Option<Arc<GraphCell>>;
+        let new: Arc<GraphCell>;
         let known = compiled.clone();
         let mut graph = known.as_ref().and_then(|cell| cell.lock());
         if graph.is_none() && !*is_refused {
             footprint.may_block();
-            new = GraphCell::reserve(queue.handle(), list.needs_graph());
-            compiled.clone_from(&new);
-            graph = new.as_ref().and_then(|cell| cell.lock());
+            new = GraphCell::new(queue.handle().engine());
+            graph = new.enter(queue.handle(), list.needs_graph());
+            *compiled = graph.is_some().then(|| new.clone());
         }
         let graph = graph.as_deref_mut();
         let commands = if graph.is_some() { 1 } else { list.nodes().len() as u32 };

@@ -50,28 +50,35 @@ pub(crate) struct GraphCell {
 }
 
 impl GraphCell {
-    /// An empty one, if the device has a place for its graph.
-    pub(crate) fn reserve(stream: &StreamHandle, in_any_case: bool) -> Option<Arc<Self>> {
-        let engine = stream.engine();
-        let cell = Arc::new(GraphCell {
+    /// An empty one, which has no permit yet.
+    pub(crate) fn new(engine: &Arc<Engine>) -> Arc<Self> {
+        Arc::new(GraphCell {
             engine: engine.clone(),
             graph: Mutex::default(),
             used_ns: AtomicU64::new(engine.now()),
             has_place: AtomicBool::new(false),
-        });
-        // Until it is known to have a permit, it cannot be evicted.
-        let new = cell.graph.lock();
-        let weak: Weak<dyn Evictable> = Arc::<GraphCell>::downgrade(&cell);
-        let entered = engine.graphs.enter(weak, engine.now(), in_any_case);
-        // ORDERING: Relaxed: the lock orders it.
-        cell.has_place.store(entered, Ordering::Relaxed);
-        drop(new);
-        if !entered {
+        })
+    }
+
+    /// [Locks](Self::lock) a new one with a permit, if the device has one for its graph. The lock is not released in between: where
+    /// many take the last permit from one another, the graph would be evicted before it is launched, and what only a graph runs
+    /// would be launched without one (`graphs_that_need_it_share_one_place`).
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        stream: &StreamHandle,
+        in_any_case: bool,
+    ) -> Option<MutexGuard<'_, Option<CompiledGraph>>> {
+        let graph = self.graph.lock();
+        let weak: Weak<dyn Evictable> = Arc::<GraphCell>::downgrade(self);
+        // ORDERING: Relaxed, here and below: the lock orders it. In front of the request: the budget forgets those without.
+        self.has_place.store(true, Ordering::Relaxed);
+        if !self.engine.graphs.enter(weak, self.engine.now(), in_any_case) {
+            self.has_place.store(false, Ordering::Relaxed);
             return None;
         }
-        let weak: Weak<dyn OfStream> = Arc::<GraphCell>::downgrade(&cell);
+        let weak: Weak<dyn OfStream> = Arc::<GraphCell>::downgrade(self);
         stream.has(weak);
-        Some(cell)
+        Some(graph)
     }
 
     /// Its graph, which stays while this is held. `None` if it was evicted, along with its permit.
