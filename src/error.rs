@@ -592,8 +592,11 @@ impl Error {
         use ErrorDetail as D;
         let detail = match &self.0.detail {
             _ if self.at().is_some() => return self,
-            // One for many calls.
-            D::DeviceLost { .. } | D::DependencyLost { .. } => self.0.detail.clone(),
+            // One for many calls: a device that does not work here any more keeps it.
+            D::DeviceLost { .. }
+            | D::DependencyLost { .. }
+            | D::Forked { .. }
+            | D::ProcessEnding { .. } => self.0.detail.clone(),
             _ => {
                 self.0.at.get_or_init(|| at);
                 return self;

@@ -572,8 +572,13 @@ extern "C" fn go_on_behind_the_end() {
                 && error.kind() == ErrorKind::Closed
         })
     };
-    if !refused.iter().all(says_so) {
-        eprintln!("behind the end: {refused:?}");
+    // Each with its own line.
+    let lines = [
+        stream.zeros::<u8>(1).queued().err().and_then(|error| error.at()).map(|at| at.line()),
+        stream.record().err().and_then(|error| error.at()).map(|at| at.line()),
+    ];
+    if !refused.iter().all(says_so) || lines != [Some(line!() - 3), Some(line!() - 2)] {
+        eprintln!("behind the end: {refused:?}, in lines {lines:?}");
         // SAFETY: it ends the process and touches nothing.
         unsafe { libc::_exit(3) };
     }
@@ -774,6 +779,11 @@ mod growth {
                 assert!(matches!(error.detail(), ErrorDetail::Forked { .. }), "{error}");
                 assert_eq!(error.kind(), ErrorKind::Closed);
             }
+            // Each with its own line.
+            let first = stream.zeros::<u8>(1).queued().expect_err("the parent's device");
+            let second = stream.record().expect_err("the parent's device");
+            let line = |error: &gpu_await::Error| error.at().map(|at| at.line());
+            assert_eq!((line(&first), line(&second)), (Some(line!() - 3), Some(line!() - 2)));
             let own = Device::host();
             assert_eq!(block_on(own.host_fn(|| 5)).expect("no failure"), 5);
             drop((x, handles, own));
