@@ -487,7 +487,8 @@ pub enum ErrorDetail {
     /// `atexit`: handlers that were registered later run before it, and there everything goes on.
     #[error("the process is ending: {what} is refused")]
     ProcessEnding { what: &'static str },
-    /// The device was opened by the process that this one was forked from.
+    /// The device, pool or batcher was made by the process that this one was forked from; so was the call that was pending at the fork, or
+    /// that needs a thread of it.
     #[error("{device} belongs to the process that this one was forked from: open a device here")]
     Forked { device: String },
 }

@@ -609,9 +609,11 @@ fn futures_behind_the_end_resolve() {
 
 #[cfg(target_os = "linux")]
 mod growth {
+    use std::future::Future;
     use std::io::{Read, Write};
+    use std::pin::Pin;
 
-    use gpu_await::{Batcher, StreamPool};
+    use gpu_await::{Batcher, Error, StreamPool};
 
     use super::*;
 
@@ -677,9 +679,8 @@ mod growth {
         assert!(is_quick && exits.iter().all(|exit| *exit < Duration::from_secs(5)), "{exits:?}");
     }
 
-    /// A device with a thread that the driver keeps: it pins memory beside a full queue.
-    fn busy() -> (Device, Gate, JoinHandle<()>) {
-        let device = Device::host();
+    /// Gives a device a thread that the driver keeps: it pins memory beside a full queue.
+    fn keep_busy(device: &Device) -> (Gate, JoinHandle<()>) {
         let stream = device.stream().expect("a stream");
         let gate = Gate::close(&stream).expect("a gate");
         let submitted = Arc::new(AtomicU32::new(0));
@@ -690,14 +691,52 @@ mod growth {
                 count.fetch_add(1, Ordering::SeqCst);
             }
         });
-        wait_until("the queue is nearly full", || submitted.load(Ordering::SeqCst) >= 1015);
+        wait_until("the queue is full, and keeps the producer", || {
+            submitted.load(Ordering::SeqCst) >= 1015 && others_sleep()
+        });
         let mut pinned = Box::pin(device.pinned_async::<u8>(16 << 20));
         assert!(pinned.poll_unpin(&mut Context::from_waker(Waker::noop())).is_pending());
         wait_until("a thread pins memory", || {
             host_threads::threads_called("gpu-await-offlo") > 0 && others_sleep()
         });
         drop(pinned);
+        (gate, producer)
+    }
+
+    fn busy() -> (Device, Gate, JoinHandle<()>) {
+        let device = Device::host();
+        let (gate, producer) = keep_busy(&device);
         (device, gate, producer)
+    }
+
+    /// What a call fails with, by its name.
+    type Called<'c> = (&'static str, Pin<Box<dyn Future<Output = Option<Error>> + 'c>>);
+
+    fn called<'c, T>(
+        name: &'static str,
+        call: impl Future<Output = gpu_await::Result<T>> + 'c,
+    ) -> Called<'c> {
+        (name, Box::pin(async { call.await.err() }))
+    }
+
+    /// Polls a future that waits for no other thread.
+    fn polled<T>(future: &mut (impl Future<Output = T> + Unpin)) -> Option<T> {
+        let mut cx = Context::from_waker(Waker::noop());
+        // It yields in between.
+        (0..100).find_map(|_| match future.poll_unpin(&mut cx) {
+            std::task::Poll::Ready(output) => Some(output),
+            std::task::Poll::Pending => None,
+        })
+    }
+
+    /// Whether they fail at once, because their device is the parent's.
+    fn assert_forked(calls: &mut [Called<'_>]) {
+        for (name, call) in calls {
+            let refused = polled(call).unwrap_or_else(|| panic!("{name} waits for a thread"));
+            let error = refused.unwrap_or_else(|| panic!("{name} is not refused"));
+            assert!(matches!(error.detail(), ErrorDetail::Forked { .. }), "{name}: {error}");
+            assert_eq!(error.kind(), ErrorKind::Closed);
+        }
     }
 
     /// It has none of its parent's threads, and waits for none; nor for what its parent's threads were at.
@@ -782,7 +821,7 @@ mod growth {
             // Each with its own line.
             let first = stream.zeros::<u8>(1).queued().expect_err("the parent's device");
             let second = stream.record().expect_err("the parent's device");
-            let line = |error: &gpu_await::Error| error.at().map(|at| at.line());
+            let line = |error: &Error| error.at().map(|at| at.line());
             assert_eq!((line(&first), line(&second)), (Some(line!() - 3), Some(line!() - 2)));
             let own = Device::host();
             assert_eq!(block_on(own.host_fn(|| 5)).expect("no failure"), 5);
@@ -791,6 +830,82 @@ mod growth {
         assert!(exit < Duration::from_secs(5), "{exit:?}");
         gate.open();
         assert_eq!(block_on(pending).expect("the parent goes on")[0], 1);
+    }
+
+    /// What waits for a thread of the parent fails there, whether it is called in the child or was pending at the fork.
+    #[test]
+    fn a_child_waits_for_no_thread_of_its_parent() {
+        const NAME: &str = "growth::a_child_waits_for_no_thread_of_its_parent";
+        const FAR: Duration = Duration::from_secs(3600);
+        if child::parameter().is_none() {
+            child::run(NAME, "");
+            return;
+        }
+        async fn echo(batch: Vec<u32>) -> gpu_await::Result<Vec<gpu_await::Result<u32>>> {
+            Ok(batch.into_iter().map(Ok).collect())
+        }
+        let device = Device::host();
+        let (stream, other) = (device.stream().unwrap(), device.stream().unwrap());
+        let x = stream.full(1000, 7u8).queued().unwrap();
+        stream.synchronize().unwrap();
+        let builder = StreamPool::builder().streams(&device, 1).max_in_flight(1);
+        let pool = builder.build().unwrap();
+        let held = pool.try_acquire().unwrap();
+        let (batcher, worker) = Batcher::builder().max_delay(FAR).build(echo);
+        let mut on_time = Box::pin(batcher.call_by(1, Instant::now() + FAR));
+        assert!(polled(&mut on_time).is_none());
+        let waiting = || {
+            vec![
+                // The first takes the threads for copies.
+                called("upload_staged", stream.upload_staged(vec![1u8; 64 << 20])),
+                called("download_staged", stream.download_staged(&x)),
+                called("download_staged_into", stream.download_staged_into(&x, Vec::new())),
+                called("record_timed_async", other.record_timed_async()),
+                called("pinned_async", device.pinned_async::<u8>(4 << 20)),
+                called("acquire", async { pool.acquire().await }),
+                called("acquire_by", async { pool.acquire_by(Instant::now() + FAR).await }),
+                called("drained_within", pool.drained_within(FAR)),
+                called("drained_within", pool.drained_within(Duration::MAX)),
+            ]
+        };
+        let closing = Device::host();
+        let (closing_gate, op) = self::pending(&closing);
+        let (gate, producer) = keep_busy(&device);
+        let mut pending = waiting();
+        pending.push(called("close", closing.close(FAR)));
+        let mut all_wait = || {
+            let ready = pending.iter_mut().find_map(|(name, call)| polled(call).map(|_| *name));
+            assert_eq!(ready, None, "it waits for nothing");
+        };
+        all_wait();
+        wait_until("all is quiet", others_sleep);
+        all_wait();
+        let mut drained = pool.drained();
+        let exit = forked(|| {
+            assert_forked(&mut pending);
+            assert_forked(&mut waiting());
+            assert_forked(&mut [
+                called("trim", device.trim(0)),
+                called("trim_pinned", device.trim_pinned(0)),
+                called("close", device.close(FAR)),
+            ]);
+            assert!(polled(&mut drained).is_some(), "the pool's permits are the parent's");
+            // Its deadline counts as passed, and its batcher takes no other.
+            let late = polled(&mut on_time).expect("nobody tells it").unwrap_err();
+            assert!(matches!(late.detail(), ErrorDetail::Expired { .. }), "{late}");
+            let mut refused = Box::pin(batcher.call_by(1, Instant::now() + FAR));
+            assert_forked(&mut [called("call_by", &mut refused)]);
+        });
+        assert!(exit < Duration::from_secs(5), "{exit:?}");
+        gate.open();
+        closing_gate.open();
+        producer.join().unwrap();
+        drop(op);
+        drop((held, on_time, worker));
+        for (name, call) in pending {
+            let failed = block_on(call);
+            assert!(failed.is_none(), "{name}: {failed:?}");
+        }
     }
 
     #[test]

@@ -107,7 +107,7 @@ impl Device {
             }
             let is_quiet = engine.retirements() == before;
             if is_quiet && (engine.options.stepped || !owes && !engine.owes_frees()) {
-                return Ok(());
+                return engine.lost().map_or(Ok(()), |lost| Err(lost.clone()));
             }
             if !engine.options.stepped {
                 limit.looks_again().await?;
@@ -144,10 +144,12 @@ impl Limit {
         .await
     }
 
-    /// Waits until it is time to look again.
+    /// Waits until it is time to look again: at once in the child of a fork, where the device is lost.
     async fn looks_again(&mut self) -> Result<()> {
-        let mut rest = Deadline::after(&self.device.engine().clock, LOOK_EVERY);
-        self.before(&mut rest).await.ok_or_else(|| self.passed())
+        let engine = self.device.engine().clone();
+        let mut rest = Deadline::after(&engine.clock, LOOK_EVERY);
+        let rested = self.before(&mut rest).await.filter(|()| engine.lost().is_none());
+        rested.ok_or_else(|| self.passed())
     }
 
     /// Why the end was not waited for any longer.

@@ -6,11 +6,14 @@
 //! | a stepped device | its steps | its steps |
 //! | nobody's device: a batcher without a pool | the system's | a thread of its own, from the first deadline |
 //!
+//! In the child of a fork nobody tells a deadline that a thread of its parent would tell ([`Clock::is_inherited`]).
+//!
 //! Whoever waits for a moment has a [`Deadline`] of its own, so that nobody who is held up delays it. This and [`Engine`](super::Engine) are
 //! what pools and batchers know of the runtime.
 //!
 //! # Invariants
-//! 1. A deadline is told at its time, or at the end of its clock; where nobody would tell it, it is ready at once (`tests/deadlines.rs`).
+//! 1. A deadline is told at its time, or at the end of its clock; where nobody would tell it, it is ready at once (`tests/deadlines.rs`,
+//!    `a_child_waits_for_no_thread_of_its_parent`).
 #![forbid(unsafe_code)]
 
 use std::future::Future;
@@ -25,12 +28,15 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use super::attention::Attention;
 use super::deadlines::{Deadlines, NEVER};
 use crate::system;
+use crate::system::process::Process;
 use crate::thread::contain::{Contained, wake};
 use crate::thread::worker::Worker;
 
 /// A clock, in nanoseconds since its origin.
 pub(crate) struct Clock {
     origin: Instant,
+    /// Where it was made, and its device.
+    process: Process,
     keeper: TimeKeeper,
     deadlines: Deadlines<Waker>,
 }
@@ -68,7 +74,8 @@ impl Clock {
     }
 
     fn new(keeper: TimeKeeper) -> Arc<Self> {
-        Arc::new(Clock { origin: Instant::now(), keeper, deadlines: Deadlines::new() })
+        let (process, deadlines) = (Process::remembered(), Deadlines::new());
+        Arc::new(Clock { origin: Instant::now(), process, keeper, deadlines })
     }
 
     pub(crate) fn now(&self) -> u64 {
@@ -119,11 +126,20 @@ impl Clock {
         self.deadlines.end().into_iter().for_each(wake);
     }
 
-    /// Whether somebody tells deadlines: false where the system refuses the thread for it.
+    /// Whether its device, or its own thread, is one of the process that this one was forked from.
+    pub(crate) fn is_inherited(&self) -> bool {
+        match &self.keeper {
+            TimeKeeper::Thread(worker) => worker.is_inherited(),
+            TimeKeeper::Poller(_) | TimeKeeper::Steps(_) => !self.process.is_here(),
+        }
+    }
+
+    /// Whether somebody tells deadlines: false where the system refuses the thread for it, and if it is
+    /// [inherited](Self::is_inherited).
     pub(crate) fn is_kept(self: &Arc<Self>) -> bool {
         match &self.keeper {
             TimeKeeper::Thread(worker) => worker.start(keep_time(self)),
-            _ => true,
+            TimeKeeper::Poller(_) | TimeKeeper::Steps(_) => !self.is_inherited(),
         }
     }
 

@@ -363,7 +363,13 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
         let mut book = self.book.lock();
         if book.closed || !is_kept {
             book.refusals.closed += 1;
-            let error = if book.closed { self.closed() } else { no_thread() };
+            let error = if book.closed {
+                self.closed()
+            } else if self.clock.is_inherited() {
+                ErrorDetail::Forked { device: self.admitter.to_string() }.into()
+            } else {
+                no_thread()
+            };
             drop(book);
             return self.refuse(error);
         }

@@ -423,7 +423,8 @@ impl StreamPool {
     /// Resolves when no request is in flight: none holds a stream, and the devices have finished all of their
     /// work. Call it after [`close`](Self::close) to shut down. Work of a lost device counts as finished;
     /// requests that hold its streams are waited for all the same, at the end of the process as well: where one
-    /// may have been leaked, use [`drained_within`](Self::drained_within).
+    /// may have been leaked, use [`drained_within`](Self::drained_within). In the child of a fork it resolves at once: what is in flight is
+    /// the parent's.
     pub fn drained(&self) -> Drained {
         Drained { shared: self.shared.clone(), budget: Budget::default() }
     }
@@ -437,7 +438,7 @@ impl StreamPool {
     ///
     /// # Errors
     /// [`ErrorDetail::TimedOut`] says how many permits are not released and what is in flight on the pool's
-    /// streams.
+    /// streams. [`ErrorDetail::Forked`]: this is the child of a fork, and the pool its parent's.
     ///
     /// # Examples
     /// ```
@@ -585,7 +586,7 @@ impl Future for Drained {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let Drained { shared, budget } = &mut *self;
-        budget.poll(cx, |cx| shared.poll_drained(cx))
+        budget.poll(cx, |cx| shared.poll_drained(cx).map(drop))
     }
 }
 
@@ -595,8 +596,8 @@ impl Future for DrainedWithin {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let DrainedWithin { drained: Drained { shared, budget }, limit, deadline } = &mut *self;
         budget.poll(cx, |cx| {
-            if shared.poll_drained(cx).is_ready() {
-                return Poll::Ready(Ok(()));
+            if let Poll::Ready(drained) = shared.poll_drained(cx) {
+                return Poll::Ready(drained);
             }
             Pin::new(deadline).poll(cx).map(|()| Err(shared.not_drained(*limit)))
         })
@@ -620,12 +621,17 @@ impl PoolCore {
         ErrorDetail::TimedOut { what, limit_ms, left }.into()
     }
 
-    fn poll_drained(&self, cx: &mut Context<'_>) -> Poll<()> {
+    /// An error in the child of a fork: what is in flight is its parent's, and nothing there releases it.
+    fn poll_drained(&self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        if self.clock.is_inherited() {
+            let device = self.admitter(0).to_string();
+            return Poll::Ready(Err(ErrorDetail::Forked { device }.into()));
+        }
         let waker = cx.waker().clone();
         let mut book = self.book.lock();
         if book.admission.taken() == 0 {
             drop(book);
-            return Poll::Ready(());
+            return Poll::Ready(Ok(()));
         }
         if !book.draining.iter().any(|known| known.will_wake(&waker)) {
             book.draining.push(Contained::new(waker));

@@ -11,7 +11,8 @@
 //! | gates and turns of tests on a GPU, calls that take the driver's lock | not used: CUDA does not work there |
 //!
 //! # Invariants
-//! 1. A child waits for nothing that its parent had under way (`the_child_of_a_fork_ends_at_once`).
+//! 1. A child waits for nothing that its parent had under way (`the_child_of_a_fork_ends_at_once`), and for no thread of its parent: what
+//!    waits for one remembers its [`Process`], and ends in another (`a_child_waits_for_no_thread_of_its_parent`).
 //!
 //! Source: `pthread_atfork(3)`, POSIX. Where there is no such call there is no fork.
 
@@ -37,6 +38,23 @@ impl Process {
     pub(crate) fn this() -> Self {
         // ORDERING: Relaxed: stored while the process has one thread.
         Process(FORKS.load(Ordering::Relaxed))
+    }
+
+    /// This one, for what is of use in it alone: a child that is forked from now on differs from it.
+    pub(crate) fn remembered() -> Self {
+        count_forks();
+        Process::this()
+    }
+
+    /// The one that this one was forked from, as the tests of what remembers its process have it.
+    #[cfg(test)]
+    pub(crate) fn parent() -> Self {
+        Process(Process::this().0.wrapping_sub(1))
+    }
+
+    /// Whether it is this one, and no other that this one was forked from.
+    pub(crate) fn is_here(self) -> bool {
+        self == Process::this()
     }
 }
 

@@ -16,6 +16,7 @@ use crossbeam_channel::Receiver;
 
 use super::native;
 use super::worker::{Offloaded, Task, Unwanted, Worker, detach, package, run};
+use crate::system::process::Process;
 
 /// The name of its threads.
 const NAME: &str = "gpu-await-staging";
@@ -26,6 +27,8 @@ pub(crate) struct Crew {
     /// How many threads there are: half of the cores, at least 2 and at most 8. One copies about
     /// 10 GB/s and a GPU's link takes 55.
     threads: usize,
+    /// Where they run.
+    process: Process,
     worker: Worker<Task>,
     /// The lines that have a thread.
     lines: Mutex<HashMap<Line, VecDeque<Task>>>,
@@ -48,6 +51,7 @@ impl Crew {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Crew {
             threads: (cores / 2).clamp(2, 8),
+            process: Process::remembered(),
             worker: Worker::new(NAME),
             lines: Mutex::default(),
             pinned: AtomicUsize::new(0),
@@ -68,7 +72,7 @@ impl Crew {
         &self,
         work: impl FnOnce() -> R + Send + 'static,
     ) -> Offloaded<R> {
-        let (task, result) = package(Unwanted::IsDone, work);
+        let (task, result) = package(self.process, Unwanted::IsDone, work);
         self.send(Box::new(task));
         result
     }
@@ -81,7 +85,7 @@ impl Crew {
         unwanted: Unwanted,
         work: impl FnOnce() -> R + Send + 'static,
     ) -> Offloaded<R> {
-        let (task, result) = package(unwanted, work);
+        let (task, result) = package(self.process, unwanted, work);
         let task: Task = Box::new(task);
         let is_first = match self.lines.lock().entry(line) {
             Entry::Occupied(mut tasks) => {

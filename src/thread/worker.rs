@@ -7,6 +7,9 @@
 //!
 //! A [`Worker`] starts with the first task sent and ends with its owner. An executor's blocking threads are not used: all of them may be
 //! taken, and they end with their runtime.
+//!
+//! The child of a fork has none of its parent's threads: there a [`Worker`] takes no work once its parent has started it, and an [`Offloaded`]
+//! of its parent fails with [`Forked`](ErrorDetail::Forked) unless its result is there (`work_of_the_parent_fails_in_the_child`).
 #![forbid(unsafe_code)]
 
 use std::future::Future;
@@ -20,6 +23,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use futures::channel::oneshot;
 
 use crate::error::{ErrorDetail, Result};
+use crate::system::process::Process;
 use crate::thread::exit::{self, ExitGuard};
 use crate::thread::{contain, native};
 
@@ -29,10 +33,16 @@ pub(crate) type Task = Box<dyn FnOnce() + Send>;
 /// A thread with an inbox.
 pub(crate) struct Worker<T> {
     name: &'static str,
-    inbox: OnceLock<Sender<T>>,
+    inbox: OnceLock<WorkerInbox<T>>,
     /// Held while the thread is started. A thread that the system refuses is requested again by the next
     /// caller.
     starting: Mutex<()>,
+}
+
+struct WorkerInbox<T> {
+    sender: Sender<T>,
+    /// Where its thread runs.
+    process: Process,
 }
 
 impl<T: Send + 'static> Worker<T> {
@@ -45,7 +55,13 @@ impl<T: Send + 'static> Worker<T> {
         self.name
     }
 
-    /// Starts the thread unless it runs; false if the system refuses it: then the next call asks again.
+    /// Whether its thread is one of the process that this one was forked from.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.inbox.get().is_some_and(|inbox| !inbox.process.is_here())
+    }
+
+    /// Starts the thread unless it runs; false if the system refuses it, then the next call asks again; and if it is
+    /// [inherited](Self::is_inherited).
     pub(crate) fn start(&self, work: impl FnOnce(&Receiver<T>) + Send + 'static) -> bool {
         self.sender(work).is_some()
     }
@@ -70,10 +86,10 @@ impl<T: Send + 'static> Worker<T> {
                 let (sender, inbox) = unbounded();
                 // Not logged: the caller may hold a lock.
                 native::spawn(self.name, move || work(&inbox)).ok()?;
-                self.inbox.get_or_init(|| sender);
+                self.inbox.get_or_init(|| WorkerInbox { sender, process: Process::remembered() });
             }
         }
-        self.inbox.get()
+        self.inbox.get().filter(|inbox| inbox.process.is_here()).map(|inbox| &inbox.sender)
     }
 }
 
@@ -86,13 +102,17 @@ pub(crate) fn run(task: Task) {
 }
 
 /// The result of work that another thread does. Dropped, it leaves the work running.
-pub(crate) struct Offloaded<R>(oneshot::Receiver<std::thread::Result<R>>);
+pub(crate) struct Offloaded<R> {
+    result: oneshot::Receiver<std::thread::Result<R>>,
+    /// Where that thread runs.
+    process: Process,
+}
 
 /// Runs `work` on a thread of its own. Dropped, the future leaves it running.
 pub(crate) async fn offload<R: Send + 'static>(
     work: impl FnOnce() -> R + Send + 'static,
 ) -> Result<R> {
-    let (task, result) = package(Unwanted::IsDone, work);
+    let (task, result) = package(Process::remembered(), Unwanted::IsDone, work);
     detach(task)?;
     result.await
 }
@@ -104,11 +124,13 @@ pub(crate) enum Unwanted {
     IsLeft,
 }
 
+/// Work for a thread of `process`, and its result.
 pub(crate) fn package<R: Send + 'static>(
+    process: Process,
     unwanted: Unwanted,
     work: impl FnOnce() -> R + Send + 'static,
 ) -> (impl FnOnce() + Send + 'static, Offloaded<R>) {
-    let (sender, receiver) = oneshot::channel();
+    let (sender, result) = oneshot::channel();
     // A panic resumes in the future. If nothing waits any more, sending fails, and the result or the panic's
     // payload is dropped here; otherwise sending calls a waker: the caller that runs this contains it.
     let task = move || {
@@ -116,19 +138,24 @@ pub(crate) fn package<R: Send + 'static>(
             drop(sender.send(catch_unwind(AssertUnwindSafe(work))));
         }
     };
-    (task, Offloaded(receiver))
+    (task, Offloaded { result, process })
 }
 
 impl<R> Future for Offloaded<R> {
     type Output = Result<R>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<R>> {
-        Pin::new(&mut self.0).poll(cx).map(|received| match received {
-            Ok(Ok(result)) => Ok(result),
-            Ok(Err(panic)) => resume_unwind(panic),
+        match Pin::new(&mut self.result).poll(cx) {
+            Poll::Ready(Ok(Ok(result))) => Poll::Ready(Ok(result)),
+            Poll::Ready(Ok(Err(panic))) => resume_unwind(panic),
+            // Its thread does not come to it here, or took none of it.
+            Poll::Pending | Poll::Ready(Err(_)) if !self.process.is_here() => {
+                Poll::Ready(Err(ErrorDetail::Forked { device: "the device".to_owned() }.into()))
+            }
             // The system refuses a thread, or the process is ending.
-            Err(oneshot::Canceled) => Err(no_thread()),
-        })
+            Poll::Ready(Err(oneshot::Canceled)) => Poll::Ready(Err(no_thread())),
+            Poll::Pending => Poll::Pending,
+        }
     }
 }
 
@@ -167,4 +194,31 @@ pub(crate) fn no_thread() -> crate::Error {
         return ErrorDetail::ProcessEnding { what: "work off the executor" }.into();
     }
     ErrorDetail::NoThread { what: "work off the executor" }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    /// Whatever became of the work, but for a result that is there.
+    #[test]
+    fn work_of_the_parent_fails_in_the_child() {
+        let is_forked = |result: Option<Result<u8>>| {
+            let error = result.expect("it does not wait").expect_err("nobody does the work");
+            assert!(matches!(error.detail(), ErrorDetail::Forked { .. }), "{error}");
+        };
+        let (task, mut result) = package(Process::parent(), Unwanted::IsDone, || 5);
+        is_forked((&mut result).now_or_never());
+        drop(task);
+        is_forked(result.now_or_never());
+        let (task, result) = package(Process::parent(), Unwanted::IsDone, || 5);
+        task();
+        assert_eq!(result.now_or_never().expect("it is there").expect("no panic"), 5);
+        let (task, mut result) = package(Process::this(), Unwanted::IsDone, || 5);
+        assert!((&mut result).now_or_never().is_none());
+        task();
+        assert_eq!(result.now_or_never().expect("it is there").expect("no panic"), 5);
+    }
 }

@@ -212,10 +212,10 @@ impl Reclaimer {
         self.engine.account.lock().version()
     }
 
-    /// Whether memory moved since `version`; if not, `waker` is woken when it does.
+    /// Whether memory moved since `version`, or the device is lost; if not, `waker` is woken then. In the child of a fork nobody wakes it.
     pub(crate) fn poll(&self, version: u64, waker: &std::task::Waker) -> bool {
         self.engine.reclaimers.wait(self.key, version, waker);
-        self.version() != version
+        self.version() != version || self.engine.lost().is_some()
     }
 }
 

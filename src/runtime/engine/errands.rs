@@ -13,12 +13,11 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use futures::channel::oneshot;
-
 use super::{DeviceStream, Engine};
+use crate::system::process::Process;
 use crate::thread::exit::ExitGuard;
 use crate::thread::role::Role;
-use crate::thread::worker::Task;
+use crate::thread::worker::{Task, Unwanted, package};
 use crate::thread::{exit, role, worker};
 
 impl<S: DeviceStream> Engine<S> {
@@ -119,14 +118,13 @@ impl<S: DeviceStream> Engine<S> {
     }
 
     /// Waits until the values are dropped that were sent before. On a reaper's thread, where such a drop waits for
-    /// this, not at all.
+    /// this, not at all; and no longer in the child of a fork.
     pub(crate) async fn reaped(&self) {
         if self.reaper.has_begun() && !self.reaper.is_here() {
-            let (behind, is_gone) = oneshot::channel::<()>();
-            self.reaper.send(self.on_reaper(move || drop(behind)));
+            let (behind, reaped) = package(Process::remembered(), Unwanted::IsDone, || ());
+            self.reaper.send(self.on_reaper(behind));
             self.call_for_left();
-            // Its drop is the signal.
-            is_gone.await.ok();
+            reaped.await.ok();
         }
     }
 
