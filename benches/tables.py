@@ -41,7 +41,7 @@ def read_lines():
     for name in RESULTS:
         for line in (HERE / "results" / name).read_text().splitlines():
             words = line.split()
-            if len(words) == 3 and not line.startswith("#"):
+            if len(words) == 3 and line[0] not in "#=":
                 lines.setdefault(words[0], []).append(float(words[1]))
     return lines
 
@@ -70,6 +70,8 @@ def filled(block, lines):
 
 def shown(number):
     """Three digits, all of those in front of the point, and at most three behind it."""
+    if number == 0:
+        return "0"
     size = abs(number)
     decimals = 0 if size >= 99.95 else 1 if size >= 9.995 else 2 if size >= 0.0995 else 3
     return f"{number:,.{decimals}f}"

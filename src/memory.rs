@@ -84,8 +84,8 @@ pub struct MemoryInfo {
     /// Memory that the pool has reserved, in use or not, as the driver counts.
     ///
     /// It may be more than the limit: a GPU's driver reserves chunks of 32 MiB or a multiple of that, a new one where free
-    /// memory is in pieces that are too small, and returns a chunk only when nothing is in it. When more than the limit and a
-    /// chunk is reserved, an allocation that asked the driver has it return the chunks that are empty.
+    /// memory is in pieces that are too small, and returns a chunk only when nothing is in it, by
+    /// [`Device::trim`](crate::Device::trim), or when an allocation would fail otherwise.
     pub reserved_bytes: u64,
     /// The most that `reserved_bytes` ever was.
     pub reserved_peak_bytes: u64,

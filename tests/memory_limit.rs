@@ -42,15 +42,6 @@ async fn soon<F: Future>(future: F) -> F::Output {
     tokio::time::timeout(Duration::from_secs(10), future).await.expect("in time")
 }
 
-async fn eventually(is: impl Fn() -> bool) {
-    soon(async {
-        while !is() {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
-}
-
 fn reserved(device: &Device) -> u64 {
     device.memory().expect("asked").reserved_bytes
 }
@@ -98,36 +89,6 @@ async fn block_caches_count() -> Result<()> {
 async fn what_fits_beside_holes_is_given() -> Result<()> {
     let (_first, _turn) = opened(Device::builder());
     limited::fits_beside_holes(|limit| named(Device::builder().memory_limit_bytes(limit))).await
-}
-
-/// Free memory in pieces makes a driver reserve more than is held: what it no longer uses goes back, and nobody waits for
-/// a kernel that runs.
-#[tokio::test]
-async fn what_is_reserved_beyond_the_limit_is_returned() -> Result<()> {
-    const LIMIT: u64 = 145 << 20;
-    let (device, _turn) = opened(Device::builder().memory_limit_bytes(LIMIT));
-    let (stream, other) = (device.stream()?, device.stream()?);
-    let make = |mib: usize| stream.zeros::<u8>(mib * MIB).queued();
-    soon(make(1)?.freeze()).await?;
-    let gate = Gate::close(&other)?;
-    // A part of each of four chunks.
-    let (mut large, mut small) = (Vec::new(), Vec::new());
-    for _ in 0..4 {
-        large.push(make(24)?);
-        small.push(make(6)?);
-    }
-    drop(large);
-    let _large = make(121)?;
-    drop(small);
-    soon(stream.done()).await?;
-    eventually(|| device.stats().pending_bytes == 0).await;
-    let before = reserved(&device);
-    let _some = make(8)?;
-    assert!(!gate.timed_out());
-    let after = reserved(&device);
-    assert!(after <= LIMIT + GRAIN, "{before} reserved, and then {after}");
-    gate.open();
-    soon(device.done()).await
 }
 
 /// After `synchronize()` the same call succeeds.

@@ -167,7 +167,6 @@ impl<'s> Queue<'s> {
             })?;
             Ok::<_, SubmitError>((name, ticket))
         };
-        let is_cached = claim.ptr().is_some();
         let mut made = attempt(&mut claim);
         let mut again = made.as_ref().is_err_and(is_short);
         let mut backoff = Backoff::default();
@@ -194,9 +193,6 @@ impl<'s> Queue<'s> {
             }
             Err(failed) => return Err(failed),
         };
-        if !is_cached {
-            engine.return_excess();
-        }
         let Some(memory) = claim.keep() else { unreachable!("the operation was submitted") };
         let memory = Allocation::new(self.stream, memory, bytes, ticket, written);
         name.told(self.stream, ticket);

@@ -4,7 +4,7 @@
 use super::element::{GemmElement, Sums};
 use super::shape::{Activation, Shape};
 
-/// Computes the same as cuBLASLt, summing in the order of `k`. A scale of 0 is no factor: what it would scale is not read.
+/// Computes the same as cuBLASLt, summing in the order of `k`.
 pub(super) fn gemm<T: GemmElement>(
     shape: &Shape,
     (alpha, beta): (T::Scale, T::Scale),
@@ -19,8 +19,7 @@ pub(super) fn gemm<T: GemmElement>(
         let c = &mut c[product * m * n..][..m * n];
         for (row, out) in c.chunks_mut(n).enumerate() {
             sums.fill(zero);
-            let terms = if alpha == zero { 0..0 } else { 0..k };
-            for inner in terms {
+            for inner in 0..k {
                 let at = if shape.transposed_a { inner * m + row } else { row * k + inner };
                 let left = a[at].wide();
                 for (column, sum) in sums.iter_mut().enumerate() {

@@ -246,36 +246,6 @@ fn the_figures_are_those_of_the_host_device() {
     });
 }
 
-/// Free memory in pieces makes the driver reserve more than is held: what it no longer uses of that goes back.
-#[test]
-fn what_is_reserved_beyond_the_limit_is_returned() {
-    async_under_the_stand_in(async |driver| {
-        const LIMIT: u64 = 145 << 20;
-        let device = Device::builder().memory_limit_bytes(LIMIT).cuda(0).unwrap();
-        let stream = device.stream().unwrap();
-        let make = |mib: usize| stream.zeros::<u8>(mib * MIB).queued().unwrap();
-        let reserved = || device.memory().unwrap().reserved_bytes >> 20;
-        // A part of each of four chunks.
-        let (large, small): (Vec<_>, Vec<_>) = (0..4).map(|_| (make(24), make(6))).unzip();
-        drop(large);
-        let _large = make(121);
-        // All of it is in use.
-        assert_eq!(reserved(), 4 * 32 + 128);
-        drop(small);
-        soon(stream.done()).await.unwrap();
-        eventually("the parts are free", || device.stats().pending_bytes == 0);
-        assert_eq!(reserved(), 4 * 32 + 128);
-        let _some = make(8);
-        assert_eq!(reserved(), 32 + 128);
-        // Within the limit and a chunk the pool keeps what it has, and a block of a cache asks nobody.
-        driver.clear();
-        drop((make(1), make(2)));
-        drop(make(1));
-        assert!(!driver.names().iter().any(|name| name == "cuMemPoolTrimTo"));
-        assert_eq!(device.memory().unwrap().reserved_peak_bytes >> 20, 4 * 32 + 128);
-    });
-}
-
 /// The device has no more than the limit, and gives what was freed to nobody who is not behind the free.
 #[test]
 fn random_programs_stay_within_the_limit() {

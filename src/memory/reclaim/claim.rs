@@ -51,21 +51,6 @@ use crate::thread::role;
 /// locked: such calls take microseconds, unless that thread waits for a core.
 const BACKOFF_MOST: Duration = Duration::from_millis(100);
 
-/// What a driver's pool reserves at a time.
-const CHUNK: u64 = 32 << 20;
-
-impl Engine {
-    /// Under a limit, has the pool return what it reserved beyond it and does not use: where free memory is in pieces, the
-    /// driver reserves more than is held.
-    pub(crate) fn return_excess(&self) {
-        let Some(limit) = self.options.memory_limit else { return };
-        let excess = |reserved: u64| reserved > limit.saturating_add(CHUNK);
-        if self.backend.pool_info().is_ok_and(|pool| excess(pool.reserved)) {
-            self.backend.pool_trim(limit).ok();
-        }
-    }
-}
-
 /// The remaining time; it runs from the first pause on.
 #[derive(Default)]
 pub(crate) struct Backoff {
