@@ -278,8 +278,8 @@ impl DeviceBuilder {
                 | ErrorDetail::NoSuchDevice { count: 0, .. } => error,
                 // A machine on which programs are built, and which has no driver.
                 ErrorDetail::BrokenDriver { code, .. } if code.code == DriverCode::STUB => error,
-                // A driver or a GPU that is there and does not work, or not yet, is an error: who asks for a GPU would be
-                // served by the CPU.
+                // A driver or GPU that exists but does not work (yet) is an error: falling back would silently serve GPU
+                // work from the CPU.
                 _ => return Err(error),
             },
         };

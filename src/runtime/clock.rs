@@ -29,7 +29,7 @@ use super::attention::Attention;
 use super::deadlines::{Deadlines, NEVER};
 use crate::system;
 use crate::system::process::Process;
-use crate::thread::contain::{Contained, wake};
+use crate::thread::contain::{self, wake};
 use crate::thread::worker::Worker;
 
 /// A clock, in nanoseconds since its origin.
@@ -146,13 +146,13 @@ impl Clock {
     /// Enters a deadline; false if nobody tells it.
     fn enter(self: &Arc<Self>, due: u64, key: &mut Option<u64>, waker: Waker) -> bool {
         if !self.is_kept() {
-            drop(Contained::new(waker));
+            contain::let_go(waker);
             return false;
         }
         let entered = match self.deadlines.enter(due, key, waker) {
             Ok(entered) => entered,
             Err(waker) => {
-                drop(Contained::new(waker));
+                contain::let_go(waker);
                 return false;
             }
         };
@@ -164,7 +164,7 @@ impl Clock {
             }
             TimeKeeper::Steps(_) | TimeKeeper::Thread(_) => {}
         }
-        drop(entered.stale.map(Contained::new));
+        contain::let_go(entered.stale);
         true
     }
 }
@@ -226,7 +226,7 @@ impl Future for Deadline {
 impl Drop for Deadline {
     fn drop(&mut self) {
         if let Some(key) = self.key {
-            drop(self.clock.deadlines.remove(self.due, key).map(Contained::new));
+            contain::let_go(self.clock.deadlines.remove(self.due, key));
         }
     }
 }

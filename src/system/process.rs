@@ -7,7 +7,7 @@
 //! | static | in the child of a fork |
 //! |---|---|
 //! | a [`PerProcess`] value | its own |
-//! | a counter of ids or names; a hint; the functions of a loaded library; the number of GPUs | goes on with its parent's |
+//! | counters of ids and names, hints, functions of loaded libraries, the number of GPUs | inherited: the child continues from its parent's value |
 //! | gates and turns of tests on a GPU, calls that take the driver's lock | not used: CUDA does not work there |
 //!
 //! # Invariants

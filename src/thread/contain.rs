@@ -67,7 +67,7 @@ impl<T> Drop for Contained<T> {
 
 /// Drops values of others, each by itself.
 pub(crate) fn drop_each<T>(values: impl IntoIterator<Item = T>) {
-    values.into_iter().for_each(|value| drop(Contained::new(value)));
+    values.into_iter().for_each(let_go);
 }
 
 /// Runs foreign code; if it panicked, returns the panic's message.

@@ -197,7 +197,7 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
             let next = book.gather.next(now);
             (next, book.gather.wakes_at(now), expired, stale)
         };
-        drop(stale.map(Contained::new));
+        contain::let_go(stale);
         self.tell_expired(expired);
         (next, wakes_at)
     }
@@ -230,7 +230,7 @@ impl<Q, R, E> Drop for End<Q, R, E> {
         book.refusals.closed += waiting.len() as u64;
         let worker = book.worker.take();
         drop(book);
-        drop(worker.map(Contained::new));
+        contain::let_go(worker);
         let closed = self.0.closed();
         for request in waiting {
             contain::log(|| request.span.in_scope(|| refusal::tell(&self.0.admitter, 1, &closed)));

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorDetail, Result};
 use crate::runtime::coop::Budget;
 use crate::serve::admission::{Ask, Entered, Granted, Left, NoPermit, Patience, Waited, Waiting};
 use crate::serve::refusal;
-use crate::thread::contain::{self, Contained};
+use crate::thread::contain;
 
 /// Resolves to a stream when there is a permit for the request.
 ///
@@ -110,7 +110,7 @@ impl Acquire {
         };
         drop(book);
         wakers.into_iter().for_each(contain::wake);
-        drop(waker.map(Contained::new));
+        contain::let_go(waker);
         match &self.state {
             // The devices begin to wake the pool: one may have ended before that.
             AcquireState::Waiting { waiting, .. } if self.shared.watch() => self.look(waiting, cx),
@@ -136,7 +136,7 @@ impl Acquire {
         };
         drop(book);
         wakers.into_iter().for_each(contain::wake);
-        drop(stale.map(Contained::new));
+        contain::let_go(stale);
         ended
     }
 }
@@ -162,7 +162,7 @@ impl Drop for Acquire {
             let untold = refusal.map(|refusal| self.error(&book, refusal));
             drop(book);
             wakers.into_iter().for_each(contain::wake);
-            drop(stale.map(Contained::new));
+            contain::let_go(stale);
             if let Some(error) = untold {
                 refusal::tell(&self.admitter(), 1, &error);
             }
