@@ -589,6 +589,7 @@ impl Error {
     }
 
     /// The error of a call at this line; one that has a line keeps it.
+    #[cold]
     pub(crate) fn called_at(self, at: &'static Location<'static>) -> Self {
         use ErrorDetail as D;
         let detail = match &self.0.detail {

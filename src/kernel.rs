@@ -225,6 +225,9 @@ impl<S: Signature> Kernel<S> {
 
     fn check(&self, config: &LaunchConfig, shapes: &S::Shapes) -> Result<()> {
         self.core.check_limits(config)?;
+        if self.requirements.is_empty() {
+            return Ok(());
+        }
         // What is evaluated last, if that panics.
         let last = Cell::new("");
         let failed = contain::catch(|| {
@@ -316,9 +319,7 @@ impl LaunchOn for Stream {
     type Launched = Op<()>;
 
     fn batch_of_one(&self, put: impl FnOnce(&Queue<'_>) -> Result<()>) -> Op<()> {
-        let queue = self.queue();
-        let result = put(&queue);
-        queue.finish(result)
+        self.one(put)
     }
 }
 

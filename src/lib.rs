@@ -288,7 +288,7 @@ pub mod __private {
     pub use crate::kernel::declared::{Code, CudaCode, Declaration, Declared, erase};
     pub use crate::kernel::integers::{
         ArrayLen, AsUnsigned, FitInteger, FitValue, Named, NamedAny, NamedInteger, NamedValue,
-        RowsLen, evaluate, fit, none,
+        RowsLen, evaluate, evaluate_all, fit, none,
     };
     pub use crate::kernel::plain::{Plain, Proof, element, proof};
 }

@@ -368,9 +368,24 @@ impl Stream {
         &self.state
     }
 
+    /// For a batch.
     #[track_caller]
     pub(crate) fn queue(&self) -> Queue<'_> {
-        Queue::new(&self.state, &self.home, self.refused.as_ref(), self.lease.as_deref())
+        self.queue_for(false)
+    }
+
+    /// For a single verb, whose caller calls this.
+    #[track_caller]
+    #[inline]
+    pub(crate) fn queue_of_one(&self) -> Queue<'_> {
+        self.queue_for(true)
+    }
+
+    #[track_caller]
+    #[inline]
+    fn queue_for(&self, one_verb: bool) -> Queue<'_> {
+        let (refused, lease) = (self.refused.as_ref(), self.lease.as_deref());
+        Queue::new(&self.state, &self.home, refused, lease, one_verb)
     }
 
     /// The point behind everything submitted so far, with an event.
@@ -390,7 +405,7 @@ impl Stream {
     /// The same, with a time stamp.
     #[track_caller]
     pub(crate) fn mark_timed(&self) -> Result<MarkedPoint> {
-        let at = self.queue().of_one_verb().mark_in_queue("record_timed", true)?;
+        let at = self.queue_of_one().mark_in_queue("record_timed", true)?;
         self.state.release(at.point.ticket);
         Ok(at)
     }
@@ -405,7 +420,7 @@ impl Stream {
                 return Op::failed(error.called_at(Location::caller()));
             }
         };
-        let queue = self.queue().of_one_verb();
+        let queue = self.queue_of_one();
         let result = queue.wait_for(marks);
         let op = queue.finish(result);
         // Nothing to wait for: the point is already behind everything on the stream.

@@ -118,7 +118,8 @@ impl<'s> Queue<'s> {
             return put();
         }
         let _outermost = InVerb(self, self.at.replace(at));
-        put().map_err(|error| error.at_line(at))
+        // An `enqueue` may have been declared elsewhere.
+        put().map_err(|error| error.at_line(self.at.get()))
     }
 
     /// A part of what the user opened the queue for.

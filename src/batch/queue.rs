@@ -86,23 +86,20 @@ impl<'s> Queue<'s> {
         self.last.get()
     }
 
+    /// For a batch, or for a single verb, whose caller opens it.
     #[track_caller]
+    #[inline]
     pub(crate) fn new(
         stream: &'s Arc<StreamHandle>,
         home: &'s Arc<Home>,
         refused: Option<&'s Error>,
         lease: Option<&'s Lease>,
+        of_one_verb: bool,
     ) -> Self {
-        let (at, in_verb) = (Cell::new(Location::caller()), Cell::new(false));
+        let (at, in_verb) = (Cell::new(Location::caller()), Cell::new(of_one_verb));
         let (last, writer) = (Cell::new(0), None);
         let (outcomes, not_send) = (LateOutcomes::default(), PhantomData);
         Queue { stream, home, last, refused, lease, writer, at, in_verb, outcomes, not_send }
-    }
-
-    /// A queue for a single verb, whose caller opens it.
-    pub(crate) fn of_one_verb(self) -> Self {
-        self.in_verb.set(true);
-        self
     }
 
     pub(crate) fn stream(&self) -> &'s Arc<StreamState> {

@@ -181,7 +181,7 @@ impl Event {
         role::check("submitting work")?;
         self.check_device(stream.engine())?;
         if self.shared().is_some() {
-            let queue = stream.queue().of_one_verb();
+            let queue = stream.queue_of_one();
             return queue.finish(self.record_in(&queue)).queued();
         }
         let timing = self.options().timing;

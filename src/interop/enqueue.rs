@@ -99,7 +99,7 @@ impl Stream {
     where
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
-        let queue = self.queue();
+        let queue = self.queue_of_one();
         // SAFETY: the caller's promise is the same.
         let returned = unsafe { queue.enqueue(uses, call) };
         // The queue's last point is the operation's.
@@ -152,13 +152,11 @@ impl Queue<'_> {
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
         self.verb(|| {
-            let own = self.at.get();
-            let at = uses.declared.at.unwrap_or(own);
-            self.at.set(at);
+            if let Some(at) = uses.declared.at {
+                self.at.set(at);
+            }
             // SAFETY: the caller's promise is the same.
-            let returned = unsafe { self.enqueue_here(uses, call) };
-            self.at.set(own);
-            returned.map_err(|error| error.called_at(at))
+            unsafe { self.enqueue_here(uses, call) }
         })
     }
 

@@ -364,17 +364,21 @@ macro_rules! __kernel {
             $crate::LaunchOn::launch_kernel(on, kernel, config, ($($passes)*))
         }
     };
+    // Nothing is derived.
+    (@evaluate $config:ident [] [$($shapes:tt)*] [$given:ident]) => {
+        let $config = ::core::result::Result::Ok($given);
+    };
     // Each derived value once: the geometry, the conditions and the kernel see the same. They are `None` if there is no value.
     (@evaluate $config:ident [$(($arg:ident $type:tt))*] [$($shapes:tt)*] [$launch:expr]) => {
-        let evaluated = || {
+        let evaluated = $crate::__private::evaluate_all(|| {
             #[allow(unused_imports, reason = "not every expression needs it")]
             use $crate::{__private::AsUnsigned as _, Integer as _};
             $($shapes)*
-            let config = $crate::__private::evaluate("launch", || -> $crate::LaunchConfig { $launch })?;
+            let config = $crate::__private::evaluate("launch", || -> $crate::LaunchConfig { $launch });
             $($crate::__kernel_value!(fit $type $arg);)*
             ::core::result::Result::Ok((config, ($($arg,)*)))
-        };
-        let ($config, ($($arg,)*)) = match evaluated() {
+        });
+        let ($config, ($($arg,)*)) = match evaluated {
             ::core::result::Result::Ok((config, ($($arg,)*))) => (
                 ::core::result::Result::Ok(config),
                 ($(::core::option::Option::Some($arg),)*),

@@ -15,6 +15,7 @@
 //! 1. No declaration whose expressions have no `as` admits what its arithmetic does not (`tests/integers.rs`).
 #![forbid(unsafe_code)]
 
+use std::cell::Cell;
 use std::marker::PhantomData;
 
 use super::signature::Len;
@@ -162,10 +163,13 @@ impl RowsLen {
     }
 }
 
-/// Why a declaration's expressions have no value.
+/// Why a declaration's expressions have no value. Small, as it goes through every launch.
 #[doc(hidden)]
 #[derive(Debug)]
-pub enum NoValue {
+pub struct NoValue(Box<Why>);
+
+#[derive(Debug)]
+enum Why {
     /// A derived argument, by its name, cannot hold this.
     Beyond { what: &'static str, value: i128, least: i128, most: i128 },
     /// The expression `what` panicked.
@@ -173,15 +177,19 @@ pub enum NoValue {
 }
 
 impl NoValue {
+    #[cold]
+    fn because(why: Why) -> Self {
+        NoValue(Box::new(why))
+    }
+
+    #[cold]
     pub(super) fn of(self, kernel: &str) -> Error {
         let kernel = kernel.to_owned();
-        match self {
-            NoValue::Beyond { what, value, least, most } => {
+        match *self.0 {
+            Why::Beyond { what, value, least, most } => {
                 ErrorDetail::IntegerRange { kernel, what, value, least, most }
             }
-            NoValue::Panicked { what, message } => {
-                ErrorDetail::Evaluation { kernel, what, message }
-            }
+            Why::Panicked { what, message } => ErrorDetail::Evaluation { kernel, what, message },
         }
         .into()
     }
@@ -192,11 +200,9 @@ impl NoValue {
 #[inline]
 pub fn fit<T: Parameter>(what: &'static str, value: impl Integer) -> Result<T, NoValue> {
     let value = value.wide();
-    T::try_from(value).map_err(|_| NoValue::Beyond {
-        what,
-        value,
-        least: T::LEAST.wide(),
-        most: T::MOST.wide(),
+    T::try_from(value).map_err(|_| {
+        let (least, most) = (T::LEAST.wide(), T::MOST.wide());
+        NoValue::because(Why::Beyond { what, value, least, most })
     })
 }
 
@@ -270,11 +276,36 @@ impl<T: Copy> FitValue<T> for &Named<'_, T, T> {
     }
 }
 
+thread_local! {
+    /// The declaration's expression that panicked last.
+    static PANICKED: Cell<&'static str> = const { Cell::new("") };
+}
+
+/// Evaluates a declaration's expressions, each of them in [`evaluate`].
+#[doc(hidden)]
+#[inline]
+pub fn evaluate_all<R>(expressions: impl FnOnce() -> Result<R, NoValue>) -> Result<R, NoValue> {
+    contain::hold(expressions).unwrap_or_else(|payload| {
+        let message = contain::message_of(payload);
+        Err(NoValue::because(Why::Panicked { what: PANICKED.get(), message }))
+    })
+}
+
 /// The value of the declaration's expression `what`.
 #[doc(hidden)]
 #[inline]
-pub fn evaluate<R>(what: &'static str, expression: impl FnOnce() -> R) -> Result<R, NoValue> {
-    contain::catch(expression).map_err(|message| NoValue::Panicked { what, message })
+pub fn evaluate<R>(what: &'static str, expression: impl FnOnce() -> R) -> R {
+    /// Costs nothing where nothing panics.
+    struct Unwinding(&'static str);
+    impl Drop for Unwinding {
+        fn drop(&mut self) {
+            PANICKED.set(self.0);
+        }
+    }
+    let unwinding = Unwinding(what);
+    let value = expression();
+    std::mem::forget(unwinding);
+    value
 }
 
 /// The value of the derived argument `what` where there is none.

@@ -28,7 +28,7 @@ macro_rules! __kernel_value {
     (see [u8] $arg:ident) => { $crate::Integer::wide($arg) };
     (shadow [u8] $arg:ident) => { let $arg = $crate::Integer::wide($arg); };
     (derive [u8] $arg:ident $value:expr) => {
-        let $arg = $crate::__private::evaluate(::core::stringify!($arg), || $crate::Integer::wide($value))?;
+        let $arg = $crate::__private::evaluate(::core::stringify!($arg), || $crate::Integer::wide($value));
     };
     (fit [u8] $arg:ident) => { let $arg = $crate::__private::fit::<u8>(::core::stringify!($arg), $arg)?; };
     (type [u16]) => { u16 };
@@ -37,7 +37,7 @@ macro_rules! __kernel_value {
     (see [u16] $arg:ident) => { $crate::Integer::wide($arg) };
     (shadow [u16] $arg:ident) => { let $arg = $crate::Integer::wide($arg); };
     (derive [u16] $arg:ident $value:expr) => {
-        let $arg = $crate::__private::evaluate(::core::stringify!($arg), || $crate::Integer::wide($value))?;
+        let $arg = $crate::__private::evaluate(::core::stringify!($arg), || $crate::Integer::wide($value));
     };
     (fit [u16] $arg:ident) => { let $arg = $crate::__private::fit::<u16>(::core::stringify!($arg), $arg)?; };
     (type [u32]) => { u32 };
@@ -46,7 +46,7 @@ macro_rules! __kernel_value {
     (see [u32] $arg:ident) => { $crate::Integer::wide($arg) };
     (shadow [u32] $arg:ident) => { let $arg = $crate::Integer::wide($arg); };
     (derive [u32] $arg:ident $value:expr) => {
-        let $arg = $crate::__private::evaluate(::core::stringify!($arg), || $crate::Integer::wide($value))?;
+        let $arg = $crate::__private::evaluate(::core::stringify!($arg), || $crate::Integer::wide($value));
     };
     (fit [u32] $arg:ident) => { let $arg = $crate::__private::fit::<u32>(::core::stringify!($arg), $arg)?; };
     (type [u64]) => { u64 };
@@ -55,7 +55,7 @@ macro_rules! __kernel_value {
     (see [u64] $arg:ident) => { $crate::Integer::wide($arg) };
     (shadow [u64] $arg:ident) => { let $arg = $crate::Integer::wide($arg); };
     (derive [u64] $arg:ident $value:expr) => {
-        let $arg = $crate::__private::evaluate(::core::stringify!($arg), || $crate::Integer::wide($value))?;
+        let $arg = $crate::__private::evaluate(::core::stringify!($arg), || $crate::Integer::wide($value));
     };
     (fit [u64] $arg:ident) => { let $arg = $crate::__private::fit::<u64>(::core::stringify!($arg), $arg)?; };
     (type [usize]) => { usize };
@@ -64,7 +64,7 @@ macro_rules! __kernel_value {
     (see [usize] $arg:ident) => { $crate::Integer::wide($arg) };
     (shadow [usize] $arg:ident) => { let $arg = $crate::Integer::wide($arg); };
     (derive [usize] $arg:ident $value:expr) => {
-        let $arg = $crate::__private::evaluate(::core::stringify!($arg), || $crate::Integer::wide($value))?;
+        let $arg = $crate::__private::evaluate(::core::stringify!($arg), || $crate::Integer::wide($value));
     };
     (fit [usize] $arg:ident) => { let $arg = $crate::__private::fit::<usize>(::core::stringify!($arg), $arg)?; };
     (type [i8]) => { i8 };
@@ -73,7 +73,7 @@ macro_rules! __kernel_value {
     (see [i8] $arg:ident) => { $crate::Integer::wide($arg) };
     (shadow [i8] $arg:ident) => { let $arg = $crate::Integer::wide($arg); };
     (derive [i8] $arg:ident $value:expr) => {
-        let $arg = $crate::__private::evaluate(::core::stringify!($arg), || $crate::Integer::wide($value))?;
+        let $arg = $crate::__private::evaluate(::core::stringify!($arg), || $crate::Integer::wide($value));
     };
     (fit [i8] $arg:ident) => { let $arg = $crate::__private::fit::<i8>(::core::stringify!($arg), $arg)?; };
     (type [i16]) => { i16 };
@@ -82,7 +82,7 @@ macro_rules! __kernel_value {
     (see [i16] $arg:ident) => { $crate::Integer::wide($arg) };
     (shadow [i16] $arg:ident) => { let $arg = $crate::Integer::wide($arg); };
     (derive [i16] $arg:ident $value:expr) => {
-        let $arg = $crate::__private::evaluate(::core::stringify!($arg), || $crate::Integer::wide($value))?;
+        let $arg = $crate::__private::evaluate(::core::stringify!($arg), || $crate::Integer::wide($value));
     };
     (fit [i16] $arg:ident) => { let $arg = $crate::__private::fit::<i16>(::core::stringify!($arg), $arg)?; };
     (type [i32]) => { i32 };
@@ -91,7 +91,7 @@ macro_rules! __kernel_value {
     (see [i32] $arg:ident) => { $crate::Integer::wide($arg) };
     (shadow [i32] $arg:ident) => { let $arg = $crate::Integer::wide($arg); };
     (derive [i32] $arg:ident $value:expr) => {
-        let $arg = $crate::__private::evaluate(::core::stringify!($arg), || $crate::Integer::wide($value))?;
+        let $arg = $crate::__private::evaluate(::core::stringify!($arg), || $crate::Integer::wide($value));
     };
     (fit [i32] $arg:ident) => { let $arg = $crate::__private::fit::<i32>(::core::stringify!($arg), $arg)?; };
     (type [i64]) => { i64 };
@@ -100,7 +100,7 @@ macro_rules! __kernel_value {
     (see [i64] $arg:ident) => { $crate::Integer::wide($arg) };
     (shadow [i64] $arg:ident) => { let $arg = $crate::Integer::wide($arg); };
     (derive [i64] $arg:ident $value:expr) => {
-        let $arg = $crate::__private::evaluate(::core::stringify!($arg), || $crate::Integer::wide($value))?;
+        let $arg = $crate::__private::evaluate(::core::stringify!($arg), || $crate::Integer::wide($value));
     };
     (fit [i64] $arg:ident) => { let $arg = $crate::__private::fit::<i64>(::core::stringify!($arg), $arg)?; };
     (type [isize]) => { isize };
@@ -109,7 +109,7 @@ macro_rules! __kernel_value {
     (see [isize] $arg:ident) => { $crate::Integer::wide($arg) };
     (shadow [isize] $arg:ident) => { let $arg = $crate::Integer::wide($arg); };
     (derive [isize] $arg:ident $value:expr) => {
-        let $arg = $crate::__private::evaluate(::core::stringify!($arg), || $crate::Integer::wide($value))?;
+        let $arg = $crate::__private::evaluate(::core::stringify!($arg), || $crate::Integer::wide($value));
     };
     (fit [isize] $arg:ident) => { let $arg = $crate::__private::fit::<isize>(::core::stringify!($arg), $arg)?; };
     (type [f32]) => { f32 };
@@ -137,10 +137,10 @@ macro_rules! __kernel_value {
     (shadow [f32] $arg:ident) => {};
     (shadow [f64] $arg:ident) => {};
     (shadow [$type:ty] $arg:ident) => { let $arg = $crate::__kernel_value!(shown [$type] $arg); };
-    (derive [f32] $arg:ident $value:expr) => { let $arg: f32 = $crate::__private::evaluate(::core::stringify!($arg), || $value)?; };
-    (derive [f64] $arg:ident $value:expr) => { let $arg: f64 = $crate::__private::evaluate(::core::stringify!($arg), || $value)?; };
+    (derive [f32] $arg:ident $value:expr) => { let $arg: f32 = $crate::__private::evaluate(::core::stringify!($arg), || $value); };
+    (derive [f64] $arg:ident $value:expr) => { let $arg: f64 = $crate::__private::evaluate(::core::stringify!($arg), || $value); };
     (derive [$type:ty] $arg:ident $value:expr) => {
-        let $arg = $crate::__private::evaluate(::core::stringify!($arg), || $value)?;
+        let $arg = $crate::__private::evaluate(::core::stringify!($arg), || $value);
         let $arg = $crate::__kernel_value!(shown [$type] $arg);
     };
     (fit [f32] $arg:ident) => {};

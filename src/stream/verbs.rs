@@ -32,7 +32,7 @@ impl Stream {
         &self,
         call: impl FnOnce(&Queue<'_>) -> Result<R>,
     ) -> Op<R::Output> {
-        let queue = self.queue().of_one_verb();
+        let queue = self.queue_of_one();
         let result = call(&queue);
         queue.finish(result)
     }
@@ -43,7 +43,7 @@ impl Stream {
         &self,
         call: impl FnOnce(&Queue<'_>) -> Result<R, Refused<B>>,
     ) -> Op<R::Output> {
-        let queue = self.queue().of_one_verb();
+        let queue = self.queue_of_one();
         let result = call(&queue);
         queue.finish_returning(result)
     }

@@ -72,14 +72,19 @@ pub(crate) fn drop_each<T>(values: impl IntoIterator<Item = T>) {
 
 /// Runs foreign code; if it panicked, returns the panic's message.
 pub(crate) fn catch<R>(run: impl FnOnce() -> R) -> Result<R, String> {
-    catch_unwind(AssertUnwindSafe(run)).map_err(|payload| {
-        let message = message(&*payload);
-        discard(payload);
-        message
-    })
+    hold(run).map_err(message_of)
+}
+
+/// The message of a panic whose payload was held.
+#[cold]
+pub(crate) fn message_of(payload: Box<dyn Any + Send>) -> String {
+    let message = message(&*payload);
+    discard(payload);
+    message
 }
 
 /// Runs foreign code; if it panicked, returns the payload, for a caller that resumes the panic.
+#[inline]
 pub(crate) fn hold<R>(run: impl FnOnce() -> R) -> std::thread::Result<R> {
     catch_unwind(AssertUnwindSafe(run))
 }
