@@ -12,7 +12,7 @@
 //! A block that waits goes in the order of priority, so the high stream takes about half the time of
 //! the low one, and equal streams as long as each other. A block that is resident is left alone:
 //! behind one launch whose blocks fill the GPU for long a high stream waits like anybody (shown in
-//! `tests/priorities.rs`). Priorities have no effect on copies, and none on a host device.
+//! `tests/streams/priorities.rs`). Priorities have no effect on copies, and none on a host device.
 
 use std::time::Duration;
 

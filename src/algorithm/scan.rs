@@ -7,7 +7,7 @@
 //! | on a host device | one |
 //!
 //! # Invariants
-//! 1. With [`Reproducible`](super::reduce_op::Reproducible) equal elements give equal bits (`tests/reproducible.rs::the_same_bits_in_every_run`).
+//! 1. With [`Reproducible`](super::reduce_op::Reproducible) equal elements give equal bits (`tests/one_at_a_time/reproducible.rs::the_same_bits_in_every_run`).
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

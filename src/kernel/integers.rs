@@ -12,7 +12,7 @@
 //! | panics: a division by zero, an overflow where these are checked | is refused: [`ErrorDetail::Evaluation`](crate::ErrorDetail::Evaluation) |
 //!
 //! # Invariants
-//! 1. No declaration whose expressions have no `as` admits what its arithmetic does not (`tests/integers.rs`).
+//! 1. No declaration whose expressions have no `as` admits what its arithmetic does not (`tests/kernels/integers.rs`).
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;

@@ -21,7 +21,7 @@
 //! 6. A range for which [`only_user`](Hazards::only_user) names a stream has no pending dependency on others and is entirely readable
 //!    (`the_only_user_waits_for_nothing`).
 //!
-//! Pinned by the property tests in `tests/hazard.rs`.
+//! Pinned by the property tests in `tests/models/hazard.rs`.
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
@@ -169,7 +169,7 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
     }
 
     /// Whether a ticket of a stream was the last to write a part of the range.
-    #[cfg_attr(test, allow(dead_code, reason = "`tests/hazard.rs` compiles this file"))]
+    #[cfg_attr(test, allow(dead_code, reason = "`tests/models/hazard.rs` compiles this file"))]
     pub(crate) fn is_written_by(&self, range: &Range<u64>, by: (u64, u64)) -> bool {
         let mut writers = self.overlapping(range).filter_map(|span| span.writer.as_ref());
         writers.any(|writer| (writer.stream.id(), writer.ticket) == by)
@@ -202,7 +202,7 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
 
     /// The end of each span.
     #[cfg(test)]
-    #[allow(dead_code, reason = "for `tests/hazard.rs`, which compiles this file")]
+    #[allow(dead_code, reason = "for `tests/models/hazard.rs`, which compiles this file")]
     pub(crate) fn span_ends(&self) -> impl Iterator<Item = u64> {
         self.spans.iter().map(|span| span.end)
     }

@@ -12,7 +12,7 @@
 //! what pools and batchers know of the runtime.
 //!
 //! # Invariants
-//! 1. A deadline is told at its time, or at the end of its clock; where nobody would tell it, it is ready at once (`tests/deadlines.rs`,
+//! 1. A deadline is told at its time, or at the end of its clock; where nobody would tell it, it is ready at once (`tests/serving/deadlines.rs`,
 //!    `a_child_waits_for_no_thread_of_its_parent`).
 #![forbid(unsafe_code)]
 

@@ -19,7 +19,7 @@
 //! 3. A call is told at its deadline while its request waits, whatever the worker does (`a_batch_that_blocks_delays_no_deadline`,
 //!    `a_worker_that_is_not_polled_delays_no_deadline`).
 //! 4. Wakers, requests, spans and replies are dropped outside of the lock, and what panics in its drop, its clone or its conversion ends the
-//!    call that it belongs to (`tests/batch_panics.rs`): what is held of others is [`Contained`], and an error of the crate's becomes the
+//!    call that it belongs to (`tests/serving/batch_panics.rs`): what is held of others is [`Contained`], and an error of the crate's becomes the
 //!    caller's `E` in the caller's poll.
 #![forbid(unsafe_code)]
 

@@ -9,9 +9,9 @@
 //!
 //! # Invariants
 //! 1. Nothing unwinds out of a function of this module, and no payload ends a thread (`a_waker_whose_panic_panics_ends_nothing` and its
-//!    siblings in `tests/panics.rs`).
+//!    siblings in `tests/errors/panics.rs`).
 //! 2. A [`Contained`] value that panics in its drop ends nothing, also while a panic unwinds (`requests_that_panic_in_their_drop` and its
-//!    siblings in `tests/batch_panics.rs`).
+//!    siblings in `tests/serving/batch_panics.rs`).
 //! 3. No subscriber's panic leaves a call of this crate, and none of foreign code leaves a `Drop` of it
 //!    (`a_subscriber_that_panics_at_everything`).
 #![forbid(unsafe_code)]

@@ -7,7 +7,7 @@ use gpu_await::{Completion, ErrorDetail, ErrorKind, Result};
 
 use super::{MODES, async_under_the_stand_in, device_with, soon, under_the_stand_in};
 
-/// See `every_public_method_inside_a_host_function` in `tests/host_functions.rs`.
+/// See `every_public_method_inside_a_host_function` in `tests/streams/host_functions.rs`.
 #[test]
 fn no_public_method_calls_the_driver_there() {
     under_the_stand_in(|driver| {

@@ -1,13 +1,12 @@
 //! One test at a time on a GPU. Loading a kernel waits for everything that runs there, the gates of other tests among
 //! it, and holds up the driver's calls of all threads meanwhile: tests that close gates and load would time one another out.
 
-#[path = "host_threads.rs"]
-mod host_threads;
-
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use gpu_await::{Device, testing};
+
+use super::host_threads;
 
 static TESTS: Mutex<()> = Mutex::new(());
 

@@ -2,8 +2,7 @@
 
 use gpu_await::{Device, Result, testing};
 
-#[path = "modes.rs"]
-mod modes;
+use super::modes;
 
 /// Runs `body` once a mode, each on a device of its own.
 pub(crate) async fn each<F: Future<Output = Result<()>>>(body: impl Fn(Device) -> F) {

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::SOON;
+use crate::SOON;
 
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + SOON;

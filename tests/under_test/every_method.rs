@@ -1,6 +1,6 @@
 //! Every public method, called where a call that waits would wait for itself.
 //!
-//! [`every_method`] makes a job of each; `surface` (in `tests/host_functions.rs`) compares the names with
+//! [`every_method`] makes a job of each; `surface` (in `tests/streams/host_functions.rs`) compares the names with
 //! the crate's sources, so that a new method is either here or among those that call no driver.
 
 use std::any::Any;

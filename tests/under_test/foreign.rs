@@ -1,6 +1,6 @@
 //! Every public call that takes what a device made, tried with what another device made.
 //!
-//! [`PROBES`] is the list; `tests/foreign_handles.rs` compares it with the public functions in `src`, so
+//! [`PROBES`] is the list; `tests/errors/foreign_handles.rs` compares it with the public functions in `src`, so
 //! that a new one is tried as well. Each probe is documented to work, or a typed error without an
 //! operation: no driver call sees a handle or an address of another device.
 

@@ -13,7 +13,7 @@
 //!
 //! # Invariants
 //! 1. No access leaves the arguments: for arrays of the grid the index is below the number of elements; any other index is compared with
-//!    the length first (`every_kernel_assembles` covers every kernel, `tests/elementwise.rs` the critical lengths).
+//!    the length first (`every_kernel_assembles` covers every kernel, `tests/algorithms/elementwise.rs` the critical lengths).
 //! 2. The text contains numbers and names from this module only, nothing of a user's.
 #![forbid(unsafe_code)]
 

@@ -44,7 +44,7 @@ impl<W> Waiters<W> {
 
     /// How many entries the heap has, stale ones included.
     #[cfg(test)]
-    #[allow(dead_code, reason = "for `tests/hazard.rs`, which compiles this file")]
+    #[allow(dead_code, reason = "for `tests/models/hazard.rs`, which compiles this file")]
     pub(crate) fn entries(&self) -> usize {
         self.due.len()
     }

@@ -1,4 +1,4 @@
-//! Ranks that are processes: the test's own program again, which runs its test `child`.
+//! Ranks that are processes: the test's own program again, which runs the test `child` of a file.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -58,7 +58,8 @@ impl Rank {
         world: usize,
         address: &str,
     ) -> Rank {
-        let test = ["child", "--exact", "--ignored", "--nocapture"];
+        let child = if job == "half" { "halves::child" } else { "processes::child" };
+        let test = [child, "--exact", "--ignored", "--nocapture"];
         let ranks: Vec<_> = ranks.iter().map(usize::to_string).collect();
         let job = format!("{job} {} {world} {address}", ranks.join(","));
         let command = command.args(test).env(JOB, job);

@@ -1,0 +1,26 @@
+//! Device memory and host memory: what it costs, who may use it when, and when it comes back.
+
+#[path = "../under_test"]
+mod under_test {
+    pub(crate) mod cases;
+    pub(crate) mod completions;
+    pub(crate) mod eventually;
+    pub(crate) mod limited;
+    pub(crate) mod modes;
+    pub(crate) mod random;
+    pub(crate) mod settled;
+    pub(crate) mod taken_pool;
+}
+
+mod frozen;
+mod lent;
+mod mapped;
+mod mapped_values;
+mod memory;
+mod memory_limit;
+mod parts;
+mod staged;
+mod unwritten;
+
+/// How long anything may take that happens on its own.
+const SOON: std::time::Duration = std::time::Duration::from_secs(10);
