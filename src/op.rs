@@ -321,8 +321,11 @@ impl<T> Op<T> {
             // A checking future is not woken.
             if self.is_checking() {
                 checks += 1;
-                if checks.is_multiple_of(64) {
-                    std::thread::yield_now();
+                if checks.is_multiple_of(64)
+                    && let Some(stream) =
+                        self.points().last().and_then(|point| point.stream.stream())
+                {
+                    stream.yield_thread();
                 }
             } else {
                 asleep.until_woken();

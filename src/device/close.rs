@@ -11,6 +11,7 @@ use super::{Device, at};
 use crate::error::{Error, ErrorDetail, Result};
 use crate::runtime::clock::Deadline;
 use crate::runtime::coop;
+use crate::thread::relax::Relax;
 use crate::thread::role;
 
 /// How often a close looks for what has no wake-up: submitters, memory that is about to be free.
@@ -67,6 +68,7 @@ impl Device {
         let engine = self.engine();
         // Work that is being submitted is waited for as well, once it is known.
         let mut busy = engine.streams();
+        let mut relax = Relax::default();
         loop {
             // Later submissions see that it is closed.
             busy.retain(|stream| stream.is_submitted_to());
@@ -75,7 +77,7 @@ impl Device {
             }
             match engine.options.stepped {
                 // Its time may stand still.
-                true => std::thread::yield_now(),
+                true => relax.pause(),
                 false => limit.looks_again().await?,
             }
         }

@@ -23,13 +23,12 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError};
-
 use super::attention::Attention;
 use super::deadlines::{Deadlines, NEVER};
 use crate::system;
 use crate::system::process::Process;
 use crate::thread::contain::{self, wake};
+use crate::thread::inbox::{Nothing, Receiver};
 use crate::thread::worker::Worker;
 
 /// A clock, in nanoseconds since its origin.
@@ -180,11 +179,7 @@ fn keep_time(clock: &Arc<Clock>) -> impl FnOnce(&Receiver<()>) + Send + 'static 
             let until = first.and_then(|ns| clock.origin.checked_add(Duration::from_nanos(ns)));
             // It is not kept while this waits.
             drop(clock);
-            let called = match until {
-                Some(until) => calls.recv_deadline(until),
-                None => calls.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            };
-            if called == Err(RecvTimeoutError::Disconnected) {
+            if calls.recv_until(until) == Err(Nothing::More) {
                 return;
             }
         }

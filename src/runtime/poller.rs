@@ -54,9 +54,9 @@ struct Poller {
 fn run(engine: &Weak<Engine>, attention: &Arc<Attention>, clock: &Clock) {
     let _role = role::enter(Role::Poller);
     system::minimize_timer_slack();
+    system::ask_for_short_slices();
     coop::prepare();
     let mut poller = Poller { active: Vec::new(), last_progress: 0, last_press: 0, last_probe: 0 };
-    let mut spins = 0_u32;
     while !attention.must_stop() {
         // A subscriber of `tracing` may panic anywhere; wakers and destructors are contained where they
         // are called.
@@ -73,14 +73,8 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>, clock: &Clock) {
             }
         };
         match next {
-            NextRound::Again => {
-                spins += 1;
-                if spins.is_multiple_of(16) {
-                    std::thread::yield_now();
-                } else {
-                    std::hint::spin_loop();
-                }
-            }
+            // Never a yield: on a busy core that would last as long as a neighbour's slice.
+            NextRound::Again => std::hint::spin_loop(),
             NextRound::Park(until) => {
                 // Once more: `stop` only wakes a poller that has announced its sleep.
                 if !attention.must_stop() && attention.park.commit(until) {

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::sync::Mutex;
-use crossbeam_channel::Receiver;
 
+use super::inbox::Receiver;
 use super::native;
 use super::worker::{Offloaded, Task, Unwanted, Worker, detach, package, run};
 use crate::system::process::Process;
@@ -167,7 +167,7 @@ impl Drop for LineWorker {
 fn work(threads: usize) -> impl FnOnce(&Receiver<Task>) + Send + 'static {
     move |tasks| {
         let mut is_first = true;
-        for task in tasks {
+        for task in tasks.iter() {
             if std::mem::take(&mut is_first) && threads > 1 {
                 let (tasks, work) = (tasks.clone(), work(threads - 1));
                 // If it is refused, the existing threads do the work.

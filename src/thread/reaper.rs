@@ -11,9 +11,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::sync::Mutex;
-use crossbeam_channel::Receiver;
 
 use crate::thread::exit::ExitGuard;
+use crate::thread::inbox::Receiver;
 use crate::thread::worker::{self, Task, Worker};
 
 pub(crate) struct Reaper {

@@ -19,12 +19,12 @@ use std::sync::OnceLock;
 use std::task::{Context, Poll};
 
 use crate::sync::Mutex;
-use crossbeam_channel::{Receiver, Sender, unbounded};
 use futures::channel::oneshot;
 
 use crate::error::{ErrorDetail, Result};
 use crate::system::process::Process;
 use crate::thread::exit::{self, ExitGuard};
+use crate::thread::inbox::{Receiver, Sender, inbox};
 use crate::thread::{contain, native};
 
 /// Something to be done elsewhere.
@@ -74,7 +74,7 @@ impl<T: Send + 'static> Worker<T> {
         work: impl FnOnce(&Receiver<T>) + Send + 'static,
     ) -> std::result::Result<(), T> {
         match self.sender(work) {
-            Some(inbox) => inbox.send(what).map_err(|unsent| unsent.0),
+            Some(inbox) => inbox.send(what),
             None => Err(what),
         }
     }
@@ -83,7 +83,7 @@ impl<T: Send + 'static> Worker<T> {
         if self.inbox.get().is_none() {
             let _starting = self.starting.lock();
             if self.inbox.get().is_none() {
-                let (sender, inbox) = unbounded();
+                let (sender, inbox) = inbox();
                 // Not logged: the caller may hold a lock.
                 native::spawn(self.name, move || work(&inbox)).ok()?;
                 self.inbox.get_or_init(|| WorkerInbox { sender, process: Process::remembered() });

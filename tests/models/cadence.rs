@@ -291,7 +291,7 @@ fn with_nothing_remembered_a_task_checks_first() {
             Plan { check_until_ns: None, repeats: true, look_ns: age + cadence(age) }
         );
     }
-    assert_eq!([0, 10 * MS, 1000 * MS].map(cadence), [20 * US, 156_250, MS]);
+    assert_eq!([0, 10 * MS, 1000 * MS].map(cadence), [20 * US, 156_250, MS / 2]);
 }
 
 #[test]
@@ -422,6 +422,28 @@ fn one_stays_awake_while_the_poller_wakes_often() {
     assert!(checkers.stay_awake(now).is_none(), "somebody checks");
     checkers.leave(check);
     assert!(checkers.stay_awake(now).is_some());
+}
+
+#[test]
+fn a_costly_yield_is_the_last_for_a_while() {
+    let checkers = Checkers::new();
+    let mut now = 1_000_000;
+    // Often enough that one stays awake.
+    (0..40).for_each(|n| checkers.woke(now + n * 10_000));
+    now += 400_000;
+    checkers.yielded(cadence::YIELD_MOST_NS, now);
+    let awake = checkers.stay_awake(now).expect("yields are cheap");
+    let awake = checkers.keep_awake(awake, now).expect("they still are");
+    checkers.yielded(cadence::YIELD_MOST_NS + 1, now);
+    assert!(checkers.keep_awake(awake, now).is_none());
+    // Whoever could check or stay awake sleeps, until it is tried again.
+    for later in [0, cadence::YIELD_AGAIN_NS - 1] {
+        assert!(!checkers.may_yield(now + later));
+        assert!(checkers.enter(now + later, u64::MAX).is_none());
+        assert!(checkers.stay_awake(now + later).is_none());
+    }
+    assert!(checkers.may_yield(now + cadence::YIELD_AGAIN_NS));
+    assert!(checkers.enter(now + cadence::YIELD_AGAIN_NS, u64::MAX).is_some());
 }
 
 #[test]

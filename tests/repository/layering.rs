@@ -153,6 +153,34 @@ fn threads_and_panics_are_in_one_place() {
     fail_with(complaints);
 }
 
+/// A yield on a busy core lasts as long as a neighbour's slice, and `crossbeam`'s receivers yield before they sleep.
+#[test]
+fn nobody_yields_where_it_could_sleep() {
+    let wanted: [(&[&str], &[&str], &str); 2] = [
+        (
+            &["thread", "::", "yield_now"],
+            &["thread/relax", "runtime/stream_state/poll"],
+            "a yield; use `Relax`",
+        ),
+        (
+            &["crossbeam_channel", "::"],
+            &["thread/inbox", "thread/native"],
+            "a channel; use `inbox`",
+        ),
+    ];
+    let mut complaints = Vec::new();
+    for (file, text) in &Sources::read().files {
+        let tokens = tokens(text);
+        for (wanted, allowed, what) in wanted {
+            let found = tokens.windows(wanted.len()).any(|tokens| tokens == wanted);
+            if found && !allowed.contains(&file.as_str()) {
+                complaints.push(format!("src/{file}.rs: {what}"));
+            }
+        }
+    }
+    fail_with(complaints);
+}
+
 /// A subscriber is foreign code: a panic of it leaves no function of this crate.
 #[test]
 fn tracing_is_called_through_contain() {

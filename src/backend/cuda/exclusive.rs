@@ -14,6 +14,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::thread::relax::Relax;
+
 /// Exclusive calls that did not return.
 static WAITING: AtomicU32 = AtomicU32::new(0);
 
@@ -47,8 +49,8 @@ pub(super) fn give_way() {
 
 #[cold]
 fn wait() {
-    let end = Instant::now() + LIMIT;
+    let (end, mut relax) = (Instant::now() + LIMIT, Relax::default());
     while WAITING.load(Ordering::Relaxed) > 0 && Instant::now() < end {
-        std::thread::yield_now();
+        relax.pause();
     }
 }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, SendError, Sender, unbounded};
 use parking_lot::Mutex;
 use smallvec::smallvec;
 
@@ -18,6 +17,7 @@ use crate::backend::{
     RawEvent, RawStream, StreamCalls, StreamInfo, StreamOptions,
 };
 use crate::error::DriverCode;
+use crate::thread::inbox::{Receiver, Sender, inbox};
 use crate::thread::native;
 
 pub(super) struct HostStream {
@@ -37,7 +37,7 @@ pub(super) struct Stepped {
 }
 
 impl HostStream {
-    pub(super) fn push(&self, command: Command) -> std::result::Result<(), SendError<Command>> {
+    pub(super) fn push(&self, command: Command) -> std::result::Result<(), Command> {
         // ORDERING: SeqCst: `stream_query` must not see zero while a command is on its way.
         self.books.pending.fetch_add(1, Ordering::SeqCst);
         self.commands.send(command)
@@ -70,7 +70,7 @@ impl Stepped {
             return false;
         }
         if self.head.is_none() {
-            self.head = self.commands.try_recv().ok();
+            self.head = self.commands.try_recv();
         }
         self.head.as_ref().is_some_and(|head| shared.fault.get().is_some() || head.is_ready())
     }
@@ -98,7 +98,7 @@ impl HostBackend {
     }
 
     pub(super) fn make_stream(&self, handle: u64, blocking: bool) -> DriverResult<Arc<HostStream>> {
-        let (commands, receiver) = unbounded();
+        let (commands, receiver) = inbox();
         let (stepped, worker) = if self.threads {
             (None, Some(receiver))
         } else {

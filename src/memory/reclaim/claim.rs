@@ -45,6 +45,7 @@ use crate::memory::point::Track;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, MarkedPoint, Point, Retired, UserList};
+use crate::thread::relax::Relax;
 use crate::thread::role;
 
 /// How long an allocation waits for memory that exists, and that another thread's call is moving or keeping
@@ -55,6 +56,7 @@ const BACKOFF_MOST: Duration = Duration::from_millis(100);
 #[derive(Default)]
 pub(crate) struct Backoff {
     end: Option<Instant>,
+    relax: Relax,
 }
 
 impl Backoff {
@@ -63,7 +65,7 @@ impl Backoff {
         let now = Instant::now();
         let is_left = now < *self.end.get_or_insert(now + BACKOFF_MOST);
         if is_left {
-            std::thread::yield_now();
+            self.relax.pause();
         }
         is_left
     }

@@ -6,6 +6,7 @@ use super::{DeviceStream, Engine};
 use crate::backend::Query;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::tracer::{AnchorEvent, AskEvents};
+use crate::thread::relax::Relax;
 
 /// The closest of this many is taken.
 const TRIES: usize = 8;
@@ -40,7 +41,7 @@ impl<S: DeviceStream> Engine<S> {
 
     fn try_anchor(&self) -> Option<AnchorEvent> {
         let event = self.timed_event_now()?;
-        let before = self.now();
+        let (before, mut relax) = (self.now(), Relax::default());
         // SAFETY: the private stream lives as long as the engine; the event is pooled, so nothing is pending on it.
         if unsafe { self.backend.event_record(event.raw(), self.private) }.is_err() {
             event.spoil();
@@ -56,7 +57,7 @@ impl<S: DeviceStream> Engine<S> {
                 }
                 Ok(Query::Pending) if after - before < GIVEN_UP_NS => {
                     if after - before > GIVEN_UP_NS / 100 {
-                        std::thread::yield_now();
+                        relax.pause();
                     } else {
                         std::hint::spin_loop();
                     }

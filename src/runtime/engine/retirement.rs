@@ -13,6 +13,7 @@ use crate::memory::point::Point;
 use crate::memory::reclaim::retired::{Block, LentBlock, Remnant, Retired, UserList};
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::progress::Progress;
+use crate::thread::relax::Relax;
 use crate::thread::{exit, role};
 
 /// Before a thread returns memory to the system it waits this long for frees that wait for nothing
@@ -332,11 +333,11 @@ impl<S: DeviceStream> Engine<S> {
         }
         // The frees themselves wait for nothing; a later allocation elsewhere can use the memory
         // once they ran.
-        let end = Instant::now() + FLUSH_FOR;
+        let (end, mut relax) = (Instant::now() + FLUSH_FOR, Relax::default());
         while Instant::now() < end {
             // SAFETY: the private stream lives as long as the engine.
             match unsafe { self.backend.stream_query(self.private) } {
-                Ok(Query::Pending) => std::thread::yield_now(),
+                Ok(Query::Pending) => relax.pause(),
                 Ok(Query::Complete) | Err(_) => return,
             }
         }

@@ -66,7 +66,7 @@ use super::estimator::{CHECK_MOST_NS, Estimator, Window};
 pub enum Completion {
     /// Events, and words written by the stream while few tasks wait. The task checks for a moment; the poller
     /// looks when the work may be complete, and at intervals: a completion is found late by at most a 64th of
-    /// the wait, or by 20 µs if that is more, and never by more than a millisecond.
+    /// the wait, or by 20 µs if that is more, and never by more than half a millisecond.
     #[default]
     Adaptive,
     /// Events; only the poller looks, and there are no callbacks.
@@ -98,9 +98,13 @@ pub(crate) const NAP_PART: u64 = 64;
 /// ... but not sooner than this (a window counts as open this long before: a nap is not worthwhile), ...
 pub(crate) const NAP_LEAST_NS: u64 = 20_000;
 /// ... and not later.
-pub(crate) const NAP_MOST_NS: u64 = 1_000_000;
+pub(crate) const NAP_MOST_NS: u64 = 500_000;
 /// A checking task that is not polled for this long is served by the poller.
 pub(crate) const CHECK_AGAIN_NS: u64 = 100_000;
+/// A yield that takes longer was on a busy core, ...
+pub(crate) const YIELD_MOST_NS: u64 = 50_000;
+/// ... and for this long no other follows.
+pub(crate) const YIELD_AGAIN_NS: u64 = 100_000_000;
 /// While a future waits, the device's health is queried this often.
 pub(crate) const PROBE_NS: u64 = 5_000_000;
 /// An idle device whose loss is awaited is queried this often.

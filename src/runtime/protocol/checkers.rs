@@ -2,13 +2,22 @@
 //!
 //! A permit expires: a future that was leaked in the middle of a check loses its permit by the clock.
 //!
+//! Who has a permit yields between its polls. On an idle core that takes a microsecond; on a busy one it lasts until the neighbours have
+//! had their slices of milliseconds, while a thread that sleeps gets its core as soon as it is woken. So yields are measured.
+//!
+//! | yields are | there are permits | until |
+//! |---|---|---|
+//! | cheap | yes | one takes more than [`YIELD_MOST_NS`] |
+//! | costly | none, and no task is woken to check | [`YIELD_AGAIN_NS`] after the last such yield |
+//!
 //! # Invariants
 //! 1. At most [`CHECKERS`] permits to check are held, and one to stay awake (`permits_are_few_and_come_back`,
 //!    `one_stays_awake_while_the_poller_wakes_often`).
-//! 2. A late holder cannot give back a permit that has gone to another task (`a_late_checker_returns_nothing`).
+//! 2. A yield that costs a slice is the last for [`YIELD_AGAIN_NS`] (`a_costly_yield_is_the_last_for_a_while`).
+//! 3. A late holder cannot give back a permit that has gone to another task (`a_late_checker_returns_nothing`).
 #![forbid(unsafe_code)]
 
-use super::cadence::{CHECK_AGAIN_NS, CHECKERS, OFTEN_NS};
+use super::cadence::{CHECK_AGAIN_NS, CHECKERS, OFTEN_NS, YIELD_AGAIN_NS, YIELD_MOST_NS};
 use crate::sync::{AtomicU64, Ordering};
 
 /// The permits of one device.
@@ -22,6 +31,8 @@ pub(crate) struct Checkers {
     gap_ns: AtomicU64,
     /// When it did so last.
     woke_at: AtomicU64,
+    /// Until when yields count as costly.
+    costly_until: AtomicU64,
 }
 
 /// A permit that is held.
@@ -39,12 +50,31 @@ impl Checkers {
             awake: AtomicU64::new(0),
             gap_ns: AtomicU64::new(10 * OFTEN_NS),
             woke_at: AtomicU64::new(0),
+            costly_until: AtomicU64::new(0),
         }
     }
 
-    /// Takes a permit to check until `until`, if one is free.
+    /// Whether those who have permits may yield.
+    #[inline]
+    pub(crate) fn may_yield(&self, now: u64) -> bool {
+        // ORDERING: Relaxed, here and below: a time, for a guess.
+        self.costly_until.load(Ordering::Relaxed) <= now
+    }
+
+    /// A yield that ended now took so long.
+    #[inline]
+    pub(crate) fn yielded(&self, yield_ns: u64, now: u64) {
+        if yield_ns > YIELD_MOST_NS {
+            self.costly_until.store(now + YIELD_AGAIN_NS, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes a permit to check until `until`, if one is free and yields are cheap.
     #[inline]
     pub(crate) fn enter(&self, now: u64, until: u64) -> Option<CheckPermit> {
+        if !self.may_yield(now) {
+            return None;
+        }
         for (index, slot) in (0..).zip(&self.permits) {
             // ORDERING: Relaxed throughout: a permit protects nothing.
             let held = slot.load(Ordering::Relaxed);
@@ -92,9 +122,9 @@ impl Checkers {
             && now.saturating_sub(self.woke_at.load(Ordering::Relaxed)) < 4 * OFTEN_NS
     }
 
-    /// Takes the permit to stay awake, if the poller wakes tasks often and all sleep.
+    /// Takes the permit to stay awake, if the poller wakes tasks often, all sleep, and yields are cheap.
     pub(crate) fn stay_awake(&self, now: u64) -> Option<CheckPermit> {
-        if !self.is_busy(now) || !self.all_sleep(now) {
+        if !self.may_yield(now) || !self.is_busy(now) || !self.all_sleep(now) {
             return None;
         }
         // ORDERING: Relaxed, as above.
@@ -105,11 +135,12 @@ impl Checkers {
 
     /// Keeps it for longer, if that is still so and no other has it by now.
     pub(crate) fn keep_awake(&self, permit: CheckPermit, now: u64) -> Option<CheckPermit> {
+        let may_yield = self.may_yield(now);
         // Renewed now and then.
-        if now + CHECK_AGAIN_NS < permit.until {
+        if may_yield && now + CHECK_AGAIN_NS < permit.until {
             return Some(permit);
         }
-        let until = if self.is_busy(now) { now + 2 * CHECK_AGAIN_NS } else { 0 };
+        let until = if may_yield && self.is_busy(now) { now + 2 * CHECK_AGAIN_NS } else { 0 };
         let kept = exchange(&self.awake, permit.until, until) && until > 0;
         kept.then_some(CheckPermit { until, ..permit })
     }

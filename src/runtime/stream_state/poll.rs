@@ -27,7 +27,9 @@ use crate::runtime::protocol::cadence::Plan;
 use crate::runtime::protocol::checkers::CheckPermit;
 use crate::runtime::protocol::wait_queue::{Entry, Registered};
 use crate::runtime::protocol::waiters::WaiterKey;
+use crate::system;
 use crate::thread::contain;
+use crate::thread::relax::Relax;
 use crate::thread::role;
 
 /// A future's state between polls.
@@ -222,9 +224,19 @@ impl StreamState {
     fn yield_now(&self, wait: &WaitState, cx: &mut Context<'_>) {
         let is_awake = matches!(wait.stage, Stage::Awake(_));
         if is_awake || self.engine.state.kind == DeviceKind::Host {
-            std::thread::yield_now();
+            self.yield_thread();
         }
         coop::yield_now(cx);
+    }
+
+    /// Lets another thread have the core, unless that was costly lately.
+    pub(crate) fn yield_thread(&self) {
+        let (checkers, before) = (&self.engine.checkers, self.engine.now());
+        if checkers.may_yield(before) {
+            std::thread::yield_now();
+            let now = self.engine.now();
+            checkers.yielded(now.saturating_sub(before), now);
+        }
     }
 
     /// Whether the task stays awake from now on, so that a worker of the executor does.
@@ -291,13 +303,14 @@ impl StreamState {
 
     /// Blocks the calling thread until `ticket` is complete.
     pub(crate) fn block_until(&self, ticket: u64) -> Result<()> {
+        let mut relax = Relax::default();
         loop {
             self.want(ticket);
             self.sweep();
             if let Some(outcome) = self.outcome(ticket) {
                 return outcome;
             }
-            std::thread::yield_now();
+            relax.pause();
         }
     }
 
@@ -316,9 +329,13 @@ impl StreamState {
     /// Whether the task checks now: it continues a check, or begins one; at the end of a window it may do both.
     fn may_check(&self, wait: &mut WaitState, now: u64) -> bool {
         if let Stage::Checking { permit, checked_at } = wait.stage {
+            let away_ns = now.saturating_sub(checked_at);
+            if away_ns > cadence::YIELD_MOST_NS && system::was_preempted() {
+                self.engine.checkers.yielded(away_ns, now);
+            }
             // An executor that has other things to do: the poller looks by now.
-            let is_late = now.saturating_sub(checked_at) > cadence::CHECK_AGAIN_NS;
-            if now < permit.until() && !is_late {
+            let is_late = away_ns > cadence::CHECK_AGAIN_NS;
+            if now < permit.until() && !is_late && self.engine.checkers.may_yield(now) {
                 wait.stage = Stage::Checking { permit, checked_at: now };
                 // ORDERING: Relaxed: a time, for guesses.
                 self.pace.checked_at.store(now, Ordering::Relaxed);
@@ -372,8 +389,7 @@ impl StreamState {
         }
         let woken_at = self.pace.woken_at.swap(0, Ordering::Relaxed);
         let lag = self.engine.now().saturating_sub(woken_at);
-        // Beyond that it was the executor's other work.
-        if woken_at != 0 && lag <= 4 * cadence::LAG_MOST_NS {
+        if woken_at != 0 {
             let lag_ns = &self.engine.lag_ns;
             lag_ns.store(cadence::lag(lag_ns.load(Ordering::Relaxed), lag), Ordering::Relaxed);
         }

@@ -154,6 +154,7 @@ impl StreamState {
         // ORDERING: Relaxed: only the poller alerts.
         if !engine.options.completion.checks()
             || self.pace.alerted.load(Ordering::Relaxed) == until
+            || !engine.checkers.may_yield(now)
             || engine.checkers.held(now) > 0
         {
             return;
