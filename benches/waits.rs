@@ -3,7 +3,7 @@
 //! Lateness is the time from the launch to the resolved future, less the kernel's own time. Beside it,
 //! under the same name with `raw`, a thread for each stream that launches, records and spins on the
 //! event: the least there is, at a core a stream. Where waits are long there is a third line, `naps`: the bare
-//! driver again, asked by a thread that naps a 64th of the wait in between, at least 20 µs and at most 500 µs.
+//! driver again, asked by a thread that naps a 64th of the wait in between, at least 20 µs and at most 1 ms.
 //! That is what such a bound costs, and how late it is, when nobody must be woken.
 //!
 //! | lines | the load |
@@ -40,7 +40,7 @@ const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 /// The bounds of the default mode's naps.
 const SHORTEST_NAP: Duration = Duration::from_micros(20);
-const LONGEST_NAP: Duration = Duration::from_micros(500);
+const LONGEST_NAP: Duration = Duration::from_millis(1);
 /// Longer kernels are waited for with naps as well.
 const LONG_NS: u64 = MS;
 

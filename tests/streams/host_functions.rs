@@ -807,6 +807,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     "RowsLen::pitch",
     "RowsLen::rows",
     "integers::evaluate",
+    "integers::evaluate_all",
     "integers::fit",
     "integers::none",
     "Declared::load",

@@ -32,8 +32,6 @@ const SHORT_NS: u64 = 70_000;
 pub(crate) const CHECK_MOST_NS: u64 = 250_000;
 /// How long before and behind a span its window opens and closes, at least.
 pub(crate) const LEAD_LEAST_NS: u64 = 30_000;
-/// The same as a part of a long span.
-const LEAD_PART: u64 = 256;
 
 /// How long before and behind a span of that length its window opens and closes at most.
 pub(crate) fn lead_most(span_ns: u64) -> u64 {
@@ -134,8 +132,7 @@ impl RunTime {
     }
 
     fn window(&self) -> Window {
-        let least = LEAD_LEAST_NS.max(self.high_ns / LEAD_PART);
-        let lead = (least + 2 * self.spread_ns).min(lead_most(self.high_ns));
+        let lead = (LEAD_LEAST_NS + 2 * self.spread_ns).min(lead_most(self.high_ns));
         Window {
             from_ns: self.low_ns.saturating_sub(lead),
             until_ns: self.high_ns + lead,
