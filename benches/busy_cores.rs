@@ -33,7 +33,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use gpu_await::{Device, LaunchConfig, Stream, kernel, kernels};
-use measure::{Sorted, cores, print, us, work};
+use measure::{Sorted, cores, print, rounds, us, window, work};
 use raw::{Raw, RawStream};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
@@ -49,9 +49,8 @@ const NEIGHBOUR: &str = "GPU_AWAIT_BENCH_NEIGHBOUR";
 
 fn main() {
     if let Ok(seconds) = std::env::var(NEIGHBOUR) {
-        let threads: Vec<_> = (0..cores()).map(|_| std::thread::spawn(spin)).collect();
+        (0..cores()).for_each(|_| drop(std::thread::spawn(spin)));
         std::thread::sleep(Duration::from_secs(seconds.parse().expect("a number")));
-        drop(threads);
         return;
     }
     let raw = measure::on_cuda().then(Raw::load);
@@ -65,14 +64,6 @@ fn main() {
     }
     let _neighbours = Neighbours::start(Kind::Threads);
     host_fn(&runtime);
-}
-
-fn window(full: Duration) -> Duration {
-    if measure::argument("full") { full } else { measure::window(full) }
-}
-
-fn rounds(full: usize, smoke: usize) -> usize {
-    if measure::argument("full") { full } else { measure::rounds(full, smoke) }
 }
 
 // ---- neighbours ---------------------------------------------------------------------------------

@@ -4,7 +4,8 @@
 //!
 //! | argument | does |
 //! |---|---|
-//! | `smoke` | few iterations, to see that the bench runs; always so on the host device |
+//! | `smoke` | few iterations, to see that the bench runs; so on the host device unless it is `full` |
+//! | `full` | measures on the host device as on a GPU |
 //! | `all-modes` | `await_latency`: the other ways of learning of completions as well |
 //! | `streams=K` | `throughput`: spreads the tasks over at most K streams; `server`: its pool has K |
 //! | `in_flight=K` | `server`: at most K requests on the device at once |
@@ -36,7 +37,7 @@ pub(crate) fn on_cuda() -> bool {
 
 /// Whether it only has to be seen that the bench runs.
 pub(crate) fn is_smoke() -> bool {
-    !on_cuda() || argument("smoke")
+    argument("smoke") || !(on_cuda() || argument("full"))
 }
 
 /// So many rounds, or few in a smoke test.
@@ -61,7 +62,7 @@ pub(crate) fn device() -> Device {
 /// The device of the bench, with completions learned in a given way. Says on stderr if there will be
 /// no results.
 pub(crate) fn device_with(completion: Completion) -> Device {
-    if !on_cuda() {
+    if is_smoke() && !on_cuda() {
         eprintln!("# smoke test on the host device: these are no results");
     } else if is_smoke() {
         eprintln!("# smoke test: these are no results");

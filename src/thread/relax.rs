@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 /// A yield of at most that long had its core for itself.
-pub(crate) const CHEAP: Duration = Duration::from_micros(50);
+const CHEAP: Duration = Duration::from_micros(50);
 /// How long it sleeps otherwise: who sleeps gets its core back at once.
 const NAP: Duration = Duration::from_micros(20);
 
