@@ -597,7 +597,7 @@ impl Stepper {
         engine.clock.tell();
         let mut active = std::mem::take(&mut *self.active.lock());
         engine.take_handed_over(&mut active);
-        engine.streams().iter().for_each(|stream: &Arc<StreamState>| {
+        engine.streams().iter().for_each(|stream| {
             stream.sweep();
         });
         active.retain(|stream| !stream.deactivate());
@@ -612,7 +612,7 @@ impl Stepper {
             return false;
         }
         let engine = self.device.engine();
-        engine.streams().iter().for_each(|stream: &Arc<StreamState>| stream.press());
+        engine.streams().iter().for_each(|stream| stream.press());
         engine.sweep_retired(true);
         self.step(0)
     }

@@ -45,7 +45,7 @@ use super::event_pool::{EventHandle, EventPool};
 use super::graph_budget::GraphBudget;
 use super::graph_memory::GraphMemory;
 use super::loans::Loans;
-use super::progress::{PointStream, Progress};
+use super::progress::{PointStream, Progress, StreamRef};
 use super::protocol::cadence;
 use super::protocol::cadence::Completion;
 use super::protocol::checkers::Checkers;
@@ -280,7 +280,7 @@ impl<S: DeviceStream> Engine<S> {
         self.registry.let_go_of_all();
     }
 
-    pub(crate) fn streams(&self) -> Vec<Arc<S>> {
+    pub(crate) fn streams(&self) -> Vec<StreamRef<S>> {
         self.registry.streams()
     }
 

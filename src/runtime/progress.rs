@@ -16,9 +16,12 @@
 //!    (`a_dropped_stream_orders_what_comes_behind`).
 //! 2. Nothing here keeps a stream, its device, or the owner of an adopted stream (`readers_that_go_leave_no_stream`,
 //!    `a_device_goes_before_what_it_read`).
+//! 3. A stream whose last owner reached it from here, perhaps under a lock, ends elsewhere
+//!    (`a_stream_reached_under_a_lock_ends_elsewhere`).
 #![forbid(unsafe_code)]
 
 use std::fmt;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -43,6 +46,9 @@ pub(crate) struct Progress<S> {
 
 /// The interface that a point needs of its stream while that exists.
 pub(crate) trait PointStream: fmt::Debug + Sized {
+    /// Ends the stream on a thread that holds no lock.
+    fn end_elsewhere(self);
+
     /// Whether `ticket` is complete or never will be.
     fn is_settled(&self, ticket: u64) -> bool;
 
@@ -57,10 +63,43 @@ pub(crate) trait PointStream: fmt::Debug + Sized {
     fn dependency_lost(&self, ticket: u64) -> Option<Error>;
 }
 
+/// A stream that was reached through a weak reference. All its other owners may let go meanwhile, and whoever holds this may hold locks.
+pub(crate) struct StreamRef<S: PointStream>(Option<Arc<S>>);
+
+impl<S: PointStream> StreamRef<S> {
+    pub(super) fn through(stream: &Weak<S>) -> Option<Self> {
+        stream.upgrade().map(|stream| StreamRef(Some(stream)))
+    }
+}
+
+impl<S: PointStream> Clone for StreamRef<S> {
+    fn clone(&self) -> Self {
+        StreamRef(self.0.clone())
+    }
+}
+
+impl<S: PointStream> Deref for StreamRef<S> {
+    type Target = Arc<S>;
+
+    #[inline]
+    fn deref(&self) -> &Arc<S> {
+        self.0.as_ref().expect("there until it is dropped")
+    }
+}
+
+impl<S: PointStream> Drop for StreamRef<S> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(last) = self.0.take().and_then(Arc::into_inner) {
+            last.end_elsewhere();
+        }
+    }
+}
+
 /// The state of a ticket.
-enum Standing<S> {
+enum Standing<S: PointStream> {
     Complete,
-    Pending(Arc<S>),
+    Pending(StreamRef<S>),
     /// It will never be known to be complete, and why.
     Never(Error),
 }
@@ -97,22 +136,6 @@ impl<S> Progress<S> {
         self.timeline.release(ticket);
     }
 
-    /// The stream, unless it is gone.
-    pub(crate) fn stream(&self) -> Option<Arc<S>> {
-        self.stream.upgrade()
-    }
-
-    /// The state of `ticket`, as far as it is known.
-    fn standing(&self, ticket: u64) -> Standing<S> {
-        if self.is_complete(ticket) {
-            return Standing::Complete;
-        }
-        match self.stream() {
-            Some(stream) => Standing::Pending(stream),
-            None => self.outcome(ticket).map_or_else(Standing::Never, |()| Standing::Complete),
-        }
-    }
-
     /// The end of `ticket` of a stream that is gone.
     #[cold]
     pub(crate) fn outcome(&self, ticket: u64) -> Result<()> {
@@ -143,9 +166,30 @@ impl<S> Progress<S> {
 }
 
 impl<S: PointStream> Progress<S> {
+    /// The stream, unless it is gone.
+    #[inline]
+    pub(crate) fn stream(&self) -> Option<StreamRef<S>> {
+        StreamRef::through(&self.stream)
+    }
+
+    /// The state of `ticket`, as far as it is known.
+    fn standing(&self, ticket: u64) -> Standing<S> {
+        if self.is_complete(ticket) {
+            return Standing::Complete;
+        }
+        match self.stream() {
+            Some(stream) => Standing::Pending(stream),
+            None => self.outcome(ticket).map_or_else(Standing::Never, |()| Standing::Complete),
+        }
+    }
+
     /// The stream, for an operation on `device` that must wait for `ticket`; `None` if that is
     /// complete. An error: it never will be, as a device is lost that it waits for.
-    pub(crate) fn pending_for(&self, device: &DeviceState, ticket: u64) -> Result<Option<Arc<S>>> {
+    pub(crate) fn pending_for(
+        &self,
+        device: &DeviceState,
+        ticket: u64,
+    ) -> Result<Option<StreamRef<S>>> {
         if (self.device.id != device.id || self.waits_for_others())
             && let Some(error) = self.dependency_lost(ticket)
         {
@@ -209,11 +253,58 @@ impl<S> PartialEq for Progress<S> {
     }
 }
 
-impl<S: fmt::Debug> fmt::Debug for Progress<S> {
+impl<S: PointStream> fmt::Debug for Progress<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.stream() {
             Some(stream) => stream.fmt(f),
             None => write!(f, "stream {} of {}", self.id, self.device.label),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Stream<'s> {
+        ended_elsewhere: &'s AtomicBool,
+    }
+
+    impl PointStream for Stream<'_> {
+        fn end_elsewhere(self) {
+            self.ended_elsewhere.store(true, Ordering::Relaxed);
+        }
+
+        fn is_settled(&self, _: u64) -> bool {
+            false
+        }
+
+        fn ask_after(self: &Arc<Self>, _: u64) {}
+
+        fn expect(&self, _: u64) {}
+
+        fn dependency_lost(&self, _: u64) -> Option<Error> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_stream_reached_under_a_lock_ends_elsewhere() {
+        for reached_last in [true, false] {
+            let ended_elsewhere = AtomicBool::new(false);
+            let handle = Arc::new(Stream { ended_elsewhere: &ended_elsewhere });
+            let reached = StreamRef::through(&Arc::downgrade(&handle)).expect("it is there");
+            if reached_last {
+                drop(handle);
+                drop(reached.clone());
+                assert!(!ended_elsewhere.load(Ordering::Relaxed), "one is left");
+                drop(reached);
+            } else {
+                drop(reached);
+                drop(handle);
+            }
+            assert_eq!(ended_elsewhere.load(Ordering::Relaxed), reached_last);
         }
     }
 }

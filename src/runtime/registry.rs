@@ -13,6 +13,7 @@ use std::sync::{Arc, Weak};
 
 use crate::sync::Mutex;
 
+use super::progress::{PointStream, StreamRef};
 use super::protocol::park::Inbox;
 
 pub(crate) struct Registry<S> {
@@ -22,7 +23,7 @@ pub(crate) struct Registry<S> {
     inbox: Inbox<Arc<S>>,
 }
 
-impl<S> Registry<S> {
+impl<S: PointStream> Registry<S> {
     pub(crate) fn new() -> Self {
         Registry { streams: Mutex::default(), inbox: Inbox::new() }
     }
@@ -55,8 +56,8 @@ impl<S> Registry<S> {
     }
 
     /// All of them.
-    pub(crate) fn streams(&self) -> Vec<Arc<S>> {
-        self.streams.lock().iter().filter_map(|(_, stream)| stream.upgrade()).collect()
+    pub(crate) fn streams(&self) -> Vec<StreamRef<S>> {
+        self.streams.lock().iter().filter_map(|(_, stream)| StreamRef::through(stream)).collect()
     }
 }
 

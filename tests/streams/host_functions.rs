@@ -502,11 +502,13 @@ fn a_call_that_is_not_permitted_loses_no_device() -> Result<()> {
             device.stream()?.done().synchronize()?;
             device.done().synchronize()
         };
-        if let Err(error) = work() {
+        // Which run makes the call depends on how fast the other stream is: there may be nothing to wait for.
+        let refused: Vec<_> = (0..3).filter_map(|_| work().err()).collect();
+        assert!(refused.len() <= 1, "{call:?}: the device works, {refused:?}");
+        for error in refused {
             assert_eq!(error.kind(), ErrorKind::InvalidCall, "{call:?}: {error}");
         }
         assert!(device.lost().now_or_never().is_none(), "{call:?}");
-        assert!(work().is_ok(), "{call:?}: the device works");
     }
     Ok(())
 }

@@ -367,7 +367,8 @@ fn a_stream_that_waits_for_a_lost_device_is_given_nothing_more() {
     gate.open();
 }
 
-/// Nobody asked the other device since it was lost, until work must wait for its reading.
+/// Nobody asked the other device since it was lost, until work must wait for its reading: the submission asks, or, where the reading was
+/// marked already, who waits.
 #[test]
 fn who_is_the_first_to_hear_of_the_loss_of_a_reader_is_well() {
     let (faults, handle) = testing::faults();
@@ -379,7 +380,7 @@ fn who_is_the_first_to_hear_of_the_loss_of_a_reader_is_well() {
     s.copy(&x, &mut y).queued().unwrap();
     s.fill(&mut y, 2).queued().unwrap();
     handle.lose_device("on purpose");
-    let error = t.fill(&mut x, 2).queued().unwrap_err();
+    let error = t.fill(&mut x, 2).synchronize().unwrap_err();
     assert!(is_dependency_lost(&error), "{error}");
     gate.open();
 }

@@ -43,6 +43,7 @@ use crate::error::Result;
 use crate::memory::account::{block, choose};
 use crate::memory::point::Track;
 use crate::runtime::event_pool::EventHandle;
+use crate::runtime::progress::StreamRef;
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, MarkedPoint, Point, Retired, UserList};
 use crate::thread::relax::Relax;
@@ -80,7 +81,7 @@ pub(crate) struct Claim<'l> {
     /// Pending bytes whose frees are on the stream.
     freed: u64,
     /// Memory whose frees are on streams that are waited for.
-    moved: SmallVec<[(Arc<StreamState>, u64); 1]>,
+    moved: SmallVec<[(StreamRef<StreamState>, u64); 1]>,
     /// Memory whose frees are on the device's private stream, in front of `behind`.
     aside: u64,
     /// Blocks to be freed on the stream in front of the allocation.
@@ -279,9 +280,10 @@ impl<'l> Claim<'l> {
     }
 
     /// Steps 1 to 3.
-    fn gather(&mut self, streams: &[Arc<StreamState>], forced: bool) {
+    fn gather(&mut self, streams: &[StreamRef<StreamState>], forced: bool) {
         let engine = self.stream.engine().clone();
-        let others = streams.iter().filter(|stream| stream.id() != self.stream.id());
+        let others = streams.iter().map(|stream| &**stream);
+        let others = others.filter(|stream| stream.id() != self.stream.id());
         for stream in std::iter::once(self.stream).chain(others.clone()) {
             let own = stream.id() == self.stream.id();
             let may_go = |block: &Block| own || stream.is_complete(block.ticket);

@@ -17,6 +17,7 @@ use super::retired::{Block, Remnant};
 use crate::backend::DevicePtr;
 use crate::memory::account::{Figures, block};
 use crate::memory::point::Track;
+use crate::runtime::progress::StreamRef;
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, Retired, UserList};
 
@@ -30,11 +31,11 @@ pub(crate) struct Candidate {
 
 pub(crate) enum From {
     /// The cache of a stream.
-    Kept(Arc<StreamState>, Block),
+    Kept(StreamRef<StreamState>, Block),
     /// A free that was put off.
-    Deferred(Arc<StreamState>, Block),
+    Deferred(StreamRef<StreamState>, Block),
     /// Frees on a stream, by their ticket.
-    Freed(Arc<StreamState>, u64),
+    Freed(StreamRef<StreamState>, u64),
     Retired(DevicePtr),
     /// Cannot be taken over, and will come free without help.
     Nobody,
@@ -67,7 +68,7 @@ impl Engine {
     /// except what was freed on `stream` in order.
     pub(crate) fn candidates(
         &self,
-        streams: &[Arc<StreamState>],
+        streams: &[StreamRef<StreamState>],
         stream: &Arc<StreamState>,
     ) -> Vec<Candidate> {
         let mut candidates = Vec::new();
@@ -81,7 +82,7 @@ impl Engine {
                 let waits = (!own && !other.is_complete(ticket)).then(|| other.point(ticket));
                 UserList::from_iter(waits)
             };
-            let candidate = |from: fn(Arc<StreamState>, Block) -> From, block: Block| {
+            let candidate = |from: fn(StreamRef<StreamState>, Block) -> From, block: Block| {
                 let from = from(other.clone(), block);
                 Candidate { from, bytes: block.bytes, waits: waits(block.ticket) }
             };

@@ -10,6 +10,10 @@ use crate::runtime::engine::DeviceStream;
 use crate::runtime::progress::{PointStream, Progress};
 
 impl PointStream for StreamState {
+    fn end_elsewhere(self) {
+        self.engine.clone().drop_later(Box::new(self));
+    }
+
     fn is_settled(&self, ticket: u64) -> bool {
         StreamState::is_settled(self, ticket)
     }

@@ -16,7 +16,6 @@
 //! 3. The values that a list keeps are dropped by its owner, outside of the lock.
 #![forbid(unsafe_code)]
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::StreamState;
@@ -67,8 +66,9 @@ impl StreamState {
         let listed = self.listed.load(Ordering::SeqCst);
         if listed != 0 && listed <= ticket && role::may_call_driver() {
             // Absent if the stream is being dropped.
-            let stream: Option<Arc<StreamState>> = self.progress.stream.upgrade();
-            stream.inspect(|stream| stream.with(|turn| turn.put_list()));
+            if let Some(stream) = self.progress.stream() {
+                stream.with(|turn| turn.put_list());
+            }
         }
     }
 }

@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use super::{StreamState, UNKNOWN};
 use crate::runtime::engine::Engine;
 use crate::runtime::marker::Marker;
+use crate::runtime::progress::StreamRef;
 use crate::runtime::protocol::cadence;
 use crate::runtime::protocol::wait_queue::Notify;
 use crate::thread::contain;
@@ -179,7 +180,7 @@ impl StreamState {
     /// Asks about the other devices that this stream waits for: their own pollers have no reason to look if
     /// nothing of theirs is awaited.
     pub(super) fn ask_after_others(&self) {
-        let mut others: SmallVec<[Arc<StreamState>; 2]> = SmallVec::new();
+        let mut others: SmallVec<[StreamRef<StreamState>; 2]> = SmallVec::new();
         self.visit_foreign(u64::MAX, |on| {
             others.extend(on.stream.stream());
             None::<()>
