@@ -21,19 +21,19 @@ use std::panic::Location;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
 use self::interprocess::SharedEvent;
 use crate::backend::{EventOptions, Query, StreamOptions};
 use crate::error::refused::Here;
 use crate::error::{ErrorDetail, EventProblem, Result};
-use crate::memory::point::Track;
 use crate::op::{HostValue, Op};
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::stream_state::{StreamHandle, StreamState};
 use crate::runtime::{Engine, MarkedPoint, Point};
 use crate::submit::{EventNode, Footprint, submit, wrong_device};
 use crate::thread::role;
+use gpu_await_protocol::point::Track;
 
 /// A point on a stream: other streams can wait for it, the host can await it, and the time between two timed
 /// events can be measured.

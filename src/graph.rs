@@ -15,7 +15,7 @@ pub(crate) mod slots;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
 use crate::batch::draft::Draft;
 use crate::batch::queue::Queue;
@@ -24,12 +24,12 @@ use crate::batch::report::Report;
 use crate::device::Device;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::kernel::LaunchOn;
-use crate::memory::hazard::Mode;
 use crate::runtime::Engine;
 use crate::runtime::graph_memory::KeepsMemory;
 use crate::runtime::stream_state::{OfStream, StreamHandle};
 use crate::submit::{Footprint, Kept, Name, wrong_device};
 use crate::thread::role;
+use gpu_await_protocol::hazard::Mode;
 use instance::{Instance, Untold};
 use slots::{GraphArgs, GraphSlots, Passed, Seal};
 

@@ -143,7 +143,6 @@ pub(crate) mod backend;
 mod must_not_compile;
 pub(crate) mod runtime;
 pub(crate) mod submit;
-pub(crate) mod sync;
 pub(crate) mod system;
 pub(crate) mod thread;
 
@@ -219,6 +218,7 @@ pub use event::Event;
 pub use event::builder::EventBuilder;
 #[cfg(feature = "fft")]
 pub use fft::{ComplexFft, Fft, FftBuilder, FftElement, RealFft};
+pub use gpu_await_protocol::cadence::Completion;
 pub use graph::Graph;
 pub use graph::slots::{GraphArg, GraphArgs, GraphSlot, GraphSlots};
 pub use interop::StreamLoan;
@@ -258,7 +258,6 @@ pub use num_complex::Complex;
 pub use op::join::join_all;
 pub use op::value::DeviceSide;
 pub use op::{Op, Ticket};
-pub use runtime::protocol::cadence::Completion;
 pub use runtime::traced_op::TracedWork;
 pub use serve::batcher::builder::BatcherBuilder;
 pub use serve::batcher::running::{Batch, BatchTask};

@@ -12,20 +12,15 @@
 //! | [`Room`](pageable::Room) | a `Vec` that several threads fill |
 //! | [`PinnedFlag`](pinned::PinnedFlag) | a word that the host and a running kernel share |
 
-pub(crate) mod account;
 pub(crate) mod allocation;
-pub(crate) mod block_cache;
-mod buddy;
 pub(crate) mod buffer;
 pub(crate) mod chunks;
 pub(crate) mod copy_2d;
 pub(crate) mod frozen;
-pub(crate) mod hazard;
 pub(crate) mod mapped;
 pub(crate) mod pageable;
 pub(crate) mod pinned;
 pub(crate) mod pinned_pool;
-pub(crate) mod point;
 pub(crate) mod raw_slice;
 pub(crate) mod reclaim;
 pub(crate) mod untracked;
@@ -34,7 +29,6 @@ pub(crate) mod view_2d;
 
 use std::sync::Arc;
 
-use self::account::Figures;
 use self::reclaim::claim::Backoff;
 use self::reclaim::prospect::{Outlook, Prospect};
 use crate::backend::PoolInfo;
@@ -43,6 +37,7 @@ use crate::error::{Error, ErrorDetail, Result};
 use crate::runtime::Engine;
 use crate::runtime::stream_state::StreamState;
 use crate::thread::role;
+use gpu_await_protocol::account::Figures;
 
 /// A device's memory, in bytes; a snapshot.
 ///

@@ -35,6 +35,7 @@ use futures::ready;
 use sync_wrapper::SyncWrapper;
 
 use self::asleep::Asleep;
+use self::points::AwaitedPoint;
 pub(crate) use self::points::Points;
 use self::value::DeviceSide;
 pub(crate) use self::value::{HostValue, Values};
@@ -44,11 +45,11 @@ use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::frozen::Frozen;
 use crate::memory::pinned::PinnedBuffer;
-use crate::memory::point::Track;
 use crate::runtime::Point;
 use crate::runtime::coop::Budget;
 use crate::runtime::stream_state::{StreamState, WaitState};
 use crate::thread::role;
+use gpu_await_protocol::point::Track;
 
 /// An operation that is already on its stream; resolves when it is complete on the device.
 ///

@@ -2,7 +2,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`protocol`] | the pure part: no driver, clock or thread; loom checks it in `tests/loom.rs`. The others drive it |
+//! | [`gpu_await_protocol`] | the pure part: no driver, clock or thread; loom checks it. The others drive it |
 //! | [`stream_state`] | one stream |
 //! | [`engine`] | one device |
 //! | [`poller`], [`attention`] | a device's thread, and how it is notified |
@@ -27,8 +27,6 @@ pub(crate) mod attention;
 pub(crate) mod clock;
 pub(crate) mod coop;
 pub(crate) mod counted;
-pub(crate) mod deadlines;
-pub(crate) mod device_clock;
 pub(crate) mod device_state;
 pub(crate) mod doorbell;
 pub(crate) mod engine;
@@ -41,7 +39,6 @@ pub(crate) mod loans;
 pub(crate) mod marker;
 pub(crate) mod poller;
 pub(crate) mod progress;
-pub(crate) mod protocol;
 pub(crate) mod registry;
 pub(crate) mod stream_state;
 pub(crate) mod traced_op;
@@ -58,7 +55,7 @@ pub(crate) type Engine = self::engine::Engine<StreamState>;
 /// How far a stream is.
 pub(crate) type Progress = self::progress::Progress<StreamState>;
 /// A point on a stream.
-pub(crate) type Point = crate::memory::point::Point<Arc<Progress>>;
+pub(crate) type Point = gpu_await_protocol::point::Point<Arc<Progress>>;
 /// The same, with an event if one is at hand.
 pub(crate) type MarkedPoint = self::marker::MarkedPoint<Arc<Progress>>;
 /// A retired value, and the streams that use it.

@@ -14,12 +14,8 @@
 //! Time is a [`Clock`](crate::runtime::clock::Clock)'s: that of the pool's first device, whose poller tells each deadline, whoever is held up.
 #![forbid(unsafe_code)]
 
-pub(crate) mod admission;
 pub(crate) mod batcher;
-pub(crate) mod batching;
-pub(crate) mod lines;
 pub(crate) mod pool;
 mod refusal;
-pub(crate) mod took;
 #[cfg(feature = "tower")]
 pub(crate) mod tower;

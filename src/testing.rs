@@ -35,12 +35,12 @@ use crate::error::{ErrorDetail, ErrorKind, Result};
 use crate::kernels;
 use crate::memory::pinned::PinnedFlag;
 use crate::runtime::engine::EngineOptions;
-use crate::runtime::protocol::cadence::Completion;
 use crate::runtime::stream_state::StreamState;
 use crate::stream::Stream;
 use crate::thread::contain;
 use crate::thread::role;
 use crate::thread::role::Role;
+use gpu_await_protocol::cadence::Completion;
 
 /// The environment variable that names the device for tests.
 pub const TEST_DEVICE: &str = "GPU_AWAIT_TEST_DEVICE";

@@ -3,7 +3,7 @@
 # and `miri`; or on a GPU under NVIDIA's compute-sanitizer. Minutes, so not in `.ci/run`.
 #
 #     tests/sanitize.sh tsan programs::basics memory::lent lifetimes::drops
-#     tests/sanitize.sh miri models::account
+#     tests/sanitize.sh miri models::account    (of gpu-await-protocol)
 #     tests/sanitize.sh miri memory::lent a_captured_download_waits
 #     tests/sanitize.sh miri-all
 #     tests/sanitize.sh racecheck algorithms::{algorithms,aggregates,operators,segmented_sort,top_k}
@@ -39,6 +39,7 @@ miri() {
     file="$(file_of "$name")"
     shift
     [ "$name" = lib ] || target=(--test "${name%%::*}")
+    case "$name" in models*) target=(--package gpu-await-protocol "${target[@]}") ;; esac
     [ $# -gt 0 ] || set -- ''
     # A clock of Miri's own, so that no time limit passes because the machine is busy; addresses cross the
     # backend as integers; pollers outlive `main`, since Miri runs no exit handlers.

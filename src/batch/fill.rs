@@ -6,9 +6,7 @@ use std::sync::Arc;
 use super::queue::Queue;
 use crate::backend::{DevicePtr, Pattern};
 use crate::error::{ErrorDetail, Result};
-use crate::memory::account::block;
 use crate::memory::allocation::Allocation;
-use crate::memory::block_cache;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::pinned::bytes_of;
 use crate::memory::reclaim::claim::{Backoff, Claim};
@@ -17,6 +15,8 @@ use crate::memory::view::Writable;
 use crate::memory::{Element, MemoryInfo, Number, Reach};
 use crate::submit::{Footprint, Raw, Refusal, SubmitError};
 use crate::thread::role;
+use gpu_await_protocol::account::block;
+use gpu_await_protocol::block_cache;
 
 impl<'s> Queue<'s> {
     /// See [`Stream::empty`](crate::Stream::empty).

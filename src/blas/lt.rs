@@ -10,8 +10,8 @@ use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
 
-use crate::sync::Mutex;
 use bytemuck::Pod;
+use gpu_await_protocol::sync::Mutex;
 
 use super::element::Kind;
 use super::shape::{ALIGNMENT, Activation, Shape};

@@ -8,8 +8,8 @@ use crate::backend::host::HostBackend;
 use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::memory::reclaim::pressure::Pressure;
 use crate::runtime::engine::EngineOptions;
-use crate::runtime::protocol::cadence::Completion;
 use crate::thread::{contain, exit};
+use gpu_await_protocol::cadence::Completion;
 
 /// The default capacity of a stream's block cache.
 const SPARE_BYTES: u64 = 8 << 20;

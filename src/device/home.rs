@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
 use crate::backend::{RawStream, StreamOptions};
 use crate::error::Result;

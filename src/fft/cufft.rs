@@ -7,7 +7,7 @@ use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
 use super::shape::FftShape;
 use crate::backend::cuda::library;

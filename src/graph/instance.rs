@@ -19,7 +19,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
 use super::slots::Passed;
 use crate::backend::{ArgBlock, DriverResult};
@@ -29,7 +29,6 @@ use crate::batch::report::{Pictured, Report};
 use crate::error::Result;
 use crate::event::{Event, Recorded};
 use crate::memory::allocation::KeptByGraph;
-use crate::memory::hazard::Mode;
 use crate::memory::view::{Span, Tracking};
 use crate::runtime::UserList;
 use crate::runtime::graph_memory::KeepsMemory;
@@ -37,6 +36,7 @@ use crate::runtime::stream_state::OfStream;
 use crate::submit::{
     CompiledGraph, Footprint, GraphCell, Kept, List, Node, Raw, Refusal, Summary, Touched,
 };
+use gpu_await_protocol::hazard::Mode;
 
 #[derive(Default)]
 pub(super) struct Instance {

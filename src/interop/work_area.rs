@@ -9,13 +9,13 @@
 //! The first launch allocates the area on its stream; the plan keeps it.
 #![forbid(unsafe_code)]
 
-use crate::sync::{Mutex, MutexGuard};
+use gpu_await_protocol::sync::{Mutex, MutexGuard};
 
 use crate::batch::queue::Queue;
 use crate::error::Result;
 use crate::memory::allocation::AllocationHazards;
 use crate::memory::buffer::DeviceBuffer;
-use crate::memory::point::Track;
+use gpu_await_protocol::point::Track;
 
 /// A plan's area.
 #[derive(Default)]

@@ -6,7 +6,7 @@
 //! | with options or folders of the caller's, or a word that reads a file or the clock | each time |
 #![forbid(unsafe_code)]
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
 use crate::backend::DeviceKind;
 use crate::backend::cuda::nvrtc::{Compiled, Job, Nvrtc};

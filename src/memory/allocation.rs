@@ -21,18 +21,18 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 use sync_wrapper::SyncWrapper;
 
 use crate::backend::DevicePtr;
 use crate::error::{Error, ErrorDetail, Result};
-use crate::memory::hazard::{Content, Hazards, Mode};
-use crate::memory::point::Track;
 use crate::memory::reclaim::retired::Remnant;
 use crate::runtime::late_work::LateWork;
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, Point, Progress};
 use crate::thread::{exit, locks};
+use gpu_await_protocol::hazard::{Content, Hazards, Mode};
+use gpu_await_protocol::point::Track;
 
 /// The id of no stream: a use under this id waits for every stream.
 pub(crate) const NOBODY: u64 = 0;

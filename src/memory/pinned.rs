@@ -6,12 +6,12 @@ use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::buddy::LEAST_BYTES;
 use super::pinned_pool::{MOST_CUT_BYTES, PinnedBlock, PinnedPool};
 use super::view::checked;
 use super::{Element, must_fit};
 use crate::backend::HostPtr;
 use crate::error::{ErrorDetail, Result};
+use gpu_await_protocol::buddy::LEAST_BYTES;
 
 /// `len` elements in pinned host memory: copies to and from the device run at full speed and without any
 /// thread.

@@ -2,7 +2,7 @@
 //!
 //! | blocks | where they are |
 //! |---|---|
-//! | up to half a slab | cut from slabs of [`SLAB_BYTES`], each of which serves every such size ([`buddy`](super::buddy)) |
+//! | up to half a slab | cut from slabs of [`SLAB_BYTES`], each of which serves every such size ([`buddy`](gpu_await_protocol::buddy)) |
 //! | larger | in a mapping of their own, reused for the same size |
 //!
 //! Registering is a driver call, which the driver delays while a thread is blocked submitting to a full queue. To spare callers that, a
@@ -23,10 +23,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 use memmap2::{MmapMut, MmapRaw};
 
-use super::buddy::{Buddy, LEAST_BYTES, SLAB_BYTES};
 use super::reclaim::retired::LentBlock;
 use crate::backend::{Backend, DeviceKind, DevicePtr, HostPtr};
 use crate::error::{DriverCode, ErrorDetail, Result};
@@ -35,6 +34,7 @@ use crate::system;
 use crate::thread::crew::Crew;
 use crate::thread::role;
 use crate::thread::worker::{detach, last_act};
+use gpu_await_protocol::buddy::{Buddy, LEAST_BYTES, SLAB_BYTES};
 
 /// The largest block that is cut from a slab.
 pub(super) const MOST_CUT_BYTES: usize = SLAB_BYTES / 2;

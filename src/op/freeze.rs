@@ -11,11 +11,11 @@ use crate::memory::Element;
 use crate::memory::allocation::NOBODY;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::frozen::Frozen;
-use crate::memory::hazard::Mode;
 use crate::memory::view::{Readable, Span};
 use crate::op::{HostValue, Op};
 use crate::runtime::Point;
 use crate::submit::{Dependencies, Footprint, LateOutcomes};
+use gpu_await_protocol::hazard::Mode;
 
 impl<T: Element> DeviceBuffer<T> {
     /// Makes the buffer read-only, for readers on many streams; see [`Frozen`]. Puts nothing on a

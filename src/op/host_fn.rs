@@ -21,7 +21,7 @@ use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Weak};
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
 use crate::backend::HostCallback;
 use crate::runtime::Engine;

@@ -3,12 +3,12 @@
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::memory::hazard::Mode;
 use crate::memory::mapped::Mapped;
 use crate::memory::pinned::PinnedBuffer;
 use crate::memory::view::Readable;
 use crate::op::freeze::{before_host, check};
 use crate::op::{HostValue, Op};
+use gpu_await_protocol::hazard::Mode;
 
 impl<T: Element> Mapped<T> {
     /// Waits until every use is complete, then lends the memory to the host: to read what a kernel wrote, and

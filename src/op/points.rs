@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::error::Result;
-use crate::memory::point::Track;
 use crate::runtime::Point;
 use crate::runtime::stream_state::{StreamState, WaitState};
+use gpu_await_protocol::point::Track;
 
 /// Points of streams, the highest of each.
 pub(crate) enum Points {
@@ -137,9 +137,22 @@ impl Points {
     }
 }
 
-impl Point {
+/// What a future does with a point that it waits for.
+pub(super) trait AwaitedPoint {
     /// Whether it is complete or never will be, by asking the device.
-    pub(super) fn ask(&self) -> bool {
+    fn ask(&self) -> bool;
+
+    fn poll(&self, wait: &mut WaitState, cx: &mut Context<'_>) -> Poll<Result<()>>;
+
+    /// Asks for a marker.
+    fn want(&self);
+
+    /// Stops waiting.
+    fn forget(&self, wait: &mut WaitState);
+}
+
+impl AwaitedPoint for Point {
+    fn ask(&self) -> bool {
         self.stream.ask(self.ticket);
         self.stream.is_settled(self.ticket)
     }
@@ -155,15 +168,13 @@ impl Point {
         }
     }
 
-    /// Asks for a marker.
     fn want(&self) {
         if let Some(stream) = self.stream.stream() {
             stream.want(self.ticket);
         }
     }
 
-    /// Stops waiting.
-    pub(super) fn forget(&self, wait: &mut WaitState) {
+    fn forget(&self, wait: &mut WaitState) {
         match self.stream.stream() {
             Some(stream) => stream.forget(wait),
             None => wait.forget_gone(self.stream.device()),

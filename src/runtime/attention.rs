@@ -6,9 +6,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 
 use super::device_state::DeviceState;
-use super::protocol::cadence;
-use super::protocol::park::ParkState;
 use crate::error::ErrorDetail;
+use gpu_await_protocol::cadence;
+use gpu_await_protocol::park::ParkState;
 
 /// How long the poller keeps an idle stream once the device's last handle is gone.
 const HURRY_NS: u64 = 50_000;

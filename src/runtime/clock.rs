@@ -24,12 +24,12 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::attention::Attention;
-use super::deadlines::{Deadlines, NEVER};
 use crate::system;
 use crate::system::process::Process;
 use crate::thread::contain::{self, wake};
 use crate::thread::inbox::{Nothing, Receiver};
 use crate::thread::worker::Worker;
+use gpu_await_protocol::deadlines::{Deadlines, NEVER};
 
 /// A clock, in nanoseconds since its origin.
 pub(crate) struct Clock {

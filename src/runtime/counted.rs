@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::sync::{Mutex, MutexGuard};
+use gpu_await_protocol::sync::{Mutex, MutexGuard};
 
 /// A collection that has a length.
 pub(crate) trait Length {

@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 
-use super::protocol::backlog::Backlog;
-use super::protocol::wait_queue::LossFlag;
 use crate::backend::DeviceKind;
 use crate::error::{Error, ErrorDetail};
+use gpu_await_protocol::backlog::Backlog;
+use gpu_await_protocol::wait_queue::LossFlag;
 
 /// A device of the process was lost.
 static ANY_LOST: AtomicBool = AtomicBool::new(false);

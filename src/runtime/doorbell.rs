@@ -9,11 +9,11 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
 use super::attention::Attention;
-use super::event_pool::EventHandle;
 use crate::backend::{Backend, DriverResult, RawStream, StreamOptions};
+use crate::runtime::event_pool::EventHandle;
 
 /// Bells of one device; more streams than this are served by the poller's time-out.
 const BELLS: usize = 16;

@@ -33,22 +33,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-use crate::sync::Mutex;
 use crossbeam_utils::CachePadded;
+use gpu_await_protocol::sync::Mutex;
 use slab::Slab;
 
 use super::attention::Attention;
 use super::clock::Clock;
 use super::device_state::DeviceState;
 use super::doorbell::Bells;
-use super::event_pool::{EventHandle, EventPool};
 use super::graph_budget::GraphBudget;
 use super::graph_memory::GraphMemory;
 use super::loans::Loans;
 use super::progress::{PointStream, Progress, StreamRef};
-use super::protocol::cadence;
-use super::protocol::cadence::Completion;
-use super::protocol::checkers::Checkers;
 use super::registry::Registry;
 use super::tracer::Tracer;
 use super::words::Words;
@@ -56,14 +52,18 @@ use crate::backend::{
     Backend, DeviceKind, EventOptions, NOT_READY, RawEvent, RawStream, StreamOptions,
 };
 use crate::error::{DriverCode, Error, ErrorDetail, EventProblem, Result};
-use crate::memory::account::{Account, block};
-use crate::memory::block_cache;
 use crate::memory::reclaim::pressure::Pressure;
 use crate::memory::reclaim::reclaimers::Reclaimers;
 use crate::memory::reclaim::retired::{Block, Retired};
+use crate::runtime::event_pool::{EventHandle, EventPool};
 use crate::thread::exit::ExitGuard;
 use crate::thread::reaper::Reaper;
 use crate::thread::{locks, role, worker};
+use gpu_await_protocol::account::{Account, block};
+use gpu_await_protocol::block_cache;
+use gpu_await_protocol::cadence;
+use gpu_await_protocol::cadence::Completion;
+use gpu_await_protocol::checkers::Checkers;
 
 /// How a device's completions are learned; from the builder.
 #[derive(Clone, Copy, Debug, Default)]

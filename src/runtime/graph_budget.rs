@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
 /// The default limit.
 const LIMIT: usize = 1024;

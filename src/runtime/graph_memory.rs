@@ -5,7 +5,7 @@
 
 use std::sync::Weak;
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
 use super::weak_list::WeakList;
 

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use crate::sync::{Mutex, MutexGuard};
+use gpu_await_protocol::sync::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 pub(crate) type AnyWork = dyn Any + Send + Sync;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
 use crate::thread::contain;
 

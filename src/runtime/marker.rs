@@ -1,8 +1,8 @@
 //! A point and, once there is one, the event that the device can wait for.
 #![forbid(unsafe_code)]
 
-use super::event_pool::EventHandle;
-use crate::memory::point::Point;
+use crate::runtime::event_pool::EventHandle;
+use gpu_await_protocol::point::Point;
 
 /// An event, recorded behind a ticket.
 #[derive(Clone)]

@@ -1,7 +1,7 @@
 //! The poller: one thread per device, which queries the driver on behalf of all waiters.
 //!
 //! It owns the list of streams that are waited for (or that have memory to free), looks at each when its work may be complete, and sleeps
-//! in between: see [`cadence`](super::protocol::cadence) for the phases. Its work grows with busy streams, not with futures. A stream
+//! in between: see [`cadence`](gpu_await_protocol::cadence) for the phases. Its work grows with busy streams, not with futures. A stream
 //! without a handle is kept until its work is complete. The poller holds its engine only while it looks, so an unused device goes away, and
 //! the thread with it; it never joins itself. Of a lost device it only tells the deadlines.
 #![forbid(unsafe_code)]
@@ -12,8 +12,6 @@ use std::time::Duration;
 use super::Engine;
 use super::attention::Attention;
 use super::clock::Clock;
-use super::protocol::cadence;
-use super::protocol::park::Rounds;
 use super::registry;
 use super::stream_state::StreamState;
 use crate::error::{ErrorDetail, Result};
@@ -21,6 +19,8 @@ use crate::runtime::coop;
 use crate::system;
 use crate::thread::role::Role;
 use crate::thread::{contain, native, role};
+use gpu_await_protocol::cadence;
+use gpu_await_protocol::park::Rounds;
 
 /// Starts the poller of an engine.
 pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<()> {

@@ -26,9 +26,9 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
 
 use super::device_state::DeviceState;
-use super::protocol::timeline::Timeline;
 use crate::error::{Error, ErrorDetail, Result};
-use crate::memory::point::Track;
+use gpu_await_protocol::point::Track;
+use gpu_await_protocol::timeline::Timeline;
 
 /// A stream's id, its tickets, and a reference to it while it exists.
 pub(crate) struct Progress<S> {
@@ -237,7 +237,7 @@ impl<S: PointStream> Progress<S> {
     }
 }
 
-impl<S> Track for Arc<Progress<S>> {
+impl<S> Track for Progress<S> {
     fn id(&self) -> u64 {
         self.id
     }
@@ -267,11 +267,11 @@ mod tests {
     use super::*;
 
     #[derive(Debug)]
-    struct Stream<'s> {
+    struct Owned<'s> {
         ended_elsewhere: &'s AtomicBool,
     }
 
-    impl PointStream for Stream<'_> {
+    impl PointStream for Owned<'_> {
         fn end_elsewhere(self) {
             self.ended_elsewhere.store(true, Ordering::Relaxed);
         }
@@ -293,7 +293,7 @@ mod tests {
     fn a_stream_reached_under_a_lock_ends_elsewhere() {
         for reached_last in [true, false] {
             let ended_elsewhere = AtomicBool::new(false);
-            let handle = Arc::new(Stream { ended_elsewhere: &ended_elsewhere });
+            let handle = Arc::new(Owned { ended_elsewhere: &ended_elsewhere });
             let reached = StreamRef::through(&Arc::downgrade(&handle)).expect("it is there");
             if reached_last {
                 drop(handle);

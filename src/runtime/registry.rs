@@ -11,10 +11,10 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
 use super::progress::{PointStream, StreamRef};
-use super::protocol::park::Inbox;
+use gpu_await_protocol::park::Inbox;
 
 pub(crate) struct Registry<S> {
     /// By their ids.

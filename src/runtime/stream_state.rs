@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
 use self::freed::Freed;
 pub(crate) use self::handle::{OfStream, StreamHandle};
@@ -46,19 +46,19 @@ pub(crate) use self::submitter::{Listed, Turn};
 use super::counted::Counted;
 use super::engine::Engine;
 use super::progress::Progress;
-use super::protocol::cadence;
-use super::protocol::estimator::Estimator;
-use super::protocol::sharing::Sharing;
-use super::protocol::submission::SubmissionLock;
-use super::protocol::sweep::SweepGate;
-use super::protocol::timeline::Timeline;
-use super::protocol::wait_queue::{WaitQueue, Wakes};
 use super::words::Word;
 use crate::backend::{RawStream, StreamOptions};
 use crate::error::{DriverCode, Result};
-use crate::memory::block_cache::BlockCache;
 use crate::memory::reclaim::retired::{Block, Remnant};
 use crate::thread::{contain, locks, role};
+use gpu_await_protocol::block_cache::BlockCache;
+use gpu_await_protocol::cadence;
+use gpu_await_protocol::estimator::Estimator;
+use gpu_await_protocol::sharing::Sharing;
+use gpu_await_protocol::submission::SubmissionLock;
+use gpu_await_protocol::sweep::SweepGate;
+use gpu_await_protocol::timeline::Timeline;
+use gpu_await_protocol::wait_queue::WaitQueue;
 
 /// Events that a new stream has.
 const EVENTS_IN_STOCK: usize = 8;
@@ -109,7 +109,7 @@ pub(crate) struct StreamState {
 }
 
 /// A point on a stream of this device or another.
-type Point = crate::memory::point::Point<Arc<Progress<StreamState>>>;
+type Point = gpu_await_protocol::point::Point<Arc<Progress<StreamState>>>;
 
 /// The owner of an adopted stream.
 pub(crate) type Owner = Box<dyn Any + Send + Sync>;
@@ -403,12 +403,6 @@ impl StreamState {
     fn is_known_to_be_through(&self) -> bool {
         let may_ask = role::may_call_driver() && !crate::thread::exit::begun();
         may_ask && self.is_through() == Ok(true)
-    }
-}
-
-impl Wakes for Waker {
-    fn will_wake(&self, other: &Waker) -> bool {
-        Waker::will_wake(self, other)
     }
 }
 

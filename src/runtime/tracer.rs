@@ -22,12 +22,12 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
-use super::device_clock::DeviceClock;
-use super::event_pool::EventHandle;
 use super::traced_op::{TracedSubmission, TracedTimes};
+use crate::runtime::event_pool::EventHandle;
 use crate::thread::contain;
+use gpu_await_protocol::device_clock::DeviceClock;
 
 /// Operations whose events are asked at once.
 const BATCH: usize = 1024;

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 use memmap2::{MmapMut, MmapRaw};
 
 use crate::backend::{Backend, DevicePtr, DriverResult, HostPtr};

@@ -6,7 +6,7 @@
 //! | in a batch | the batch's end, which answers it; the worker's drop, unless the batch has a task of its own |
 //! | answered | – |
 //!
-//! [`gather`](super::batching) decides when a batch is due and which requests it takes. Callers only enter requests; the
+//! [`gather`](gpu_await_protocol::batching) decides when a batch is due and which requests it takes. Callers only enter requests; the
 //! [`BatchWorker`](worker::BatchWorker), a future that the user spawns, acquires each batch's permit, forms the batch and runs it. A call with
 //! a deadline has a [`Deadline`] of its own, at which the clock wakes it and it takes its request out of the queue: a worker that is held up
 //! by a batch, or is not polled, delays it no more.
@@ -34,13 +34,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use crate::sync::Mutex;
 use futures::channel::oneshot;
 use futures::ready;
+use gpu_await_protocol::sync::Mutex;
 use tracing::Span;
 
 use self::running::{Caller, Deliveries};
-use super::batching::{BatchLimits, Demand, Gather, Gathered, NotGathered, RequestKey};
 use super::refusal;
 use crate::error::admitter::Admitter;
 use crate::error::{Error, ErrorDetail};
@@ -48,6 +47,9 @@ use crate::runtime::clock::{Clock, Deadline};
 use crate::runtime::coop::Budget;
 use crate::thread::contain::{self, Contained};
 use crate::thread::worker::no_thread;
+use gpu_await_protocol::batching::{
+    BatchLimits, Demand, Gather, Gathered, NotGathered, RequestKey,
+};
 
 /// Gathers single requests into batches and gives each its own answer.
 ///

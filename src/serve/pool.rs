@@ -9,7 +9,7 @@
 //! The pool learns of the loss or close of a device when a request enters or is polled, when a permit is released, and, while requests
 //! wait, from the device's engine, which holds a waker with a [`Weak`] reference to the pool.
 //!
-//! [`admission`](super::admission) decides which request is admitted next and which are refused; [`lease`](crate::stream::lease) returns
+//! [`admission`](gpu_await_protocol::admission) decides which request is admitted next and which are refused; [`lease`](crate::stream::lease) returns
 //! permits. A waiter is in [`acquire`]. The poller of the pool's first device calls the pool at the next [`Deadline`] of a waiter, by a waker
 //! with a [`Weak`] reference as well, and the pool refuses those whose time is up: a heavy one holds up no other until its task is polled.
 //!
@@ -38,11 +38,10 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
 use self::acquire::Acquire;
 use self::builder::StreamPoolBuilder;
-use super::admission::{Admission, Class, Granted, Outcomes, Patience, Wakers};
 use crate::error::admitter::{Admitter, AdmitterKind};
 use crate::error::unfinished::Unfinished;
 use crate::error::{Error, ErrorDetail, Result};
@@ -51,6 +50,7 @@ use crate::runtime::coop::Budget;
 use crate::stream::lease::{Lease, Permits};
 use crate::stream::{MarkList, Marks, Stream, sealed};
 use crate::thread::contain::{self, Contained};
+use gpu_await_protocol::admission::{Admission, Class, Granted, Outcomes, Patience, Wakers};
 
 /// The default number of requests in flight per stream: one on the device, one that is being submitted, and
 /// two whose tasks have yet to learn that they are complete.

@@ -18,12 +18,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Wake, Waker};
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
 use crate::op::Op;
-use crate::runtime::protocol::sweep::SweepGate;
 use crate::runtime::{Point, Progress};
 use crate::thread::exit;
+use gpu_await_protocol::sweep::SweepGate;
 
 /// The owner that permits are returned to.
 pub(crate) trait Permits: Send + Sync {

@@ -16,12 +16,12 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
 use super::code::{KernelCode, KernelLaunch};
 use super::footprint::Footprint;
 use super::name::Name;
-use super::outcome::{Dependency, LateOutcomes, RunOutcome, WorkOutcome};
+use super::outcome::{Dependency, LateOutcomes, RunOutcome, WorkOfOutcome, WorkOutcome};
 use super::raw::{Raw, Refusal};
 use super::{SubmitError, explain};
 use crate::backend::{ArgBlock, DeviceKind, Function, Grid, LaunchShape, RawGraph, StreamOptions};

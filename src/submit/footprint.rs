@@ -12,15 +12,15 @@ use super::loan::Loan;
 use super::name::Name;
 use crate::error::{Error, Result};
 use crate::memory::allocation::{Allocation, AllocationHazards, Poison, check_content};
-use crate::memory::hazard::{Content, Mode};
 use crate::memory::pinned_pool::PinnedBlock;
-use crate::memory::point::Track;
 use crate::memory::reclaim::claim::Claim;
 use crate::memory::view::{Span, Tracking};
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::stream_state::{Callback, StreamState};
 use crate::runtime::{Engine, MarkedPoint, Point};
 use crate::thread::role;
+use gpu_await_protocol::hazard::{Content, Mode};
+use gpu_await_protocol::point::Track;
 
 /// The memory and values that an operation touches.
 pub(crate) struct Footprint<'a> {

@@ -13,7 +13,7 @@ use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use crate::sync::{Mutex, MutexGuard};
+use gpu_await_protocol::sync::{Mutex, MutexGuard};
 
 use super::code::KernelCode;
 use super::list::{List, Node};

@@ -24,7 +24,7 @@ use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
 use super::captured::{CapturedGraph, captured};
 use super::raw::{Raw, Refusal};

@@ -34,10 +34,10 @@ use super::{SubmitError, explain};
 use crate::backend::{ArgBlock, DriverResult, Function, LaunchShape};
 use crate::error::Error;
 use crate::memory::allocation::{Allocation, Poison};
-use crate::memory::hazard::Mode;
 use crate::memory::view::Tracking;
 use crate::runtime::Engine;
 use crate::runtime::stream_state::{Listed, StreamState, Turn};
+use gpu_await_protocol::hazard::Mode;
 
 /// One launch.
 pub(crate) struct Node {

@@ -17,10 +17,10 @@ use super::name::Name;
 use super::outcome::{Dependencies, LateOutcomes, foreign};
 use crate::error::{Error, Result};
 use crate::memory::allocation::Allocation;
-use crate::memory::hazard::Mode;
 use crate::memory::view::Tracking;
 use crate::runtime::Engine;
 use crate::thread::exit;
+use gpu_await_protocol::hazard::Mode;
 
 /// The declared uses of a loan.
 pub(crate) enum OpenUses<'a> {

@@ -36,12 +36,12 @@ use super::footprint::{Access, Footprint};
 use super::name::{Name, OwnedName};
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::allocation::{Allocation, Poison};
-use crate::memory::hazard::Mode;
 use crate::runtime::Point;
 use crate::runtime::late_work::{AnyWork, LatePart};
-use crate::runtime::protocol::lineage::Lineage;
 use crate::runtime::stream_state::StreamState;
 use crate::thread::contain;
+use gpu_await_protocol::hazard::Mode;
+use gpu_await_protocol::lineage::Lineage;
 
 /// The outcomes that a future reports. Usually there are none.
 #[derive(Default)]
@@ -231,25 +231,50 @@ impl LateOp {
     }
 }
 
-impl RunOutcome {
+/// What is done with the outcome of work.
+pub(super) trait WorkOfOutcome: Sized {
+    fn of(op: OwnedName, at: OnceLock<Point>) -> Arc<Self>;
+
+    /// The outcome of the operation of that name that is being submitted to `stream`, whose lock the caller
+    /// holds.
+    fn of_next(op: Name<'_>, stream: &StreamState) -> Arc<Self>;
+
+    /// Whether its work is known to be complete: it can fail no more, and failed outputs are poisoned.
+    fn is_over(&self) -> bool;
+
+    /// The work failed.
+    fn fail_with(self: &Arc<Self>, error: Box<dyn StdError + Send + Sync>);
+
+    fn poison_of(&self, error: &Error) -> Poison;
+
+    /// Poisons what it wrote there, unless another operation overwrote it.
+    fn poison(self: &Arc<Self>, memory: &Allocation, poison: &Poison);
+
+    /// The operation that it is of was submitted, or one that reads its outputs alone: what they wrote depends on it.
+    fn enter_written(self: &Arc<Self>, memory: &Arc<Allocation>);
+
+    /// It reads the outputs of other work.
+    fn reads<'p>(self: &Arc<Self>, producers: impl IntoIterator<Item = &'p Arc<RunOutcome>>);
+
+    /// Fails by a producer, before anything was entered for it.
+    fn inherits(&self, producer: &RunOutcome, error: &Error);
+}
+
+impl WorkOfOutcome for RunOutcome {
     fn of(op: OwnedName, at: OnceLock<Point>) -> Arc<Self> {
         let place = OnceLock::new();
         Lineage::new(LateOp { op, at, is_refused: AtomicBool::new(false), place })
     }
 
-    /// The outcome of the operation of that name that is being submitted to `stream`, whose lock the caller
-    /// holds.
-    pub(super) fn of_next(op: Name<'_>, stream: &StreamState) -> Arc<Self> {
+    fn of_next(op: Name<'_>, stream: &StreamState) -> Arc<Self> {
         RunOutcome::of(op.to_owned(), OnceLock::from(stream.point(stream.submitted() + 1)))
     }
 
-    /// Whether its work is known to be complete: it can fail no more, and failed outputs are poisoned.
     fn is_over(&self) -> bool {
         self.work.at.get().is_some_and(Point::is_complete)
     }
 
-    /// The work failed.
-    pub(super) fn fail_with(self: &Arc<Self>, error: Box<dyn StdError + Send + Sync>) {
+    fn fail_with(self: &Arc<Self>, error: Box<dyn StdError + Send + Sync>) {
         let error = self.work.at_place(foreign(self.work.op.to_arc(), error));
         let poison = self.poison_of(&error);
         let inherited = |reader: &LateOp| reader.at_place(poison.upstream(reader.op.to_arc()));
@@ -269,12 +294,10 @@ impl RunOutcome {
         Poison::of(error, || self.work.op.to_arc())
     }
 
-    /// Poisons what it wrote there, unless another operation overwrote it.
     fn poison(self: &Arc<Self>, memory: &Allocation, poison: &Poison) {
         memory.late().take(self, |range, by| memory.poison_written(range, by, poison));
     }
 
-    /// The operation that it is of was submitted, or one that reads its outputs alone: what they wrote depends on it.
     fn enter_written(self: &Arc<Self>, memory: &Arc<Allocation>) {
         let is_another = |known: &Weak<Allocation>| {
             known.strong_count() > 0 && known.as_ptr() != Arc::as_ptr(memory)
@@ -284,7 +307,6 @@ impl RunOutcome {
         }
     }
 
-    /// It reads the outputs of other work.
     fn reads<'p>(self: &Arc<Self>, producers: impl IntoIterator<Item = &'p Arc<RunOutcome>>) {
         for producer in producers {
             if let Some(error) = self.descends_from(producer) {
@@ -293,7 +315,6 @@ impl RunOutcome {
         }
     }
 
-    /// Fails by a producer, before anything was entered for it.
     fn inherits(&self, producer: &RunOutcome, error: &Error) {
         let error = producer.poison_of(error).upstream(self.work.op.to_arc());
         let error = self.work.at_place(error);

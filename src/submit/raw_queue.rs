@@ -6,12 +6,12 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 use smallvec::SmallVec;
 
 use super::captured::Recorder;
 use super::name::Name;
-use super::outcome::{Dependency, LateOutcomes, RunOutcome, WorkOutcome, foreign};
+use super::outcome::{Dependency, LateOutcomes, RunOutcome, WorkOfOutcome, WorkOutcome, foreign};
 use super::raw::Raw;
 use crate::backend::{ArgBlock, DeviceKind, DevicePtr, Function, Grid, LaunchShape};
 use crate::error::{Error, ErrorDetail, Result};

@@ -14,7 +14,7 @@
 use std::ops::Range;
 
 use super::range_map::RangeMap;
-use crate::memory::hazard::Mode;
+use gpu_await_protocol::hazard::Mode;
 
 #[derive(Debug, Default)]
 pub(crate) struct Summary(RangeMap<Done>);

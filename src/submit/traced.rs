@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use super::footprint::Footprint;
 use super::raw::Raw;
-use crate::memory::point::Track;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::traced_op::{Note, TracedSubmission};
 use crate::runtime::tracer::Between;
 use crate::runtime::{MarkedPoint, coop};
 use crate::thread::contain;
+use gpu_await_protocol::point::Track;
 
 /// No tracer, or the operation's: known at compile time, because extra instructions are too many.
 pub(super) trait TracedAs {

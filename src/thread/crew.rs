@@ -11,7 +11,7 @@ use std::collections::hash_map::{Entry, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
 use super::inbox::Receiver;
 use super::native;

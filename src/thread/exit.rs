@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
 use crate::error::{ErrorDetail, Result};
 use crate::system::process::PerProcess;

@@ -12,7 +12,7 @@
 pub(crate) fn assert_none(what: &str) {
     use super::role::{self, Role};
 
-    let held = crate::sync::held();
+    let held = gpu_await_protocol::sync::held();
     if held > 0 && role::current() != Role::Enqueuing {
         let trace = std::backtrace::Backtrace::force_capture();
         eprintln!("{what} ends on a thread that holds {held} locks:\n{trace}");
@@ -27,8 +27,8 @@ pub(crate) fn assert_none(_what: &str) {}
 #[cfg(all(test, debug_assertions, feature = "test-util"))]
 mod tests {
     use super::*;
-    use crate::sync::{Mutex, held};
     use crate::thread::role::{self, Role};
+    use gpu_await_protocol::sync::{Mutex, held};
 
     #[test]
     fn held_locks_count() {

@@ -16,8 +16,8 @@
 use std::io;
 use std::thread::{Builder, JoinHandle, Thread};
 
-use crate::sync::Mutex;
 use crossbeam_channel::bounded;
+use gpu_await_protocol::sync::Mutex;
 
 use super::contain::contain;
 use super::exit::{self, ExitGuard};

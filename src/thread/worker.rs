@@ -18,8 +18,8 @@ use std::pin::Pin;
 use std::sync::OnceLock;
 use std::task::{Context, Poll};
 
-use crate::sync::Mutex;
 use futures::channel::oneshot;
+use gpu_await_protocol::sync::Mutex;
 
 use crate::error::{ErrorDetail, Result};
 use crate::system::process::Process;

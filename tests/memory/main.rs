@@ -12,6 +12,7 @@ mod under_test {
     pub(crate) mod taken_pool;
 }
 
+mod block_cache;
 mod frozen;
 mod lent;
 mod mapped;

@@ -206,7 +206,13 @@ fn tests_of_invariants(text: &str) -> Vec<String> {
 #[test]
 fn every_test_that_an_invariant_names_exists() {
     let (mut sources, mut tests) = (Vec::new(), Vec::new());
-    for of_crate in ["", "crates/stand-in-cuda", "examples/server", "examples/load"] {
+    for of_crate in [
+        "",
+        "crates/gpu-await-protocol",
+        "crates/stand-in-cuda",
+        "examples/server",
+        "examples/load",
+    ] {
         texts(&root().join(of_crate).join("src"), &mut sources);
         texts(&root().join(of_crate).join("tests"), &mut tests);
     }

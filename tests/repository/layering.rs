@@ -85,15 +85,6 @@ fn every_file_has_a_room_and_every_room_has_a_file() {
 }
 
 #[test]
-fn the_pure_modules_import_only_pure_modules() {
-    let (sources, rooms) = (Sources::read(), rooms());
-    let (_, modules) = rooms.iter().find(|(room, _)| room == "pure modules").expect("the room");
-    let pure = |file: &str| modules.contains(file) || file == "sync";
-    let impure = sources.imports().into_iter().filter(|(from, to)| pure(from) && !pure(to));
-    fail_with(impure.map(|(from, to)| format!("src/{from}.rs is pure and imports {to}")).collect());
-}
-
-#[test]
 fn unsafe_code_stays_in_the_listed_files() {
     let (sources, table) = (Sources::read(), table("| file | why |"));
     let mut complaints = Vec::new();

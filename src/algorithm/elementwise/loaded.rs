@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 use smallvec::SmallVec;
 
 use super::operand::MOST;

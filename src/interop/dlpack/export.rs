@@ -25,7 +25,6 @@ use crate::error::refused::Refused;
 use crate::error::tensor::TensorProblem;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::buffer::DeviceBuffer;
-use crate::memory::hazard::Mode;
 use crate::memory::pinned::PinnedBuffer;
 use crate::memory::reclaim::retired::Remnant;
 use crate::memory::view::Readable;
@@ -36,6 +35,7 @@ use crate::stream::Stream;
 use crate::submit::{RawQueue, Uses, wrong_device};
 use crate::thread::exit::ExitGuard;
 use crate::thread::role;
+use gpu_await_protocol::hazard::Mode;
 
 /// How the consumer of an exported tensor is ordered.
 #[derive(Clone, Debug)]

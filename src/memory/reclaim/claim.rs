@@ -11,7 +11,7 @@
 //!
 //! A step is taken if the ones before it were not enough. Steps 1 to 3 are retried for a while if the missing memory exists but is out of
 //! reach for the moment: another thread is moving it, or holds the lock of a stream that has to be waited for ([`Backoff`]). Sizes are
-//! rounded so that blocks can be cached ([`block_cache`](crate::memory::block_cache)); a block that only fits unrounded keeps its exact
+//! rounded so that blocks can be cached ([`block_cache`](gpu_await_protocol::block_cache)); a block that only fits unrounded keeps its exact
 //! size and is not cached. Blocks that are taken over are freed *on the allocating stream*, behind its waits and before the allocation, so
 //! that the driver's pool can reuse their memory in any division. Any excess is freed there in order.
 //!
@@ -40,14 +40,14 @@ use super::prospect::{Candidate, From};
 use super::retired::{Block, Remnant};
 use crate::backend::{DevicePtr, DriverResult};
 use crate::error::Result;
-use crate::memory::account::{block, choose};
-use crate::memory::point::Track;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::progress::StreamRef;
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, MarkedPoint, Point, Retired, UserList};
 use crate::thread::relax::Relax;
 use crate::thread::role;
+use gpu_await_protocol::account::{block, choose};
+use gpu_await_protocol::point::Track;
 
 /// How long an allocation waits for memory that exists, and that another thread's call is moving or keeping
 /// locked: such calls take microseconds, unless that thread waits for a core.

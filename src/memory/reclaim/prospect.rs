@@ -15,11 +15,11 @@ use std::sync::Arc;
 use super::pressure::Pressure;
 use super::retired::{Block, Remnant};
 use crate::backend::DevicePtr;
-use crate::memory::account::{Figures, block};
-use crate::memory::point::Track;
 use crate::runtime::progress::StreamRef;
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, Retired, UserList};
+use gpu_await_protocol::account::{Figures, block};
+use gpu_await_protocol::point::Track;
 
 /// Something that could be taken over.
 pub(crate) struct Candidate {

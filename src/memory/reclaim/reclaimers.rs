@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 use slab::Slab;
 
 use crate::thread::contain;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::backend::{Backend, DevicePtr, DriverResult, RawModule, RawStream};
-use crate::memory::point::Point;
 use crate::runtime::progress::Progress;
+use gpu_await_protocol::point::Point;
 
 /// A value that is freed when every stream that used it has finished.
 pub(crate) struct Retired<S> {

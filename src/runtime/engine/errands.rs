@@ -49,6 +49,12 @@ impl<S: DeviceStream> Engine<S> {
         }
     }
 
+    /// Drops a stream on the errands thread: the caller may hold locks.
+    pub(crate) fn drop_stream(&self, stream: S) {
+        self.errands.send(move || drop(stream));
+        self.call_for_left();
+    }
+
     /// Starts the thread that drops users' values: a process that has no thread left when the first value is dropped would
     /// have to keep it.
     pub(crate) fn start_reaper(&self) {

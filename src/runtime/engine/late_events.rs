@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::backend::{Backend, RawEvent};
 use crate::runtime::event_pool::Destroy;
-use crate::sync::Mutex;
 use crate::thread::worker;
+use gpu_await_protocol::sync::Mutex;
 
 /// Destroys events that come back after their engine is gone, on one thread however many they are; until `main` returns.
 pub(super) fn destroy_later(backend: &Arc<dyn Backend>) -> Destroy {

@@ -9,12 +9,12 @@ use smallvec::SmallVec;
 
 use super::{DeviceStream, Engine};
 use crate::backend::{DevicePtr, Query};
-use crate::memory::point::Point;
 use crate::memory::reclaim::retired::{Block, LentBlock, Remnant, Retired, UserList};
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::progress::Progress;
 use crate::thread::relax::Relax;
 use crate::thread::{exit, role};
+use gpu_await_protocol::point::Point;
 
 /// Before a thread returns memory to the system it waits this long for frees that wait for nothing
 /// themselves.

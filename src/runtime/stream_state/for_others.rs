@@ -11,7 +11,7 @@ use crate::runtime::progress::{PointStream, Progress};
 
 impl PointStream for StreamState {
     fn end_elsewhere(self) {
-        self.engine.clone().drop_later(Box::new(self));
+        self.engine.clone().drop_stream(self);
     }
 
     fn is_settled(&self, ticket: u64) -> bool {

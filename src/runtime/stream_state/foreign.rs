@@ -13,9 +13,9 @@ use smallvec::SmallVec;
 
 use super::{Point, StreamState, UNKNOWN};
 use crate::error::Result;
-use crate::memory::point::Track;
 use crate::runtime::device_state::any_lost;
 use crate::thread::role;
+use gpu_await_protocol::point::Track;
 
 impl StreamState {
     /// The loss of another device that `ticket` waits for, if any, directly or through other streams.

@@ -21,11 +21,11 @@ use std::sync::Arc;
 
 use super::StreamState;
 use crate::backend::DevicePtr;
-use crate::memory::block_cache;
 use crate::memory::reclaim::retired::Block;
 use crate::runtime::marker::Marker;
 use crate::thread::role;
 use crate::thread::role::Role;
+use gpu_await_protocol::block_cache;
 
 /// Frees that are on the stream.
 #[derive(Default)]

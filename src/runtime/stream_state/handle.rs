@@ -15,7 +15,7 @@ use std::ops::Deref;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
 use super::StreamState;
 use crate::runtime::weak_list::WeakList;

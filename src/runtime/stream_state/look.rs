@@ -14,10 +14,10 @@ use crate::backend::{Query, RawStream};
 use crate::error::DriverCode;
 use crate::memory::reclaim::retired::LentBlock;
 use crate::runtime::event_pool::EventHandle;
-use crate::runtime::protocol::cadence;
-use crate::runtime::protocol::cadence::{Age, Plan};
 use crate::thread::contain::wake;
 use crate::thread::{exit, role};
+use gpu_await_protocol::cadence;
+use gpu_await_protocol::cadence::{Age, Plan};
 
 /// Events that a stream keeps for its next markers.
 const SPARE_EVENTS: usize = 64;

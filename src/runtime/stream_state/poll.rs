@@ -22,15 +22,15 @@ use crate::error::Result;
 use crate::runtime::coop;
 use crate::runtime::coop::Budget;
 use crate::runtime::device_state::DeviceState;
-use crate::runtime::protocol::cadence;
-use crate::runtime::protocol::cadence::Plan;
-use crate::runtime::protocol::checkers::CheckPermit;
-use crate::runtime::protocol::wait_queue::{Entry, Registered};
-use crate::runtime::protocol::waiters::WaiterKey;
 use crate::system;
 use crate::thread::contain;
 use crate::thread::relax::Relax;
 use crate::thread::role;
+use gpu_await_protocol::cadence;
+use gpu_await_protocol::cadence::Plan;
+use gpu_await_protocol::checkers::CheckPermit;
+use gpu_await_protocol::wait_queue::{Entry, Registered};
+use gpu_await_protocol::waiters::WaiterKey;
 
 /// A future's state between polls.
 #[derive(Debug, Default)]

@@ -10,13 +10,13 @@ use super::lent::LentMemory;
 use super::listed::{ListOwner, Lists};
 use super::{Payload, Point, StreamState, UNKNOWN};
 use crate::error::DriverCode;
-use crate::memory::point::Track;
 use crate::memory::reclaim::retired::Block;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::marker::Marker;
 use crate::runtime::progress::Progress;
-use crate::runtime::protocol::cadence;
-use crate::runtime::protocol::submission::{Locked, Markable};
+use gpu_await_protocol::cadence;
+use gpu_await_protocol::point::Track;
+use gpu_await_protocol::submission::{Locked, Markable};
 
 /// Streams that a stream remembers to have waited for: others come and go as long as it lives.
 const REMEMBERED: usize = 64;

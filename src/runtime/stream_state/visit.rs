@@ -10,10 +10,10 @@ use super::{StreamState, UNKNOWN};
 use crate::runtime::engine::Engine;
 use crate::runtime::marker::Marker;
 use crate::runtime::progress::StreamRef;
-use crate::runtime::protocol::cadence;
-use crate::runtime::protocol::wait_queue::Notify;
 use crate::thread::contain;
 use crate::thread::contain::wake_by_ref;
+use gpu_await_protocol::cadence;
+use gpu_await_protocol::wait_queue::Notify;
 
 impl StreamState {
     // ---- the poller's side ----------------------------------------------------------------

@@ -6,7 +6,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
 use super::running::{Batch, BatchTask, Deliveries};
 use super::worker::{BatchWork, BatchWorker, Spawner};
@@ -14,8 +14,8 @@ use super::{Batcher, BatcherCore, BatcherState, CallOptions, Open, Refusals};
 use crate::error::Error;
 use crate::error::admitter::{Admitter, AdmitterKind};
 use crate::runtime::clock::Clock;
-use crate::serve::batching::{BatchLimits, Gather};
 use crate::serve::pool::{PooledStream, StreamPool};
+use gpu_await_protocol::batching::{BatchLimits, Gather};
 
 /// Options for making a [`Batcher`]. `P` is the [`StreamPool`] that its batches get their streams from, or nothing.
 #[must_use = "a builder does nothing until `build`"]

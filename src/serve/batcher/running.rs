@@ -17,16 +17,16 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use crate::sync::Mutex;
 use futures::channel::oneshot;
+use gpu_await_protocol::sync::Mutex;
 use tracing::Span;
 use tracing::field::Empty;
 
 use super::{Answer, BatcherCore, Request, RequestSpan};
 use crate::error::{Error, ErrorDetail};
-use crate::serve::batching::{Begun, Gathered};
 use crate::serve::refusal::field;
 use crate::thread::contain::{self, Contained};
+use gpu_await_protocol::batching::{Begun, Gathered};
 
 /// The requests of a batch; replies must be in the same order. Dereferences to a slice.
 #[derive(Clone, Debug)]

@@ -13,11 +13,11 @@ use super::running::{self, Batch, BatchTask, Failed, InFlight};
 use super::{BatcherCore, Request};
 use crate::error::{Error, Result as PoolResult};
 use crate::runtime::clock::Deadline;
-use crate::serve::batching::{Gathered, Next, TakenBatch};
 use crate::serve::pool::acquire::Acquire;
 use crate::serve::pool::{PooledStream, StreamPool};
 use crate::serve::refusal;
 use crate::thread::contain::{self, Contained};
+use gpu_await_protocol::batching::{Gathered, Next, TakenBatch};
 
 /// Puts a batch on a task of its own.
 pub(super) type Spawner = Arc<dyn Fn(BatchTask) + Send + Sync>;

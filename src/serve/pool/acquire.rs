@@ -12,9 +12,11 @@ use super::{Asks, PoolCore, PoolState, PooledStream};
 use crate::error::admitter::Admitter;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::runtime::coop::Budget;
-use crate::serve::admission::{Ask, Entered, Granted, Left, NoPermit, Patience, Waited, Waiting};
 use crate::serve::refusal;
 use crate::thread::contain;
+use gpu_await_protocol::admission::{
+    Ask, Entered, Granted, Left, NoPermit, Patience, Waited, Waiting,
+};
 
 /// Resolves to a stream when there is a permit for the request.
 ///

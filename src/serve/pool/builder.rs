@@ -4,13 +4,13 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::sync::Mutex;
+use gpu_await_protocol::sync::Mutex;
 
 use super::{Asks, IN_FLIGHT_A_STREAM, MAX_WAITING, PoolCore, PoolState, StreamPool};
 use crate::device::Device;
 use crate::error::{ErrorDetail, Result};
-use crate::serve::admission::{Admission, Class, ShareLimits};
 use crate::thread::role;
+use gpu_await_protocol::admission::{Admission, Class, ShareLimits};
 
 /// Options for making a [`StreamPool`].
 #[must_use = "a builder does nothing until `build`"]

@@ -7,8 +7,8 @@ use std::task::{Wake, Waker};
 use super::{PoolCore, PoolState};
 use crate::error::Error;
 use crate::runtime::Engine;
-use crate::serve::admission::Wakers;
 use crate::thread::contain;
+use gpu_await_protocol::admission::Wakers;
 
 /// Wakes a pool that has requests waiting: a device was lost or closed.
 struct Ending(Weak<PoolCore>);

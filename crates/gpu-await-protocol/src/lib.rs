@@ -1,0 +1,51 @@
+//! The pure part of [gpu-await](https://docs.rs/gpu-await): state transitions without driver, clock or thread. It is an implementation
+//! detail of that crate: its interface may change in every release.
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`timeline`] | which tickets are issued and complete |
+//! | [`point`], [`hazard`] | what an operation must wait for |
+//! | [`submission`] | who may submit, and who places a marker that a waiter needs |
+//! | [`sharing`] | whether other libraries put work on the stream |
+//! | [`sweep`] | which thread queries the driver |
+//! | [`wait_queue`], [`waiters`] | registered wakers in ticket order, their wake-ups, and the poller's next look |
+//! | [`park`] | when the poller may sleep |
+//! | [`deadlines`] | which deadlines are due |
+//! | [`cadence`], [`estimator`] | when a wait is looked at, and by whom; how long work took |
+//! | [`checkers`] | which tasks check for themselves, and which one stays awake |
+//! | [`backlog`] | whether woken tasks wait for a worker |
+//! | [`lineage`] | whether work failed, or work that it read from |
+//! | [`event_pool`] | which events may be used again |
+//! | [`device_clock`] | times of the device on the host's clock |
+//! | [`account`], [`block_cache`], [`buddy`] | how much memory is in use; which freed block is used again; free blocks of a slab |
+//! | [`admission`], [`batching`] | who is admitted, and which requests form a batch, by deadlines and what requests took lately |
+//! | [`lines`], [`took`] | queues that entries leave from anywhere; how long requests took |
+//!
+//! `tests/loom.rs` compiles the same files against loom's types, by the name `crate::sync`.
+#![forbid(unsafe_code)]
+
+pub mod account;
+pub mod admission;
+pub mod backlog;
+pub mod batching;
+pub mod block_cache;
+pub mod buddy;
+pub mod cadence;
+pub mod checkers;
+pub mod deadlines;
+pub mod device_clock;
+pub mod estimator;
+pub mod event_pool;
+pub mod hazard;
+pub mod lineage;
+pub mod lines;
+pub mod park;
+pub mod point;
+pub mod sharing;
+pub mod submission;
+pub mod sweep;
+pub mod sync;
+pub mod timeline;
+pub mod took;
+pub mod wait_queue;
+pub mod waiters;

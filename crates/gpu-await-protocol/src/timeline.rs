@@ -1,0 +1,113 @@
+//! A stream's timeline: tickets issued, tickets complete (pure).
+//!
+//! Operations take consecutive tickets under the stream's submission lock. `completed` only rises; operation *n* is complete ⇔ `completed ≥
+//! n`. A lost device is a state *beside* the timeline, never a value of it.
+//!
+//! | word | set by | read by |
+//! |---|---|---|
+//! | `submitted` | the holder of the submission lock | everybody |
+//! | `completed` | whoever saw a marker complete | everybody |
+//! | `held` | the submitter (its ticket), the ticket's `Op` (back to none) | the next submitter |
+//!
+//! # Invariants
+//! 1. `completed` never falls and never exceeds a ticket whose marker was seen complete (`completed_only_rises`).
+//! 2. `held` names the tail or nothing: an older ticket's `Op` cannot clear a newer one's (`an_older_op_cannot_release_the_tail`).
+//! 3. A thread that sees a ticket complete also sees it submitted (`what_is_in_flight_is_never_negative`).
+#![forbid(unsafe_code)]
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// Tickets of one stream.
+#[derive(Debug)]
+pub struct Timeline {
+    submitted: AtomicU64,
+    completed: AtomicU64,
+    held: AtomicU64,
+}
+
+impl Timeline {
+    /// No ticket was issued.
+    #[inline]
+    pub fn new() -> Self {
+        Timeline {
+            submitted: AtomicU64::new(0),
+            completed: AtomicU64::new(0),
+            held: AtomicU64::new(0),
+        }
+    }
+
+    /// The last ticket handed out.
+    #[inline]
+    pub fn submitted(&self) -> u64 {
+        // ORDERING: Acquire pairs with `publish`: a thread that sees ticket n sees its bookkeeping.
+        self.submitted.load(Ordering::Acquire)
+    }
+
+    /// The highest ticket known to be complete.
+    #[inline]
+    pub fn completed(&self) -> u64 {
+        // ORDERING: Acquire pairs with `complete`: the device's writes before the marker was seen are visible
+        // to a reader of this value.
+        self.completed.load(Ordering::Acquire)
+    }
+
+    /// How many tickets are not known to be complete.
+    #[inline]
+    pub fn in_flight(&self) -> u64 {
+        // In this order: a ticket is published before it is complete, so the second value read is not less.
+        // In the other order, others may submit and complete in between.
+        let completed = self.completed();
+        self.submitted() - completed
+    }
+
+    /// Whether that ticket is complete.
+    #[inline]
+    pub fn is_complete(&self, ticket: u64) -> bool {
+        self.completed() >= ticket
+    }
+
+    /// Publishes `ticket` as the tail, with an `Op` that still observes it. Only under the
+    /// submission lock.
+    #[inline]
+    pub fn publish(&self, ticket: u64) {
+        // ORDERING: Relaxed, because `held` is only compared with the tail under the lock that
+        // orders it, and cleared by the ticket's own `Op`, which is made after this.
+        self.held.store(ticket, Ordering::Relaxed);
+        // ORDERING: Release pairs with `submitted`.
+        self.submitted.store(ticket, Ordering::Release);
+    }
+
+    /// Drops interest in `ticket`: it needs no marker of its own.
+    #[inline]
+    pub fn release(&self, ticket: u64) {
+        // ORDERING: Relaxed on both sides: a submitter that misses this places one marker more.
+        let _ = self.held.compare_exchange(ticket, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// The tail, if an `Op` still observes it.
+    #[inline]
+    pub fn held(&self) -> Option<u64> {
+        // ORDERING: Relaxed, see `release`.
+        Some(self.held.load(Ordering::Relaxed)).filter(|ticket| *ticket != 0)
+    }
+
+    /// Raises `completed` to `ticket`; true if that changed anything.
+    #[inline]
+    pub fn complete(&self, ticket: u64) -> bool {
+        // Not `fetch_max`, which compiles to this loop on x86: ThreadSanitizer does not instrument it, and
+        // reports a race between the work that is complete and its reader.
+        // ORDERING: Relaxed: only where the loop begins.
+        let mut known = self.completed.load(Ordering::Relaxed);
+        while known < ticket {
+            // ORDERING: Release publishes what the marker proved; Acquire joins the earlier raiser's
+            // release sequence, so that a reader of the larger value sees both. Relaxed where another
+            // thread was quicker: only the loop's next attempt uses what it reads.
+            let (set, fetch) = (Ordering::AcqRel, Ordering::Relaxed);
+            match self.completed.compare_exchange(known, ticket, set, fetch) {
+                Ok(_) => return true,
+                Err(newer) => known = newer,
+            }
+        }
+        false
+    }
+}

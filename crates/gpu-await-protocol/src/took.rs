@@ -1,0 +1,96 @@
+//! [`Took`]: an estimator of recent durations, as a function of the number in flight (pure).
+//!
+//! How long a permit is held depends on how many are: on a full device twice as many take twice as long; on one with spare capacity, as
+//! long as one. So the estimate is a line, time over number in flight, from moving averages. Where the number hardly varied the line is
+//! flat, and it is never steeper than in proportion to the number.
+//!
+//! A *likely* duration adds a number of mean deviations, which follows from lateness: it rises each time a request that was expected to be
+//! in time was late, and falls a little each time one was not. A fixed number would refuse requests that can be in time where none is ever
+//! late.
+//!
+//! The averages and the mean deviation from the line have the gains of TCP's round-trip estimate (Jacobson, "Congestion avoidance and
+//! control", 1988): an eighth, so that one outlier moves them little and sixteen samples replace it; a quarter for the deviation, which has
+//! to widen before the mean has moved. A duration of less than half of the expected one counts for as much as all before it: a slow first
+//! request, which loads and compiles, is forgotten after a few samples, and so is any large outlier.
+//!
+//! # Invariants
+//! 1. The mean stays within the samples, and an estimate for a number in flight that was seen stays within twice that
+//!    (`an_estimate_stays_within_its_samples`).
+//! 2. Where no admitted request is late, the mean alone decides (`nobody_is_refused_who_can_be_in_time`); where some are, about one in
+//!    fifty is (`too_many_permits_cost_little_goodput`).
+//! 3. Full devices and devices with spare capacity are told apart (`a_line_is_learned`).
+//! 4. One slow sample is soon forgotten (`a_slow_first_request_is_soon_forgotten`, `a_slow_batch_is_soon_forgotten`).
+#![forbid(unsafe_code)]
+
+const GAIN: f64 = 1.0 / 8.0;
+/// A sample of less than half of the estimate means that an outlier, or first-time work, was remembered.
+const FALL_GAIN: f64 = 1.0 / 2.0;
+const DEVIATION_GAIN: f64 = 1.0 / 4.0;
+/// Mean deviations that are added for [`Took::likely_ns`] at most. Two hold 19 of 20 samples of a normal distribution, for which the
+/// mean deviation is 0.8 standard deviations; TCP's four are for losses, which cost it more than a wrong guess costs here.
+const DEVIATIONS: f64 = 2.0;
+/// How many deviations are taken off for each request in time. One is added for each that was late, so about one in
+/// this many is late where any are.
+const IN_TIME: f64 = 1.0 / 50.0;
+/// A variance of the number in flight at which its slope counts half: that of a number which is off by one every fourth
+/// time.
+const LITTLE: f64 = 0.25;
+
+/// How long requests took lately.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Took {
+    samples: u64,
+    ns: f64,
+    in_flight: f64,
+    /// Variance of the number in flight, and its covariance with the time.
+    variance: f64,
+    covariance: f64,
+    /// Mean deviation from the line.
+    deviation_ns: f64,
+    /// How many deviations are added.
+    margin: f64,
+}
+
+impl Took {
+    /// Enters a sample: a duration, and the number in flight, itself included.
+    pub fn add(&mut self, in_flight: u64, ns: u64) {
+        let (n, t) = (in_flight as f64, ns as f64);
+        self.samples += 1;
+        if self.samples == 1 {
+            (self.ns, self.in_flight, self.deviation_ns) = (t, n, t / 2.0);
+            return;
+        }
+        let expected = self.at(n);
+        let gain = if t < expected / 2.0 { FALL_GAIN } else { GAIN };
+        let error = (t - expected).abs();
+        self.deviation_ns += DEVIATION_GAIN * (error - self.deviation_ns);
+        let (dn, dt) = (n - self.in_flight, t - self.ns);
+        self.in_flight += gain * dn;
+        self.ns += gain * dt;
+        self.variance = (1.0 - GAIN) * (self.variance + GAIN * dn * dn);
+        self.covariance = (1.0 - GAIN) * (self.covariance + GAIN * dn * dt);
+    }
+
+    /// Records whether a request that was expected to be in time was late.
+    pub fn judge(&mut self, late: bool) {
+        let step = if late { 1.0 } else { -IN_TIME };
+        self.margin = (self.margin + step).clamp(0.0, DEVIATIONS);
+    }
+
+    /// The mean; `None` before the first sample.
+    pub fn mean_ns(&self) -> Option<u64> {
+        (self.samples > 0).then_some(self.ns as u64)
+    }
+
+    /// The likely duration with this many in flight; 0 before the first sample.
+    pub fn likely_ns(&self, in_flight: u64) -> u64 {
+        // A float that is too large for the integer becomes the largest.
+        (self.at(in_flight as f64) + self.margin * self.deviation_ns) as u64
+    }
+
+    fn at(&self, in_flight: f64) -> f64 {
+        let steepest = self.ns / self.in_flight.max(1.0);
+        let slope = (self.covariance / (self.variance + LITTLE)).clamp(0.0, steepest);
+        (self.ns + slope * (in_flight - self.in_flight)).max(0.0)
+    }
+}
