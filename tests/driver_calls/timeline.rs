@@ -33,6 +33,8 @@ fn a_traced_launch_is_between_two_records() {
 /// Also what left the log before it was complete: the driver has as many events as before.
 #[test]
 fn events_of_the_timeline_are_destroyed() {
+    /// With their events fewer commands than make a stream crowded.
+    const OPS: i64 = 250;
     async_under_the_stand_in(async |driver| {
         let before = Live::settled(driver);
         for capacity in [1, 1000] {
@@ -42,15 +44,15 @@ fn events_of_the_timeline_are_destroyed() {
             device.timeline().start(capacity).unwrap();
             let events = driver.live("event");
             let gate = Gate::close(&stream).unwrap();
-            for _ in 0..100 {
+            for _ in 0..OPS {
                 stream.fill(&mut x, 1).queued().unwrap();
             }
             gate.open();
             soon(stream.done()).await.unwrap();
             if capacity == 1 {
-                // Each was destroyed when the next one was made.
+                // Each was destroyed when the next one was made. The poller has a few of its own behind the gate.
                 let now = driver.live("event");
-                assert!(now <= events + 8, "{events} before, {now} now");
+                assert!(now <= events + OPS / 12, "{events} before, {now} now");
             }
             drop((x, stream, device, gate));
             before.comes_back(driver, &[], "a timeline of its device");
