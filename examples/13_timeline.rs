@@ -1,9 +1,8 @@
-//! What a device did: a trace of two tasks, as a picture, a report, and files for a browser.
+//! What a device did: a trace of two tasks, as a report, and files for a browser.
 //!
 //! Each runs a chain of kernels on a stream of its own; one copies its result to the host on a third stream, which so waits for
-//! the kernels on the device. Prints a lane for each stream, where the time went, and which stream waited for whom. Writes `timeline.json`
-//! (chrome://tracing, ui.perfetto.dev), `timeline.pftrace` (ui.perfetto.dev) and `timeline.html` (any browser) into the folder that is given, or the system's for
-//! temporary files.
+//! the kernels on the device. Prints where the time went, and which stream waited for whom. Writes `timeline.pftrace` (ui.perfetto.dev) and
+//! `timeline.html` (any browser; a lane for each stream) into the folder that is given, or the system's for temporary files.
 
 use gpu_await::{Device, kernels};
 use std::{fs::File, io::BufWriter, path::PathBuf};
@@ -41,15 +40,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     assert_eq!(sum, 1024.0 * N as f32);
 
     let trace = device.timeline().snapshot()?;
-    println!("{}", trace.picture(100));
     println!("{}", trace.report());
     println!("times of the device are off by at most {:?}", trace.clock_error());
     let folder = std::env::args().nth(1).map_or_else(std::env::temp_dir, PathBuf::from);
-    let [json, pftrace, html] =
-        ["json", "pftrace", "html"].map(|kind| folder.join("timeline").with_extension(kind));
-    trace.write_chrome_json(&mut BufWriter::new(File::create(&json)?))?;
+    let [pftrace, html] =
+        ["pftrace", "html"].map(|kind| folder.join("timeline").with_extension(kind));
     trace.write_perfetto(&mut BufWriter::new(File::create(&pftrace)?))?;
     trace.write_html(&mut BufWriter::new(File::create(&html)?))?;
-    println!("written: {}, {}, {}", json.display(), pftrace.display(), html.display());
+    println!("written: {}, {}", pftrace.display(), html.display());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Why do two streams not overlap? Three schedules, as pictures of what the device did.
+//! Why do two streams not overlap? Three schedules, and what the device did.
 //!
 //! | schedule | shows |
 //! |---|---|
@@ -6,8 +6,8 @@
 //! | `library` | the same, with a fill on the legacy default stream now and then, as a library might put one there: streams that are made to wait for that stream (`non_blocking(false)`) take turns, and the report says so |
 //! | `priority` | kernels that fill the device, on a stream of high priority beside one of low: a block that waits goes in the order of priority (a GPU alone has priorities) |
 //!
-//! Prints a picture and a report of each, and writes `apart.html`, `library.html`, `priority.html` (any browser) into the folder that is given, or the
-//! system's for temporary files.
+//! Prints a report of each, and writes `apart.html`, `library.html`, `priority.html` (any browser; a lane for each stream) into the folder that
+//! is given, or the system's for temporary files.
 
 use std::{fs::File, io::BufWriter, path::PathBuf};
 
@@ -84,7 +84,7 @@ async fn main() -> std::result::Result<(), Box<dyn std::error::Error + Send + Sy
             }
         }
         let trace = device.timeline().snapshot()?;
-        println!("== {schedule}\n{}\n{}", trace.picture(100), trace.report());
+        println!("== {schedule}\n{}", trace.report());
         let page = folder.join(schedule).with_extension("html");
         trace.write_html(&mut BufWriter::new(File::create(&page)?))?;
         println!("written: {}\n", page.display());

@@ -16,7 +16,6 @@
 
 #[cfg(feature = "cuda")]
 mod compile;
-mod container;
 pub(crate) mod declared;
 #[cfg(feature = "cuda")]
 mod disk_cache;

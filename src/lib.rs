@@ -277,7 +277,6 @@ pub use submit::{Append, RawQueue, Uses, WorkOutcome};
 pub use timeline::DeviceTimeline;
 pub use timeline::advice::Advice;
 pub use timeline::gaps::{Gap, GapCause};
-pub use timeline::picture::TracePicture;
 pub use timeline::report::{OpSummary, TraceReport};
 pub use timeline::trace::{Trace, TracedOp, TracedStream};
 

@@ -5,11 +5,9 @@
 #![forbid(unsafe_code)]
 
 pub(crate) mod advice;
-pub(crate) mod chrome;
 pub(crate) mod gaps;
 pub(crate) mod page;
 pub(crate) mod perfetto;
-pub(crate) mod picture;
 pub(crate) mod report;
 pub(crate) mod trace;
 
@@ -54,9 +52,9 @@ const EVENTS: usize = 256;
 /// stream.download(&x).await?;
 /// let trace = device.timeline().snapshot()?;
 /// assert_eq!(trace.operations().len(), 2);
-/// println!("{}", trace.picture(80));
-/// let mut json = Vec::new();
-/// trace.write_chrome_json(&mut json)?; // for chrome://tracing and ui.perfetto.dev
+/// println!("{}", trace.report());
+/// let mut file = Vec::new();
+/// trace.write_perfetto(&mut file)?; // for ui.perfetto.dev; or `write_html`, for any browser
 /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
 /// ```
 #[derive(Clone)]

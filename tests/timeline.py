@@ -1,4 +1,4 @@
-"""Reads the files of examples/13_timeline.rs with Perfetto's published schema, and as JSON: python3 tests/timeline.py FOLDER.
+"""Reads the files of examples/13_timeline.rs, one with Perfetto's published schema, the page as HTML: python3 tests/timeline.py FOLDER.
 
 Every slice ends, none overlaps another one on its track, every arrow that ends began, each task has its track, and both files tell of the same operations.
 """
@@ -55,14 +55,13 @@ device = next(uuid for uuid, name in tracks.items() if name.endswith("on the dev
 on_device = sorted(
     (begin, end - begin, name) for uuid, track in slices.items() if parents[uuid] == device for name, begin, end in track
 )
-events = json.loads((folder / "timeline.json").read_text())["traceEvents"]
-bars = sorted((round(event["ts"] * 1e3), round(event["dur"] * 1e3), event["name"]) for event in events if event["ph"] == "X")
+page = (folder / "timeline.html").read_text()
+operations = json.loads(page.partition('<script id="trace" type="application/json">')[2].partition("</script>")[0])["operations"]
+bars = sorted((round(op["started"] * 1e3), round(op["completed"] * 1e3) - round(op["started"] * 1e3), op["name"]) for op in operations)
 assert on_device == bars, (on_device, bars)
-assert {event["id"] for event in events if event["ph"] == "s"} == {event["id"] for event in events if event["ph"] == "f"}
 tasks = next(uuid for uuid, name in tracks.items() if name.endswith("in tasks"))
 in_tasks = sorted((tracks[uuid], name) for uuid, track in slices.items() if parents[uuid] == tasks for name, _, _ in track)
-process = next(event["pid"] for event in events if event["name"] == "process_name" and event["args"]["name"].endswith("in tasks"))
-begun = [(event["pid"], f"task {event['tid']}", event["name"]) for event in events if event["ph"] == "b"]
-assert in_tasks == sorted((task, name) for pid, task, name in begun if pid == process), (in_tasks, begun)
+awaited = [op for op in operations if op["polled"] is not None or op["woken"] is not None]
+assert in_tasks == sorted((f"task {op['task']}", op["name"]) for op in awaited if "task" in op), (in_tasks, awaited)
 assert len({task for task, _ in in_tasks}) == 2, "one waits for its download, one for its launches"
 print(f"{len(bars)} operations on {sum(parent == device for parent in parents.values())} tracks, {len(begins)} arrows")

@@ -16,6 +16,23 @@ use crate::op::Op;
 use crate::stream::Stream;
 use crate::stream::verbs::verbs;
 
+/// What the docs of every verb say.
+macro_rules! blocking {
+    () => {
+        "# Blocking
+The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on the GPU: see
+[`Device::preload`](crate::Device::preload)."
+    };
+}
+
+/// The errors of most verbs.
+macro_rules! errors {
+    () => {
+        "Elements that were never written or whose producer failed; out of memory; an output of another length; a GPU below compute
+capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten."
+    };
+}
+
 verbs! {
     // ---- many elements, one value -----------------------------------------------------------
 
@@ -26,14 +43,9 @@ verbs! {
     /// bits.
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -56,14 +68,9 @@ verbs! {
     /// See [`sum`](Stream::sum).
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -92,14 +99,9 @@ verbs! {
     /// the least and the greatest, [`min`](Stream::min) says.
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -125,14 +127,9 @@ verbs! {
     /// See [`reduce`](Stream::reduce).
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceReduce``::Reduce`
@@ -147,14 +144,9 @@ verbs! {
     /// all NaNs: it is any of them.
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceReduce``::Min`
@@ -168,14 +160,9 @@ verbs! {
     /// See [`min`](Stream::min).
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceReduce``::Min`
@@ -189,14 +176,9 @@ verbs! {
     /// The first NaN, if there is one; `None` of nothing.
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -219,14 +201,9 @@ verbs! {
     /// See [`arg_min`](Stream::arg_min). Of nothing it is `u64::MAX`.
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceReduce``::ArgMin`
@@ -240,14 +217,9 @@ verbs! {
     /// IEEE 754's `maximum`, as [`min`](Stream::min) is its `minimum`.
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceReduce``::Max`
@@ -261,14 +233,9 @@ verbs! {
     /// See [`max`](Stream::max).
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceReduce``::Max`
@@ -281,14 +248,9 @@ verbs! {
     /// The first NaN, if there is one; `None` of nothing.
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -311,14 +273,9 @@ verbs! {
     /// See [`arg_max`](Stream::arg_max). Of nothing it is `u64::MAX`.
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceReduce``::ArgMax`
@@ -331,14 +288,9 @@ verbs! {
     /// See [`sum`](Stream::sum). The arrays have the same length.
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -361,14 +313,9 @@ verbs! {
     /// See [`dot`](Stream::dot).
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceReduce``::Reduce`
@@ -381,14 +328,9 @@ verbs! {
     /// See [`Compare`].
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -412,14 +354,9 @@ verbs! {
     /// See [`count_if`](Stream::count_if).
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceReduce``::TransformReduce`
@@ -446,10 +383,7 @@ verbs! {
     /// Elements or offsets that were never written or whose producer failed; an output of another length; a GPU below
     /// compute capability 8.0; a lost or closed device. The output is then poisoned until it is overwritten.
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -488,14 +422,9 @@ verbs! {
     /// Which of both zeros and of NaNs is the least and the greatest, [`min`](Stream::min) says; of `f64` it is the first of them.
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -531,14 +460,9 @@ verbs! {
     /// Which of both zeros and of NaNs is the least and the greatest, [`min`](Stream::min) says; of `f64` it is the first of them.
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -566,14 +490,9 @@ verbs! {
     /// takes device memory as large as the elements while it runs.
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -597,14 +516,9 @@ verbs! {
     /// -NaN. It takes device memory as large as the elements while it runs.
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceRadixSort``::SortKeysDescending`
@@ -619,14 +533,9 @@ verbs! {
     ///
     /// # Errors
     /// [`ErrorDetail::Misaligned`](crate::ErrorDetail::Misaligned): values that do not begin at a multiple of their size.
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -652,14 +561,9 @@ verbs! {
     ///
     /// # Errors
     /// [`ErrorDetail::Misaligned`](crate::ErrorDetail::Misaligned): values that do not begin at a multiple of their size.
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceRadixSort``::SortPairsDescending`
@@ -679,10 +583,7 @@ verbs! {
     /// Elements or offsets that were never written or whose producer failed; out of memory; a GPU below compute
     /// capability 8.0; a lost or closed device. The arrays are then poisoned until they are overwritten.
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -709,10 +610,7 @@ verbs! {
     /// Elements or offsets that were never written or whose producer failed; out of memory; a GPU below compute
     /// capability 8.0; a lost or closed device. The arrays are then poisoned until they are overwritten.
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceSegmentedSort::SortKeysDescending`
@@ -731,10 +629,7 @@ verbs! {
     /// Elements or offsets that were never written or whose producer failed; out of memory; values of another length; a GPU below compute
     /// capability 8.0; a lost or closed device. The arrays are then poisoned until they are overwritten.
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceSegmentedSort::StableSortPairs`
@@ -753,10 +648,7 @@ verbs! {
     /// Elements or offsets that were never written or whose producer failed; out of memory; values of another length; a GPU below compute
     /// capability 8.0; a lost or closed device. The arrays are then poisoned until they are overwritten.
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceSegmentedSort::StableSortPairsDescending`
@@ -778,10 +670,7 @@ verbs! {
     /// below compute capability 8.0; a lost or closed device. The outputs are then poisoned until they are
     /// overwritten.
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -810,10 +699,7 @@ verbs! {
     /// below compute capability 8.0; a lost or closed device. The outputs are then poisoned until they are
     /// overwritten.
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -842,10 +728,7 @@ verbs! {
     /// below compute capability 8.0; a lost or closed device. The outputs are then poisoned until they are
     /// overwritten.
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceRadixSort``::SortKeys`
@@ -863,10 +746,7 @@ verbs! {
     /// below compute capability 8.0; a lost or closed device. The outputs are then poisoned until they are
     /// overwritten.
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceRadixSort``::SortPairs`
@@ -883,14 +763,9 @@ verbs! {
     /// rest stays as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -919,14 +794,9 @@ verbs! {
     /// before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -954,14 +824,9 @@ verbs! {
     /// rest stays as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DevicePartition::If`
@@ -978,14 +843,9 @@ verbs! {
     /// written before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DevicePartition::If`
@@ -1000,14 +860,9 @@ verbs! {
     /// rest stays as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -1034,14 +889,9 @@ verbs! {
     /// before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceSelect``::Unique`
@@ -1058,14 +908,9 @@ verbs! {
     /// before ([`zeros`](Stream::zeros)). The same elements give the same outputs on every device.
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -1092,14 +937,9 @@ verbs! {
     /// See [`run_length_encode`](Stream::run_length_encode).
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceRunLengthEncode::Encode`
@@ -1114,14 +954,9 @@ verbs! {
     /// rest stays as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceSelect``::Flagged`
@@ -1138,14 +973,9 @@ verbs! {
     /// before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceSelect``::Flagged`
@@ -1160,14 +990,9 @@ verbs! {
     /// rest stays as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DevicePartition::Flagged`
@@ -1184,14 +1009,9 @@ verbs! {
     /// been written before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DevicePartition::Flagged`
@@ -1206,14 +1026,9 @@ verbs! {
     /// rest stays as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceSelect``::Flagged`
@@ -1230,14 +1045,9 @@ verbs! {
     /// written before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
-    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
-    /// GPU below compute
-    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    #[doc = errors!()]
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceSelect``::Flagged`
@@ -1262,10 +1072,7 @@ verbs! {
     /// GPU below compute capability 8.0; a lost or closed device. The counts are then poisoned until they are
     /// overwritten.
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -1297,10 +1104,7 @@ verbs! {
     /// producer failed; out of memory; a GPU below compute capability 8.0; a lost or closed device. The counts are
     /// then poisoned until they are overwritten.
     ///
-    /// # Blocking
-    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
-    /// the GPU: see
-    /// [`Device::preload`](crate::Device::preload).
+    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```

@@ -8,8 +8,7 @@ use crate::device::Device;
 use crate::error::image::ImageProblem;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::kernel::Kernel;
-use crate::kernel::container;
-use crate::kernel::image::{Form, Image};
+use crate::kernel::image::Image;
 use crate::kernel::signature::Signature;
 use crate::kernel::source::CudaSource;
 use crate::memory::reclaim::retired::Remnant;
@@ -43,7 +42,7 @@ impl Module {
     /// Loads an image, off the executor: compiling PTX can take seconds.
     ///
     /// # Errors
-    /// [`ErrorDetail::BadImage`] with the compiler's log or the defect found in the file;
+    /// [`ErrorDetail::BadImage`] with the compiler's log, or what says that it is none;
     /// [`ErrorDetail::NoImplementation`] on a host device.
     ///
     /// # Blocking
@@ -79,14 +78,10 @@ impl Module {
         if engine.backend.kind() == crate::DeviceKind::Host {
             return Err(super::no_implementation(&image.name, engine));
         }
-        let checked = match image.form {
-            Form::Ptx => container::check_text(&image.bytes),
-            Form::Binary => container::check_binary(&image.bytes),
-        };
         let bad = |problem, log| -> Error {
             ErrorDetail::BadImage { image: image.name.clone(), problem, log }.into()
         };
-        let kernels = checked.map_err(|problem| bad(problem, String::new()))?;
+        let kernels = image.check().map_err(|problem| bad(problem, String::new()))?;
         // PTX is text and the driver wants its end marked; a binary does not mind.
         let mut bytes = Vec::with_capacity(image.bytes.len() + 1);
         bytes.extend_from_slice(&image.bytes);

@@ -267,11 +267,11 @@ mod tests {
     use super::*;
 
     #[derive(Debug)]
-    struct Owned<'s> {
+    struct EndsElsewhere<'s> {
         ended_elsewhere: &'s AtomicBool,
     }
 
-    impl PointStream for Owned<'_> {
+    impl PointStream for EndsElsewhere<'_> {
         fn end_elsewhere(self) {
             self.ended_elsewhere.store(true, Ordering::Relaxed);
         }
@@ -293,7 +293,7 @@ mod tests {
     fn a_stream_reached_under_a_lock_ends_elsewhere() {
         for reached_last in [true, false] {
             let ended_elsewhere = AtomicBool::new(false);
-            let handle = Arc::new(Owned { ended_elsewhere: &ended_elsewhere });
+            let handle = Arc::new(EndsElsewhere { ended_elsewhere: &ended_elsewhere });
             let reached = StreamRef::through(&Arc::downgrade(&handle)).expect("it is there");
             if reached_last {
                 drop(handle);

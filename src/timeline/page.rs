@@ -1,10 +1,10 @@
 //! A trace as a single-file HTML page.
 #![forbid(unsafe_code)]
 
+use std::fmt;
 use std::io;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
-use super::chrome::{JsonText, Micros};
 use super::trace::{Trace, TracedOp, place};
 
 /// The page, and the place of the trace in it.
@@ -93,4 +93,34 @@ fn write_op(out: &mut impl io::Write, op: &TracedOp) -> io::Result<()> {
         }
     }
     write!(out, "}}")
+}
+
+/// Microseconds, to the nanosecond.
+struct Micros(Duration);
+
+impl fmt::Display for Micros {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ns = self.0.as_nanos();
+        write!(f, "{}.{:03}", ns / 1000, ns % 1000)
+    }
+}
+
+/// A string of JSON.
+struct JsonText<'a>(&'a str);
+
+impl fmt::Display for JsonText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("\"")?;
+        for c in self.0.chars() {
+            match c {
+                '"' => f.write_str("\\\"")?,
+                '\\' => f.write_str("\\\\")?,
+                // In a page it would start an element.
+                '<' => f.write_str("\\u003c")?,
+                c if c < ' ' => write!(f, "\\u{:04x}", u32::from(c))?,
+                c => write!(f, "{c}")?,
+            }
+        }
+        f.write_str("\"")
+    }
 }

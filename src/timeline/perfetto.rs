@@ -270,6 +270,9 @@ impl TrackEvent<'_> {
         if let Some(task) = op.task {
             note("task", task);
         }
+        if op.launches > 0 {
+            note("shared_mem_bytes", op.shared_mem_bytes.into());
+        }
         note("submitted_ns", op.submitted.as_nanos() as u64);
         let times = [("seen_ns", op.seen), ("woken_ns", op.woken), ("polled_ns", op.polled)];
         for (name, time) in times {
@@ -277,10 +280,16 @@ impl TrackEvent<'_> {
                 note(name, time.as_nanos() as u64);
             }
         }
-        let at = place(op.at);
-        event.message(4, |note| {
-            note.bytes(10, b"at");
-            note.bytes(6, at.as_bytes());
-        });
+        let mut text = |name: &str, value: &str| {
+            event.message(4, |note| {
+                note.bytes(10, name.as_bytes());
+                note.bytes(6, value.as_bytes());
+            });
+        };
+        text("at", &place(op.at));
+        if op.launches > 0 {
+            text("grid", &format!("{:?}", op.grid_dim));
+            text("block", &format!("{:?}", op.block_dim));
+        }
     }
 }

@@ -11,7 +11,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use super::layering::{collect, root, table};
 
 /// How many rows each group has.
 const ROWS: [(&str, usize); 5] = [("000", 23), ("001", 20), ("002", 20), ("003", 31), ("004", 70)];
@@ -20,12 +22,6 @@ struct Row {
     id: String,
     devices: String,
     shown_by: String,
-}
-
-fn root() -> PathBuf {
-    // Where this process runs: packed tests run on another machine than the one that built them.
-    let root = std::env::var_os("CARGO_MANIFEST_DIR");
-    PathBuf::from(root.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into()))
 }
 
 fn read(file: &str) -> Option<String> {
@@ -170,19 +166,6 @@ fn everything_that_a_promise_names_exists() {
     assert!(complaints.is_empty(), "RELIABILITY.md:\n{}", complaints.join("\n"));
 }
 
-/// The files below a folder, with their text.
-fn texts(folder: &Path, found: &mut Vec<(String, String)>) {
-    for entry in fs::read_dir(folder).expect("a folder") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            texts(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let text = fs::read_to_string(&path).expect("a source file");
-            found.push((path.display().to_string(), text));
-        }
-    }
-}
-
 /// The tests that a `//!` names: what stands in parentheses and is nothing but names between backticks.
 fn tests_of_invariants(text: &str) -> Vec<String> {
     let header = text.lines().take_while(|line| line.starts_with("//!"));
@@ -205,16 +188,15 @@ fn tests_of_invariants(text: &str) -> Vec<String> {
 
 #[test]
 fn every_test_that_an_invariant_names_exists() {
-    let (mut sources, mut tests) = (Vec::new(), Vec::new());
-    for of_crate in [
-        "",
-        "crates/gpu-await-protocol",
-        "crates/stand-in-cuda",
-        "examples/server",
-        "examples/load",
-    ] {
-        texts(&root().join(of_crate).join("src"), &mut sources);
-        texts(&root().join(of_crate).join("tests"), &mut tests);
+    let (mut sources, mut tests) = (BTreeMap::new(), BTreeMap::new());
+    for row in table("| folder | package | what it is |") {
+        let of_crate = row[0].trim_matches('`');
+        for (folder, files) in [("src", &mut sources), ("tests", &mut tests)] {
+            let folder = format!("{of_crate}/{folder}");
+            if root().join(&folder).is_dir() {
+                collect(&root().join(&folder), &format!("{folder}/"), files);
+            }
+        }
     }
     let mut checked = 0;
     let mut complaints = Vec::new();
@@ -222,7 +204,7 @@ fn every_test_that_an_invariant_names_exists() {
         for name in tests_of_invariants(text) {
             checked += 1;
             if !tests.iter().chain(&sources).any(|(_, text)| defines(text, &name)) {
-                complaints.push(format!("{file} names the test `{name}`, which is nowhere"));
+                complaints.push(format!("{file}.rs names the test `{name}`, which is nowhere"));
             }
         }
     }

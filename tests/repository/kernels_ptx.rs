@@ -7,9 +7,10 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
+
+use super::layering::root;
 
 /// Where there are kernels.
 const FOLDERS: [&str; 2] = ["kernels", "examples/server/src"];
@@ -133,13 +134,6 @@ fn stems(extension: &str) -> BTreeSet<String> {
         stems
     };
     FOLDERS.into_iter().flat_map(stems_in).collect()
-}
-
-/// Where this process runs: packed tests run on a host other than the one that built them.
-fn root() -> PathBuf {
-    let root =
-        std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-    PathBuf::from(root)
 }
 
 fn read(stem: &str, extension: &str) -> Vec<u8> {

@@ -2,19 +2,19 @@
 //!
 //! `tests/loom.rs` compiles the modules against loom's types by putting a module of the same name in this one's place.
 //!
-//! In debug builds with the feature `count-locks` a thread counts the locks that it holds. Otherwise the lock is `parking_lot`'s.
+//! In debug builds with the feature `test-util` a thread counts the locks that it holds. Otherwise the lock is `parking_lot`'s.
 #![forbid(unsafe_code)]
 
-#[cfg(all(debug_assertions, feature = "count-locks"))]
+#[cfg(all(debug_assertions, feature = "test-util"))]
 pub use counting::{Mutex, MutexGuard, held};
-#[cfg(not(all(debug_assertions, feature = "count-locks")))]
+#[cfg(not(all(debug_assertions, feature = "test-util")))]
 pub use parking_lot::{Mutex, MutexGuard};
 pub use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
 
 /// A lock without `try_lock`.
 pub use self::Mutex as Plain;
 
-#[cfg(all(debug_assertions, feature = "count-locks"))]
+#[cfg(all(debug_assertions, feature = "test-util"))]
 mod counting {
     use std::cell::Cell;
     use std::fmt;

@@ -19,12 +19,13 @@
 
 mod body;
 mod instructions;
-#[cfg(test)]
-mod interpreter;
-#[cfg(test)]
-mod tests;
 mod text;
 mod written;
+
+/// They see the text of every kernel, and the twins: hence the path.
+#[cfg(test)]
+#[path = "../../../tests/algorithms/ptx/kernels.rs"]
+mod tests;
 
 use std::fmt::Write;
 

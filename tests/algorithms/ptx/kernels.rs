@@ -1,16 +1,19 @@
 //! Every kernel that can be generated, as text: the interpreter runs it beside its twin, and `python3 kernels/check_ptx.py` has `ptxas`
 //! assemble it.
+//!
+//! A module of `src/algorithm/elementwise/ptx.rs`, so that these are tests of `--lib`.
 #![forbid(unsafe_code)]
+
+mod interpreter;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
-
 use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use super::interpreter::{FakeMemory, KernelText};
+use self::interpreter::{FakeMemory, KernelText};
 use super::*;
 use crate::algorithm::elementwise::arithmetic::Arithmetic;
 use crate::algorithm::elementwise::expression::{Binary, Comparison, Literal, Logic, Step, Unary};
