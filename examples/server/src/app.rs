@@ -17,10 +17,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use ::metrics::histogram;
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Router, middleware};
@@ -142,17 +142,8 @@ impl App {
         self.stopping.get().copied().or(stalled)
     }
 
-    /// Time is up for this request; the device goes on with what it was given.
-    pub(crate) async fn within(
-        &self,
-        work: impl Future<Output = Result<Response, Failure>>,
-    ) -> Result<Response, Failure> {
-        let limit = self.options.request_timeout_ms;
-        tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(Failure::timed_out()))
-    }
-
     /// The GPU's part of a product. What is `reserved` is for `input`, which goes as soon as it is in pinned memory.
-    pub(crate) async fn multiply(
+    async fn multiply(
         &self,
         input: Matmul,
         reserved: Reserved,
@@ -175,12 +166,61 @@ impl App {
     }
 
     /// Waits with others for a batch; a request that is dropped before leaves it.
-    pub(crate) async fn look_up(&self, tokens: Vec<u32>) -> Result<([f32; WIDTH], Times), Failure> {
+    async fn look_up(&self, tokens: Vec<u32>) -> Result<([f32; WIDTH], Times), Failure> {
         let embedder = self.embedder.with_weight(tokens.len() as u64);
         let request = Embed { tokens, since: Instant::now() };
         let Embedded { embedding, times } = embedder.call(request).await?;
         Ok((embedding, times))
     }
+}
+
+/// What a request asks for, checked.
+pub(crate) enum Input {
+    Matmul(Matmul),
+    Embed(Vec<u32>),
+}
+
+/// What every route of work does. `check` looks at the head, `decode` at the body; `encode` writes a result of this shape down, with what
+/// `decode` kept for it.
+pub(crate) async fn answer<C, K>(
+    app: &App,
+    request: Request,
+    check: impl FnOnce(&HeaderMap) -> Result<C, Failure>,
+    decode: impl FnOnce(C, &[u8]) -> Result<(Format, Input, K), Failure>,
+    encode: impl FnOnce(K, Format, &[usize], &[f32]) -> Result<Vec<u8>, Failure>,
+) -> Result<Response, Failure> {
+    let (checked, body, reserved) = wire::body(app, request, check).await?;
+    let work = async {
+        let (format, input, kept) = wire::compute(body.len(), || decode(checked, &body))?;
+        drop(body);
+        let shape = match &input {
+            Input::Matmul(Matmul { shape: [m, _, n], .. }) => vec![*m, *n],
+            Input::Embed(_) => vec![WIDTH],
+        };
+        // In front of the wait for a stream: answers that nobody reads must not keep streams from others.
+        let answer_bytes = format.answer_bytes(shape.iter().product());
+        let answer_bytes = app.budget.answer(answer_bytes).await?;
+        let encode = |values: &[f32]| {
+            wire::compute(size_of_val(values), || encode(kept, format, &shape, values))
+        };
+        let (encoded, times) = match input {
+            Input::Matmul(input) => {
+                let (c, times) = app.multiply(input, reserved).await?;
+                (encode(&c)?, times)
+            }
+            Input::Embed(tokens) => {
+                let (embedding, times) = app.look_up(tokens).await?;
+                (encode(&embedding)?, times)
+            }
+        };
+        let body = Body::from(answer_bytes.hold(encoded));
+        let mut response = ([(header::CONTENT_TYPE, format.content_type())], body).into_response();
+        response.extensions_mut().insert(times);
+        Ok(response)
+    };
+    // Dropped when its time is up; the device goes on with what it was given.
+    let limit = app.options.request_timeout_ms;
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(Failure::timed_out()))
 }
 
 async fn matmul(
@@ -189,44 +229,33 @@ async fn matmul(
     request: Request,
 ) -> Result<Response, Failure> {
     let check = |headers: &_| Format::of(headers, &[Format::Json, Format::Raw]);
-    let (format, body, reserved) = wire::body(&app, request, check).await?;
-    app.within(async {
-        let input = wire::compute(body.len(), || match format {
-            Format::Json => {
-                let Matrices { a, b } = wire::from_json(&body)?;
-                Matmul::new(a, b)
+    let decode = |format, body: &_| {
+        let input = match (format, extents) {
+            (Format::Json, _) => {
+                wire::from_json(body).and_then(|Matrices { a, b }| Matmul::new(a, b))
             }
-            Format::Raw => match extents {
-                Ok(Query(extents)) => Matmul::from_raw(extents, &body),
-                Err(error) => Err(Failure::invalid(format!("m, k and n: {error}"))),
-            },
-        })?;
-        drop(body);
-        let [m, _, n] = input.shape;
-        // In front of the wait for a stream: answers that nobody reads must not keep streams from others.
-        let answer_bytes = app.budget.answer(format.answer_bytes(m * n)).await?;
-        let (c, times) = app.multiply(input, reserved).await?;
-        let encoded = wire::compute(size_of_val(&c[..]), || match format {
-            Format::Json => {
-                wire::to_json(&c, &HashMap::from([("c", c.chunks_exact(n).collect::<Vec<_>>())]))
-            }
-            Format::Raw => Ok(bytemuck::cast_slice(&c).to_vec()),
-        })?;
-        Ok(answer(format, answer_bytes.hold(encoded), times))
+            (Format::Raw, Ok(Query(extents))) => Matmul::from_raw(extents, body),
+            (Format::Raw, Err(error)) => Err(Failure::invalid(format!("m, k and n: {error}"))),
+        };
+        Ok((format, Input::Matmul(input?), ()))
+    };
+    answer(&app, request, check, decode, |(), format, shape, c| match format {
+        Format::Json => {
+            wire::to_json(c, &HashMap::from([("c", c.chunks_exact(shape[1]).collect::<Vec<_>>())]))
+        }
+        Format::Raw => Ok(bytemuck::cast_slice(c).to_vec()),
     })
     .await
 }
 
 async fn embed(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
     let check = |headers: &_| Format::of(headers, &[Format::Json]);
-    let (format, body, _reserved) = wire::body(&app, request, check).await?;
-    app.within(async {
-        let Tokens { tokens } = wire::compute(body.len(), || wire::from_json(&body))?;
-        let tokens = wire::check_tokens(tokens)?;
-        let answer_bytes = app.budget.answer(format.answer_bytes(WIDTH)).await?;
-        let (embedding, times) = app.look_up(tokens).await?;
-        let encoded = wire::to_json(&embedding, &HashMap::from([("embedding", &embedding[..])]))?;
-        Ok(answer(format, answer_bytes.hold(encoded), times))
+    let decode = |format, body: &_| {
+        let Tokens { tokens } = wire::from_json(body)?;
+        Ok((format, Input::Embed(wire::check_tokens(tokens)?), ()))
+    };
+    answer(&app, request, check, decode, |(), _, _, embedding| {
+        wire::to_json(embedding, &HashMap::from([("embedding", embedding)]))
     })
     .await
 }
@@ -240,11 +269,4 @@ pub(crate) async fn healthy(State(app): State<Arc<App>>) -> Result<&'static str,
 /// Whether a load balancer should send requests here.
 pub(crate) async fn ready(State(app): State<Arc<App>>) -> Result<&'static str, Failure> {
     app.not_ready().map_or(Ok("ready"), |why| Err(Failure::new(503, "not_ready", why)))
-}
-
-pub(crate) fn answer(format: Format, body: Bytes, times: Times) -> Response {
-    let content_type = HeaderValue::from_static(format.content_type());
-    let mut response = ([(header::CONTENT_TYPE, content_type)], Body::from(body)).into_response();
-    response.extensions_mut().insert(times);
-    response
 }

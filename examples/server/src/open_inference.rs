@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use crate::app::{self, App};
+use crate::app::{self, App, Input};
 use crate::embed_mean::WIDTH;
 use crate::failure::Failure;
 use crate::wire::{self, Format, Matmul, Matrix};
@@ -51,6 +51,9 @@ static MODELS: LazyLock<Value> = LazyLock::new(|| {
 
 /// What a path names, unless that is no text.
 type Names = Result<Path<HashMap<String, String>>, PathRejection>;
+
+/// What an answer says again: the model, and the request's id.
+type Asked = (&'static Value, Option<String>);
 
 /// # Errors
 /// 404; 400 for a path that is no text.
@@ -103,34 +106,17 @@ async fn infer(
     request: Request,
 ) -> Result<Response, Failure> {
     let check = |headers: &_| Ok((model(&names)?, json_length(headers)?));
-    let ((model, json_length), body, reserved) = wire::body(&app, request, check).await?;
-    app.within(async {
-        let Call { id, format, input } =
-            wire::compute(body.len(), || Call::decode(model, json_length, &body))?;
-        drop(body);
-        let encode = |shape: &[usize], values: &[f32]| {
-            wire::compute(size_of_val(values), || encode(model, id, format, shape, values))
-        };
-        let ((json_length, encoded), answer_bytes, times) = match input {
-            Input::Matmul(input) => {
-                let [m, _, n] = input.shape;
-                let answer_bytes = app.budget.answer(format.answer_bytes(m * n)).await?;
-                let (c, times) = app.multiply(input, reserved).await?;
-                (encode(&[m, n], &c)?, answer_bytes, times)
-            }
-            Input::Embed(tokens) => {
-                let answer_bytes = app.budget.answer(format.answer_bytes(WIDTH)).await?;
-                let (embedding, times) = app.look_up(tokens).await?;
-                (encode(&[WIDTH], &embedding)?, answer_bytes, times)
-            }
-        };
-        let mut response = app::answer(format, answer_bytes.hold(encoded), times);
-        if let Format::Raw = format {
-            response.headers_mut().insert(JSON_LENGTH, json_length.into());
-        }
-        Ok(response)
-    })
-    .await
+    let mut json_length = None;
+    let encode = |(model, id): Asked, format, shape: &_, values: &_| {
+        let (length, encoded) = encode(model, id, format, shape, values)?;
+        json_length = (format == Format::Raw).then_some(length);
+        Ok(encoded)
+    };
+    let mut response = app::answer(&app, request, check, decode, encode).await?;
+    if let Some(length) = json_length {
+        response.headers_mut().insert(JSON_LENGTH, length.into());
+    }
+    Ok(response)
 }
 
 /// # Errors
@@ -139,19 +125,6 @@ fn json_length(headers: &HeaderMap) -> Result<Option<usize>, Failure> {
     let Some(length) = headers.get(JSON_LENGTH) else { return Ok(None) };
     let length = length.to_str().ok().and_then(|length| length.parse().ok());
     length.map(Some).ok_or_else(|| Failure::invalid(format!("{JSON_LENGTH} is not a length")))
-}
-
-/// A request that was checked.
-struct Call {
-    id: Option<String>,
-    /// Of the output.
-    format: Format,
-    input: Input,
-}
-
-enum Input {
-    Matmul(Matmul),
-    Embed(Vec<u32>),
 }
 
 #[derive(Deserialize)]
@@ -177,60 +150,66 @@ struct WireInput {
     data: Option<Box<RawValue>>,
 }
 
-impl Call {
-    /// # Errors
-    /// 400: no such request; other tensors than the model's; what `wire` checks of their values.
-    fn decode(model: &Value, json_length: Option<usize>, body: &[u8]) -> Result<Call, Failure> {
-        let parts = body.split_at_checked(json_length.unwrap_or(body.len()));
-        let too_long = || Failure::invalid(format!("{JSON_LENGTH} is more than the body has"));
-        let (json, mut bytes) = parts.ok_or_else(too_long)?;
-        let WireRequest { id, parameters, inputs, outputs } = wire::from_json(json)?;
-        let output = &model["outputs"][0]["name"];
-        let asked = match &outputs[..] {
-            [] => None,
-            [one] if one["name"] == *output => one["parameters"]["binary_data"].as_bool(),
-            _ => return Err(Failure::invalid(format!("the one output is {output}"))),
-        };
-        let is_binary = asked.or(parameters["binary_data_output"].as_bool()).unwrap_or(false);
-        let format = if is_binary { Format::Raw } else { Format::Json };
-
-        let named = model["inputs"].as_array().map_or(&[][..], Vec::as_slice);
-        let mut tensors = vec![None; named.len()];
-        // Bytes are there in the order of the inputs, whatever that is.
-        for input in inputs {
-            let name = input.name.clone();
-            let Some(at) = named.iter().position(|named| named["name"] == name) else {
-                return Err(Failure::invalid(format!("the model has no input `{name}`")));
-            };
-            let (dimensions, datatype) = (&named[at]["shape"], &named[at]["datatype"]);
-            let tensor =
-                tensor(input, &mut bytes, datatype, dimensions.as_array().map_or(0, Vec::len));
-            let tensor = tensor.map_err(|what| Failure::invalid(format!("{name}: {what}")))?;
-            if tensors[at].replace(tensor).is_some() {
-                return Err(Failure::invalid(format!("input `{name}` is there twice")));
-            }
-        }
-        if !bytes.is_empty() {
-            return Err(Failure::invalid(format!("{} bytes are no tensor's", bytes.len())));
-        }
-        let matrix = |(shape, values): &(Vec<usize>, Vec<[u8; 4]>)| {
-            let values = values.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-            Matrix { rows: shape[0], columns: shape[1], values }
-        };
-        let input = match &tensors[..] {
-            [Some(a), Some(b)] => Input::Matmul(Matmul::new(matrix(a), matrix(b))?),
-            [Some((_, tokens))] => {
-                let tokens = tokens.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-                Input::Embed(wire::check_tokens(tokens)?)
-            }
-            _ => {
-                let missing = tensors.iter().position(Option::is_none).unwrap_or(0);
-                let message = format!("no input {}", named[missing]["name"]);
-                return Err(Failure::invalid(message));
-            }
-        };
-        Ok(Call { id, format, input })
+/// The format of the output, the input, and what the answer says again.
+///
+/// # Errors
+/// 400: no such request; other tensors than the model's; what `wire` checks of their values.
+fn decode(
+    (model, json_length): (&'static Value, Option<usize>),
+    body: &[u8],
+) -> Result<(Format, Input, Asked), Failure> {
+    let parts = body.split_at_checked(json_length.unwrap_or(body.len()));
+    let too_long = || Failure::invalid(format!("{JSON_LENGTH} is more than the body has"));
+    let (json, mut bytes) = parts.ok_or_else(too_long)?;
+    let WireRequest { id, parameters, inputs, outputs } = wire::from_json(json)?;
+    // It comes back in the answer, for whose size there is a bound.
+    if id.as_ref().is_some_and(|id| id.len() > 256) {
+        return Err(Failure::invalid("an id of more than 256 bytes"));
     }
+    let output = &model["outputs"][0]["name"];
+    let asked = match &outputs[..] {
+        [] => None,
+        [one] if one["name"] == *output => one["parameters"]["binary_data"].as_bool(),
+        _ => return Err(Failure::invalid(format!("the one output is {output}"))),
+    };
+    let is_binary = asked.or(parameters["binary_data_output"].as_bool()).unwrap_or(false);
+    let format = if is_binary { Format::Raw } else { Format::Json };
+
+    let named = model["inputs"].as_array().map_or(&[][..], Vec::as_slice);
+    let mut tensors = vec![None; named.len()];
+    // Bytes are there in the order of the inputs, whatever that is.
+    for input in inputs {
+        let name = input.name.clone();
+        let Some(at) = named.iter().position(|named| named["name"] == name) else {
+            return Err(Failure::invalid(format!("the model has no input `{name}`")));
+        };
+        let (dimensions, datatype) = (&named[at]["shape"], &named[at]["datatype"]);
+        let tensor = tensor(input, &mut bytes, datatype, dimensions.as_array().map_or(0, Vec::len));
+        let tensor = tensor.map_err(|what| Failure::invalid(format!("{name}: {what}")))?;
+        if tensors[at].replace(tensor).is_some() {
+            return Err(Failure::invalid(format!("input `{name}` is there twice")));
+        }
+    }
+    if !bytes.is_empty() {
+        return Err(Failure::invalid(format!("{} bytes are no tensor's", bytes.len())));
+    }
+    let matrix = |(shape, values): &(Vec<usize>, Vec<[u8; 4]>)| {
+        let values = values.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        Matrix { rows: shape[0], columns: shape[1], values }
+    };
+    let input = match &tensors[..] {
+        [Some(a), Some(b)] => Input::Matmul(Matmul::new(matrix(a), matrix(b))?),
+        [Some((_, tokens))] => {
+            let tokens = tokens.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+            Input::Embed(wire::check_tokens(tokens)?)
+        }
+        _ => {
+            let missing = tensors.iter().position(Option::is_none).unwrap_or(0);
+            let message = format!("no input {}", named[missing]["name"]);
+            return Err(Failure::invalid(message));
+        }
+    };
+    Ok((format, input, (model, id)))
 }
 
 /// The shape and the elements of a tensor of this type and of so many dimensions, from its JSON or the front of `bytes`.

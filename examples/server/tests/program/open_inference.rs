@@ -146,6 +146,7 @@ async fn wrong_requests_are_told_in_a_sentence() {
         (changed("shape", json!([1024, 1025])), none, "elements"),
         (changed("data", json!([1, 2, 3])), none, "3 elements"),
         (json!({}), none, "inputs"),
+        (json!({ "id": "x".repeat(1 << 20), "inputs": [a, b] }), none, "an id"),
         (json!({ "inputs": [a] }), none, "\"b\""),
         (json!({ "inputs": [a, b, b] }), none, "twice"),
         (json!({ "inputs": [a, b, matrix("x", [1, 1], &[1.0])] }), none, "`x`"),
