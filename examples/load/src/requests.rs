@@ -152,7 +152,7 @@ impl Request {
                 expected: Expected::Raw(vec![f32::INFINITY]),
                 ..raw("m=1&k=1&n=1", vec![3e38, 3.0], "an infinite result, raw", 200)
             },
-            _ => match random.below(8) {
+            _ => match random.below(6) {
                 0 => {
                     let body = Bytes::from(vec![0; MOST_BODY_BYTES + 1]);
                     let path = "/matmul?m=1024&k=1024&n=1024";
@@ -160,8 +160,6 @@ impl Request {
                 }
                 1 => get("/metrics", "metrics", 200),
                 2 => get("/readyz", "readiness", 200),
-                3 => get("/status", "status", 200),
-                4 => get("/", "the page", 200),
                 _ => get("/healthz", "health", 200),
             },
         }

@@ -8,11 +8,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ::metrics::histogram;
 use gpu_await::{Batch, BatchWorker, Batcher, Error, PooledStream, Result, StreamPool};
 
 use crate::embed_mean::WIDTH;
-use crate::metrics;
 use crate::model::Model;
+use crate::observe::Times;
 
 /// Requests of a batch, and the tokens of all of them.
 const MAX_BATCH: usize = 64;
@@ -29,8 +30,7 @@ pub(crate) struct Embed {
 /// Its result, and how long it waited and its batch took.
 pub(crate) struct Embedded {
     pub embedding: [f32; WIDTH],
-    pub queue: Duration,
-    pub gpu: Duration,
+    pub times: Times,
 }
 
 /// The batcher, and the task that it needs. Callers wait up to `patience` for their answers.
@@ -61,13 +61,15 @@ async fn run(
     requests: Batch<Embed>,
 ) -> Result<Vec<Result<Embedded>>> {
     let queues: Vec<_> = requests.iter().map(|request| request.since.elapsed()).collect();
-    queues.iter().copied().for_each(metrics::queued);
-    metrics::batch(requests.len());
+    queues.iter().for_each(|queue| histogram!("server_queue_seconds").record(*queue));
+    histogram!("server_batch_requests").record(requests.len() as f64);
 
     let tokens: Vec<&[u32]> = requests.iter().map(|request| &request.tokens[..]).collect();
     let (rows, gpu) = model.embed(stream, &tokens).await?;
-    metrics::on_device("/embed", gpu);
+    histogram!("server_gpu_seconds", "route" => "/embed").record(gpu);
 
     let each = rows.as_chunks::<WIDTH>().0.iter().zip(queues);
-    Ok(each.map(|(row, queue)| Ok(Embedded { embedding: *row, queue, gpu })).collect())
+    Ok(each
+        .map(|(row, queue)| Ok(Embedded { embedding: *row, times: Times { queue, gpu } }))
+        .collect())
 }

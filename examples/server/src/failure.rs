@@ -23,67 +23,52 @@ pub(crate) struct Failure {
     pub status: StatusCode,
     kind: &'static str,
     pub message: String,
-    /// There was too much to do: the same request works later.
-    is_overload: bool,
 }
 
 impl Failure {
-    pub(crate) fn new(
-        status: StatusCode,
-        kind: &'static str,
-        message: impl Into<String>,
-    ) -> Failure {
+    pub(crate) fn new(status: u16, kind: &'static str, message: impl Into<String>) -> Failure {
         let mut message = message.into();
         if let Some((end, _)) = message.char_indices().nth(MESSAGE) {
             message.truncate(end);
             message.push('…');
         }
-        Failure { status, kind, message, is_overload: false }
-    }
-
-    fn overload(status: StatusCode, kind: &'static str, message: &str) -> Failure {
-        Failure { is_overload: true, ..Failure::new(status, kind, message) }
+        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        Failure { status, kind, message }
     }
 
     /// A request that is wrong in itself: 400.
     pub(crate) fn invalid(message: impl Into<String>) -> Failure {
-        Failure::new(StatusCode::BAD_REQUEST, "invalid", message)
+        Failure::new(400, "invalid", message)
     }
 
     /// There is too much to do: 429.
     pub(crate) fn overloaded() -> Failure {
-        let message = "too many requests are waiting: try again in a moment";
-        Failure::overload(StatusCode::TOO_MANY_REQUESTS, "overloaded", message)
+        Failure::new(429, "overloaded", "too many requests are waiting: try again in a moment")
     }
 
     /// The request's time limit passed: 503. The device goes on; what it was doing is not stopped.
     pub(crate) fn timed_out() -> Failure {
-        let message = "no result within the time limit";
-        Failure::overload(StatusCode::SERVICE_UNAVAILABLE, "timed_out", message)
+        Failure::new(503, "timed_out", "no result within the time limit")
     }
 
     /// A mistake of ours: 500, and a line in the log.
     pub(crate) fn internal(error: &dyn std::fmt::Display) -> Failure {
         tracing::error!(%error, "a request failed");
-        let message = "this is a fault of the server: its log says more";
-        Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+        Failure::new(500, "internal", "this is a fault of the server: its log says more")
     }
 }
 
 impl From<gpu_await::Error> for Failure {
     fn from(error: gpu_await::Error) -> Failure {
-        let unavailable =
-            |kind, message: &str| Failure::new(StatusCode::SERVICE_UNAVAILABLE, kind, message);
         match error.kind() {
             ErrorKind::Overloaded => Failure::overloaded(),
             ErrorKind::TimedOut => Failure::timed_out(),
             ErrorKind::OutOfMemory => {
                 tracing::warn!(%error, "out of memory");
-                let message = "no memory for this request now";
-                Failure::overload(StatusCode::SERVICE_UNAVAILABLE, "out_of_memory", message)
+                Failure::new(503, "out_of_memory", "no memory for this request now")
             }
-            ErrorKind::DeviceLost => unavailable("device_lost", "the device is lost"),
-            ErrorKind::Closed => unavailable("shutting_down", "the server is shutting down"),
+            ErrorKind::DeviceLost => Failure::new(503, "device_lost", "the device is lost"),
+            ErrorKind::Closed => Failure::new(503, "shutting_down", "the server is shutting down"),
             _ => Failure::internal(&error),
         }
     }
@@ -94,7 +79,8 @@ impl IntoResponse for Failure {
         let error = json!({ "error": { "kind": self.kind, "message": self.message } });
         let mut response = (self.status, Json(error)).into_response();
         let headers = response.headers_mut();
-        if self.is_overload {
+        // There was too much to do.
+        if let "overloaded" | "timed_out" | "out_of_memory" = self.kind {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         // The rest of the body may still be on its way: no request can follow it.

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use gpu_await::{ErrorKind, Stream};
+use tokio::time::{sleep, timeout};
 
 use crate::model::Model;
 
@@ -19,9 +20,30 @@ const EVERY: Duration = Duration::from_millis(500);
 pub(crate) struct Health(AtomicBool);
 
 impl Health {
-    /// The device has just loaded the model.
-    pub(crate) fn new() -> Arc<Health> {
-        Arc::new(Health(AtomicBool::new(true)))
+    /// Starts the task that launches, waits up to `limit` for the device, and begins again. It ends with the device.
+    pub(crate) fn watch(model: Arc<Model>, stream: Stream, limit: Duration) -> Arc<Health> {
+        // The device has just loaded the model.
+        let health = Arc::new(Health(AtomicBool::new(true)));
+        let watched = health.clone();
+        tokio::spawn(async move {
+            loop {
+                let mut launch = std::pin::pin!(model.embed(&stream, &[&[0]]));
+                let result = match timeout(limit, &mut launch).await {
+                    Ok(result) => result,
+                    Err(_) => {
+                        watched.set(false, "the device has not run a launch in time");
+                        launch.await
+                    }
+                };
+                match result.map(drop) {
+                    Ok(()) => watched.set(true, "the device ran a launch"),
+                    Err(error) if error.kind() == ErrorKind::Closed => return,
+                    Err(error) => watched.set(false, &error.to_string()),
+                }
+                sleep(EVERY).await;
+            }
+        });
+        health
     }
 
     pub(crate) fn is_good(&self) -> bool {
@@ -32,27 +54,5 @@ impl Health {
         if self.0.swap(is_good, Ordering::SeqCst) != is_good {
             tracing::warn!(is_good, why, "health");
         }
-    }
-}
-
-/// Launches, waits up to `limit` for the device, and again.
-pub(crate) async fn watch(health: Arc<Health>, model: Arc<Model>, stream: Stream, limit: Duration) {
-    loop {
-        let mut launch = std::pin::pin!(model.embed(&stream, &[&[0]]));
-        let result = match tokio::time::timeout(limit, &mut launch).await {
-            Ok(result) => result,
-            Err(_) => {
-                health.set(false, "the device has not run a launch in time");
-                launch.await
-            }
-        };
-        match result.map(drop) {
-            Ok(()) => health.set(true, "the device ran a launch"),
-            Err(error) if error.is_device_lost() => return health.set(false, "the device is lost"),
-            // The server ends.
-            Err(error) if error.kind() == ErrorKind::Closed => return,
-            Err(error) => health.set(false, &error.to_string()),
-        }
-        tokio::time::sleep(EVERY).await;
     }
 }

@@ -15,132 +15,85 @@
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
-use std::fmt;
+use std::sync::{Arc, LazyLock};
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, HeaderName, StatusCode, header};
-use axum::middleware::map_response;
+use axum::http::{HeaderMap, HeaderName, header};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, any, get, post};
+use axum::routing::{get, post};
 use axum::{Json, Router};
-use serde::de::{DeserializeSeed, IntoDeserializer, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use crate::app::{self, App};
+use crate::app::{self, App, Input};
 use crate::embed_mean::WIDTH;
 use crate::failure::Failure;
-use crate::json::{self, Described, Few, Object};
-use crate::observe::Route;
-use crate::wire::{self, Format, MAX_EXTENT, MAX_TOKENS, Matmul, Matrix};
+use crate::wire::{self, Format, Matmul, Matrix};
 
 /// How long the JSON is, where bytes follow it.
 const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
-const VERSION: &str = "1";
-/// Inputs or outputs that are looked at, and dimensions of each: more than any model here has.
-const MAX_TENSORS: usize = 16;
-const MAX_DIMENSIONS: usize = 8;
 
-#[derive(Clone, Copy)]
-enum Model {
-    Matmul,
-    Embed,
-}
+/// What clients are told of the models. Requests are read by it.
+static MODELS: LazyLock<Value> = LazyLock::new(|| {
+    let model = |name, inputs: Value, output: Value| json!({ "name": name, "versions": ["1"], "platform": "gpu_await", "inputs": inputs, "outputs": [output] });
+    let tensor = |name, datatype, shape: &[i64]| json!({ "name": name, "datatype": datatype, "shape": shape });
+    let matrix = |name| tensor(name, "FP32", &[-1, -1]);
+    let (tokens, embedding) =
+        (tensor("tokens", "UINT32", &[-1]), tensor("embedding", "FP32", &[WIDTH as i64]));
+    json!({
+        "matmul": model("matmul", json!([matrix("a"), matrix("b")]), matrix("c")),
+        "embed": model("embed", json!([tokens]), embedding),
+    })
+});
 
 /// What a path names, unless that is no text.
 type Names = Result<Path<HashMap<String, String>>, PathRejection>;
 
-impl Model {
-    /// # Errors
-    /// 404; 400 for a path that is no text.
-    fn named(names: &Names) -> Result<Model, Failure> {
-        let names = match names {
-            Ok(Path(names)) => names,
-            Err(rejection) => return Err(Failure::invalid(rejection.body_text())),
-        };
-        let version = names.get("version").map_or(VERSION, String::as_str);
-        match (names["model"].as_str(), version) {
-            ("matmul", VERSION) => Ok(Model::Matmul),
-            ("embed", VERSION) => Ok(Model::Embed),
-            _ => {
-                let message = "no such model: there are `matmul` and `embed`, of version 1";
-                Err(Failure::new(StatusCode::NOT_FOUND, "not_found", message))
-            }
-        }
-    }
+/// What an answer says again: the model, and the request's id.
+type Asked = (&'static Value, Option<String>);
 
-    fn name(self) -> &'static str {
-        match self {
-            Model::Matmul => "matmul",
-            Model::Embed => "embed",
-        }
-    }
-
-    fn output(self) -> &'static str {
-        match self {
-            Model::Matmul => "c",
-            Model::Embed => "embedding",
-        }
-    }
-
-    fn metadata(self) -> Value {
-        let tensor = |name: &str, datatype: &str, shape: &[i64]| json!({ "name": name, "datatype": datatype, "shape": shape });
-        let (inputs, output) = match self {
-            Model::Matmul => {
-                let matrix = |name| tensor(name, "FP32", &[-1, -1]);
-                (vec![matrix("a"), matrix("b")], matrix(self.output()))
-            }
-            Model::Embed => (
-                vec![tensor("tokens", "UINT32", &[-1])],
-                tensor(self.output(), "FP32", &[WIDTH as i64]),
-            ),
-        };
-        json!({
-            "name": self.name(), "versions": [VERSION], "platform": "gpu_await",
-            "inputs": inputs, "outputs": [output],
-        })
-    }
+/// # Errors
+/// 404; 400 for a path that is no text.
+fn model(names: &Names) -> Result<&'static Value, Failure> {
+    let Path(names) = names.as_ref().map_err(|error| Failure::invalid(error.to_string()))?;
+    let is_there = names.get("version").is_none_or(|version| version == "1");
+    let model = names.get("model").and_then(|name| MODELS.get(name)).filter(|_| is_there);
+    model.ok_or_else(|| Failure::new(404, "not_found", "no such model, or no such version of it"))
 }
 
-// ---- routes -----------------------------------------------------------------------------------
-
-pub(crate) fn routes(app: &App) -> Router<App> {
-    let at = |path, is_work, methods: MethodRouter<App>| app.at(Route { path, is_work }, methods);
-    let about = |path, methods| at(path, false, methods);
-    let model = async |names: Names| Model::named(&names).map(|model| Json(model.metadata()));
-    let model_ready = async |state: State<App>, names: Names| {
-        Model::named(&names)?;
-        app::ready(state).await
-    };
-    let server = async || {
-        Json(json!({
-            "name": env!("CARGO_PKG_NAME"), "version": env!("CARGO_PKG_VERSION"),
-            "extensions": ["binary_tensor_data"],
-        }))
-    };
-    // Errors here have their own form.
-    let other = Router::new()
-        .route("/v2/", any(app::no_such_path))
-        .route("/v2/{*path}", any(app::no_such_path));
-    Router::new()
-        .merge(app.observed(Route::OTHER, other))
-        .merge(about("/v2", get(server)))
-        .merge(about("/v2/health/live", get(app::healthy)))
-        .merge(about("/v2/health/ready", get(app::ready)))
-        .merge(about("/v2/models/{model}", get(model)))
-        .merge(about("/v2/models/{model}/versions/{version}", get(model)))
-        .merge(about("/v2/models/{model}/ready", get(model_ready)))
-        .merge(about("/v2/models/{model}/versions/{version}/ready", get(model_ready)))
-        .merge(at("/v2/models/{model}/infer", true, post(infer)))
-        .merge(at("/v2/models/{model}/versions/{version}/infer", true, post(infer)))
-        .layer(map_response(error))
+pub(crate) fn routes() -> Router<Arc<App>> {
+    let server = json!({
+        "name": env!("CARGO_PKG_NAME"), "version": env!("CARGO_PKG_VERSION"),
+        "extensions": ["binary_tensor_data"],
+    });
+    let mut routes = Router::new()
+        .route("/v2", get(Json(server)))
+        .route("/v2/health/live", get(app::healthy))
+        .route("/v2/health/ready", get(app::ready));
+    for path in ["/v2/models/{model}", "/v2/models/{model}/versions/{version}"] {
+        let metadata = async |names: Names| model(&names).map(Json);
+        let ready = async |state: State<Arc<App>>, names: Names| {
+            model(&names)?;
+            app::ready(state).await
+        };
+        routes = routes
+            .route(path, get(metadata))
+            .route(&format!("{path}/ready"), get(ready))
+            .route(&format!("{path}/infer"), post(infer));
+    }
+    routes
 }
 
-/// Errors in the protocol's own form.
-async fn error(response: Response) -> Response {
-    let Some(failure) = response.extensions().get::<Failure>() else { return response };
+/// The layer that gives errors of these paths the protocol's own form.
+pub(crate) async fn errors(request: Request, next: Next) -> Response {
+    let is_ours = request.uri().path().starts_with("/v2");
+    let response = next.run(request).await;
+    let Some(failure) = response.extensions().get::<Failure>().filter(|_| is_ours) else {
+        return response;
+    };
     let own = Json(json!({ "error": failure.message })).into_response();
     let (mut head, _) = response.into_parts();
     head.headers.remove(header::CONTENT_LENGTH);
@@ -148,44 +101,22 @@ async fn error(response: Response) -> Response {
 }
 
 async fn infer(
-    State(app): State<App>,
+    State(app): State<Arc<App>>,
     names: Names,
     request: Request,
 ) -> Result<Response, Failure> {
-    let check = |headers: &HeaderMap| Ok((Model::named(&names)?, json_length(headers)?));
-    let ((model, json_length), upload) =
-        wire::body(request, &app.budget, &app.options, check).await?;
-    app::within(&app, async {
-        let call = upload.decode(move |bytes| Call::decode(model, json_length, bytes));
-        let (Call { id, format, input }, reserved) = call.await?;
-        let (json_length, encoded, times) = match input {
-            Input::Matmul(input) => {
-                let [m, _, n] = input.shape;
-                let answer_bytes = app.budget.answer(wire::answer_bytes(format, m * n)).await?;
-                let (c, times) = app::multiply(&app, input, reserved).await?;
-                let length = size_of_val(&c[..]);
-                let encoded = wire::compute(length, move || {
-                    let encoded = encode(model, id, format, &[m, n], &c);
-                    encoded.map(|(json_length, encoded)| (json_length, answer_bytes.hold(encoded)))
-                });
-                let (json_length, encoded) = encoded.await??;
-                (json_length, encoded, times)
-            }
-            Input::Embed(tokens) => {
-                let _until_answered = reserved;
-                let answer_bytes = app.budget.answer(wire::answer_bytes(format, WIDTH)).await?;
-                let (embedding, times) = app::look_up(&app, tokens).await?;
-                let (json_length, encoded) = encode(model, id, format, &[WIDTH], &embedding)?;
-                (json_length, answer_bytes.hold(encoded), times)
-            }
-        };
-        let mut response = app::answer(format, encoded, times);
-        if let Format::Raw = format {
-            response.headers_mut().insert(JSON_LENGTH, json_length.into());
-        }
-        Ok(response)
-    })
-    .await
+    let check = |headers: &_| Ok((model(&names)?, json_length(headers)?));
+    let mut json_length = None;
+    let encode = |(model, id): Asked, format, shape: &_, values: &_| {
+        let (length, encoded) = encode(model, id, format, shape, values)?;
+        json_length = (format == Format::Raw).then_some(length);
+        Ok(encoded)
+    };
+    let mut response = app::answer(&app, request, check, decode, encode).await?;
+    if let Some(length) = json_length {
+        response.headers_mut().insert(JSON_LENGTH, length.into());
+    }
+    Ok(response)
 }
 
 /// # Errors
@@ -196,259 +127,149 @@ fn json_length(headers: &HeaderMap) -> Result<Option<usize>, Failure> {
     length.map(Some).ok_or_else(|| Failure::invalid(format!("{JSON_LENGTH} is not a length")))
 }
 
-// ---- requests ---------------------------------------------------------------------------------
-
-/// A request that was checked.
-struct Call {
+#[derive(Deserialize)]
+#[serde(expecting = "an inference request: an object")]
+struct WireRequest {
     id: Option<String>,
-    /// Of the output.
-    format: Format,
-    input: Input,
-}
-
-enum Input {
-    Matmul(Matmul),
-    Embed(Vec<u32>),
+    #[serde(default)]
+    parameters: Value,
+    inputs: Vec<WireInput>,
+    #[serde(default)]
+    outputs: Vec<Value>,
 }
 
 #[derive(Deserialize)]
-struct WireRequest<'a> {
-    id: Option<String>,
-    #[serde(default)]
-    parameters: Object<Parameters>,
-    #[serde(borrow)]
-    inputs: Few<Object<WireInput<'a>>, MAX_TENSORS>,
-    #[serde(default)]
-    outputs: Few<Object<WireOutput>, MAX_TENSORS>,
-}
-
-#[derive(Deserialize)]
-struct WireInput<'a> {
+#[serde(expecting = "a tensor: an object")]
+struct WireInput {
     name: String,
-    shape: Few<usize, MAX_DIMENSIONS>,
+    shape: Vec<usize>,
     datatype: String,
     #[serde(default)]
-    parameters: Object<Parameters>,
+    parameters: Value,
     /// Is of the type that `datatype` says, before it or behind it.
-    #[serde(borrow)]
-    data: Option<&'a RawValue>,
+    data: Option<Box<RawValue>>,
 }
 
-#[derive(Deserialize)]
-struct WireOutput {
-    name: String,
-    #[serde(default)]
-    parameters: Object<Parameters>,
-}
-
-/// Of a request, an input or an output; what else there is may be ignored.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Parameters {
-    binary_data_size: Option<usize>,
-    binary_data: Option<bool>,
-    binary_data_output: Option<bool>,
-}
-
-impl Described for WireRequest<'_> {
-    const EXPECTED: &'static str = "an inference request: an object";
-}
-
-impl Described for WireInput<'_> {
-    const EXPECTED: &'static str = "a tensor: an object";
-}
-
-impl Described for WireOutput {
-    const EXPECTED: &'static str = "an output: an object";
-}
-
-impl Described for Parameters {
-    const EXPECTED: &'static str = "an object of parameters";
-}
-
-impl Call {
-    /// # Errors
-    /// 400: no such request; other tensors than the model's; what `wire` checks of their values.
-    fn decode(model: Model, json_length: Option<usize>, body: &[u8]) -> Result<Call, Failure> {
-        let Some((json, mut bytes)) = body.split_at_checked(json_length.unwrap_or(body.len()))
-        else {
-            return Err(Failure::invalid(format!("{JSON_LENGTH} is more than the body has")));
-        };
-        let WireRequest { id, parameters: Object(parameters), inputs, outputs } =
-            json::object(json)?;
-        let output = model.output();
-        let asked = match &outputs.0[..] {
-            [] => None,
-            [Object(one)] if one.name == output => one.parameters.0.binary_data,
-            _ => return Err(Failure::invalid(format!("the one output is `{output}`"))),
-        };
-        let is_binary = asked.or(parameters.binary_data_output).unwrap_or(false);
-        let format = if is_binary { Format::Raw } else { Format::Json };
-
-        // Bytes are there in the order of the inputs, whatever that is.
-        let mut tensors = HashMap::new();
-        for Object(input) in inputs.0 {
-            let size = input.parameters.0.binary_data_size.unwrap_or(0);
-            let Some((own, rest)) = bytes.split_at_checked(size) else {
-                return Err(Failure::invalid(format!("{}: its bytes are not there", input.name)));
-            };
-            bytes = rest;
-            if let Some((twice, _)) = tensors.insert(input.name.clone(), (input, own)) {
-                return Err(Failure::invalid(format!("input `{}` is there twice", twice.name)));
-            }
-        }
-        if !bytes.is_empty() {
-            return Err(Failure::invalid(format!("{} bytes are no tensor's", bytes.len())));
-        }
-        let mut input = |name: &str| {
-            tensors.remove(name).ok_or_else(|| Failure::invalid(format!("no input `{name}`")))
-        };
-        let input = match model {
-            Model::Matmul => {
-                Input::Matmul(Matmul::new(matrix(input("a")?)?, matrix(input("b")?)?)?)
-            }
-            Model::Embed => {
-                let tokens = input("tokens")?;
-                let ([_], tokens) = tensor(tokens, "UINT32", MAX_TOKENS, u32::from_le_bytes)?;
-                Input::Embed(wire::check_tokens(tokens)?)
-            }
-        };
-        match tensors.into_keys().next() {
-            None => Ok(Call { id, format, input }),
-            Some(name) => Err(Failure::invalid(format!("the model has no input `{name}`"))),
-        }
+/// The format of the output, the input, and what the answer says again.
+///
+/// # Errors
+/// 400: no such request; other tensors than the model's; what `wire` checks of their values.
+fn decode(
+    (model, json_length): (&'static Value, Option<usize>),
+    body: &[u8],
+) -> Result<(Format, Input, Asked), Failure> {
+    let parts = body.split_at_checked(json_length.unwrap_or(body.len()));
+    let too_long = || Failure::invalid(format!("{JSON_LENGTH} is more than the body has"));
+    let (json, mut bytes) = parts.ok_or_else(too_long)?;
+    let WireRequest { id, parameters, inputs, outputs } = wire::from_json(json)?;
+    // It comes back in the answer, for whose size there is a bound.
+    if id.as_ref().is_some_and(|id| id.len() > 256) {
+        return Err(Failure::invalid("an id of more than 256 bytes"));
     }
-}
-
-fn matrix(input: (WireInput<'_>, &[u8])) -> Result<Matrix, Failure> {
-    let most = MAX_EXTENT * MAX_EXTENT;
-    let ([rows, columns], values) = tensor(input, "FP32", most, f32::from_le_bytes)?;
-    Ok(Matrix { rows, columns, values })
-}
-
-/// The shape and the elements of a tensor of this type, of `N` dimensions and up to `most` elements.
-fn tensor<'a, T: Deserialize<'a>, const N: usize>(
-    (input, bytes): (WireInput<'a>, &[u8]),
-    datatype: &str,
-    most: usize,
-    element: fn([u8; 4]) -> T,
-) -> Result<([usize; N], Vec<T>), Failure> {
-    let WireInput { name, shape: Few(shape), parameters: Object(parameters), data, .. } = input;
-    let invalid = |what: String| Failure::invalid(format!("{name}: {what}"));
-    if input.datatype != datatype {
-        return Err(invalid(format!("it is {}, expected {datatype}", input.datatype)));
-    }
-    let dimensions = shape.len();
-    let shape: [usize; N] =
-        shape.try_into().map_err(|_| invalid(format!("{dimensions} dimensions, expected {N}")))?;
-    let size = shape.iter().try_fold(1usize, |size, extent| size.checked_mul(*extent));
-    let Some(size) = size.filter(|size| *size <= most) else {
-        return Err(invalid(format!("a shape of {shape:?} has more than {most} elements")));
+    let output = &model["outputs"][0]["name"];
+    let asked = match &outputs[..] {
+        [] => None,
+        [one] if one["name"] == *output => one["parameters"]["binary_data"].as_bool(),
+        _ => return Err(Failure::invalid(format!("the one output is {output}"))),
     };
-    let elements = match (data, parameters.binary_data_size) {
+    let is_binary = asked.or(parameters["binary_data_output"].as_bool()).unwrap_or(false);
+    let format = if is_binary { Format::Raw } else { Format::Json };
+
+    let named = model["inputs"].as_array().map_or(&[][..], Vec::as_slice);
+    let mut tensors = vec![None; named.len()];
+    // Bytes are there in the order of the inputs, whatever that is.
+    for input in inputs {
+        let name = input.name.clone();
+        let Some(at) = named.iter().position(|named| named["name"] == name) else {
+            return Err(Failure::invalid(format!("the model has no input `{name}`")));
+        };
+        let (dimensions, datatype) = (&named[at]["shape"], &named[at]["datatype"]);
+        let tensor = tensor(input, &mut bytes, datatype, dimensions.as_array().map_or(0, Vec::len));
+        let tensor = tensor.map_err(|what| Failure::invalid(format!("{name}: {what}")))?;
+        if tensors[at].replace(tensor).is_some() {
+            return Err(Failure::invalid(format!("input `{name}` is there twice")));
+        }
+    }
+    if !bytes.is_empty() {
+        return Err(Failure::invalid(format!("{} bytes are no tensor's", bytes.len())));
+    }
+    let matrix = |(shape, values): &(Vec<usize>, Vec<[u8; 4]>)| {
+        let values = values.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        Matrix { rows: shape[0], columns: shape[1], values }
+    };
+    let input = match &tensors[..] {
+        [Some(a), Some(b)] => Input::Matmul(Matmul::new(matrix(a), matrix(b))?),
+        [Some((_, tokens))] => {
+            let tokens = tokens.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+            Input::Embed(wire::check_tokens(tokens)?)
+        }
+        _ => {
+            let missing = tensors.iter().position(Option::is_none).unwrap_or(0);
+            let message = format!("no input {}", named[missing]["name"]);
+            return Err(Failure::invalid(message));
+        }
+    };
+    Ok((format, input, (model, id)))
+}
+
+/// The shape and the elements of a tensor of this type and of so many dimensions, from its JSON or the front of `bytes`.
+fn tensor(
+    input: WireInput,
+    bytes: &mut &[u8],
+    datatype: &Value,
+    dimensions: usize,
+) -> Result<(Vec<usize>, Vec<[u8; 4]>), String> {
+    let WireInput { shape, parameters, data, .. } = input;
+    if input.datatype != *datatype {
+        return Err(format!("it is {}, expected {datatype}", input.datatype));
+    }
+    if shape.len() != dimensions {
+        return Err(format!("{} dimensions, expected {dimensions}", shape.len()));
+    }
+    let elements = match (data, parameters["binary_data_size"].as_u64()) {
         (Some(data), None) => {
-            let mut elements = Elements { read: Vec::new(), most: size };
-            let mut from = serde_json::Deserializer::from_str(data.get());
-            (&mut elements)
-                .deserialize(&mut from)
-                .map_err(|error| invalid(format!("its data, of the shape {shape:?}: {error}")))?;
-            elements.read
+            // Rows behind each other, whether they are arrays of their own or not.
+            let flat = format!("[{}]", data.get().replace(['[', ']'], ""));
+            let read = if datatype == "FP32" {
+                serde_json::from_str(&flat)
+                    .map(|read: Vec<f32>| read.into_iter().map(f32::to_le_bytes).collect())
+            } else {
+                serde_json::from_str(&flat)
+                    .map(|read: Vec<u32>| read.into_iter().map(u32::to_le_bytes).collect())
+            };
+            read.map_err(|error| format!("its data: {error}"))?
         }
-        (None, Some(_)) => {
-            let (elements, rest) = bytes.as_chunks();
+        (None, Some(size)) => {
+            let own = bytes.split_off(..size as usize).ok_or("its bytes are not there")?;
+            let (elements, rest) = own.as_chunks();
             if !rest.is_empty() {
-                return Err(invalid(format!("{} bytes are no whole elements", bytes.len())));
+                return Err(format!("{size} bytes are no whole elements"));
             }
-            elements.iter().map(|bytes| element(*bytes)).collect()
+            elements.to_vec()
         }
-        _ => return Err(invalid("it needs `data` or `binary_data_size`, one of them".to_owned())),
+        _ => return Err("it needs `data` or `binary_data_size`, one of them".to_owned()),
     };
-    if elements.len() != size {
-        let message = format!("{} elements do not have the shape {shape:?}", elements.len());
-        return Err(invalid(message));
+    let size = shape.iter().try_fold(1usize, |size, extent| size.checked_mul(*extent));
+    if size != Some(elements.len()) {
+        return Err(format!("{} elements do not have the shape {shape:?}", elements.len()));
     }
     Ok((shape, elements))
 }
 
-/// Reads elements behind each other, whether their arrays are nested or not, and no more than there may be.
-struct Elements<T> {
-    read: Vec<T>,
-    most: usize,
-}
-
-impl<T> Elements<T> {
-    fn push<'de, E: serde::de::Error>(
-        &mut self,
-        value: impl IntoDeserializer<'de, E>,
-    ) -> Result<(), E>
-    where
-        T: Deserialize<'de>,
-    {
-        if self.read.len() == self.most {
-            return Err(E::custom(format_args!("more than {} elements", self.most)));
-        }
-        self.read.push(T::deserialize(value.into_deserializer())?);
-        Ok(())
-    }
-}
-
-impl<'de, T: Deserialize<'de>> DeserializeSeed<'de> for &mut Elements<T> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
-        from.deserialize_any(self)
-    }
-}
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for &mut Elements<T> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("numbers, in arrays")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        while seq.next_element_seed(&mut *self)?.is_some() {}
-        Ok(())
-    }
-
-    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<(), E> {
-        self.push(value)
-    }
-
-    fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<(), E> {
-        self.push(value)
-    }
-
-    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<(), E> {
-        self.push(value)
-    }
-}
-
-// ---- answers ----------------------------------------------------------------------------------
-
-/// The answer's bytes, and how many of them are JSON.
+/// How many of an answer's bytes are JSON, and the bytes.
 ///
 /// # Errors
 /// 422 for a number that JSON cannot say.
 fn encode(
-    model: Model,
+    model: &Value,
     id: Option<String>,
     format: Format,
     shape: &[usize],
     values: &[f32],
 ) -> Result<(usize, Vec<u8>), Failure> {
     #[derive(Serialize)]
-    struct WireAnswer<'a> {
-        model_name: &'a str,
-        model_version: &'a str,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        id: Option<String>,
-        outputs: [WireTensor<'a>; 1],
-    }
-    #[derive(Serialize)]
-    struct WireTensor<'a> {
-        name: &'a str,
+    struct Output<'a> {
+        name: &'a Value,
         datatype: &'a str,
         shape: &'a [usize],
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -456,20 +277,24 @@ fn encode(
         #[serde(skip_serializing_if = "Option::is_none")]
         data: Option<&'a [f32]>,
     }
-    let (parameters, data) = match format {
-        Format::Json => {
-            wire::check_result(values)?;
-            (None, Some(values))
-        }
-        Format::Raw => (Some(json!({ "binary_data_size": size_of_val(values) })), None),
-    };
-    let output = WireTensor { name: model.output(), datatype: "FP32", shape, parameters, data };
-    let answer =
-        WireAnswer { model_name: model.name(), model_version: VERSION, id, outputs: [output] };
-    let mut encoded = serde_json::to_vec(&answer).map_err(|error| Failure::internal(&error))?;
-    let json_length = encoded.len();
-    if let Format::Raw = format {
-        encoded.extend_from_slice(bytemuck::cast_slice(values));
+    #[derive(Serialize)]
+    struct Answer<'a> {
+        model_name: &'a Value,
+        model_version: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        id: Option<String>,
+        outputs: [Output<'a>; 1],
     }
+    let size = json!({ "binary_data_size": size_of_val(values) });
+    let (parameters, data, binary) = match format {
+        Format::Json => (None, Some(values), &[][..]),
+        Format::Raw => (Some(size), None, values),
+    };
+    let name = &model["outputs"][0]["name"];
+    let output = Output { name, datatype: "FP32", shape, parameters, data };
+    let answer = Answer { model_name: &model["name"], model_version: "1", id, outputs: [output] };
+    let mut encoded = wire::to_json(data.unwrap_or_default(), &answer)?;
+    let json_length = encoded.len();
+    encoded.extend_from_slice(bytemuck::cast_slice(binary));
     Ok((json_length, encoded))
 }

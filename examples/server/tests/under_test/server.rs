@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::io::{BufRead, BufReader, Read};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
@@ -56,7 +56,7 @@ pub(crate) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(path);
     command.args(args);
     if !args.contains(&"--lame-duck-ms") {
-        command.args(["--lame-duck-ms", "0"]);
+        command.args(["--lame-duck-ms", "200"]);
     }
     command.env("GPU_AWAIT_DEVICE", device).env("RUST_LOG", "info");
     // What the allocator has back goes to the system at once, however many threads were busy: what is resident is what is in use.
@@ -71,36 +71,6 @@ impl Server {
     pub(crate) fn start(args: &[&str]) -> Server {
         let all = [&["--listen", "127.0.0.1:0"], args].concat();
         Server::run(&mut command(&all), args).logged()
-    }
-
-    /// The same, from a shell that did something before.
-    pub(crate) fn start_behind(before: &str, args: &[&str]) -> Server {
-        let direct = command(&[&["--listen", "127.0.0.1:0"], args].concat());
-        let mut shell = Command::new("sh");
-        shell.args(["-c", &format!(r#"{before} && exec "$0" "$@""#)]).arg(direct.get_program());
-        shell.args(direct.get_args());
-        for (name, value) in direct.get_envs() {
-            value.map(|value| shell.env(name, value));
-        }
-        shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Server::run(&mut shell, args).logged()
-    }
-
-    /// One whose output goes there; returns when it listens.
-    pub(crate) fn start_onto(stdout: Stdio, stderr: Stdio) -> Server {
-        // Free until a moment ago: what it says of its port is lost.
-        let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-        let addr = free.expect("a port");
-        let mut command = command(&["--listen", &addr.to_string()]);
-        let child = command.stdout(stdout).stderr(stderr).spawn().expect("the server starts");
-        let mut server = Server { child, addr, health: None, log: Arc::default(), copying: None };
-        let end = Instant::now() + SOON;
-        while std::net::TcpStream::connect(addr).is_err() {
-            let ended = server.child.try_wait().expect("its state");
-            assert!(ended.is_none() && Instant::now() < end, "it does not listen: {ended:?}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        server
     }
 
     fn logged(self) -> Server {
@@ -141,15 +111,6 @@ impl Server {
     /// Its memory, in MiB.
     pub(crate) fn resident_mib(&self) -> u64 {
         self.mib_of("VmRSS:")
-    }
-
-    /// The most that it had since the last call, in MiB.
-    pub(crate) fn peak_mib(&self) -> u64 {
-        let peak = self.mib_of("VmHWM:");
-        // 5 resets the peak: see proc(5).
-        std::fs::write(self.proc("clear_refs"), "5")
-            .expect("the server is a child process of this test");
-        peak
     }
 
     /// A file of its in `/proc`.
@@ -200,15 +161,9 @@ impl Server {
         send(&mut self.client().await, request).await
     }
 
-    pub(crate) async fn status(&self) -> Value {
-        self.get("/status").await.json()
-    }
-
-    /// The value of a metric without labels.
+    /// The value of a metric, named with its labels.
     pub(crate) async fn metric(&self, name: &str) -> f64 {
-        let text = self.get("/metrics").await.text();
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        line.unwrap_or("0").parse().expect("a number")
+        value(&self.get("/metrics").await.text(), name)
     }
 
     /// Sends a signal by its name.
@@ -290,6 +245,12 @@ pub(crate) async fn send(
         Reply { status: head.status, headers: head.headers, body }
     };
     tokio::time::timeout(SOON, exchange).await.expect("it answers")
+}
+
+/// The value of a metric of these.
+pub(crate) fn value(metrics: &str, name: &str) -> f64 {
+    let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or("0").parse().expect("a number")
 }
 
 /// Asks again and again until it is so.
