@@ -16,6 +16,7 @@
 //! | `raw` | a thread a stream: the bare driver, `cuStreamSynchronize` |
 //! | `spawn_blocking` | the same in tokio's `spawn_blocking`, once a kernel |
 //! | `await` | this crate |
+//! | `short_slices` | the same, with workers that ask for slices of 0.1 ms as the crate's poller does (Linux 6.12) |
 //! | `oneshot` | beside `host_fn`: a thread works as long and sends |
 //!
 //! With the argument `full` it measures on the host device as well. Two cores, or one: `taskset -c 0,1`.
@@ -55,12 +56,14 @@ fn main() {
     }
     let raw = measure::on_cuda().then(Raw::load);
     let runtime = measure::workers(cores());
+    let short = measure::workers_that(cores(), ask_for_short_slices);
     let bench = measure::on_worker(&runtime, Bench::new(measure::device()));
     for kind in [Kind::None, Kind::Threads, Kind::Nice, Kind::Batch, Kind::Session] {
         let _neighbours = Neighbours::start(kind);
         for way in ["raw", "spawn_blocking", "await"] {
             nine(&runtime, &bench, raw, way).report(kind.name(), way);
         }
+        nine(&short, &bench, raw, "await").report(kind.name(), "short_slices");
     }
     let _neighbours = Neighbours::start(Kind::Threads);
     host_fn(&runtime);
@@ -167,6 +170,34 @@ fn be(kind: Kind) {
         _ => 0,
     };
     assert_eq!(refused, 0);
+}
+
+/// Gives the calling thread slices of 0.1 ms.
+fn ask_for_short_slices() {
+    /// `struct sched_attr`, as it is without what came later.
+    #[repr(C)]
+    struct Attributes {
+        size: u32,
+        policy: u32,
+        flags: u64,
+        nice: i32,
+        priority: u32,
+        runtime_ns: u64,
+        deadline_ns: u64,
+        period_ns: u64,
+    }
+    let attributes = Attributes {
+        size: size_of::<Attributes>() as u32,
+        policy: libc::SCHED_OTHER as u32,
+        flags: 0,
+        nice: 0,
+        priority: 0,
+        runtime_ns: 100_000,
+        deadline_ns: 0,
+        period_ns: 0,
+    };
+    // SAFETY: of the calling thread; the structure is read, and as long as it says. Older systems ignore the time.
+    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
 }
 
 // ---- nine tasks ---------------------------------------------------------------------------------
