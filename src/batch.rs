@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`queue`] | the verbs, and what a closure can do with the stream |
 //! | [`region`] | what a replayed batch remembers |
-//! | [`draft`] | the list of a graph while its closure runs |
+//! | [`graph_list`] | the list of a graph while its closure runs |
 //! | [`finish`] | how a batch becomes a future, and the outcome of work that fails when it runs |
 //! | [`launch`] | launches, which replayed batches and graphs record |
 //! | [`report`] | the outcome of lists and graphs, and why |
@@ -15,9 +15,9 @@
 //! | [`source`] | what can be uploaded |
 #![forbid(unsafe_code)]
 
-pub(crate) mod draft;
 mod fill;
 mod finish;
+pub(crate) mod graph_list;
 mod launch;
 pub(crate) mod peer;
 pub(crate) mod queue;

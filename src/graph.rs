@@ -17,7 +17,7 @@ use std::sync::{Arc, Weak};
 
 use gpu_await_protocol::sync::Mutex;
 
-use crate::batch::draft::Draft;
+use crate::batch::graph_list::GraphList;
 use crate::batch::queue::Queue;
 use crate::batch::report;
 use crate::batch::report::Report;
@@ -267,7 +267,7 @@ impl<S: GraphSlots> Graph<S> {
         };
         // Not under the lock, as the drop may free; and the closure may launch other graphs elsewhere.
         drop(released);
-        let draft = Draft::of(passed.arrays.iter().map(|(span, _)| span));
+        let draft = GraphList::of(passed.arrays.iter().map(|(span, _)| span));
         let drawing = queue.drawing(&draft);
         let drawn = self.definition.draw(&drawing, slots);
         drawing.release_last();

@@ -4,8 +4,8 @@
 //! |---|---|
 //! | [`pool`] | [`StreamPool`](pool::StreamPool): streams, lent with a bound on what is in flight |
 //! | [`admission`] | which requests are admitted, wait or are refused (pure) |
-//! | [`lines`] | queues whose entries may leave from anywhere (pure) |
-//! | [`took`] | an estimator of how long permits and batches take (pure) |
+//! | [`cancellable_queues`] | queues whose entries may leave from anywhere (pure) |
+//! | [`service_times`] | an estimator of how long permits and batches take (pure) |
 //! | [`refusal`] | the `tracing` event of a refused request |
 //! | [`batcher`] | [`Batcher`](batcher::Batcher): single requests, run together |
 //! | [`batching`] | when a batch is ready (pure) |

@@ -57,7 +57,9 @@ pub(crate) use self::footprint::Footprint;
 pub(crate) use self::graph::{CompiledGraph, GraphCell, Kept};
 #[cfg(all(feature = "blas", feature = "cuda"))]
 pub(crate) use self::known_calls::{CallKey, KnownCalls};
-pub(crate) use self::list::{List, Node, Touched, Written, draw, submit_in_front, submit_listed};
+pub(crate) use self::list::{
+    LaunchEntry, List, Node, Touched, draw, submit_in_front, submit_listed,
+};
 pub(crate) use self::loan::SubmitError;
 pub(crate) use self::memory_kernels::MemoryKernels;
 pub(crate) use self::name::Name;

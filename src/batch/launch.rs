@@ -6,8 +6,8 @@ use std::marker::PhantomData;
 use std::panic::Location;
 
 use crate::backend::{DevicePtr, Pattern, RowCopy};
-use crate::batch::draft;
-use crate::batch::draft::{Draft, Writer};
+use crate::batch::graph_list;
+use crate::batch::graph_list::{GraphList, Writer};
 use crate::batch::queue::Queue;
 use crate::batch::region::Run;
 use crate::batch::report::{ListOutcome, OpSite};
@@ -36,7 +36,7 @@ impl<'s> Queue<'s> {
     }
 
     /// A queue of the same stream whose launches are recorded in a graph's list.
-    pub(crate) fn drawing<'d>(&'d self, draft: &'d Draft) -> Queue<'d> {
+    pub(crate) fn drawing<'d>(&'d self, draft: &'d GraphList) -> Queue<'d> {
         let (stream, home, at) = (self.stream, self.home, self.at.clone());
         let in_verb = Cell::new(false);
         let (last, writer) = (Cell::new(0), Some(Writer::Graph(draft)));
@@ -229,7 +229,9 @@ impl<'s> Queue<'s> {
         recorder: &Recorder,
         calls: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
     ) -> Result<(), SubmitError> {
-        let Some(Writer::Graph(draft)) = self.writer else { return Err(draft::refused(footprint)) };
+        let Some(Writer::Graph(draft)) = self.writer else {
+            return Err(graph_list::refused(footprint));
+        };
         let work = capture(self.stream, footprint, recorder, calls)?;
         draft.write(self.stream.engine(), footprint, &work.launch(), self.at.get())
     }
@@ -258,7 +260,7 @@ impl<'s> Queue<'s> {
             }
             Writer::Replay(run) => run.submit(|| Some(site(footprint, self.at.get()))),
             Writer::Graph(_) if footprint.only_makes_a_buffer() => {}
-            Writer::Graph(_) => return Err(draft::refused(footprint)),
+            Writer::Graph(_) => return Err(graph_list::refused(footprint)),
         }
         self.submit_now(footprint, commands, calls)
     }

@@ -18,7 +18,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use crate::backend::{Place, RowCopy};
-use crate::batch::draft::Writer;
+use crate::batch::graph_list::Writer;
 use crate::batch::settle::{Lent, Settled};
 use crate::batch::source::{Pool, Source, copied};
 use crate::device::home::Home;

@@ -34,8 +34,8 @@ use crate::batch::report::{ListOutcome, ListReport, OpSite, Pictured, Report};
 use crate::error::{Error, Result};
 use crate::runtime::stream_state::{Listed, StreamHandle, StreamState, Turn};
 use crate::submit::{
-    CompiledGraph, Edge, Footprint, GraphCell, KernelLaunch, List, Node, Raw, Refusal, SubmitError,
-    Written, submit_in_front, submit_listed,
+    CompiledGraph, Edge, Footprint, GraphCell, KernelLaunch, LaunchEntry, List, Node, Raw, Refusal,
+    SubmitError, submit_in_front, submit_listed,
 };
 use crate::thread::contain;
 
@@ -409,8 +409,8 @@ impl<'s> Run<'s> {
     ) -> Result<u64, SubmitError> {
         self.is_open.set(true);
         let fresh = || self.region.borrow_mut().fresh();
-        let written = Written { at, is_barrier: self.barrier.replace(false) };
-        submit_listed(self.stream, footprint, self.owner(), fresh, (launch, written))
+        let entry = LaunchEntry { at, is_barrier: self.barrier.replace(false) };
+        submit_listed(self.stream, footprint, self.owner(), fresh, (launch, entry))
     }
 
     /// Submits an operation that touches fresh memory only, with the recorded list's ticket.

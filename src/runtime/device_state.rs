@@ -15,7 +15,7 @@ use crossbeam_utils::CachePadded;
 
 use crate::backend::DeviceKind;
 use crate::error::{Error, ErrorDetail};
-use gpu_await_protocol::backlog::Backlog;
+use gpu_await_protocol::ready_tasks::ReadyTasks;
 use gpu_await_protocol::wait_queue::LossFlag;
 
 /// A device of the process was lost.
@@ -36,7 +36,7 @@ pub(crate) struct DeviceState {
     /// `cuda:0`, `host:3`: for messages.
     pub(crate) label: String,
     /// Apart from what every submission reads, like the next.
-    pub(crate) backlog: CachePadded<Backlog>,
+    pub(crate) ready_tasks: CachePadded<ReadyTasks>,
     /// Requests that hold a permit of a stream pool on one of its streams.
     pub(crate) permits: CachePadded<AtomicU64>,
     loss: LossFlag,
@@ -46,9 +46,9 @@ pub(crate) struct DeviceState {
 
 impl DeviceState {
     pub(crate) fn new(id: u64, kind: DeviceKind, label: String) -> Self {
-        let (backlog, loss) = (CachePadded::new(Backlog::new()), LossFlag::new());
+        let (ready_tasks, loss) = (CachePadded::new(ReadyTasks::new()), LossFlag::new());
         let permits = CachePadded::new(AtomicU64::new(0));
-        DeviceState { id, kind, label, backlog, permits, loss, cause: OnceLock::new() }
+        DeviceState { id, kind, label, ready_tasks, permits, loss, cause: OnceLock::new() }
     }
 
     /// The loss, if it was declared.

@@ -189,7 +189,7 @@ impl Poller {
             }
         } else if now >= self.last_progress + lingers_ns {
             self.active.retain(|stream| !stream.deactivate());
-            engine.state.backlog.forget();
+            engine.state.ready_tasks.forget();
         }
         attention.looked(!(waited_for || owes || self.active.is_empty()));
         let mut until = match (waited_for, owes) {

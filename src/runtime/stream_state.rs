@@ -446,7 +446,7 @@ impl Drop for StreamState {
         engine.remove_stream(self.id());
         // Waiters are left only if nothing will ever complete them: they look again, and get an error.
         for waker in self.queue.close() {
-            engine.state.backlog.enter();
+            engine.state.ready_tasks.enter();
             contain::wake(waker);
         }
         let markers = self.markers.get_mut();

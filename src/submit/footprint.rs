@@ -27,7 +27,7 @@ pub(crate) struct Footprint<'a> {
     pub(super) name: Name<'a>,
     pub(super) accesses: SmallVec<[Access<'a>; 6]>,
     /// Most launches have nothing of it.
-    besides: Option<Besides>,
+    extras: Option<Extras>,
     pub(super) may_be_held_up: bool,
     pub(super) may_block: bool,
     pub(super) makes_buffer: bool,
@@ -42,7 +42,7 @@ pub(crate) struct Footprint<'a> {
 
 /// What an operation has besides the memory that it touches.
 #[derive(Default)]
-struct Besides {
+struct Extras {
     lent: Loans,
     after: Edges,
     record: Option<EventHandle>,
@@ -70,7 +70,7 @@ impl<'a> Footprint<'a> {
         Footprint {
             name: Name::Verb(verb),
             accesses: SmallVec::new(),
-            besides: None,
+            extras: None,
             may_be_held_up: false,
             may_block: false,
             makes_buffer: false,
@@ -114,18 +114,18 @@ impl<'a> Footprint<'a> {
         // One by one: the part's may last longer.
         part.accesses.into_iter().for_each(|access| self.accesses.push(access));
         if !lent.is_empty() {
-            self.besides().lent.extend(lent);
+            self.extras().lent.extend(lent);
         }
     }
 
     /// Waits, on the device, for a point of another stream.
     pub(crate) fn comes_after(&mut self, point: impl Into<MarkedPoint>) {
-        self.besides().after.push(point.into());
+        self.extras().after.push(point.into());
     }
 
     /// Adds the device-side waits of a memory claim.
     pub(crate) fn claims(&mut self, claim: &mut Claim<'_>) {
-        self.besides().after.extend(claim.take_waits());
+        self.extras().after.extend(claim.take_waits());
     }
 
     /// The operation may be held up by something other than the stream's own work.
@@ -158,7 +158,7 @@ impl<'a> Footprint<'a> {
 
     /// Whether nothing else delays it, and nothing waits for it alone.
     fn is_of_the_stream_alone(&self) -> bool {
-        let record = self.besides.as_ref().and_then(|besides| besides.record.as_ref());
+        let record = self.extras.as_ref().and_then(|extras| extras.record.as_ref());
         !self.may_be_held_up && record.is_none()
     }
 
@@ -184,8 +184,8 @@ impl<'a> Footprint<'a> {
         self.accesses.iter().filter(|access| access.tracking == Tracking::Tracked)
     }
 
-    fn besides(&mut self) -> &mut Besides {
-        self.besides.get_or_insert_default()
+    fn extras(&mut self) -> &mut Extras {
+        self.extras.get_or_insert_default()
     }
 
     /// The accesses that later uses of the memory are ordered with.
@@ -203,7 +203,7 @@ impl<'a> Footprint<'a> {
     /// The values lent to it.
     #[inline]
     pub(super) fn lent(&self) -> &[Loan] {
-        self.besides.as_ref().map_or(&[], |besides| &besides.lent)
+        self.extras.as_ref().map_or(&[], |extras| &extras.lent)
     }
 
     /// It begins a loan. Returns the values lent to it, which are so until the end.
@@ -215,11 +215,11 @@ impl<'a> Footprint<'a> {
     /// The loan has begun; it waits for nothing more.
     pub(super) fn loan_has_begun(&mut self, lent: Loans) {
         self.begins_a_loan = false;
-        if let Some(besides) = &mut self.besides {
-            besides.after.clear();
+        if let Some(extras) = &mut self.extras {
+            extras.after.clear();
         }
         if !lent.is_empty() {
-            self.besides().lent = lent;
+            self.extras().lent = lent;
         }
     }
 
@@ -230,19 +230,19 @@ impl<'a> Footprint<'a> {
 
     /// Takes the values lent to it.
     pub(super) fn take_lent(&mut self) -> Loans {
-        self.besides.as_mut().map(|besides| std::mem::take(&mut besides.lent)).unwrap_or_default()
+        self.extras.as_mut().map(|extras| std::mem::take(&mut extras.lent)).unwrap_or_default()
     }
 
     /// The points of other streams that it waits for.
     #[inline]
     pub(super) fn after(&self) -> &[MarkedPoint] {
-        self.besides.as_ref().map_or(&[], |besides| &besides.after)
+        self.extras.as_ref().map_or(&[], |extras| &extras.after)
     }
 
     /// Takes the event that is recorded behind it.
     #[inline]
     pub(super) fn take_record(&mut self) -> Option<EventHandle> {
-        self.besides.as_mut()?.record.take()
+        self.extras.as_mut()?.record.take()
     }
 
     /// Allows memory of other devices of the same kind.
@@ -252,7 +252,7 @@ impl<'a> Footprint<'a> {
 
     /// Records `event` behind the operation, which makes it the operation's marker.
     pub(crate) fn records(&mut self, event: EventHandle) {
-        self.besides().record = Some(event);
+        self.extras().record = Some(event);
     }
 
     /// Poisons the outputs of an operation that was not entered, and returns the error.
@@ -311,7 +311,7 @@ impl<'a> Footprint<'a> {
             None if self.ends_a_loan || !engine.is_closed() => {}
             None => return Err(engine.closed()),
         }
-        if self.accesses.is_empty() && self.besides.is_none() {
+        if self.accesses.is_empty() && self.extras.is_none() {
             return Ok(());
         }
         self.validate_parts(engine)
@@ -345,7 +345,7 @@ impl<'a> Footprint<'a> {
 
     /// The failure of an input that a submitted end of a loan found.
     pub(super) fn take_failed_input(&mut self) -> Option<Error> {
-        self.besides.as_mut()?.failed_input.take()
+        self.extras.as_mut()?.failed_input.take()
     }
 
     /// Whether an access finds contents that it can use.
@@ -364,7 +364,7 @@ impl<'a> Footprint<'a> {
         if self.ends_a_loan {
             // Its beginning waited. A failure from here on reaches it through what it reads.
             if let Some(error) = self.failed_content() {
-                self.besides().failed_input = Some(error);
+                self.extras().failed_input = Some(error);
             }
             return Ok(());
         }
@@ -376,8 +376,8 @@ impl<'a> Footprint<'a> {
     }
 
     fn edges(&mut self, stream: &Arc<StreamState>) -> Result<()> {
-        let mut edges = match &mut self.besides {
-            Some(besides) => std::mem::take(&mut besides.after),
+        let mut edges = match &mut self.extras {
+            Some(extras) => std::mem::take(&mut extras.after),
             None => Edges::new(),
         };
         edges.retain(|edge| edge.point.stream.id() != stream.id());
@@ -427,7 +427,7 @@ impl<'a> Footprint<'a> {
         }
         edges.retain(|edge| !edge.point.is_complete());
         if !edges.is_empty() {
-            self.besides().after = edges;
+            self.extras().after = edges;
         }
         // Getting an event behind a list puts the list on its stream, where the driver may refuse it: its outputs are then
         // poisoned.
@@ -452,12 +452,12 @@ impl<'a> Footprint<'a> {
     }
 
     fn lend(&mut self, block: &Arc<PinnedBlock>, what: &'static str, portable: bool) {
-        self.besides().lent.push(Loan::Pinned { block: block.clone(), what, portable });
+        self.extras().lent.push(Loan::Pinned { block: block.clone(), what, portable });
     }
 
     /// Keeps a share of a driver callback until the operation is complete.
     pub(crate) fn calls(&mut self, callback: Box<dyn Callback>) {
-        self.besides().lent.push(Loan::Callback(callback));
+        self.extras().lent.push(Loan::Callback(callback));
     }
 
     /// Takes the users' values that it keeps, if it is lent nothing else.
@@ -474,6 +474,6 @@ impl<'a> Footprint<'a> {
 
     /// Keeps a user's value until the operation is complete.
     pub(crate) fn keeps(&mut self, value: Box<dyn Any + Send>) {
-        self.besides().lent.push(Loan::Kept(value));
+        self.extras().lent.push(Loan::Kept(value));
     }
 }

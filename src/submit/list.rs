@@ -61,7 +61,7 @@ impl Node {
 
 /// How a launch was recorded.
 #[derive(Clone, Copy)]
-pub(crate) struct Written {
+pub(crate) struct LaunchEntry {
     pub(crate) at: &'static Location<'static>,
     /// It runs behind everything before it, and everything after it runs behind it, whatever they touch.
     pub(crate) is_barrier: bool,
@@ -191,7 +191,7 @@ impl List {
         &mut self,
         launch: &KernelLaunch<'_>,
         footprint: &Footprint<'_>,
-        Written { at, is_barrier }: Written,
+        LaunchEntry { at, is_barrier }: LaunchEntry,
     ) {
         let first = self.touched.len();
         self.touched.extend(footprint.accesses.iter().map(|access| {
@@ -292,10 +292,10 @@ pub(crate) fn submit_listed(
     footprint: &mut Footprint<'_>,
     owner: usize,
     fresh: impl FnOnce() -> Box<List>,
-    (launch, written): (&KernelLaunch<'_>, Written),
+    (launch, entry): (&KernelLaunch<'_>, LaunchEntry),
 ) -> Result<u64, SubmitError> {
     let listed = |turn: &mut Turn<'_, '_>, footprint: &mut Footprint<'_>| {
-        let ticket = open_list(turn, footprint, (owner, written.at), fresh)?;
+        let ticket = open_list(turn, footprint, (owner, entry.at), fresh)?;
         wait_in_front(turn, footprint)?;
         for access in footprint.tracked() {
             access.memory.enter(&access.range, access.mode, turn.stream.progress(), ticket);
@@ -305,7 +305,7 @@ pub(crate) fn submit_listed(
         }
         let list = turn.list().and_then(|list| (list as &mut dyn Any).downcast_mut::<List>());
         let Some(list) = list else { unreachable!("the owner opened it") };
-        list.enter(launch, footprint, written);
+        list.enter(launch, footprint, entry);
         Ok((ticket, ()))
     };
     in_turn(stream, footprint, listed).map(|(ticket, ())| ticket)
@@ -405,11 +405,11 @@ pub(crate) fn draw(
     engine: &Engine,
     footprint: &mut Footprint<'_>,
     launch: &KernelLaunch<'_>,
-    written: Written,
+    entry: LaunchEntry,
 ) -> Result<(), SubmitError> {
     if let Err(error) = footprint.validate(engine) {
         return Err(footprint.poison(error).into());
     }
-    list.enter(launch, footprint, written);
+    list.enter(launch, footprint, entry);
     Ok(())
 }

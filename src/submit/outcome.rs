@@ -41,7 +41,7 @@ use crate::runtime::late_work::{AnyWork, LatePart};
 use crate::runtime::stream_state::StreamState;
 use crate::thread::contain;
 use gpu_await_protocol::hazard::Mode;
-use gpu_await_protocol::lineage::Lineage;
+use gpu_await_protocol::linked_outcome::LinkedOutcome;
 
 /// The outcomes that a future reports. Usually there are none.
 #[derive(Default)]
@@ -70,7 +70,7 @@ pub(crate) struct Dependency {
 }
 
 /// The outcome of work, or of an operation that reads the outputs of several.
-pub(crate) type RunOutcome = Lineage<LateOp, Weak<Allocation>, Error>;
+pub(crate) type RunOutcome = LinkedOutcome<LateOp, Weak<Allocation>, Error>;
 
 pub(crate) struct LateOp {
     op: OwnedName,
@@ -263,7 +263,7 @@ pub(super) trait WorkOfOutcome: Sized {
 impl WorkOfOutcome for RunOutcome {
     fn of(op: OwnedName, at: OnceLock<Point>) -> Arc<Self> {
         let place = OnceLock::new();
-        Lineage::new(LateOp { op, at, is_refused: AtomicBool::new(false), place })
+        LinkedOutcome::new(LateOp { op, at, is_refused: AtomicBool::new(false), place })
     }
 
     fn of_next(op: Name<'_>, stream: &StreamState) -> Arc<Self> {
@@ -516,7 +516,7 @@ mod tests {
     /// Each walk of it, and its drop.
     #[test]
     fn a_long_chain_of_outcomes() {
-        type Outcome = Lineage<usize, (), usize>;
+        type Outcome = LinkedOutcome<usize, (), usize>;
         const LEN: usize = 100_000;
         let chain = || {
             let chain: Vec<_> = (0..LEN).map(Outcome::new).collect();

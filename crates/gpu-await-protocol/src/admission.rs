@@ -28,7 +28,7 @@
 //! request of a lane cannot make its deadline (given the requests before it and recent permit times), it is refused: the newcomer while the
 //! oldest go first, the oldest under overload. No permit, free or released, goes to a request that would be late, so fewer are taken where
 //! all of them together would keep the device busy for longer than callers wait. A share that holds no permit is exempt: the estimate can
-//! be wrong, and only permits correct it. How cautious the estimate is depends on how many requests are late: see [`took`](super::took).
+//! be wrong, and only permits correct it. How cautious the estimate is depends on how many requests are late: see [`service_times`](super::service_times).
 //!
 //! # Invariants
 //! 1. At most `limit` permits are taken, and at most a share's own limit for that share (`never_more_than_the_limit`).
@@ -58,8 +58,8 @@ use std::task::Waker;
 use slab::Slab;
 use smallvec::SmallVec;
 
-use super::lines::Lines;
-use super::took::Took;
+use super::cancellable_queues::CancellableQueues;
+use super::service_times::ServiceTimes;
 
 /// Requests of high priority that overtake one of normal priority, in a row.
 pub const OVERTAKES: u32 = 8;
@@ -251,7 +251,7 @@ struct Share {
     limits: ShareLimits,
     outcomes: Outcomes,
     taken: u64,
-    took: Took,
+    took: ServiceTimes,
     /// The time that its permits were held, over its part; more than it was, if it did without while others did not.
     used_ns: u64,
     /// Since when every admitted request had waited too long.
@@ -289,7 +289,7 @@ pub struct Admission {
     slots: Vec<PermitSlot>,
     shares: Vec<Share>,
     /// Two lines for each lane: those without a deadline, and those with one. Two lanes for each share: normal, high.
-    waiters: Lines<Waiter>,
+    waiters: CancellableQueues<Waiter>,
     /// The weight of the waiting requests of each lane.
     weights: Vec<u64>,
     grants: Slab<Grant>,
@@ -320,7 +320,7 @@ impl Admission {
             limits,
             outcomes: Outcomes::default(),
             taken: 0,
-            took: Took::default(),
+            took: ServiceTimes::default(),
             used_ns: 0,
             standing: None,
         };
@@ -329,7 +329,7 @@ impl Admission {
             limit,
             max_waiting,
             slots: slots.into_iter().map(slot).collect(),
-            waiters: Lines::new(4 * shares.len()),
+            waiters: CancellableQueues::new(4 * shares.len()),
             weights: vec![0; 2 * shares.len()],
             shares,
             grants: Slab::new(),

@@ -30,7 +30,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::admission::OVERTAKES;
-use super::took::Took;
+use super::service_times::ServiceTimes;
 
 /// The limits of a batcher.
 #[derive(Clone, Copy, Debug)]
@@ -166,8 +166,8 @@ pub struct Gather<T> {
     /// Since when the next batch's needs are asked for.
     asked_ns: Option<u64>,
     /// Durations of batches from the request for a permit, and from the taking, to the end.
-    turns: Took,
-    runs: Took,
+    turns: ServiceTimes,
+    runs: ServiceTimes,
     /// High-priority requests in a row, while a normal one waited.
     overtaken: u32,
     ended: bool,
@@ -186,8 +186,8 @@ impl<T> Gather<T> {
             came: 0,
             in_flight: 0,
             asked_ns: None,
-            turns: Took::default(),
-            runs: Took::default(),
+            turns: ServiceTimes::default(),
+            runs: ServiceTimes::default(),
             overtaken: 0,
             ended: false,
         }

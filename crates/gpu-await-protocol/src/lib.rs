@@ -13,39 +13,39 @@
 //! | [`deadlines`] | which deadlines are due |
 //! | [`cadence`], [`estimator`] | when a wait is looked at, and by whom; how long work took |
 //! | [`checkers`] | which tasks check for themselves, and which one stays awake |
-//! | [`backlog`] | whether woken tasks wait for a worker |
-//! | [`lineage`] | whether work failed, or work that it read from |
+//! | [`ready_tasks`] | whether woken tasks wait for a worker |
+//! | [`linked_outcome`] | whether work failed, or work that it read from |
 //! | [`event_pool`] | which events may be used again |
 //! | [`device_clock`] | times of the device on the host's clock |
 //! | [`account`], [`block_cache`], [`buddy`] | how much memory is in use; which freed block is used again; free blocks of a slab |
 //! | [`admission`], [`batching`] | who is admitted, and which requests form a batch, by deadlines and what requests took lately |
-//! | [`lines`], [`took`] | queues that entries leave from anywhere; how long requests took |
+//! | [`cancellable_queues`], [`service_times`] | queues that entries leave from anywhere; how long requests took |
 //!
 //! `tests/loom.rs` compiles the same files against loom's types, by the name `crate::sync`.
 #![forbid(unsafe_code)]
 
 pub mod account;
 pub mod admission;
-pub mod backlog;
 pub mod batching;
 pub mod block_cache;
 pub mod buddy;
 pub mod cadence;
+pub mod cancellable_queues;
 pub mod checkers;
 pub mod deadlines;
 pub mod device_clock;
 pub mod estimator;
 pub mod event_pool;
 pub mod hazard;
-pub mod lineage;
-pub mod lines;
+pub mod linked_outcome;
 pub mod park;
 pub mod point;
+pub mod ready_tasks;
+pub mod service_times;
 pub mod sharing;
 pub mod submission;
 pub mod sweep;
 pub mod sync;
 pub mod timeline;
-pub mod took;
 pub mod wait_queue;
 pub mod waiters;

@@ -28,7 +28,7 @@ use std::task::Poll;
 use loom::thread;
 use protocol::deadlines::Deadlines;
 use protocol::event_pool::{EventHandle, EventPool};
-use protocol::lineage::Lineage;
+use protocol::linked_outcome::LinkedOutcome;
 use protocol::park::{Inbox, ParkState, Rounds};
 use protocol::sharing::Sharing;
 use protocol::submission::{Markable, SubmissionLock};
@@ -1458,7 +1458,7 @@ fn a_word_line_is_reused_only_when_its_last_value_was_seen() {
 }
 
 /// Work without a name, whose memory is a number.
-type Outcome = Lineage<(), u8, &'static str>;
+type Outcome = LinkedOutcome<(), u8, &'static str>;
 
 fn fail(outcome: &Arc<Outcome>) -> Vec<u8> {
     let mut poisoned = Vec::new();

@@ -100,11 +100,11 @@ MUTATIONS = [
     ("timeline", "fn completed(", "Ordering::Acquire", "Ordering::Relaxed",
      "what_is_complete_is_visible"),
     # Outcomes, and their readers.
-    ("lineage", "fn tell", "if is_last || state.producers.is_empty() {",
+    ("linked_outcome", "fn tell", "if is_last || state.producers.is_empty() {",
      "if !is_last { state.is_told = true } if is_last || state.producers.is_empty() {", TOLD),
-    ("lineage", "fn fail", "|| state.is_told ", "", TOLD),
-    ("lineage", "fn fail", "reached.get(at).cloned()", "reached.pop()", THROUGH),
-    ("lineage", "fn descends_from", "theirs.readers.push(self.clone());", "",
+    ("linked_outcome", "fn fail", "|| state.is_told ", "", TOLD),
+    ("linked_outcome", "fn fail", "reached.get(at).cloned()", "reached.pop()", THROUGH),
+    ("linked_outcome", "fn descends_from", "theirs.readers.push(self.clone());", "",
      "a_failure_reaches_a_reader_that_is_linked_beside_it"),
 ]
 

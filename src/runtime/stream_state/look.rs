@@ -313,7 +313,7 @@ impl StreamState {
             }
             // ORDERING: Relaxed: a statistic.
             self.engine.counters.wake_ups.fetch_add(1, Ordering::Relaxed);
-            self.engine.state.backlog.enter();
+            self.engine.state.ready_tasks.enter();
             wake(waker);
         });
     }

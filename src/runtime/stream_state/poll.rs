@@ -100,7 +100,7 @@ impl WaitState {
     pub(crate) fn forget_gone(&mut self, device: &DeviceState) {
         self.stage = Stage::Waiting;
         if self.key.take().is_some() {
-            device.backlog.leave();
+            device.ready_tasks.leave();
         }
     }
 
@@ -275,14 +275,14 @@ impl StreamState {
         let entry = self.queue.entry(wait.key, cx.waker());
         if entry == Entry::Taken {
             wait.key = None;
-            self.engine.state.backlog.leave();
+            self.engine.state.ready_tasks.leave();
         }
         entry == Entry::Current
     }
 
     /// Whether tasks that were woken wait for a worker: a new wait lets them go first.
     fn lets_others_go(&self, wait: &WaitState) -> bool {
-        !self.engine.state.backlog.is_empty()
+        !self.engine.state.ready_tasks.is_empty()
             && !wait.blocking
             && !wait.never_checks
             && self.engine.options.completion.checks()
@@ -292,7 +292,7 @@ impl StreamState {
     pub(crate) fn forget(&self, wait: &mut WaitState) {
         self.stop_checking(wait);
         if !self.queue.leave(&mut wait.key, contain::let_go) {
-            self.engine.state.backlog.leave();
+            self.engine.state.ready_tasks.leave();
         }
     }
 

@@ -15,8 +15,8 @@ use gpu_await_protocol::admission::{
     Waiting,
 };
 use gpu_await_protocol::batching::{self, BatchLimits, Demand, Gather, Next, RequestKey};
-use gpu_await_protocol::lines::Lines;
-use gpu_await_protocol::took;
+use gpu_await_protocol::cancellable_queues::CancellableQueues;
+use gpu_await_protocol::service_times;
 
 const LIMIT: u64 = 4;
 const MAX_WAITING: usize = 5;
@@ -213,7 +213,7 @@ proptest! {
     fn a_line_is_a_queue(
         steps in prop::collection::vec((0..3_usize, any::<bool>(), any::<prop::sample::Index>()), 0..size(200)),
     ) {
-        let (mut lines, mut model) = (Lines::new(3), vec![Vec::new(); 3]);
+        let (mut lines, mut model) = (CancellableQueues::new(3), vec![Vec::new(); 3]);
         // Places, with the numbers that are there.
         let mut known: Vec<(usize, usize)> = Vec::new();
         for (number, (line, comes, at)) in steps.into_iter().enumerate() {
@@ -343,7 +343,7 @@ proptest! {
     fn an_estimate_stays_within_its_samples(
         samples in prop::collection::vec((1..9u64, 0..1_000_000u64), 1..size(60)),
     ) {
-        let mut took = took::Took::default();
+        let mut took = service_times::ServiceTimes::default();
         let (mut least, mut most) = (u64::MAX, 0);
         for (in_flight, sample) in samples {
             took.add(in_flight, sample);
@@ -360,7 +360,8 @@ proptest! {
 /// A device that runs one after the other, and one that runs all at once.
 #[test]
 fn a_line_is_learned() {
-    let (mut serial, mut parallel) = (took::Took::default(), took::Took::default());
+    let (mut serial, mut parallel) =
+        (service_times::ServiceTimes::default(), service_times::ServiceTimes::default());
     for n in (0..100).map(|at| 1 + at % 4) {
         serial.add(n, n * 10 * MS);
         parallel.add(n, 10 * MS);

@@ -6,10 +6,10 @@
 use proptest::prelude::*;
 
 use crate::under_test::cases::{config, sample, size};
-use gpu_await_protocol::backlog::Backlog;
 use gpu_await_protocol::cadence::{self, Age, Completion, Plan};
 use gpu_await_protocol::checkers::{CheckPermit, Checkers};
 use gpu_await_protocol::estimator::{self, Estimator, Window};
+use gpu_await_protocol::ready_tasks::ReadyTasks;
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
@@ -335,7 +335,7 @@ fn the_lag_follows_late_polls_sooner_than_early_ones() {
 
 #[test]
 fn a_backlog_counts_who_was_not_forgotten() {
-    let backlog = Backlog::new();
+    let backlog = ReadyTasks::new();
     backlog.leave();
     assert!(backlog.is_empty(), "nobody was woken");
     backlog.enter();

@@ -1,4 +1,4 @@
-//! [`Took`]: an estimator of recent durations, as a function of the number in flight (pure).
+//! [`ServiceTimes`]: an estimator of recent durations, as a function of the number in flight (pure).
 //!
 //! How long a permit is held depends on how many are: on a full device twice as many take twice as long; on one with spare capacity, as
 //! long as one. So the estimate is a line, time over number in flight, from moving averages. Where the number hardly varied the line is
@@ -26,7 +26,7 @@ const GAIN: f64 = 1.0 / 8.0;
 /// A sample of less than half of the estimate means that an outlier, or first-time work, was remembered.
 const FALL_GAIN: f64 = 1.0 / 2.0;
 const DEVIATION_GAIN: f64 = 1.0 / 4.0;
-/// Mean deviations that are added for [`Took::likely_ns`] at most. Two hold 19 of 20 samples of a normal distribution, for which the
+/// Mean deviations that are added for [`ServiceTimes::likely_ns`] at most. Two hold 19 of 20 samples of a normal distribution, for which the
 /// mean deviation is 0.8 standard deviations; TCP's four are for losses, which cost it more than a wrong guess costs here.
 const DEVIATIONS: f64 = 2.0;
 /// How many deviations are taken off for each request in time. One is added for each that was late, so about one in
@@ -38,7 +38,7 @@ const LITTLE: f64 = 0.25;
 
 /// How long requests took lately.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Took {
+pub struct ServiceTimes {
     samples: u64,
     ns: f64,
     in_flight: f64,
@@ -51,7 +51,7 @@ pub struct Took {
     margin: f64,
 }
 
-impl Took {
+impl ServiceTimes {
     /// Enters a sample: a duration, and the number in flight, itself included.
     pub fn add(&mut self, in_flight: u64, ns: u64) {
         let (n, t) = (in_flight as f64, ns as f64);

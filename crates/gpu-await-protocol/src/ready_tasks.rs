@@ -5,7 +5,7 @@
 //!
 //! The count is approximate: it includes blocked threads and siblings in one `join!`, and excludes tasks that were woken ahead of time. A
 //! future that was woken and is never polled or dropped stays counted until the device is idle and its poller resets the count
-//! ([`forget`](Backlog::forget)). Too high a count costs a wait one turn of its executor; too low a count costs a woken task one turn.
+//! ([`forget`](ReadyTasks::forget)). Too high a count costs a wait one turn of its executor; too low a count costs a woken task one turn.
 #![forbid(unsafe_code)]
 
 use crate::sync::{AtomicU64, Ordering};
@@ -14,13 +14,13 @@ use crate::sync::{AtomicU64, Ordering};
 ///
 /// ORDERING: Relaxed throughout: it protects nothing.
 #[derive(Debug)]
-pub struct Backlog(AtomicU64);
+pub struct ReadyTasks(AtomicU64);
 
-impl Backlog {
+impl ReadyTasks {
     /// No task waits.
     #[inline]
     pub fn new() -> Self {
-        Backlog(AtomicU64::new(0))
+        ReadyTasks(AtomicU64::new(0))
     }
 
     /// A task is woken.

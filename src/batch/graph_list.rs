@@ -1,4 +1,4 @@
-//! [`Writer`]: where a queue records launches; [`Draft`]: the list of a graph while its closure runs.
+//! [`Writer`]: where a queue records launches; [`GraphList`]: the list of a graph while its closure runs.
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -12,7 +12,7 @@ use crate::event::Event;
 use crate::memory::allocation::{Allocation, KeptByGraph};
 use crate::memory::view::Span;
 use crate::runtime::Engine;
-use crate::submit::{Footprint, KernelLaunch, List, SubmitError, Written, draw};
+use crate::submit::{Footprint, KernelLaunch, LaunchEntry, List, SubmitError, draw};
 
 /// Where launches are recorded before they are on the stream.
 #[derive(Clone, Copy)]
@@ -20,11 +20,11 @@ pub(super) enum Writer<'s> {
     /// The lists of a replayed batch.
     Replay(&'s Run<'s>),
     /// The list of a graph, which this queue never puts on a stream.
-    Graph(&'s Draft),
+    Graph(&'s GraphList),
 }
 
 #[derive(Default)]
-pub(crate) struct Draft {
+pub(crate) struct GraphList {
     list: RefCell<List>,
     /// Parts of the memory that was passed, by the address of its reference count: the caller borrows them.
     passed: Vec<(usize, Range<u64>)>,
@@ -38,13 +38,13 @@ pub(crate) struct Draft {
 }
 
 /// A list, the values that keep its memory until it is summed up, and its events.
-pub(crate) type Drawn = (List, Vec<KeptByGraph>, Vec<Event>);
+pub(crate) type FinishedList = (List, Vec<KeptByGraph>, Vec<Event>);
 
-impl Draft {
+impl GraphList {
     /// For a launch with these arguments.
     pub(crate) fn of<'a>(passed: impl Iterator<Item = &'a Span<'a>>) -> Self {
         let part = |span: &Span<'_>| (Arc::as_ptr(span.memory).addr(), span.range.clone());
-        Draft { passed: passed.map(part).collect(), ..Draft::default() }
+        GraphList { passed: passed.map(part).collect(), ..GraphList::default() }
     }
 
     /// Writes a launch down.
@@ -72,8 +72,8 @@ impl Draft {
             kept
         };
         self.kept.borrow_mut().extend(touched.map(keep));
-        let written = Written { at, is_barrier: self.barrier.replace(false) };
-        draw(&mut self.list.borrow_mut(), engine, footprint, launch, written)
+        let entry = LaunchEntry { at, is_barrier: self.barrier.replace(false) };
+        draw(&mut self.list.borrow_mut(), engine, footprint, launch, entry)
     }
 
     /// Writes the record of an event down.
@@ -95,7 +95,7 @@ impl Draft {
         Ok(())
     }
 
-    pub(crate) fn finish(self) -> Drawn {
+    pub(crate) fn finish(self) -> FinishedList {
         (self.list.into_inner(), self.kept.into_inner(), self.events.into_inner())
     }
 }

@@ -1,4 +1,4 @@
-//! [`Lineage`]: whether a piece of work failed, or work that it descends from: outcomes, linked from producers to readers (pure).
+//! [`LinkedOutcome`]: whether a piece of work failed, or work that it descends from: outcomes, linked from producers to readers (pure).
 //!
 //! | an outcome | is | then |
 //! |---|---|---|
@@ -26,7 +26,7 @@ use smallvec::SmallVec;
 use crate::sync::Plain;
 
 /// The outcome of a piece of work: `T` is known of it since it was made, `M` is each memory that it wrote, `F` is a failure.
-pub struct Lineage<T, M, F> {
+pub struct LinkedOutcome<T, M, F> {
     /// What is known of the work.
     pub work: T,
     state: Plain<State<T, M, F>>,
@@ -37,18 +37,18 @@ struct State<T, M, F> {
     own: Option<F>,
     inherited: Option<F>,
     is_told: bool,
-    producers: SmallVec<[Weak<Lineage<T, M, F>>; 1]>,
+    producers: SmallVec<[Weak<LinkedOutcome<T, M, F>>; 1]>,
     readers: Readers<T, M, F>,
     written: SmallVec<[M; 1]>,
 }
 
-type Readers<T, M, F> = Vec<Arc<Lineage<T, M, F>>>;
+type Readers<T, M, F> = Vec<Arc<LinkedOutcome<T, M, F>>>;
 
 /// What a failure goes on to: the readers, and the memory that was written.
 type Reached<T, M, F> = (Readers<T, M, F>, SmallVec<[M; 1]>);
 
 /// The outcome that failed, and how.
-type Failed<T, M, F> = (Arc<Lineage<T, M, F>>, F);
+type Failed<T, M, F> = (Arc<LinkedOutcome<T, M, F>>, F);
 
 impl<T, M, F> State<T, M, F> {
     fn failure(&self) -> Option<&F> {
@@ -56,7 +56,7 @@ impl<T, M, F> State<T, M, F> {
     }
 }
 
-impl<T, M, F: Clone> Lineage<T, M, F> {
+impl<T, M, F: Clone> LinkedOutcome<T, M, F> {
     /// Work that may fail.
     #[inline]
     pub fn new(work: T) -> Arc<Self> {
@@ -68,7 +68,7 @@ impl<T, M, F: Clone> Lineage<T, M, F> {
             readers: Vec::new(),
             written: SmallVec::new(),
         };
-        Arc::new(Lineage { work, state: Plain::new(state) })
+        Arc::new(LinkedOutcome { work, state: Plain::new(state) })
     }
 
     /// The failure, if there was one.
@@ -183,7 +183,7 @@ impl<T, M, F: Clone> Lineage<T, M, F> {
 }
 
 /// One after the other: each may have the last share of the next.
-impl<T, M, F> Drop for Lineage<T, M, F> {
+impl<T, M, F> Drop for LinkedOutcome<T, M, F> {
     fn drop(&mut self) {
         let mut readers = take(&mut self.state.lock().readers);
         while let Some(reader) = readers.pop() {

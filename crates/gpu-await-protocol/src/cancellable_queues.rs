@@ -1,4 +1,4 @@
-//! [`Lines`]: queues whose entries may leave from anywhere (pure).
+//! [`CancellableQueues`]: queues whose entries may leave from anywhere (pure).
 //!
 //! All entries are in one slab and linked to their neighbours, so a line neither searches nor allocates once it has been as long. Other
 //! threads' caches have this memory: each operation touches the entry and at most two neighbours.
@@ -11,7 +11,7 @@ use slab::Slab;
 
 /// Queues of entries, each of which may leave from anywhere.
 #[derive(Debug)]
-pub struct Lines<T> {
+pub struct CancellableQueues<T> {
     entries: Slab<LineEntry<T>>,
     lines: Vec<LineEnds>,
 }
@@ -31,10 +31,10 @@ struct LineEnds {
     len: usize,
 }
 
-impl<T> Lines<T> {
+impl<T> CancellableQueues<T> {
     /// That many empty lines.
     pub fn new(lines: usize) -> Self {
-        Lines { entries: Slab::new(), lines: vec![LineEnds::default(); lines] }
+        CancellableQueues { entries: Slab::new(), lines: vec![LineEnds::default(); lines] }
     }
 
     /// Adds a value at the end of a line; returns its place.
