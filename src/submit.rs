@@ -134,7 +134,7 @@ fn submit_as<R, T: TracedAs>(
     let submitted = stream.with(|turn| {
         // A closing thread takes each stream's lock after setting the flag, and waits for the work submitted
         // before.
-        if engine.is_closed() && !footprint.ends_a_loan {
+        if engine.is_closed() && !footprint.ends_loan() {
             return Err(Refusal::Closed);
         }
         let ticket = turn.next_ticket();
@@ -174,7 +174,7 @@ fn submit_as<R, T: TracedAs>(
             }),
             None => result,
         };
-        let touched = footprint.makes_buffer || footprint.entered().next().is_some();
+        let touched = footprint.makes_buffer() || footprint.entered().next().is_some();
         turn.publish(ticket, commands, touched);
         traced.enter(turn.stream, ticket, footprint.after());
         let value = result?;

@@ -154,7 +154,7 @@ impl<'s> Queue<'s> {
         let mut claim = self.claim(op, bytes, false)?;
         let attempt = |claim: &mut Claim<'_>| {
             let mut footprint = footprint();
-            footprint.makes_buffer(written);
+            footprint.makes(written);
             if bytes > block_cache::LARGEST {
                 // No block of that size is cached, and the driver's pool may have to grow.
                 footprint.may_block();

@@ -28,16 +28,29 @@ pub(crate) struct Footprint<'a> {
     pub(super) accesses: SmallVec<[Access<'a>; 6]>,
     /// Most launches have nothing of it.
     extras: Option<Extras>,
+    makes: Makes,
+    loan: LoanPhase,
     pub(super) may_be_held_up: bool,
     pub(super) may_block: bool,
-    pub(super) makes_buffer: bool,
-    /// It also writes the buffer that it makes.
-    pub(super) writes_buffer: bool,
     pub(super) peers: bool,
+}
+
+/// What an operation makes, which others will depend on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Makes {
+    Nothing,
+    Buffer,
+    WrittenBuffer,
+}
+
+/// Which end of a loan an operation is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LoanPhase {
+    Neither,
     /// Its end enters the uses. Until then nobody else uses the memory, but for reading what the loan reads.
-    begins_a_loan: bool,
+    Begins,
     /// It registers work that is on the stream already, even after the device was closed.
-    pub(super) ends_a_loan: bool,
+    Ends,
 }
 
 /// What an operation has besides the memory that it touches.
@@ -46,7 +59,7 @@ struct Extras {
     lent: Loans,
     after: Edges,
     record: Option<EventHandle>,
-    /// Of a loan that ends: its inputs had failed before the late work was looked for that it reads.
+    /// Set when a loan ends: the failure of an input, found before its producers were linked.
     failed_input: Option<Error>,
 }
 
@@ -71,13 +84,11 @@ impl<'a> Footprint<'a> {
             name: Name::Verb(verb),
             accesses: SmallVec::new(),
             extras: None,
+            makes: Makes::Nothing,
+            loan: LoanPhase::Neither,
             may_be_held_up: false,
             may_block: false,
-            makes_buffer: false,
-            writes_buffer: false,
             peers: false,
-            begins_a_loan: false,
-            ends_a_loan: false,
         }
     }
 
@@ -153,7 +164,7 @@ impl<'a> Footprint<'a> {
     /// Whether the operation may go in front of the recorded list: all memory that it touches is its own
     /// allocation.
     pub(crate) fn can_be_in_front(&self) -> bool {
-        self.makes_buffer && self.accesses.is_empty() && self.is_of_the_stream_alone()
+        self.makes_buffer() && self.accesses.is_empty() && self.is_of_the_stream_alone()
     }
 
     /// Whether nothing else delays it, and nothing waits for it alone.
@@ -163,14 +174,18 @@ impl<'a> Footprint<'a> {
     }
 
     /// The operation makes a buffer, which others will depend on; `and_writes`: it also writes it.
-    pub(crate) fn makes_buffer(&mut self, and_writes: bool) {
-        self.makes_buffer = true;
-        self.writes_buffer = and_writes;
+    pub(crate) fn makes(&mut self, and_writes: bool) {
+        self.makes = if and_writes { Makes::WrittenBuffer } else { Makes::Buffer };
+    }
+
+    #[inline]
+    pub(super) fn makes_buffer(&self) -> bool {
+        self.makes != Makes::Nothing
     }
 
     /// Whether it only makes a buffer, whatever it is to hold.
     pub(crate) fn only_makes_a_buffer(&self) -> bool {
-        self.can_be_in_front() && !self.writes_buffer
+        self.can_be_in_front() && self.makes == Makes::Buffer
     }
 
     /// The parts of memory that it touches.
@@ -191,7 +206,7 @@ impl<'a> Footprint<'a> {
     /// The accesses that later uses of the memory are ordered with.
     #[inline]
     pub(super) fn entered(&self) -> impl Iterator<Item = &Access<'a>> {
-        self.tracked().filter(|_| !self.begins_a_loan)
+        self.tracked().filter(|_| self.loan != LoanPhase::Begins)
     }
 
     /// Whether it is lent anything.
@@ -208,13 +223,13 @@ impl<'a> Footprint<'a> {
 
     /// It begins a loan. Returns the values lent to it, which are so until the end.
     pub(super) fn begin_loan(&mut self) -> Loans {
-        self.begins_a_loan = true;
+        self.loan = LoanPhase::Begins;
         self.take_lent()
     }
 
     /// The loan has begun; it waits for nothing more.
     pub(super) fn loan_has_begun(&mut self, lent: Loans) {
-        self.begins_a_loan = false;
+        self.loan = LoanPhase::Neither;
         if let Some(extras) = &mut self.extras {
             extras.after.clear();
         }
@@ -225,7 +240,11 @@ impl<'a> Footprint<'a> {
 
     /// It ends the loan.
     pub(super) fn end_loan(&mut self) {
-        self.ends_a_loan = true;
+        self.loan = LoanPhase::Ends;
+    }
+
+    pub(super) fn ends_loan(&self) -> bool {
+        self.loan == LoanPhase::Ends
     }
 
     /// Takes the values lent to it.
@@ -308,7 +327,7 @@ impl<'a> Footprint<'a> {
         role::check("submitting work")?;
         match engine.lost() {
             Some(lost) => return Err(lost.clone()),
-            None if self.ends_a_loan || !engine.is_closed() => {}
+            None if self.ends_loan() || !engine.is_closed() => {}
             None => return Err(engine.closed()),
         }
         if self.accesses.is_empty() && self.extras.is_none() {
@@ -350,8 +369,8 @@ impl<'a> Footprint<'a> {
 
     /// Whether an access finds contents that it can use.
     fn check_content(&self, access: &Access<'_>, hazards: &AllocationHazards) -> Result<()> {
-        // A loan's were there when it began, and it ends whatever became of them.
-        if access.mode == Mode::Overwrite || self.ends_a_loan {
+        // The contents that a loan reads were checked when it began; its end must succeed whatever happened to them since.
+        if access.mode == Mode::Overwrite || self.ends_loan() {
             return Ok(());
         }
         check_content(hazards, &access.range, || self.name.to_arc())
@@ -361,7 +380,7 @@ impl<'a> Footprint<'a> {
     /// them in `after`; an error if it would read invalid data.
     #[inline]
     pub(super) fn find_edges(&mut self, stream: &Arc<StreamState>) -> Result<()> {
-        if self.ends_a_loan {
+        if self.ends_loan() {
             // Its beginning waited. A failure from here on reaches it through what it reads.
             if let Some(error) = self.failed_content() {
                 self.extras().failed_input = Some(error);
