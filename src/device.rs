@@ -33,7 +33,6 @@ use crate::thread::contain;
 use crate::thread::role;
 use crate::thread::role::Role;
 use crate::thread::worker::{Unwanted, offload};
-use crate::timeline::DeviceTimeline;
 
 /// A GPU, or the CPU as a device: where streams, memory and kernels come from. Cheap to clone, `Send + Sync`.
 /// A process may open several of both kinds; opening a GPU twice gives two independent devices.
@@ -68,7 +67,7 @@ impl Device {
         });
         let device = Device::at(home);
         if let Some(capacity) = options.timeline.filter(|capacity| *capacity > 0) {
-            device.timeline().start(capacity)?;
+            device.engine().start_tracing(capacity, 1)?;
         }
         Ok(device)
     }
@@ -184,12 +183,6 @@ impl Device {
     #[track_caller]
     pub fn memory(&self) -> Result<MemoryInfo> {
         MemoryInfo::of(self.engine()).here()
-    }
-
-    /// Returns the log of the device's operations and their times; it is off until it is started.
-    #[must_use]
-    pub fn timeline(&self) -> DeviceTimeline {
-        DeviceTimeline::of(self.engine())
     }
 
     /// Returns unused memory of the device's pool to the system, down to `keep_bytes`, off the executor.

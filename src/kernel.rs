@@ -44,7 +44,6 @@ use crate::device::Device;
 use crate::error::{ErrorDetail, Result};
 use crate::op::Op;
 use crate::runtime::Engine;
-use crate::serve::pool::PooledStream;
 use crate::stream::Stream;
 use crate::submit::{KernelCode, KernelLaunch, wrong_device};
 use crate::thread::contain;
@@ -117,10 +116,9 @@ pub trait LaunchOn: sealed::Sealed {
     fn batch_of_one(&self, put: impl FnOnce(&Queue<'_>) -> Result<()>) -> Self::Launched;
 }
 
-mod sealed {
+pub(crate) mod sealed {
     pub trait Sealed {}
     impl Sealed for super::Stream {}
-    impl Sealed for super::PooledStream {}
     impl Sealed for super::Device {}
     impl Sealed for super::Queue<'_> {}
 }
@@ -319,14 +317,6 @@ impl LaunchOn for Stream {
 
     fn batch_of_one(&self, put: impl FnOnce(&Queue<'_>) -> Result<()>) -> Op<()> {
         self.one(put)
-    }
-}
-
-impl LaunchOn for PooledStream {
-    type Launched = Op<()>;
-
-    fn batch_of_one(&self, put: impl FnOnce(&Queue<'_>) -> Result<()>) -> Op<()> {
-        self.batch(put)
     }
 }
 

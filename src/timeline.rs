@@ -15,12 +15,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use self::trace::Trace;
+use crate::device::Device;
 use crate::error::Result;
 use crate::runtime::Engine;
 use crate::thread::role;
-
-/// Timed events that are made before the first operation needs one.
-const EVENTS: usize = 256;
 
 /// The timeline of a device: a log of its last operations, off until it is started; from [`Device::timeline`](crate::Device::timeline).
 ///
@@ -62,11 +60,15 @@ pub struct DeviceTimeline {
     engine: Arc<Engine>,
 }
 
-impl DeviceTimeline {
-    pub(crate) fn of(engine: &Arc<Engine>) -> Self {
-        DeviceTimeline { engine: engine.clone() }
+impl Device {
+    /// Returns the log of the device's operations and their times; it is off until it is started.
+    #[must_use]
+    pub fn timeline(&self) -> DeviceTimeline {
+        DeviceTimeline { engine: self.engine().clone() }
     }
+}
 
+impl DeviceTimeline {
     /// Starts an empty log of the last `capacity` operations, replacing an earlier one; 0 empties and stops it.
     ///
     /// # Blocking
@@ -87,17 +89,7 @@ impl DeviceTimeline {
     /// # Errors
     /// As [`start`](Self::start).
     pub fn start_sampled(&self, capacity: usize, one_in: u32) -> Result<()> {
-        role::check_driver("starting the timeline")?;
-        let engine = &self.engine;
-        engine.check_health()?;
-        if !engine.options.stepped {
-            let events =
-                (0..EVENTS.min(capacity.saturating_mul(2))).map_while(|_| engine.timed_event_now());
-            drop(events.collect::<Vec<_>>());
-        }
-        engine.tracer.start(capacity, one_in, engine.now());
-        engine.resolve_traced();
-        Ok(())
+        self.engine.start_tracing(capacity, one_in)
     }
 
     /// Stops the log; an operation that is being submitted may still be logged. Its contents stay for [`snapshot`](Self::snapshot) until it is started again.

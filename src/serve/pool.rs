@@ -42,9 +42,12 @@ use gpu_await_protocol::sync::Mutex;
 
 use self::acquire::Acquire;
 use self::builder::StreamPoolBuilder;
+use crate::batch::queue::Queue;
 use crate::error::admitter::{Admitter, AdmitterKind};
 use crate::error::unfinished::Unfinished;
 use crate::error::{Error, ErrorDetail, Result};
+use crate::kernel::{LaunchOn, sealed as launch_sealed};
+use crate::op::Op;
 use crate::runtime::clock::{Clock, Deadline};
 use crate::runtime::coop::Budget;
 use crate::stream::lease::{Lease, Permits};
@@ -572,6 +575,16 @@ impl Deref for PooledStream {
         &self.stream
     }
 }
+
+impl LaunchOn for PooledStream {
+    type Launched = Op<()>;
+
+    fn batch_of_one(&self, put: impl FnOnce(&Queue<'_>) -> Result<()>) -> Op<()> {
+        self.batch(put)
+    }
+}
+
+impl launch_sealed::Sealed for PooledStream {}
 
 impl sealed::Sealed for PooledStream {}
 

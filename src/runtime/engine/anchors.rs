@@ -4,9 +4,14 @@ use std::sync::Arc;
 
 use super::{DeviceStream, Engine};
 use crate::backend::Query;
+use crate::error::Result;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::tracer::{AnchorEvent, AskEvents};
 use crate::thread::relax::Relax;
+use crate::thread::role;
+
+/// Timed events that are made before the first traced operation needs one.
+const TIMED: usize = 256;
 
 /// The closest of this many is taken.
 const TRIES: usize = 8;
@@ -19,6 +24,19 @@ impl<S: DeviceStream> Engine<S> {
     #[cold]
     pub(crate) fn call_to_resolve(self: &Arc<Self>) {
         self.errand(|engine| engine.resolve_traced());
+    }
+
+    /// Starts the log of operations. Blocks for about a millisecond.
+    pub(crate) fn start_tracing(&self, capacity: usize, one_in: u32) -> Result<()> {
+        role::check_driver("starting the timeline")?;
+        self.check_health()?;
+        if !self.options.stepped {
+            let events = TIMED.min(capacity.saturating_mul(2));
+            drop((0..events).map_while(|_| self.timed_event_now()).collect::<Vec<_>>());
+        }
+        self.tracer.start(capacity, one_in, self.now());
+        self.resolve_traced();
+        Ok(())
     }
 
     /// Resolves traced operations that are complete. Only where driver calls may be made.
