@@ -254,25 +254,25 @@ impl<S: GraphSlots> Graph<S> {
             return Err(self.refuse(&passed, ErrorDetail::NotInGraph { op: NAME.into() }.into()));
         }
         let instance = self.instance(queue.handle());
-        let drawn = {
+        let submitted = {
             let mut instance = instance.lock();
             match instance.is_drawn_for(&passed) {
                 true => Ok(self.submit(&mut instance, queue, &passed)),
                 false => Err(instance.release_memory()),
             }
         };
-        let released = match drawn {
+        let released = match submitted {
             Ok(submitted) => return tell(queue, submitted?),
             Err(released) => released,
         };
         // Not under the lock, as the drop may free; and the closure may launch other graphs elsewhere.
         drop(released);
-        let draft = GraphList::of(passed.arrays.iter().map(|(span, _)| span));
-        let drawing = queue.drawing(&draft);
-        let drawn = self.definition.draw(&drawing, slots);
-        drawing.release_last();
-        drawn.map_err(|error| self.refuse(&passed, error))?;
-        let (list, shares, events) = draft.finish();
+        let graph_list = GraphList::of(passed.arrays.iter().map(|(span, _)| span));
+        let recording = queue.recording(&graph_list);
+        let recorded = self.definition.draw(&recording, slots);
+        recording.release_last();
+        recorded.map_err(|error| self.refuse(&passed, error))?;
+        let (list, shares, events) = graph_list.finish();
         // The closure continued after a failed launch: the next one fails as well.
         let is_whole = !has_failed(&passed);
         let outdated;

@@ -36,10 +36,10 @@ impl<'s> Queue<'s> {
     }
 
     /// A queue of the same stream whose launches are recorded in a graph's list.
-    pub(crate) fn drawing<'d>(&'d self, draft: &'d GraphList) -> Queue<'d> {
+    pub(crate) fn recording<'d>(&'d self, graph_list: &'d GraphList) -> Queue<'d> {
         let (stream, home, at) = (self.stream, self.home, self.at.clone());
         let in_verb = Cell::new(false);
-        let (last, writer) = (Cell::new(0), Some(Writer::Graph(draft)));
+        let (last, writer) = (Cell::new(0), Some(Writer::Graph(graph_list)));
         let (outcomes, not_send) = (LateOutcomes::default(), PhantomData);
         Queue {
             stream,
@@ -101,7 +101,7 @@ impl<'s> Queue<'s> {
     pub fn barrier(&self) {
         match self.writer {
             Some(Writer::Replay(run)) => run.barrier.set(true),
-            Some(Writer::Graph(draft)) => draft.barrier.set(true),
+            Some(Writer::Graph(graph_list)) => graph_list.barrier.set(true),
             None => {}
         }
     }
@@ -179,8 +179,8 @@ impl<'s> Queue<'s> {
     ) -> Result<(), SubmitError> {
         let run = match writer {
             Writer::Replay(run) => run,
-            Writer::Graph(draft) => {
-                return draft.write(self.stream.engine(), footprint, launch, self.at.get());
+            Writer::Graph(graph_list) => {
+                return graph_list.write(self.stream.engine(), footprint, launch, self.at.get());
             }
         };
         let is_listed = launch.can_be_listed()
@@ -229,18 +229,20 @@ impl<'s> Queue<'s> {
         recorder: &Recorder,
         calls: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
     ) -> Result<(), SubmitError> {
-        let Some(Writer::Graph(draft)) = self.writer else {
+        let Some(Writer::Graph(graph_list)) = self.writer else {
             return Err(graph_list::refused(footprint));
         };
         let work = capture(self.stream, footprint, recorder, calls)?;
-        draft.write(self.stream.engine(), footprint, &work.launch(), self.at.get())
+        graph_list.write(self.stream.engine(), footprint, &work.launch(), self.at.get())
     }
 
     /// Writes the record of an event to the list of the graph.
     #[cold]
     pub(crate) fn draw_event(&self, event: &Event) -> Result<()> {
         match self.writer {
-            Some(Writer::Graph(draft)) => draft.record(self.stream.engine(), event, self.at.get()),
+            Some(Writer::Graph(graph_list)) => {
+                graph_list.record(self.stream.engine(), event, self.at.get())
+            }
             _ => event.record_in(self),
         }
     }

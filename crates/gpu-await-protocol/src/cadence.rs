@@ -50,7 +50,7 @@
 //! | yielding the core while a task checks or stays awake, on two cores | `mixed16_uniform`, p99 | 76 → 1,476 |
 //! | a poller and inboxes that never yield, and tasks that stop when yields are costly (2026-11-28) | `busy_cores.threads`, 300 µs, p50 | 31 → 3,344 |
 //! | sparing checks of lengths that do not repeat | `mixed16_uniform`, cores | 2.5 → 2.9 |
-//! | yielding to woken tasks ([`ready_tasks`](super::backlog)) | 1,024 tasks, awaits a second | 529,000 → 456,000 |
+//! | yielding to woken tasks ([`ready_tasks`](super::ready_tasks)) | 1,024 tasks, awaits a second | 529,000 → 456,000 |
 //!
 //! # Invariants
 //! 1. A planned look lies ahead, and no further than the cadence (`every_plan_makes_progress`).
