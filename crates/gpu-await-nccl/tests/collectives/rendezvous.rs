@@ -74,9 +74,11 @@ async fn a_duplicate_and_a_stranger() {
 
 #[tokio::test]
 async fn a_peer_that_never_comes() {
+    // Both must be there within it, however busy the machine is.
+    const SHORT: Duration = Duration::from_secs(3);
     let address = address();
     let began = Instant::now();
-    let join = |rank| Group::join_within(SOON, &address, rank, 4);
+    let join = |rank| Group::join_within(SHORT, &address, rank, 4);
     let (zero, two) = within(futures::future::join(join(0), join(2))).await;
     for error in [zero.unwrap_err(), two.unwrap_err()] {
         let is_right = |missing: &[usize]| missing == [1, 3];
@@ -85,7 +87,7 @@ async fn a_peer_that_never_comes() {
             "{error}"
         );
     }
-    assert!(began.elapsed() >= SOON && began.elapsed() < LIMIT);
+    assert!(began.elapsed() >= SHORT && began.elapsed() < LIMIT);
 }
 
 #[tokio::test]
