@@ -174,28 +174,9 @@ fn be(kind: Kind) {
 
 /// Gives the calling thread slices of 0.1 ms.
 fn ask_for_short_slices() {
-    /// `struct sched_attr`, as it is without what came later.
-    #[repr(C)]
-    struct Attributes {
-        size: u32,
-        policy: u32,
-        flags: u64,
-        nice: i32,
-        priority: u32,
-        runtime_ns: u64,
-        deadline_ns: u64,
-        period_ns: u64,
-    }
-    let attributes = Attributes {
-        size: size_of::<Attributes>() as u32,
-        policy: libc::SCHED_OTHER as u32,
-        flags: 0,
-        nice: 0,
-        priority: 0,
-        runtime_ns: 100_000,
-        deadline_ns: 0,
-        period_ns: 0,
-    };
+    // SAFETY: all zeros is a valid `sched_attr`, of the default policy.
+    let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
+    (attributes.size, attributes.sched_runtime) = (size_of_val(&attributes) as u32, 100_000);
     // SAFETY: of the calling thread; the structure is read, and as long as it says. Older systems ignore the time.
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
 }

@@ -71,7 +71,7 @@ pub(crate) fn device_with(completion: Completion) -> Device {
 }
 
 pub(crate) fn workers(count: usize) -> Runtime {
-    Builder::new_multi_thread().worker_threads(count).enable_all().build().expect("a runtime")
+    workers_that(count, || ())
 }
 
 /// Workers that begin with a call.

@@ -43,28 +43,16 @@ pub(crate) fn minimize_timer_slack() {
 pub(crate) fn ask_for_short_slices() {
     #[cfg(all(target_os = "linux", not(miri)))]
     {
-        /// `struct sched_attr`, as it is without what came later.
-        #[repr(C)]
-        #[derive(Default)]
-        struct Attributes {
-            size: u32,
-            policy: u32,
-            flags: u64,
-            nice: i32,
-            priority: u32,
-            runtime: u64,
-            deadline: u64,
-            period: u64,
-        }
         /// The least that it takes.
         const SLICE_NS: u64 = 100_000;
-        let size = size_of::<Attributes>() as u32;
-        let mut attributes = Attributes { size, ..Attributes::default() };
+        let size = size_of::<libc::sched_attr>() as u32;
+        // SAFETY: all zeros is a valid `sched_attr`.
+        let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
         // SAFETY: of the calling thread; the structure is writable and as long as is said.
         let got =
             unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) };
-        if got == 0 && attributes.policy == libc::SCHED_OTHER as u32 {
-            (attributes.size, attributes.runtime) = (size, SLICE_NS);
+        if got == 0 && attributes.sched_policy == libc::SCHED_OTHER as u32 {
+            (attributes.size, attributes.sched_runtime) = (size, SLICE_NS);
             // SAFETY: likewise; it is read. Refused, the slices stay as they are.
             unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
         }

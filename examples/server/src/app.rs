@@ -218,7 +218,7 @@ pub(crate) async fn answer<C, K>(
         response.extensions_mut().insert(times);
         Ok(response)
     };
-    // Dropped when its time is up; the device goes on with what it was given.
+    // A timeout drops the future; the device still finishes the submitted work.
     let limit = app.options.request_timeout_ms;
     tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(Failure::timed_out()))
 }

@@ -38,7 +38,7 @@ struct Watched {
 /// The layer around each route.
 pub(crate) async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     static NEXT: AtomicU64 = AtomicU64::new(1);
-    // The client's, if it is short; one of ours otherwise. ORDERING: Relaxed: only different numbers are asked for.
+    // Use the client's id if it has at most 64 characters, else generate one. ORDERING: Relaxed: ids only have to be unique.
     let theirs = request.headers().get(REQUEST_ID).cloned();
     let id = theirs.filter(|id| id.to_str().is_ok_and(|id| (1..=64).contains(&id.len())));
     let id = id.unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed).into());
