@@ -258,7 +258,7 @@ impl<S: DeviceStream> Engine<S> {
         self.registry.insert(stream.progress().id, Arc::downgrade(stream));
     }
 
-    /// Removes a stream that is being dropped.
+    /// Removes a stream whose drop has let go of all that it had.
     pub(crate) fn remove_stream(&self, id: u64) {
         self.registry.remove(id);
     }

@@ -2,7 +2,7 @@
 //!
 //! | a stream is | from | until |
 //! |---|---|---|
-//! | registered | its creation | its drop |
+//! | registered | its creation | the end of its drop |
 //!
 //! # Invariants
 //! 1. A stream is registered until its work is complete or its device lost, so that a wait for the whole device finds it
@@ -47,7 +47,12 @@ impl<S: PointStream> Registry<S> {
         self.streams.lock().push((id, stream));
     }
 
-    /// Removes a stream that is being dropped.
+    /// Whether a stream is being dropped.
+    pub(crate) fn is_one_ending(&self) -> bool {
+        self.streams.lock().iter().any(|(_, stream)| stream.strong_count() == 0)
+    }
+
+    /// Removes a stream whose drop has let go of all that it had.
     pub(crate) fn remove(&self, id: u64) {
         let mut streams = self.streams.lock();
         if let Some(at) = streams.iter().position(|(known, _)| *known == id) {

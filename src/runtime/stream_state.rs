@@ -424,6 +424,15 @@ impl std::fmt::Debug for StreamState {
 impl Drop for StreamState {
     fn drop(&mut self) {
         locks::assert_none("a stream's state");
+        self.end();
+        // Last: `close` waits for a stream that is registered and has no owner, which frees what it has.
+        self.engine.remove_stream(self.id());
+    }
+}
+
+impl StreamState {
+    /// Lets go of everything that it has; for its drop.
+    fn end(&mut self) {
         let engine = self.engine.clone();
         // Not `completed`: an event in front of the word's last value may have raised that, and the
         // late write would complete the tickets of the line's next stream.
@@ -443,7 +452,6 @@ impl Drop for StreamState {
         if stuck && self.owned {
             engine.give_up_stream();
         }
-        engine.remove_stream(self.id());
         // Waiters are left only if nothing will ever complete them: they look again, and get an error.
         for waker in self.queue.close() {
             engine.state.ready_tasks.enter();

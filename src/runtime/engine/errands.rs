@@ -137,9 +137,9 @@ impl<S: DeviceStream> Engine<S> {
     /// Runs a task on the reaper's thread, behind the drops sent before, with the device's context current: the values
     /// dropped there may be another library's.
     pub(super) fn reap(&self, task: impl FnOnce() + Send + 'static) {
-        // ORDERING: Relaxed, see `retire`.
-        self.retirements.fetch_add(1, Ordering::Relaxed);
         self.reaper.send(self.on_reaper(self.counted(task)));
+        // Behind the sending: who has read the new number waits for the task. ORDERING: Release, against `retirements`.
+        self.retirements.fetch_add(1, Ordering::Release);
         self.call_for_left();
     }
 

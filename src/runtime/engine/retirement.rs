@@ -26,8 +26,8 @@ impl<S: DeviceStream> Engine<S> {
     pub(crate) fn retire(self: &Arc<Self>, what: Remnant, users: UserList<S>) {
         let engine = self.clone();
         self.retired.lock().push(Retired { what, users, engine });
-        // ORDERING: Relaxed: a thread that compares has waited for the retiring thread, or looks again.
-        self.retirements.fetch_add(1, Ordering::Relaxed);
+        // Behind the entry: who has read the new number finds it. ORDERING: Release, against `retirements`.
+        self.retirements.fetch_add(1, Ordering::Release);
         if self.state.lost().is_some() {
             // There is no poller any more.
             self.sweep_retired(false);
@@ -62,12 +62,22 @@ impl<S: DeviceStream> Engine<S> {
 
     /// How often something was retired, or sent to be dropped.
     pub(crate) fn retirements(&self) -> u64 {
-        // ORDERING: Relaxed, see `retire`.
-        self.retirements.load(Ordering::Relaxed)
+        // ORDERING: Acquire: what was counted is in its place.
+        self.retirements.load(Ordering::Acquire)
+    }
+
+    /// Whether a stream is being dropped, which frees what it has.
+    pub(crate) fn ends_a_stream(&self) -> bool {
+        self.registry.is_one_ending()
     }
 
     /// Whether something is to be freed that no other device's stream uses.
     pub(crate) fn owes_frees(&self) -> bool {
+        if self.ends_a_stream() {
+            return true;
+        }
+        // What a sweep has taken is then free, or sent to be dropped and counted.
+        let _pressing = self.pressing.lock();
         let mut used_elsewhere = 0;
         for Retired { what, users, .. } in &*self.retired.lock() {
             if users.iter().all(|used| used.stream.device().id == self.state.id) {
