@@ -16,7 +16,7 @@
 //! | `raw` | a thread a stream: the bare driver, `cuStreamSynchronize` |
 //! | `spawn_blocking` | the same in tokio's `spawn_blocking`, once a kernel |
 //! | `await` | this crate |
-//! | `short_slices` | the same, with workers that ask for slices of 0.1 ms as the crate's poller does (Linux 6.12) |
+//! | `block_on` | the same, by a thread a task and no runtime |
 //! | `oneshot` | beside `host_fn`: a thread works as long and sends |
 //!
 //! With the argument `full` it measures on the host device as well. Two cores, or one: `taskset -c 0,1`.
@@ -56,14 +56,12 @@ fn main() {
     }
     let raw = measure::on_cuda().then(Raw::load);
     let runtime = measure::workers(cores());
-    let short = measure::workers_that(cores(), ask_for_short_slices);
     let bench = measure::on_worker(&runtime, Bench::new(measure::device()));
     for kind in [Kind::None, Kind::Threads, Kind::Nice, Kind::Batch, Kind::Session] {
         let _neighbours = Neighbours::start(kind);
-        for way in ["raw", "spawn_blocking", "await"] {
+        for way in ["raw", "spawn_blocking", "await", "block_on"] {
             nine(&runtime, &bench, raw, way).report(kind.name(), way);
         }
-        nine(&short, &bench, raw, "await").report(kind.name(), "short_slices");
     }
     let _neighbours = Neighbours::start(Kind::Threads);
     host_fn(&runtime);
@@ -172,15 +170,6 @@ fn be(kind: Kind) {
     assert_eq!(refused, 0);
 }
 
-/// Gives the calling thread slices of 0.1 ms.
-fn ask_for_short_slices() {
-    // SAFETY: all zeros is a valid `sched_attr`, of the default policy.
-    let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
-    (attributes.size, attributes.sched_runtime) = (size_of_val(&attributes) as u32, 100_000);
-    // SAFETY: of the calling thread; the structure is read, and as long as it says. Older systems ignore the time.
-    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
-}
-
 // ---- nine tasks ---------------------------------------------------------------------------------
 
 #[derive(Clone)]
@@ -279,6 +268,19 @@ impl Series {
     }
 }
 
+/// The kernels of one task, awaited.
+async fn awaits(bench: Bench, ns: u64, stretch: Stretch) -> Vec<(u64, f64)> {
+    let stream = bench.device.stream().expect("a stream");
+    let mut series = Series::new(ns, stretch);
+    loop {
+        let start = Instant::now();
+        bench.kernel(&stream, ns).await;
+        if !series.add(start) {
+            break series.late;
+        }
+    }
+}
+
 fn nine(runtime: &Runtime, bench: &Bench, raw: Option<&'static Raw>, way: &str) -> Late {
     let begin = Instant::now() + window(Duration::from_millis(200));
     let stretch = Stretch { begin, end: begin + window(Duration::from_secs(1)) };
@@ -319,21 +321,15 @@ fn nine(runtime: &Runtime, bench: &Bench, raw: Option<&'static Raw>, way: &str) 
             let joined = tasks.into_iter().flat_map(|task| runtime.block_on(task));
             joined.flatten().collect()
         }
-        _ => {
-            let tasks = TASKS.map(|ns| {
-                let bench = bench.clone();
-                runtime.spawn(async move {
-                    let stream = bench.device.stream().expect("a stream");
-                    let mut series = Series::new(ns, stretch);
-                    loop {
-                        let start = Instant::now();
-                        bench.kernel(&stream, ns).await;
-                        if !series.add(start) {
-                            break series.late;
-                        }
-                    }
-                })
+        "block_on" => {
+            let threads = TASKS.map(|ns| {
+                let awaits = awaits(bench.clone(), ns, stretch);
+                std::thread::spawn(move || futures::executor::block_on(awaits))
             });
+            threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
+        }
+        _ => {
+            let tasks = TASKS.map(|ns| runtime.spawn(awaits(bench.clone(), ns, stretch)));
             let joined = tasks.into_iter().flat_map(|task| runtime.block_on(task));
             joined.flatten().collect()
         }

@@ -71,13 +71,7 @@ pub(crate) fn device_with(completion: Completion) -> Device {
 }
 
 pub(crate) fn workers(count: usize) -> Runtime {
-    workers_that(count, || ())
-}
-
-/// Workers that begin with a call.
-pub(crate) fn workers_that(count: usize, begin: fn()) -> Runtime {
-    let mut builder = Builder::new_multi_thread();
-    builder.worker_threads(count).on_thread_start(begin).enable_all().build().expect("a runtime")
+    Builder::new_multi_thread().worker_threads(count).enable_all().build().expect("a runtime")
 }
 
 pub(crate) fn current_thread() -> Runtime {

@@ -197,8 +197,9 @@ impl<T: GemmElement> Gemm<T> {
     /// Puts the product on a stream, a device's current stream, or a batch. Ready proves *complete on the
     /// device*.
     ///
-    /// A scale of 0, also of -0.0, is no factor: if `beta` is 0, `c` is overwritten, whatever was there; if `alpha` is 0, the
-    /// product is 0, whatever `a` and `b` hold.
+    /// If `beta` is 0, also -0.0, it is no factor: `c` is overwritten, whatever was there. Of `alpha` that holds where `a` and `b` are finite:
+    /// the product is 0. cuBLASLt may sum in parts and scale each: where 0 meets an infinity or a NaN (an `alpha` of 0 with such
+    /// elements, an infinite `alpha` and a part whose sum is 0) it is its choice whether NaN comes out.
     ///
     /// # Blocking
     /// As a [launch](crate::Stream::launch): while the stream's queue is full, and the first time.

@@ -59,6 +59,20 @@ pub(crate) fn ask_for_short_slices() {
     }
 }
 
+/// How long the current thread has had a core, with the system's work for it, in nanoseconds; 0 where that is not known.
+pub(crate) fn thread_time_ns() -> u64 {
+    #[cfg(all(target_os = "linux", not(miri)))]
+    {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `time` is writable; the clock is the calling thread's.
+        let refused = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+        if refused == 0 {
+            return time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
+        }
+    }
+    0
+}
+
 /// Whether the system took the core from the current thread since its last such question.
 pub(crate) fn was_preempted() -> bool {
     #[cfg(all(target_os = "linux", not(miri)))]

@@ -20,6 +20,7 @@ use crate::system;
 use crate::thread::role::Role;
 use crate::thread::{contain, native, role};
 use gpu_await_protocol::cadence;
+use gpu_await_protocol::owed::Owed;
 use gpu_await_protocol::park::Rounds;
 
 /// Starts the poller of an engine.
@@ -49,6 +50,11 @@ struct Poller {
     last_progress: u64,
     last_press: u64,
     last_probe: u64,
+    owed: Owed,
+    /// While the cores are busy with others: how long the thread had had its core when this turn began.
+    turn_from: Option<u64>,
+    /// How much later than it should the last sleep ended.
+    late_ns: u64,
 }
 
 fn run(engine: &Weak<Engine>, attention: &Arc<Attention>, clock: &Clock) {
@@ -56,7 +62,7 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>, clock: &Clock) {
     system::minimize_timer_slack();
     system::ask_for_short_slices();
     coop::prepare();
-    let mut poller = Poller { active: Vec::new(), last_progress: 0, last_press: 0, last_probe: 0 };
+    let mut poller = Poller::new();
     while !attention.must_stop() {
         // A subscriber of `tracing` may panic anywhere; wakers and destructors are contained where they
         // are called.
@@ -78,12 +84,7 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>, clock: &Clock) {
             NextRound::Park(until) => {
                 // Once more: `stop` only wakes a poller that has announced its sleep.
                 if !attention.must_stop() && attention.park.commit(until) {
-                    if until == u64::MAX {
-                        std::thread::park();
-                    } else {
-                        let left = until.saturating_sub(now);
-                        std::thread::park_timeout(Duration::from_nanos(left));
-                    }
+                    poller.sleep(now, until, clock);
                 }
                 attention.park.resume();
             }
@@ -132,6 +133,41 @@ impl Rounds for Round<'_> {
 }
 
 impl Poller {
+    fn new() -> Self {
+        Poller {
+            active: Vec::new(),
+            last_progress: 0,
+            last_press: 0,
+            last_probe: 0,
+            owed: Owed::new(),
+            turn_from: None,
+            late_ns: 0,
+        }
+    }
+
+    /// Sleeps until then, or until it is called; where the cores are busy with others, first until it owes them nothing.
+    fn sleep(&mut self, now: u64, until: u64, clock: &Clock) {
+        if until == u64::MAX {
+            return std::thread::park();
+        }
+        let mut until = until;
+        let mut left = until.saturating_sub(now);
+        if let Some(turn_from) = self.turn_from {
+            let turn_ns = system::thread_time_ns().saturating_sub(turn_from);
+            let owed_ns = self.owed.sleep_ns(turn_ns);
+            std::thread::sleep(Duration::from_nanos(owed_ns));
+            (until, left) = (until.max(now + owed_ns), left.saturating_sub(owed_ns));
+        }
+        if left > 0 {
+            std::thread::park_timeout(Duration::from_nanos(left));
+        }
+        self.late_ns = clock.now().saturating_sub(until);
+        if let Some(turn_from) = &mut self.turn_from {
+            *turn_from = system::thread_time_ns();
+            self.owed.slept(self.late_ns > cadence::SLICE_NS);
+        }
+    }
+
     fn look(&mut self, engine: &Arc<Engine>, attention: &Attention) -> NextRound {
         let until = attention.park.look(&mut Round { poller: self, engine, attention });
         until.map_or(NextRound::Again, NextRound::Park)
@@ -151,6 +187,7 @@ impl Poller {
 
     /// Looks at every stream that is due, and whether the device is lost; true if anything moved.
     fn round(&mut self, engine: &Arc<Engine>) -> bool {
+        self.begin_turn(engine);
         // Here, and so once more after the poller announced its sleep: there may be no stream.
         engine.mourn();
         engine.wake_reclaimers();
@@ -172,6 +209,17 @@ impl Poller {
             self.last_progress = now;
         }
         moved
+    }
+
+    /// Notes whether the cores are busy with others, and how long the thread had its core so far.
+    fn begin_turn(&mut self, engine: &Engine) {
+        let now = engine.now();
+        engine.checkers.was_away(std::mem::take(&mut self.late_ns), now);
+        if engine.checkers.may_yield(now) {
+            self.turn_from = None;
+        } else if self.turn_from.is_none() {
+            self.turn_from = Some(system::thread_time_ns());
+        }
     }
 
     /// When to look next, after a round in which nothing moved.

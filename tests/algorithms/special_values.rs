@@ -602,8 +602,9 @@ mod products {
                         let case = Case { alpha, a, beta, c };
                         let name = std::any::type_name::<T>();
                         let what = || format!("{name}: {alpha} * {a} + {beta} * {c}");
-                        // Whether cuBLASLt multiplies then is its choice: it made NaN of these here, and elsewhere not.
-                        if alpha == 0.0 && !a.is_finite() {
+                        // Whether cuBLASLt multiplies by 0 then is its choice, of the whole or of a part of a sum: it made NaN of these
+                        // here, and elsewhere not.
+                        if alpha == 0.0 && !a.is_finite() || alpha.is_infinite() {
                             continue;
                         }
                         // The other terms of the sum are 0 * 1.

@@ -49,6 +49,8 @@
 //! | a task that stays awake while the poller wakes others often | `mixed16_uniform`, p99 | 51 → 66 |
 //! | yielding the core while a task checks or stays awake, on two cores | `mixed16_uniform`, p99 | 76 → 1,476 |
 //! | a poller and inboxes that never yield, and tasks that stop when yields are costly (2026-11-28) | `busy_cores.threads`, 300 µs, p50 | 31 → 3,344 |
+//! | a poller's slices of 0.1 ms (2026-11-28) | `busy_cores.threads`, p99 | 3,737 → 5,094 |
+//! | a poller that owes its neighbours nothing ([`owed`](super::owed), 2026-11-28) | `busy_cores.threads`, 3 ms, p50 | 63 → 960 |
 //! | sparing checks of lengths that do not repeat | `mixed16_uniform`, cores | 2.5 → 2.9 |
 //! | yielding to woken tasks ([`ready_tasks`](super::ready_tasks)) | 1,024 tasks, awaits a second | 529,000 → 456,000 |
 //!
@@ -105,10 +107,13 @@ pub const NAP_LEAST_NS: u64 = 20_000;
 pub const NAP_MOST_NS: u64 = 1_000_000;
 /// A checking task that is not polled for this long is served by the poller.
 pub const CHECK_AGAIN_NS: u64 = 100_000;
-/// A yield that takes longer was on a busy core, where a slice is 0.7 ms or more; a shorter one may have waited for a thread of this crate.
-pub const YIELD_MOST_NS: u64 = 500_000;
-/// For this long no other follows one that was.
-pub const YIELD_AGAIN_NS: u64 = 100_000_000;
+/// A thread that has its core back so much later than it should lost it to a neighbour, whose slice is 0.7 ms or more; what is less may have
+/// been a thread of this crate.
+pub const SLICE_NS: u64 = 500_000;
+/// For this long the cores count as busy with others, ...
+pub const BUSY_NS: u64 = 100_000_000;
+/// ... and twice as long each time that it happens again soon, up to this.
+pub const BUSY_MOST_NS: u64 = 3_200_000_000;
 /// While a future waits, the device's health is queried this often.
 pub const PROBE_NS: u64 = 5_000_000;
 /// An idle device whose loss is awaited is queried this often.

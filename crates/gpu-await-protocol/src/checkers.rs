@@ -3,21 +3,23 @@
 //! A permit expires: a future that was leaked in the middle of a check loses its permit by the clock.
 //!
 //! Who has a permit yields between its polls. On an idle core that takes a microsecond; on a busy one it lasts until the neighbours have
-//! had their slices of milliseconds, while a thread that sleeps gets its core as soon as it is woken. So yields are measured.
+//! had their slices of milliseconds, while a thread that sleeps gets its core as soon as it is woken. So yields are measured, and the
+//! poller's sleeps.
 //!
-//! | yields are | there are permits | until |
+//! | the cores are | there are permits | until |
 //! |---|---|---|
-//! | cheap | yes | one takes more than [`YIELD_MOST_NS`] |
-//! | costly | none, and no task is woken to check | [`YIELD_AGAIN_NS`] after the last such yield |
+//! | our own | yes | a yield or a sleep ends more than [`SLICE_NS`] late |
+//! | busy with others | none, no task is woken to check, and the poller sleeps as [`owed`](super::owed) says | [`BUSY_NS`] later; twice as long as the last time if that ended less than its own length ago, up to [`BUSY_MOST_NS`] |
 //!
 //! # Invariants
 //! 1. At most [`CHECKERS`] permits to check are held, and one to stay awake (`permits_are_few_and_come_back`,
 //!    `one_stays_awake_while_the_poller_wakes_often`).
-//! 2. A yield that costs a slice is the last for [`YIELD_AGAIN_NS`] (`a_costly_yield_is_the_last_for_a_while`).
+//! 2. A yield that costs a slice is the last for a while, and the last for longer if the next one does as well
+//!    (`a_costly_yield_is_the_last_for_a_while`, `busy_cores_are_tried_less_and_less`).
 //! 3. A late holder cannot give back a permit that has gone to another task (`a_late_checker_returns_nothing`).
 #![forbid(unsafe_code)]
 
-use super::cadence::{CHECK_AGAIN_NS, CHECKERS, OFTEN_NS, YIELD_AGAIN_NS, YIELD_MOST_NS};
+use super::cadence::{BUSY_MOST_NS, BUSY_NS, CHECK_AGAIN_NS, CHECKERS, OFTEN_NS, SLICE_NS};
 use crate::sync::{AtomicU64, Ordering};
 
 /// The permits of one device.
@@ -31,8 +33,9 @@ pub struct Checkers {
     gap_ns: AtomicU64,
     /// When it did so last.
     woke_at: AtomicU64,
-    /// Until when yields count as costly.
-    costly_until: AtomicU64,
+    /// Until when the cores count as busy with others, and how long that lasts.
+    busy_until: AtomicU64,
+    busy_for: AtomicU64,
 }
 
 /// A permit that is held.
@@ -52,23 +55,36 @@ impl Checkers {
             awake: AtomicU64::new(0),
             gap_ns: AtomicU64::new(10 * OFTEN_NS),
             woke_at: AtomicU64::new(0),
-            costly_until: AtomicU64::new(0),
+            busy_until: AtomicU64::new(0),
+            busy_for: AtomicU64::new(BUSY_NS),
         }
     }
 
-    /// Whether those who have permits may yield.
+    /// Whether those who have permits may yield: the cores are not busy with others.
     #[inline]
     pub fn may_yield(&self, now: u64) -> bool {
         // ORDERING: Relaxed, here and below: a time, for a guess.
-        self.costly_until.load(Ordering::Relaxed) <= now
+        self.busy_until.load(Ordering::Relaxed) <= now
     }
 
-    /// A yield that ended now took so long.
+    /// A yield that ended now took so long, or a sleep ended so much later than it should.
     #[inline]
-    pub fn yielded(&self, yield_ns: u64, now: u64) {
-        if yield_ns > YIELD_MOST_NS {
-            self.costly_until.store(now + YIELD_AGAIN_NS, Ordering::Relaxed);
+    pub fn was_away(&self, ns: u64, now: u64) {
+        // Another may have said so meanwhile.
+        if ns > SLICE_NS && self.may_yield(now) {
+            self.others_are_busy(now);
         }
+    }
+
+    #[cold]
+    fn others_are_busy(&self, now: u64) {
+        // ORDERING: Relaxed, as above.
+        let (before, known) = (&self.busy_until, self.busy_for.load(Ordering::Relaxed));
+        let ended = before.load(Ordering::Relaxed);
+        let is_soon = ended > 0 && now - ended < known;
+        let busy_for = if is_soon { (2 * known).min(BUSY_MOST_NS) } else { BUSY_NS };
+        self.busy_for.store(busy_for, Ordering::Relaxed);
+        before.store(now + busy_for, Ordering::Relaxed);
     }
 
     /// Takes a permit to check until `until`, if one is free and yields are cheap.

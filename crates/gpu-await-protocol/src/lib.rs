@@ -12,7 +12,7 @@
 //! | [`park`] | when the poller may sleep |
 //! | [`deadlines`] | which deadlines are due |
 //! | [`cadence`], [`estimator`] | when a wait is looked at, and by whom; how long work took |
-//! | [`checkers`] | which tasks check for themselves, and which one stays awake |
+//! | [`checkers`], [`owed`] | which tasks check for themselves, and which one stays awake; what the poller leaves its neighbours where cores are busy |
 //! | [`ready_tasks`] | whether woken tasks wait for a worker |
 //! | [`linked_outcome`] | whether work failed, or work that it read from |
 //! | [`event_pool`] | which events may be used again |
@@ -38,6 +38,7 @@ pub mod estimator;
 pub mod event_pool;
 pub mod hazard;
 pub mod linked_outcome;
+pub mod owed;
 pub mod park;
 pub mod point;
 pub mod ready_tasks;

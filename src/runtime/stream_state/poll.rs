@@ -235,7 +235,7 @@ impl StreamState {
         if checkers.may_yield(before) {
             std::thread::yield_now();
             let now = self.engine.now();
-            checkers.yielded(now.saturating_sub(before), now);
+            checkers.was_away(now.saturating_sub(before), now);
         }
     }
 
@@ -330,8 +330,8 @@ impl StreamState {
     fn may_check(&self, wait: &mut WaitState, now: u64) -> bool {
         if let Stage::Checking { permit, checked_at } = wait.stage {
             let away_ns = now.saturating_sub(checked_at);
-            if away_ns > cadence::YIELD_MOST_NS && system::was_preempted() {
-                self.engine.checkers.yielded(away_ns, now);
+            if away_ns > cadence::SLICE_NS && system::was_preempted() {
+                self.engine.checkers.was_away(away_ns, now);
             }
             // An executor that has other things to do: the poller looks by now.
             let is_late = away_ns > cadence::CHECK_AGAIN_NS;

@@ -9,6 +9,7 @@ use crate::under_test::cases::{config, sample, size};
 use gpu_await_protocol::cadence::{self, Age, Completion, Plan};
 use gpu_await_protocol::checkers::{CheckPermit, Checkers};
 use gpu_await_protocol::estimator::{self, Estimator, Window};
+use gpu_await_protocol::owed::{self, Owed};
 use gpu_await_protocol::ready_tasks::ReadyTasks;
 
 const US: u64 = 1_000;
@@ -431,19 +432,64 @@ fn a_costly_yield_is_the_last_for_a_while() {
     // Often enough that one stays awake.
     (0..40).for_each(|n| checkers.woke(now + n * 10_000));
     now += 400_000;
-    checkers.yielded(cadence::YIELD_MOST_NS, now);
+    checkers.was_away(cadence::SLICE_NS, now);
     let awake = checkers.stay_awake(now).expect("yields are cheap");
     let awake = checkers.keep_awake(awake, now).expect("they still are");
-    checkers.yielded(cadence::YIELD_MOST_NS + 1, now);
+    checkers.was_away(cadence::SLICE_NS + 1, now);
     assert!(checkers.keep_awake(awake, now).is_none());
     // Whoever could check or stay awake sleeps, until it is tried again.
-    for later in [0, cadence::YIELD_AGAIN_NS - 1] {
+    for later in [0, cadence::BUSY_NS - 1] {
         assert!(!checkers.may_yield(now + later));
         assert!(checkers.enter(now + later, u64::MAX).is_none());
         assert!(checkers.stay_awake(now + later).is_none());
     }
-    assert!(checkers.may_yield(now + cadence::YIELD_AGAIN_NS));
-    assert!(checkers.enter(now + cadence::YIELD_AGAIN_NS, u64::MAX).is_some());
+    assert!(checkers.may_yield(now + cadence::BUSY_NS));
+    assert!(checkers.enter(now + cadence::BUSY_NS, u64::MAX).is_some());
+}
+
+/// Each try costs a slice while the neighbours stay: they become rare. Of later neighbours nothing is held against them.
+#[test]
+fn busy_cores_are_tried_less_and_less() {
+    let checkers = Checkers::new();
+    let mut now = 1_000_000;
+    let mut tries = 0;
+    while now < 20_000_000_000 {
+        if checkers.may_yield(now) {
+            tries += 1;
+            now += 4_000_000;
+            checkers.was_away(4_000_000, now);
+            // Another thread that lost the same slice.
+            checkers.was_away(4_000_000, now);
+        } else {
+            now += 1_000_000;
+        }
+    }
+    assert_eq!(tries, 11, "after 100, 200, 400, 800, 1600 ms, then every 3.2 s");
+    now += 2 * cadence::BUSY_MOST_NS;
+    checkers.was_away(4_000_000, now);
+    assert!(!checkers.may_yield(now) && checkers.may_yield(now + cadence::BUSY_NS));
+}
+
+/// A thread and a neighbour of so many times its weight: woken with more than its share, it waits for the neighbour's slice.
+#[test]
+fn a_light_thread_sleeps_longer() {
+    for (weight, at_most) in [(1, 0.01), (2, 0.01), (9, 0.06), (30, 0.2)] {
+        let mut owed = Owed::new();
+        let (mut late, mut slept) = (0, 0);
+        for _ in 0..20_000 {
+            let sleep_ns = owed.sleep_ns(6_000);
+            assert!((owed::LEAST * 6_000..=owed::MOST * 6_000).contains(&sleep_ns));
+            let is_late = sleep_ns < 6_000 * weight;
+            late += u32::from(is_late);
+            slept += 1;
+            owed.slept(is_late);
+        }
+        assert!(f64::from(late) / f64::from(slept) <= at_most, "{weight}: {late} of {slept}");
+    }
+    // One that is late now and then is not for that.
+    let mut owed = Owed::new();
+    (0..1000).for_each(|n| owed.slept(n % 3 == 0));
+    assert_eq!(owed.sleep_ns(6_000), owed::LEAST * 6_000);
 }
 
 #[test]
