@@ -21,23 +21,6 @@ use super::scan::ScanBy;
 use super::sequence::{Sequence, SequenceMut};
 use super::{histogram, reduce, scan, segmented, segmented_sort, select, sort, top_k};
 
-/// What the docs of every verb say.
-macro_rules! blocking {
-    () => {
-        "# Blocking
-The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on the GPU: see
-[`Preload::preload`](crate::Preload::preload)."
-    };
-}
-
-/// The errors of most verbs.
-macro_rules! errors {
-    () => {
-        "Elements that were never written or whose producer failed; out of memory; an output of another length; a GPU below compute
-capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten."
-    };
-}
-
 /// Algorithms as methods of streams, devices and queues. Sealed.
 ///
 /// | on | a call returns |
@@ -47,6 +30,16 @@ capability 8.0; a lost or closed device. The outputs are then poisoned until the
 /// | a [`Queue`]: in a batch, a replayed batch, a graph | a `Result`, where a value of the host is [`Lent`] |
 ///
 /// All of them work on the device in the order of the stream, and take memory as every operation does.
+///
+/// # Errors
+/// Memory that is read and was never written, or whose producer failed; memory of another device; out of memory; arrays and outputs of
+/// other lengths than the verb says; a lost or closed device; a GPU below compute capability 8.0, but for
+/// [`transform`](Self::transform) and the verbs behind it. What else a verb refuses, it says. The outputs are then poisoned until they
+/// are overwritten.
+///
+/// # Blocking
+/// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on the GPU: see
+/// [`Preload`](crate::Preload).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no algorithms",
     label = "not a stream",
@@ -67,11 +60,6 @@ pub trait Algorithms: sealed::Sealed {
     /// The sum of no elements is 0. Integers are summed in 64 bits, `f16` and `bf16` in `f32`. A floating
     /// point result is the same from run to run on one device, and may differ between devices in its last
     /// bits.
-    ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -94,11 +82,6 @@ pub trait Algorithms: sealed::Sealed {
     /// *complete on the device*.
     ///
     /// See [`sum`](Self::sum).
-    ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -131,11 +114,6 @@ pub trait Algorithms: sealed::Sealed {
     /// on a device, and differs between devices in its last bits. A product that passes the ends of the type on its
     /// way stays there: in what order factors are multiplied depends on their number and the device. Which of both zeros and of NaNs is
     /// the least and the greatest, [`min`](Self::min) says.
-    ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -171,11 +149,6 @@ pub trait Algorithms: sealed::Sealed {
     ///
     /// See [`reduce`](Self::reduce).
     ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
-    ///
     /// # Source
     /// CUB's `DeviceReduce``::Reduce`
     #[track_caller]
@@ -197,11 +170,6 @@ pub trait Algorithms: sealed::Sealed {
     /// IEEE 754's `minimum`: −0 is less than +0, and a NaN has no sign and all bits of the payload. Of `f64` both zeros are equal, and
     /// all NaNs: it is any of them.
     ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
-    ///
     /// # Source
     /// CUB's `DeviceReduce``::Min`
     #[track_caller]
@@ -213,11 +181,6 @@ pub trait Algorithms: sealed::Sealed {
     /// *complete on the device*.
     ///
     /// See [`min`](Self::min).
-    ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceReduce``::Min`
@@ -234,11 +197,6 @@ pub trait Algorithms: sealed::Sealed {
     /// *visible to the host*.
     ///
     /// The first NaN, if there is one; `None` of nothing.
-    ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -262,11 +220,6 @@ pub trait Algorithms: sealed::Sealed {
     ///
     /// See [`arg_min`](Self::arg_min). Of nothing it is `u64::MAX`.
     ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
-    ///
     /// # Source
     /// CUB's `DeviceReduce``::ArgMin`
     #[track_caller]
@@ -283,11 +236,6 @@ pub trait Algorithms: sealed::Sealed {
     /// A NaN, if there is one; of nothing the least value of the type, an infinity for floats. Of zeros and NaNs it is
     /// IEEE 754's `maximum`, as [`min`](Self::min) is its `minimum`.
     ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
-    ///
     /// # Source
     /// CUB's `DeviceReduce``::Max`
     #[track_caller]
@@ -301,11 +249,6 @@ pub trait Algorithms: sealed::Sealed {
     /// *complete on the device*.
     ///
     /// See [`max`](Self::max).
-    ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceReduce``::Max`
@@ -321,11 +264,6 @@ pub trait Algorithms: sealed::Sealed {
     /// Finds where the greatest element is, the first of equal ones. Ready proves that the value is *visible to the host*.
     ///
     /// The first NaN, if there is one; `None` of nothing.
-    ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -349,11 +287,6 @@ pub trait Algorithms: sealed::Sealed {
     ///
     /// See [`arg_max`](Self::arg_max). Of nothing it is `u64::MAX`.
     ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
-    ///
     /// # Source
     /// CUB's `DeviceReduce``::ArgMax`
     #[track_caller]
@@ -368,11 +301,6 @@ pub trait Algorithms: sealed::Sealed {
     /// Sums the products of two arrays' elements up. Ready proves that the value is *visible to the host*.
     ///
     /// See [`sum`](Self::sum). The arrays have the same length.
-    ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -403,11 +331,6 @@ pub trait Algorithms: sealed::Sealed {
     ///
     /// See [`dot`](Self::dot).
     ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
-    ///
     /// # Source
     /// CUB's `DeviceReduce``::Reduce`
     #[track_caller]
@@ -425,11 +348,6 @@ pub trait Algorithms: sealed::Sealed {
     /// Counts the elements that satisfy a condition. Ready proves that the value is *visible to the host*.
     ///
     /// See [`Compare`].
-    ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -462,11 +380,6 @@ pub trait Algorithms: sealed::Sealed {
     ///
     /// See [`count_if`](Self::count_if).
     ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
-    ///
     /// # Source
     /// CUB's `DeviceReduce``::TransformReduce`
     #[track_caller]
@@ -496,12 +409,6 @@ pub trait Algorithms: sealed::Sealed {
     /// is the same from run to run on a device, and differs between devices in its last bits.
     ///
     /// Which of both zeros and of NaNs is the least and the greatest, [`min`](Self::min) says.
-    ///
-    /// # Errors
-    /// Elements or offsets that were never written or whose producer failed; an output of another length; a GPU below
-    /// compute capability 8.0; a lost or closed device. The output is then poisoned until it is overwritten.
-    ///
-    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -548,11 +455,6 @@ pub trait Algorithms: sealed::Sealed {
     ///
     /// Which of both zeros and of NaNs is the least and the greatest, [`min`](Self::min) says; of `f64` it is the first of them.
     ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
-    ///
     /// # Examples
     /// ```
     /// # futures::executor::block_on(async {
@@ -593,11 +495,6 @@ pub trait Algorithms: sealed::Sealed {
     ///
     /// Which of both zeros and of NaNs is the least and the greatest, [`min`](Self::min) says; of `f64` it is the first of them.
     ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
-    ///
     /// # Examples
     /// ```
     /// # futures::executor::block_on(async {
@@ -631,11 +528,6 @@ pub trait Algorithms: sealed::Sealed {
     /// Floating point numbers come in the order of [`f32::total_cmp`]: -NaN, -inf, .., -0, 0, .., inf, NaN. It
     /// takes device memory as large as the elements while it runs.
     ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
-    ///
     /// # Examples
     /// ```
     /// # futures::executor::block_on(async {
@@ -659,11 +551,6 @@ pub trait Algorithms: sealed::Sealed {
     /// Floating point numbers come in the reverse order of [`f32::total_cmp`]: NaN, inf, .., 0, -0, .., -inf,
     /// -NaN. It takes device memory as large as the elements while it runs.
     ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
-    ///
     /// # Source
     /// CUB's `DeviceRadixSort``::SortKeysDescending`
     #[track_caller]
@@ -678,9 +565,6 @@ pub trait Algorithms: sealed::Sealed {
     ///
     /// # Errors
     /// [`ErrorDetail::Misaligned`](gpu_await::ErrorDetail::Misaligned): values that do not begin at a multiple of their size.
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -712,9 +596,6 @@ pub trait Algorithms: sealed::Sealed {
     ///
     /// # Errors
     /// [`ErrorDetail::Misaligned`](gpu_await::ErrorDetail::Misaligned): values that do not begin at a multiple of their size.
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceRadixSort``::SortPairsDescending`
@@ -734,12 +615,6 @@ pub trait Algorithms: sealed::Sealed {
     /// not overlap. The order is that of [`sort`](Self::sort). A segment is sorted by a warp or, if it is longer than
     /// that holds, by a block: a few long ones leave most of the GPU idle. It takes device memory as large as the
     /// elements while it runs.
-    ///
-    /// # Errors
-    /// Elements or offsets that were never written or whose producer failed; out of memory; a GPU below compute
-    /// capability 8.0; a lost or closed device. The arrays are then poisoned until they are overwritten.
-    ///
-    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -768,12 +643,6 @@ pub trait Algorithms: sealed::Sealed {
     ///
     /// The order is that of [`sort_descending`](Self::sort_descending). See [`segmented_sort`](Self::segmented_sort).
     ///
-    /// # Errors
-    /// Elements or offsets that were never written or whose producer failed; out of memory; a GPU below compute
-    /// capability 8.0; a lost or closed device. The arrays are then poisoned until they are overwritten.
-    ///
-    #[doc = blocking!()]
-    ///
     /// # Source
     /// CUB's `DeviceSegmentedSort::SortKeysDescending`
     #[track_caller]
@@ -795,10 +664,6 @@ pub trait Algorithms: sealed::Sealed {
     ///
     /// # Errors
     /// [`ErrorDetail::Misaligned`](gpu_await::ErrorDetail::Misaligned): values that do not begin at a multiple of their size.
-    /// Elements or offsets that were never written or whose producer failed; out of memory; values of another length; a GPU below compute
-    /// capability 8.0; a lost or closed device. The arrays are then poisoned until they are overwritten.
-    ///
-    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceSegmentedSort::StableSortPairs`
@@ -828,10 +693,6 @@ pub trait Algorithms: sealed::Sealed {
     ///
     /// # Errors
     /// [`ErrorDetail::Misaligned`](gpu_await::ErrorDetail::Misaligned): values that do not begin at a multiple of their size.
-    /// Elements or offsets that were never written or whose producer failed; out of memory; values of another length; a GPU below compute
-    /// capability 8.0; a lost or closed device. The arrays are then poisoned until they are overwritten.
-    ///
-    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceSegmentedSort::StableSortPairsDescending`
@@ -858,11 +719,7 @@ pub trait Algorithms: sealed::Sealed {
     /// of twice as much as they have.
     ///
     /// # Errors
-    /// More of them than elements; elements that were never written or whose producer failed; out of memory; a GPU
-    /// below compute capability 8.0; a lost or closed device. The outputs are then poisoned until they are
-    /// overwritten.
-    ///
-    #[doc = blocking!()]
+    /// More of them than elements.
     ///
     /// # Examples
     /// ```
@@ -895,11 +752,7 @@ pub trait Algorithms: sealed::Sealed {
     /// [`top_k`](Self::top_k).
     ///
     /// # Errors
-    /// More of them than elements; elements that were never written or whose producer failed; out of memory; a GPU
-    /// below compute capability 8.0; a lost or closed device. The outputs are then poisoned until they are
-    /// overwritten.
-    ///
-    #[doc = blocking!()]
+    /// More of them than elements.
     ///
     /// # Examples
     /// ```
@@ -940,11 +793,7 @@ pub trait Algorithms: sealed::Sealed {
     /// They come in the order of [`sort`](Self::sort). See [`top_k`](Self::top_k).
     ///
     /// # Errors
-    /// More of them than elements; elements that were never written or whose producer failed; out of memory; a GPU
-    /// below compute capability 8.0; a lost or closed device. The outputs are then poisoned until they are
-    /// overwritten.
-    ///
-    #[doc = blocking!()]
+    /// More of them than elements.
     ///
     /// # Source
     /// CUB's `DeviceRadixSort``::SortKeys`
@@ -965,11 +814,7 @@ pub trait Algorithms: sealed::Sealed {
     /// [`bottom_k`](Self::bottom_k).
     ///
     /// # Errors
-    /// More of them than elements; elements that were never written or whose producer failed; out of memory; a GPU
-    /// below compute capability 8.0; a lost or closed device. The outputs are then poisoned until they are
-    /// overwritten.
-    ///
-    #[doc = blocking!()]
+    /// More of them than elements.
     ///
     /// # Source
     /// CUB's `DeviceRadixSort``::SortPairs`
@@ -999,11 +844,6 @@ pub trait Algorithms: sealed::Sealed {
     ///
     /// An output must be at least as long as the input, because its final length is not known beforehand; the
     /// rest stays as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
-    ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -1037,11 +877,6 @@ pub trait Algorithms: sealed::Sealed {
     /// See [`copy_if`](Self::copy_if). An output must be at least as long as the input, because its final
     /// length is not known beforehand; the rest stays as it was, and so all of it must have been written
     /// before ([`zeros`](Stream::zeros)).
-    ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -1078,11 +913,6 @@ pub trait Algorithms: sealed::Sealed {
     /// An output must be at least as long as the input, because its final length is not known beforehand; the
     /// rest stays as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
     ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
-    ///
     /// # Source
     /// CUB's `DevicePartition::If`
     #[track_caller]
@@ -1106,11 +936,6 @@ pub trait Algorithms: sealed::Sealed {
     /// final length is not known beforehand; the rest stays as it was, and so all of it must have been
     /// written before ([`zeros`](Stream::zeros)).
     ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
-    ///
     /// # Source
     /// CUB's `DevicePartition::If`
     #[track_caller]
@@ -1132,11 +957,6 @@ pub trait Algorithms: sealed::Sealed {
     ///
     /// An output must be at least as long as the input, because its final length is not known beforehand; the
     /// rest stays as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
-    ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -1168,11 +988,6 @@ pub trait Algorithms: sealed::Sealed {
     /// length is not known beforehand; the rest stays as it was, and so all of it must have been written
     /// before ([`zeros`](Stream::zeros)).
     ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
-    ///
     /// # Source
     /// CUB's `DeviceSelect``::Unique`
     #[track_caller]
@@ -1192,11 +1007,6 @@ pub trait Algorithms: sealed::Sealed {
     /// are the distinct ones and how often each is there. An output is at least as long as the input, as nobody
     /// knows before how many runs there are; the rest stays as it was, and so all of it must have been written
     /// before ([`zeros`](Stream::zeros)). The same elements give the same outputs on every device.
-    ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
     ///
     /// # Examples
     /// ```
@@ -1229,11 +1039,6 @@ pub trait Algorithms: sealed::Sealed {
     ///
     /// See [`run_length_encode`](Self::run_length_encode).
     ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
-    ///
     /// # Source
     /// CUB's `DeviceRunLengthEncode::Encode`
     #[track_caller]
@@ -1255,11 +1060,6 @@ pub trait Algorithms: sealed::Sealed {
     /// An output must be at least as long as the input, because its final length is not known beforehand; the
     /// rest stays as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
     ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
-    ///
     /// # Source
     /// CUB's `DeviceSelect``::Flagged`
     #[track_caller]
@@ -1280,11 +1080,6 @@ pub trait Algorithms: sealed::Sealed {
     /// length is not known beforehand; the rest stays as it was, and so all of it must have been written
     /// before ([`zeros`](Stream::zeros)).
     ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
-    ///
     /// # Source
     /// CUB's `DeviceSelect``::Flagged`
     #[track_caller]
@@ -1303,11 +1098,6 @@ pub trait Algorithms: sealed::Sealed {
     ///
     /// An output must be at least as long as the input, because its final length is not known beforehand; the
     /// rest stays as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
-    ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DevicePartition::Flagged`
@@ -1331,11 +1121,6 @@ pub trait Algorithms: sealed::Sealed {
     /// See [`partition_flagged`](Self::partition_flagged). An output must be at least as long as the input,
     /// because its final length is not known beforehand; the rest stays as it was, and so all of it must have
     /// been written before ([`zeros`](Stream::zeros)).
-    ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DevicePartition::Flagged`
@@ -1363,11 +1148,6 @@ pub trait Algorithms: sealed::Sealed {
     /// An output must be at least as long as the input, because its final length is not known beforehand; the
     /// rest stays as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
     ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
-    ///
     /// # Source
     /// CUB's `DeviceSelect``::Flagged`
     #[track_caller]
@@ -1386,11 +1166,6 @@ pub trait Algorithms: sealed::Sealed {
     /// See [`positions`](Self::positions). An output must be at least as long as the input, because its
     /// final length is not known beforehand; the rest stays as it was, and so all of it must have been
     /// written before ([`zeros`](Stream::zeros)).
-    ///
-    /// # Errors
-    #[doc = errors!()]
-    ///
-    #[doc = blocking!()]
     ///
     /// # Source
     /// CUB's `DeviceSelect``::Flagged`
@@ -1417,11 +1192,7 @@ pub trait Algorithms: sealed::Sealed {
     ///
     /// # Errors
     /// A range that ends before it begins; of floats also one that is not finite, is empty, or is too narrow for its
-    /// bins; no bin; 2^31 bins or more. Elements that were never written or whose producer failed; out of memory; a
-    /// GPU below compute capability 8.0; a lost or closed device. The counts are then poisoned until they are
-    /// overwritten.
-    ///
-    #[doc = blocking!()]
+    /// bins; no bin; 2^31 bins or more.
     ///
     /// # Examples
     /// ```
@@ -1456,11 +1227,7 @@ pub trait Algorithms: sealed::Sealed {
     /// [`histogram`](Self::histogram).
     ///
     /// # Errors
-    /// Levels of another length; no bin; 2^31 bins or more. Elements or levels that were never written or whose
-    /// producer failed; out of memory; a GPU below compute capability 8.0; a lost or closed device. The counts are
-    /// then poisoned until they are overwritten.
-    ///
-    #[doc = blocking!()]
+    /// No bin; 2^31 bins or more.
     ///
     /// # Examples
     /// ```
@@ -1502,9 +1269,8 @@ pub trait Algorithms: sealed::Sealed {
     /// [`Stream::launch`].
     ///
     /// # Errors
-    /// [`ErrorDetail::LengthMismatch`](gpu_await::ErrorDetail::LengthMismatch); [`ErrorDetail::LiteralOutOfRange`](gpu_await::ErrorDetail::LiteralOutOfRange): a number in the formula that the integers do not have;
-    /// arrays that nothing has written or whose producer failed; memory of another device; a device that is lost or closed. The
-    /// output is then poisoned until it is overwritten.
+    /// [`ErrorDetail::LiteralOutOfRange`](gpu_await::ErrorDetail::LiteralOutOfRange): a number in the formula that the integers do
+    /// not have.
     ///
     /// # Examples
     /// ```
@@ -1543,9 +1309,6 @@ pub trait Algorithms: sealed::Sealed {
     /// # Blocking
     /// As [`transform`](Self::transform), with which it shares its kernels.
     ///
-    /// # Errors
-    /// As [`transform`](Self::transform).
-    ///
     /// # Examples
     /// ```
     /// # futures::executor::block_on(async {
@@ -1575,9 +1338,6 @@ pub trait Algorithms: sealed::Sealed {
     /// The formula ends with a comparison, as `|x| x.gt(0.0) & x.lt(1.0)`; otherwise it is [`transform`](Self::transform).
     ///
     /// # Blocking
-    /// As [`transform`](Self::transform).
-    ///
-    /// # Errors
     /// As [`transform`](Self::transform).
     ///
     /// # Examples
@@ -1611,9 +1371,6 @@ pub trait Algorithms: sealed::Sealed {
     /// # Blocking
     /// The first use for a type, as [`transform`](Self::transform); [`Preload`](crate::Preload) has a method that loads it ahead.
     ///
-    /// # Errors
-    /// Memory of another device; a device that is lost or closed.
-    ///
     /// # Examples
     /// ```
     /// # futures::executor::block_on(async {
@@ -1643,9 +1400,6 @@ pub trait Algorithms: sealed::Sealed {
     /// # Blocking
     /// The first use for two types, as [`transform`](Self::transform); [`preload_cast`](crate::Preload::preload_cast) loads it ahead.
     ///
-    /// # Errors
-    /// As [`transform`](Self::transform).
-    ///
     /// # Examples
     /// ```
     /// # futures::executor::block_on(async {
@@ -1673,9 +1427,6 @@ pub trait Algorithms: sealed::Sealed {
     ///
     /// # Blocking
     /// The first use for a type, as [`transform`](Self::transform); [`Preload`](crate::Preload) has a method that loads it ahead.
-    ///
-    /// # Errors
-    /// As [`transform`](Self::transform).
     ///
     /// # Examples
     /// ```
@@ -1707,9 +1458,6 @@ pub trait Algorithms: sealed::Sealed {
     ///
     /// # Blocking
     /// The first use for a type, as [`transform`](Self::transform); [`Preload`](crate::Preload) has a method that loads it ahead.
-    ///
-    /// # Errors
-    /// As [`transform`](Self::transform).
     ///
     /// # Examples
     /// ```
