@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Rebuilds every .ptx of kernels/ and of the example server from the .cu beside it.
+"""Rebuilds every .ptx of kernels/, of formulas in gpu-await-algorithms and of the example server from the .cu beside it.
 
     python3 kernels/build.py            build every kernel, write the .ptx files that changed
     python3 kernels/build.py --check    write nothing; exit 1 unless every committed .ptx is what a
@@ -25,8 +25,9 @@ import subprocess
 import sys
 
 KERNELS = pathlib.Path(__file__).resolve().parent
-FOLDERS = [KERNELS, KERNELS.parent / "examples" / "server" / "src"]
-NVRTC_DIR = KERNELS.parent / "target" / "nvrtc-12.0"
+ROOT = KERNELS.parent
+FOLDERS = [KERNELS, ROOT / "crates" / "gpu-await-algorithms" / "src" / "elementwise", ROOT / "examples" / "server" / "src"]
+NVRTC_DIR = ROOT / "target" / "nvrtc-12.0"
 REQUIREMENT = "nvidia-cuda-nvrtc-cu12==12.0.*"
 MAX_PTX_ISA = (8, 0)
 # --fmad=false: a fused multiply-add is in the PTX where the source says __fmaf_rn, and nowhere else

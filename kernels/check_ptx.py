@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Has NVIDIA's assembler read every kernel that the feature `algorithms` generates.
+"""Has NVIDIA's assembler read every kernel that gpu-await-algorithms generates.
 
     python3 kernels/check_ptx.py        all operations and types, for sm_60, sm_70, sm_80 and sm_90
 
 Needs Linux, Python 3.8, pip and cargo; no GPU. `ptxas` comes from a Python wheel of about 30 MB that is installed once into
-target/ptxas-12.8. For developers who changed src/algorithm/elementwise/ptx: CI downloads nothing of that size, and runs the same test
+target/ptxas-12.8. For developers who changed crates/gpu-await-algorithms/src/elementwise/ptx: CI downloads nothing of that size, and runs the same test
 without the assembler.
 
 Exit status: that of the test; 2 if the assembler could not be had.
@@ -26,7 +26,7 @@ def main():
     if not ASSEMBLER.exists() and not install():
         return 2
     environment = dict(os.environ, GPU_AWAIT_PTXAS=str(ASSEMBLER))
-    command = ["cargo", "test", "--package", "gpu-await", "--features", "algorithms", "--lib", "every_kernel_assembles"]
+    command = ["cargo", "test", "--package", "gpu-await-algorithms", "--lib", "every_kernel_assembles"]
     return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
 

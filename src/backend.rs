@@ -32,7 +32,7 @@ pub(crate) use stream::StreamCalls;
 #[cfg(feature = "cuda")]
 pub(crate) use twin::ArgPointers;
 pub use twin::Grid;
-pub(crate) use twin::{ArgBlock, HostTwin};
+pub use twin::{ArgBlock, HostTwin};
 
 use crate::error::{DriverCode, LossCause};
 

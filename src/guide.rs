@@ -12,10 +12,7 @@
     doc = "| [`blas_fft`] | matrix products by cuBLASLt, Fourier transforms by cuFFT |"
 )]
 //! | [`graphs`] | many small kernels as one launch |
-#![cfg_attr(
-    feature = "algorithms",
-    doc = "| [`algorithms`] | sums, scans, sorts, selections; formulas without a kernel |"
-)]
+//! | [gpu-await-algorithms](https://docs.rs/gpu-await-algorithms), a crate | sums, scans, sorts, selections; formulas without a kernel |
 //! | [`server`] | admission, batching, deadlines, shutting down |
 #![cfg_attr(
     feature = "test-util",
@@ -75,14 +72,6 @@ pub mod blas_fft {}
 /// Reference: [`Stream::batch`](crate::Stream::batch), [`Stream::replay`](crate::Stream::replay),
 /// [`Region`](crate::Region), [`Graph`](crate::Graph), [`Queue`](crate::Queue).
 pub mod graphs {}
-
-#[cfg(feature = "algorithms")]
-#[doc = include_str!("guide/algorithms.md")]
-///
-/// Reference: [`Stream::sum`](crate::Stream::sum), [`Stream::sort`](crate::Stream::sort),
-/// [`Compare`](crate::Compare), [`ReduceOp`](crate::ReduceOp), [`transform!`](crate::transform!),
-/// [`AlgorithmFamily`](crate::AlgorithmFamily).
-pub mod algorithms {}
 
 #[doc = include_str!("guide/server.md")]
 ///

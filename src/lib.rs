@@ -53,7 +53,7 @@
 //! | [`LaunchConfig`], [`Occupancy`] | a geometry, and one that fills the device |
 //! | [`kernels`] | those that come with the crate |
 //! | [`Stream::replay`], [`Region`], [`Graph`] | many small launches as one |
-//! | `Stream::sum`, `Stream::sort`, `transform!` and others | algorithms and formulas (feature `algorithms`) |
+//! | [`gpu-await-algorithms`](https://docs.rs/gpu-await-algorithms) | a crate: sums, scans, sorts, selections, formulas |
 //! | `Blas`, `Fft` | matrix products, Fourier transforms (features `blas`, `fft`) |
 //!
 //! # Services
@@ -97,7 +97,6 @@
 //! | `cuda-auto` | yes | NVIDIA GPUs; no toolkit is needed to build |
 //! | `cuda` | | the same, with the CUDA version chosen by `cudarc`'s features |
 //! | `tokio` | yes | operations take part in the cooperative budget of tokio's tasks; the core runs on any executor |
-//! | `algorithms` | | reductions, scans, sorts, selections, histograms and formulas over arrays |
 //! | `blas`, `fft` | | matrix products by cuBLASLt, Fourier transforms by cuFFT |
 //! | `tower` | | pools and batchers as services |
 //! | `test-util` | | the `testing` module |
@@ -125,8 +124,6 @@ pub(crate) mod op;
 pub(crate) mod serve;
 pub(crate) mod timeline;
 
-#[cfg(feature = "algorithms")]
-pub(crate) mod algorithm;
 #[cfg(feature = "blas")]
 pub(crate) mod blas;
 #[cfg(feature = "fft")]
@@ -135,11 +132,13 @@ pub(crate) mod fft;
 pub(crate) mod interop;
 
 pub mod guide;
+#[doc(hidden)]
+pub mod sibling;
 #[cfg(feature = "test-util")]
 pub mod testing;
 
 pub(crate) mod backend;
-#[cfg(all(doctest, feature = "algorithms"))]
+#[cfg(doctest)]
 mod must_not_compile;
 pub(crate) mod runtime;
 pub(crate) mod submit;
@@ -177,19 +176,6 @@ pub use num_complex;
 #[cfg(feature = "tower")]
 pub use tower_service;
 
-#[cfg(feature = "algorithms")]
-pub use algorithm::{
-    compare::Compare,
-    elementwise::arithmetic::Arithmetic,
-    elementwise::formula::{Formula, IntoTerm, Mask, Outcome, Term},
-    elementwise::operand::Operand,
-    elementwise::operands::{FormulaOver, OperandType, Operands},
-    elementwise::put::Index,
-    preload::AlgorithmFamily,
-    reduce_op::{BitOp, ReduceBy, ReduceOp, Reproducible},
-    scalar::Scalar,
-    sequence::{Sequence, SequenceMut, UpTo, UpToMut},
-};
 pub use backend::{DeviceKind, Grid, KernelAttributes};
 pub use batch::queue::Queue;
 pub use batch::region::Region;

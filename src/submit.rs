@@ -53,7 +53,7 @@ pub(crate) use self::devices::{check_can_wait, check_is_there, of_dependency, wr
 pub(crate) use self::edges::Edge;
 pub use self::enqueue::{Append, Uses};
 pub(crate) use self::event_node::EventNode;
-pub(crate) use self::footprint::Footprint;
+pub use self::footprint::Footprint;
 pub(crate) use self::graph::{CompiledGraph, GraphCell, Kept};
 #[cfg(all(feature = "blas", feature = "cuda"))]
 pub(crate) use self::known_calls::{CallKey, KnownCalls};

@@ -409,7 +409,7 @@ impl DeviceBuilder {
     }
 
     /// Sets how many elements a launch of a selection or of
-    /// [`run_length_encode`](crate::Stream::run_length_encode) takes at most, in whole tiles and at least one;
+    /// `run_length_encode` (of `gpu-await-algorithms`) takes at most, in whole tiles and at least one;
     /// by default about 2^30. An array of a few million elements is then cut like one of many gigabytes. On
     /// a host device it changes nothing.
     pub fn part_of_selections(mut self, elements: u32) -> Self {

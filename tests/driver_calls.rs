@@ -34,6 +34,8 @@ const OURS: i64 = 2;
 mod eventually;
 #[path = "under_test/foreign.rs"]
 mod foreign;
+#[path = "../crates/gpu-await-algorithms/tests/under_test/foreign_arrays.rs"]
+mod foreign_arrays;
 #[path = "under_test/limited.rs"]
 mod limited;
 #[path = "under_test/random.rs"]

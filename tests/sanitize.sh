@@ -15,10 +15,10 @@
 # found anything or a test failed. Under racecheck kernels are so slow that tests which go through lengths
 # leave out those above GPU_AWAIT_TEST_LARGEST elements, 65537 unless that is set. Up to there are the
 # boundaries of warps, blocks and tiles, and several tiles that look back at one another; what is left out,
-# 2^20 - 1 and 2^20 + 1, is more tiles, and the radix select of `of_many_*` in tests/algorithms/top_k.rs, which begins at
+# 2^20 - 1 and 2^20 + 1, is more tiles, and the radix select of `of_many_*` in top_k.rs, which begins at
 # 2^19: with GPU_AWAIT_TEST_LARGEST=600000 and a process for each of these tests the tool takes up to 128 GiB of
 # the host's memory. Blocks that take several tiles each are those of `more_than_a_grid`, which has a length of
-# its own and runs here as well; of histograms, segments and the operators of tests/algorithms/operators.rs racecheck sees
+# its own and runs here as well; of histograms, segments and the operators of operators.rs racecheck sees
 # none that do.
 set -euo pipefail
 cd "$(dirname "$0")/.."

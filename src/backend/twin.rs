@@ -41,7 +41,7 @@ impl Grid {
 }
 
 /// A kernel's host implementation, unpacking its own arguments.
-pub(crate) type HostTwin = Arc<dyn Fn(&Grid, &ArgBlock) + Send + Sync>;
+pub type HostTwin = Arc<dyn Fn(&Grid, &ArgBlock) + Send + Sync>;
 
 /// The maximum number of a kernel's arguments.
 const MOST_ARGS: usize = 12;
@@ -80,7 +80,7 @@ impl ArgBlock {
     /// Adds a value of any plain type, up to its size rounded to words.
     // Inlined: where the length is known this is one store.
     #[inline]
-    pub(crate) fn push_value(&mut self, bytes: &[u8]) {
+    pub fn push_value(&mut self, bytes: &[u8]) {
         let word = self.words.len() as u32;
         if bytes.len() <= 8 {
             self.push_word(bytes);
@@ -98,7 +98,7 @@ impl ArgBlock {
     }
 
     /// Adds an address of `memory_bytes` bytes.
-    pub(crate) fn push_memory(&mut self, address: u64, memory_bytes: u64) {
+    pub fn push_memory(&mut self, address: u64, memory_bytes: u64) {
         let word = self.words.len() as u32;
         self.words.push(address);
         self.slots.push(ArgSlot { word, memory_bytes });
@@ -122,14 +122,22 @@ impl ArgBlock {
     }
 
     /// The first `len` bytes of the value in slot `index`.
-    pub(crate) fn value(&self, index: usize, len: usize) -> &[u8] {
+    #[must_use]
+    pub fn value(&self, index: usize, len: usize) -> &[u8] {
         let word = self.slots[index].word as usize;
         &bytemuck::cast_slice(&self.words[word..])[..len]
     }
 
     /// The address in slot `index`.
-    pub(crate) fn address(&self, index: usize) -> u64 {
+    #[must_use]
+    pub fn address(&self, index: usize) -> u64 {
         self.words[self.slots[index].word as usize]
+    }
+
+    /// The bytes that the kernel may touch at the address in slot `index`.
+    #[must_use]
+    pub fn memory_bytes(&self, index: usize) -> u64 {
+        self.slots[index].memory_bytes
     }
 
     /// The addresses among the arguments, each with the bytes that the kernel may touch there.

@@ -75,13 +75,11 @@ impl fmt::Debug for Queue<'_> {
 
 impl<'s> Queue<'s> {
     /// State that the streams of the device share.
-    #[cfg(feature = "algorithms")]
     pub(crate) fn home(&self) -> &'s Arc<Home> {
         self.home
     }
 
     /// The last ticket that it submitted; 0 before.
-    #[cfg(feature = "algorithms")]
     pub(crate) fn last_ticket(&self) -> u64 {
         self.last.get()
     }

@@ -9,13 +9,16 @@ use std::thread::{self, ThreadId};
 
 use gpu_await_protocol::sync::Mutex;
 
-use crate::backend::{RawStream, StreamOptions};
+use crate::backend::{DeviceKind, RawStream, StreamOptions};
 use crate::error::Result;
 use crate::memory::pinned_pool::PinnedPool;
 use crate::runtime::stream_state::{StreamHandle, StreamState};
 use crate::runtime::{Engine, Point};
 use crate::thread::crew::Crew;
 use crate::thread::role;
+
+/// The compute capability whose kernels every later GPU runs as well: they are PTX.
+const GENERAL: (u32, u32) = (8, 0);
 
 /// The homes that have a stream for the current thread.
 struct Homes(RefCell<Vec<(ThreadId, Weak<Home>)>>);
@@ -34,7 +37,7 @@ impl Drop for Homes {
 }
 
 /// The pinned memory of a device, its own streams, and code that is loaded once for it.
-pub(crate) struct Home {
+pub struct Home {
     pub(crate) engine: Arc<Engine>,
     pub(crate) pinned: Arc<PinnedPool>,
     /// The threads of the staged copies.
@@ -79,6 +82,46 @@ impl Home {
             of_threads: Mutex::default(),
             loaded: Mutex::default(),
         }))
+    }
+
+    /// Checks the thread and the device, before something is loaded for an operation.
+    ///
+    /// # Errors
+    /// A thread that must not call the driver; a lost or closed device.
+    pub fn check_can_load(&self, what: &'static str) -> Result<()> {
+        role::check(what)?;
+        self.engine.check_open()
+    }
+
+    /// What kind of device it is.
+    #[must_use]
+    pub fn kind(&self) -> DeviceKind {
+        self.engine.backend.kind()
+    }
+
+    /// The device's name in messages.
+    #[must_use]
+    pub fn label(&self) -> &str {
+        self.engine.label()
+    }
+
+    /// The compute capability that kernels are chosen for: the device's, unless it is to run those of every GPU.
+    #[must_use]
+    pub fn capability_of_images(&self) -> (u32, u32) {
+        let capability = self.engine.backend.limits().compute_capability;
+        if self.engine.options.general_images { capability.min(GENERAL) } else { capability }
+    }
+
+    /// The most elements that a launch of a selection takes, if that is less than what its kernel can.
+    #[must_use]
+    pub fn part_of_selections(&self) -> Option<u32> {
+        self.engine.options.part_of_selections
+    }
+
+    /// Whether each operation is waited for before its call returns.
+    #[must_use]
+    pub fn verifies(&self) -> bool {
+        self.engine.options.verify
     }
 
     /// Whether copies of this device reach the other's memory directly; enables that once per pair.
@@ -199,7 +242,10 @@ impl Home {
     }
 
     /// The device's value of type `T`; loaded by the first to ask.
-    pub(crate) fn get_or_load<T: Any + Send + Sync, E>(
+    ///
+    /// # Errors
+    /// What `load` fails with.
+    pub fn get_or_load<T: Any + Send + Sync, E>(
         &self,
         load: impl FnOnce() -> std::result::Result<T, E>,
     ) -> std::result::Result<Arc<T>, E> {

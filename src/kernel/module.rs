@@ -31,6 +31,8 @@ pub struct Module {
 pub(crate) struct LoadedModule {
     engine: Arc<Engine>,
     raw: RawModule,
+    /// It is not loaded any more.
+    is_gone: bool,
     name: String,
     /// Instances of templates, each with its name in the image.
     instances: Vec<(String, String)>,
@@ -95,13 +97,22 @@ impl Module {
             bad(ImageProblem::Driver(code), log)
         })?;
         let Image { name, instances, .. } = image;
-        let loaded = LoadedModule { engine: engine.clone(), raw, name, instances, kernels };
+        let engine = engine.clone();
+        let loaded = LoadedModule { engine, raw, is_gone: false, name, instances, kernels };
         Ok(Module { loaded: Arc::new(loaded) })
     }
 
-    #[cfg(feature = "algorithms")]
     pub(crate) fn loaded(&self) -> &Arc<LoadedModule> {
         &self.loaded
+    }
+
+    /// Unloads it at once, where nothing of it was launched. Refused, it stays loaded.
+    pub(crate) fn unload(self) {
+        if let Some(mut loaded) = Arc::into_inner(self.loaded) {
+            // SAFETY: the module is loaded, nothing of it was launched, and nobody else has it.
+            unsafe { loaded.engine.backend.unload(loaded.raw) }.ok();
+            loaded.is_gone = true;
+        }
     }
 
     /// Compiles CUDA C++ for this device and loads it, off the executor: that takes milliseconds to minutes.
@@ -195,9 +206,13 @@ impl Module {
 }
 
 impl LoadedModule {
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
     /// A function by its name, or an instance of a template by the name that it was asked for with.
     pub(crate) fn function(&self, name: &str) -> Result<RawFunction> {
-        let LoadedModule { engine, raw, name: image, instances, kernels } = self;
+        let LoadedModule { engine, raw, name: image, instances, kernels, .. } = self;
         let instance = instances.iter().find(|(written, _)| written == name);
         let in_image = instance.map_or(name, |(_, lowered)| lowered);
         // SAFETY: the module is loaded for as long as `self` lives.
@@ -238,7 +253,7 @@ impl LoadedModule {
 impl Drop for LoadedModule {
     fn drop(&mut self) {
         let engine = &self.engine;
-        if !engine.is_usable() {
+        if self.is_gone || !engine.is_usable() {
             return;
         }
         // Launches of its kernels may still be queued: it is unloaded when they have finished.

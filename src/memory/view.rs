@@ -58,10 +58,28 @@ impl Tracking {
     }
 }
 
-impl Span<'_> {
+impl<'a> Span<'a> {
     /// The address of its beginning.
     pub(crate) fn ptr(&self) -> DevicePtr {
         self.memory.ptr().offset(self.range.start)
+    }
+
+    /// [`ptr`](Self::ptr), as a number.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.ptr().0
+    }
+
+    /// Its length.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    /// Its elements, as many as are said to be there.
+    #[must_use]
+    pub fn view<T: Element>(&self, len: usize) -> View<'a, T> {
+        View::over(self.clone(), len)
     }
 }
 

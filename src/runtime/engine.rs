@@ -88,10 +88,6 @@ pub(crate) struct EngineOptions {
     /// Kernels are those of a GPU without machine code of its own.
     pub(crate) general_images: bool,
     /// The most elements that a launch of a selection takes, if that is less than what its kernel can.
-    #[cfg_attr(
-        all(feature = "test-util", not(feature = "algorithms")),
-        expect(dead_code, reason = "only algorithms select")
-    )]
     pub(crate) part_of_selections: Option<u32>,
 }
 

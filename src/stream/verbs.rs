@@ -80,9 +80,6 @@ macro_rules! verbs {
     };
 }
 
-#[cfg(feature = "algorithms")]
-pub(crate) use verbs;
-
 verbs! {
     // ---- copies and fills -----------------------------------------------------------------
 

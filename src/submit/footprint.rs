@@ -23,7 +23,7 @@ use gpu_await_protocol::hazard::{Content, Mode};
 use gpu_await_protocol::point::Track;
 
 /// The memory and values that an operation touches.
-pub(crate) struct Footprint<'a> {
+pub struct Footprint<'a> {
     pub(super) name: Name<'a>,
     pub(super) accesses: SmallVec<[Access<'a>; 6]>,
     /// Most launches have nothing of it.
@@ -79,7 +79,7 @@ pub(super) type Loans = SmallVec<[Loan; 2]>;
 impl<'a> Footprint<'a> {
     /// An operation of that name, which touches nothing yet.
     #[inline]
-    pub(crate) fn new(verb: &'static str) -> Self {
+    pub fn new(verb: &'static str) -> Self {
         Footprint {
             name: Name::Verb(verb),
             accesses: SmallVec::new(),
@@ -101,15 +101,18 @@ impl<'a> Footprint<'a> {
         self.name = Name::Kernel(kernel);
     }
 
-    pub(crate) fn reads(&mut self, span: &Span<'a>) {
+    /// Reads the memory.
+    pub fn reads(&mut self, span: &Span<'a>) {
         self.touches(span, Mode::Read);
     }
 
-    pub(crate) fn overwrites(&mut self, span: &Span<'a>) {
+    /// Overwrites all of the memory, before reading any.
+    pub fn overwrites(&mut self, span: &Span<'a>) {
         self.touches(span, Mode::Overwrite);
     }
 
-    pub(crate) fn updates(&mut self, span: &Span<'a>) {
+    /// Reads and writes the memory.
+    pub fn updates(&mut self, span: &Span<'a>) {
         self.touches(span, Mode::ReadWrite);
     }
 
@@ -161,8 +164,7 @@ impl<'a> Footprint<'a> {
         self.may_block
     }
 
-    /// Whether the operation may go in front of the recorded list: all memory that it touches is its own
-    /// allocation.
+    /// Whether the operation may go in front of the recorded list: all memory that it touches is its own allocation.
     pub(crate) fn can_be_in_front(&self) -> bool {
         self.makes_buffer() && self.accesses.is_empty() && self.is_of_the_stream_alone()
     }
@@ -275,7 +277,7 @@ impl<'a> Footprint<'a> {
     }
 
     /// Poisons the outputs of an operation that was not entered, and returns the error.
-    pub(crate) fn poison(&self, error: Error) -> Error {
+    pub fn poison(&self, error: Error) -> Error {
         self.poison_all(error, |mode| mode == Mode::ReadWrite)
     }
 

@@ -1,8 +1,8 @@
 //! Algorithms as the driver sees them: an image once, then some launches, on the stream that they were called on.
 
-use gpu_await::{
-    AlgorithmFamily, BitOp, Compare, Completion, Device, DeviceBuffer, DeviceBuilder, ErrorDetail,
-    Op, ReduceBy, ReduceOp, Region, Reproducible, Stream,
+use gpu_await::{Completion, Device, DeviceBuffer, DeviceBuilder, ErrorDetail, Op, Region, Stream};
+use gpu_await_algorithms::{
+    AlgorithmFamily, Algorithms, BitOp, Compare, Preload, ReduceBy, ReduceOp, Reproducible,
 };
 
 use super::{Line, Live, OURS, StandIn, async_under_the_stand_in, device_with, my_calls, soon};
@@ -74,7 +74,7 @@ fn every_verb_is_launched() {
     async_under_the_stand_in(async |driver| {
         let device = device_with(Completion::Adaptive);
         let stream = device.stream().unwrap();
-        fn all<T: gpu_await::Scalar>(
+        fn all<T: gpu_await_algorithms::Scalar>(
             stream: &gpu_await::Stream,
             zero: T,
             one: T,
@@ -143,7 +143,10 @@ fn every_verb_is_launched() {
             }
             Ok(())
         }
-        fn bits<T: gpu_await::Scalar>(stream: &gpu_await::Stream, one: T) -> gpu_await::Result<()>
+        fn bits<T: gpu_await_algorithms::Scalar>(
+            stream: &gpu_await::Stream,
+            one: T,
+        ) -> gpu_await::Result<()>
         where
             BitOp: ReduceBy<T>,
         {
@@ -265,7 +268,12 @@ fn scans_in_one_order() {
     async_under_the_stand_in(async |driver| {
         let device = device_with(Completion::Adaptive);
         let stream = device.stream().unwrap();
-        fn check<T: gpu_await::Scalar>(stream: &Stream, driver: &StandIn, one: T, some: usize) {
+        fn check<T: gpu_await_algorithms::Scalar>(
+            stream: &Stream,
+            driver: &StandIn,
+            one: T,
+            some: usize,
+        ) {
             let x = stream.full(LEN, one).queued().unwrap();
             let mut y = stream.full(LEN, one).queued().unwrap();
             let (sum, product) = ((ReduceOp::Sum, some), (ReduceOp::Product, some));

@@ -1,6 +1,7 @@
 //! Elementwise algorithms as the driver sees them: a module once, then a launch each.
 
-use gpu_await::{Completion, ErrorDetail, In, InOut, Result, Stream, transform};
+use gpu_await::{Completion, ErrorDetail, In, InOut, Result, Stream};
+use gpu_await_algorithms::{Algorithms, Preload, transform};
 
 use super::{Line, OURS, StandIn, async_under_the_stand_in, device_with, my_calls, my_names, soon};
 

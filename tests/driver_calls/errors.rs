@@ -9,6 +9,7 @@ use std::{env, fs};
 use gpu_await::{
     Completion, Device, DeviceKind, ErrorDetail, ErrorKind, Image, ImageProblem, Module,
 };
+use gpu_await_algorithms::Algorithms;
 
 use super::{
     Line, OURS, async_under_the_stand_in, device_with, eventually, soon, under_the_stand_in,

@@ -2,8 +2,13 @@
 
 #[path = "../under_test/every_method.rs"]
 mod every_method;
+#[path = "../../crates/gpu-await-algorithms/tests/under_test/every_verb.rs"]
+mod every_verb;
+#[path = "../under_test/inside.rs"]
+mod inside;
 
 use gpu_await::{Completion, ErrorDetail, ErrorKind, Result};
+use inside::{Inside, World};
 
 use super::{MODES, async_under_the_stand_in, device_with, soon, under_the_stand_in};
 
@@ -13,7 +18,9 @@ fn no_public_method_calls_the_driver_there() {
     under_the_stand_in(|driver| {
         for mode in MODES {
             let device = device_with(mode);
-            every_method::World::new(&device).unwrap().run(every_method::Inside::HostFn).unwrap();
+            every_method::run(&device, Inside::HostFn).unwrap();
+            let device = device_with(mode);
+            World::new(&device).unwrap().run(Inside::HostFn, every_verb::every_verb).unwrap();
             assert_eq!(driver.misuse(), [""; 0], "{mode:?}");
         }
     });

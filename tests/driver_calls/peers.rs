@@ -3,6 +3,7 @@
 use gpu_await::Device;
 
 use super::foreign::Pair;
+use super::foreign_arrays;
 use super::{Line, async_under_the_stand_in, my_calls, my_names, soon, under_the_stand_in};
 
 /// What shows one device's memory to another one.
@@ -85,7 +86,11 @@ fn handles_of_another_gpu_never_reach_the_driver() {
         let (a, b) = (Device::cuda(0).unwrap(), Device::cuda(1).unwrap());
         let (again, host) = (Device::cuda(0).unwrap(), Device::host());
         let pairs = [(&a, &b), (&b, &a), (&a, &again), (&a, &host), (&host, &a)];
-        let complaints = pairs.map(|(ours, theirs)| Pair::new(ours, theirs).complaints()).concat();
+        let complaints = |(ours, theirs)| {
+            let pair = Pair::new(ours, theirs);
+            [pair.complaints(), pair.complaints_of(foreign_arrays::PROBES)].concat()
+        };
+        let complaints = pairs.map(complaints).concat();
         assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
         assert_eq!(driver.misuse(), [""; 0]);
     });

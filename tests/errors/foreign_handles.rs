@@ -54,8 +54,6 @@ const HANDLES: &[&str] = &[
     "Source",
     "Readable",
     "Writable",
-    "Sequence",
-    "SequenceMut",
     "Marks",
     "Args",
     "LaunchOn",
@@ -88,6 +86,9 @@ const NOT_TRIED: &[(&str, &str)] = &[
     ("close", "makes a gate on that stream"),
     ("close_for", "likewise"),
     ("gate", "a declaration: tried as `launch`"),
+    ("find", "of `src/sibling.rs`, which is no public interface"),
+    ("load_ahead", "likewise"),
+    ("one", "likewise"),
     ("high_priority_streams", "makes streams of that device, as `streams`"),
 ];
 

@@ -12,7 +12,6 @@ mod bad_input;
 mod error_lines;
 mod faults;
 mod foreign_handles;
-mod nothing_to_do;
 mod panics;
 mod subscribers;
 mod verify;

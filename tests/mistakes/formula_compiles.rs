@@ -1,7 +1,8 @@
 // compiles
 // 
 
-use gpu_await::{DeviceBuffer, Result, Stream, transform};
+use gpu_await::{DeviceBuffer, Result, Stream};
+use gpu_await_algorithms::{Algorithms, transform};
 
 fn call(stream: &Stream, a: f32, x: &DeviceBuffer<f32>, y: &mut DeviceBuffer<f32>) -> Result<()> {
     const HALF: f64 = 0.5;

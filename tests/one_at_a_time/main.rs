@@ -9,9 +9,6 @@ mod under_test {
     pub(crate) mod host_threads;
 }
 
-mod algorithms_in_order;
-mod algorithms_large;
-mod reproducible;
 mod timeline;
 mod timeline_events;
 mod timeline_page;

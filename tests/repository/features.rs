@@ -4,7 +4,7 @@
 //! | an entry | names |
 //! |---|---|
 //! | `` `tests/a.rs::b` ``, `` `examples/a/tests/b.rs::c` `` | a test function `b`, `c` in that file |
-//! | `` `examples/01_a` ``, `` `examples/a` ``, `` `benches/a` `` | an example, one with a crate of its own, or a bench |
+//! | `` `examples/01_a` ``, `` `examples/a` ``, `` `benches/a` ``, `` `crates/a/examples/b` `` | an example, one with a crate of its own, or a bench |
 //! | `` `src/a.rs` says "…" `` | a sentence in the documentation of that file |
 //! | `*later*: …` | nothing yet, and what it waits for |
 #![forbid(unsafe_code)]
@@ -71,7 +71,7 @@ fn complaint(name: &str, row: &Row) -> Option<String> {
             Some(text) if defines(&text, test) => None,
             Some(_) => Some(format!("{name}: no such test")),
         },
-        ("examples" | "benches", None) => {
+        ("examples" | "benches" | "crates", None) => {
             let of_it = [format!("{name}.rs"), format!("{name}/Cargo.toml")];
             let exists = of_it.iter().any(|file| read(file).is_some());
             (!exists).then(|| format!("{name}: no such file"))

@@ -1,4 +1,4 @@
-//! Committed PTX is what its source says: every `.cu` of `kernels/` and of the example `server` has a `.ptx` beside it that was built from
+//! Committed PTX is what its source says: every `.cu` of `kernels/`, of formulas and of the example `server` has a `.ptx` beside it that was built from
 //! exactly those bytes, loads on every driver from 525 on, and holds one kernel, named for the file (`math` holds functions alone).
 //!
 //! Needs no GPU and no compiler. `python3 kernels/build.py --check` says more: it compiles afresh and compares.
@@ -13,7 +13,8 @@ use sha2::{Digest, Sha256};
 use super::layering::root;
 
 /// Where there are kernels.
-const FOLDERS: [&str; 2] = ["kernels", "examples/server/src"];
+const FOLDERS: [&str; 3] =
+    ["kernels", "crates/gpu-await-algorithms/src/elementwise", "examples/server/src"];
 /// The newest PTX ISA that driver 525 (CUDA 12.0) loads.
 const MAX_PTX_ISA: (u32, u32) = (8, 0);
 /// The oldest architecture that must load the kernels: Pascal. The driver compiles them further for newer ones.
@@ -21,7 +22,7 @@ const TARGET: &str = "sm_60";
 /// Kernels that use what older architectures do not have, with the oldest that has it.
 const NEWER: &[(&str, &str)] = &[("kernels/cluster_sum", "sm_90")];
 /// Functions and no kernel.
-const FUNCTIONS: [&str; 1] = ["kernels/math"];
+const FUNCTIONS: [&str; 1] = ["crates/gpu-await-algorithms/src/elementwise/math"];
 const REBUILD: &str = "run `python3 kernels/build.py` and commit the result";
 
 #[test]

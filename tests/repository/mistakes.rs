@@ -26,23 +26,36 @@ fn libraries(name: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The library of `bytemuck` that this crate was made with: other features of it may be there as well.
-fn bytemuck() -> &'static Path {
-    static FOUND: OnceLock<PathBuf> = OnceLock::new();
-    FOUND.get_or_init(|| {
-        let probe = std::env::temp_dir().join(format!("bytemuck-{}.rs", std::process::id()));
-        let same = "pub fn theirs<T: gpu_await::bytemuck::Pod>() {}\n\
-                    pub fn ours<T: bytemuck::Pod>() { theirs::<T>() }\n";
-        fs::write(&probe, same).expect("a file");
-        let mut all = libraries("bytemuck").into_iter();
-        let found = all.find(|library| compile(&probe, library).is_empty());
-        fs::remove_file(probe).expect("it is there");
-        found.expect("the crate's own")
-    })
+/// The other libraries that mistakes use, of those that this crate was made with: other features of them may be there as well.
+fn others() -> &'static [(&'static str, PathBuf)] {
+    const SAME: [(&str, &str); 2] = [
+        (
+            "bytemuck",
+            "pub fn theirs<T: gpu_await::bytemuck::Pod>() {}\n\
+             pub fn ours<T: bytemuck::Pod>() { theirs::<T>() }\n",
+        ),
+        (
+            "gpu_await_algorithms",
+            "pub fn theirs<T: gpu_await_algorithms::Algorithms>() {}\n\
+             pub fn ours() { theirs::<gpu_await::Stream>() }\n",
+        ),
+    ];
+    static FOUND: OnceLock<Vec<(&str, PathBuf)>> = OnceLock::new();
+    FOUND.get_or_init(|| SAME.map(|(name, same)| (name, matching(name, same))).into())
+}
+
+/// The newest library with which a text compiles.
+fn matching(name: &'static str, same: &str) -> PathBuf {
+    let probe = std::env::temp_dir().join(format!("{name}-{}.rs", std::process::id()));
+    fs::write(&probe, same).expect("a file");
+    let mut all = libraries(name).into_iter();
+    let found = all.find(|library| compile(&probe, &[(name, library.clone())]).is_empty());
+    fs::remove_file(probe).expect("it is there");
+    found.unwrap_or_else(|| panic!("no {name} of this crate"))
 }
 
 /// What the compiler says.
-fn compile(file: &Path, bytemuck: &Path) -> String {
+fn compile(file: &Path, others: &[(&str, PathBuf)]) -> String {
     let library = libraries("gpu_await").swap_remove(0);
     let folder = library.parent().expect("a folder");
     let is = |name: &str, library: &Path| format!("{name}={}", library.display());
@@ -55,7 +68,8 @@ fn compile(file: &Path, bytemuck: &Path) -> String {
         .arg(&made)
         .arg("-L")
         .arg(format!("dependency={}", folder.display()))
-        .args(["--extern", &is("gpu_await", &library), "--extern", &is("bytemuck", bytemuck)])
+        .args(["--extern", &is("gpu_await", &library)])
+        .args(others.iter().flat_map(|(name, path)| ["--extern".to_owned(), is(name, path)]))
         .arg(file)
         .output()
         .expect("the compiler runs");
@@ -70,7 +84,7 @@ fn complaint(file: &Path) -> Option<String> {
     let mut lines = text.lines().map(|line| line.strip_prefix("//").unwrap_or("").trim());
     let mut header = || lines.next().unwrap_or("");
     let (expected, at, note) = (header(), header(), header());
-    let said = compile(file, bytemuck());
+    let said = compile(file, others());
     let is_error = |line: &&str| line.starts_with("error") && !line.starts_with("error: aborting");
     let errors: Vec<&str> = said.lines().filter(is_error).collect();
     let good = match (&errors[..], expected) {

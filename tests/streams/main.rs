@@ -7,6 +7,7 @@ mod under_test {
     pub(crate) mod eventually;
     pub(crate) mod every_method;
     pub(crate) mod host_threads;
+    pub(crate) mod inside;
     pub(crate) mod modes;
     pub(crate) mod settled;
 }

@@ -3,15 +3,15 @@
 //! [`PROBES`] is the list; `tests/errors/foreign_handles.rs` compares it with the public functions in `src`, so
 //! that a new one is tried as well. Each probe is documented to work, or a typed error without an
 //! operation: no driver call sees a handle or an address of another device.
+#![allow(dead_code, reason = "each test uses a part of it")]
 
 use futures::executor::block_on;
 use gpu_await::{
-    Compare, Copy2d, Device, DeviceBuffer, DeviceKind, DlpackConsumer, Error, ErrorDetail, Event,
-    Kernel, LaunchConfig, PinnedBuffer, RawQueue, ReduceOp, Result, Stream, Uses, kernels,
-    transform,
+    Copy2d, Device, DeviceBuffer, DeviceKind, DlpackConsumer, Error, ErrorDetail, Event, Kernel,
+    LaunchConfig, PinnedBuffer, RawQueue, Result, Stream, Uses, kernels,
 };
 
-const LEN: usize = 64;
+pub(crate) const LEN: usize = 64;
 
 /// What a call makes of a handle of another device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,15 +33,15 @@ use Outcome::{OfItsKind, WaitsForItsGpu, WaitsForItsKind, Works, WrongDevice};
 pub(crate) struct Pair {
     pub(crate) ours: Device,
     pub(crate) theirs: Device,
-    stream: Stream,
-    elsewhere: Stream,
+    pub(crate) stream: Stream,
+    pub(crate) elsewhere: Stream,
 }
 
 /// The public functions that a probe calls, what must come of it, and the call.
 pub(crate) struct Probe {
     pub(crate) calls: &'static [&'static str],
-    outcome: Outcome,
-    run: fn(&Pair) -> Result<()>,
+    pub(crate) outcome: Outcome,
+    pub(crate) run: fn(&Pair) -> Result<()>,
 }
 
 impl Pair {
@@ -54,11 +54,11 @@ impl Pair {
         self.ours.kind() == self.theirs.kind()
     }
 
-    fn buffer(&self) -> DeviceBuffer<f32> {
+    pub(crate) fn buffer(&self) -> DeviceBuffer<f32> {
         self.stream.full(LEN, 1.0).queued().unwrap()
     }
 
-    fn their_buffer(&self) -> DeviceBuffer<f32> {
+    pub(crate) fn their_buffer(&self) -> DeviceBuffer<f32> {
         self.elsewhere.full(LEN, 2.0).synchronize().unwrap()
     }
 
@@ -84,13 +84,18 @@ impl Pair {
 
     /// Tries everything, and says what went wrong.
     pub(crate) fn complaints(&self) -> Vec<String> {
+        self.complaints_of(PROBES)
+    }
+
+    /// Tries these, and says what went wrong.
+    pub(crate) fn complaints_of(&self, probes: &[Probe]) -> Vec<String> {
         let expected = |outcome| match (outcome, self.same_kind()) {
             (WaitsForItsGpu, true) if self.of_two_gpus() => WrongDevice,
             (OfItsKind | WaitsForItsKind | WaitsForItsGpu, true) | (Works, _) => Works,
             (OfItsKind, false) | (WrongDevice, _) => WrongDevice,
             (WaitsForItsKind | WaitsForItsGpu, false) => WaitsForItsKind,
         };
-        let wrong = PROBES.iter().enumerate().filter_map(|(number, probe)| {
+        let wrong = probes.iter().enumerate().filter_map(|(number, probe)| {
             let result = (probe.run)(self);
             let found = match result.as_ref().map_err(Error::detail) {
                 Ok(()) => Works,
@@ -115,7 +120,7 @@ impl Pair {
     }
 
     /// Submits, and sees to it that a refused call put nothing on the stream.
-    fn tries(&self, submit: impl FnOnce(&Stream) -> Result<()>) -> Result<()> {
+    pub(crate) fn tries(&self, submit: impl FnOnce(&Stream) -> Result<()>) -> Result<()> {
         let before = self.stream.submitted();
         let result = submit(&self.stream);
         if result.is_err() {
@@ -127,7 +132,7 @@ impl Pair {
 
 /// What comes of calls that are each to be refused: the first that is not, or else the first. With `?` behind each
 /// call those behind the first refusal would not be tried.
-fn each(results: impl IntoIterator<Item = Result<()>>) -> Result<()> {
+pub(crate) fn each(results: impl IntoIterator<Item = Result<()>>) -> Result<()> {
     let refused = |result: &Result<()>| {
         let error = result.as_ref().err();
         error.is_some_and(|error| matches!(error.detail(), ErrorDetail::WrongDevice { .. }))
@@ -421,272 +426,6 @@ pub(crate) const PROBES: &[Probe] = &[
         run: |pair| {
             let (x, mut y) = (pair.buffer(), pair.their_buffer());
             pair.tries(|stream| stream.copy(&x, &mut y).queued())
-        },
-    },
-    Probe {
-        calls: &["transform", "transform_in_place", "transform_flags"],
-        outcome: WrongDevice,
-        run: |pair| {
-            let (mut x, mut y) = (pair.their_buffer(), pair.buffer());
-            let mut flags = pair.stream.zeros::<u8>(LEN).queued()?;
-            let (sum, is_more) = (transform!(|x, y| x + y), transform!(|x| x.gt(0.0)));
-            each([
-                pair.tries(|s| s.transform(sum, (&x, 1.0), &mut y).queued()),
-                pair.tries(|s| s.transform_in_place(sum, (&x,), &mut y).queued()),
-                pair.tries(|s| s.transform_flags(is_more, (&x,), &mut flags).queued()),
-                pair.tries(|s| s.transform(sum, (1.0, 2.0), &mut x).queued()),
-            ])
-        },
-    },
-    Probe {
-        calls: &["sequence", "cast"],
-        outcome: WrongDevice,
-        run: |pair| {
-            let (x, mut y) = (pair.their_buffer(), pair.their_buffer());
-            let mut bytes = pair.stream.zeros::<u8>(LEN).queued()?;
-            each([
-                pair.tries(|s| s.sequence(0.0, 1.0, &mut y).queued()),
-                pair.tries(|s| s.cast(&x, &mut bytes).queued()),
-            ])
-        },
-    },
-    Probe {
-        calls: &["gather", "scatter"],
-        outcome: WrongDevice,
-        run: |pair| {
-            let (x, mut y) = (pair.their_buffer(), pair.buffer());
-            let index = pair.stream.zeros::<u32>(LEN).queued()?;
-            each([
-                pair.tries(|s| s.gather(&x, &index, &mut y).queued()),
-                pair.tries(|s| s.scatter(&x, &index, &mut y).queued()),
-            ])
-        },
-    },
-    // ---- algorithms -------------------------------------------------------------------------
-    Probe {
-        calls: &["sum", "reduce", "min", "max", "arg_min", "arg_max", "count_if", "dot"],
-        outcome: WrongDevice,
-        run: |pair| {
-            let (x, own) = (pair.their_buffer(), pair.buffer());
-            each([
-                pair.tries(|s| s.sum(&x).synchronize().map(drop)),
-                pair.tries(|s| s.reduce(&x, ReduceOp::Max, 0.0).synchronize().map(drop)),
-                pair.tries(|s| s.min(&x).synchronize().map(drop)),
-                pair.tries(|s| s.max(&x).synchronize().map(drop)),
-                pair.tries(|s| s.arg_min(&x).synchronize().map(drop)),
-                pair.tries(|s| s.arg_max(&x).synchronize().map(drop)),
-                pair.tries(|s| s.count_if(&x, Compare::Less(3.0)).synchronize().map(drop)),
-                pair.tries(|s| s.dot(&x, &own).synchronize().map(drop)),
-                pair.tries(|s| s.dot(&own, &x).synchronize().map(drop)),
-            ])
-        },
-    },
-    Probe {
-        calls: &[
-            "sum_into",
-            "reduce_into",
-            "min_into",
-            "max_into",
-            "arg_min_into",
-            "arg_max_into",
-            "count_if_into",
-            "dot_into",
-        ],
-        outcome: WrongDevice,
-        run: |pair| {
-            let x = pair.buffer();
-            let mut to = pair.elsewhere.zeros::<f32>(1).synchronize()?;
-            let mut at = pair.elsewhere.zeros::<u64>(1).synchronize()?;
-            each([
-                pair.tries(|s| s.sum_into(&x, &mut to).queued()),
-                pair.tries(|s| s.reduce_into(&x, ReduceOp::Max, 0.0, &mut to).queued()),
-                pair.tries(|s| s.min_into(&x, &mut to).queued()),
-                pair.tries(|s| s.max_into(&x, &mut to).queued()),
-                pair.tries(|s| s.arg_min_into(&x, &mut at).queued()),
-                pair.tries(|s| s.arg_max_into(&x, &mut at).queued()),
-                pair.tries(|s| s.count_if_into(&x, Compare::Less(3.0), &mut at).queued()),
-                pair.tries(|s| s.dot_into(&x, &x, &mut to).queued()),
-            ])
-        },
-    },
-    Probe {
-        calls: &["inclusive_scan", "exclusive_scan"],
-        outcome: WrongDevice,
-        run: |pair| {
-            let (x, own) = (pair.their_buffer(), pair.buffer());
-            let (mut to, mut there) = (pair.buffer(), pair.their_buffer());
-            each([
-                pair.tries(|s| s.inclusive_scan(&x, ReduceOp::Sum, &mut to).queued()),
-                pair.tries(|s| s.exclusive_scan(&x, ReduceOp::Sum, 0.0, &mut to).queued()),
-                pair.tries(|s| s.inclusive_scan(&own, ReduceOp::Sum, &mut there).queued()),
-                pair.tries(|s| s.exclusive_scan(&own, ReduceOp::Sum, 0.0, &mut there).queued()),
-            ])
-        },
-    },
-    Probe {
-        calls: &["sort", "sort_descending", "sort_by_key", "sort_by_key_descending"],
-        outcome: WrongDevice,
-        run: |pair| {
-            let (mut x, mut own) = (pair.their_buffer(), pair.buffer());
-            let mut keys = pair.buffer();
-            each([
-                pair.tries(|s| s.sort(&mut x).queued()),
-                pair.tries(|s| s.sort_descending(&mut x).queued()),
-                pair.tries(|s| s.sort_by_key(&mut x, &mut own).queued()),
-                pair.tries(|s| s.sort_by_key_descending(&mut keys, &mut x).queued()),
-            ])
-        },
-    },
-    Probe {
-        calls: &["copy_if", "partition", "unique", "select", "partition_flagged", "positions"],
-        outcome: WrongDevice,
-        run: |pair| {
-            let (x, mut to, mut rest) = (pair.their_buffer(), pair.buffer(), pair.buffer());
-            let flags = pair.elsewhere.zeros::<u8>(LEN).synchronize()?;
-            let (own, mut places) = (pair.buffer(), pair.stream.zeros::<u64>(LEN).queued()?);
-            let less = Compare::Less(3.0);
-            each([
-                pair.tries(|s| s.copy_if(&x, less, &mut to).synchronize().map(drop)),
-                pair.tries(|s| s.partition(&x, less, &mut to, &mut rest).synchronize().map(drop)),
-                pair.tries(|s| s.unique(&x, &mut to).synchronize().map(drop)),
-                pair.tries(|s| s.select(&own, &flags, &mut to).synchronize().map(drop)),
-                pair.tries(|s| {
-                    s.partition_flagged(&own, &flags, &mut to, &mut rest).synchronize().map(drop)
-                }),
-                pair.tries(|s| s.positions(&flags, &mut places).synchronize().map(drop)),
-            ])
-        },
-    },
-    Probe {
-        calls: &[
-            "copy_if_into",
-            "partition_into",
-            "unique_into",
-            "select_into",
-            "partition_flagged_into",
-            "positions_into",
-        ],
-        outcome: WrongDevice,
-        run: |pair| {
-            let (x, mut to, mut rest) = (pair.buffer(), pair.buffer(), pair.buffer());
-            let flags = pair.stream.zeros::<u8>(LEN).queued()?;
-            let mut places = pair.stream.zeros::<u64>(LEN).queued()?;
-            let mut n = pair.elsewhere.zeros::<u64>(1).synchronize()?;
-            let less = Compare::Less(3.0);
-            each([
-                pair.tries(|s| s.copy_if_into(&x, less, &mut to, &mut n).queued()),
-                pair.tries(|s| s.partition_into(&x, less, &mut to, &mut rest, &mut n).queued()),
-                pair.tries(|s| s.unique_into(&x, &mut to, &mut n).queued()),
-                pair.tries(|s| s.select_into(&x, &flags, &mut to, &mut n).queued()),
-                pair.tries(|s| {
-                    s.partition_flagged_into(&x, &flags, &mut to, &mut rest, &mut n).queued()
-                }),
-                pair.tries(|s| s.positions_into(&flags, &mut places, &mut n).queued()),
-            ])
-        },
-    },
-    Probe {
-        calls: &["run_length_encode", "run_length_encode_into"],
-        outcome: WrongDevice,
-        run: |pair| {
-            let (x, own, mut to) = (pair.their_buffer(), pair.buffer(), pair.buffer());
-            let mut there = pair.their_buffer();
-            let mut lengths = pair.stream.zeros::<u64>(LEN).queued()?;
-            let mut lengths_there = pair.elsewhere.zeros::<u64>(LEN).synchronize()?;
-            let mut n = pair.elsewhere.zeros::<u64>(1).synchronize()?;
-            let drop_value = |op: gpu_await::Op<usize>| op.synchronize().map(drop);
-            each([
-                pair.tries(|s| drop_value(s.run_length_encode(&x, &mut to, &mut lengths))),
-                pair.tries(|s| drop_value(s.run_length_encode(&own, &mut there, &mut lengths))),
-                pair.tries(|s| drop_value(s.run_length_encode(&own, &mut to, &mut lengths_there))),
-                pair.tries(|s| {
-                    s.run_length_encode_into(&own, &mut to, &mut lengths, &mut n).queued()
-                }),
-            ])
-        },
-    },
-    Probe {
-        calls: &["histogram", "histogram_between"],
-        outcome: WrongDevice,
-        run: |pair| {
-            let (x, own) = (pair.their_buffer(), pair.buffer());
-            let mut counts = pair.stream.zeros::<u64>(LEN - 1).queued()?;
-            let mut there = pair.elsewhere.zeros::<u64>(LEN - 1).synchronize()?;
-            each([
-                pair.tries(|s| s.histogram(&x, 0.0..=1.0, &mut counts).queued()),
-                pair.tries(|s| s.histogram(&own, 0.0..=1.0, &mut there).queued()),
-                pair.tries(|s| s.histogram_between(&x, &own, &mut counts).queued()),
-                pair.tries(|s| s.histogram_between(&own, &x, &mut counts).queued()),
-                pair.tries(|s| s.histogram_between(&own, &own, &mut there).queued()),
-            ])
-        },
-    },
-    Probe {
-        calls: &["segmented_reduce"],
-        outcome: WrongDevice,
-        run: |pair| {
-            let (x, own, mut to) = (pair.their_buffer(), pair.buffer(), pair.buffer());
-            let mut there = pair.their_buffer();
-            let offsets = pair.stream.zeros::<u64>(LEN + 1).queued()?;
-            let offsets_there = pair.elsewhere.zeros::<u64>(LEN + 1).synchronize()?;
-            let max = ReduceOp::Max;
-            each([
-                pair.tries(|s| s.segmented_reduce(&x, &offsets, max, 0.0, &mut to).queued()),
-                pair.tries(|s| {
-                    s.segmented_reduce(&own, &offsets_there, max, 0.0, &mut to).queued()
-                }),
-                pair.tries(|s| s.segmented_reduce(&own, &offsets, max, 0.0, &mut there).queued()),
-            ])
-        },
-    },
-    Probe {
-        calls: &["top_k", "bottom_k", "top_k_places", "bottom_k_places"],
-        outcome: WrongDevice,
-        run: |pair| {
-            let (x, own, mut to) = (pair.their_buffer(), pair.buffer(), pair.buffer());
-            let mut there = pair.their_buffer();
-            let mut places = pair.stream.zeros::<u64>(LEN).queued()?;
-            let mut places_there = pair.elsewhere.zeros::<u64>(LEN).synchronize()?;
-            each([
-                pair.tries(|s| s.top_k(&x, &mut to).queued()),
-                pair.tries(|s| s.bottom_k(&own, &mut there).queued()),
-                pair.tries(|s| s.top_k_places(&own, &mut to, &mut places_there).queued()),
-                pair.tries(|s| s.bottom_k_places(&x, &mut to, &mut places).queued()),
-            ])
-        },
-    },
-    Probe {
-        calls: &[
-            "segmented_sort",
-            "segmented_sort_descending",
-            "segmented_sort_by_key",
-            "segmented_sort_by_key_descending",
-        ],
-        outcome: WrongDevice,
-        run: |pair| {
-            let (mut x, mut own, mut keys) = (pair.their_buffer(), pair.buffer(), pair.buffer());
-            let offsets = pair.stream.zeros::<u64>(3).queued()?;
-            let there = pair.elsewhere.zeros::<u64>(3).synchronize()?;
-            each([
-                pair.tries(|s| s.segmented_sort(&mut x, &offsets).queued()),
-                pair.tries(|s| s.segmented_sort_descending(&mut own, &there).queued()),
-                pair.tries(|s| s.segmented_sort_by_key(&mut x, &mut own, &offsets).queued()),
-                pair.tries(|s| {
-                    s.segmented_sort_by_key_descending(&mut keys, &mut x, &offsets).queued()
-                }),
-            ])
-        },
-    },
-    Probe {
-        calls: &["up_to", "up_to_mut", "sum", "sort"],
-        outcome: WrongDevice,
-        run: |pair| {
-            let n = pair.elsewhere.full(1, LEN as u64).synchronize()?;
-            let (x, mut y) = (pair.buffer(), pair.buffer());
-            each([
-                pair.tries(|s| s.sum(&x.up_to(&n)?).synchronize().map(drop)),
-                pair.tries(|s| s.sort(&mut y.up_to_mut(&n)?).queued()),
-            ])
         },
     },
     Probe {

@@ -1,0 +1,314 @@
+//! [`UntypedKernel`]: kernels without a type, and what the verbs of a sibling crate are made of.
+//!
+//! A verb is a few launches on a queue, so it goes wherever a launch goes: onto a stream, into a batch, a replayed batch or a graph. Each
+//! launch declares its memory in a [`Footprint`]; the sibling's kernels are found at run time, so their author vouches for both.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::backend::{ArgBlock, DeviceKind, Function, Grid, HostTwin, LaunchShape};
+use crate::batch::queue::Queue;
+use crate::batch::settle::{Lent, Settle, Settled};
+use crate::device::Device;
+use crate::device::home::Home;
+use crate::error::Result;
+use crate::kernel::image::Image;
+use crate::kernel::module::{LoadedModule, Module};
+use crate::memory::Element;
+use crate::memory::buffer::DeviceBuffer;
+use crate::memory::pinned::PinnedBuffer;
+use crate::memory::pinned_pool::PinnedBlock;
+use crate::memory::view::{Span, Writable};
+use crate::op::{HostValue, Op, Values};
+use crate::runtime::coop;
+use crate::stream::Stream;
+use crate::submit::{Footprint, KernelCode, KernelLaunch, wrong_device};
+use crate::thread::role;
+use crate::thread::worker::offload;
+
+/// A kernel that is known by its name alone.
+pub struct UntypedKernel {
+    name: Arc<str>,
+    function: Function,
+    /// Its first statement waits for what is before it in its stream.
+    waits_first: bool,
+    /// It was launched before, so the driver's first-launch setup is done.
+    launched: AtomicBool,
+    /// Keeps the code loaded.
+    module: Option<Arc<LoadedModule>>,
+}
+
+impl KernelCode for UntypedKernel {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+}
+
+impl UntypedKernel {
+    /// A kernel of a host device.
+    ///
+    /// # Safety
+    /// Each launch of it passes the arguments that the twin reads, and its footprint has all memory that the twin touches, as it does.
+    #[must_use]
+    pub unsafe fn twin(name: &str, twin: HostTwin) -> Arc<Self> {
+        let name: Arc<str> = name.into();
+        let function = Function::Host(twin, name.clone());
+        let launched = AtomicBool::new(true);
+        Arc::new(UntypedKernel { name, function, waits_first: false, launched, module: None })
+    }
+
+    /// A kernel of an image; messages call it `name`. If `waits_first`, its first statement waits for what is before it in its
+    /// stream.
+    ///
+    /// # Errors
+    /// What the driver refuses.
+    ///
+    /// # Safety
+    /// Each launch of it passes the arguments of the kernel, and its footprint has all memory that the kernel touches, as it does.
+    pub unsafe fn find(
+        module: &Module,
+        entry: &str,
+        name: &str,
+        waits_first: bool,
+    ) -> Result<Arc<Self>> {
+        let function = Function::Device(module.loaded().function(entry)?);
+        let (launched, module) = (AtomicBool::new(false), Some(module.loaded().clone()));
+        Ok(Arc::new(UntypedKernel { name: name.into(), function, waits_first, launched, module }))
+    }
+
+    /// The kernel of an image that has one, which messages call as the image; see [`find`](Self::find). If there is none, nothing
+    /// stays loaded.
+    ///
+    /// # Errors
+    /// As [`load`], and what the driver refuses.
+    ///
+    /// # Safety
+    /// As of [`find`](Self::find).
+    pub unsafe fn load(
+        home: &Home,
+        image: Image,
+        entry: &str,
+        waits_first: bool,
+    ) -> Result<Arc<Self>> {
+        let name = image.name.clone();
+        let module = load(home, image)?;
+        // SAFETY: the caller's.
+        let found = unsafe { UntypedKernel::find(&module, entry, &name, waits_first) };
+        if found.is_err() {
+            module.unload();
+        }
+        found
+    }
+
+    /// The number of blocks of this many threads that are resident on the device at once.
+    ///
+    /// # Errors
+    /// What the driver refuses.
+    pub fn resident_blocks(&self, threads: u32) -> Result<u32> {
+        let (Function::Device(function), Some(module)) = (&self.function, &self.module) else {
+            return Ok(1);
+        };
+        let engine = module.engine();
+        let active = module.active_blocks(*function, threads, 0);
+        let active = active.map_err(|code| engine.refused(code))?;
+        Ok(active.max(1) * engine.backend.limits().multiprocessors.max(1))
+    }
+
+    /// Puts a launch on the queue's stream.
+    ///
+    /// # Errors
+    /// Those of any launch; the footprint's outputs are then poisoned.
+    pub fn launch(
+        self: &Arc<Self>,
+        queue: &Queue<'_>,
+        footprint: &mut Footprint<'_>,
+        args: &ArgBlock,
+        (blocks, threads): (u32, u32),
+    ) -> Result<()> {
+        // ORDERING: Relaxed, twice: a hint, as for any kernel.
+        if !self.launched.load(Ordering::Relaxed) {
+            self.launched.store(true, Ordering::Relaxed);
+            footprint.may_block();
+        }
+        let grid = Grid {
+            grid_dim: [blocks, 1, 1],
+            block_dim: [threads, 1, 1],
+            cluster_dim: [1, 1, 1],
+            shared_mem_bytes: 0,
+        };
+        let shape = LaunchShape { overlaps: self.waits_first, ..LaunchShape::plain(grid) };
+        let launch = KernelLaunch { code: self, function: &self.function, shape, args };
+        Ok(queue.submit_launch(footprint, &launch)?)
+    }
+}
+
+/// The destination of a result.
+#[derive(Clone)]
+pub struct ResultTarget<'k>(Destination<'k>);
+
+#[derive(Clone)]
+enum Destination<'k> {
+    Memory(Span<'k>),
+    Pinned(&'k Arc<PinnedBlock>, u64),
+}
+
+impl<'k> ResultTarget<'k> {
+    /// Memory of the device.
+    #[must_use]
+    pub fn memory(span: Span<'k>) -> Self {
+        ResultTarget(Destination::Memory(span))
+    }
+
+    /// Adds it to a launch, as the next argument.
+    pub fn enter(&self, footprint: &mut Footprint<'k>, args: &mut ArgBlock) {
+        match &self.0 {
+            Destination::Memory(span) => {
+                footprint.overwrites(span);
+                args.push_memory(span.address(), span.size_bytes());
+            }
+            Destination::Pinned(block, bytes) => {
+                footprint.lends(block);
+                args.push_memory(block.device().0, *bytes);
+            }
+        }
+    }
+}
+
+/// What a verb needs of a queue besides its public verbs.
+pub trait VerbParts {
+    /// State that the streams of the device share.
+    fn home(&self) -> &Arc<Home>;
+
+    /// Whether its launches are the list of a graph.
+    fn is_drawing(&self) -> bool;
+
+    /// Runs a verb: whatever it fails with names the line that called it.
+    ///
+    /// # Errors
+    /// What the verb fails with.
+    #[track_caller]
+    fn verb<R>(&self, put: impl FnOnce() -> Result<R>) -> Result<R>;
+
+    /// Memory that an operation of several launches works in.
+    ///
+    /// # Errors
+    /// Out of memory; a lost or closed device.
+    #[track_caller]
+    fn scratch<T: Element>(&self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>>;
+
+    /// Refuses memory of another device, before anything is loaded, allocated or put on the stream for an operation.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::WrongDevice`](crate::ErrorDetail::WrongDevice).
+    fn check_memory<'m>(&self, memory: impl IntoIterator<Item = &'m Span<'m>>) -> Result<()>;
+
+    /// The checks of a launch, for an operation with nothing to run.
+    ///
+    /// # Errors
+    /// As of a launch.
+    fn put_nothing(&self, footprint: &Footprint<'_>) -> Result<()>;
+
+    /// Has `put` write one value, which the host reads when that is complete.
+    ///
+    /// On a GPU the kernel writes it to pinned memory, where `unwritten` stands before. On a host device, where kernels reach
+    /// device memory only, it is downloaded.
+    ///
+    /// # Errors
+    /// Out of memory; what `put` fails with.
+    fn to_host<R: Element, H: Send + 'static>(
+        &self,
+        unwritten: R,
+        put: impl FnOnce(&ResultTarget<'_>) -> Result<()>,
+        read: impl FnOnce(R) -> Result<H> + Send + 'static,
+    ) -> Result<Lent<H>>;
+}
+
+impl VerbParts for Queue<'_> {
+    fn home(&self) -> &Arc<Home> {
+        Queue::home(self)
+    }
+
+    fn is_drawing(&self) -> bool {
+        Queue::is_drawing(self)
+    }
+
+    fn verb<R>(&self, put: impl FnOnce() -> Result<R>) -> Result<R> {
+        Queue::verb(self, put)
+    }
+
+    fn scratch<T: Element>(&self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>> {
+        Queue::scratch(self, op, len)
+    }
+
+    fn check_memory<'m>(&self, memory: impl IntoIterator<Item = &'m Span<'m>>) -> Result<()> {
+        let engine = self.stream().engine();
+        match memory.into_iter().find(|span| span.memory.engine().id != engine.id) {
+            Some(other) => Err(wrong_device("a buffer", engine, other.memory.engine())),
+            None => Ok(()),
+        }
+    }
+
+    fn put_nothing(&self, footprint: &Footprint<'_>) -> Result<()> {
+        self.submit_nothing(footprint)
+    }
+
+    fn to_host<R: Element, H: Send + 'static>(
+        &self,
+        unwritten: R,
+        put: impl FnOnce(&ResultTarget<'_>) -> Result<()>,
+        read: impl FnOnce(R) -> Result<H> + Send + 'static,
+    ) -> Result<Lent<H>> {
+        if Queue::home(self).kind() == DeviceKind::Host {
+            let mut out = self.empty::<R>(1)?;
+            put(&ResultTarget::memory(out.span_mut()))?;
+            let Lent(Settled { value, points }) = self.download(&out)?;
+            let value = value.make(|value| read(value[0]));
+            return Ok(Lent(Settled { value, points }));
+        }
+        let mut result = PinnedBuffer::<R>::new(&Queue::home(self).pinned, 1)?;
+        result[0] = unwritten;
+        put(&ResultTarget(Destination::Pinned(result.block(), result.size_bytes())))?;
+        let value = HostValue::later(move || read(result[0]));
+        Ok(Lent::to(self.stream(), self.last_ticket(), self.proved(value)))
+    }
+}
+
+/// A batch of one call, whose line is the caller's.
+#[track_caller]
+pub fn one<R: Settle>(
+    stream: &Stream,
+    call: impl FnOnce(&Queue<'_>) -> Result<R>,
+) -> Op<R::Output> {
+    stream.one(call)
+}
+
+/// The value of a download that is complete: in verify mode each is when it returns.
+///
+/// # Errors
+/// What the download failed with.
+pub fn take_complete<T>(lent: Lent<T>) -> Result<T> {
+    lent.0.value.take()
+}
+
+/// Loads an image on the calling thread.
+///
+/// # Errors
+/// As [`Module::load_blocking`], of which it makes no check of the thread.
+pub fn load(home: &Home, image: Image) -> Result<Module> {
+    Module::load_now(&home.engine, image)
+}
+
+/// Has a device load something off the executor, ahead of its first use.
+///
+/// # Errors
+/// What `load` fails with; a thread that must not call the driver, for `what`.
+pub async fn load_ahead(
+    device: &Device,
+    what: &'static str,
+    load: impl FnOnce(&Home) -> Result<()> + Send + 'static,
+) -> Result<()> {
+    coop::proceed().await;
+    role::check_driver(what)?;
+    let home = device.home().clone();
+    offload(move || load(&home)).await?
+}
