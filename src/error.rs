@@ -443,8 +443,11 @@ pub enum ErrorDetail {
     /// A request waited until its deadline, with nothing left (its kind is `TimedOut`), or until less was left than what it is
     /// likely to take (`takes_us`; `Overloaded`). It never reached the device.
     #[error(
-        "{by} did not admit a request in time: it waited {waited_us} µs and has {remaining_us} µs left of the {takes_us} µs \
-         that it is likely to take; {waiting} wait; retry later, or elsewhere"
+        "{by} did not admit a request in time: it waited {waited_us} µs{}; {waiting} wait; retry later, or elsewhere",
+        match .takes_us {
+            0 => ", until its deadline".to_owned(),
+            _ => format!(" and has {remaining_us} µs left of the {takes_us} µs that it is likely to take"),
+        }
     )]
     Expired { by: Admitter, waited_us: u64, remaining_us: u64, takes_us: u64, waiting: u64 },
     /// A pool has no share of that name.
@@ -473,7 +476,7 @@ pub enum ErrorDetail {
     Requires { what: &'static str, requirement: &'static str, device: String },
     /// The system refuses a thread.
     #[error(
-        "the system refuses a thread for {what}: raise its limit (`ulimit -u`, `pids.max` of the control group), or use fewer streams"
+        "the system refuses a thread for {what}: raise its limit (`ulimit -u`, `pids.max` of the control group), or use fewer devices and streams, which have threads as well"
     )]
     NoThread { what: &'static str },
     /// The device faulted or was lost; sticky for the life of the process.

@@ -146,7 +146,7 @@ impl FftCore {
         spectrum: &mut impl Writable<Complex<T>>,
     ) -> Result<()> {
         let mut work = WorkMemory::None;
-        let uses = Uses::new("fft").can_be_captured().reads(signal).writes(spectrum);
+        let uses = Uses::new("fft_forward").can_be_captured().reads(signal).writes(spectrum);
         let (from, to) = uses.pointers();
         let uses = self.prepare(queue, uses, self.real(from, to), &mut work)?;
         let (uses, work) = uses.also_writes(work.get_mut());
@@ -165,7 +165,7 @@ impl FftCore {
         signal: &mut impl Writable<T>,
     ) -> Result<()> {
         let mut work = WorkMemory::None;
-        let uses = Uses::new("fft").can_be_captured().updates(spectrum).writes(signal);
+        let uses = Uses::new("fft_inverse").can_be_captured().updates(spectrum).writes(signal);
         let (from, to) = uses.pointers();
         let uses = self.prepare(queue, uses, self.real(to, from), &mut work)?;
         let (uses, work) = uses.also_writes(work.get_mut());

@@ -334,8 +334,8 @@ verbs! {
 
     /// Runs a closure on the host when the stream reaches it. Ready hands over its result.
     ///
-    /// All host functions of a process run one after the other on a thread of the driver: keep them short,
-    /// and never let one wait for another. After a fault of the device no more of them run.
+    /// All host functions of a process run one after the other on a thread of the driver, those of a host device on one of its own: keep
+    /// them short, and never let one wait for another. After a fault of the device no more of them run.
     ///
     /// The driver refuses every call inside one. Methods that submit, block or need the driver return
     /// [`ErrorDetail::WrongThread`] there; methods that only ask ([`Op::is_complete`], [`Device::stats`])
