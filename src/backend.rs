@@ -1,7 +1,7 @@
 //! The one seam: what a device must be able to do.
 //!
 //! [`Backend`] mirrors driver calls, one function per call, grouped by object ([`StreamCalls`], [`EventCalls`], [`MemoryCalls`],
-//! [`ModuleCalls`], [`GraphCalls`]). It validates nothing; the layer above ([`submit`](crate::submit)) validates once. There are three
+//! [`ModuleCalls`], [`GraphCalls`], [`PartitionCalls`]). It validates nothing; the layer above ([`submit`](crate::submit)) validates once. There are three
 //! implementations: [`cuda`] drives NVIDIA GPUs, [`host`] is the CPU as a device, [`fault`] wraps either, records its calls and injects
 //! faults.
 
@@ -14,6 +14,7 @@ mod graph;
 pub(crate) mod host;
 mod memory;
 mod module;
+mod partition;
 mod stream;
 pub(crate) mod twin;
 
@@ -28,6 +29,7 @@ pub(crate) use graph::KernelCall;
 pub(crate) use graph::{GraphCalls, NodeLaunch, RawGraph};
 pub(crate) use memory::MemoryCalls;
 pub(crate) use module::ModuleCalls;
+pub(crate) use partition::{PartitionCalls, RawPartition};
 pub(crate) use stream::StreamCalls;
 #[cfg(feature = "cuda")]
 pub(crate) use twin::ArgPointers;
@@ -49,7 +51,8 @@ pub(crate) struct RawStream(pub(crate) u64);
 impl RawStream {
     /// The legacy default stream: `CU_STREAM_LEGACY`.
     pub(crate) const LEGACY: RawStream = RawStream(1);
-    pub(crate) const LEGACY_OPTIONS: StreamOptions = StreamOptions { priority: 0, blocking: true };
+    pub(crate) const LEGACY_OPTIONS: StreamOptions =
+        StreamOptions { priority: 0, blocking: true, partition: None };
     /// `CU_STREAM_PER_THREAD`: a different stream on every thread, so never used here.
     pub(crate) const PER_THREAD: RawStream = RawStream(2);
 }
@@ -61,7 +64,12 @@ pub(crate) struct RawEvent(pub(crate) u64);
 pub(crate) struct RawModule(pub(crate) u64);
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RawFunction(pub(crate) u64);
+pub(crate) struct RawFunction {
+    /// Of the device's own context.
+    pub(crate) function: u64,
+    /// The same in any context: what a graph's node takes that names one.
+    pub(crate) kernel: u64,
+}
 
 /// An address in a device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,6 +155,8 @@ pub(crate) struct StreamOptions {
     pub(crate) priority: i32,
     /// Ordered with the legacy default stream.
     pub(crate) blocking: bool,
+    /// Confined to those multiprocessors; such a stream is never blocking.
+    pub(crate) partition: Option<RawPartition>,
 }
 
 /// The properties of a stream.
@@ -284,7 +294,14 @@ impl RowCopy {
 /// has reached the command; a callback's `data` is valid whenever it may run. Calls may be made
 /// from any thread, also while others are under way.
 pub(crate) trait Backend:
-    StreamCalls + EventCalls + MemoryCalls + ModuleCalls + GraphCalls + Send + Sync + 'static
+    StreamCalls
+    + EventCalls
+    + MemoryCalls
+    + ModuleCalls
+    + GraphCalls
+    + PartitionCalls
+    + Send
+    + Sync + 'static
 {
     fn kind(&self) -> DeviceKind;
     fn ordinal(&self) -> usize;

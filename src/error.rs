@@ -474,6 +474,12 @@ pub enum ErrorDetail {
     /// This device lacks what a feature requires.
     #[error("{what} requires {requirement}, which {device} does not have")]
     Requires { what: &'static str, requirement: &'static str, device: String },
+    /// A [partition](crate::Device::partition) of so many multiprocessors was asked for.
+    #[error(
+        "a partition of {asked} multiprocessors of {device}, which has {all} to divide, of which {free} are in no partition: {}",
+        if .asked > .all { "ask for fewer" } else { "drop another partition, with its streams and graphs, or ask for fewer" }
+    )]
+    NoPartition { device: String, asked: u32, free: u32, all: u32 },
     /// The system refuses a thread.
     #[error(
         "the system refuses a thread for {what}: raise its limit (`ulimit -u`, `pids.max` of the control group), or use fewer devices and streams, which have threads as well"
@@ -695,7 +701,11 @@ impl ErrorDetail {
             D::Foreign { cause, .. } => {
                 cause.downcast_ref().map_or(ErrorKind::Foreign, LibraryStatus::kind)
             }
-            D::Overloaded { .. } | D::TooLate { .. } | D::NoThread { .. } => ErrorKind::Overloaded,
+            D::NoPartition { asked, all, .. } if asked > all => ErrorKind::Unsupported,
+            D::Overloaded { .. }
+            | D::TooLate { .. }
+            | D::NoThread { .. }
+            | D::NoPartition { .. } => ErrorKind::Overloaded,
             D::Expired { remaining_us: 1.., .. } => ErrorKind::Overloaded,
             D::TimedOut { .. } | D::Expired { .. } => ErrorKind::TimedOut,
             D::DependencyLost { .. } | D::DeviceLost { .. } => ErrorKind::DeviceLost,

@@ -100,7 +100,11 @@ impl Stream {
                     let found = format!("the context {:#x}", info.context);
                     return Err(ErrorDetail::WrongDevice { what, expected, found }.into());
                 }
-                let options = StreamOptions { priority: info.priority, blocking: info.blocking };
+                let options = StreamOptions {
+                    priority: info.priority,
+                    blocking: info.blocking,
+                    partition: None,
+                };
                 (raw, options, "adopted")
             }
         };

@@ -11,6 +11,7 @@
 //! | [`registry`], [`loans`] | the streams of a device; its loans to other libraries |
 //! | [`clock`], [`deadlines`] | a device's time, and the moments of it that tasks wait for |
 //! | [`coop`] | how a task yields |
+//! | [`partitions`] | shares of a device's multiprocessors |
 //! | [`progress`], [`device_state`] | the parts that outlive streams and devices |
 //! | [`graph_budget`], [`graph_memory`] | the number of compiled graphs; memory that graphs can release |
 //! | [`tracer`], [`traced_op`], [`device_clock`] | the log of operations, its entries, and device times on the host's clock |
@@ -37,6 +38,7 @@ pub(crate) mod graph_memory;
 pub(crate) mod late_work;
 pub(crate) mod loans;
 pub(crate) mod marker;
+pub(crate) mod partitions;
 pub(crate) mod poller;
 pub(crate) mod progress;
 pub(crate) mod registry;

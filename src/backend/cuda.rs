@@ -32,6 +32,7 @@ mod memory;
 mod module;
 mod node_params;
 pub(crate) mod nvrtc;
+mod partition;
 pub(crate) mod standstill;
 mod stream;
 
@@ -71,6 +72,7 @@ pub(crate) struct CudaBackend {
     ordinal: usize,
     name: String,
     limits: Limits,
+    grains: OnceLock<Vec<partition::DevResource>>,
 }
 
 /// The number of GPUs that the driver sees; 0 without a driver.
@@ -198,7 +200,16 @@ impl CudaBackend {
             ordinal,
             name,
             limits,
+            grains: OnceLock::new(),
         })
+    }
+
+    /// The driver's handle of the device.
+    fn device(&self) -> DriverResult<c_int> {
+        let ordinal = c_int::try_from(self.ordinal).unwrap_or(c_int::MAX);
+        let mut device = 0;
+        driver!(self.cuDeviceGet(&raw mut device, ordinal))?;
+        Ok(device)
     }
 
     /// Makes the device's context current until the guard is dropped.

@@ -16,11 +16,12 @@ use super::KernelCall;
 use super::{
     ArgBlock, Backend, DeviceKind, DevicePtr, DriverResult, EventCalls, EventOptions, Function,
     GraphCalls, Grid, HostCallback, HostPtr, KernelAttributes, LaunchShape, Limits, MemoryAt,
-    MemoryCalls, ModuleCalls, NodeLaunch, Pattern, PoolInfo, Query, RawEvent, RawFunction,
-    RawGraph, RawModule, RawStream, RowCopy, StreamCalls, StreamInfo, StreamOptions,
+    MemoryCalls, ModuleCalls, NodeLaunch, PartitionCalls, Pattern, PoolInfo, Query, RawEvent,
+    RawFunction, RawGraph, RawModule, RawPartition, RawStream, RowCopy, StreamCalls, StreamInfo, StreamOptions,
 };
 use crate::error::image::ParamLayout;
 use crate::error::{DriverCode, LossCause};
+use gpu_await_protocol::grains::GrainSet;
 
 /// A backend that is watched.
 pub(crate) struct Wrapper {
@@ -205,8 +206,8 @@ impl StreamCalls for Wrapper {
 impl GraphCalls for Wrapper {
     watched! {
         #[contract] fn graph_capture(&self, stream: RawStream, code: &mut dyn FnMut()) -> DriverResult<RawGraph>;
-        #[contract] fn graph_compile(&self, nodes: &mut dyn ExactSizeIterator<Item = NodeLaunch<'_>>, edges: &[(u32, u32)]) -> DriverResult<RawGraph>;
-        #[contract] fn graph_set(&self, graph: &RawGraph, changes: &mut dyn Iterator<Item = (usize, NodeLaunch<'_>)>) -> DriverResult<()>;
+        #[contract] fn graph_compile(&self, nodes: &mut dyn ExactSizeIterator<Item = NodeLaunch<'_>>, edges: &[(u32, u32)], partition: Option<RawPartition>) -> DriverResult<RawGraph>;
+        #[contract] fn graph_set(&self, graph: &RawGraph, changes: &mut dyn Iterator<Item = (usize, NodeLaunch<'_>)>, partition: Option<RawPartition>) -> DriverResult<()>;
         #[contract] fn graph_launch(&self, graph: &RawGraph, stream: RawStream) -> DriverResult<()>;
         #[contract] fn graph_destroy(&self, graph: &RawGraph) -> DriverResult<()>;
     }
@@ -215,6 +216,14 @@ impl GraphCalls for Wrapper {
     watched! {
         #[contract] fn graph_kernels(&self, graph: &RawGraph) -> DriverResult<Option<Vec<KernelCall>>>;
         #[contract] fn launch_call(&self, call: &KernelCall, stream: RawStream) -> DriverResult<()>;
+    }
+}
+
+impl PartitionCalls for Wrapper {
+    watched! {
+        fn grains(&self) -> DriverResult<Vec<u32>>;
+        fn partition_create(&self, grains: GrainSet) -> DriverResult<RawPartition>;
+        #[contract] fn partition_destroy(&self, partition: RawPartition) -> DriverResult<()>;
     }
 }
 
@@ -274,6 +283,6 @@ impl ModuleCalls for Wrapper {
         #[contract] fn function_parameters(&self, function: RawFunction) -> DriverResult<Option<Vec<ParamLayout>>>;
         #[contract] fn allow_shared_mem(&self, function: RawFunction, bytes: u32) -> DriverResult<()>;
         #[contract] fn active_blocks(&self, function: RawFunction, threads: u32, shared: u32) -> DriverResult<u32>;
-        #[contract] fn active_clusters(&self, function: RawFunction, grid: &Grid) -> DriverResult<u32>;
+        #[contract] fn active_clusters(&self, function: RawFunction, grid: &Grid, stream: Option<RawStream>) -> DriverResult<u32>;
     }
 }

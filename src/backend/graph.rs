@@ -2,7 +2,7 @@
 
 #[cfg(all(feature = "blas", feature = "cuda"))]
 use super::Grid;
-use super::{ArgBlock, DriverResult, Function, LaunchShape, RawStream};
+use super::{ArgBlock, DriverResult, Function, LaunchShape, RawPartition, RawStream};
 
 /// A compiled graph of launches, or a captured one with neither `exec` nor nodes. `nodes` are the driver's handles, in the
 /// order in which they were given.
@@ -50,17 +50,21 @@ pub(crate) trait GraphCalls {
     /// Launches one of them on its own.
     #[cfg(all(feature = "blas", feature = "cuda"))]
     unsafe fn launch_call(&self, call: &KernelCall, stream: RawStream) -> DriverResult<()>;
-    /// Compiles launches; the second of each pair of `edges` runs behind the first.
+    /// Compiles launches; the second of each pair of `edges` runs behind the first. Their nodes belong to a partition, wherever the
+    /// graph is launched.
     unsafe fn graph_compile(
         &self,
         nodes: &mut dyn ExactSizeIterator<Item = NodeLaunch<'_>>,
         edges: &[(u32, u32)],
+        partition: Option<RawPartition>,
     ) -> DriverResult<RawGraph>;
-    /// Changes nodes, by their numbers, for the launches to come. An error leaves it open which are changed.
+    /// Changes nodes, by their numbers, for the launches to come; `partition` is that of the graph. An error leaves it open which are
+    /// changed.
     unsafe fn graph_set(
         &self,
         graph: &RawGraph,
         changes: &mut dyn Iterator<Item = (usize, NodeLaunch<'_>)>,
+        partition: Option<RawPartition>,
     ) -> DriverResult<()>;
     unsafe fn graph_launch(&self, graph: &RawGraph, stream: RawStream) -> DriverResult<()>;
     /// Requires that none of its launches is pending.

@@ -27,6 +27,7 @@
 
 mod graph;
 mod memory;
+mod partition;
 mod queue;
 mod run;
 mod state;

@@ -33,6 +33,11 @@ pub(crate) trait ModuleCalls {
         threads: u32,
         shared: u32,
     ) -> DriverResult<u32>;
-    /// Clusters that the device holds at once.
-    unsafe fn active_clusters(&self, function: RawFunction, grid: &Grid) -> DriverResult<u32>;
+    /// Clusters that the multiprocessors of a stream hold at once; without a stream, those of the device.
+    unsafe fn active_clusters(
+        &self,
+        function: RawFunction,
+        grid: &Grid,
+        stream: Option<RawStream>,
+    ) -> DriverResult<u32>;
 }

@@ -13,6 +13,7 @@
 //! | `loans` | loans to other libraries, which `close` waits for |
 //! | `reclaimers` | futures that wait for memory |
 //! | `reaper` | drops users' values |
+//! | `partitions` | which multiprocessors are whose |
 //! | `tracer` | the log of operations, while it is on |
 //! | `errands` | makes driver calls that may block, for the poller and for drops |
 //!
@@ -44,6 +45,7 @@ use super::doorbell::Bells;
 use super::graph_budget::GraphBudget;
 use super::graph_memory::GraphMemory;
 use super::loans::Loans;
+use super::partitions::{NoShare, Partitions, Share};
 use super::progress::{PointStream, Progress, StreamRef};
 use super::registry::Registry;
 use super::tracer::Tracer;
@@ -89,6 +91,8 @@ pub(crate) struct EngineOptions {
     pub(crate) general_images: bool,
     /// The most elements that a launch of a selection takes, if that is less than what its kernel can.
     pub(crate) part_of_selections: Option<u32>,
+    /// How many multiprocessors all of it is confined to.
+    pub(crate) multiprocessors: Option<u32>,
 }
 
 pub(crate) struct Engine<S: DeviceStream> {
@@ -108,6 +112,9 @@ pub(crate) struct Engine<S: DeviceStream> {
     pub(crate) private: RawStream,
     /// A stream on which others' work is captured, once there was one. Held while that is done.
     pub(crate) captures: Mutex<Option<RawStream>>,
+    pub(crate) partitions: Arc<Partitions>,
+    /// The share that streams are in which name no other, our own too.
+    pub(crate) partition: Option<Arc<Share>>,
     pub(crate) graphs: GraphBudget,
     pub(crate) graph_memory: GraphMemory,
     pub(crate) loans: Arc<Loans>,
@@ -183,7 +190,6 @@ impl<S: DeviceStream> Engine<S> {
             // Nothing else holds any of it.
             limit = limit.min(backend.memory_info()?.1);
         }
-        let private = backend.stream_create(StreamOptions::default())?;
         let kind = match backend.kind() {
             DeviceKind::Cuda => "cuda",
             DeviceKind::Host => "host",
@@ -191,6 +197,15 @@ impl<S: DeviceStream> Engine<S> {
         // ORDERING: Relaxed: only uniqueness matters.
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let label = format!("{kind}:{}", backend.ordinal());
+        let partitions = Partitions::new(backend.clone());
+        let partition = options.multiprocessors.map(|asked| {
+            let refused = |why: NoShare| why.explain(&label, asked, DriverCode::into);
+            partitions.take(asked).map_err(refused)
+        });
+        let partition = partition.transpose()?;
+        let confined = partition.as_ref().map(|share| share.raw());
+        let private = StreamOptions { partition: confined, ..StreamOptions::default() };
+        let private = backend.stream_create(private)?;
         let state = Arc::new(DeviceState::new(id, backend.kind(), label));
         let attention = Arc::new(Attention::new(&state, options.stepped));
         let engine = Arc::new(Engine {
@@ -209,6 +224,8 @@ impl<S: DeviceStream> Engine<S> {
             errands: Reaper::new("gpu-await-errand"),
             private,
             captures: Mutex::default(),
+            partitions,
+            partition,
             graphs: GraphBudget::new(options.graph_limit),
             graph_memory: GraphMemory::default(),
             loans: Arc::default(),
@@ -457,6 +474,8 @@ impl<S: DeviceStream> Drop for Engine<S> {
         let mut streams = self.bells.drain();
         streams.push(self.private);
         streams.extend(self.captures.lock().take());
+        let (captures, partitions) = self.partitions.end();
+        streams.extend(captures);
         let words = std::mem::take(&mut self.words);
         let last_act = move || {
             for event in events.drain(..) {
@@ -466,6 +485,10 @@ impl<S: DeviceStream> Drop for Engine<S> {
             for stream in streams {
                 // SAFETY: these streams are the engine's own, and the engine is gone.
                 let _ = unsafe { backend.stream_destroy(stream) };
+            }
+            for partition in partitions {
+                // SAFETY: streams and graphs of it held the engine, which is gone.
+                let _ = unsafe { backend.partition_destroy(partition) };
             }
             words.close(&*backend);
         };

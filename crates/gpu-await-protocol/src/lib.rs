@@ -18,6 +18,7 @@
 //! | [`event_pool`] | which events may be used again |
 //! | [`device_clock`] | times of the device on the host's clock |
 //! | [`account`], [`block_cache`], [`buddy`] | how much memory is in use; which freed block is used again; free blocks of a slab |
+//! | [`grains`] | which of a device's multiprocessors belong to whom |
 //! | [`admission`], [`batching`] | who is admitted, and which requests form a batch, by deadlines and what requests took lately |
 //! | [`cancellable_queues`], [`service_times`] | queues that entries leave from anywhere; how long requests took |
 //!
@@ -36,6 +37,7 @@ pub mod deadlines;
 pub mod device_clock;
 pub mod estimator;
 pub mod event_pool;
+pub mod grains;
 pub mod hazard;
 pub mod linked_outcome;
 pub mod owed;

@@ -13,6 +13,7 @@ use std::sync::OnceLock;
 use super::launch_ex::RawConfig;
 use super::library;
 use super::node_params::NodeParams;
+use super::partition::DevResource;
 use crate::backend::{DriverResult, HostCallback, Place, RowCopy};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::system;
@@ -170,6 +171,18 @@ entry_points! {
         cuCtxRecordEvent(Handle, Handle);
         // From CUDA 12.4 on.
         cuFuncGetParamInfo(Handle, usize, *mut usize, *mut usize);
+        cuDeviceGetDevResource(c_int, *mut DevResource, c_int);
+        cuDevSmResourceSplitByCount(
+            *mut DevResource, *mut u32, *const DevResource, *mut DevResource, u32, u32
+        );
+        cuDevResourceGenerateDesc(*mut Handle, *mut DevResource, u32);
+        cuGreenCtxCreate(*mut Handle, Handle, c_int, u32);
+        cuGreenCtxDestroy(Handle);
+        cuCtxFromGreenCtx(*mut Handle, Handle);
+        // From CUDA 12.5 on.
+        cuGreenCtxStreamCreate(*mut Handle, Handle, u32, c_int);
+        // From CUDA 12.6 on.
+        cuStreamGetCtx_v2(Handle, *mut Handle, *mut Handle);
         // Without these, calls of libraries are made again and again.
         #[cfg(feature = "blas")]
         cuGraphGetNodes(Handle, *mut Handle, *mut usize);
@@ -233,9 +246,12 @@ entry_points! {
     cuMemsetD32Async(u64, u32, usize, Handle);
     cuMemsetD2D8Async(u64, usize, u8, usize, usize, Handle);
     cuMemsetD2D32Async(u64, usize, u32, usize, usize, Handle);
-    cuModuleLoadDataEx(*mut Handle, *const c_void, u32, *mut c_int, *mut *mut c_void);
-    cuModuleUnload(Handle);
-    cuModuleGetFunction(*mut Handle, Handle, *const c_char);
+    cuLibraryLoadData(
+        *mut Handle, *const c_void, *mut c_int, *mut *mut c_void, u32, *mut c_int, *mut *mut c_void, u32
+    );
+    cuLibraryUnload(Handle);
+    cuLibraryGetKernel(*mut Handle, Handle, *const c_char);
+    cuKernelGetFunction(*mut Handle, Handle);
     cuFuncGetAttribute(*mut c_int, c_int, Handle);
     cuFuncSetAttribute(Handle, c_int, c_int);
     cuLaunchKernel(

@@ -7,7 +7,9 @@ use super::node_params::NodeParams;
 use super::{CudaBackend, driver, event_handle, stream_handle};
 #[cfg(feature = "blas")]
 use crate::backend::KernelCall;
-use crate::backend::{DriverResult, Function, GraphCalls, NodeLaunch, RawGraph, RawStream};
+use crate::backend::{
+    DriverResult, Function, GraphCalls, NodeLaunch, RawGraph, RawPartition, RawStream,
+};
 
 impl CudaBackend {
     /// Adds launches to an empty graph, and compiles it.
@@ -16,6 +18,7 @@ impl CudaBackend {
         graph: Handle,
         launches: &mut dyn ExactSizeIterator<Item = NodeLaunch<'_>>,
         edges: &[(u32, u32)],
+        partition: Option<RawPartition>,
     ) -> DriverResult<RawGraph> {
         let mut nodes: Vec<Handle> = Vec::with_capacity(launches.len());
         let mut before = Vec::new();
@@ -40,7 +43,7 @@ impl CudaBackend {
                 }
                 _ => {
                     let mut pointers = launch.args.pointers();
-                    let params = NodeParams::new(launch, &mut pointers)?;
+                    let params = NodeParams::new(launch, &mut pointers, partition)?;
                     let params = &raw const params;
                     driver!(self.cuGraphAddKernelNode_v2(to, graph, waits_for, count, params))
                 }
@@ -84,12 +87,13 @@ impl GraphCalls for CudaBackend {
         &self,
         nodes: &mut dyn ExactSizeIterator<Item = NodeLaunch<'_>>,
         edges: &[(u32, u32)],
+        partition: Option<RawPartition>,
     ) -> DriverResult<RawGraph> {
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         let mut graph: Handle = std::ptr::null_mut();
         driver!(self.cuGraphCreate(&raw mut graph, 0))?;
-        self.fill_graph(graph, nodes, edges).inspect_err(|_| {
+        self.fill_graph(graph, nodes, edges, partition).inspect_err(|_| {
             driver!(self.cuGraphDestroy(graph)).ok();
         })
     }
@@ -98,12 +102,13 @@ impl GraphCalls for CudaBackend {
         &self,
         graph: &RawGraph,
         changes: &mut dyn Iterator<Item = (usize, NodeLaunch<'_>)>,
+        partition: Option<RawPartition>,
     ) -> DriverResult<()> {
         // Driver 580 ends the process where there is none.
         let _bound = self.bind()?;
         for (node, launch) in changes {
             let mut pointers = launch.args.pointers();
-            let params = NodeParams::new(launch, &mut pointers)?;
+            let params = NodeParams::new(launch, &mut pointers, partition)?;
             let (exec, node) = (graph.exec as Handle, graph.nodes[node] as Handle);
             driver!(self.cuGraphExecKernelNodeSetParams_v2(exec, node, &raw const params))?;
         }

@@ -23,7 +23,7 @@ impl ModuleCalls for CudaBackend {
         args: &ArgBlock,
     ) -> DriverResult<()> {
         let _bound = self.bind_for(stream)?;
-        let Function::Device(RawFunction(function)) = *function else {
+        let Function::Device(RawFunction { function, .. }) = *function else {
             return Err(DriverCode { call: "cuLaunchKernel", code: NOT_SUPPORTED });
         };
         let function = function as Handle;
@@ -60,12 +60,16 @@ impl ModuleCalls for CudaBackend {
         let mut values: [*mut c_void; 2] =
             [buffer.as_mut_ptr().cast(), std::ptr::without_provenance_mut(buffer.len())];
         let mut module: Handle = std::ptr::null_mut();
-        let loaded = driver!(self.cuModuleLoadDataEx(
+        let (none, values): (*mut c_int, _) = (std::ptr::null_mut(), values.as_mut_ptr());
+        let loaded = driver!(self.cuLibraryLoadData(
             &raw mut module,
             image.as_ptr().cast(),
-            2,
             options.as_mut_ptr(),
-            values.as_mut_ptr(),
+            values,
+            2,
+            none,
+            none.cast(),
+            0,
         ));
         let end = buffer.iter().position(|byte| *byte == 0).unwrap_or(buffer.len());
         log.push_str(&String::from_utf8_lossy(&buffer[..end]));
@@ -78,17 +82,19 @@ impl ModuleCalls for CudaBackend {
         let _exclusive = Exclusive::begin();
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
-        driver!(self.cuModuleUnload(module.0 as Handle))
+        driver!(self.cuLibraryUnload(module.0 as Handle))
     }
 
     unsafe fn function(&self, module: RawModule, name: &str) -> DriverResult<RawFunction> {
-        const CALL: &str = "cuModuleGetFunction";
+        const CALL: &str = "cuLibraryGetKernel";
         let name = CString::new(name).map_err(|_| DriverCode { call: CALL, code: NOT_FOUND })?;
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
-        let mut function: Handle = std::ptr::null_mut();
-        driver!(self.cuModuleGetFunction(&raw mut function, module.0 as Handle, name.as_ptr()))?;
-        Ok(RawFunction(function as u64))
+        let (mut kernel, mut function): (Handle, Handle) =
+            (std::ptr::null_mut(), std::ptr::null_mut());
+        driver!(self.cuLibraryGetKernel(&raw mut kernel, module.0 as Handle, name.as_ptr()))?;
+        driver!(self.cuKernelGetFunction(&raw mut function, kernel))?;
+        Ok(RawFunction { function: function as u64, kernel: kernel as u64 })
     }
 
     unsafe fn function_attributes(&self, function: RawFunction) -> DriverResult<KernelAttributes> {
@@ -96,7 +102,7 @@ impl ModuleCalls for CudaBackend {
         let _relaxed = self.api.relax();
         let attribute = |attribute: c_int| -> DriverResult<u32> {
             let mut value = 0;
-            driver!(self.cuFuncGetAttribute(&raw mut value, attribute, function.0 as Handle))?;
+            driver!(self.cuFuncGetAttribute(&raw mut value, attribute, function.function as Handle))?;
             Ok(u32::try_from(value).unwrap_or(0))
         };
         Ok(KernelAttributes {
@@ -123,7 +129,7 @@ impl ModuleCalls for CudaBackend {
         let (mut params, mut offset_bytes, mut size_bytes) = (Vec::new(), 0, 0);
         loop {
             let (function, offset, size) =
-                (function.0 as Handle, &raw mut offset_bytes, &raw mut size_bytes);
+                (function.function as Handle, &raw mut offset_bytes, &raw mut size_bytes);
             // SAFETY: the function is loaded: the trait's contract. Both are live integers.
             let code = unsafe { ask(function, params.len(), offset, size) };
             match code {
@@ -140,7 +146,7 @@ impl ModuleCalls for CudaBackend {
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
-        let function = function.0 as Handle;
+        let function = function.function as Handle;
         driver!(self.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes))
     }
 
@@ -153,7 +159,7 @@ impl ModuleCalls for CudaBackend {
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         let threads = c_int::try_from(threads).unwrap_or(c_int::MAX);
-        let (function, shared) = (function.0 as Handle, shared as usize);
+        let (function, shared) = (function.function as Handle, shared as usize);
         let mut blocks = 0;
         driver!(self.cuOccupancyMaxActiveBlocksPerMultiprocessor(
             &raw mut blocks,
@@ -164,12 +170,18 @@ impl ModuleCalls for CudaBackend {
         Ok(u32::try_from(blocks).unwrap_or(0))
     }
 
-    unsafe fn active_clusters(&self, function: RawFunction, grid: &Grid) -> DriverResult<u32> {
+    unsafe fn active_clusters(
+        &self,
+        function: RawFunction,
+        grid: &Grid,
+        stream: Option<RawStream>,
+    ) -> DriverResult<u32> {
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         let attributes = Attribute::of(&LaunchShape::plain(*grid));
-        let config = RawConfig::new(grid, std::ptr::null_mut(), &attributes);
-        let function = function.0 as Handle;
+        let stream = stream.map_or(std::ptr::null_mut(), stream_handle);
+        let config = RawConfig::new(grid, stream, &attributes);
+        let function = function.function as Handle;
         let mut clusters = 0;
         driver!(self.cuOccupancyMaxActiveClusters(&raw mut clusters, function, &raw const config))?;
         Ok(u32::try_from(clusters).unwrap_or(0))

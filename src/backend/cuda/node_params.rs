@@ -3,7 +3,7 @@
 
 use std::ffi::c_void;
 
-use crate::backend::{ArgPointers, DriverResult, Function, NodeLaunch, RawFunction};
+use crate::backend::{ArgPointers, DriverResult, Function, NodeLaunch, RawFunction, RawPartition};
 #[cfg(feature = "blas")]
 use crate::backend::{Grid, KernelCall};
 use crate::error::DriverCode;
@@ -66,12 +66,21 @@ impl NodeParams {
     }
 
     /// Points to `params`, which must outlive the call that it is passed to.
-    pub(super) fn new(launch: NodeLaunch<'_>, params: &mut ArgPointers) -> DriverResult<Self> {
-        let Function::Device(RawFunction(function)) = *launch.function else {
+    pub(super) fn new(
+        launch: NodeLaunch<'_>,
+        params: &mut ArgPointers,
+        partition: Option<RawPartition>,
+    ) -> DriverResult<Self> {
+        let Function::Device(RawFunction { function, kernel }) = *launch.function else {
             return Err(DriverCode { call: "cuGraphAddKernelNode", code: NOT_SUPPORTED });
         };
         let grid = &launch.shape.grid;
         let none: *mut c_void = std::ptr::null_mut();
+        // With a function the driver pays no attention to the context.
+        let (function, kernel, context) = match partition {
+            Some(RawPartition { context, .. }) => (0, kernel, context),
+            None => (function, 0, 0),
+        };
         Ok(NodeParams {
             function: function as *mut c_void,
             grid_dim: grid.grid_dim,
@@ -79,8 +88,8 @@ impl NodeParams {
             shared_mem_bytes: grid.shared_mem_bytes,
             params: params.as_mut_ptr(),
             extra: none.cast(),
-            kernel: none,
-            context: none,
+            kernel: kernel as *mut c_void,
+            context: context as *mut c_void,
         })
     }
 }

@@ -4,10 +4,10 @@ use std::ffi::c_void;
 
 use super::api::Handle;
 use super::exclusive::Exclusive;
-use super::{CudaBackend, NON_BLOCKING, driver, event_handle, query, stream_handle};
+use super::{CudaBackend, NON_BLOCKING, driver, event_handle, newer, query, stream_handle};
 use crate::backend::{
-    DevicePtr, DriverResult, HostCallback, Query, RawEvent, RawStream, StreamCalls, StreamInfo,
-    StreamOptions,
+    DevicePtr, DriverResult, HostCallback, Query, RawEvent, RawPartition, RawStream, StreamCalls,
+    StreamInfo, StreamOptions,
 };
 
 impl StreamCalls for CudaBackend {
@@ -17,7 +17,15 @@ impl StreamCalls for CudaBackend {
         let _relaxed = self.api.relax();
         let _exclusive = Exclusive::begin();
         let mut stream: Handle = std::ptr::null_mut();
-        driver!(self.cuStreamCreateWithPriority(&raw mut stream, flags, options.priority))?;
+        match options.partition {
+            Some(RawPartition { green, .. }) => {
+                let (green, priority) = (green as Handle, options.priority);
+                newer!(self.cuGreenCtxStreamCreate(&raw mut stream, green, flags, priority))
+            }
+            None => {
+                driver!(self.cuStreamCreateWithPriority(&raw mut stream, flags, options.priority))
+            }
+        }?;
         Ok(RawStream(stream as u64))
     }
 
@@ -29,7 +37,14 @@ impl StreamCalls for CudaBackend {
         let mut context: Handle = std::ptr::null_mut();
         driver!(self.cuStreamGetPriority(stream, &raw mut priority))?;
         driver!(self.cuStreamGetFlags(stream, &raw mut flags))?;
-        driver!(self.cuStreamGetCtx(stream, &raw mut context))?;
+        match self.api.cuStreamGetCtx_v2 {
+            // A green context is one over the context that this returns.
+            Some(_) => {
+                let mut green: Handle = std::ptr::null_mut();
+                newer!(self.cuStreamGetCtx_v2(stream, &raw mut context, &raw mut green))
+            }
+            None => driver!(self.cuStreamGetCtx(stream, &raw mut context)),
+        }?;
         Ok(StreamInfo { priority, blocking: flags & NON_BLOCKING == 0, context: context as u64 })
     }
 

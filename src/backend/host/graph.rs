@@ -10,7 +10,7 @@ use super::{HostBackend, NOT_SUPPORTED, permitted};
 #[cfg(all(feature = "blas", feature = "cuda"))]
 use crate::backend::KernelCall;
 use crate::backend::{
-    DriverResult, Function, GraphCalls, NodeLaunch, RawEvent, RawGraph, RawStream,
+    DriverResult, Function, GraphCalls, NodeLaunch, RawEvent, RawGraph, RawPartition, RawStream,
 };
 use crate::error::DriverCode;
 
@@ -51,6 +51,7 @@ impl GraphCalls for HostBackend {
         &self,
         nodes: &mut dyn ExactSizeIterator<Item = NodeLaunch<'_>>,
         edges: &[(u32, u32)],
+        _partition: Option<RawPartition>,
     ) -> DriverResult<RawGraph> {
         const CALL: &str = "graph_compile";
         self.shared.healthy(CALL)?;
@@ -66,6 +67,7 @@ impl GraphCalls for HostBackend {
         &self,
         graph: &RawGraph,
         changes: &mut dyn Iterator<Item = (usize, NodeLaunch<'_>)>,
+        _partition: Option<RawPartition>,
     ) -> DriverResult<()> {
         const CALL: &str = "graph_set";
         self.shared.healthy(CALL)?;

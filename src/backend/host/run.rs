@@ -335,7 +335,12 @@ impl ModuleCalls for HostBackend {
         Err(DriverCode { call: "active_blocks", code: NOT_SUPPORTED })
     }
 
-    unsafe fn active_clusters(&self, _function: RawFunction, _grid: &Grid) -> DriverResult<u32> {
+    unsafe fn active_clusters(
+        &self,
+        _function: RawFunction,
+        _grid: &Grid,
+        _stream: Option<RawStream>,
+    ) -> DriverResult<u32> {
         Err(DriverCode { call: "active_clusters", code: NOT_SUPPORTED })
     }
 }

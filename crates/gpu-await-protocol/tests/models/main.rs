@@ -10,4 +10,5 @@ mod admission;
 mod block_cache;
 mod buddy;
 mod cadence;
+mod grains;
 mod hazard;

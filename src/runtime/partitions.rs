@@ -1,0 +1,178 @@
+//! The shares of a device's multiprocessors to which streams are confined.
+//!
+//! | a share | from | until |
+//! |---|---|---|
+//! | has its grains | [`Partitions::take`] | its drop: no handle, stream or compiled graph has it, and no work of theirs is left |
+//! | a driver object of a set of grains | the first share of that set | the end of the device: the driver keeps its memory for good, so it is used again |
+//!
+//! # Invariants
+//! 1. Shares are disjoint: the device is divided once, and a grain has one owner (`gpu_await_protocol::grains`).
+//! 2. A driver object outlives every stream and graph in it: those hold the engine, which holds it.
+//! 3. Graphs are compiled in a share by one thread at a time: the driver does not synchronize calls on it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use gpu_await_protocol::grains::{GrainSet, Grains};
+use gpu_await_protocol::sync::{Mutex, MutexGuard};
+
+use crate::backend::{Backend, RawPartition, RawStream};
+use crate::error::{DriverCode, Error, ErrorDetail};
+use crate::thread::locks;
+
+/// The shares of one device.
+pub(crate) struct Partitions {
+    backend: Arc<dyn Backend>,
+    /// Once the device was divided.
+    grains: Mutex<Option<Grains>>,
+    /// Held while one is made, which takes milliseconds; no drop takes it.
+    made: Mutex<Vec<(GrainSet, Arc<Made>)>>,
+    /// How many shares there are.
+    shares: AtomicU64,
+}
+
+/// The driver's part of a share.
+struct Made {
+    raw: RawPartition,
+    /// A stream of it on which others' work is captured, once there was one.
+    captures: Mutex<Option<RawStream>>,
+    compiling: Mutex<()>,
+}
+
+/// Some of a device's multiprocessors.
+pub(crate) struct Share {
+    partitions: Arc<Partitions>,
+    set: GrainSet,
+    made: Arc<Made>,
+    multiprocessors: u32,
+}
+
+/// Why there is no share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoShare {
+    Refused(DriverCode),
+    /// So many multiprocessors are free, of so many.
+    Taken {
+        free: u32,
+        all: u32,
+    },
+}
+
+impl NoShare {
+    /// The error of who asked for so many multiprocessors of a device.
+    pub(crate) fn explain(
+        self,
+        device: &str,
+        asked: u32,
+        refused: impl FnOnce(DriverCode) -> Error,
+    ) -> Error {
+        const NOT_SUPPORTED: i32 = 801;
+        let device = device.to_owned();
+        match self {
+            NoShare::Taken { free, all } => {
+                ErrorDetail::NoPartition { device, asked, free, all }.into()
+            }
+            NoShare::Refused(code) if code.code == NOT_SUPPORTED => {
+                let (what, requirement) = ("a partition", "a driver of CUDA 12.5 and a GPU that it divides");
+                ErrorDetail::Requires { what, requirement, device }.into()
+            }
+            NoShare::Refused(code) => refused(code),
+        }
+    }
+}
+
+impl From<DriverCode> for NoShare {
+    fn from(code: DriverCode) -> Self {
+        NoShare::Refused(code)
+    }
+}
+
+impl Partitions {
+    pub(super) fn new(backend: Arc<dyn Backend>) -> Arc<Self> {
+        let (grains, made) = (Mutex::default(), Mutex::default());
+        Arc::new(Partitions { backend, grains, made, shares: AtomicU64::new(0) })
+    }
+
+    /// Takes a share of at least so many multiprocessors. Blocks for milliseconds if the driver has to make it.
+    pub(crate) fn take(self: &Arc<Self>, multiprocessors: u32) -> Result<Arc<Share>, NoShare> {
+        // Asked outside of the lock, which drops take; the backend divides once.
+        let sizes = self.backend.grains()?;
+        let (set, has) = {
+            let mut grains = self.grains.lock();
+            let grains = grains.get_or_insert_with(|| Grains::new(sizes));
+            match grains.take(multiprocessors) {
+                Some(set) => (set, grains.multiprocessors(set)),
+                None => return Err(NoShare::Taken { free: grains.free(), all: grains.all() }),
+            }
+        };
+        let made = self.made(set).inspect_err(|_| self.give(set))?;
+        // ORDERING: Relaxed: a statistic.
+        self.shares.fetch_add(1, Ordering::Relaxed);
+        let partitions = self.clone();
+        Ok(Arc::new(Share { partitions, set, made, multiprocessors: has }))
+    }
+
+    fn made(&self, set: GrainSet) -> Result<Arc<Made>, DriverCode> {
+        let mut made = self.made.lock();
+        if let Some((_, known)) = made.iter().find(|(known, _)| *known == set) {
+            return Ok(known.clone());
+        }
+        let raw = self.backend.partition_create(set)?;
+        let fresh = Arc::new(Made { raw, captures: Mutex::default(), compiling: Mutex::new(()) });
+        made.push((set, fresh.clone()));
+        Ok(fresh)
+    }
+
+    fn give(&self, set: GrainSet) {
+        if let Some(grains) = &mut *self.grains.lock() {
+            grains.give(set);
+        }
+    }
+
+    /// How many shares there are.
+    pub(crate) fn shares(&self) -> u64 {
+        // ORDERING: Relaxed: a statistic.
+        self.shares.load(Ordering::Relaxed)
+    }
+
+    /// The driver's objects, for the end of the device; and streams of theirs, which go first.
+    pub(super) fn end(&self) -> (Vec<RawStream>, Vec<RawPartition>) {
+        let made = std::mem::take(&mut *self.made.lock());
+        let streams = made.iter().filter_map(|(_, made)| made.captures.lock().take()).collect();
+        (streams, made.iter().map(|(_, made)| made.raw).collect())
+    }
+}
+
+impl Share {
+    pub(crate) fn raw(&self) -> RawPartition {
+        self.made.raw
+    }
+
+    pub(crate) fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    /// Excludes others that compile in it.
+    pub(crate) fn compile(&self) -> MutexGuard<'_, ()> {
+        self.made.compiling.lock()
+    }
+
+    /// The stream on which work is captured for it; held while that is done.
+    pub(crate) fn captures(&self) -> &Mutex<Option<RawStream>> {
+        &self.made.captures
+    }
+
+    /// Tells the sets of a device apart, while it lives.
+    pub(crate) fn id(&self) -> u64 {
+        Arc::as_ptr(&self.made) as u64
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        locks::assert_none("a partition");
+        // ORDERING: Relaxed: a statistic.
+        self.partitions.shares.fetch_sub(1, Ordering::Relaxed);
+        self.partitions.give(self.set);
+    }
+}
