@@ -301,7 +301,8 @@ pub(crate) trait Backend:
     + GraphCalls
     + PartitionCalls
     + Send
-    + Sync + 'static
+    + Sync
+    + 'static
 {
     fn kind(&self) -> DeviceKind;
     fn ordinal(&self) -> usize;

@@ -8,6 +8,7 @@ pub(crate) mod streams;
 mod close;
 pub(crate) mod home;
 pub(crate) mod loss;
+pub(crate) mod partition;
 pub(crate) mod stats;
 
 use std::fmt;

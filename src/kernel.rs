@@ -269,7 +269,7 @@ impl<S: Signature> Kernel<S> {
         };
         self.check(&config, &shapes)
             .and_then(|()| core.allow_shared_mem(config.shared_mem()))
-            .and_then(|()| core.check_resident(&config))
+            .and_then(|()| core.check_resident(&config, queue.stream()))
             .map_err(|error| footprint.poison(error))?;
         if *waits {
             footprint.may_be_held_up();

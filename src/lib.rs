@@ -28,6 +28,7 @@
 //! |---|---|
 //! | [`Device`], [`DeviceBuilder`] | a GPU, or the CPU as one; its options |
 //! | [`Stream`], [`StreamBuilder`] | work in order; side by side with other streams |
+//! | [`Partition`] | a share of a GPU for those who must not wait |
 //! | [`Op`], [`join_all`] | an operation as a future: what `.await` proves, what a drop does |
 //! | [`Event`] | a point to wait for; time on the device |
 //! | [`Stream::batch`], [`Queue`] | several operations as one future |
@@ -187,6 +188,7 @@ pub use blas::{Activation, Blas, Gemm, GemmBuilder, GemmElement};
 pub use device::Device;
 pub use device::builder::DeviceBuilder;
 pub use device::loss::Loss;
+pub use device::partition::Partition;
 pub use device::stats::Stats;
 pub use device::streams::StreamBuilder;
 pub use error::admitter::{Admitter, AdmitterKind};

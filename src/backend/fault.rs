@@ -17,7 +17,8 @@ use super::{
     ArgBlock, Backend, DeviceKind, DevicePtr, DriverResult, EventCalls, EventOptions, Function,
     GraphCalls, Grid, HostCallback, HostPtr, KernelAttributes, LaunchShape, Limits, MemoryAt,
     MemoryCalls, ModuleCalls, NodeLaunch, PartitionCalls, Pattern, PoolInfo, Query, RawEvent,
-    RawFunction, RawGraph, RawModule, RawPartition, RawStream, RowCopy, StreamCalls, StreamInfo, StreamOptions,
+    RawFunction, RawGraph, RawModule, RawPartition, RawStream, RowCopy, StreamCalls, StreamInfo,
+    StreamOptions,
 };
 use crate::error::image::ParamLayout;
 use crate::error::{DriverCode, LossCause};

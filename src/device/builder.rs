@@ -32,6 +32,7 @@ pub struct DeviceBuilder {
     pub(super) timeline: Option<usize>,
     pub(crate) general_images: bool,
     pub(crate) part_of_selections: Option<u32>,
+    pub(super) multiprocessors: Option<u32>,
 }
 
 impl Device {
@@ -210,6 +211,14 @@ impl DeviceBuilder {
         self
     }
 
+    /// Confines every stream of the device that names no other [partition](crate::Partition) to one of at least so many multiprocessors, the
+    /// crate's own too. Opening it fails as [`Device::partition`] does. Partitions of one GPU are disjoint only among those of one
+    /// [`Device`].
+    pub fn partition(mut self, multiprocessors: u32) -> Self {
+        self.multiprocessors = Some(multiprocessors);
+        self
+    }
+
     /// Sets how much memory a host device has; the default is the machine's.
     pub fn host_memory_bytes(mut self, bytes: u64) -> Self {
         self.host_memory_bytes = Some(bytes);
@@ -343,6 +352,7 @@ impl DeviceBuilder {
                 .or_else(|| std::env::var("GPU_AWAIT_TIMELINE").ok()?.trim().parse().ok()),
             general_images: self.general_images,
             part_of_selections: self.part_of_selections,
+            multiprocessors: self.multiprocessors,
         }
     }
 }

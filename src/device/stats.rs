@@ -16,6 +16,11 @@ pub struct Stats {
     /// Streams alive: a handle exists, or their work goes on. A device has some of its own: compare with
     /// an earlier value rather than with 0.
     pub streams: usize,
+    /// [Partitions](crate::Partition) that have multiprocessors of the device.
+    pub partitions: u64,
+    /// While there are partitions: streams in none of them, whose work runs on all multiprocessors. The device's default stream is one,
+    /// unless [all of the device](crate::DeviceBuilder::partition) is in one.
+    pub streams_outside_partitions: usize,
     /// Host memory lent to operations in flight.
     pub lent_bytes: u64,
     /// Host memory that a lost device may still use and that is therefore never reused: pinned buffers and flags lent to unfinished
@@ -97,6 +102,11 @@ impl Device {
         Stats {
             in_flight,
             streams: self.home.streams(),
+            partitions: engine.partitions.shares(),
+            streams_outside_partitions: match engine.partitions.shares() {
+                0 => 0,
+                _ => streams.iter().filter(|stream| stream.is_outside()).count(),
+            },
             lent_bytes: read(&counters.lent_bytes),
             quarantined_bytes: read(&counters.quarantined_bytes),
             loans: engine.loans.open(),

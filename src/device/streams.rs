@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::Device;
+use super::partition::Partition;
 use crate::backend::StreamOptions;
 use crate::error::Result;
 use crate::error::refused::Here;
@@ -17,6 +18,8 @@ use crate::thread::role;
 pub struct StreamBuilder<'d> {
     device: &'d Device,
     options: StreamOptions,
+    /// `None`: that of the device, if it has one.
+    partition: Option<&'d Partition>,
     name: Option<Box<str>>,
 }
 
@@ -40,9 +43,19 @@ impl Device {
         self.stream_builder().build()
     }
 
+    /// A builder of streams in a partition of the device.
+    pub(super) fn builder_in<'d>(&'d self, partition: &'d Partition) -> StreamBuilder<'d> {
+        StreamBuilder { partition: Some(partition), ..self.stream_builder() }
+    }
+
     /// Sets options before making a stream.
     pub fn stream_builder(&self) -> StreamBuilder<'_> {
-        StreamBuilder { device: self, options: StreamOptions::default(), name: None }
+        StreamBuilder {
+            device: self,
+            options: StreamOptions::default(),
+            partition: None,
+            name: None,
+        }
     }
 
     /// Returns the stream that every device has from the start; verbs called on the device outside of scopes
@@ -180,8 +193,11 @@ impl StreamBuilder<'_> {
     /// `cuStreamCreateWithPriority`.
     #[track_caller]
     pub fn build(self) -> Result<Stream> {
-        let stream = StreamState::open(self.device.engine(), self.options, self.name).here()?;
-        Ok(Stream::new(stream, self.device.home.clone()))
+        let StreamBuilder { device, options, partition, name } = self;
+        let engine = device.engine();
+        let share = partition.map(Partition::share).or(engine.partition.as_ref()).cloned();
+        let stream = StreamState::open_in(engine, share, options, name).here()?;
+        Ok(Stream::new(stream, device.home.clone()))
     }
 }
 

@@ -19,6 +19,7 @@ use super::launch_config::LaunchConfig;
 use super::module::LoadedModule;
 use crate::backend::{DriverResult, Function, Grid, Limits, RawFunction};
 use crate::error::{Axis, ErrorDetail, LaunchLimit, Result};
+use crate::runtime::stream_state::StreamState;
 use crate::thread::role;
 
 const AXES: [Axis; 3] = [Axis::X, Axis::Y, Axis::Z];
@@ -89,28 +90,35 @@ impl Core {
 
     /// Checks that everything that must be resident at once can be. Only then queries the driver.
     #[inline]
-    pub(super) fn check_resident(&self, config: &LaunchConfig) -> Result<()> {
+    pub(super) fn check_resident(&self, config: &LaunchConfig, stream: &StreamState) -> Result<()> {
         if config.is_cooperative() || config.has_clusters() {
-            return self.check_at_once(config);
+            return self.check_at_once(config, stream);
         }
         Ok(())
     }
 
     #[cold]
-    fn check_at_once(&self, config: &LaunchConfig) -> Result<()> {
+    fn check_at_once(&self, config: &LaunchConfig, stream: &StreamState) -> Result<()> {
         let grid = config.grid();
         let at_once =
             if config.is_cooperative() { config.blocks() } else { blocks_of(grid.cluster_dim) };
-        self.within(LaunchLimit::ResidentBlocks, at_once, self.resident_blocks(&grid)?)
+        self.within(
+            LaunchLimit::ResidentBlocks,
+            at_once,
+            self.resident_blocks(&grid, Some(stream))?,
+        )
     }
 
-    /// Blocks of such a launch that the device holds at once.
-    pub(super) fn resident_blocks(&self, grid: &Grid) -> Result<u32> {
-        let multiprocessors = self.engine.backend.limits().multiprocessors;
+    /// Blocks of such a launch that a stream holds at once; without one, the device.
+    pub(super) fn resident_blocks(&self, grid: &Grid, stream: Option<&StreamState>) -> Result<u32> {
+        let all = self.engine.backend.limits().multiprocessors;
+        let multiprocessors = stream.map_or(all, StreamState::multiprocessors);
         if grid.has_clusters() {
             self.allow_shared_mem(grid.shared_mem_bytes)?;
             let of_cluster = blocks_of(grid.cluster_dim) as u32;
-            let active = self.ask(|module, function| module.active_clusters(function, grid))?;
+            let raw = stream.map(StreamState::raw);
+            let active =
+                self.ask(|module, function| module.active_clusters(function, grid, raw))?;
             // On a host device a block a core, and one cluster at least.
             return Ok(active.unwrap_or((multiprocessors / of_cluster).max(1)) * of_cluster);
         }

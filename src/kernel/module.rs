@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::backend::{DriverResult, Function, Grid, RawFunction, RawModule};
+use crate::backend::{DriverResult, Function, Grid, RawFunction, RawModule, RawStream};
 use crate::device::Device;
 use crate::error::image::ImageProblem;
 use crate::error::{Error, ErrorDetail, Result};
@@ -243,10 +243,15 @@ impl LoadedModule {
         unsafe { self.engine.backend.active_blocks(function, threads, shared_mem_bytes) }
     }
 
-    /// Clusters of a function of this module that the device holds at once.
-    pub(crate) fn active_clusters(&self, function: RawFunction, grid: &Grid) -> DriverResult<u32> {
-        // SAFETY: the function belongs to this module, which is loaded.
-        unsafe { self.engine.backend.active_clusters(function, grid) }
+    /// Clusters of a function of this module that a stream holds at once; without one, the device.
+    pub(crate) fn active_clusters(
+        &self,
+        function: RawFunction,
+        grid: &Grid,
+        stream: Option<RawStream>,
+    ) -> DriverResult<u32> {
+        // SAFETY: the function belongs to this module, which is loaded; the caller has the stream.
+        unsafe { self.engine.backend.active_clusters(function, grid, stream) }
     }
 }
 

@@ -87,7 +87,7 @@ impl Occupancy<'_> {
         let most = self.core.engine.backend.limits().multiprocessors * MOST_BLOCKS;
         let config = config.with_grid_dim([x.saturating_mul(most), y, z]);
         self.core.check_limits(&config)?;
-        self.core.resident_blocks(&config.grid())
+        self.core.resident_blocks(&config.grid(), None)
     }
 
     /// Returns the block size that keeps the most threads active and the smallest grid that fills the device

@@ -73,7 +73,8 @@ impl NoShare {
                 ErrorDetail::NoPartition { device, asked, free, all }.into()
             }
             NoShare::Refused(code) if code.code == NOT_SUPPORTED => {
-                let (what, requirement) = ("a partition", "a driver of CUDA 12.5 and a GPU that it divides");
+                let (what, requirement) =
+                    ("a partition", "a driver of CUDA 12.5 and a GPU that it divides");
                 ErrorDetail::Requires { what, requirement, device }.into()
             }
             NoShare::Refused(code) => refused(code),

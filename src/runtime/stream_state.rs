@@ -45,10 +45,11 @@ use self::submitter::Submitter;
 pub(crate) use self::submitter::{Listed, Turn};
 use super::counted::Counted;
 use super::engine::Engine;
+use super::partitions::Share;
 use super::progress::Progress;
 use super::words::Word;
 use crate::backend::{RawStream, StreamOptions};
-use crate::error::{DriverCode, Result};
+use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::memory::reclaim::retired::{Block, Remnant};
 use crate::thread::{contain, locks, role};
 use gpu_await_protocol::block_cache::BlockCache;
@@ -72,6 +73,8 @@ pub(crate) struct StreamState {
     raw: RawStream,
     /// The options of its driver stream.
     options: StreamOptions,
+    /// The multiprocessors that it is confined to.
+    partition: Option<Arc<Share>>,
     name: Option<Box<str>>,
     /// The driver stream is ours to destroy.
     owned: bool,
@@ -116,7 +119,7 @@ pub(crate) type Owner = Box<dyn Any + Send + Sync>;
 
 /// Whose the driver stream is.
 enum Origin {
-    Ours,
+    Ours(Option<Arc<Share>>),
     /// Adopted from another library, which puts work on it as well.
     Shared(Option<Owner>),
     /// The engine's.
@@ -143,14 +146,30 @@ struct Pace {
 }
 
 impl StreamState {
-    /// A stream with a driver stream of its own.
+    /// A stream with a driver stream of its own, in the share of the device, if that has one.
     pub(crate) fn open(
         engine: &Arc<Engine<StreamState>>,
         options: StreamOptions,
         name: Option<Box<str>>,
     ) -> Result<Arc<StreamHandle>> {
+        StreamState::open_in(engine, engine.partition.clone(), options, name)
+    }
+
+    /// A stream with a driver stream of its own, in a share.
+    pub(crate) fn open_in(
+        engine: &Arc<Engine<StreamState>>,
+        partition: Option<Arc<Share>>,
+        options: StreamOptions,
+        name: Option<Box<str>>,
+    ) -> Result<Arc<StreamHandle>> {
         role::check("making a stream")?;
         engine.check_open()?;
+        if partition.is_some() && options.blocking {
+            let what = "a stream in a partition that is ordered with the legacy default stream";
+            return Err(ErrorDetail::Unsupported { what, device: engine.label().to_owned() }.into());
+        }
+        let options =
+            StreamOptions { partition: partition.as_ref().map(|share| share.raw()), ..options };
         let backend = &*engine.backend;
         let raw = backend.stream_create(options).map_err(|code| engine.refused(code))?;
         let made = || {
@@ -176,7 +195,7 @@ impl StreamState {
             let _ = unsafe { backend.stream_destroy(raw) };
             engine.refused(code)
         })?;
-        let stream = StreamState::over(engine, raw, options, name, word, Origin::Ours);
+        let stream = StreamState::over(engine, raw, options, name, word, Origin::Ours(partition));
         stream.stock_events(EVENTS_IN_STOCK);
         Ok(stream)
     }
@@ -211,10 +230,10 @@ impl StreamState {
         origin: Origin,
     ) -> Arc<StreamHandle> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let (owned, shared, owner) = match origin {
-            Origin::Ours => (true, false, None),
-            Origin::Shared(owner) => (false, true, owner),
-            Origin::Engine => (false, false, None),
+        let (owned, shared, owner, partition) = match origin {
+            Origin::Ours(partition) => (true, false, None, partition),
+            Origin::Shared(owner) => (false, true, owner, None),
+            Origin::Engine => (false, false, None, engine.partition.clone()),
         };
         // ORDERING: Relaxed: only uniqueness matters.
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -231,6 +250,7 @@ impl StreamState {
             engine: engine.clone(),
             raw,
             options,
+            partition,
             name,
             sharing: Sharing::new(shared),
             foreign_takes_long: AtomicBool::new(true),
@@ -269,6 +289,27 @@ impl StreamState {
 
     pub(crate) fn raw(&self) -> RawStream {
         self.raw
+    }
+
+    /// The share of the multiprocessors that it is confined to.
+    pub(crate) fn partition(&self) -> Option<&Arc<Share>> {
+        self.partition.as_ref()
+    }
+
+    /// Whether work is put on it that is in no share.
+    pub(crate) fn is_outside(&self) -> bool {
+        self.partition.is_none() && !self.is_deserted() && self.raw.0 != self.engine.private.0
+    }
+
+    /// How many multiprocessors its work runs on.
+    pub(crate) fn multiprocessors(&self) -> u32 {
+        let all = self.engine.backend.limits().multiprocessors;
+        self.partition.as_ref().map_or(all, |share| share.multiprocessors())
+    }
+
+    /// The stream on which work is captured for it; held while that is done.
+    pub(crate) fn captures(&self) -> &Mutex<Option<RawStream>> {
+        self.partition.as_ref().map_or(&self.engine.captures, |share| share.captures())
     }
 
     /// The options of its driver stream; see [`is_blocking`](Self::is_blocking) for the driver's answer.

@@ -28,6 +28,7 @@ use crate::backend::{ArgBlock, DeviceKind, Function, Grid, LaunchShape, RawGraph
 #[cfg(all(feature = "blas", feature = "cuda"))]
 use crate::backend::{DriverResult, KernelCall};
 use crate::error::{Error, ErrorDetail, Result};
+use crate::runtime::partitions::Share;
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, UserList};
 use crate::thread::contain;
@@ -65,6 +66,8 @@ pub(super) struct CapturedGraph {
 
 struct CaptureRemains {
     engine: Arc<Engine>,
+    /// Its nodes are in.
+    _partition: Option<Arc<Share>>,
     raw: RawGraph,
     _kept: Mutex<Vec<Box<dyn Any + Send>>>,
 }
@@ -101,7 +104,7 @@ pub(crate) fn capture(
             let (is_told, told) = (!told.is_empty(), Arc::new(Mutex::new(told)));
             // Dropped where the library's other values are.
             kept.push(Box::new(told.clone()));
-            let _graph = CapturedGraph::new(engine.clone(), raw, kept);
+            let _graph = CapturedGraph::new(stream, raw, kept);
             Ok(Arc::new(Captured { name, function, args, is_told, told, _graph }))
         }
         Err(refusal) => {
@@ -120,11 +123,15 @@ pub(super) fn captured(
 ) -> std::result::Result<RawGraph, Refusal> {
     let engine = stream.engine();
     let backend = &*engine.backend;
-    let mut spare = engine.captures.lock();
+    let mut spare = stream.captures().lock();
     let raw = match *spare {
         _ if backend.kind() == DeviceKind::Host => stream.raw(),
         Some(raw) => raw,
-        None => *spare.insert(backend.stream_create(StreamOptions::default())?),
+        None => {
+            let partition = stream.partition().map(|share| share.raw());
+            let options = StreamOptions { partition, ..StreamOptions::default() };
+            *spare.insert(backend.stream_create(options)?)
+        }
     };
     let (mut calls, mut called) = (Some(calls), None);
     let mut code =
@@ -207,8 +214,10 @@ impl CapturedGraph {
         unsafe { engine.backend.graph_kernels(raw) }
     }
 
-    pub(super) fn new(engine: Arc<Engine>, raw: RawGraph, kept: Vec<Box<dyn Any + Send>>) -> Self {
-        CapturedGraph { remains: Some(CaptureRemains { engine, raw, _kept: Mutex::new(kept) }) }
+    pub(super) fn new(stream: &StreamState, raw: RawGraph, kept: Vec<Box<dyn Any + Send>>) -> Self {
+        let (engine, _partition) = (stream.engine().clone(), stream.partition().cloned());
+        let _kept = Mutex::new(kept);
+        CapturedGraph { remains: Some(CaptureRemains { engine, _partition, raw, _kept }) }
     }
 }
 

@@ -20,6 +20,7 @@ use super::list::{List, Node};
 use super::raw::{Raw, Refusal};
 use crate::backend::{DriverResult, NodeLaunch, RawGraph};
 use crate::runtime::graph_budget::{Evictable, Evicted};
+use crate::runtime::partitions::Share;
 use crate::runtime::stream_state::{OfStream, StreamHandle, Turn};
 use crate::runtime::traced_op::TracedWork;
 use crate::runtime::{Engine, Point, UserList};
@@ -34,6 +35,8 @@ pub(crate) struct CompiledGraph {
     /// Its kernels.
     code: Vec<Arc<dyn KernelCode>>,
     keeps: Option<Kept>,
+    /// Its nodes are in.
+    partition: Option<Arc<Share>>,
     /// Its last launch.
     last: Option<Point>,
 }
@@ -146,11 +149,16 @@ impl Raw<'_> {
     /// Compiles a list's launches for this stream.
     pub(crate) fn compile(&self, list: &List, keeps: Option<&Kept>) -> DriverResult<CompiledGraph> {
         let mut launches = list.nodes().iter().map(Node::launch);
-        // SAFETY: nothing is launched. The code is kept by the graph.
-        let raw = unsafe { self.backend.graph_compile(&mut launches, list.edges()) }?;
+        let partition = self.stream.partition().cloned();
+        let raw = {
+            let _alone = partition.as_ref().map(|share| share.compile());
+            let confined = partition.as_ref().map(|share| share.raw());
+            // SAFETY: nothing is launched. The code is kept by the graph.
+            unsafe { self.backend.graph_compile(&mut launches, list.edges(), confined) }?
+        };
         let engine = self.stream.engine().clone();
         let (code, keeps) = (list.code().to_vec(), keeps.cloned());
-        Ok(CompiledGraph { engine, raw: Some(raw), code, keeps, last: None })
+        Ok(CompiledGraph { engine, raw: Some(raw), code, keeps, partition, last: None })
     }
 
     /// Gives nodes of a graph of this stream, by their numbers, the launches of a list's.
@@ -161,8 +169,10 @@ impl Raw<'_> {
     ) -> DriverResult<()> {
         let Some(raw) = &graph.raw else { unreachable!("taken by the drop only") };
         let mut changes = changes.map(|(at, node)| (at, node.launch()));
+        let _alone = graph.partition.as_ref().map(|share| share.compile());
+        let confined = graph.partition.as_ref().map(|share| share.raw());
         // SAFETY: the graph is this stream's, whose lock the caller has, and its code is that of the nodes.
-        unsafe { self.backend.graph_set(raw, &mut changes) }
+        unsafe { self.backend.graph_set(raw, &mut changes, confined) }
     }
 
     /// Launches a graph of this stream as its next ticket. It has the launches of a list whose memory is in the footprint, or
@@ -201,7 +211,8 @@ impl Drop for CompiledGraph {
         let Some(raw) = self.raw.take() else { return };
         let (engine, code) = (self.engine.clone(), std::mem::take(&mut self.code));
         let users = UserList::from_iter(self.last.take());
-        let remains = GraphRemains { engine, raw, _code: code, _kept: self.keeps.take() };
+        let (_kept, _partition) = (self.keeps.take(), self.partition.take());
+        let remains = GraphRemains { engine, raw, _code: code, _kept, _partition };
         self.engine.retire_owner(remains, users);
     }
 }
@@ -211,6 +222,7 @@ struct GraphRemains {
     raw: RawGraph,
     _code: Vec<Arc<dyn KernelCode>>,
     _kept: Option<Kept>,
+    _partition: Option<Arc<Share>>,
 }
 
 impl Drop for GraphRemains {

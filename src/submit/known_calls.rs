@@ -32,8 +32,11 @@ use super::raw_queue::RawQueue;
 use crate::backend::KernelCall;
 use crate::error::Result;
 
-/// Addresses and values: everything that distinguishes a plan's calls.
+/// Addresses and values: what distinguishes a plan's calls.
 pub(crate) type CallKey = [u64; 7];
+
+/// The same, and the partition that the call is made in: the library chooses kernels for a number of multiprocessors.
+type Place = (CallKey, u64);
 
 /// Calls known at once; before another becomes known, all are forgotten.
 const KNOWN_MOST: usize = 256;
@@ -52,7 +55,7 @@ struct KnownKernels {
 struct Table<K> {
     noted: [u64; NOTED],
     /// `None`: the call is made.
-    known: HashMap<CallKey, Option<K>>,
+    known: HashMap<Place, Option<K>>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -78,6 +81,7 @@ impl KnownCalls {
         if queue.recorder.is_some() {
             return call(queue.stream());
         }
+        let key = (key, queue.raw.stream.partition().map_or(0, |share| share.id()));
         let found = self.0.lock().find(&key);
         let kernels = match found {
             Found::Known(kernels) => kernels,
@@ -104,7 +108,7 @@ fn kernels_of<O: Any + Send>(
     let stream = queue.raw.stream;
     let calls = |raw: &Raw<'_>| call(raw.handle()).map_err(Refusal::Foreign);
     let raw = captured(stream, calls).ok()?;
-    let graph = CapturedGraph::new(stream.engine().clone(), raw, vec![Box::new(keep())]);
+    let graph = CapturedGraph::new(stream, raw, vec![Box::new(keep())]);
     let calls = graph.kernels().ok()??;
     Some(KnownKernels { calls, _graph: graph })
 }
@@ -115,7 +119,7 @@ impl<K: Clone> Table<K> {
     }
 
     /// The entry of a call, which is noted if there is none.
-    fn find(&mut self, key: &CallKey) -> Found<K> {
+    fn find(&mut self, key: &Place) -> Found<K> {
         if let Some(known) = self.known.get(key) {
             return Found::Known(known.clone());
         }
@@ -125,7 +129,7 @@ impl<K: Clone> Table<K> {
     }
 
     /// Enters a call that was noted. Entries forgotten for it are returned.
-    fn enter(&mut self, key: CallKey, kernels: Option<K>) -> Vec<(CallKey, Option<K>)> {
+    fn enter(&mut self, key: Place, kernels: Option<K>) -> Vec<(Place, Option<K>)> {
         let is_full = self.known.len() == KNOWN_MOST;
         let forgotten = if is_full { self.known.drain().collect() } else { Vec::new() };
         self.known.insert(key, kernels);
@@ -140,7 +144,7 @@ mod tests {
     #[test]
     fn a_call_is_captured_when_it_comes_again() {
         let mut table = Table::<&str>::new();
-        let (first, second) = ([1; 7], [2; 7]);
+        let (first, second) = (([1; 7], 0), ([1; 7], 1));
         assert_eq!(table.find(&first), Found::Nothing);
         assert_eq!(table.find(&first), Found::Noted);
         assert!(table.enter(first, Some("kernel")).is_empty());
@@ -155,7 +159,7 @@ mod tests {
     fn few_calls_are_known() {
         let mut table = Table::<u64>::new();
         for call in 0..10 * KNOWN_MOST as u64 {
-            let key = [call; 7];
+            let key = ([call; 7], 0);
             assert_eq!(table.find(&key), Found::Nothing);
             assert_eq!(table.find(&key), Found::Noted);
             table.enter(key, Some(call));

@@ -60,7 +60,10 @@ impl Grains {
     /// Takes grains with at least so many multiprocessors, one at least; `None` if there are not as many free.
     pub fn take(&mut self, multiprocessors: u32) -> Option<GrainSet> {
         let least = multiprocessors.max(1);
-        let set = self.made_before(least).or_else(|| self.neighbours(least)).or_else(|| self.any(least))?;
+        let set = self
+            .made_before(least)
+            .or_else(|| self.neighbours(least))
+            .or_else(|| self.any(least))?;
         self.taken.0 |= set.0;
         if !self.made.contains(&set) {
             self.made.push(set);
@@ -109,13 +112,15 @@ impl Grains {
     /// The first run of free neighbours.
     fn neighbours(&self, least: u32) -> Option<GrainSet> {
         let count = self.sizes.len();
-        let mut runs = (0..count).flat_map(|first| (1..=count - first).map(move |len| GrainSet::run(first, len)));
+        let mut runs = (0..count)
+            .flat_map(|first| (1..=count - first).map(move |len| GrainSet::run(first, len)));
         runs.find(|set| !set.overlaps(self.taken) && self.fits(*set, least))
     }
 
     /// The first free grains, without the first that are not needed.
     fn any(&self, least: u32) -> Option<GrainSet> {
-        let free: Vec<usize> = (0..self.sizes.len()).filter(|at| self.taken.0 >> at & 1 == 0).collect();
+        let free: Vec<usize> =
+            (0..self.sizes.len()).filter(|at| self.taken.0 >> at & 1 == 0).collect();
         let (mut set, mut has) = (GrainSet(0), 0);
         for at in free {
             if has < least {

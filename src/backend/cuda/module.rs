@@ -102,7 +102,11 @@ impl ModuleCalls for CudaBackend {
         let _relaxed = self.api.relax();
         let attribute = |attribute: c_int| -> DriverResult<u32> {
             let mut value = 0;
-            driver!(self.cuFuncGetAttribute(&raw mut value, attribute, function.function as Handle))?;
+            driver!(self.cuFuncGetAttribute(
+                &raw mut value,
+                attribute,
+                function.function as Handle
+            ))?;
             Ok(u32::try_from(value).unwrap_or(0))
         };
         Ok(KernelAttributes {

@@ -15,9 +15,8 @@ use gpu_await_protocol::grains::GrainSet;
 
 use super::api::Handle;
 use super::exclusive::Exclusive;
-use super::{CudaBackend, NOT_SUPPORTED, newer};
+use super::{CudaBackend, newer};
 use crate::backend::{DriverResult, PartitionCalls, RawPartition};
-use crate::error::DriverCode;
 
 /// `CUdevResource`: its kind, and of multiprocessors how many they are.
 #[repr(C, align(8))]
@@ -52,14 +51,7 @@ impl CudaBackend {
         newer!(self.cuDeviceGetDevResource(device, &raw mut all, kind))?;
         let (mut count, mut rest) = (0, DevResource::unset());
         let none = std::ptr::null_mut();
-        newer!(self.cuDevSmResourceSplitByCount(
-            none,
-            &raw mut count,
-            &raw const all,
-            none,
-            0,
-            1
-        ))?;
+        newer!(self.cuDevSmResourceSplitByCount(none, &raw mut count, &raw const all, none, 0, 1))?;
         let mut grains = vec![DevResource::unset(); count as usize];
         newer!(self.cuDevSmResourceSplitByCount(
             grains.as_mut_ptr(),
@@ -95,7 +87,8 @@ impl PartitionCalls for CudaBackend {
     fn partition_create(&self, grains: GrainSet) -> DriverResult<RawPartition> {
         const DEFAULT_STREAM: u32 = 1;
         let all = self.divided()?;
-        let mut joined: Vec<DevResource> = grains.iter().filter_map(|at| all.get(at).copied()).collect();
+        let mut joined: Vec<DevResource> =
+            grains.iter().filter_map(|at| all.get(at).copied()).collect();
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         let _exclusive = Exclusive::begin();

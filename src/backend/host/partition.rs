@@ -1,5 +1,4 @@
 //! Shares of the cores, in name alone: a kernel's twin runs on its stream's thread, wherever the system puts that.
-#![forbid(unsafe_code)]
 
 use gpu_await_protocol::grains::GrainSet;
 

@@ -28,7 +28,11 @@ fn sizes() -> impl Strategy<Value = Vec<u32>> {
 fn run(
     sizes: Vec<u32>,
     steps: Vec<Step>,
-    check: impl Fn(&Grains, &[GrainSet], Option<(u32, u32, Option<GrainSet>)>) -> Result<(), TestCaseError>,
+    check: impl Fn(
+        &Grains,
+        &[GrainSet],
+        Option<(u32, u32, Option<GrainSet>)>,
+    ) -> Result<(), TestCaseError>,
 ) -> Result<(), TestCaseError> {
     let mut grains = Grains::new(sizes);
     let mut shares: Vec<GrainSet> = Vec::new();

@@ -1,0 +1,143 @@
+//! [`Partition`]: a share of a device's multiprocessors, for those who must not wait.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::Device;
+use super::streams::StreamBuilder;
+use crate::error::Result;
+use crate::runtime::coop;
+use crate::runtime::partitions::Share;
+use crate::stream::Stream;
+use crate::thread::role;
+use crate::thread::worker::offload;
+
+/// A share of a device's multiprocessors. Work of its streams runs there and nowhere else, beside whatever the others hold.
+///
+/// Priorities order what waits; blocks that run, run to their end. A kernel of eight blocks beside blocks of 2 ms that fill an H200 takes
+/// milliseconds, whatever its priority; in a partition, with the others in another one, it takes as long as on an idle GPU. A partition
+/// protects only if everybody is in one: see [`DeviceBuilder::partition`](crate::DeviceBuilder::partition) and
+/// [`Stats::streams_outside_partitions`](crate::Stats::streams_outside_partitions).
+///
+/// Memory, events, kernels and completion are those of the device: a stream in a partition differs from others in nothing else. What is
+/// divided are the multiprocessors alone: not the L2 cache, the memory's bandwidth, the copy engines, nor the driver's hardware queues (8,
+/// unless `CUDA_DEVICE_MAX_CONNECTIONS` says otherwise when the process begins), and a fault ends all of them.
+///
+/// Cheap to clone. Its multiprocessors are free again when no handle, stream or compiled graph of it is left and their work is over.
+///
+/// On a host device it is a share in name alone.
+///
+/// # Source
+/// `cuDevSmResourceSplitByCount`, `cuGreenCtxCreate`.
+#[derive(Clone)]
+pub struct Partition {
+    device: Device,
+    share: Arc<Share>,
+}
+
+impl Device {
+    /// Takes a share of at least so many multiprocessors. The device is divided into grains, 8 multiprocessors each on an H200, and a
+    /// partition is whole grains: [`Partition::multiprocessors`] says how many it has. Partitions are disjoint.
+    ///
+    /// The first one of a set of grains takes milliseconds, on a thread of this crate, and some 4 MiB of device memory, which the driver
+    /// keeps as long as the device is open; such a set is used again.
+    ///
+    /// # Cancel safety
+    /// Dropped, it takes none.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::NoPartition`](crate::ErrorDetail::NoPartition): as many are not free;
+    /// [`ErrorDetail::Requires`](crate::ErrorDetail::Requires): a driver before CUDA 12.5, or a GPU that it does not divide; what the driver
+    /// says of MIG instances, vGPUs and MPS; a device that is lost or closed.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// let interactive = device.partition(1).await?;
+    /// let stream = interactive.stream()?;
+    /// stream.zeros::<f32>(8).await?;
+    /// assert_eq!(stream.multiprocessors(), interactive.multiprocessors());
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub async fn partition(&self, multiprocessors: u32) -> Result<Partition> {
+        coop::proceed().await;
+        role::check_driver("making a partition")?;
+        let engine = self.engine().clone();
+        engine.check_open()?;
+        let taken = offload(move || {
+            let refused = |code| engine.refused(code);
+            let share = engine.partitions.take(multiprocessors);
+            share.map_err(|why| why.explain(engine.label(), multiprocessors, refused))
+        });
+        Ok(Partition { device: self.clone(), share: taken.await?? })
+    }
+}
+
+impl Partition {
+    /// Returns its device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Returns how many multiprocessors it has.
+    #[must_use]
+    pub fn multiprocessors(&self) -> u32 {
+        self.share.multiprocessors()
+    }
+
+    /// Makes a stream in it; see [`Device::stream`].
+    ///
+    /// # Blocking
+    /// As [`Device::stream`].
+    ///
+    /// # Errors
+    /// As [`Device::stream`].
+    #[track_caller]
+    pub fn stream(&self) -> Result<Stream> {
+        self.stream_builder().build()
+    }
+
+    /// Sets options before making a stream in it.
+    pub fn stream_builder(&self) -> StreamBuilder<'_> {
+        self.device.builder_in(self)
+    }
+
+    pub(crate) fn share(&self) -> &Arc<Share> {
+        &self.share
+    }
+}
+
+impl Stream {
+    /// Returns the partition that the stream is in, if it is.
+    #[must_use]
+    pub fn partition(&self) -> Option<Partition> {
+        let share = self.state().partition()?.clone();
+        Some(Partition { device: self.device(), share })
+    }
+
+    /// Returns how many multiprocessors its work runs on: those of its [partition], or all of the device.
+    ///
+    /// [partition]: Self::partition
+    #[must_use]
+    pub fn multiprocessors(&self) -> u32 {
+        self.state().multiprocessors()
+    }
+}
+
+/// The same share.
+impl PartialEq for Partition {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.share, &other.share)
+    }
+}
+
+impl Eq for Partition {}
+
+impl fmt::Debug for Partition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Partition({} of {})", self.multiprocessors(), self.device)
+    }
+}
