@@ -111,14 +111,16 @@ impl Device {
             let owes = owes || engine.owes_frees();
             // Read last: what was nowhere to be seen was on its way, and is counted.
             let is_quiet = engine.retirements() == before;
-            let ended = || engine.lost().map_or(Ok(()), |lost| Err(lost.clone()));
-            match is_quiet && (engine.options.stepped || !owes) {
-                true if engine.options.stepped || !engine.ends_a_stream() => return ended(),
-                // All that is left is what another thread does in a moment: no reason to call it unfinished.
-                true if limit.looks_again().await.is_err() => return ended(),
-                true => {}
-                false if engine.options.stepped => {}
-                false => limit.looks_again().await?,
+            let is_over = is_quiet && (engine.options.stepped || !owes);
+            let result = || engine.lost().map_or(Ok(()), |lost| Err(lost.clone()));
+            if is_over && (engine.options.stepped || !engine.ends_a_stream()) {
+                return result();
+            }
+            if !engine.options.stepped
+                && let Err(passed) = limit.looks_again().await
+            {
+                // Where only a stream is left that another thread drops in a moment, nothing is unfinished.
+                return if is_over { result() } else { Err(passed) };
             }
         }
     }
