@@ -17,19 +17,15 @@ use crate::thread::role;
 /// How often a close looks for what has no wake-up: submitters, memory that is about to be free.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
 
-/// How often it looks, whatever its limit, for streams whose work is complete and that another thread is dropping: 10 ms, where a drop takes
-/// microseconds.
-const LOOKS_FOR_ENDS: usize = 50;
-
 impl Device {
     /// Refuses new work on every handle and waits until nothing uses the device, for at most `limit`;
-    /// [`Duration::MAX`] is no limit. (A stream that is just being dropped is waited for up to 10 ms, whatever the limit.) It waits, in this
-    /// order, until
+    /// [`Duration::MAX`] is no limit. It waits, in this order, until
     /// - all submitted work is complete,
     /// - every [loan of memory](crate::Stream::lend_memory) has ended, and what other libraries had put on
     ///   their streams by then is complete,
     /// - values that work [keeps](crate::Uses::keeps) and owners of freed memory are dropped, and all memory
-    ///   freed by any thread is back.
+    ///   freed by any thread is back. (A stream whose work is complete and that another thread is dropping is waited for up to the limit,
+    ///   which is no error.)
     ///
     /// Streams free their caches as soon as they have finished, and cache nothing that is dropped later. In
     /// the end the pool's unused memory is returned. Buffers that are alive stay valid and are freed when
@@ -72,7 +68,7 @@ impl Device {
     async fn work_done(&self, limit: &mut Limit) -> Result<()> {
         let engine = self.engine();
         // Work that is being submitted is waited for as well, once it is known.
-        let mut busy = engine.streams();
+        let mut busy = engine.streams_unlocked();
         let mut relax = Relax::default();
         loop {
             // Later submissions see that it is closed.
@@ -96,29 +92,15 @@ impl Device {
         engine.lost().map_or(closed, |lost| Err(lost.clone()))
     }
 
-    /// Waits, briefly, for the ends of streams that other threads are dropping.
-    async fn streams_ended(&self) {
-        let engine = self.engine();
-        for _ in 0..LOOKS_FOR_ENDS {
-            if !engine.ends_a_stream() || engine.lost().is_some() {
-                return;
-            }
-            Deadline::after(&engine.clock, LOOK_EVERY).await;
-        }
-    }
-
     /// Waits until freed memory is back and kept values are dropped. A value that the reaper drops may free more, so
     /// it looks until nothing more comes.
     async fn all_freed(&self, limit: &mut Limit) -> Result<()> {
         let engine = self.engine();
         loop {
             let before = engine.retirements();
-            engine.streams().iter().for_each(|stream| stream.take_all_back());
+            engine.streams_unlocked().iter().for_each(|stream| stream.take_all_back());
             engine.look_everywhere();
             engine.sweep_retired(true);
-            if !engine.options.stepped {
-                self.streams_ended().await;
-            }
             let owes = engine.owes_frees();
             if engine.options.stepped {
                 // Drops take the time of the system's clock.
@@ -129,11 +111,16 @@ impl Device {
             let owes = owes || engine.owes_frees();
             // Read last: what was nowhere to be seen was on its way, and is counted.
             let is_quiet = engine.retirements() == before;
-            if is_quiet && (engine.options.stepped || !owes) {
-                return engine.lost().map_or(Ok(()), |lost| Err(lost.clone()));
+            let is_over = is_quiet && (engine.options.stepped || !owes);
+            let result = || engine.lost().map_or(Ok(()), |lost| Err(lost.clone()));
+            if is_over && (engine.options.stepped || !engine.ends_a_stream()) {
+                return result();
             }
-            if !engine.options.stepped {
-                limit.looks_again().await?;
+            if !engine.options.stepped
+                && let Err(passed) = limit.looks_again().await
+            {
+                // Where only a stream is left that another thread drops in a moment, nothing is unfinished.
+                return if is_over { result() } else { Err(passed) };
             }
         }
     }

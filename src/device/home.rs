@@ -194,7 +194,8 @@ impl Home {
             let whole = self.whole.lock().take();
             drop(whole);
         }
-        let streams = self.engine.streams().into_iter().filter(|stream| !stream.is_given_up());
+        let streams = self.engine.streams_unlocked();
+        let streams = streams.iter().filter(|stream| !stream.is_given_up());
         streams.map(|stream| stream.point(stream.tail())).collect()
     }
 

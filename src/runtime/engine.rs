@@ -297,6 +297,11 @@ impl<S: DeviceStream> Engine<S> {
         self.registry.streams()
     }
 
+    /// The streams, for who holds no lock: one of them may end with this list.
+    pub(crate) fn streams_unlocked(&self) -> Vec<Arc<S>> {
+        self.registry.streams().into_iter().map(StreamRef::unlocked).collect()
+    }
+
     /// How long the poller rests between two rounds, at least, in nanoseconds.
     pub(crate) fn rest(&self) -> u64 {
         // ORDERING: Relaxed: a guess.

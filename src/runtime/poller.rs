@@ -187,12 +187,12 @@ impl Poller {
 
     /// Looks at every stream that is due, and whether the device is lost; true if anything moved.
     fn round(&mut self, engine: &Arc<Engine>) -> bool {
-        self.begin_turn(engine);
         // Here, and so once more after the poller announced its sleep: there may be no stream.
         engine.mourn();
         engine.wake_reclaimers();
         let mut moved = engine.take_handed_over(&mut self.active);
         let now = engine.now();
+        self.begin_turn(engine, now);
         let mut visited = false;
         for stream in self.active.iter().filter(|stream| stream.next_look() <= now) {
             visited = true;
@@ -212,8 +212,7 @@ impl Poller {
     }
 
     /// Notes whether the cores are busy with others, and how long the thread had its core so far.
-    fn begin_turn(&mut self, engine: &Engine) {
-        let now = engine.now();
+    fn begin_turn(&mut self, engine: &Engine, now: u64) {
         engine.checkers.was_away(std::mem::take(&mut self.late_ns), now);
         if engine.checkers.may_yield(now) {
             self.turn_from = None;

@@ -72,6 +72,13 @@ impl<S: PointStream> StreamRef<S> {
     }
 }
 
+impl<S: PointStream> StreamRef<S> {
+    /// The stream, for who holds no lock: it may end where this is dropped.
+    pub(crate) fn unlocked(mut self) -> Arc<S> {
+        self.0.take().expect("there until it is dropped")
+    }
+}
+
 impl<S: PointStream> Clone for StreamRef<S> {
     fn clone(&self) -> Self {
         StreamRef(self.0.clone())

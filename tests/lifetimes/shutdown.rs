@@ -636,37 +636,34 @@ mod growth {
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
     }
 
-    /// Whether each thread but this one waits for something.
+    /// Whether each thread but this one waits for something, each time that they are looked at. (One look takes one after another: a
+    /// thread that starts may wait, when it is looked at, for a lock that another has let go of when that one is.)
     fn others_sleep() -> bool {
-        let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
-        let states =
-            tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok());
-        states.filter(|state| !state.contains(") S ")).count() == 1
+        let states = || {
+            let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
+            tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok())
+        };
+        (0..2).all(|_| states().filter(|state| !state.contains(") S ")).count() == 1)
     }
 
     /// Forks, and runs `child` in the child, which then exits. Returns how long its exit took.
     fn forked(child: impl FnOnce()) -> Duration {
         let (mut exits, exit) = std::io::pipe().expect("a pipe");
+        wait_until("no thread starts or ends, with the standard library's lock", others_sleep);
         // SAFETY: the other threads of this process sleep, and hold no lock that the child needs.
         let forked = unsafe { libc::fork() };
         if forked == 0 {
+            // SAFETY: it touches nothing. A child that hangs ends with its parent, which ends at a limit.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
             (&exit).write_all(&[1]).expect("the parent reads");
             std::process::exit(i32::from(done.is_err()));
         }
         drop(exit);
-        let (mut status, limit) = (-1, Instant::now() + Duration::from_secs(30));
         exits.read_exact(&mut [0]).expect("the child comes to its end");
-        let start = Instant::now();
+        let (mut status, start) = (-1, Instant::now());
         // SAFETY: the status is written for the length of the call.
-        while unsafe { libc::waitpid(forked, &raw mut status, libc::WNOHANG) } == 0 {
-            if Instant::now() > limit {
-                // SAFETY: it is this process's child, and was not waited for.
-                unsafe { libc::kill(forked, libc::SIGKILL) };
-                panic!("the child waits for something");
-            }
-            std::thread::yield_now();
-        }
+        assert_eq!(unsafe { libc::waitpid(forked, &raw mut status, 0) }, forked);
         assert_eq!(status, 0);
         start.elapsed()
     }
@@ -764,7 +761,6 @@ mod growth {
             device
         });
         let busy = (parameter == "busy").then(busy);
-        wait_until("all is quiet", others_sleep);
         let exits = [0; 3].map(|_| forked(use_a_device));
         // A child of a child as well.
         let child_of_a_child = forked(|| {

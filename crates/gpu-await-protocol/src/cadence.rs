@@ -50,7 +50,7 @@
 //! | yielding the core while a task checks or stays awake, on two cores | `mixed16_uniform`, p99 | 76 → 1,476 |
 //! | a poller and inboxes that never yield, and tasks that stop when yields are costly (2026-11-28) | `busy_cores.threads`, 300 µs, p50 | 31 → 3,344 |
 //! | a poller's slices of 0.1 ms (2026-11-28) | `busy_cores.threads`, p99 | 3,737 → 5,094 |
-//! | a poller that owes its neighbours nothing ([`owed`](super::owed), 2026-11-28) | `busy_cores.threads`, 3 ms, p50 | 63 → 960 |
+//! | a poller that owes its neighbours nothing ([`owed`](super::owed), 2026-11-28) | `busy_cores.threads`, 3 ms, p50 | 73 → 875 |
 //! | sparing checks of lengths that do not repeat | `mixed16_uniform`, cores | 2.5 → 2.9 |
 //! | yielding to woken tasks ([`ready_tasks`](super::ready_tasks)) | 1,024 tasks, awaits a second | 529,000 → 456,000 |
 //!

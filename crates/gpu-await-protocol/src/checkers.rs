@@ -70,8 +70,7 @@ impl Checkers {
     /// A yield that ended now took so long, or a sleep ended so much later than it should.
     #[inline]
     pub fn was_away(&self, ns: u64, now: u64) {
-        // Another may have said so meanwhile.
-        if ns > SLICE_NS && self.may_yield(now) {
+        if ns > SLICE_NS {
             self.others_are_busy(now);
         }
     }
@@ -79,12 +78,14 @@ impl Checkers {
     #[cold]
     fn others_are_busy(&self, now: u64) {
         // ORDERING: Relaxed, as above.
-        let (before, known) = (&self.busy_until, self.busy_for.load(Ordering::Relaxed));
-        let ended = before.load(Ordering::Relaxed);
-        let is_soon = ended > 0 && now - ended < known;
+        let (ended, known) = (&self.busy_until, self.busy_for.load(Ordering::Relaxed));
+        // Read once: another thread may say the same at any moment.
+        let Some(since) = now.checked_sub(ended.load(Ordering::Relaxed)) else { return };
+        // The first time there was no end before, which is as if it were long ago.
+        let is_soon = since < known && since < now;
         let busy_for = if is_soon { (2 * known).min(BUSY_MOST_NS) } else { BUSY_NS };
         self.busy_for.store(busy_for, Ordering::Relaxed);
-        before.store(now + busy_for, Ordering::Relaxed);
+        ended.store(now + busy_for, Ordering::Relaxed);
     }
 
     /// Takes a permit to check until `until`, if one is free and yields are cheap.

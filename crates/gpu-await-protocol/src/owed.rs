@@ -7,8 +7,8 @@
 //! | the multiple | |
 //! |---|---|
 //! | is [`LEAST`] | at first |
-//! | doubles, up to [`MOST`] | with the second of two sleeps that ended late one after the other: its weight is less than the neighbours' |
-//! | is halved | after [`GOOD`] sleeps of which no two did |
+//! | doubles, up to [`MOST`] | with [`LATE`] sleeps one after the other that ended late: its weight is less than the neighbours' |
+//! | is halved | [`GOOD`] sleeps later |
 //!
 //! # Invariants
 //! 1. The multiple stays between the two (`a_light_thread_sleeps_longer`).
@@ -16,44 +16,46 @@
 
 use super::cadence::NAP_MOST_NS;
 
-/// Of a turn.
-pub const LEAST: u64 = 2;
+/// In halves of a turn.
+pub const LEAST: u64 = 3;
 /// A thread at `nice` 10 has a ninth of the weight of one at 0.
-pub const MOST: u64 = 32;
+pub const MOST: u64 = 64;
+/// At equal weights a few in a row are late as well.
+pub const LATE: u32 = 8;
 /// Sleeps until less is tried.
 pub const GOOD: u32 = 4096;
 
 /// What a poller owes its neighbours.
 #[derive(Debug)]
 pub struct Owed {
-    times: u64,
-    was_late: bool,
-    good: u32,
+    halves: u64,
+    late: u32,
+    slept: u32,
 }
 
 impl Owed {
     /// It owes the least.
     #[inline]
     pub fn new() -> Self {
-        Owed { times: LEAST, was_late: false, good: 0 }
+        Owed { halves: LEAST, late: 0, slept: 0 }
     }
 
     /// How long to sleep behind a turn of that length.
     #[inline]
     pub fn sleep_ns(&self, turn_ns: u64) -> u64 {
-        (turn_ns * self.times).min(NAP_MOST_NS)
+        (turn_ns * self.halves / 2).min(NAP_MOST_NS)
     }
 
     /// A sleep ended, late by a neighbour's slice or not.
     #[inline]
     pub fn slept(&mut self, is_late: bool) {
-        self.good += 1;
-        if is_late && self.was_late {
-            (self.times, self.good) = ((2 * self.times).min(MOST), 0);
-        } else if self.good == GOOD {
-            (self.times, self.good) = ((self.times / 2).max(LEAST), 0);
+        self.slept += 1;
+        self.late = if is_late { self.late + 1 } else { 0 };
+        if self.late == LATE {
+            *self = Owed { halves: (2 * self.halves).min(MOST), late: 0, slept: 0 };
+        } else if self.slept == GOOD {
+            *self = Owed { halves: (self.halves / 2).max(LEAST), late: self.late, slept: 0 };
         }
-        self.was_late = is_late;
     }
 }
 

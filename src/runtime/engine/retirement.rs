@@ -73,9 +73,6 @@ impl<S: DeviceStream> Engine<S> {
 
     /// Whether something is to be freed that no other device's stream uses.
     pub(crate) fn owes_frees(&self) -> bool {
-        if self.ends_a_stream() {
-            return true;
-        }
         // What a sweep has taken is then free, or sent to be dropped and counted.
         let _pressing = self.pressing.lock();
         let mut used_elsewhere = 0;

@@ -478,7 +478,7 @@ fn a_light_thread_sleeps_longer() {
         let (mut late, mut slept) = (0, 0);
         for _ in 0..20_000 {
             let sleep_ns = owed.sleep_ns(6_000);
-            assert!((owed::LEAST * 6_000..=owed::MOST * 6_000).contains(&sleep_ns));
+            assert!((owed::LEAST * 3_000..=owed::MOST * 3_000).contains(&sleep_ns));
             let is_late = sleep_ns < 6_000 * weight;
             late += u32::from(is_late);
             slept += 1;
@@ -488,8 +488,8 @@ fn a_light_thread_sleeps_longer() {
     }
     // One that is late now and then is not for that.
     let mut owed = Owed::new();
-    (0..1000).for_each(|n| owed.slept(n % 3 == 0));
-    assert_eq!(owed.sleep_ns(6_000), owed::LEAST * 6_000);
+    (0..1000).for_each(|n| owed.slept(n % 3 != 0));
+    assert_eq!(owed.sleep_ns(6_000), owed::LEAST * 3_000);
 }
 
 #[test]
