@@ -474,7 +474,7 @@ pub enum ErrorDetail {
     /// This device lacks what a feature requires.
     #[error("{what} requires {requirement}, which {device} does not have")]
     Requires { what: &'static str, requirement: &'static str, device: String },
-    /// A [partition](crate::Device::partition) of so many multiprocessors was asked for.
+    /// A [partition](crate::Device::reserve_partition) of so many multiprocessors was asked for.
     #[error(
         "a partition of {asked} multiprocessors of {device}, which has {all} to divide, of which {free} are in no partition: {}",
         if .asked > .all { "ask for fewer" } else { "drop another partition, with its streams and graphs, or ask for fewer" }

@@ -212,7 +212,7 @@ impl DeviceBuilder {
     }
 
     /// Confines every stream of the device that names no other [partition](crate::Partition) to one of at least so many multiprocessors, the
-    /// crate's own too. Opening it fails as [`Device::partition`] does. Partitions of one GPU are disjoint only among those of one
+    /// crate's own too. Opening it fails as [`Device::reserve_partition`] does. Partitions of one GPU are disjoint only among those of one
     /// [`Device`].
     pub fn partition(mut self, multiprocessors: u32) -> Self {
         self.multiprocessors = Some(multiprocessors);

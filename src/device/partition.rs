@@ -55,13 +55,13 @@ impl Device {
     /// ```
     /// # futures::executor::block_on(async {
     /// # let device = gpu_await::Device::host();
-    /// let interactive = device.partition(1).await?;
+    /// let interactive = device.reserve_partition(1).await?;
     /// let stream = interactive.stream()?;
     /// stream.zeros::<f32>(8).await?;
     /// assert_eq!(stream.multiprocessors(), interactive.multiprocessors());
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
-    pub async fn partition(&self, multiprocessors: u32) -> Result<Partition> {
+    pub async fn reserve_partition(&self, multiprocessors: u32) -> Result<Partition> {
         coop::proceed().await;
         role::check_driver("making a partition")?;
         let engine = self.engine().clone();
@@ -113,14 +113,14 @@ impl Partition {
 impl Stream {
     /// Returns the partition that the stream is in, if it is.
     #[must_use]
-    pub fn partition(&self) -> Option<Partition> {
+    pub fn in_partition(&self) -> Option<Partition> {
         let share = self.state().partition()?.clone();
         Some(Partition { device: self.device(), share })
     }
 
     /// Returns how many multiprocessors its work runs on: those of its [partition], or all of the device.
     ///
-    /// [partition]: Self::partition
+    /// [partition]: Self::in_partition
     #[must_use]
     pub fn multiprocessors(&self) -> u32 {
         self.state().multiprocessors()

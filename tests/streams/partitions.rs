@@ -7,19 +7,19 @@ use gpu_await::{ErrorDetail, ErrorKind, LaunchConfig, Result, Stream, kernel};
 async fn shares_are_taken_and_come_back() -> Result<()> {
     let device = testing::device();
     let all = device.multiprocessors();
-    let first = device.partition(1).await?;
+    let first = device.reserve_partition(1).await?;
     assert!((1..=all).contains(&first.multiprocessors()));
     assert_eq!(device.stats().partitions, 1);
     let rest = all - first.multiprocessors();
-    let refused = device.partition(rest + 1).await.unwrap_err();
+    let refused = device.reserve_partition(rest + 1).await.unwrap_err();
     let ErrorDetail::NoPartition { asked, free, all: of, .. } = *refused.detail() else {
         panic!("{refused}")
     };
     assert_eq!((asked, free, of, refused.kind()), (rest + 1, rest, all, ErrorKind::Overloaded));
-    assert_eq!(device.partition(all + 1).await.unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(device.reserve_partition(all + 1).await.unwrap_err().kind(), ErrorKind::Unsupported);
     // A stream keeps its share.
     let stream = first.stream()?;
-    assert_eq!(stream.partition().as_ref(), Some(&first));
+    assert_eq!(stream.in_partition().as_ref(), Some(&first));
     assert_eq!(stream.multiprocessors(), first.multiprocessors());
     assert!(device.stats().streams_outside_partitions > 0, "the device's own");
     drop(first);
