@@ -21,6 +21,7 @@
 //! The calls are in the files below, one per kind of object.
 
 mod api;
+mod dev_resource;
 mod event;
 mod exclusive;
 mod graph;
@@ -72,7 +73,8 @@ pub(crate) struct CudaBackend {
     ordinal: usize,
     name: String,
     limits: Limits,
-    grains: OnceLock<Vec<partition::DevResource>>,
+    /// What partitions are made of, once the device was divided.
+    grains: OnceLock<Vec<dev_resource::DevResource>>,
 }
 
 /// The number of GPUs that the driver sees; 0 without a driver.

@@ -102,11 +102,20 @@ impl Partition {
 
     /// Sets options before making a stream in it.
     pub fn stream_builder(&self) -> StreamBuilder<'_> {
-        self.device.builder_in(self)
+        self.device.stream_builder().partition(self)
     }
+}
 
-    pub(crate) fn share(&self) -> &Arc<Share> {
-        &self.share
+impl<'d> StreamBuilder<'d> {
+    /// Makes the stream in that partition of the device; without one it is in the
+    /// [device's own](crate::DeviceBuilder::partition), if that has one. Such a stream is always
+    /// [non-blocking](Self::non_blocking).
+    ///
+    /// # Source
+    /// `cuGreenCtxStreamCreate`.
+    pub fn partition(mut self, partition: &'d Partition) -> Self {
+        self.partition = Some((&partition.device, &partition.share));
+        self
     }
 }
 

@@ -1,11 +1,13 @@
 //! The streams of a device: new ones, the default, current and legacy ones, a thread's.
 #![forbid(unsafe_code)]
 
+use std::sync::Arc;
+
 use super::Device;
-use super::partition::Partition;
 use crate::backend::StreamOptions;
 use crate::error::Result;
 use crate::error::refused::Here;
+use crate::runtime::partitions::Share;
 use crate::runtime::stream_state::StreamState;
 use crate::stream::Stream;
 use crate::stream::scope;
@@ -18,8 +20,8 @@ use crate::thread::role;
 pub struct StreamBuilder<'d> {
     device: &'d Device,
     options: StreamOptions,
-    /// `None`: that of the device, if it has one.
-    partition: Option<&'d Partition>,
+    /// With its device; `None`: that of this device, if it has one.
+    pub(super) partition: Option<(&'d Device, &'d Arc<Share>)>,
     name: Option<Box<str>>,
 }
 
@@ -41,11 +43,6 @@ impl Device {
     #[track_caller]
     pub fn stream(&self) -> Result<Stream> {
         self.stream_builder().build()
-    }
-
-    /// A builder of streams in a partition of the device.
-    pub(super) fn builder_in<'d>(&'d self, partition: &'d Partition) -> StreamBuilder<'d> {
-        StreamBuilder { partition: Some(partition), ..self.stream_builder() }
     }
 
     /// Sets options before making a stream.
@@ -187,15 +184,21 @@ impl StreamBuilder<'_> {
     /// As [`Device::stream`].
     ///
     /// # Errors
-    /// A device that is lost or closed; a thread on which it would deadlock.
+    /// A device that is lost or closed; a thread on which it would deadlock;
+    /// [`ErrorDetail::WrongDevice`](crate::ErrorDetail::WrongDevice): a partition of another device;
+    /// [`ErrorDetail::Unsupported`](crate::ErrorDetail::Unsupported): in a partition, and ordered with the legacy default
+    /// stream.
     ///
     /// # Source
-    /// `cuStreamCreateWithPriority`.
+    /// `cuStreamCreateWithPriority`, `cuGreenCtxStreamCreate`.
     #[track_caller]
     pub fn build(self) -> Result<Stream> {
         let StreamBuilder { device, options, partition, name } = self;
         let engine = device.engine();
-        let share = partition.map(Partition::share).or(engine.partition.as_ref()).cloned();
+        if let Some((other, _)) = partition.filter(|(other, _)| other.engine().id != engine.id) {
+            return Err(wrong_device("the partition", engine, other.engine())).here();
+        }
+        let share = partition.map(|(_, share)| share).or(engine.partition.as_ref()).cloned();
         let stream = StreamState::open_in(engine, share, options, name).here()?;
         Ok(Stream::new(stream, device.home.clone()))
     }

@@ -22,7 +22,7 @@ const NOT_FOUND: i32 = 500;
 /// A loaded image (PTX, a cubin or a fatbin) on a CUDA device, whose kernels are found by name at run time.
 ///
 /// # Source
-/// `cuModuleLoadDataEx`.
+/// `cuLibraryLoadData`.
 #[derive(Clone)]
 pub struct Module {
     loaded: Arc<LoadedModule>,
@@ -152,7 +152,7 @@ impl Module {
     /// ```
     ///
     /// # Source
-    /// `nvrtcCompileProgram`, `cuModuleLoadDataEx`.
+    /// `nvrtcCompileProgram`, `cuLibraryLoadData`.
     pub async fn compile(device: &Device, source: CudaSource) -> Result<Module> {
         coop::proceed().await;
         role::check_driver("loading a kernel")?;
@@ -181,7 +181,7 @@ impl Module {
     /// before serving.
     ///
     /// # Source
-    /// `cuModuleGetFunction`, `cuFuncGetAttribute`, `cuFuncGetParamInfo`.
+    /// `cuLibraryGetKernel`, `cuFuncGetAttribute`, `cuFuncGetParamInfo`.
     pub unsafe fn kernel<S: Signature>(&self, name: &str) -> Result<Kernel<S>> {
         role::check("asking the driver about a kernel")?;
         let engine = &self.loaded.engine;

@@ -45,7 +45,7 @@ use super::doorbell::Bells;
 use super::graph_budget::GraphBudget;
 use super::graph_memory::GraphMemory;
 use super::loans::Loans;
-use super::partitions::{NoShare, Partitions, Share};
+use super::partitions::{Partitions, Share};
 use super::progress::{PointStream, Progress, StreamRef};
 use super::registry::Registry;
 use super::tracer::Tracer;
@@ -198,14 +198,10 @@ impl<S: DeviceStream> Engine<S> {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let label = format!("{kind}:{}", backend.ordinal());
         let partitions = Partitions::new(backend.clone());
-        let partition = options.multiprocessors.map(|asked| {
-            let refused = |why: NoShare| why.explain(&label, asked, DriverCode::into);
-            partitions.take(asked).map_err(refused)
-        });
-        let partition = partition.transpose()?;
+        let partition = partitions.of_device(options.multiprocessors, &label)?;
         let confined = partition.as_ref().map(|share| share.raw());
         let private = StreamOptions { partition: confined, ..StreamOptions::default() };
-        let private = backend.stream_create(private)?;
+        let private = backend.stream_create(private).inspect_err(|_| partitions.give_up())?;
         let state = Arc::new(DeviceState::new(id, backend.kind(), label));
         let attention = Arc::new(Attention::new(&state, options.stepped));
         let engine = Arc::new(Engine {

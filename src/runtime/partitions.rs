@@ -10,6 +10,7 @@
 //! 2. A driver object outlives every stream and graph in it: those hold the engine, which holds it.
 //! 3. Graphs are compiled in a share by one thread at a time: the driver does not synchronize calls on it.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -113,6 +114,26 @@ impl Partitions {
         Ok(Arc::new(Share { partitions, set, made, multiprocessors: has }))
     }
 
+    /// The share of a device that is to be in one, while that is opened.
+    pub(super) fn of_device(
+        self: &Arc<Self>,
+        multiprocessors: Option<u32>,
+        device: &str,
+    ) -> Result<Option<Arc<Share>>, Error> {
+        let Some(asked) = multiprocessors else { return Ok(None) };
+        let share = self.take(asked);
+        share.map(Some).map_err(|why| why.explain(device, asked, DriverCode::into))
+    }
+
+    /// Destroys what was made for a device that is not opened after all.
+    #[cold]
+    pub(super) fn give_up(&self) {
+        for partition in self.end().1 {
+            // SAFETY: no stream was made, and no graph.
+            let _ = unsafe { self.backend.partition_destroy(partition) };
+        }
+    }
+
     fn made(&self, set: GrainSet) -> Result<Arc<Made>, DriverCode> {
         let mut made = self.made.lock();
         if let Some((_, known)) = made.iter().find(|(known, _)| *known == set) {
@@ -166,6 +187,12 @@ impl Share {
     /// Tells the sets of a device apart, while it lives.
     pub(crate) fn id(&self) -> u64 {
         Arc::as_ptr(&self.made) as u64
+    }
+}
+
+impl fmt::Debug for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Share({} multiprocessors)", self.multiprocessors)
     }
 }
 

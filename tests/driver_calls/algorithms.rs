@@ -320,7 +320,7 @@ fn general_images_alone() {
             let loads: Vec<String> = driver
                 .calls()
                 .into_iter()
-                .filter(|line| Line(line).name().starts_with("cuModuleLoadData"))
+                .filter(|line| Line(line).name().starts_with("cuLibraryLoadData"))
                 .collect();
             let refused = loads.len() as i64 - driver.live("module");
             assert_eq!(refused == 0, general, "{loads:?}");

@@ -124,7 +124,7 @@ fn machine_code_reaches_the_driver_as_such() {
         ] {
             driver.clear();
             let error = soon(Module::compile(&device, source)).await.unwrap_err();
-            assert!(driver.names().contains(&"cuModuleLoadDataEx".to_owned()), "{error}");
+            assert!(driver.names().contains(&"cuLibraryLoadData".to_owned()), "{error}");
             // The stand-in loads nothing but PTX.
             match error.detail() {
                 ErrorDetail::BadImage { image, problem: ImageProblem::Driver(code), .. } => {

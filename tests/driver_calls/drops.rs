@@ -436,7 +436,7 @@ fn what_a_dropped_stream_uses_goes_when_its_work_is_complete() {
             drop((y, stream));
             assert_eq!(device.stats().streams, streams, "{mode:?}: its work goes on");
             drop((frozen, axpy));
-            let ends = ["cuStreamDestroy_v2", "cuModuleUnload"];
+            let ends = ["cuStreamDestroy_v2", "cuLibraryUnload"];
             // The poller looks again and again.
             for _ in 0..20 {
                 tokio::time::sleep(std::time::Duration::from_millis(1)).await;

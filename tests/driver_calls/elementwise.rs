@@ -16,7 +16,7 @@ fn named(driver: &StandIn) -> Vec<String> {
 
 /// How many calls have to do with loading.
 fn modules(driver: &StandIn) -> usize {
-    my_names(driver).iter().filter(|name| name.starts_with("cuModule")).count()
+    my_names(driver).iter().filter(|name| name.starts_with("cuLibrary")).count()
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn a_kernel_that_does_not_load() {
         let device = device_with(Completion::Adaptive);
         let stream = device.stream().unwrap();
         let mut x = stream.full(8, 1i64).queued().unwrap();
-        for call in ["cuModuleLoadDataEx", "cuModuleGetFunction"] {
+        for call in ["cuLibraryLoadData", "cuLibraryGetKernel"] {
             driver.fail(call, 1, 209);
             let double = transform!(|x| x * 2);
             let error = stream.transform_in_place(double, (), &mut x).queued().unwrap_err();

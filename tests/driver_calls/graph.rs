@@ -127,10 +127,10 @@ fn a_device_without_its_own_kernels() {
     async_under_the_stand_in(async |driver| {
         for (call, nth, fills) in [
             // The stand-in loads no machine code: then PTX.
-            ("cuModuleLoadDataEx", 2, false),
-            ("cuModuleLoadDataEx", 4, true),
-            ("cuModuleGetFunction", 1, false),
-            ("cuModuleGetFunction", 9, true),
+            ("cuLibraryLoadData", 2, false),
+            ("cuLibraryLoadData", 4, true),
+            ("cuLibraryGetKernel", 1, false),
+            ("cuLibraryGetKernel", 9, true),
         ] {
             driver.fail(call, nth, 200);
             let device = device_with(Completion::Adaptive);

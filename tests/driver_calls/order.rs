@@ -326,8 +326,8 @@ fn what_could_break_a_capture_is_in_a_relaxed_bracket() {
             "cuMemPoolGetAttribute",
             "cuMemHostRegister_v2",
             "cuMemHostUnregister",
-            "cuModuleLoadDataEx",
-            "cuModuleUnload",
+            "cuLibraryLoadData",
+            "cuLibraryUnload",
             "cuEventCreate",
             "cuStreamCreateWithPriority",
         ];

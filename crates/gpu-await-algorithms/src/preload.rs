@@ -42,7 +42,7 @@ pub trait Preload: sealed::Sealed {
     /// ```
     ///
     /// # Source
-    /// `cuModuleLoadDataEx`.
+    /// `cuLibraryLoadData`.
     fn preload<T: Scalar>(
         &self,
         families: &[AlgorithmFamily],

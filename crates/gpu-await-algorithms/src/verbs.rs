@@ -1289,7 +1289,7 @@ pub trait Algorithms: sealed::Sealed {
     /// ```
     ///
     /// # Source
-    /// `cuModuleLoadDataEx` once, then `cuLaunchKernel`.
+    /// `cuLibraryLoadData` once, then `cuLaunchKernel`.
     #[track_caller]
     fn transform<'k, T: Arithmetic, F: Formula<N>, const N: usize>(
         &self,

@@ -35,6 +35,7 @@ pub(crate) mod code {
     pub(crate) const NOT_READY: Code = 600;
     pub(crate) const ILLEGAL_ADDRESS: Code = 700;
     pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
+    pub(crate) const CONTEXT_IS_DESTROYED: Code = 709;
     pub(crate) const HOST_MEMORY_ALREADY_REGISTERED: Code = 712;
     pub(crate) const HOST_MEMORY_NOT_REGISTERED: Code = 713;
     pub(crate) const LAUNCH_FAILED: Code = 719;
@@ -42,6 +43,8 @@ pub(crate) mod code {
     pub(crate) const NOT_PERMITTED: Code = 800;
     pub(crate) const NOT_SUPPORTED: Code = 801;
     pub(crate) const INVALID_CLUSTER_SIZE: Code = 912;
+    pub(crate) const INVALID_RESOURCE_TYPE: Code = 914;
+    pub(crate) const INVALID_RESOURCE_CONFIGURATION: Code = 915;
 }
 
 /// A pointer through which a driver function answers.

@@ -64,6 +64,14 @@ impl Drop for Installed {
 /// # Panics
 /// If the stand-in is not beside this program.
 pub fn install() -> Installed {
+    install_without(&[])
+}
+
+/// As [`install`], as an older driver: without these functions, for whoever looks for them by name.
+///
+/// # Panics
+/// As [`install`], and if the library has no name of those.
+pub fn install_without(functions: &[&str]) -> Installed {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let built = built();
     // ORDERING: Relaxed, only the number's uniqueness matters.
@@ -75,13 +83,30 @@ pub fn install() -> Installed {
             fs::remove_dir_all(&folder)?;
         }
         fs::create_dir_all(&folder)?;
-        fs::copy(&built, folder.join("libcuda.so.1"))?;
+        let mut library = fs::read(&built)?;
+        for function in functions {
+            hide(&mut library, function);
+        }
+        fs::write(folder.join("libcuda.so.1"), library)?;
         fs::hard_link(folder.join("libcuda.so.1"), folder.join("libcuda.so"))
     };
     made().unwrap_or_else(|error| {
         panic!("the stand-in could not be put into {}: {error}", folder.display())
     });
     Installed(folder)
+}
+
+/// Gives an exported function a name that nobody looks for; it is found by its old one no more.
+fn hide(library: &mut [u8], function: &str) {
+    let name = format!("\0{function}\0").into_bytes();
+    let mut at = 0;
+    let mut found = false;
+    while let Some(next) = library[at..].windows(name.len()).position(|bytes| bytes == name) {
+        at += next + 1;
+        library[at] = b'-';
+        found = true;
+    }
+    assert!(found, "the stand-in has no function {function}");
 }
 
 /// The library that cargo made together with this program's client.
@@ -102,7 +127,10 @@ fn built() -> PathBuf {
 /// # Panics
 /// If the child runs longer than 60 s (it is killed), or if this binary has no test of that name.
 pub fn run_child(test_name: &str, variables: &[(&str, &str)]) -> Output {
-    let installed = install();
+    run_child_with(&install(), test_name, variables)
+}
+
+fn run_child_with(installed: &Installed, test_name: &str, variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env::current_exe().expect("the test binary has a path"));
     command.args(["--exact", test_name, "--nocapture", "--test-threads=1"]);
     command
@@ -142,12 +170,20 @@ pub fn test_of<F>() -> &'static str {
 /// # Panics
 /// As [`run_child`], and if the child's test failed.
 pub fn assert_child(test_name: &str, variables: &[(&str, &str)]) {
+    assert_child_without(&[], test_name, variables);
+}
+
+/// As [`assert_child`], under an older driver: without these functions.
+///
+/// # Panics
+/// As [`assert_child`] and [`install_without`].
+pub fn assert_child_without(functions: &[&str], test_name: &str, variables: &[(&str, &str)]) {
     let device = std::env::var("GPU_AWAIT_TEST_DEVICE").unwrap_or_default();
     if device.starts_with("cuda") {
         println!("{test_name}: under the real driver there is nothing to see for the stand-in");
         return;
     }
-    let output = run_child(test_name, variables);
+    let output = run_child_with(&install_without(functions), test_name, variables);
     assert!(
         output.status.success(),
         "{test_name} failed under the stand-in ({}):\n{}",
@@ -248,6 +284,12 @@ impl StandIn {
     pub fn names(&self) -> Vec<String> {
         let calls = self.calls();
         calls.iter().map(|line| line.split(' ').next().unwrap_or_default().to_owned()).collect()
+    }
+
+    /// Where kernels and fills run that were put on streams since the last clear: `axpy on=0-7`. From the
+    /// first green context on.
+    pub fn places(&self) -> Vec<String> {
+        self.text(b"standin_places_copy\0").lines().map(str::to_owned).collect()
     }
 
     /// How many calls there were since the last clear.
@@ -362,7 +404,7 @@ impl StandIn {
         self.text(b"standin_misuse_copy\0").lines().map(str::to_owned).collect()
     }
 
-    /// How many "stream", "event", "memory", "registered", "module", "graph", "context" or "command" live.
+    /// How many "stream", "event", "memory", "registered", "module", "graph", "green", "context" or "command" live.
     pub fn live(&self, kind: &str) -> i64 {
         let text = CString::new(kind).expect("a kind's name has no NUL");
         // SAFETY: the stand-in's function of this name has this type.

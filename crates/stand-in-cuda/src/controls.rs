@@ -32,6 +32,15 @@ pub(crate) extern "C" fn standin_log_copy(buffer: Out<c_char>, capacity: usize) 
     text.len()
 }
 
+/// Writes where kernels and fills run that were put on streams since the last clear, as
+/// `standin_log_copy` does: from the first green context on.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_places_copy(buffer: Out<c_char>, capacity: usize) -> usize {
+    let text = lock().journal.places().join("\n");
+    buffer.put_text(&text, capacity);
+    text.len()
+}
+
 /// Writes down only calls of the calling thread, or (0) of all.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn standin_log_thread_only(on: c_int) {
@@ -129,6 +138,7 @@ pub(crate) extern "C" fn standin_misuse_copy(buffer: Out<c_char>, capacity: usiz
 }
 
 /// Counts what lives: "stream", "event", "memory", "registered", "module", "graph", "pool" (of those made),
+/// "green" (contexts),
 /// "context" (retains),
 /// "command" (not complete, on devices that are not lost). -1: no such kind.
 ///
@@ -149,6 +159,7 @@ pub(crate) extern "C" fn standin_live(kind: Text) -> i64 {
         "module" => world.modules.len(),
         "graph" => world.graphs.len() + world.execs.len(),
         "pool" => world.pools_made(),
+        "green" => world.greens.values().filter(|green| !green.destroyed).count(),
         "command" => {
             let devices = &world.devices;
             let run = |stream: &&Stream| devices[stream.device].lost.is_none();

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use crate::abi::{Code, Handle, Out, code};
 use crate::engine::wait_device;
 use crate::journal::{capture_mode, set_capture_mode};
-use crate::world::{self, call, context_handle, nothing, pool_handle, slowly};
+use crate::world::{self, World, call, context_handle, nothing, pool_handle, slowly};
 
 const NAME: &str = "Stand-in GPU";
 
@@ -257,7 +257,7 @@ pub(crate) extern "C" fn cuCtxGetCurrent(context: Out<Handle>) -> Code {
 pub(crate) extern "C" fn cuCtxSetCurrent(context: Handle) -> Code {
     call(
         "cuCtxSetCurrent",
-        |_| context_label(context),
+        |world| context_label(world, context),
         |mut world| {
             if context != 0 {
                 world.context(context)?;
@@ -272,7 +272,7 @@ pub(crate) extern "C" fn cuCtxSetCurrent(context: Handle) -> Code {
 pub(crate) extern "C" fn cuCtxPushCurrent_v2(context: Handle) -> Code {
     call(
         "cuCtxPushCurrent_v2",
-        |_| context_label(context),
+        |world| context_label(world, context),
         |mut world| {
             world.context(context)?;
             if world::push_context(context) { Ok(()) } else { Err(code::INVALID_VALUE) }
@@ -291,7 +291,10 @@ pub(crate) extern "C" fn cuCtxPopCurrent_v2(context: Out<Handle>) -> Code {
     })
 }
 
-fn context_label(context: Handle) -> String {
+fn context_label(world: &World, context: Handle) -> String {
+    if let Some(green) = world.green_of_context(context) {
+        return format!("context={}", world.green_label(green).replace('=', ""));
+    }
     if context == 0 { "context=none".to_owned() } else { format!("context={context:#x}") }
 }
 

@@ -42,6 +42,8 @@ pub(crate) struct Stream {
     pub(crate) clock: Clock,
     /// Destroyed: no longer a handle, only drained.
     pub(crate) retired: bool,
+    /// The green context that it is a stream of.
+    pub(crate) green: Option<Handle>,
     /// Wakes the worker.
     pub(crate) bell: Arc<Condvar>,
 }
@@ -91,6 +93,8 @@ pub(crate) enum Command {
 #[derive(Clone)]
 pub(crate) struct Launch {
     pub(crate) entry: String,
+    /// The green context that it runs in.
+    pub(crate) green: Option<Handle>,
     pub(crate) module: Handle,
     /// A copy of each argument's bytes.
     pub(crate) arguments: Vec<Vec<u8>>,
@@ -172,6 +176,7 @@ impl Stream {
             completed: 0,
             clock: Clock::new(),
             retired: false,
+            green: None,
             bell,
         })
     }

@@ -8,8 +8,10 @@ use crate::device_calls::*;
 use crate::event_calls::*;
 use crate::graph_calls::*;
 use crate::kernel_calls::*;
+use crate::library_calls::*;
 use crate::memory_calls::*;
 use crate::module_calls::*;
+use crate::partition_calls::*;
 use crate::stream_calls::*;
 
 macro_rules! entry_points {
@@ -52,6 +54,9 @@ entry_points! {
     cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel
     cuGraphCreate cuGraphAddKernelNode_v2 cuGraphAddChildGraphNode cuGraphAddEventRecordNode cuGraphInstantiateWithFlags cuGraphExecKernelNodeSetParams_v2
     cuGraphLaunch cuGraphExecDestroy cuGraphDestroy
+    cuLibraryLoadData cuLibraryUnload cuLibraryGetModule cuLibraryGetKernel cuKernelGetFunction
+    cuDeviceGetDevResource cuDevSmResourceSplitByCount cuDevResourceGenerateDesc cuGreenCtxCreate cuGreenCtxDestroy
+    cuCtxFromGreenCtx cuGreenCtxStreamCreate cuStreamGetCtx_v2
     cuGetErrorName cuGetErrorString cuGetProcAddress_v2
 }
 
@@ -121,6 +126,14 @@ fn describe(error: Code) -> Option<(&'static CStr, &'static CStr)> {
         }
         code::PEER_ACCESS_ALREADY_ENABLED => {
             (c"CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", c"peer access is already enabled")
+        }
+        code::CONTEXT_IS_DESTROYED => (c"CUDA_ERROR_CONTEXT_IS_DESTROYED", c"context is destroyed"),
+        917 => (c"CUDA_ERROR_STREAM_DETACHED", c"stream is detached from its context"),
+        code::INVALID_RESOURCE_TYPE => {
+            (c"CUDA_ERROR_INVALID_RESOURCE_TYPE", c"invalid resource type")
+        }
+        code::INVALID_RESOURCE_CONFIGURATION => {
+            (c"CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION", c"invalid resource configuration")
         }
         code::HOST_MEMORY_ALREADY_REGISTERED => (
             c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",

@@ -9,7 +9,7 @@ use crate::abi::{Array, Code, Handle, Out, Outcome, code};
 use crate::engine::{Command, Launch};
 use crate::event_calls::record_on;
 use crate::kernel_calls::{copy_arguments, prepare};
-use crate::world::{Exec, Graph, Work, World, call};
+use crate::world::{Exec, Graph, Work, World, call, current_context};
 
 /// `CUDA_KERNEL_NODE_PARAMS_v2`.
 #[repr(C)]
@@ -33,7 +33,12 @@ impl NodeParams {
     unsafe fn arguments(&self) -> Outcome<Vec<Vec<u8>>> {
         let parameters = Array::of(self.parameters);
         // SAFETY: by this function's contract.
-        unsafe { copy_arguments(self.function, &parameters) }
+        unsafe { copy_arguments(self.code(), &parameters) }
+    }
+
+    /// The function, or the kernel.
+    fn code(&self) -> Handle {
+        if self.kernel == 0 { self.function } else { self.kernel }
     }
 
     fn prepared(
@@ -42,11 +47,21 @@ impl NodeParams {
         device: usize,
         arguments: Outcome<Vec<Vec<u8>>>,
     ) -> Outcome<Launch> {
-        if !self.extra.is_null() || self.kernel != 0 {
+        if !self.extra.is_null() {
             return Err(code::NOT_SUPPORTED);
         }
+        if self.kernel != 0 && self.function != 0 {
+            return Err(code::INVALID_VALUE);
+        }
         let size = (self.grid, self.block, self.shared_mem_bytes);
-        prepare(world, device, self.function, size, arguments?)
+        let mut prepared = prepare(world, device, self.code(), size, arguments?)?;
+        // With a function, to which context the node belongs is the function's.
+        if world.kernels.contains_key(&self.code()) {
+            let context = if self.context == 0 { current_context() } else { self.context };
+            world.context(context)?;
+            prepared.green = world.green_of_context(context);
+        }
+        Ok(prepared)
     }
 }
 
@@ -85,7 +100,7 @@ pub(crate) unsafe extern "C" fn cuGraphAddKernelNode_v2(
     // SAFETY: by this function's contract.
     let arguments = unsafe { params.arguments() };
     let label = |world: &World| {
-        format!("{} behind={}", world.function_label(params.function), dependencies.len())
+        format!("{} behind={}", world.function_label(params.code()), dependencies.len())
     };
     call("cuGraphAddKernelNode_v2", label, |mut world| {
         let device = world.graph(graph)?.device;
@@ -193,7 +208,7 @@ pub(crate) unsafe extern "C" fn cuGraphExecKernelNodeSetParams_v2(
     };
     // SAFETY: by this function's contract.
     let arguments = unsafe { params.arguments() };
-    let label = |world: &World| world.function_label(params.function);
+    let label = |world: &World| world.function_label(params.code());
     call("cuGraphExecKernelNodeSetParams_v2", label, |mut world| {
         if world.current().is_err() {
             // Where driver 580 ends the process.
@@ -226,6 +241,14 @@ pub(crate) extern "C" fn cuGraphLaunch(exec: Handle, stream: Handle) -> Code {
             return Err(code::INVALID_HANDLE);
         }
         let work: Vec<Work> = launched.nodes.values().flatten().cloned().collect();
+        let gone = |work: &Work| match work {
+            Work::Launch(launch) => world.is_destroyed(launch.green),
+            Work::Record(_) => false,
+        };
+        if work.iter().any(gone) {
+            world.journal.misuse("a graph's node is in a context that was destroyed".to_owned());
+            return Err(code::CONTEXT_IS_DESTROYED);
+        }
         for work in work {
             match work {
                 Work::Launch(launch) => world.submit(key, Command::Kernel(launch)),

@@ -11,6 +11,8 @@ const MAX_LINES: usize = 1 << 20;
 /// The record of calls, the misuse seen, and the failures still to be injected.
 pub(crate) struct Journal {
     lines: Vec<Line>,
+    /// What ran where, since the last clear.
+    places: Vec<String>,
     /// The sequence number of `lines[0]`.
     first: u64,
     count: u64,
@@ -43,6 +45,7 @@ impl Journal {
     pub(crate) const fn new() -> Self {
         Journal {
             lines: Vec::new(),
+            places: Vec::new(),
             first: 0,
             count: 0,
             only_thread: None,
@@ -118,7 +121,19 @@ impl Journal {
     pub(crate) fn clear(&mut self) {
         self.first += self.lines.len() as u64;
         self.lines.clear();
+        self.places.clear();
         self.count = 0;
+    }
+
+    /// Writes down on which multiprocessors something runs.
+    pub(crate) fn note_place(&mut self, place: String) {
+        if self.places.len() < MAX_LINES {
+            self.places.push(place);
+        }
+    }
+
+    pub(crate) fn places(&self) -> &[String] {
+        &self.places
     }
 
     pub(crate) fn count(&self) -> u64 {

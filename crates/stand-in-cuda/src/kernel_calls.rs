@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use crate::abi::{Array, Code, Handle, LaunchAttribute, LaunchConfig, Outcome, code};
-use crate::device_calls::{MAX_THREADS_PER_BLOCK, MULTIPROCESSORS};
+use crate::device_calls::MAX_THREADS_PER_BLOCK;
 use crate::engine::{Command, Launch};
 use crate::memory_calls::{argument_label, as_int, pointed_to};
 use crate::module_calls::blocks_per_multiprocessor;
@@ -119,12 +119,14 @@ unsafe fn launch(
             return Err(code::NOT_SUPPORTED);
         }
         let size = (grid, block, shared_mem_bytes);
-        let prepared = prepare(&mut world, device, function, size, arguments.clone()?)?;
+        let mut prepared = prepare(&mut world, device, function, size, arguments.clone()?)?;
+        prepared.green = world.streams.get(&key).and_then(|stream| stream.green);
         if let Some(cluster) = cluster {
             check_cluster(grid, cluster)?;
         }
         if cooperative {
-            check_fits(grid, block, shared_mem_bytes)?;
+            let multiprocessors = world.multiprocessors_of(prepared.green).count();
+            check_fits(multiprocessors, grid, block, shared_mem_bytes)?;
         }
         world.submit(key, Command::Kernel(prepared));
         Ok(())
@@ -154,7 +156,7 @@ pub(crate) fn prepare(
     for argument in &arguments {
         places.extend(pointed_to(world, argument));
     }
-    Ok(Launch { entry, module, arguments, places })
+    Ok(Launch { entry, green: None, module, arguments, places })
 }
 
 /// Copies the arguments, as the driver does during the call. Their number and sizes are the entry's
@@ -166,9 +168,12 @@ pub(crate) unsafe fn copy_arguments(
     function: Handle,
     parameters: &Array<*const c_void>,
 ) -> Outcome<Vec<Vec<u8>>> {
-    let sizes = match lock().functions.get(&function) {
-        Some(function) => function.entry.parameters.clone(),
-        None => return Ok(Vec::new()),
+    let sizes = {
+        let world = lock();
+        match world.functions.get(&world.as_function(function)) {
+            Some(function) => function.entry.parameters.clone(),
+            None => return Ok(Vec::new()),
+        }
     };
     if parameters.is_null() && !sizes.is_empty() {
         return Err(code::INVALID_VALUE);
@@ -217,12 +222,17 @@ fn check_dimensions(grid: [u32; 3], block: [u32; 3]) -> Outcome {
     }
 }
 
-/// All blocks of a cooperative launch must be on the device at once.
-fn check_fits(grid: [u32; 3], block: [u32; 3], shared_mem_bytes: u32) -> Outcome {
+/// All blocks of a cooperative launch must be on so many multiprocessors at once.
+fn check_fits(
+    multiprocessors: u32,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_mem_bytes: u32,
+) -> Outcome {
     let threads: u32 = block.into_iter().product();
     let shared = usize::try_from(shared_mem_bytes).unwrap_or(usize::MAX);
     let threads: c_int = as_int(usize::try_from(threads).unwrap_or(usize::MAX));
-    let room = MULTIPROCESSORS * blocks_per_multiprocessor(threads, shared);
+    let room = as_int(multiprocessors as usize) * blocks_per_multiprocessor(threads, shared);
     let blocks: u128 = grid.into_iter().map(u128::from).product();
     if blocks <= u128::from(room.unsigned_abs()) {
         Ok(())

@@ -27,16 +27,18 @@ mod event_calls;
 mod graph_calls;
 mod journal;
 mod kernel_calls;
+mod library_calls;
 mod memory;
 mod memory_calls;
 mod module_calls;
+mod partition_calls;
 mod ptx;
 mod stream_calls;
 mod world;
 
 pub use client::{
-    Held, Installed, StandIn, VARIABLE, assert_child, install, is_child, run_child, test_of,
-    under_the_stand_in,
+    Held, Installed, StandIn, VARIABLE, assert_child, assert_child_without, install,
+    install_without, is_child, run_child, test_of, under_the_stand_in,
 };
 
 /// Which sources this is made of: the driver's must be its client's.

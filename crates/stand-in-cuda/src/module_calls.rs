@@ -50,8 +50,6 @@ pub(crate) unsafe extern "C" fn cuModuleLoadDataEx(
     let count = usize::try_from(count).unwrap_or(0);
     // SAFETY: `count` elements by this function's contract.
     let names = unsafe { options.read(count) };
-    // SAFETY: `count` elements by this function's contract.
-    let given = unsafe { values.read(count) };
     let image = image.read();
     let bytes = image.as_ref().map_or(0, String::len);
     let arguments = |_: &World| {
@@ -60,6 +58,18 @@ pub(crate) unsafe extern "C" fn cuModuleLoadDataEx(
     };
     let loaded = |mut world: crate::world::Guard| load(&mut world, module, image);
     let code = call("cuModuleLoadDataEx", arguments, loaded);
+    // SAFETY: by this function's contract.
+    unsafe { write_logs(code, &names, &values) };
+    code
+}
+
+/// Writes what compiling an image says to the buffers that options name.
+///
+/// # Safety
+/// As of [`cuModuleLoadDataEx`], with an element of `values` for each of the options.
+pub(crate) unsafe fn write_logs(code: Code, names: &[c_uint], values: &Array<usize>) {
+    // SAFETY: so many elements by this function's contract.
+    let given = unsafe { values.read(names.len()) };
     let error = if code == code::INVALID_PTX { ptx::SYNTAX_ERROR } else { "" };
     for ([buffer, size], text) in [(INFO_LOG, ""), (ERROR_LOG, error)] {
         let find = |option: c_uint| names.iter().position(|&name| name == option);
@@ -76,7 +86,6 @@ pub(crate) unsafe extern "C" fn cuModuleLoadDataEx(
             unsafe { values.write(size, written) };
         }
     }
-    code
 }
 
 fn load(world: &mut World, module: Out<Handle>, image: Outcome<String>) -> Outcome {
@@ -91,13 +100,7 @@ pub(crate) extern "C" fn cuModuleUnload(module: Handle) -> Code {
     call(
         "cuModuleUnload",
         |world| world.module_label(module),
-        |mut world| {
-            world.current()?;
-            let device = world.module(module)?.device;
-            world.modules.remove(&module);
-            world.functions.retain(|_, function| function.module != module);
-            world.alive(device)
-        },
+        |mut world| world.remove_module(module),
     )
 }
 
@@ -114,26 +117,25 @@ pub(crate) extern "C" fn cuModuleGetFunction(
         |world| format!("{label} {}", world.module_label(module)),
         |mut world| {
             world.live_current()?;
-            let loaded = world.module(module)?;
-            let (device, name) = (loaded.device, name?);
-            let entry = loaded
-                .entries
-                .iter()
-                .find(|entry| entry.name == name)
-                .cloned()
-                .ok_or(code::NOT_FOUND)?;
-            let known = world
-                .functions
-                .iter()
-                .find(|(_, known)| known.module == module && known.entry == entry);
-            let known = known.map(|(&handle, _)| handle);
-            let max_dynamic_shared_bytes = DEFAULT_SHARED_BYTES;
-            let handle = known.unwrap_or_else(|| {
-                world.add_function(Function { module, device, entry, max_dynamic_shared_bytes })
-            });
+            let handle = function_of(&mut world, module, &name?)?;
             function.put(handle)
         },
     )
+}
+
+/// The function of this name.
+pub(crate) fn function_of(world: &mut World, module: Handle, name: &str) -> Outcome<Handle> {
+    let loaded = world.module(module)?;
+    let device = loaded.device;
+    let entry = loaded.entries.iter().find(|entry| entry.name == name).cloned();
+    let entry = entry.ok_or(code::NOT_FOUND)?;
+    let mut functions = world.functions.iter();
+    let known = functions.find(|(_, known)| known.module == module && known.entry == entry);
+    let known = known.map(|(&handle, _)| handle);
+    let max_dynamic_shared_bytes = DEFAULT_SHARED_BYTES;
+    Ok(known.unwrap_or_else(|| {
+        world.add_function(Function { module, device, entry, max_dynamic_shared_bytes })
+    }))
 }
 
 #[unsafe(no_mangle)]
@@ -276,7 +278,7 @@ pub(crate) unsafe extern "C" fn cuOccupancyMaxActiveClusters(
     // SAFETY: by this function's contract.
     let (cluster, _) = attributes(&unsafe { config.attributes() });
     let cluster = cluster.unwrap_or([1; 3]);
-    let LaunchConfig { grid, block, shared_mem_bytes, .. } = *config;
+    let LaunchConfig { grid, block, shared_mem_bytes, stream, .. } = *config;
     let [x, y, z] = cluster;
     let arguments = |world: &World| {
         format!("{} cluster={x}x{y}x{z} shared={shared_mem_bytes}", world.function_label(function))
@@ -289,7 +291,9 @@ pub(crate) unsafe extern "C" fn cuOccupancyMaxActiveClusters(
         let shared = usize::try_from(shared_mem_bytes).unwrap_or(usize::MAX);
         let blocks = blocks_per_multiprocessor(as_int(threads as usize), shared);
         // As if the multiprocessors lay in one row.
-        clusters.put(MULTIPROCESSORS * blocks / as_int((x * y * z) as usize))
+        let green = world.streams.get(&stream).and_then(|stream| stream.green);
+        let multiprocessors = as_int(world.multiprocessors_of(green).count() as usize);
+        clusters.put(multiprocessors * blocks / as_int((x * y * z) as usize))
     })
 }
 

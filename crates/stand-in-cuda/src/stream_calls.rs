@@ -248,8 +248,11 @@ pub(crate) extern "C" fn cuStreamGetCtx(stream: Handle, context: Out<Handle>) ->
         "cuStreamGetCtx",
         |world| world.stream_label(stream),
         |mut world| {
-            let (_, device) = world.live_stream(stream)?;
-            let handle = crate::world::context_handle(device);
+            let (key, device) = world.live_stream(stream)?;
+            let green = world.streams.get(&key).and_then(|stream| stream.green);
+            let green = green.and_then(|green| world.greens.get(&green));
+            let primary = crate::world::context_handle(device);
+            let handle = green.map_or(primary, |green| green.context);
             context.put(if stream <= 2 { current_context() } else { handle })
         },
     )

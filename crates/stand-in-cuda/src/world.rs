@@ -14,6 +14,7 @@ use crate::abi::{Address, Code, Handle, Outcome, code};
 use crate::engine::{Clock, Command, Launch, Point, Stream};
 use crate::journal::Journal;
 use crate::memory::{Memory, Owner, Place};
+use crate::partition_calls::{Green, Multiprocessors};
 
 /// Devices that `standin_set_devices` can show.
 pub(crate) const MAX_DEVICES: usize = 8;
@@ -66,6 +67,12 @@ pub(crate) struct World {
     pools: BTreeMap<Handle, Pool>,
     pub(crate) modules: BTreeMap<Handle, Module>,
     pub(crate) functions: BTreeMap<Handle, Function>,
+    /// Kernels of libraries, each with its function.
+    pub(crate) kernels: BTreeMap<Handle, Handle>,
+    /// What green contexts are made from: of which device, and what.
+    pub(crate) descriptors: BTreeMap<Handle, (usize, Multiprocessors)>,
+    pub(crate) greens: BTreeMap<Handle, Green>,
+    pub(crate) splits: u32,
     pub(crate) graphs: BTreeMap<Handle, Graph>,
     /// Streams that are captured, and into which graph.
     pub(crate) captures: BTreeMap<Handle, Handle>,
@@ -125,6 +132,8 @@ impl Pool {
 
 pub(crate) struct Module {
     pub(crate) number: u64,
+    /// What looking something up in it answers.
+    pub(crate) broken: Option<Code>,
     pub(crate) device: usize,
     pub(crate) entries: Vec<crate::ptx::Entry>,
 }
@@ -180,6 +189,10 @@ impl World {
             pools: BTreeMap::new(),
             modules: BTreeMap::new(),
             functions: BTreeMap::new(),
+            kernels: BTreeMap::new(),
+            descriptors: BTreeMap::new(),
+            greens: BTreeMap::new(),
+            splits: 0,
             graphs: BTreeMap::new(),
             captures: BTreeMap::new(),
             execs: BTreeMap::new(),
@@ -206,10 +219,14 @@ impl World {
         let device = (0..self.device_count).find(|&device| context_handle(device) == handle);
         match device.filter(|&device| self.devices[device].retained > 0) {
             Some(device) => Ok(device),
-            None => {
-                self.journal.misuse(format!("context {handle:#x} is not retained"));
-                Err(code::INVALID_CONTEXT)
-            }
+            None => match self.green_of_context(handle).and_then(|green| self.greens.get(&green)) {
+                Some(green) if green.destroyed => Err(code::CONTEXT_IS_DESTROYED),
+                Some(green) => Ok(green.device),
+                None => {
+                    self.journal.misuse(format!("context {handle:#x} is not retained"));
+                    Err(code::INVALID_CONTEXT)
+                }
+            },
         }
     }
 
@@ -306,9 +323,10 @@ impl World {
     /// As [`World::stream`], with its device, which must not be lost.
     pub(crate) fn live_stream(&mut self, handle: Handle) -> Outcome<(Handle, usize)> {
         let key = self.stream(handle)?;
-        let device = self.streams.get(&key).map_or(0, |stream| stream.device);
+        let stream = self.streams.get(&key);
+        let (device, green) = stream.map_or((0, None), |stream| (stream.device, stream.green));
         self.alive(device)?;
-        Ok((key, device))
+        if self.is_destroyed(green) { Err(code::CONTEXT_IS_DESTROYED) } else { Ok((key, device)) }
     }
 
     pub(crate) fn add_stream(
@@ -333,12 +351,28 @@ impl World {
             }
             return;
         }
+        if !self.greens.is_empty() {
+            self.note_place(key, &command);
+        }
         if self.instant && !self.held && self.run_now(key, &command) {
             return;
         }
         if let Some(stream) = self.streams.get_mut(&key) {
             stream.push(command);
         }
+    }
+
+    /// Writes down where a kernel or a fill runs. Nobody asks before there is a green context.
+    fn note_place(&mut self, key: Handle, command: &Command) {
+        let (what, green) = match command {
+            Command::Kernel(launch) => (launch.entry.as_str(), launch.green),
+            Command::Fill { .. } | Command::FillRows { .. } => {
+                ("memset", self.streams.get(&key).and_then(|stream| stream.green))
+            }
+            _ => return,
+        };
+        let place = format!("{what} on={}", self.multiprocessors_of(green));
+        self.journal.note_place(place);
     }
 
     /// The event of this handle.
@@ -429,12 +463,64 @@ impl World {
     pub(crate) fn add_module(&mut self, device: usize, entries: Vec<crate::ptx::Entry>) -> Handle {
         let handle = self.next_handle();
         self.modules_made += 1;
-        self.modules.insert(handle, Module { number: self.modules_made, device, entries });
+        self.modules
+            .insert(handle, Module { number: self.modules_made, broken: None, device, entries });
         handle
+    }
+
+    /// Unloads a module, with what was looked up in it.
+    pub(crate) fn remove_module(&mut self, handle: Handle) -> Outcome {
+        self.current()?;
+        let device = self.module(handle)?.device;
+        self.modules.remove(&handle);
+        self.functions.retain(|_, function| function.module != handle);
+        let functions = &self.functions;
+        self.kernels.retain(|_, function| functions.contains_key(function));
+        self.alive(device)
+    }
+
+    /// The kernel that a function of a library is.
+    pub(crate) fn kernel_of(&mut self, function: Handle) -> Handle {
+        let known = self.kernels.iter().find(|(_, known)| **known == function);
+        if let Some((&kernel, _)) = known {
+            return kernel;
+        }
+        let kernel = self.next_handle();
+        self.kernels.insert(kernel, function);
+        kernel
+    }
+
+    /// A kernel's function; a kernel may be passed as one.
+    pub(crate) fn as_function(&self, handle: Handle) -> Handle {
+        self.kernels.get(&handle).copied().unwrap_or(handle)
+    }
+
+    pub(crate) fn add_descriptor(&mut self, device: usize, set: Multiprocessors) -> Handle {
+        let handle = self.next_handle();
+        self.descriptors.insert(handle, (device, set));
+        handle
+    }
+
+    pub(crate) fn add_green(&mut self, device: usize, set: Multiprocessors) -> Handle {
+        let (handle, context) = (self.next_handle(), self.next_handle());
+        let number = self.greens.len() as u64 + 1;
+        let green = Green { number, device, context, set, destroyed: false };
+        self.greens.insert(handle, green);
+        handle
+    }
+
+    /// How many nodes of graphs are in a green context.
+    pub(crate) fn nodes_in(&self, green: Handle) -> usize {
+        let graphs = self.graphs.values().map(|graph| &graph.nodes);
+        let nodes = graphs.chain(self.execs.values().map(|exec| &exec.nodes));
+        let work = nodes.flat_map(BTreeMap::values).flatten();
+        let inside = |work: &&Work| matches!(work, Work::Launch(one) if one.green == Some(green));
+        work.filter(inside).count()
     }
 
     /// The function of this handle, whose device must not be lost.
     pub(crate) fn live_function(&mut self, handle: Handle) -> Outcome<&mut Function> {
+        let handle = self.as_function(handle);
         let Some(device) = self.functions.get(&handle).map(|function| function.device) else {
             return Err(self.bad_handle("function", handle));
         };
@@ -518,7 +604,7 @@ impl World {
 
     /// The entry's name.
     pub(crate) fn function_label(&self, handle: Handle) -> String {
-        match self.functions.get(&handle) {
+        match self.functions.get(&self.as_function(handle)) {
             Some(function) => function.entry.name.clone(),
             None => format!("?{handle:#x}"),
         }

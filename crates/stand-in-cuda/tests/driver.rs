@@ -10,18 +10,26 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream, CUstream_flags,
+    self, CUDA_KERNEL_NODE_PARAMS_v2, CUcontext, CUdevResource, CUdevResourceDesc,
+    CUdevResourceType, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgreenCtx, CUkernel, CUlibrary,
+    CUmodule, CUstream, CUstream_flags,
 };
 use stand_in_cuda::{
-    StandIn, VARIABLE, assert_child, install, is_child, test_of, under_the_stand_in,
+    StandIn, VARIABLE, assert_child, assert_child_without, install, is_child, test_of,
+    under_the_stand_in,
 };
 
+const INVALID_VALUE: i32 = 1;
 const NOT_INITIALIZED: i32 = 3;
 const INVALID_CONTEXT: i32 = 201;
+const INVALID_PTX: i32 = 218;
 const INVALID_HANDLE: i32 = 400;
 const NOT_READY: i32 = 600;
+const CONTEXT_IS_DESTROYED: i32 = 709;
 const LAUNCH_FAILED: i32 = 719;
 const NOT_PERMITTED: i32 = 800;
+const INVALID_RESOURCE_TYPE: i32 = 914;
+const INVALID_RESOURCE_CONFIGURATION: i32 = 915;
 /// What fresh device memory holds.
 const POISON: u32 = 0xCDCD_CDCD;
 
@@ -393,6 +401,216 @@ fn calls_are_written_down_as_they_were_made() {
         assert!(calls[1].contains(" stream=1 "), "{}", calls[1]);
         done!(cuStreamSynchronize(stream));
     });
+}
+
+const NOTHING: CUdevResource = {
+    // SAFETY: integers, and a union of such.
+    unsafe { std::mem::zeroed() }
+};
+
+/// All multiprocessors of device 0.
+fn whole() -> CUdevResource {
+    let mut whole = NOTHING;
+    let kind = CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
+    done!(cuDeviceGetDevResource(0, &raw mut whole, kind));
+    whole
+}
+
+/// Groups of at least so many, and what is left.
+fn split(least: u32) -> (Vec<CUdevResource>, CUdevResource) {
+    let (whole, mut rest, mut count) = (whole(), NOTHING, 0);
+    let none = null_mut();
+    done!(cuDevSmResourceSplitByCount(none, &raw mut count, &raw const whole, none, 0, least));
+    let mut groups = vec![NOTHING; count as usize];
+    let (to, from) = (groups.as_mut_ptr(), &raw const whole);
+    done!(cuDevSmResourceSplitByCount(to, &raw mut count, from, &raw mut rest, 0, least));
+    (groups, rest)
+}
+
+fn multiprocessors(resource: &CUdevResource) -> u32 {
+    // SAFETY: each is one of multiprocessors.
+    unsafe { resource.__bindgen_anon_1.sm }.smCount
+}
+
+fn describe(mut resources: Vec<CUdevResource>) -> Result<CUdevResourceDesc, i32> {
+    let mut described: CUdevResourceDesc = null_mut();
+    let (first, count) = (resources.as_mut_ptr(), resources.len() as u32);
+    match code!(cuDevResourceGenerateDesc(&raw mut described, first, count)) {
+        0 => Ok(described),
+        code => Err(code),
+    }
+}
+
+/// A green context of these, the same as a context, and a stream of it.
+fn green(resources: Vec<CUdevResource>) -> (CUgreenCtx, CUcontext, CUstream) {
+    let described = describe(resources).unwrap();
+    let (mut green, mut context, mut stream) = (null_mut(), null_mut(), null_mut());
+    done!(cuGreenCtxCreate(&raw mut green, described, 0, 1));
+    done!(cuCtxFromGreenCtx(&raw mut context, green));
+    done!(cuGreenCtxStreamCreate(&raw mut stream, green, 1, 0));
+    (green, context, stream)
+}
+
+#[test]
+fn groups_of_one_split_are_joined() {
+    under_the_stand_in(|_| {
+        start();
+        let (groups, rest) = split(1);
+        assert_eq!(
+            (groups.len(), multiprocessors(&groups[0]), multiprocessors(&rest)),
+            (15, 8, 12)
+        );
+        assert_eq!(multiprocessors(&split(9).0[0]), 16);
+        describe(vec![groups[0], groups[7], rest]).unwrap();
+        let other = split(1).0;
+        for refused in
+            [vec![groups[0], other[1]], vec![groups[3], groups[3]], vec![groups[0], whole()]]
+        {
+            assert_eq!(describe(refused), Err(INVALID_RESOURCE_CONFIGURATION));
+        }
+        assert_eq!(describe(vec![NOTHING]), Err(INVALID_RESOURCE_TYPE));
+        assert_eq!(describe(Vec::new()), Err(INVALID_VALUE));
+        let (mut count, none) = (0, null_mut());
+        let least = 121;
+        let whole = whole();
+        let few = code!(cuDevSmResourceSplitByCount(
+            none,
+            &raw mut count,
+            &raw const whole,
+            none,
+            0,
+            least
+        ));
+        assert_eq!(few, INVALID_RESOURCE_CONFIGURATION, "too few multiprocessors");
+        let group = &raw const groups[0];
+        let again = code!(cuDevSmResourceSplitByCount(none, &raw mut count, group, none, 0, 1));
+        assert_eq!(again, INVALID_RESOURCE_CONFIGURATION);
+    });
+}
+
+#[test]
+fn a_stream_goes_with_its_green_context() {
+    misusing(|driver| {
+        start();
+        let (green, context, stream) = green(vec![split(1).0[0]]);
+        let (mut primary, mut of) = (null_mut(), null_mut());
+        done!(cuStreamGetCtx_v2(stream, &raw mut primary, &raw mut of));
+        let mut current = null_mut();
+        done!(cuCtxGetCurrent(&raw mut current));
+        assert_eq!((primary, of), (current, green));
+        done!(cuStreamQuery(stream));
+        done!(cuGreenCtxDestroy(green));
+        assert!(driver.calls().last().unwrap().contains("streams=1 nodes=0"));
+        assert_eq!(code!(cuStreamQuery(stream)), CONTEXT_IS_DESTROYED);
+        assert_eq!(code!(cuEventRecord(event(), stream)), CONTEXT_IS_DESTROYED);
+        assert_eq!(code!(cuCtxPushCurrent_v2(context)), CONTEXT_IS_DESTROYED);
+        done!(cuStreamDestroy_v2(stream));
+        assert_eq!(driver.misuse(), [""; 0]);
+        assert_eq!(code!(cuGreenCtxDestroy(green)), INVALID_HANDLE);
+        assert_eq!(driver.misuse().len(), 1);
+        assert_eq!(driver.live("green"), 0);
+    });
+}
+
+/// A node is in the context that it names with a kernel; with a function, in that of the function.
+#[test]
+fn a_node_names_its_context_with_a_kernel() {
+    under_the_stand_in(|driver| {
+        start();
+        let (_, context, stream) = green(vec![split(1).0[2]]);
+        let text = CString::new(".visible .entry empty() { ret; }").unwrap();
+        let (mut library, mut kernel, mut function): (CUlibrary, CUkernel, CUfunction) =
+            (null_mut(), null_mut(), null_mut());
+        let (none, nothing) = (null_mut(), null_mut());
+        let (options, values) = (null_mut(), null_mut());
+        let image = text.as_ptr().cast();
+        done!(cuLibraryLoadData(&raw mut library, image, none, nothing, 0, options, values, 0));
+        done!(cuLibraryGetKernel(&raw mut kernel, library, c"empty".as_ptr()));
+        done!(cuKernelGetFunction(&raw mut function, kernel));
+        let outside = self::stream();
+        for (func, kern, on) in [
+            (function, null_mut(), "0-131"),
+            (null_mut(), kernel, "16-23"),
+            (kernel.cast(), null_mut(), "16-23"),
+        ] {
+            let (mut graph, mut node, mut exec): (CUgraph, _, _) =
+                (null_mut(), null_mut(), null_mut());
+            done!(cuGraphCreate(&raw mut graph, 0));
+            let params = CUDA_KERNEL_NODE_PARAMS_v2 {
+                func,
+                kern,
+                ctx: context,
+                gridDimX: 1,
+                gridDimY: 1,
+                gridDimZ: 1,
+                blockDimX: 1,
+                blockDimY: 1,
+                blockDimZ: 1,
+                sharedMemBytes: 0,
+                kernelParams: null_mut(),
+                extra: null_mut(),
+            };
+            done!(cuGraphAddKernelNode_v2(&raw mut node, graph, null_mut(), 0, &raw const params));
+            done!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0));
+            for launched in [stream, outside] {
+                driver.clear();
+                done!(cuGraphLaunch(exec, launched));
+                done!(cuStreamSynchronize(launched));
+                assert_eq!(driver.places(), [format!("empty on={on}")]);
+            }
+        }
+        driver.clear();
+        let (none, arguments) = (null_mut(), null_mut());
+        done!(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, arguments, none));
+        assert_eq!(driver.places(), ["empty on=16-23"]);
+        done!(cuStreamSynchronize(stream));
+    });
+}
+
+/// A library is loaded whatever is in it; what is wrong with it is in its log, and told by those who look something up.
+#[test]
+fn a_library_tells_its_error_late() {
+    under_the_stand_in(|driver| {
+        start();
+        let text = CString::new(".entry a() { syntax error }").unwrap();
+        let mut log = [0_u8; 200];
+        let mut options = [
+            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        ];
+        let mut values: [*mut c_void; 2] =
+            [log.as_mut_ptr().cast(), std::ptr::without_provenance_mut(log.len())];
+        let (mut library, mut kernel, mut module): (CUlibrary, CUkernel, CUmodule) =
+            (null_mut(), null_mut(), null_mut());
+        let (names, values) = (options.as_mut_ptr(), values.as_mut_ptr());
+        let (none, nothing) = (null_mut(), null_mut());
+        let image = text.as_ptr().cast();
+        done!(cuLibraryLoadData(&raw mut library, image, names, values, 2, none, nothing, 0));
+        assert!(String::from_utf8_lossy(&log).contains("Parsing error"));
+        assert_eq!(code!(cuLibraryGetKernel(&raw mut kernel, library, c"a".as_ptr())), INVALID_PTX);
+        assert_eq!(code!(cuLibraryGetModule(&raw mut module, library)), INVALID_PTX);
+        done!(cuLibraryUnload(library));
+        assert_eq!(driver.live("module"), 0);
+    });
+}
+
+/// As on an older driver: whoever looks for one of them finds none, and the others work.
+#[test]
+fn functions_that_are_not_there() {
+    if !is_child() {
+        let name = "functions_that_are_not_there";
+        return assert_child_without(&["cuGreenCtxCreate"], name, &[]);
+    }
+    let driver = StandIn::open();
+    start();
+    // SAFETY: it is only looked for.
+    let library = unsafe { libloading::Library::new("libcuda.so.1") }.unwrap();
+    for (name, is_there) in [(c"cuGreenCtxCreate", false), (c"cuGreenCtxDestroy", true)] {
+        // SAFETY: likewise.
+        let found = unsafe { library.get::<unsafe extern "C" fn()>(name.to_bytes_with_nul()) };
+        assert_eq!(found.is_ok(), is_there, "{name:?}");
+    }
+    assert_eq!(driver.misuse(), [""; 0]);
 }
 
 /// Else a library that another build left would be believed.

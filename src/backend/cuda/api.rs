@@ -10,10 +10,10 @@ use std::ffi::{c_char, c_int, c_void};
 use std::path::Path;
 use std::sync::OnceLock;
 
+use super::dev_resource::DevResource;
 use super::launch_ex::RawConfig;
 use super::library;
 use super::node_params::NodeParams;
-use super::partition::DevResource;
 use crate::backend::{DriverResult, HostCallback, Place, RowCopy};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::system;
@@ -250,6 +250,7 @@ entry_points! {
         *mut Handle, *const c_void, *mut c_int, *mut *mut c_void, u32, *mut c_int, *mut *mut c_void, u32
     );
     cuLibraryUnload(Handle);
+    cuLibraryGetModule(*mut Handle, Handle);
     cuLibraryGetKernel(*mut Handle, Handle, *const c_char);
     cuKernelGetFunction(*mut Handle, Handle);
     cuFuncGetAttribute(*mut c_int, c_int, Handle);

@@ -71,6 +71,13 @@ impl ModuleCalls for CudaBackend {
             none.cast(),
             0,
         ));
+        // The driver says what is wrong with a text, and compiles it, when something of it is looked up.
+        let loaded = loaded.and_then(|()| {
+            let mut whole: Handle = std::ptr::null_mut();
+            driver!(self.cuLibraryGetModule(&raw mut whole, module)).inspect_err(|_| {
+                driver!(self.cuLibraryUnload(module)).ok();
+            })
+        });
         let end = buffer.iter().position(|byte| *byte == 0).unwrap_or(buffer.len());
         log.push_str(&String::from_utf8_lossy(&buffer[..end]));
         loaded?;

@@ -14,33 +14,10 @@
 use gpu_await_protocol::grains::GrainSet;
 
 use super::api::Handle;
+use super::dev_resource::DevResource;
 use super::exclusive::Exclusive;
 use super::{CudaBackend, newer};
 use crate::backend::{DriverResult, PartitionCalls, RawPartition};
-
-/// `CUdevResource`: its kind, and of multiprocessors how many they are.
-#[repr(C, align(8))]
-#[derive(Clone, Copy)]
-pub(super) struct DevResource {
-    kind: u32,
-    pad: [u8; 92],
-    multiprocessors: u32,
-    rest: [u8; 44],
-}
-
-const _: () = {
-    assert!(size_of::<DevResource>() == 144);
-    assert!(std::mem::offset_of!(DevResource, multiprocessors) == 96);
-};
-
-impl DevResource {
-    /// `CU_DEV_RESOURCE_TYPE_SM`.
-    const MULTIPROCESSORS: u32 = 1;
-
-    const fn unset() -> Self {
-        DevResource { kind: 0, pad: [0; 92], multiprocessors: 0, rest: [0; 44] }
-    }
-}
 
 impl CudaBackend {
     /// The device divided into grains of the smallest size, with what is left as the last.
@@ -62,9 +39,7 @@ impl CudaBackend {
             1
         ))?;
         grains.truncate(count as usize);
-        if rest.kind == DevResource::MULTIPROCESSORS && rest.multiprocessors > 0 {
-            grains.push(rest);
-        }
+        grains.extend(Some(rest).filter(|rest| rest.multiprocessors() > 0));
         Ok(grains)
     }
 
@@ -81,7 +56,7 @@ impl CudaBackend {
 
 impl PartitionCalls for CudaBackend {
     fn grains(&self) -> DriverResult<Vec<u32>> {
-        Ok(self.divided()?.iter().map(|grain| grain.multiprocessors).collect())
+        Ok(self.divided()?.iter().map(DevResource::multiprocessors).collect())
     }
 
     fn partition_create(&self, grains: GrainSet) -> DriverResult<RawPartition> {

@@ -6,11 +6,14 @@ use super::HostBackend;
 use crate::backend::{Backend, DriverResult, PartitionCalls, RawPartition};
 
 impl PartitionCalls for HostBackend {
-    /// A grain a core.
+    /// A grain a core, or a few where there are more than a device has of grains.
     fn grains(&self) -> DriverResult<Vec<u32>> {
         self.shared.healthy("grains")?;
-        let cores = (self.limits().multiprocessors as usize).min(GrainSet::MOST);
-        Ok(vec![1; cores])
+        let cores = self.limits().multiprocessors;
+        let each = cores.div_ceil(GrainSet::MOST as u32).max(1);
+        let mut grains = vec![each; (cores / each) as usize];
+        grains.extend(Some(cores % each).filter(|rest| *rest > 0));
+        Ok(grains)
     }
 
     fn partition_create(&self, _grains: GrainSet) -> DriverResult<RawPartition> {
