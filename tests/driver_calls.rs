@@ -21,6 +21,7 @@
 //! | `staged` | what a staged copy makes that the next one needs as well |
 //! | `memory` | which pool memory comes from, and what is held of it under a limit |
 //! | `unwritten` | whether memory that is used again shows what was there |
+//! | `partitions` | what is split, where work of a partition runs, and what goes when |
 //! | `peers` | copies between GPUs, and handles of another one |
 //! | `libraries` | what is said where NVIDIA's libraries cannot be used |
 //! | `drops` | drops in any order, and the end of the process |
@@ -81,6 +82,8 @@ mod markers;
 mod memory;
 #[path = "driver_calls/order.rs"]
 mod order;
+#[path = "driver_calls/partitions.rs"]
+mod partitions;
 #[path = "driver_calls/peers.rs"]
 mod peers;
 #[path = "driver_calls/replay.rs"]

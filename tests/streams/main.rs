@@ -18,6 +18,7 @@ mod gates;
 mod host_functions;
 mod one_core;
 mod order;
+mod partitions;
 mod peers;
 mod priorities;
 mod scopes;

@@ -1,7 +1,7 @@
 //! Shares of a device's multiprocessors: who has which, and what is told.
 
 use gpu_await::testing;
-use gpu_await::{ErrorDetail, ErrorKind, LaunchConfig, Result, Stream, kernel};
+use gpu_await::{ErrorDetail, ErrorKind, Result};
 
 #[tokio::test]
 async fn shares_are_taken_and_come_back() -> Result<()> {

@@ -82,6 +82,7 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
     };
     let pool = StreamPool::builder().streams(device, 1).max_in_flight(2).build()?;
     let pooled = pool.try_acquire()?;
+    let partition = futures::executor::block_on(device.reserve_partition(1))?;
     let frozen = idle.full(8, 1u32).queued()?.freeze().synchronize()?;
     let start = idle.record_timed()?;
     let end = idle.record_timed()?;
@@ -162,6 +163,8 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
         "Device::all_done", device => |d| Device::all_done([&d]).submitted();
         "Device::synchronize", device => |d| d.synchronize();
         "Device::stream", device => |d| d.stream();
+        "Device::reserve_partition", device => |d| at_once(d.reserve_partition(1));
+        "Partition::stream", partition => |p| p.stream();
         "StreamBuilder::build", device => |d| d.stream_builder().name("never").build();
         "Device::thread_stream", device => |d| d.thread_stream();
         "Device::streams", device => |d| d.streams(2);

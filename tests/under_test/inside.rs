@@ -57,6 +57,7 @@ const WITHOUT_LINE: &[&str] = &[
     "Device::preload_transform",
     "Device::reclaimed",
     "Device::release_to_cudarc",
+    "Device::reserve_partition",
     "Device::streams",
     "Device::trim",
     "Device::trim_pinned",
