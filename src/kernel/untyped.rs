@@ -100,18 +100,18 @@ impl UntypedKernel {
         found
     }
 
-    /// The number of blocks of this many threads that are resident on the device at once.
+    /// The number of blocks of this many threads that are resident on a multiprocessor at once; at least 1.
     ///
     /// # Errors
     /// What the driver refuses.
-    pub fn resident_blocks(&self, threads: u32) -> Result<u32> {
+    pub fn active_blocks(&self, threads: u32) -> Result<u32> {
         let (Function::Device(function), Some(module)) = (&self.function, &self.module) else {
             return Ok(1);
         };
         let engine = module.engine();
         let active = module.active_blocks(*function, threads, 0);
         let active = active.map_err(|code| engine.refused(code))?;
-        Ok(active.max(1) * engine.backend.limits().multiprocessors.max(1))
+        Ok(active.max(1))
     }
 
     /// Puts a launch on the queue's stream.
@@ -182,6 +182,12 @@ pub trait VerbParts {
     /// Whether its launches are the list of a graph.
     fn is_drawing(&self) -> bool;
 
+    /// How many multiprocessors its launches run on: those of its stream. A graph is also launched on streams with others.
+    fn multiprocessors(&self) -> u32;
+
+    /// How many multiprocessors the device has, whichever of them its launches run on: for work whose division shows in the result.
+    fn multiprocessors_of_device(&self) -> u32;
+
     /// Runs a verb: whatever it fails with names the line that called it.
     ///
     /// # Errors
@@ -230,6 +236,14 @@ impl VerbParts for Queue<'_> {
 
     fn is_drawing(&self) -> bool {
         Queue::is_drawing(self)
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        self.stream().multiprocessors().max(1)
+    }
+
+    fn multiprocessors_of_device(&self) -> u32 {
+        self.stream().engine().backend.limits().multiprocessors.max(1)
     }
 
     fn verb<R>(&self, put: impl FnOnce() -> Result<R>) -> Result<R> {

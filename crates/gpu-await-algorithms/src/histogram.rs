@@ -18,6 +18,8 @@ use gpu_await::{Error, ErrorDetail, Queue, Readable, Result, Writable};
 /// Threads of a block that zeroes, and how many blocks at most.
 const INIT_THREADS: u32 = 256;
 const INIT_MOST_BLOCKS: u64 = 1024;
+/// Elements that a block counts at most, in 32 bits, with room for a tile more.
+const BLOCK_COUNTS: u64 = 1 << 31;
 
 struct HistogramKernels {
     count: Arc<UntypedKernel>,
@@ -31,8 +33,8 @@ struct HistogramTuning {
     shared_bins: u32,
     threads: u32,
     tile: u32,
-    shared_most_blocks: u32,
-    global_most_blocks: u32,
+    shared_active_blocks: u32,
+    global_active_blocks: u32,
 }
 
 /// The input and the output of a histogram.
@@ -63,12 +65,21 @@ impl HistogramKernels {
                 shared_bins: image.fact("shared_bins"),
                 threads,
                 tile: image.fact(&format!("{kernel}_tile")),
-                shared_most_blocks: count.resident_blocks(threads)?,
-                global_most_blocks: global.resident_blocks(threads)?,
+                shared_active_blocks: count.active_blocks(threads)?,
+                global_active_blocks: global.active_blocks(threads)?,
                 global,
             };
             Ok(HistogramKernels { count, device: Some(tuning) })
         })
+    }
+}
+
+impl HistogramTuning {
+    /// Blocks for so many elements. A block counts in 32 bits: of more than it counts there are more blocks than are resident.
+    fn blocks(&self, elements: u64, most_blocks: u64) -> u32 {
+        let tiles = elements.div_ceil(u64::from(self.tile));
+        let least = elements.div_ceil(BLOCK_COUNTS);
+        tiles.min(most_blocks.max(least)) as u32
     }
 }
 
@@ -96,13 +107,12 @@ impl Histogram<'_> {
         if length.most == 0 {
             return launch.run_nothing(queue);
         }
-        // A block counts in 32 bits, so that 2^32 elements for each that the device holds at once are the most.
-        let (kernel, most_blocks) = match self.bins <= tuning.shared_bins {
-            true => (&kernels.count, tuning.shared_most_blocks),
-            false => (&tuning.global, tuning.global_most_blocks),
+        let (kernel, active_blocks) = match self.bins <= tuning.shared_bins {
+            true => (&kernels.count, tuning.shared_active_blocks),
+            false => (&tuning.global, tuning.global_active_blocks),
         };
-        let tiles = (length.most as u64).div_ceil(u64::from(tuning.tile));
-        let blocks = tiles.min(u64::from(most_blocks)) as u32;
+        let most_blocks = u64::from(active_blocks) * u64::from(queue.multiprocessors());
+        let blocks = tuning.blocks(length.most as u64, most_blocks);
         launch.run(queue, kernel, (blocks, tuning.threads))
     }
 }

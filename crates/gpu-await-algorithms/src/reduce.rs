@@ -41,7 +41,7 @@ struct ReduceTiles {
     threads: u32,
     tile: u32,
     partial_bytes: u32,
-    most_blocks: u32,
+    active_blocks: u32,
 }
 
 /// The input of a reduction, and its kernels.
@@ -150,7 +150,7 @@ impl ReduceKernels {
             let fact = |fact: &str| image.fact(&format!("{name}_{fact}"));
             let kernel = image.kernel(&format!("{name}_tiles"))?;
             let threads = fact("tiles_threads");
-            let most_blocks = ROUNDS * kernel.resident_blocks(threads)?;
+            let active_blocks = kernel.active_blocks(threads)?;
             let tiles = ReduceTiles {
                 kernel,
                 last: image.kernel(&format!("{name}_last"))?,
@@ -159,7 +159,7 @@ impl ReduceKernels {
                 threads,
                 tile: fact("tile"),
                 partial_bytes: fact("partial_bytes"),
-                most_blocks,
+                active_blocks,
             };
             Ok(ReduceKernels {
                 single: image.kernel(&format!("{name}_single"))?,
@@ -186,7 +186,9 @@ impl ReduceKernels {
             }
         };
         let refuse = |error| AlgorithmLaunch::new(op).target(target).refuse(error);
-        let blocks = tiles.blocks(most);
+        // Of the device also in a partition: in which order is combined is the number of blocks, and every run gives the same bits.
+        let most_blocks = ROUNDS * tiles.active_blocks * queue.multiprocessors_of_device();
+        let blocks = tiles.blocks(most, most_blocks);
         let bytes = blocks as usize * tiles.partial_bytes as usize;
         let mut partials = queue.scratch::<u8>(op, bytes).map_err(refuse)?;
         let partials = partials.span_mut();
@@ -202,9 +204,9 @@ impl ReduceKernels {
 
 impl ReduceTiles {
     /// Blocks for so many elements: each has as many tiles as the others, or the device waits for those that have one more.
-    fn blocks(&self, elements: u64) -> u32 {
+    fn blocks(&self, elements: u64, most_blocks: u32) -> u32 {
         let tiles = elements.div_ceil(u64::from(self.tile));
-        let of_each = tiles.div_ceil(u64::from(self.most_blocks));
+        let of_each = tiles.div_ceil(u64::from(most_blocks));
         tiles.div_ceil(of_each) as u32
     }
 }

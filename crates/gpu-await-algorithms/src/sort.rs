@@ -51,7 +51,7 @@ struct SortPasses {
     small_tile: u32,
     count_threads: u32,
     count_tile: u32,
-    count_most_blocks: u32,
+    count_active_blocks: u32,
     offsets_threads: u32,
     pass_threads: u32,
     pass_tile: u32,
@@ -146,7 +146,7 @@ impl SortKernels {
             let count_threads = image.fact("count_threads");
             let passes = SortPasses {
                 init: image.kernel("sort_init")?,
-                count_most_blocks: count.resident_blocks(count_threads)?,
+                count_active_blocks: count.active_blocks(count_threads)?,
                 count,
                 offsets: image.kernel("sort_offsets")?,
                 pass: image.kernel("sort_pass")?,
@@ -312,7 +312,8 @@ fn sort_in_passes<K: Scalar>(
     if passes % 2 == 1 {
         std::mem::swap(&mut from, &mut to);
     }
-    let blocks = most.div_ceil(u64::from(by.count_tile)).min(u64::from(by.count_most_blocks));
+    let most_blocks = u64::from(by.count_active_blocks) * u64::from(queue.multiprocessors());
+    let blocks = most.div_ceil(u64::from(by.count_tile)).min(most_blocks);
     let count =
         AlgorithmLaunch::new(op).part_of(&books).address(&books, books_of.bins).reads(from.0);
     let count = order.push(count.length(length));

@@ -47,7 +47,7 @@ struct TopSelect {
     state_bytes: u32,
     threads: u32,
     tile: u32,
-    most_blocks: u32,
+    active_blocks: u32,
 }
 
 /// The parameters of a pass, as the kernels read them.
@@ -109,8 +109,8 @@ impl TopSelect {
     fn of(image: &LoadedImage) -> Result<Self> {
         let (filter, last) = (image.kernel("top_filter")?, image.kernel("top_last")?);
         let (count, threads) = (image.kernel("top_count")?, image.fact("threads"));
-        let resident = |kernel: &UntypedKernel| kernel.resident_blocks(threads);
-        let most_blocks = resident(&count)?.min(resident(&filter)?).min(resident(&last)?);
+        let active = |kernel: &UntypedKernel| kernel.active_blocks(threads);
+        let active_blocks = active(&count)?.min(active(&filter)?).min(active(&last)?);
         Ok(TopSelect {
             init: image.kernel("top_init")?,
             count,
@@ -121,7 +121,7 @@ impl TopSelect {
             state_bytes: image.fact("state_bytes"),
             threads,
             tile: image.fact("tile"),
-            most_blocks,
+            active_blocks,
         })
     }
 }
@@ -235,7 +235,8 @@ impl Top<'_> {
         let zero = launch().overwrites(&state).value(words);
         zero.run(queue, &by.init, grid(words as usize))?;
         let tiles = length.most.div_ceil(by.tile as usize) as u32;
-        let blocks = (tiles.min(by.most_blocks), by.threads);
+        let most_blocks = by.active_blocks * queue.multiprocessors();
+        let blocks = (tiles.min(most_blocks), by.threads);
         let count = launch().reads(x).updates(&state).length(length).value(of(0));
         count.run(queue, &by.count, blocks)?;
         for pass in 1..=by.passes {
