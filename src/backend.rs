@@ -166,6 +166,8 @@ pub(crate) struct StreamInfo {
     pub(crate) blocking: bool,
     /// Its context, comparable with [`Backend::context`].
     pub(crate) context: u64,
+    /// The green context over that one that it is a stream of; 0: none.
+    pub(crate) green: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]

@@ -75,7 +75,7 @@ impl Eq for Error {}
 /// | [`ErrorKind::TimedOut`] | wait longer or give up; submitted work goes on, and work that was not submitted never runs |
 /// | [`ErrorKind::Unsupported`] | this device or driver cannot do it |
 /// | [`ErrorKind::DeviceLost`] | [`is_device_lost`](Error::is_device_lost): the process cannot get that device back: report and exit; otherwise ([`ErrorDetail::DependencyLost`]) another device is lost: make a new stream |
-/// | [`ErrorKind::Closed`] | the device was closed by [`Device::close`](crate::Device::close), or `main` has returned |
+/// | [`ErrorKind::Closed`] | the device was closed by [`Device::close`](crate::Device::close), the context of an adopted stream by its owner, or `main` has returned |
 /// | [`ErrorKind::Driver`] | the driver refused a valid call; its number is in the detail |
 /// | [`ErrorKind::Panicked`] | fix the closure that ran the batch or enqueued the work; other work goes on |
 /// | [`ErrorKind::Foreign`] | see the other library's error, the [`source`](std::error::Error::source) |
@@ -108,7 +108,7 @@ pub enum ErrorKind {
     /// [`ErrorDetail::DependencyLost`], another one that its stream waits for.
     /// [`Error::is_device_lost`] tells the two apart.
     DeviceLost,
-    /// The device was closed, or the process is ending.
+    /// The device was closed, or the context of an adopted stream; or the process is ending.
     Closed,
     /// The driver refused a call that this crate believed to be valid.
     Driver,
@@ -474,6 +474,14 @@ pub enum ErrorDetail {
     /// This device lacks what a feature requires.
     #[error("{what} requires {requirement}, which {device} does not have")]
     Requires { what: &'static str, requirement: &'static str, device: String },
+    /// The context of an [adopted](crate::Stream::from_raw) stream was destroyed by its owner. The stream takes no more work, and what was
+    /// pending there may have run or not, so that what waits for all of the device's streams may get this as well. The device and its other
+    /// streams go on.
+    #[error(
+        "the context of the adopted stream was destroyed ({code}): the stream takes no more work, and what was pending on it may have run \
+         or not; {device} goes on. Its owner is to keep the context as long as the stream is used"
+    )]
+    StreamDetached { device: String, code: DriverCode },
     /// A [partition](crate::Device::reserve_partition) of so many multiprocessors was asked for.
     #[error(
         "a partition of {asked} multiprocessors of {device}, which has {all} to divide, of which {free} are in no partition: {}",
@@ -709,7 +717,10 @@ impl ErrorDetail {
             D::Expired { remaining_us: 1.., .. } => ErrorKind::Overloaded,
             D::TimedOut { .. } | D::Expired { .. } => ErrorKind::TimedOut,
             D::DependencyLost { .. } | D::DeviceLost { .. } => ErrorKind::DeviceLost,
-            D::Closed { .. } | D::ProcessEnding { .. } | D::Forked { .. } => ErrorKind::Closed,
+            D::Closed { .. }
+            | D::StreamDetached { .. }
+            | D::ProcessEnding { .. }
+            | D::Forked { .. } => ErrorKind::Closed,
         }
     }
 }
@@ -802,6 +813,7 @@ impl DriverCode {
 
     /// `CUDA_ERROR_NOT_PERMITTED`: returned by every call inside a host function.
     pub(crate) const NOT_PERMITTED: i32 = 800;
+    pub(crate) const NOT_SUPPORTED: i32 = 801;
 
     /// `CUDA_ERROR_INVALID_HANDLE`.
     pub(crate) const INVALID_HANDLE: i32 = 400;
@@ -827,6 +839,12 @@ impl DriverCode {
             self.code,
             4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810 | 911
         )
+    }
+
+    /// Whether this code may be about the context of one stream that others made. It is about the device's, if work outside of that
+    /// stream gets it as well.
+    pub(crate) fn may_be_of_a_stream(self) -> bool {
+        matches!(self.code, 709 | 917)
     }
 
     /// Whether this code is about the calling thread, or a capture: it says nothing of the device.

@@ -26,7 +26,7 @@ pub(crate) mod memory;
 #[cfg(any(feature = "blas", feature = "fft"))]
 pub(crate) mod work_area;
 
-use crate::backend::{RawStream, StreamOptions};
+use crate::backend::{RawPartition, RawStream, StreamOptions};
 use crate::device::Device;
 use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::event::Event;
@@ -46,9 +46,14 @@ impl Stream {
     /// `owner` is kept until the last handle of the stream is dropped, and what this crate put on the
     /// stream is complete. Buffers that were made on it may outlive it.
     ///
+    /// A stream of a green context is confined to that one's multiprocessors: one of a [`Partition`](crate::Partition) of this device is in
+    /// it here as well. For another library's, [`Stream::in_partition`] and [`Stream::multiprocessors`] do not know of it; replayed batches
+    /// and graphs are launched operation by operation, and work that can only be captured is refused. If its owner destroys the context all
+    /// the same, the stream's operations fail with [`ErrorDetail::StreamDetached`], those that are pending too; the device goes on.
+    ///
     /// # Errors
     /// [`ErrorDetail::BadStream`]: the per-thread handle (2), which is a different stream on every
-    /// thread; [`ErrorDetail::WrongDevice`]: a stream of another context; the driver's error for a
+    /// thread; [`ErrorDetail::WrongDevice`]: a stream of another context, or of a green one with a driver before CUDA 12.6; the driver's error for a
     /// handle that it does not know.
     ///
     /// # Safety
@@ -68,7 +73,7 @@ impl Stream {
     /// ```
     ///
     /// # Source
-    /// `cuStreamGetCtx`, `cuStreamGetPriority`.
+    /// `cuStreamGetCtx_v2`, `cuStreamGetCtx`, `cuStreamGetPriority`.
     pub unsafe fn from_raw(
         device: &Device,
         handle: u64,
@@ -77,6 +82,7 @@ impl Stream {
         role::check("adopting a stream")?;
         let engine = device.engine();
         engine.check_open()?;
+        let mut partition = None;
         let (raw, options, name) = match handle {
             0 | 1 => (RawStream::LEGACY, RawStream::LEGACY_OPTIONS, "legacy default"),
             2 => {
@@ -103,13 +109,16 @@ impl Stream {
                 let options = StreamOptions {
                     priority: info.priority,
                     blocking: info.blocking,
-                    partition: None,
+                    partition: (info.green != 0)
+                        .then_some(RawPartition { green: info.green, context: 0 }),
                 };
+                partition = engine.partitions.share_of(info.green);
                 (raw, options, "adopted")
             }
         };
         let owner: Option<Owner> = Some(Box::new(owner));
-        let stream = StreamState::open_foreign(engine, raw, options, Some(name.into()), owner)?;
+        let stream =
+            StreamState::open_foreign(engine, partition, (raw, options), Some(name.into()), owner)?;
         Ok(Stream::new(stream, device.default_stream().home().clone()))
     }
 

@@ -247,7 +247,7 @@ fn verify(
 fn explain(stream: &Arc<StreamState>, name: Name<'_>, refusal: Refusal) -> Error {
     let error = match refusal {
         Refusal::Driver(code) => {
-            let error = stream.engine().refused(code);
+            let error = stream.refused(code);
             match error.detail() {
                 ErrorDetail::Driver { code, .. } => {
                     ErrorDetail::Driver { op: Some(name.to_arc()), code: *code }.into()

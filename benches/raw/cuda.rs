@@ -71,6 +71,15 @@ impl Raw {
         RawStream { raw: self, stream }
     }
 
+    /// Makes a stream of that priority; leaves the context current on the calling thread.
+    pub(crate) fn stream_with_priority(&'static self, priority: i32) -> RawStream {
+        self.context.bind_to_thread().expect("the context is alive");
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: a context is current and the result is live. 1 is `CU_STREAM_NON_BLOCKING`.
+        ok(unsafe { sys::cuStreamCreateWithPriority(&raw mut stream, 1, priority) });
+        RawStream { raw: self, stream }
+    }
+
     /// Makes an event; leaves the context current on the calling thread.
     pub(crate) fn event(&self) -> RawEvent {
         self.context.bind_to_thread().expect("the context is alive");
@@ -96,6 +105,28 @@ impl RawStream {
         // SAFETY: the function takes one 64-bit integer, which is copied by the call.
         ok(unsafe {
             sys::cuLaunchKernel(self.raw.spin, 1, 1, 1, 1, 1, 1, 0, self.stream, args, none)
+        });
+    }
+
+    /// Launches `spin` with so many blocks and threads.
+    pub(crate) fn launch_spinning(&self, blocks: u32, threads: u32, mut nanoseconds: u64) {
+        let (mut args, none) = ([(&raw mut nanoseconds).cast()], std::ptr::null_mut());
+        let args = args.as_mut_ptr();
+        // SAFETY: the function takes one 64-bit integer, which is copied by the call.
+        ok(unsafe {
+            sys::cuLaunchKernel(
+                self.raw.spin,
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                0,
+                self.stream,
+                args,
+                none,
+            )
         });
     }
 

@@ -148,8 +148,13 @@ impl Home {
         }
         let (name, options) = (Some("legacy default".into()), RawStream::LEGACY_OPTIONS);
         // It belongs to the driver: nothing has to keep it.
-        let stream =
-            StreamState::open_foreign(&self.engine, RawStream::LEGACY, options, name, None)?;
+        let stream = StreamState::open_foreign(
+            &self.engine,
+            None,
+            (RawStream::LEGACY, options),
+            name,
+            None,
+        )?;
         Ok(legacy.insert(stream).clone())
     }
 

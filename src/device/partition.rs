@@ -41,7 +41,8 @@ impl Device {
     /// partition is whole grains: [`Partition::multiprocessors`] says how many it has. Partitions are disjoint.
     ///
     /// The first one of a set of grains takes milliseconds, on a thread of this crate, and some 4 MiB of device memory, which the driver
-    /// keeps as long as the device is open; such a set is used again.
+    /// keeps as long as the device is open; such a set is used again. So ask for few different sizes: of one size there are as many sets as
+    /// fit beside each other, while those who come and go with any sizes leave the free grains in ever new pieces.
     ///
     /// # Cancel safety
     /// Dropped, it takes none.

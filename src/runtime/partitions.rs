@@ -11,8 +11,8 @@
 //! 3. Graphs are compiled in a share by one thread at a time: the driver does not synchronize calls on it.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use gpu_await_protocol::grains::{GrainSet, Grains};
 use gpu_await_protocol::sync::{Mutex, MutexGuard};
@@ -38,6 +38,8 @@ struct Made {
     /// A stream of it on which others' work is captured, once there was one.
     captures: Mutex<Option<RawStream>>,
     compiling: Mutex<()>,
+    /// Whose it is, if it is anybody's.
+    share: Mutex<Weak<Share>>,
 }
 
 /// Some of a device's multiprocessors.
@@ -111,7 +113,9 @@ impl Partitions {
         // ORDERING: Relaxed: a statistic.
         self.shares.fetch_add(1, Ordering::Relaxed);
         let partitions = self.clone();
-        Ok(Arc::new(Share { partitions, set, made, multiprocessors: has }))
+        let share = Arc::new(Share { partitions, set, made, multiprocessors: has });
+        *share.made.share.lock() = Arc::downgrade(&share);
+        Ok(share)
     }
 
     /// The share of a device that is to be in one, while that is opened.
@@ -140,7 +144,8 @@ impl Partitions {
             return Ok(known.clone());
         }
         let raw = self.backend.partition_create(set)?;
-        let fresh = Arc::new(Made { raw, captures: Mutex::default(), compiling: Mutex::new(()) });
+        let (captures, compiling, share) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let fresh = Arc::new(Made { raw, captures, compiling, share });
         made.push((set, fresh.clone()));
         Ok(fresh)
     }
@@ -149,6 +154,13 @@ impl Partitions {
         if let Some(grains) = &mut *self.grains.lock() {
             grains.give(set);
         }
+    }
+
+    /// The share that has the driver's green context, if it is one of these.
+    pub(crate) fn share_of(&self, green: u64) -> Option<Arc<Share>> {
+        let made = self.made.lock();
+        let (_, found) = made.iter().find(|(_, made)| green != 0 && made.raw.green == green)?;
+        found.share.lock().upgrade()
     }
 
     /// How many shares there are.

@@ -50,7 +50,7 @@ use super::partitions::Share;
 use super::progress::Progress;
 use super::words::Word;
 use crate::backend::{RawStream, StreamOptions};
-use crate::error::{DriverCode, Result};
+use crate::error::{DriverCode, Error, Result};
 use crate::memory::reclaim::retired::{Block, Remnant};
 use crate::thread::{contain, locks, role};
 use gpu_await_protocol::block_cache::BlockCache;
@@ -76,6 +76,8 @@ pub(crate) struct StreamState {
     options: StreamOptions,
     /// The multiprocessors that it is confined to.
     partition: Option<Arc<Share>>,
+    /// That the driver knows its context no more, of a stream that others made.
+    detached: OnceLock<Error>,
     name: Option<Box<str>>,
     /// The driver stream is ours to destroy.
     owned: bool,
@@ -122,7 +124,7 @@ pub(crate) type Owner = Box<dyn Any + Send + Sync>;
 enum Origin {
     Ours(Option<Arc<Share>>),
     /// Adopted from another library, which puts work on it as well.
-    Shared(Option<Owner>),
+    Shared(Option<Owner>, Option<Arc<Share>>),
     /// The engine's.
     Engine,
 }
@@ -158,7 +160,7 @@ impl StreamState {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let (owned, shared, owner, partition) = match origin {
             Origin::Ours(partition) => (true, false, None, partition),
-            Origin::Shared(owner) => (false, true, owner, None),
+            Origin::Shared(owner, partition) => (false, true, owner, partition),
             Origin::Engine => (false, false, None, engine.partition.clone()),
         };
         // ORDERING: Relaxed: only uniqueness matters.
@@ -177,6 +179,7 @@ impl StreamState {
             raw,
             options,
             partition,
+            detached: OnceLock::new(),
             name,
             sharing: Sharing::new(shared),
             foreign_takes_long: AtomicBool::new(true),

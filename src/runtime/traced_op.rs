@@ -50,6 +50,8 @@ pub(crate) struct TracedSubmission {
     pub(crate) note: Note,
     pub(crate) stream: u64,
     pub(crate) stream_name: Option<Arc<str>>,
+    /// How many multiprocessors its partition has, if it is in one.
+    pub(crate) partition: Option<u32>,
     pub(crate) ticket: u64,
     pub(crate) at: &'static Location<'static>,
     pub(crate) span: Option<u64>,

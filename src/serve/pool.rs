@@ -43,16 +43,21 @@ use gpu_await_protocol::sync::Mutex;
 use self::acquire::Acquire;
 use self::builder::StreamPoolBuilder;
 use crate::batch::queue::Queue;
+use crate::device::partition::Partition;
 use crate::error::admitter::{Admitter, AdmitterKind};
+use crate::error::refused::Here;
 use crate::error::unfinished::Unfinished;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::kernel::{LaunchOn, sealed as launch_sealed};
 use crate::op::Op;
+use crate::runtime::Engine;
 use crate::runtime::clock::{Clock, Deadline};
 use crate::runtime::coop::Budget;
 use crate::stream::lease::{Lease, Permits};
 use crate::stream::{MarkList, Marks, Stream, sealed};
+use crate::submit::wrong_device;
 use crate::thread::contain::{self, Contained};
+use crate::thread::role;
 use gpu_await_protocol::admission::{Admission, Class, Granted, Outcomes, Patience, Wakers};
 
 /// The default number of requests in flight per stream: one on the device, one that is being submitted, and
@@ -166,6 +171,13 @@ pub struct DrainedWithin {
     deadline: Deadline,
 }
 
+/// A place for streams, one after the other.
+struct PoolSlot {
+    engine: Arc<Engine>,
+    class: Class,
+    stream: Mutex<Stream>,
+}
+
 /// What a [`StreamPool`] is doing; a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -264,7 +276,7 @@ pub enum PooledStreamState {
 }
 
 struct PoolCore {
-    slots: Vec<(Stream, Class)>,
+    slots: Vec<PoolSlot>,
     /// The first slot of each device.
     devices: Vec<usize>,
     /// Keys of the wakers with the engine of each of `devices`, from the first wait on.
@@ -416,6 +428,47 @@ impl StreamPool {
         self.enter(self.asks, None, Patience::Never).answer()
     }
 
+    /// Has the pool's streams of a device in that partition from the next permits on. Requests in flight keep the streams that they have, and
+    /// requests that wait lose nothing; the partition of before is free when the last of them is complete.
+    ///
+    /// # Blocking
+    /// As [`Device::stream`](crate::Device::stream), for each stream.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::WrongDevice`]: no stream of the pool is one of the partition's device. As [`Partition::stream`]: then no stream
+    /// has moved.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// let pool = device.streams(2)?;
+    /// let partition = device.reserve_partition(1).await?;
+    /// pool.move_to(&partition)?;
+    /// assert_eq!(pool.acquire().await?.in_partition(), Some(partition));
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    #[track_caller]
+    pub fn move_to(&self, partition: &Partition) -> Result<()> {
+        role::check("making streams").here()?;
+        let engine = partition.device().engine();
+        let slots = self.shared.slots.iter().enumerate();
+        let mine: Vec<_> = slots.filter(|(_, slot)| slot.engine.id == engine.id).collect();
+        if mine.is_empty() {
+            return Err(wrong_device("the partition", &self.shared.slots[0].engine, engine)).here();
+        }
+        // All of them first: whatever fails, the pool is where it was.
+        let mut made = Vec::with_capacity(mine.len());
+        for (at, slot) in &mine {
+            let priority = slot.stream().priority();
+            let stream = partition.stream_builder().priority(priority);
+            made.push(stream.name(&format!("pool {at}")).build()?);
+        }
+        let moved = mine.iter().zip(made).map(|((_, slot), stream)| slot.move_to(stream));
+        moved.for_each(drop);
+        Ok(())
+    }
+
     /// Admits no more requests, and fails those that wait. Requests in flight go on, those among them that were
     /// granted and have not been polled since: [`drained`](Self::drained) waits for them.
     pub fn close(&self) {
@@ -468,30 +521,34 @@ impl StreamPool {
     pub fn stats(&self) -> PoolStats {
         // A device that is lost while nothing is in flight is found so.
         for &slot in &self.shared.devices {
-            let engine = self.shared.slots[slot].0.engine();
+            let engine = &self.shared.slots[slot].engine;
             if engine.check_health().is_err() {
                 engine.mourn();
             }
         }
-        let look = |(stream, _): &(Stream, Class)| {
-            (stream.backlog(), stream.state().check_moves().is_err())
+        let look = |slot: &PoolSlot| {
+            let stream = slot.stream();
+            let is_stuck = stream.state().check_moves().is_err();
+            (stream.backlog(), is_stuck, stream)
         };
-        let looks: Vec<(u64, bool)> = self.shared.slots.iter().map(look).collect();
+        let looks: Vec<(u64, bool, Stream)> = self.shared.slots.iter().map(look).collect();
         let book = self.shared.book.lock();
         let admission = &book.admission;
-        let stream = |(slot, (stream, class)): (usize, &(Stream, Class))| PooledStreamStats {
-            id: stream.id(),
-            device: stream.engine().label().to_owned(),
-            priority: stream.priority(),
-            high_priority: *class == Class::High,
-            state: match (stream.engine().lost(), stream.engine().check_open()) {
-                (Some(_), _) => PooledStreamState::Lost,
-                (None, Err(_)) => PooledStreamState::Closed,
-                (None, Ok(())) if looks[slot].1 => PooledStreamState::Stuck,
-                (None, Ok(())) => PooledStreamState::Open,
-            },
-            in_flight: admission.taken_on(slot) as usize,
-            backlog: looks[slot].0,
+        let stream = |(slot, (backlog, is_stuck, stream)): (usize, &(u64, bool, Stream))| {
+            PooledStreamStats {
+                id: stream.id(),
+                device: stream.engine().label().to_owned(),
+                priority: stream.priority(),
+                high_priority: self.shared.slots[slot].class == Class::High,
+                state: match (stream.engine().lost(), stream.engine().check_open()) {
+                    (Some(_), _) => PooledStreamState::Lost,
+                    (None, Err(_)) => PooledStreamState::Closed,
+                    (None, Ok(())) if *is_stuck => PooledStreamState::Stuck,
+                    (None, Ok(())) => PooledStreamState::Open,
+                },
+                in_flight: admission.taken_on(slot) as usize,
+                backlog: *backlog,
+            }
         };
         let now = self.shared.now();
         let share = |(share, name): (usize, &Arc<str>)| {
@@ -527,7 +584,7 @@ impl StreamPool {
             closed: sum(|share| share.closed),
             given_up: sum(|share| share.given_up),
             shares,
-            streams: self.shared.slots.iter().enumerate().map(stream).collect(),
+            streams: looks.iter().enumerate().map(stream).collect(),
         }
     }
 
@@ -620,7 +677,7 @@ impl Future for DrainedWithin {
 impl PoolCore {
     fn not_drained(&self, limit: Duration) -> Error {
         let mut left = Unfinished::default();
-        let backlogs: Vec<u64> = self.slots.iter().map(|(stream, _)| stream.backlog()).collect();
+        let backlogs: Vec<u64> = self.slots.iter().map(|slot| slot.stream().backlog()).collect();
         let book = self.book.lock();
         for (slot, operations) in backlogs.into_iter().enumerate() {
             let permits = book.admission.taken_on(slot);
@@ -654,7 +711,7 @@ impl PoolCore {
 
     /// The stream of a permit, holding the permit; `None`, with the permit returned, if it takes no more work.
     fn stream(self: &Arc<Self>, Granted { number, slot, weight }: Granted) -> Option<Stream> {
-        let stream = &self.slots[slot].0;
+        let stream = self.slots[slot].stream();
         let is_open = stream.engine().check_open().is_ok();
         let stuck = stream.state().check_moves().err().filter(|_| is_open);
         if !is_open || stuck.is_some() {
@@ -719,6 +776,19 @@ impl Wake for DeadlinePassed {
             wakers
         };
         wakers.into_iter().for_each(contain::wake);
+    }
+}
+
+impl PoolSlot {
+    /// The stream of its next permits.
+    fn stream(&self) -> Stream {
+        self.stream.lock().clone()
+    }
+
+    /// Has its next permits on another stream, and returns the one of those until now, which requests may hold.
+    #[must_use]
+    fn move_to(&self, stream: Stream) -> Stream {
+        std::mem::replace(&mut self.stream.lock(), stream)
     }
 }
 

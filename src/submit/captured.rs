@@ -27,7 +27,7 @@ use super::{SubmitError, explain};
 use crate::backend::{ArgBlock, DeviceKind, Function, Grid, LaunchShape, RawGraph, StreamOptions};
 #[cfg(all(feature = "blas", feature = "cuda"))]
 use crate::backend::{DriverResult, KernelCall};
-use crate::error::{Error, ErrorDetail, Result};
+use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::runtime::partitions::Share;
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, UserList};
@@ -121,6 +121,10 @@ pub(super) fn captured(
     stream: &Arc<StreamState>,
     calls: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
 ) -> std::result::Result<RawGraph, Refusal> {
+    if stream.is_confined_by_others() {
+        let (call, code) = ("cuStreamBeginCapture", DriverCode::NOT_SUPPORTED);
+        return Err(Refusal::Driver(DriverCode { call, code }));
+    }
     let engine = stream.engine();
     let backend = &*engine.backend;
     let mut spare = stream.captures().lock();

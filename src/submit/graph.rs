@@ -19,6 +19,7 @@ use super::code::KernelCode;
 use super::list::{List, Node};
 use super::raw::{Raw, Refusal};
 use crate::backend::{DriverResult, NodeLaunch, RawGraph};
+use crate::error::DriverCode;
 use crate::runtime::graph_budget::{Evictable, Evicted};
 use crate::runtime::partitions::Share;
 use crate::runtime::stream_state::{OfStream, StreamHandle, Turn};
@@ -148,6 +149,12 @@ impl Node {
 impl Raw<'_> {
     /// Compiles a list's launches for this stream.
     pub(crate) fn compile(&self, list: &List, keeps: Option<&Kept>) -> DriverResult<CompiledGraph> {
+        if self.stream.is_confined_by_others() {
+            return Err(DriverCode {
+                call: "cuGraphAddKernelNode",
+                code: DriverCode::NOT_SUPPORTED,
+            });
+        }
         let mut launches = list.nodes().iter().map(Node::launch);
         let partition = self.stream.partition().cloned();
         let raw = {

@@ -95,7 +95,7 @@ impl KnownCalls {
         };
         let Some(kernels) = kernels else { return call(queue.stream()) };
         let mut launches = kernels.calls.iter().map(|call| queue.raw.launch_call(call));
-        launches.try_for_each(|launched| launched.map_err(|code| queue.engine().refused(code)))
+        launches.try_for_each(|launched| launched.map_err(|code| queue.raw.stream.refused(code)))
     }
 }
 

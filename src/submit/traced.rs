@@ -146,6 +146,7 @@ impl TracedAs for Traced {
             note: note.get(),
             stream: stream.id(),
             stream_name: stream.name().map(Arc::from),
+            partition: stream.partition().map(|share| share.multiprocessors()),
             ticket,
             at,
             span,

@@ -206,7 +206,7 @@ mod tests {
     type Op = (u64, (u64, u64), Option<u64>);
 
     fn stream(id: u64) -> TracedStream {
-        TracedStream { id, name: None }
+        TracedStream { id, name: None, partition: None }
     }
 
     /// An operation that waits for another stream was submitted long before; the others are submitted as they
@@ -233,6 +233,7 @@ mod tests {
                 work: TracedWork::Kernel,
                 ticket: Ticket { stream: *stream, number: *number },
                 stream_name: None,
+                partition: None,
                 bytes: 0,
                 launches: 1,
                 grid_dim: [1; 3],

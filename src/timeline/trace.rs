@@ -48,6 +48,8 @@ pub struct TracedOp {
     pub ticket: Ticket,
     /// The stream's name, if it has one.
     pub stream_name: Option<Arc<str>>,
+    /// How many multiprocessors the stream's [partition](crate::Partition) has, if it is in one.
+    pub partition: Option<u32>,
     /// Bytes that are copied or filled.
     pub bytes: u64,
     /// How many launches it consists of, as far as this crate makes them: of kernels, and of fills and copies that are kernels here.
@@ -159,13 +161,19 @@ pub struct TracedStream {
     pub id: u64,
     /// Its [name](crate::StreamBuilder::name), if it was given one.
     pub name: Option<Arc<str>>,
+    /// How many multiprocessors its [partition](crate::Partition) has, if it is in one.
+    pub partition: Option<u32>,
 }
 
 impl fmt::Display for TracedStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.name {
-            Some(name) => write!(f, "stream {} \"{}\"", self.id, shown(name)),
-            None => write!(f, "stream {}", self.id),
+            Some(name) => write!(f, "stream {} \"{}\"", self.id, shown(name))?,
+            None => write!(f, "stream {}", self.id)?,
+        }
+        match self.partition {
+            Some(multiprocessors) => write!(f, " (partition of {multiprocessors})"),
+            None => Ok(()),
         }
     }
 }
@@ -177,7 +185,8 @@ impl TracedOp {
     }
 
     pub(super) fn stream(&self) -> TracedStream {
-        TracedStream { id: self.ticket.stream, name: self.stream_name.clone() }
+        let (id, name) = (self.ticket.stream, self.stream_name.clone());
+        TracedStream { id, name, partition: self.partition }
     }
 
     /// Its six times in order, with the names of the fields.
@@ -213,8 +222,18 @@ impl TracedOp {
 
 impl From<(TracedSubmission, TracedTimes)> for TracedOp {
     fn from((submission, passed): (TracedSubmission, TracedTimes)) -> Self {
-        let TracedSubmission { name, note, stream, stream_name, ticket, at, span, task, .. } =
-            submission;
+        let TracedSubmission {
+            name,
+            note,
+            stream,
+            stream_name,
+            partition,
+            ticket,
+            at,
+            span,
+            task,
+            ..
+        } = submission;
         let Note { work, bytes, launches, grid_dim, block_dim, shared_mem_bytes } = note;
         let ticket = Ticket { stream, number: ticket };
         let waits_for = submission.waits_for.into_iter();
@@ -226,6 +245,7 @@ impl From<(TracedSubmission, TracedTimes)> for TracedOp {
             work,
             ticket,
             stream_name,
+            partition,
             bytes,
             launches,
             grid_dim,

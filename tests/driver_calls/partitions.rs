@@ -410,9 +410,9 @@ fn refusals() {
         // A device that is to be in one does not open.
         for call in ["cuGreenCtxCreate", "cuGreenCtxStreamCreate"] {
             driver.fail(call, 1, 914);
-            let before = Live::now(driver);
+            eventually("those before go", || Live::now(driver).is_nothing());
             assert!(Device::builder().partition(8).cuda(0).is_err());
-            before.comes_back(driver, &[], call);
+            eventually("it goes", || Live::now(driver).is_nothing());
             assert_eq!(driver.live("green"), 0, "{call}");
         }
     });
@@ -519,5 +519,208 @@ fn a_partition_of_another_device() {
         assert_eq!((stream.in_partition(), stream.priority()), (Some(partition.clone()), -5));
         let ordered = partition.stream_builder().non_blocking(false).build().unwrap_err();
         assert!(matches!(ordered.detail(), ErrorDetail::Unsupported { .. }), "{ordered}");
+    });
+}
+
+/// A green context of another library, and a stream of it.
+struct Foreign<'d> {
+    driver: &'d StandIn,
+    green: usize,
+    stream: u64,
+}
+
+impl<'d> Foreign<'d> {
+    /// Of the first multiprocessors.
+    fn make(driver: &'d StandIn) -> Self {
+        type Get = extern "C" fn(c_int, *mut [u64; 18], c_int) -> c_int;
+        type Describe = extern "C" fn(*mut usize, *mut [u64; 18], u32) -> c_int;
+        type Create = extern "C" fn(*mut usize, usize, c_int, u32) -> c_int;
+        type Stream = extern "C" fn(*mut u64, usize, u32, c_int) -> c_int;
+        type Split = extern "C" fn(
+            *mut [u64; 18],
+            *mut u32,
+            *const [u64; 18],
+            *mut [u64; 18],
+            u32,
+            u32,
+        ) -> c_int;
+        // SAFETY: the driver's function of this name has this type.
+        let get = unsafe { driver.function::<Get>(b"cuDeviceGetDevResource\0") };
+        // SAFETY: likewise.
+        let split = unsafe { driver.function::<Split>(b"cuDevSmResourceSplitByCount\0") };
+        // SAFETY: likewise.
+        let describe = unsafe { driver.function::<Describe>(b"cuDevResourceGenerateDesc\0") };
+        // SAFETY: likewise.
+        let create = unsafe { driver.function::<Create>(b"cuGreenCtxCreate\0") };
+        // SAFETY: likewise.
+        let make_stream = unsafe { driver.function::<Stream>(b"cuGreenCtxStreamCreate\0") };
+        let (mut all, mut group, mut count) = ([0; 18], [0; 18], 1);
+        let (mut described, mut green, mut stream) = (0, 0, 0);
+        with_context(driver, || {
+            assert_eq!(get(0, &raw mut all, 1), 0);
+            let none = std::ptr::null_mut();
+            let code = split(&raw mut group, &raw mut count, &raw const all, none, 0, 8);
+            assert_eq!((code, count), (0, 1));
+            assert_eq!(describe(&raw mut described, &raw mut group, 1), 0);
+            assert_eq!(create(&raw mut green, described, 0, 1), 0);
+            assert_eq!(make_stream(&raw mut stream, green, 1, 0), 0);
+        });
+        Foreign { driver, green, stream }
+    }
+
+    fn destroy_context(&self) {
+        // SAFETY: the driver's function of this name has this type.
+        let destroy = unsafe {
+            self.driver.function::<extern "C" fn(usize) -> c_int>(b"cuGreenCtxDestroy\0")
+        };
+        assert_eq!(destroy(self.green), 0);
+    }
+
+    fn adopted(&self, device: &Device) -> Stream {
+        // SAFETY: the stream lives until the end of the process, and nobody captures it.
+        unsafe { Stream::from_raw(device, self.stream, ()) }.unwrap()
+    }
+}
+
+/// Taken back from another library, a stream of a partition is in it as before.
+#[test]
+fn an_adopted_stream_finds_its_partition() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let (_beside, partition) = (reserve(&device, 8).await, reserve(&device, 16).await);
+        let stream = partition.stream().unwrap();
+        // SAFETY: the stream is kept, and nobody captures it.
+        let adopted =
+            unsafe { Stream::from_raw(&device, stream.as_raw(), stream.clone()) }.unwrap();
+        assert_eq!(adopted.in_partition(), Some(partition.clone()));
+        everything(driver, &device, &adopted, "8-23").await;
+        drop((stream, partition));
+        assert_eq!(device.stats().partitions, 2, "kept");
+        drop(adopted);
+        eventually("it comes back", || device.stats().partitions == 1);
+    });
+}
+
+/// Streams of others' green contexts are accepted; what runs there stays there, and events lead both ways.
+#[test]
+fn a_stream_of_a_foreign_green_context() {
+    async_under_the_stand_in(async |driver| {
+        for mode in MODES {
+            let device = device_with(mode);
+            let foreign = Foreign::make(driver);
+            let (theirs, ours) = (foreign.adopted(&device), device.stream().unwrap());
+            assert_eq!(theirs.in_partition(), None);
+            let scale = soon(kernels::scale::load(&device)).await.unwrap();
+            let graph =
+                device.graph::<(InOut<f32>, f32), _, _>(scale.clone(), |q, scale, (mut x, a)| {
+                    scale.launch(q, a, &mut x)?;
+                    scale.launch(q, a, &mut x)
+                });
+            let mut x = soon(theirs.full(LEN, 1.0f32)).await.unwrap();
+            driver.clear();
+            let mut region = Region::new();
+            for a in [2.0, 2.0, 3.0, 4.0] {
+                graph.launch(&theirs, (&mut x, a)).queued().unwrap();
+                assert_inside(driver, "0-7", "a graph");
+                let replayed = theirs.replay(&mut region, |q| {
+                    scale.launch(q, a, &mut x)?;
+                    q.fill(&mut x, 3.0)?;
+                    scale.launch(q, a, &mut x)
+                });
+                replayed.queued().unwrap();
+                assert_inside(driver, "0-7", "a replay");
+            }
+            let held = driver.hold();
+            theirs.fill(&mut x, 5.0).queued().unwrap();
+            let there = ours.download(&x).submitted().unwrap();
+            theirs.wait(&ours).queued().unwrap();
+            drop(held);
+            assert_eq!(soon(there).await.unwrap(), [5.0; LEN]);
+            soon(theirs.done()).await.unwrap();
+            // What is captured would run elsewhere.
+            let captured = Theirs::load(driver);
+            let graph = with_captured_work(&device, &captured).await;
+            driver.clear();
+            let refused = soon(graph.launch(&theirs, (&mut x, 1.0))).await.unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+            assert!(!driver.places().iter().any(|line| line.starts_with("empty")));
+            assert!(device.stats().streams_outside_partitions == 0);
+            drop((theirs, graph));
+        }
+    });
+}
+
+/// Where the owner destroys its context, what is pending on its stream and what comes after says so; the device goes on.
+#[test]
+fn a_foreign_context_that_goes() {
+    async_under_the_stand_in(async |driver| {
+        for (mode, code) in MODES.into_iter().flat_map(|mode| [(mode, 709), (mode, 917)]) {
+            let device = device_with(mode);
+            let foreign = Foreign::make(driver);
+            let (theirs, ours) = (foreign.adopted(&device), device.stream().unwrap());
+            let mut x = soon(theirs.full(LEN, 1.0f32)).await.unwrap();
+            let mut y = soon(ours.full(LEN, 1.0f32)).await.unwrap();
+            let detached = |error: gpu_await::Error| {
+                let is_detached = matches!(
+                    error.detail(),
+                    ErrorDetail::StreamDetached { code: found, .. } if found.code == code
+                );
+                assert!(is_detached, "{mode:?}, {code}: {error}");
+            };
+            let held = driver.hold();
+            let pending = tokio::spawn(theirs.fill(&mut x, 2.0).submitted().unwrap());
+            tokio::task::yield_now().await;
+            match code {
+                709 => foreign.destroy_context(),
+                _ => driver.fail("cuMemsetD32Async", 1, code),
+            }
+            detached(theirs.fill(&mut x, 3.0).queued().unwrap_err());
+            detached(soon(pending).await.unwrap().unwrap_err());
+            drop(held);
+            // What it would have written is not known; what is elsewhere is.
+            assert!(soon(ours.download(&x)).await.is_err());
+            soon(ours.fill(&mut y, 4.0)).await.unwrap();
+            assert_eq!(soon(ours.download(&y)).await.unwrap(), [4.0; LEN]);
+            drop((theirs, x));
+            // All of the device's streams, that one too if its work was not complete.
+            if let Err(error) = soon(device.done()).await {
+                detached(error);
+            }
+            soon(ours.done()).await.unwrap();
+        }
+    });
+}
+
+/// Counts and selections have as many blocks as their stream holds at once; reductions as many as everywhere: the number decides the order
+/// in which is combined, and so the bits.
+#[test]
+fn grids_are_those_of_the_stream() {
+    async_under_the_stand_in(async |driver| {
+        const MANY: usize = 1 << 22;
+        let device = device_with(Completion::Adaptive);
+        let inside = reserve(&device, 8).await.stream().unwrap();
+        let outside = device.stream().unwrap();
+        let x = soon(outside.full(MANY, 1u32)).await.unwrap();
+        let mut top = soon(outside.zeros::<u32>(100)).await.unwrap();
+        let mut counts = soon(outside.zeros::<u64>(64)).await.unwrap();
+        let mut sum = soon(outside.zeros::<u64>(1)).await.unwrap();
+        let mut grids = |stream: &Stream, kernel: &str| {
+            driver.clear();
+            stream.top_k(&x, &mut top).queued().unwrap();
+            stream.histogram(&x, 0..=100, &mut counts).queued().unwrap();
+            stream.sum_into(&x, &mut sum).queued().unwrap();
+            let launches = driver.calls().into_iter().filter(|line| line.contains(kernel));
+            let blocks = |line: &String| {
+                let grid = Line(line).value("grid")?;
+                grid.split('x').next()?.parse::<u32>().ok()
+            };
+            launches.filter_map(|line| blocks(&line)).max().expect("it is launched")
+        };
+        for kernel in ["top_count", "top_filter", "top_last", "even_shared"] {
+            let (there, here) = (grids(&outside, kernel), grids(&inside, kernel));
+            assert!(here <= there.div_ceil(132) * 8 && here % 8 == 0, "{kernel}: {there}, {here}");
+        }
+        assert_eq!(grids(&outside, "sum_tiles"), grids(&inside, "sum_tiles"));
+        soon(device.done()).await.unwrap();
     });
 }

@@ -11,12 +11,20 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use super::layering::{collect, root, table};
 
-/// How many rows each group has.
-const ROWS: [(&str, usize); 5] = [("000", 23), ("001", 20), ("002", 20), ("003", 31), ("004", 70)];
+/// The rows of each group.
+const ROWS: [(&str, RangeInclusive<usize>); 6] = [
+    ("000", 1..=23),
+    ("001", 1..=20),
+    ("002", 1..=20),
+    ("003", 1..=31),
+    ("004", 1..=70),
+    ("P", 101..=102),
+];
 
 struct Row {
     id: String,
@@ -33,8 +41,8 @@ fn rows() -> Vec<Row> {
     let cells = |line: &str| -> Option<Row> {
         let cells: Vec<_> = line.trim().trim_matches('|').split('|').map(str::trim).collect();
         let [id, _what, devices, shown_by] = cells[..] else { return None };
-        let is_id = id.len() == 6 && id.as_bytes()[3] == b'-';
-        is_id.then(|| Row {
+        let group = id.split_once('-')?.0;
+        ROWS.iter().any(|(known, _)| *known == group).then(|| Row {
             id: id.to_owned(),
             devices: devices.to_owned(),
             shown_by: shown_by.to_owned(),
@@ -102,8 +110,8 @@ fn every_row_is_there_once() {
         *found.entry(row.id).or_default() += 1;
     }
     let mut complaints = Vec::new();
-    for (group, count) in ROWS {
-        for number in 1..=count {
+    for (group, numbers) in ROWS {
+        for number in numbers {
             let id = format!("{group}-{number:02}");
             match found.remove(&id) {
                 Some(1) => {}

@@ -768,3 +768,65 @@ async fn a_share_has_its_own_limit_and_queue() -> Result<()> {
     assert!(error.to_string().contains("`small`"), "{error}");
     Ok(())
 }
+
+// ---- partitions ---------------------------------------------------------------------------------
+
+/// The next permits are in the other partition; who waits loses nothing, and the one before is free when its last request is complete.
+#[tokio::test]
+async fn a_pool_moves_to_another_partition() -> Result<()> {
+    const WAITING: usize = 50;
+    let device = testing::device();
+    let first = device.reserve_partition(1).await?;
+    let pool = StreamPool::builder().streams_in(&first, 2).max_in_flight(2).build()?;
+    let held = [pool.acquire().await?, pool.acquire().await?];
+    assert!(held.iter().all(|stream| stream.in_partition().as_ref() == Some(&first)));
+    let gate = Gate::close(&held[0])?;
+    let pending = held[0].full(10, 7u8).submitted()?;
+    let waiting: Vec<_> = (0..WAITING)
+        .map(|number| {
+            let pool = pool.clone();
+            tokio::spawn(async move {
+                let stream = pool.acquire().await?;
+                let x = stream.upload(vec![number; 10]).queued()?;
+                Ok::<_, gpu_await::Error>((stream.download(&x).await?[9], stream.in_partition()))
+            })
+        })
+        .collect();
+    while pool.stats().waiting < WAITING {
+        tokio::task::yield_now().await;
+    }
+    // Where there is no other one, to the same.
+    let (there, is_other) = match device.reserve_partition(1).await {
+        Ok(other) => (other, true),
+        Err(_) => (first.clone(), false),
+    };
+    pool.move_to(&there)?;
+    drop(first);
+    drop(held);
+    assert_eq!(device.stats().partitions, 1 + u64::from(is_other), "one request is pending there");
+    gate.open();
+    for (number, task) in waiting.into_iter().enumerate() {
+        assert_eq!(soon(task).await.expect("no panic")?, (number, Some(there.clone())));
+    }
+    drop(soon(pending).await?);
+    eventually("the first is free", || device.stats().partitions == 1);
+    assert_eq!((pool.stats().granted as usize, pool.stats().refused), (WAITING + 2, 0));
+    assert!(pool.stats().streams.iter().all(|stream| stream.in_flight == 0));
+    Ok(())
+}
+
+/// A pool's streams of other devices stay where they are.
+#[tokio::test]
+async fn a_pool_of_two_devices_moves_on_one() -> Result<()> {
+    let (here, there) = (Device::host(), Device::host());
+    let pool = StreamPool::builder().streams(&here, 1).high_priority_streams(&there, 1).build()?;
+    let partition = there.reserve_partition(1).await?;
+    pool.move_to(&partition)?;
+    assert_eq!(pool.acquire().await?.in_partition(), None);
+    assert_eq!(pool.acquire_high_priority().await?.in_partition(), Some(partition));
+    let elsewhere = Device::host().reserve_partition(1).await?;
+    let refused = pool.move_to(&elsewhere).unwrap_err();
+    assert!(matches!(refused.detail(), ErrorDetail::WrongDevice { .. }), "{refused}");
+    assert!(refused.at().is_some());
+    Ok(())
+}

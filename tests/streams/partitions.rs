@@ -1,7 +1,7 @@
 //! Shares of a device's multiprocessors: who has which, and what is told.
 
 use gpu_await::testing;
-use gpu_await::{ErrorDetail, ErrorKind, Result};
+use gpu_await::{Device, ErrorDetail, ErrorKind, Result};
 
 #[tokio::test]
 async fn shares_are_taken_and_come_back() -> Result<()> {
@@ -28,5 +28,54 @@ async fn shares_are_taken_and_come_back() -> Result<()> {
     drop(stream);
     device.close(crate::SOON).await?;
     assert_eq!(device.stats().partitions, 0);
+    Ok(())
+}
+
+/// A scope on a stream of a partition has everything in it that names no stream.
+#[tokio::test]
+async fn a_scope_in_a_partition() -> Result<()> {
+    let device = testing::device();
+    let partition = device.reserve_partition(1).await?;
+    let stream = partition.stream_builder().name("inside").build()?;
+    let inside = stream.scope(async {
+        let x = device.full(10, 3u32).queued()?;
+        assert_eq!(device.download(&x).await?, [3; 10]);
+        Ok::<_, gpu_await::Error>(device.current_stream().in_partition())
+    });
+    assert_eq!(inside.await?, Some(partition.clone()));
+    assert_eq!(device.current_stream().in_partition(), None);
+    assert_eq!(stream.name(), Some("inside"));
+    Ok(())
+}
+
+/// Streams that name no partition are in the device's own.
+#[tokio::test]
+async fn a_device_in_a_partition() -> Result<()> {
+    let device = Device::builder().partition(1).host();
+    let own = device.default_stream().in_partition().expect("it is in one");
+    assert_eq!(device.stream()?.in_partition().as_ref(), Some(&own));
+    assert_eq!(device.thread_stream()?.in_partition().as_ref(), Some(&own));
+    assert_eq!((device.stats().partitions, device.stats().streams_outside_partitions), (1, 0));
+    let x = device.full(10, 3u32).queued()?;
+    assert_eq!(device.download(&x).await?, [3; 10]);
+    Ok(())
+}
+
+/// The timeline says which partition a stream is in.
+#[tokio::test]
+async fn the_timeline_names_partitions() -> Result<()> {
+    let device = testing::device();
+    device.timeline().start(10)?;
+    let partition = device.reserve_partition(1).await?;
+    let (inside, outside) = (partition.stream()?, device.stream()?);
+    let mut x = inside.zeros::<u8>(10).await?;
+    outside.fill(&mut x, 1).await?;
+    let trace = device.timeline().snapshot()?;
+    let partitions: Vec<_> = trace.operations().iter().map(|op| op.partition).collect();
+    assert_eq!(partitions, [Some(partition.multiprocessors()), None]);
+    let mut page = Vec::new();
+    trace.write_perfetto(&mut page).expect("memory takes it");
+    let label = format!("(partition of {})", partition.multiprocessors());
+    assert!(String::from_utf8_lossy(&page).contains(&label));
     Ok(())
 }

@@ -83,6 +83,7 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
     let pool = StreamPool::builder().streams(device, 1).max_in_flight(2).build()?;
     let pooled = pool.try_acquire()?;
     let partition = futures::executor::block_on(device.reserve_partition(1))?;
+    let moved = (pool.clone(), partition.clone());
     let frozen = idle.full(8, 1u32).queued()?.freeze().synchronize()?;
     let start = idle.record_timed()?;
     let end = idle.record_timed()?;
@@ -169,6 +170,7 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
         "Device::thread_stream", device => |d| d.thread_stream();
         "Device::streams", device => |d| d.streams(2);
         "StreamPoolBuilder::build", device => |d| StreamPool::builder().streams(&d, 1).build();
+        "StreamPool::move_to", moved => |p| p.0.move_to(&p.1);
         "EventBuilder::build", device => |d| d.event_builder().interprocess(true).build();
         // SAFETY: refused before anybody looks at the handle, and in `ONLY_WHERE_REFUSED`.
         "Device::import_event", device => |d| unsafe { d.import_event(&[0; 64]) };

@@ -37,15 +37,16 @@ impl StreamCalls for CudaBackend {
         let mut context: Handle = std::ptr::null_mut();
         driver!(self.cuStreamGetPriority(stream, &raw mut priority))?;
         driver!(self.cuStreamGetFlags(stream, &raw mut flags))?;
+        let mut green: Handle = std::ptr::null_mut();
         match self.api.cuStreamGetCtx_v2 {
             // A green context is one over the context that this returns.
             Some(_) => {
-                let mut green: Handle = std::ptr::null_mut();
                 newer!(self.cuStreamGetCtx_v2(stream, &raw mut context, &raw mut green))
             }
             None => driver!(self.cuStreamGetCtx(stream, &raw mut context)),
         }?;
-        Ok(StreamInfo { priority, blocking: flags & NON_BLOCKING == 0, context: context as u64 })
+        let (context, green) = (context as u64, green as u64);
+        Ok(StreamInfo { priority, blocking: flags & NON_BLOCKING == 0, context, green })
     }
 
     unsafe fn stream_destroy(&self, stream: RawStream) -> DriverResult<()> {

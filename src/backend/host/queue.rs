@@ -240,7 +240,7 @@ impl StreamCalls for HostBackend {
 
     unsafe fn stream_info(&self, stream: RawStream) -> DriverResult<StreamInfo> {
         let stream = self.stream(stream, "stream_info")?;
-        Ok(StreamInfo { priority: 0, blocking: stream.blocking, context: self.context() })
+        Ok(StreamInfo { priority: 0, blocking: stream.blocking, context: self.context(), green: 0 })
     }
 
     unsafe fn stream_query(&self, stream: RawStream) -> DriverResult<Query> {

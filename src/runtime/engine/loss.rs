@@ -41,7 +41,7 @@ impl<S: DeviceStream> Engine<S> {
     /// Turns a refused call into an error, and determines whether the device is lost. Wakes nobody and logs
     /// nothing: the caller may hold a submission lock.
     pub(crate) fn refused(&self, code: DriverCode) -> Error {
-        if code.is_sticky() {
+        if code.is_sticky() && !code.may_be_of_a_stream() {
             return self.lose(code);
         }
         if code.is_about_the_caller() {
@@ -59,7 +59,8 @@ impl<S: DeviceStream> Engine<S> {
             return Ok(());
         }
         // SAFETY: the private stream lives as long as the engine.
-        self.judged(|| unsafe { self.backend.stream_query(self.private) }.map(drop))
+        let private = || unsafe { self.backend.stream_query(self.private) }.map(drop);
+        self.answer(private).map_or(Ok(()), |code| Err(self.lose(code)))
     }
 
     /// Makes a call that fails only on a lost device. Declares the loss if the call returns a sticky code, or
@@ -67,16 +68,27 @@ impl<S: DeviceStream> Engine<S> {
     /// that persists leaves no future pending.
     pub(crate) fn judged(
         &self,
-        mut question: impl FnMut() -> std::result::Result<(), DriverCode>,
+        question: impl FnMut() -> std::result::Result<(), DriverCode>,
     ) -> Result<()> {
-        let Err(first) = question() else { return Ok(()) };
+        match self.answer(question) {
+            None => Ok(()),
+            Some(code) if code.may_be_of_a_stream() => self.check_health(),
+            Some(code) => Err(self.lose(code)),
+        }
+    }
+
+    /// The code that says that the device is lost, or a stream.
+    fn answer(
+        &self,
+        mut question: impl FnMut() -> std::result::Result<(), DriverCode>,
+    ) -> Option<DriverCode> {
+        let first = question().err()?;
         let code = if first.is_sticky() || first.is_about_the_caller() {
             first
         } else {
-            let Err(again) = question() else { return Ok(()) };
-            again
+            question().err()?
         };
-        if code.is_about_the_caller() { Ok(()) } else { Err(self.lose(code)) }
+        Some(code).filter(|code| !code.is_about_the_caller())
     }
 
     /// Counts something that the driver refused to take back: it leaks.

@@ -1,9 +1,11 @@
-//! What a stream waits for on other devices, and what follows when one of these is lost: the stream makes no progress any more.
+//! What a stream waits for on other devices, and what follows when one of these is lost: the stream makes no progress any more. Nor does one
+//! whose context was destroyed by those who made it.
 //!
 //! | the stream | |
 //! |---|---|
 //! | is stuck | what waits for its work resolves with the loss; nothing is submitted to it any more ([`check_moves`](StreamState::check_moves)) |
 //! | is stuck, and its full queue blocks a thread | on a host device the call fails with the loss ([`find_lost_dependency`](StreamState::find_lost_dependency)); a GPU's driver keeps the thread |
+//! | is detached: the driver knows its context no more ([`refused`](StreamState::refused)) | what is not known to be complete resolves with that; the driver refuses what is submitted to it |
 //! | is of the same device, and its work would wait for such a stream | that operation is refused, and the stream goes on |
 #![forbid(unsafe_code)]
 
@@ -12,7 +14,7 @@ use std::sync::atomic::Ordering;
 use smallvec::SmallVec;
 
 use super::{Point, StreamState, UNKNOWN};
-use crate::error::Result;
+use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::runtime::device_state::any_lost;
 use crate::thread::role;
 use gpu_await_protocol::point::Track;
@@ -20,7 +22,47 @@ use gpu_await_protocol::point::Track;
 impl StreamState {
     /// The loss of another device that `ticket` waits for, if any, directly or through other streams.
     pub(crate) fn dependency_lost(&self, ticket: u64) -> Option<crate::Error> {
-        self.visit_foreign(ticket, |on| on.stream.lost_before(on.ticket))
+        if !self.progress.waits_for_others() {
+            return None;
+        }
+        let detached = self.detached.get().filter(|_| !self.is_complete(ticket)).cloned();
+        detached.or_else(|| self.visit_foreign(ticket, |on| on.stream.lost_before(on.ticket)))
+    }
+
+    /// The error of a call on this stream, as [`Engine::refused`](crate::runtime::Engine::refused): the caller may hold a submission lock.
+    pub(crate) fn refused(&self, code: DriverCode) -> Error {
+        let error = self.engine.refused(code);
+        let is_detached = code.may_be_of_a_stream() && !self.owned && !error.is_device_lost();
+        if is_detached { self.detach(code) } else { error }
+    }
+
+    /// Asks on behalf of this stream: what it answers of its own context is no loss of the device.
+    pub(super) fn judged(
+        &self,
+        mut question: impl FnMut() -> std::result::Result<(), DriverCode>,
+    ) -> Result<()> {
+        let mut detached = None;
+        let judged = self.engine.judged(|| {
+            let answer = question();
+            detached = answer.err().filter(|code| code.may_be_of_a_stream());
+            answer
+        });
+        if let (Ok(()), Some(code), false) = (&judged, detached, self.owned) {
+            self.detach(code);
+        }
+        judged
+    }
+
+    #[cold]
+    fn detach(&self, code: DriverCode) -> Error {
+        let device = self.engine.label().to_owned();
+        let error = || ErrorDetail::StreamDetached { device, code }.into();
+        let detached = self.detached.get_or_init(error).clone();
+        // Kept for futures that ask after the stream is gone.
+        let _ = self.progress.stuck.set(detached.clone());
+        self.progress.set_waits_for_others(true);
+        self.engine.attention.call();
+        detached
     }
 
     /// The loss of another device that work on the stream waits for. Asks those devices first, since nobody may have noticed.
@@ -89,7 +131,7 @@ impl StreamState {
     pub(super) fn waits_for(&self, ticket: u64, on: impl IntoIterator<Item = Point>) {
         let mut foreign = self.foreign.lock();
         foreign.extend(on.into_iter().map(|on| (ticket, on)));
-        self.progress.set_waits_for_others(!foreign.is_empty());
+        self.note_foreign(!foreign.is_empty());
     }
 
     /// Calls `look` for the points on other devices that `ticket` waits for, directly or indirectly, until it
@@ -142,6 +184,11 @@ impl StreamState {
         // After the loss of this device the others are not asked.
         let lost = self.engine.lost().is_some();
         foreign.retain(|(ticket, _)| !lost && !self.is_complete(*ticket));
-        self.progress.set_waits_for_others(!foreign.is_empty());
+        self.note_foreign(!foreign.is_empty());
+    }
+
+    /// A stream that is detached counts as one that waits for something.
+    fn note_foreign(&self, waits: bool) {
+        self.progress.set_waits_for_others(waits || self.detached.get().is_some());
     }
 }

@@ -90,7 +90,7 @@ impl StreamState {
             self.gate.run(|| {
                 let before = self.completed();
                 // Waiters learn of a loss from `mourn`, below.
-                self.engine.judged(|| self.ask()).ok();
+                self.judged(|| self.ask()).ok();
                 if self.completed() > before {
                     moved = true;
                     self.learn(now);
@@ -107,7 +107,7 @@ impl StreamState {
     /// submitter, under its lock.
     pub(super) fn ask_quietly(&self) {
         // The next look reports a loss.
-        self.gate.run(|| drop(self.engine.judged(|| self.ask())));
+        self.gate.run(|| drop(self.judged(|| self.ask())));
     }
 
     /// Whether a shared stream is idle, other libraries' work included; `None` if its tickets answer that, once
@@ -129,7 +129,11 @@ impl StreamState {
         // SAFETY: the driver stream is this one's, or its owner keeps it.
         match unsafe { self.engine.backend.stream_query(self.raw) } {
             Ok(answer) => Some(answer == Query::Complete),
-            Err(code) => Some(self.engine.refused(code).is_device_lost()),
+            Err(code) => {
+                self.refused(code);
+                // Nothing more will happen.
+                Some(self.engine.lost().is_some() || self.detached.get().is_some())
+            }
         }
     }
 
@@ -141,7 +145,7 @@ impl StreamState {
         }
         // SAFETY: the driver stream is this one's, or its owner keeps it.
         let info = unsafe { self.engine.backend.stream_info(self.raw) };
-        info.map(|info| info.blocking).map_err(|code| self.engine.refused(code))
+        info.map(|info| info.blocking).map_err(|code| self.refused(code))
     }
 
     /// Whether the driver, or the stream's word, could say something new.

@@ -151,7 +151,7 @@ impl StreamState {
         if let Some(marker) = self.marker_for_others(ticket) {
             return Ok(Some(marker));
         }
-        self.with(|turn| turn.place_event()).map_err(|code| self.engine.refused(code))?;
+        self.with(|turn| turn.place_event()).map_err(|code| self.refused(code))?;
         Ok(self.marker_for_others(ticket))
     }
 

@@ -70,13 +70,14 @@ impl StreamState {
     /// events: a completion word would be ordered with work that this crate does not know.
     pub(crate) fn open_foreign(
         engine: &Arc<Engine<StreamState>>,
-        raw: RawStream,
-        options: StreamOptions,
+        partition: Option<Arc<Share>>,
+        (raw, options): (RawStream, StreamOptions),
         name: Option<Box<str>>,
         owner: Option<Owner>,
     ) -> Result<Arc<StreamHandle>> {
         engine.check_open()?;
-        Ok(StreamState::over(engine, raw, options, name, None, Origin::Shared(owner)))
+        let origin = Origin::Shared(owner, partition);
+        Ok(StreamState::over(engine, raw, options, name, None, origin))
     }
 
     /// The stream for [`mark_everything`](Self::mark_everything). It uses the engine's own driver stream, on
@@ -94,9 +95,16 @@ impl StreamState {
         self.partition.as_ref()
     }
 
+    /// Whether others confined it, to multiprocessors that this crate does not know. Their context may go at any time, and what is compiled
+    /// for it or captured in it with it: neither is done.
+    pub(crate) fn is_confined_by_others(&self) -> bool {
+        self.partition.is_none() && self.options.partition.is_some()
+    }
+
     /// Whether work is put on it that is in no share.
     pub(crate) fn is_outside(&self) -> bool {
-        self.partition.is_none() && !self.is_deserted() && self.raw.0 != self.engine.private.0
+        let is_confined = self.partition.is_some() || self.options.partition.is_some();
+        !is_confined && !self.is_deserted() && self.raw.0 != self.engine.private.0
     }
 
     /// How many multiprocessors its work runs on.

@@ -80,7 +80,7 @@ impl Markable for Submitter {
                 Some(tail)
             }
             Err(code) => {
-                stream.engine.refused(code);
+                stream.refused(code);
                 None
             }
         }
@@ -212,7 +212,7 @@ impl Turn<'_, '_> {
         self.locked.state.touched |= touched;
         if self.stream.is_shared() || (touched && self.stream.is_next_followed()) {
             if let Err(code) = self.place_event() {
-                self.stream.engine.refused(code);
+                self.stream.refused(code);
             }
         } else if self.locked.state.sent - self.locked.state.sent_at_mark >= cadence::MARK_EVERY {
             self.mark_tail();
@@ -251,7 +251,7 @@ impl Turn<'_, '_> {
         // ORDERING: Relaxed: a hint, see `may_sit_in_driver`.
         self.stream.blocks_at.store(self.stream.submitted() + 1, Ordering::Relaxed);
         if let Err(code) = self.place_event() {
-            self.stream.engine.refused(code);
+            self.stream.refused(code);
         }
     }
 

@@ -29,6 +29,7 @@ impl Busy {
             note: Note::default(),
             stream: 0,
             stream_name: None,
+            partition: None,
             ticket,
             at: std::panic::Location::caller(),
             span: None,

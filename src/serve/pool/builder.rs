@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use gpu_await_protocol::sync::Mutex;
 
-use super::{Asks, IN_FLIGHT_A_STREAM, MAX_WAITING, PoolCore, PoolState, StreamPool};
+use super::{Asks, IN_FLIGHT_A_STREAM, MAX_WAITING, PoolCore, PoolSlot, PoolState, StreamPool};
 use crate::device::Device;
+use crate::device::partition::Partition;
 use crate::error::{ErrorDetail, Result};
 use crate::thread::role;
 use gpu_await_protocol::admission::{Admission, Class, ShareLimits};
@@ -16,12 +17,21 @@ use gpu_await_protocol::admission::{Admission, Class, ShareLimits};
 #[must_use = "a builder does nothing until `build`"]
 #[derive(Debug, Default)]
 pub struct StreamPoolBuilder {
-    pub(super) groups: Vec<(Device, usize, bool)>,
+    pub(super) groups: Vec<PoolGroup>,
     pub(super) max_in_flight: Option<usize>,
     pub(super) max_waiting: Option<usize>,
     patience: Option<Duration>,
     name: Option<String>,
     shares: Vec<PoolShare>,
+}
+
+/// Streams that a pool begins with.
+#[derive(Debug)]
+pub(super) struct PoolGroup {
+    device: Device,
+    partition: Option<Partition>,
+    count: usize,
+    high_priority: bool,
 }
 
 /// A share of a [`StreamPool`]: a group of requests with its own queue and a part of the permits.
@@ -70,16 +80,31 @@ impl PoolShare {
 
 impl StreamPoolBuilder {
     /// Adds `n` streams of a device.
-    pub fn streams(mut self, device: &Device, n: usize) -> Self {
-        self.groups.push((device.clone(), n, false));
-        self
+    pub fn streams(self, device: &Device, n: usize) -> Self {
+        self.add(device, None, n, false)
+    }
+
+    /// Adds `n` streams in a partition; [`StreamPool::move_to`] has the pool's streams in another one.
+    pub fn streams_in(self, partition: &Partition, n: usize) -> Self {
+        self.add(partition.device(), Some(partition), n, false)
     }
 
     /// Adds `n` streams of the device's highest priority, for
     /// [`acquire_high_priority`](StreamPool::acquire_high_priority); other requests use them only if there
     /// are no other streams.
-    pub fn high_priority_streams(mut self, device: &Device, n: usize) -> Self {
-        self.groups.push((device.clone(), n, true));
+    pub fn high_priority_streams(self, device: &Device, n: usize) -> Self {
+        self.add(device, None, n, true)
+    }
+
+    fn add(
+        mut self,
+        device: &Device,
+        partition: Option<&Partition>,
+        count: usize,
+        high_priority: bool,
+    ) -> Self {
+        let (device, partition) = (device.clone(), partition.cloned());
+        self.groups.push(PoolGroup { device, partition, count, high_priority });
         self
     }
 
@@ -137,17 +162,22 @@ impl StreamPoolBuilder {
     pub fn build(self) -> Result<StreamPool> {
         role::check("making streams")?;
         let mut slots = Vec::new();
-        for (device, n, high_priority) in &self.groups {
+        for PoolGroup { device, partition, count, high_priority } in &self.groups {
             let (lowest, highest) = device.priority_range();
             let (priority, class) = if *high_priority {
                 (highest, Class::High)
             } else {
                 (0.min(lowest), Class::Normal)
             };
-            for _ in 0..*n {
+            for _ in 0..*count {
                 let name = format!("pool {}", slots.len());
-                let stream = device.stream_builder().priority(priority).name(&name).build()?;
-                slots.push((stream, class));
+                let stream = device.stream_builder().priority(priority).name(&name);
+                let stream = match partition {
+                    Some(partition) => stream.partition(partition).build()?,
+                    None => stream.build()?,
+                };
+                let engine = stream.engine().clone();
+                slots.push(PoolSlot { engine, class, stream: Mutex::new(stream) });
             }
         }
         if slots.is_empty() {
@@ -162,14 +192,14 @@ impl StreamPoolBuilder {
             part: share.part,
             limit: share.max_in_flight.map_or(u64::MAX, |permits| permits as u64),
         });
-        let classes = slots.iter().map(|(_, class)| *class);
+        let classes = slots.iter().map(|slot| slot.class);
         let admission = Admission::new(limit as u64, max_waiting, classes, limits);
         let book = PoolState { admission, draining: Vec::new(), gone: None, next_deadline: None };
-        let engine_id = |slot: usize| slots[slot].0.engine().id;
+        let engine_id = |slot: usize| slots[slot].engine.id;
         let is_first = |slot: &usize| (0..*slot).all(|other| engine_id(other) != engine_id(*slot));
         let devices = (0..slots.len()).filter(is_first).collect();
         let shared = PoolCore {
-            clock: slots[0].0.engine().clock.clone(),
+            clock: slots[0].engine.clock.clone(),
             slots,
             devices,
             watches: OnceLock::new(),

@@ -15,7 +15,7 @@ struct Ending(Weak<PoolCore>);
 
 impl PoolCore {
     fn engine(&self, slot: usize) -> &Arc<Engine> {
-        self.slots[slot].0.engine()
+        &self.slots[slot].engine
     }
 
     /// Takes the slots of devices away that take no work any more. Returns whom to wake, outside of
