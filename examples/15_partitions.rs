@@ -66,7 +66,7 @@ async fn measure(what: &str, spin: &spin, small: &Stream, beside: Option<Stream>
 #[tokio::main]
 async fn main() -> Result<()> {
     let device = Device::from_env()?;
-    println!("{} ({device}), {} multiprocessors", device.name(), device.multiprocessors());
+    println!("{device}: {} multiprocessors", device.multiprocessors());
     if device.kind() == DeviceKind::Host {
         println!("a host device: partitions are nominal, and these are no results");
     }

@@ -36,21 +36,20 @@ impl StreamState {
         if is_detached { self.detach(code) } else { error }
     }
 
-    /// Asks on behalf of this stream: what it answers of its own context is no loss of the device.
-    pub(super) fn judged(
+    /// What an answer about this stream says that is none: the loss of the device, or that of the stream's context.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn judge(
         &self,
+        first: DriverCode,
         mut question: impl FnMut() -> std::result::Result<(), DriverCode>,
     ) -> Result<()> {
-        let mut detached = None;
-        let judged = self.engine.judged(|| {
-            let answer = question();
-            detached = answer.err().filter(|code| code.may_be_of_a_stream());
-            answer
-        });
-        if let (Ok(()), Some(code), false) = (&judged, detached, self.owned) {
-            self.detach(code);
+        if first.may_be_of_a_stream() && !self.owned {
+            let error = self.refused(first);
+            return if error.is_device_lost() { Err(error) } else { Ok(()) };
         }
-        judged
+        let mut first = Some(first);
+        self.engine.judged(|| first.take().map_or_else(&mut question, Err))
     }
 
     #[cold]

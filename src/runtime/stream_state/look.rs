@@ -90,7 +90,7 @@ impl StreamState {
             self.gate.run(|| {
                 let before = self.completed();
                 // Waiters learn of a loss from `mourn`, below.
-                self.judged(|| self.ask()).ok();
+                self.ask().or_else(|code| self.judge(code, || self.ask())).ok();
                 if self.completed() > before {
                     moved = true;
                     self.learn(now);
@@ -107,7 +107,7 @@ impl StreamState {
     /// submitter, under its lock.
     pub(super) fn ask_quietly(&self) {
         // The next look reports a loss.
-        self.gate.run(|| drop(self.judged(|| self.ask())));
+        self.gate.run(|| drop(self.ask().or_else(|code| self.judge(code, || self.ask()))));
     }
 
     /// Whether a shared stream is idle, other libraries' work included; `None` if its tickets answer that, once
