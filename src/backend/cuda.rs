@@ -38,6 +38,7 @@ pub(crate) mod standstill;
 mod stream;
 
 use std::any::Any;
+use std::collections::HashMap;
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,6 +46,7 @@ use std::sync::{Arc, OnceLock};
 
 use api::{Api, Handle};
 use cudarc::driver::CudaContext;
+use gpu_await_protocol::sync::Mutex;
 
 use super::{Backend, DeviceKind, DriverResult, Limits, NOT_READY, Query, RawEvent, RawStream};
 use crate::error::{DriverCode, ErrorDetail, Result};
@@ -73,6 +75,8 @@ pub(crate) struct CudaBackend {
     ordinal: usize,
     name: String,
     limits: Limits,
+    /// Where the driver writes what it says of each module's text: it may compile that again for another context.
+    logs: Mutex<HashMap<u64, Vec<u8>>>,
     /// What partitions are made of, once the device was divided.
     grains: OnceLock<Vec<dev_resource::DevResource>>,
 }
@@ -202,6 +206,7 @@ impl CudaBackend {
             ordinal,
             name,
             limits,
+            logs: Mutex::default(),
             grains: OnceLock::new(),
         })
     }

@@ -81,6 +81,7 @@ impl ModuleCalls for CudaBackend {
         let end = buffer.iter().position(|byte| *byte == 0).unwrap_or(buffer.len());
         log.push_str(&String::from_utf8_lossy(&buffer[..end]));
         loaded?;
+        self.logs.lock().insert(module as u64, buffer);
         Ok(RawModule(module as u64))
     }
 
@@ -89,7 +90,9 @@ impl ModuleCalls for CudaBackend {
         let _exclusive = Exclusive::begin();
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
-        driver!(self.cuLibraryUnload(module.0 as Handle))
+        driver!(self.cuLibraryUnload(module.0 as Handle))?;
+        self.logs.lock().remove(&module.0);
+        Ok(())
     }
 
     unsafe fn function(&self, module: RawModule, name: &str) -> DriverResult<RawFunction> {
