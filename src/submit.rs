@@ -162,9 +162,7 @@ fn submit_as<R, T: TracedAs>(
         traced.ends(&raw);
         // No thread takes it back before the ticket is published. Without memory nothing has used it.
         if footprint.is_lent() && !matches!(result, Err(Refusal::OutOfMemory { .. })) {
-            for value in footprint.take_lent() {
-                turn.lend(ticket, value.bytes(), value.into_payload());
-            }
+            lent::lend(footprint.take_lent(), turn, ticket);
         }
         let event = footprint.take_record();
         let result = match &event {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::devices::{check_can_wait, check_device, check_is_there, of_dependency};
-use super::lent::LentValue;
+use super::lent::{LentValue, LentValues};
 use super::name::Name;
 use crate::error::{Error, Result};
 use crate::memory::allocation::{Allocation, AllocationHazards, Poison, check_content};
@@ -72,9 +72,6 @@ pub(super) struct Access<'a> {
     pub(super) mode: Mode,
     pub(super) tracking: Tracking,
 }
-
-/// The values lent to an operation.
-pub(super) type LentValues = SmallVec<[LentValue; 2]>;
 
 impl<'a> Footprint<'a> {
     /// An operation of that name, which touches nothing yet.

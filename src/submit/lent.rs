@@ -4,12 +4,17 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::devices::check_device;
 use crate::error::refused::Refused;
 use crate::error::{Error, Result};
 use crate::memory::pinned_pool::PinnedBlock;
 use crate::runtime::Engine;
-use crate::runtime::stream_state::{Callback, Payload};
+use crate::runtime::stream_state::{Callback, Payload, Turn};
+
+/// The values lent to an operation.
+pub(super) type LentValues = SmallVec<[LentValue; 2]>;
 
 pub(super) enum LentValue {
     /// Host memory, its name in messages, and whether it may be another device's.
@@ -75,5 +80,12 @@ impl LentValue {
             LentValue::Callback(callback) => Payload::Callback(callback),
             LentValue::Kept(value) => Payload::Kept(value),
         }
+    }
+}
+
+/// Lends the values to the device until `ticket` is complete.
+pub(super) fn lend(values: LentValues, turn: &mut Turn<'_, '_>, ticket: u64) {
+    for value in values {
+        turn.lend(ticket, value.bytes(), value.into_payload());
     }
 }

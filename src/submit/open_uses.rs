@@ -12,7 +12,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::enqueue::{DeclaredUses, Uses};
-use super::footprint::{Access, Footprint, LentValues};
+use super::footprint::{Access, Footprint};
+use super::lent::LentValues;
 use super::name::Name;
 use super::outcome::{Dependencies, LateOutcomes, foreign};
 use crate::error::{Error, Result};
