@@ -32,8 +32,8 @@ mod footprint;
 mod graph;
 #[cfg(all(feature = "blas", feature = "cuda"))]
 mod known_calls;
+mod lent;
 mod list;
-mod loan;
 mod memory_kernels;
 mod name;
 mod open_uses;
@@ -57,10 +57,10 @@ pub use self::footprint::Footprint;
 pub(crate) use self::graph::{CompiledGraph, GraphCell, Kept};
 #[cfg(all(feature = "blas", feature = "cuda"))]
 pub(crate) use self::known_calls::{CallKey, KnownCalls};
+pub(crate) use self::lent::SubmitError;
 pub(crate) use self::list::{
     LaunchEntry, List, Node, Touched, draw, submit_in_front, submit_listed,
 };
-pub(crate) use self::loan::SubmitError;
 pub(crate) use self::memory_kernels::MemoryKernels;
 pub(crate) use self::name::Name;
 pub(crate) use self::open_uses::OpenUses;
@@ -130,7 +130,7 @@ fn submit_as<R, T: TracedAs>(
     if let Err(error) = ready {
         return Err(footprint.poison(error).into());
     }
-    let loans = footprint.lent().len();
+    let before = footprint.lent().len();
     let submitted = stream.with(|turn| {
         // A closing thread takes each stream's lock after setting the flag, and waits for the work submitted
         // before.
@@ -162,9 +162,7 @@ fn submit_as<R, T: TracedAs>(
         traced.ends(&raw);
         // No thread takes it back before the ticket is published. Without memory nothing has used it.
         if footprint.is_lent() && !matches!(result, Err(Refusal::OutOfMemory { .. })) {
-            for loan in footprint.take_lent() {
-                turn.lend(ticket, loan.bytes(), loan.into_payload());
-            }
+            lent::lend(footprint.take_lent(), turn, ticket);
         }
         let event = footprint.take_record();
         let result = match &event {
@@ -190,7 +188,7 @@ fn submit_as<R, T: TracedAs>(
         Ok(submitted) => Ok(submitted),
         Err(refusal) => Err(footprint.poison_entered(explain(stream, footprint.name, refusal))),
     };
-    outcome.map_err(|error| SubmitError { error, lent: footprint.lent().len() < loans })
+    outcome.map_err(|error| SubmitError { error, lent: footprint.lent().len() < before })
 }
 
 /// The checks that [`submit`] makes before its first driver call, for an operation that makes none.

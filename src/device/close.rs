@@ -24,8 +24,8 @@ impl Device {
     /// - every [loan of memory](crate::Stream::lend_memory) has ended, and what other libraries had put on
     ///   their streams by then is complete,
     /// - values that work [keeps](crate::Uses::keeps) and owners of freed memory are dropped, and all memory
-    ///   freed by any thread is back. (A stream whose work is complete and that another thread is dropping is waited for up to the limit,
-    ///   which is no error.)
+    ///   freed by any thread is back. A close also waits for streams that another thread is dropping behind complete work; if the limit
+    ///   passes there, it still succeeds.
     ///
     /// Streams free their caches as soon as they have finished, and cache nothing that is dropped later. In
     /// the end the pool's unused memory is returned. Buffers that are alive stay valid and are freed when
@@ -119,7 +119,7 @@ impl Device {
             if !engine.options.stepped
                 && let Err(passed) = limit.looks_again().await
             {
-                // Where only a stream is left that another thread drops in a moment, nothing is unfinished.
+                // If only a stream is left that another thread is dropping, nothing is unfinished.
                 return if is_over { result() } else { Err(passed) };
             }
         }

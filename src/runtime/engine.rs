@@ -293,9 +293,9 @@ impl<S: DeviceStream> Engine<S> {
         self.registry.streams()
     }
 
-    /// The streams, for who holds no lock: one of them may end with this list.
+    /// The streams. The caller must hold no lock: dropping this list may end one of them.
     pub(crate) fn streams_unlocked(&self) -> Vec<Arc<S>> {
-        self.registry.streams().into_iter().map(StreamRef::unlocked).collect()
+        self.streams().into_iter().map(StreamRef::unlocked).collect()
     }
 
     /// How long the poller rests between two rounds, at least, in nanoseconds.

@@ -70,10 +70,8 @@ impl<S: PointStream> StreamRef<S> {
     pub(super) fn through(stream: &Weak<S>) -> Option<Self> {
         stream.upgrade().map(|stream| StreamRef(Some(stream)))
     }
-}
 
-impl<S: PointStream> StreamRef<S> {
-    /// The stream, for who holds no lock: it may end where this is dropped.
+    /// The stream itself. The caller must hold no lock: dropping it may end the stream.
     pub(crate) fn unlocked(mut self) -> Arc<S> {
         self.0.take().expect("there until it is dropped")
     }

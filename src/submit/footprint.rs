@@ -8,7 +8,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::devices::{check_can_wait, check_device, check_is_there, of_dependency};
-use super::loan::Loan;
+use super::lent::{LentValue, LentValues};
 use super::name::Name;
 use crate::error::{Error, Result};
 use crate::memory::allocation::{Allocation, AllocationHazards, Poison, check_content};
@@ -56,7 +56,7 @@ enum LoanPhase {
 /// What an operation has besides the memory that it touches.
 #[derive(Default)]
 struct Extras {
-    lent: Loans,
+    lent: LentValues,
     after: Edges,
     record: Option<EventHandle>,
     /// Set when a loan ends: the failure of an input, found before its producers were linked.
@@ -72,9 +72,6 @@ pub(super) struct Access<'a> {
     pub(super) mode: Mode,
     pub(super) tracking: Tracking,
 }
-
-/// The values lent to an operation.
-pub(super) type Loans = SmallVec<[Loan; 2]>;
 
 impl<'a> Footprint<'a> {
     /// An operation of that name, which touches nothing yet.
@@ -219,18 +216,18 @@ impl<'a> Footprint<'a> {
 
     /// The values lent to it.
     #[inline]
-    pub(super) fn lent(&self) -> &[Loan] {
+    pub(super) fn lent(&self) -> &[LentValue] {
         self.extras.as_ref().map_or(&[], |extras| &extras.lent)
     }
 
     /// It begins a loan. Returns the values lent to it, which are so until the end.
-    pub(super) fn begin_loan(&mut self) -> Loans {
+    pub(super) fn begin_loan(&mut self) -> LentValues {
         self.loan = LoanPhase::Begins;
         self.take_lent()
     }
 
     /// The loan has begun; it waits for nothing more.
-    pub(super) fn loan_has_begun(&mut self, lent: Loans) {
+    pub(super) fn loan_has_begun(&mut self, lent: LentValues) {
         self.loan = LoanPhase::Neither;
         if let Some(extras) = &mut self.extras {
             extras.after.clear();
@@ -250,7 +247,7 @@ impl<'a> Footprint<'a> {
     }
 
     /// Takes the values lent to it.
-    pub(super) fn take_lent(&mut self) -> Loans {
+    pub(super) fn take_lent(&mut self) -> LentValues {
         self.extras.as_mut().map(|extras| std::mem::take(&mut extras.lent)).unwrap_or_default()
     }
 
@@ -313,8 +310,8 @@ impl<'a> Footprint<'a> {
     }
 
     /// Rejects lent values of another device.
-    pub(super) fn check_loans(&self, engine: &Engine) -> Result<()> {
-        self.lent().iter().try_for_each(|loan| loan.check(engine))
+    pub(super) fn check_lent(&self, engine: &Engine) -> Result<()> {
+        self.lent().iter().try_for_each(|value| value.check(engine))
     }
 
     /// Leaks the memory and the lent values: it is unknown when the device stops using them.
@@ -346,7 +343,7 @@ impl<'a> Footprint<'a> {
                 check_is_there(engine, theirs)?;
             }
         }
-        self.check_loans(engine)?;
+        self.check_lent(engine)?;
         for edge in self.after() {
             check_can_wait(engine, edge.point.stream.device())?;
         }
@@ -473,21 +470,21 @@ impl<'a> Footprint<'a> {
     }
 
     fn lend(&mut self, block: &Arc<PinnedBlock>, what: &'static str, portable: bool) {
-        self.extras().lent.push(Loan::Pinned { block: block.clone(), what, portable });
+        self.extras().lent.push(LentValue::Pinned { block: block.clone(), what, portable });
     }
 
     /// Keeps a share of a driver callback until the operation is complete.
     pub(crate) fn calls(&mut self, callback: Box<dyn Callback>) {
-        self.extras().lent.push(Loan::Callback(callback));
+        self.extras().lent.push(LentValue::Callback(callback));
     }
 
     /// Takes the users' values that it keeps, if it is lent nothing else.
     pub(super) fn take_kept(&mut self) -> Option<Vec<Box<dyn Any + Send>>> {
-        if !self.lent().iter().all(|loan| matches!(loan, Loan::Kept(_))) {
+        if !self.lent().iter().all(|value| matches!(value, LentValue::Kept(_))) {
             return None;
         }
-        let kept = self.take_lent().into_iter().filter_map(|loan| match loan {
-            Loan::Kept(value) => Some(value),
+        let kept = self.take_lent().into_iter().filter_map(|lent| match lent {
+            LentValue::Kept(value) => Some(value),
             _ => None,
         });
         Some(kept.collect())
@@ -495,6 +492,6 @@ impl<'a> Footprint<'a> {
 
     /// Keeps a user's value until the operation is complete.
     pub(crate) fn keeps(&mut self, value: Box<dyn Any + Send>) {
-        self.extras().lent.push(Loan::Kept(value));
+        self.extras().lent.push(LentValue::Kept(value));
     }
 }

@@ -26,6 +26,7 @@ use smallvec::SmallVec;
 use super::code::{KernelCode, KernelLaunch};
 use super::edges::{Edge, Edges};
 use super::footprint::{Access, Footprint};
+use super::lent::lend;
 use super::name::Name;
 use super::outcome::LateOutcomes;
 use super::raw::{Raw, Refusal};
@@ -300,9 +301,7 @@ pub(crate) fn submit_listed(
         for access in footprint.tracked() {
             access.memory.enter(&access.range, access.mode, turn.stream.progress(), ticket);
         }
-        for loan in footprint.take_lent() {
-            turn.lend(ticket, loan.bytes(), loan.into_payload());
-        }
+        lend(footprint.take_lent(), turn, ticket);
         let list = turn.list().and_then(|list| (list as &mut dyn Any).downcast_mut::<List>());
         let Some(list) = list else { unreachable!("the owner opened it") };
         list.enter(launch, footprint, entry);
@@ -327,9 +326,7 @@ pub(crate) fn submit_in_front<R>(
         wait_in_front(turn, footprint)?;
         let result = calls(&Raw::of(turn));
         if !matches!(result, Err(Refusal::OutOfMemory { .. })) {
-            for loan in footprint.take_lent() {
-                turn.lend(ticket, loan.bytes(), loan.into_payload());
-            }
+            lend(footprint.take_lent(), turn, ticket);
         }
         Ok((ticket, result?))
     })
@@ -390,12 +387,12 @@ fn in_turn<R>(
     if let Err(error) = ready {
         return Err(footprint.poison(error).into());
     }
-    let loans = footprint.lent().len();
+    let before = footprint.lent().len();
     let submitted = stream
         .with(|turn| if engine.is_closed() { Err(Refusal::Closed) } else { put(turn, footprint) });
     submitted.map_err(|refusal| {
         let error = footprint.poison_entered(explain(stream, footprint.name, refusal));
-        SubmitError { error, lent: footprint.lent().len() < loans }
+        SubmitError { error, lent: footprint.lent().len() < before }
     })
 }
 

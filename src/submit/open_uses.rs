@@ -12,7 +12,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::enqueue::{DeclaredUses, Uses};
-use super::footprint::{Access, Footprint, Loans};
+use super::footprint::{Access, Footprint};
+use super::lent::LentValues;
 use super::name::Name;
 use super::outcome::{Dependencies, LateOutcomes, foreign};
 use crate::error::{Error, Result};
@@ -33,7 +34,7 @@ pub(crate) struct SharedUses {
     name: &'static str,
     held: SmallVec<[Held; 2]>,
     /// Values lent until the end is complete.
-    lent: Loans,
+    lent: LentValues,
     commands: u32,
 }
 
@@ -53,7 +54,7 @@ impl<'a, P> Uses<'a, P> {
         submit: impl FnOnce(&mut Footprint<'a>) -> Result<()>,
     ) -> Result<(OpenUses<'a>, Option<Box<Dependencies>>, P)> {
         let footprint = &mut self.declared.footprint;
-        footprint.check_loans(engine)?;
+        footprint.check_lent(engine)?;
         for access in footprint.tracked() {
             access.memory.check_is_in_no_graph(&access.range, "lending memory")?;
         }

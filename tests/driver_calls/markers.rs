@@ -125,30 +125,32 @@ fn a_word_is_read_without_a_question() {
 #[test]
 fn while_two_tasks_check_events_are_the_markers() {
     async_under_the_stand_in(async |driver| {
-        let device = device_with(Completion::Adaptive);
-        let empty = kernels::empty::load(&device).await.unwrap();
-        // A check is over after 30 us. So this thread may be too slow, but not always.
+        // A check is over after 30 us, a wait that is not short is remembered as well, and where the cores are busy no task of a device
+        // checks for a while. So this thread may be too slow, but not always.
+        let (mut beside, mut behind) = (false, false);
         let end = Instant::now() + SOON;
-        let (held, streams) = loop {
+        while !(beside && behind) {
+            assert!(
+                Instant::now() < end,
+                "beside two that check {beside}, when they gave up {behind}"
+            );
+            let device = device_with(Completion::Adaptive);
+            let empty = kernels::empty::load(&device).await.unwrap();
             let stream = || stream_after_short_waits(driver, &device, &empty);
             let streams = [stream(), stream(), stream()];
             let held = driver.hold();
             let mut ops: Vec<_> = streams.iter().map(|stream| empty.launch(stream)).collect();
             driver.clear();
             assert!(!ops.iter_mut().any(poll_once), "held");
-            let markers = my_names(driver);
-            assert_eq!(markers[..2], [WORD; 2], "beside none that checks, and beside one");
-            if markers[2] == EVENT {
-                break (held, streams);
-            }
-            assert!(Instant::now() < end, "never two that check at once");
-        };
-        // They gave up.
-        let (names, op) = polled(driver, &empty, &streams[2]);
-        assert_eq!(names, [LAUNCH, WORD], "beside none");
-        drop(held);
-        soon(op).await.unwrap();
-        soon(device.done()).await.unwrap();
+            // Beside none, one and two that check.
+            beside |= my_names(driver) == [WORD, WORD, EVENT];
+            // They gave up.
+            let (names, op) = polled(driver, &empty, &streams[2]);
+            behind |= names == [LAUNCH, WORD];
+            drop(held);
+            soon(op).await.unwrap();
+            soon(device.done()).await.unwrap();
+        }
     });
 }
 

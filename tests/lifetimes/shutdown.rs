@@ -636,8 +636,8 @@ mod growth {
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
     }
 
-    /// Whether each thread but this one waits for something, each time that they are looked at. (One look takes one after another: a
-    /// thread that starts may wait, when it is looked at, for a lock that another has let go of when that one is.)
+    /// Whether all other threads sleep, in two scans. (A scan reads one thread after another: it may see a thread asleep on a lock, and
+    /// then the owner asleep as well, which has released the lock in between.)
     fn others_sleep() -> bool {
         let states = || {
             let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
@@ -649,11 +649,15 @@ mod growth {
     /// Forks, and runs `child` in the child, which then exits. Returns how long its exit took.
     fn forked(child: impl FnOnce()) -> Duration {
         let (mut exits, exit) = std::io::pipe().expect("a pipe");
-        wait_until("no thread starts or ends, with the standard library's lock", others_sleep);
+        wait_until(
+            "no thread is starting or ending: it may hold a lock of the standard library",
+            others_sleep,
+        );
         // SAFETY: the other threads of this process sleep, and hold no lock that the child needs.
         let forked = unsafe { libc::fork() };
         if forked == 0 {
-            // SAFETY: it touches nothing. A child that hangs ends with its parent, which ends at a limit.
+            // If the child hangs, it is killed with its parent, which has a time limit.
+            // SAFETY: the call takes integers, and affects this process alone.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
             (&exit).write_all(&[1]).expect("the parent reads");
@@ -796,7 +800,6 @@ mod growth {
         stream.synchronize().expect("no failure");
         let handles = (device.clone(), stream.clone(), device.stream().expect("a stream"));
         let (gate, mut pending) = pending(&device);
-        wait_until("all is quiet", others_sleep);
         let exit = forked(|| {
             let refused = [
                 block_on(&mut pending).err(),

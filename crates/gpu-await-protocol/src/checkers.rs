@@ -79,7 +79,7 @@ impl Checkers {
     fn others_are_busy(&self, now: u64) {
         // ORDERING: Relaxed, as above.
         let (ended, known) = (&self.busy_until, self.busy_for.load(Ordering::Relaxed));
-        // Read once: another thread may say the same at any moment.
+        // Read once: another thread may store a later time between two reads, and the difference would wrap.
         let Some(since) = now.checked_sub(ended.load(Ordering::Relaxed)) else { return };
         // The first time there was no end before, which is as if it were long ago.
         let is_soon = since < known && since < now;

@@ -20,7 +20,7 @@ use super::cadence::NAP_MOST_NS;
 pub const LEAST: u64 = 3;
 /// A thread at `nice` 10 has a ninth of the weight of one at 0.
 pub const MOST: u64 = 64;
-/// At equal weights a few in a row are late as well.
+/// With equal weights, a few sleeps in a row end late too.
 pub const LATE: u32 = 8;
 /// Sleeps until less is tried.
 pub const GOOD: u32 = 4096;

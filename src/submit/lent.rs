@@ -4,14 +4,19 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::devices::check_device;
 use crate::error::refused::Refused;
 use crate::error::{Error, Result};
 use crate::memory::pinned_pool::PinnedBlock;
 use crate::runtime::Engine;
-use crate::runtime::stream_state::{Callback, Payload};
+use crate::runtime::stream_state::{Callback, Payload, Turn};
 
-pub(super) enum Loan {
+/// The values lent to an operation.
+pub(super) type LentValues = SmallVec<[LentValue; 2]>;
+
+pub(super) enum LentValue {
     /// Host memory, its name in messages, and whether it may be another device's.
     Pinned { block: Arc<PinnedBlock>, what: &'static str, portable: bool },
     /// A callback for the driver.
@@ -51,29 +56,36 @@ impl SubmitError {
     }
 }
 
-impl Loan {
+impl LentValue {
     /// Rejects values of another device.
     pub(super) fn check(&self, engine: &Engine) -> Result<()> {
         match self {
-            Loan::Pinned { block, what, portable } => {
+            LentValue::Pinned { block, what, portable } => {
                 check_device(what, engine, block.engine(), *portable)
             }
-            Loan::Callback(_) | Loan::Kept(_) => Ok(()),
+            LentValue::Callback(_) | LentValue::Kept(_) => Ok(()),
         }
     }
 
     pub(super) fn bytes(&self) -> u64 {
         match self {
-            Loan::Pinned { block, .. } => block.bytes(),
-            Loan::Callback(_) | Loan::Kept(_) => 0,
+            LentValue::Pinned { block, .. } => block.bytes(),
+            LentValue::Callback(_) | LentValue::Kept(_) => 0,
         }
     }
 
     pub(super) fn into_payload(self) -> Payload {
         match self {
-            Loan::Pinned { block, .. } => Payload::Memory(block),
-            Loan::Callback(callback) => Payload::Callback(callback),
-            Loan::Kept(value) => Payload::Kept(value),
+            LentValue::Pinned { block, .. } => Payload::Memory(block),
+            LentValue::Callback(callback) => Payload::Callback(callback),
+            LentValue::Kept(value) => Payload::Kept(value),
         }
+    }
+}
+
+/// Lends the values to the device until `ticket` is complete.
+pub(super) fn lend(values: LentValues, turn: &mut Turn<'_, '_>, ticket: u64) {
+    for value in values {
+        turn.lend(ticket, value.bytes(), value.into_payload());
     }
 }
