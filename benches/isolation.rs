@@ -5,14 +5,24 @@
 //!
 //! | phase | the small kernel | the hog |
 //! |---|---|---|
-//! | `idle` | in a partition of 16 multiprocessors | none |
+//! | `idle`, `idle_8`, `idle_32` | in a partition of 16 multiprocessors, from 1, 8 and 32 streams | none |
 //! | `raw_equal`, `raw_high` | by the bare driver, which waits in `cuStreamSynchronize`; priority equal to the hog's, and the highest | everywhere |
 //! | `equal`, `high` | the same awaited | everywhere |
-//! | `partition` | in a partition of 16, from 1 stream and from 8 | in a partition of the rest, on 1 stream and on 8 |
+//! | `raw_partition` | by the bare driver in the partition, from 1 stream | in a partition of the rest, on 1 stream |
+//! | `partition`, `partition_8`, `partition_32` | in the partition, from 1, 8 and 32 streams | in a partition of the rest, on as many |
+//! | `partition_8_high`, `partition_32_high` | the same with the highest priority | the same |
+//! | `partition_memory` | in the partition, from 1 stream | there, and copies memory of the device |
 //!
 //! `isolation.hog.kept` is how many launches the hog completes in its partition, by how many alone on the whole GPU, over its part of the
-//! multiprocessors. On the host device, where partitions are nominal, only the awaits are made.
+//! multiprocessors. With 32 streams a side the driver's hardware queues are shared, unless `CUDA_DEVICE_MAX_CONNECTIONS` is 32 when the
+//! process begins.
+//!
+//! `isolation.joins`: a pool under requests moves to a partition of another size 1,000 times (`joins=K`); what the GPU and the process have
+//! then, beyond what they had after the first 100; and requests that failed. `only=joins` leaves the rest out. On the host device, where
+//! partitions are nominal, the bare driver's phases are left out.
 
+#[path = "hog.rs"]
+mod hog;
 #[path = "measure.rs"]
 mod measure;
 #[path = "raw/cuda.rs"]
@@ -23,66 +33,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gpu_await::{Device, LaunchConfig, Partition, Result, Stream, kernel};
-use measure::{Sorted, print, us, window};
-use raw::Raw;
+use gpu_await::{Device, ErrorKind, LaunchConfig, Partition, Result, Stream, StreamPool};
+use hog::{HOG_BLOCKS, HOG_NS, Hog, spin};
+use measure::{Sorted, print, rounds, us, window};
+use raw::{Raw, RawStream};
 use tokio::runtime::Runtime;
-
-kernel! {
-    unsafe fn spin(duration_ns: u64);
-    ptx = include_str!("../kernels/spin.ptx");
-    host = |_: &gpu_await::Grid, ns: u64| thread::sleep(Duration::from_nanos(ns));
-}
 
 const SMALL_NS: u64 = 5_000;
 const SMALL: (u32, u32) = (8, 128);
-const HOG_NS: u64 = 2_000_000;
-/// Blocks of 1024 threads of a launch, for each multiprocessor: four times what it holds.
-const HOG_BLOCKS: u32 = 8;
 /// How long a phase takes.
 const PHASE: Duration = Duration::from_millis(1000);
-/// The pause between two awaits.
+/// Until it is tried again.
 const PAUSE: Duration = Duration::from_micros(200);
-
-/// Keeps multiprocessors busy until it is dropped, from each of some streams.
-struct Hog {
-    launched: Arc<AtomicU64>,
-    tasks: Vec<tokio::task::JoinHandle<Result<()>>>,
-}
-
-impl Hog {
-    fn start(runtime: &Runtime, spin: &spin, streams: Vec<Stream>) -> Hog {
-        let launched = Arc::new(AtomicU64::new(0));
-        let task = |stream: Stream| {
-            let (spin, launched) = (spin.clone(), launched.clone());
-            let config = LaunchConfig::new(HOG_BLOCKS * stream.multiprocessors(), 1024);
-            runtime.spawn(async move {
-                loop {
-                    spin.launch(&stream, config, HOG_NS).queued()?;
-                    // ORDERING: Relaxed: a statistic.
-                    launched.fetch_add(1, Ordering::Relaxed);
-                    stream.throttle(3).await?;
-                }
-            })
-        };
-        let tasks = streams.into_iter().map(task).collect();
-        thread::sleep(window(PHASE / 10));
-        Hog { launched, tasks }
-    }
-
-    /// Launches of one multiprocessor a second, over a phase.
-    fn rate(&self) -> f64 {
-        let (before, start) = (self.launched.load(Ordering::Relaxed), Instant::now());
-        thread::sleep(window(PHASE));
-        let launched = self.launched.load(Ordering::Relaxed) - before;
-        launched as f64 / start.elapsed().as_secs_f64()
-    }
-
-    fn stop(self, runtime: &Runtime, device: &Device) {
-        self.tasks.iter().for_each(tokio::task::JoinHandle::abort);
-        runtime.block_on(device.done()).expect("it ends");
-    }
-}
+/// The sizes of partitions that come and go.
+const SIZES: [u32; 4] = [8, 16, 24, 48];
 
 /// Awaits the small kernel on each stream, for a phase.
 fn awaits(runtime: &Runtime, spin: &spin, streams: &[Stream]) -> Sorted {
@@ -95,7 +59,6 @@ fn awaits(runtime: &Runtime, spin: &spin, streams: &[Stream]) -> Sorted {
                 let start = Instant::now();
                 spin.launch(&stream, LaunchConfig::new(SMALL.0, SMALL.1), SMALL_NS).await?;
                 times.push(us(start.elapsed()));
-                tokio::time::sleep(PAUSE).await;
             }
             Ok::<_, gpu_await::Error>(times)
         })
@@ -112,8 +75,20 @@ fn told(phase: &str, times: &Sorted) {
     print(&format!("isolation.{phase}.p99_us"), times.p99(), "us");
 }
 
-/// The same by the bare driver, beside a bare hog of as many blocks.
-fn raw_awaits(raw: &'static Raw, multiprocessors: u32, lowest: i32, priority: i32) -> Sorted {
+/// The same by the bare driver.
+fn raw_awaits(small: &RawStream) -> Sorted {
+    let (mut times, end) = (Vec::new(), Instant::now() + window(PHASE));
+    while times.is_empty() || Instant::now() < end {
+        let start = Instant::now();
+        small.launch_spinning(SMALL.0, SMALL.1, SMALL_NS);
+        small.synchronize();
+        times.push(us(start.elapsed()));
+    }
+    Sorted::new(times)
+}
+
+/// Beside a bare hog of as many blocks.
+fn beside_raw_hog(raw: &'static Raw, multiprocessors: u32, lowest: i32, priority: i32) -> Sorted {
     let (small, stop) = (raw.stream_with_priority(priority), AtomicBool::new(false));
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -132,56 +107,142 @@ fn raw_awaits(raw: &'static Raw, multiprocessors: u32, lowest: i32, priority: i3
             hog.synchronize();
         });
         thread::sleep(window(PHASE / 10));
-        let (mut times, end) = (Vec::new(), Instant::now() + window(PHASE));
-        while times.is_empty() || Instant::now() < end {
-            let start = Instant::now();
-            small.launch_spinning(SMALL.0, SMALL.1, SMALL_NS);
-            small.synchronize();
-            times.push(us(start.elapsed()));
-            thread::sleep(PAUSE);
-        }
+        let times = raw_awaits(&small);
         stop.store(true, Ordering::Relaxed);
-        Sorted::new(times)
+        times
     })
+}
+
+fn streams(partition: &Partition, count: usize) -> Vec<Stream> {
+    streams_of(partition, count, partition.device().priority_range().0)
+}
+
+fn streams_of(partition: &Partition, count: usize, priority: i32) -> Vec<Stream> {
+    let stream = |_| partition.stream_builder().priority(priority).build().expect("a stream");
+    (0..count).map(stream).collect()
 }
 
 fn main() {
     let (device, runtime) = (measure::device(), measure::workers(4));
     let spin = runtime.block_on(spin::load(&device)).expect("loads");
+    if !measure::argument("only=joins") {
+        neighbours(&device, &runtime, &spin);
+    }
+    runtime.block_on(joins(&device, &spin)).expect("partitions come and go");
+}
+
+fn neighbours(device: &Device, runtime: &Runtime, spin: &spin) {
     let all = device.multiprocessors();
     let reserved = |multiprocessors| runtime.block_on(device.reserve_partition(multiprocessors));
     let small = reserved(16.min(all / 2).max(1)).expect("multiprocessors");
-    if !measure::on_cuda() {
-        told("idle", &awaits(&runtime, &spin, &[small.stream().expect("a stream")]));
-        return;
+    for (phase, count) in [("idle", 1), ("idle_8", 8), ("idle_32", 32)] {
+        told(phase, &awaits(runtime, spin, &streams(&small, count)));
     }
-    let streams = |partition: &Partition, count: usize| -> Vec<Stream> {
-        (0..count).map(|_| partition.stream().expect("a stream")).collect()
-    };
-    let idle = streams(&small, 1);
-    told("idle", &awaits(&runtime, &spin, &idle));
     let (lowest, highest) = device.priority_range();
     let with_priority =
         |priority| device.stream_builder().priority(priority).build().expect("a stream");
-    let raw = Raw::load();
-    told("raw_equal", &raw_awaits(raw, all, lowest, lowest));
-    told("raw_high", &raw_awaits(raw, all, lowest, highest));
+    let raw = measure::on_cuda().then(Raw::load);
+    if let Some(raw) = raw {
+        told("raw_equal", &beside_raw_hog(raw, all, lowest, lowest));
+        told("raw_high", &beside_raw_hog(raw, all, lowest, highest));
+    }
     let mut everywhere = 0.0;
     for (phase, priority) in [("equal", lowest), ("high", highest)] {
-        let hog = Hog::start(&runtime, &spin, vec![with_priority(lowest)]);
-        told(phase, &awaits(&runtime, &spin, &[with_priority(priority)]));
-        everywhere = hog.rate();
-        hog.stop(&runtime, &device);
+        let hog = Hog::start(runtime, spin, vec![with_priority(lowest)]);
+        told(phase, &awaits(runtime, spin, &[with_priority(priority)]));
+        everywhere = hog.rate(PHASE);
+        hog.stop(runtime, device);
     }
-    let rest = reserved(all - small.multiprocessors()).expect("the rest");
-    for count in [1, 8] {
-        let hog = Hog::start(&runtime, &spin, streams(&rest, count));
-        let phase = if count == 1 { "partition" } else { "partition_8" };
-        told(phase, &awaits(&runtime, &spin, &streams(&small, count)));
-        if count == 1 {
-            // Its launches are smaller by its part, so that as many of them are its share.
-            print("isolation.hog.kept", hog.rate() / everywhere, "ratio");
+    // A host device may have one multiprocessor, which the small kernel has.
+    let Ok(rest) = reserved(all - small.multiprocessors()) else { return };
+    for (phase, count) in [("partition", 1), ("partition_8", 8), ("partition_32", 32)] {
+        let hog = Hog::start(runtime, spin, streams(&rest, count));
+        let inside = streams(&small, count);
+        if let (Some(raw), [one]) = (raw, &inside[..]) {
+            // SAFETY: nothing else is put on the stream meanwhile, and what is launched uses no memory.
+            let handle = unsafe { one.as_raw() };
+            told("raw_partition", &raw_awaits(&raw.stream_of(handle)));
         }
-        hog.stop(&runtime, &device);
+        told(phase, &awaits(runtime, spin, &inside));
+        if count > 1 {
+            let first = streams_of(&small, count, highest);
+            told(&format!("{phase}_high"), &awaits(runtime, spin, &first));
+        } else {
+            // Its launches are smaller by its part, so that as many of them are its share.
+            print("isolation.hog.kept", hog.rate(PHASE) / everywhere, "ratio");
+        }
+        hog.stop(runtime, device);
     }
+    let hog = Hog::copying(runtime, streams(&rest, 1));
+    told("partition_memory", &awaits(runtime, spin, &streams(&small, 1)));
+    hog.stop(runtime, device);
+}
+
+/// Memory of the device that is taken, descriptors of the process.
+fn holds(device: &Device) -> (f64, f64) {
+    let memory = device.memory().expect("the device answers");
+    let taken = (memory.total_bytes - memory.free_bytes) as f64 / f64::from(1 << 20);
+    let descriptors = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+    (taken, descriptors as f64)
+}
+
+/// Partitions that come and go under requests.
+async fn joins(device: &Device, spin: &spin) -> Result<()> {
+    let joins = measure::number("joins").unwrap_or_else(|| rounds(1000, 120));
+    // The next one is there before the one before is given back.
+    let most = device.multiprocessors() / 2;
+    if most == 0 {
+        return Ok(());
+    }
+    let pool = StreamPool::builder().streams(device, 4).max_in_flight(8).build()?;
+    let (asked, failed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let requests = (0..8).map(|_| {
+        let (pool, spin, asked, failed) =
+            (pool.clone(), spin.clone(), asked.clone(), failed.clone());
+        tokio::spawn(async move {
+            loop {
+                let answer = async {
+                    let stream = pool.acquire().await?;
+                    spin.launch(&stream, LaunchConfig::new(SMALL.0, SMALL.1), SMALL_NS).await
+                };
+                let is_lost = answer.await.is_err();
+                // ORDERING: Relaxed, here and below: statistics.
+                asked.fetch_add(1, Ordering::Relaxed);
+                failed.fetch_add(u64::from(is_lost), Ordering::Relaxed);
+                tokio::task::yield_now().await;
+            }
+        })
+    });
+    let requests: Vec<_> = requests.collect();
+    let (mut before, mut times) = ((0.0, 0.0), Vec::new());
+    for join in 0..joins {
+        let size = SIZES[join % SIZES.len()].min(most);
+        let start = Instant::now();
+        let partition = loop {
+            match device.reserve_partition(size).await {
+                // Work of a partition before is still there.
+                Err(error) if error.kind() == ErrorKind::Overloaded => {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                reserved => break reserved?,
+            }
+        };
+        pool.move_to(&partition)?;
+        times.push(us(start.elapsed()));
+        let since = asked.load(Ordering::Relaxed);
+        while asked.load(Ordering::Relaxed) < since + 8 {
+            tokio::time::sleep(PAUSE).await;
+        }
+        if join == 99 {
+            before = holds(device);
+        }
+    }
+    requests.iter().for_each(tokio::task::JoinHandle::abort);
+    let after = holds(device);
+    print("isolation.joins.p50_us", Sorted::new(times).p50(), "us");
+    print("isolation.joins.memory_grown", after.0 - before.0, "MiB");
+    print("isolation.joins.descriptors_grown", after.1 - before.1, "count");
+    print("isolation.joins.requests", asked.load(Ordering::Relaxed) as f64, "count");
+    print("isolation.joins.lost", failed.load(Ordering::Relaxed) as f64, "count");
+    Ok(())
 }

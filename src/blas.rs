@@ -1,7 +1,8 @@
 //! Matrix products by cuBLASLt, as operations.
 //!
 //! [`Blas`] is the library, found at run time; [`Gemm`] is a plan for products of one shape: layouts, epilogue and algorithm are chosen
-//! when the plan is made, so that a launch searches for nothing. On a host device a plan computes the same on the CPU.
+//! when the plan is made, so that a launch searches for nothing. In a [partition](crate::Partition) its first launch chooses an algorithm for
+//! that number of multiprocessors. On a host device a plan computes the same on the CPU.
 //!
 //! | memory of a product | is declared as |
 //! |---|---|
@@ -15,7 +16,8 @@
 //! freed.
 //!
 //! # Invariants
-//! 1. After [`GemmBuilder::plan`] no algorithm is searched for (`a_launch_searches_for_nothing`).
+//! 1. After [`GemmBuilder::plan`] no algorithm is searched for (`a_launch_searches_for_nothing`), but once for each size of partition
+//!    (`products_in_partitions`).
 //! 2. Two streams never share a workspace (`products_on_two_streams`): a launch uses the plan's own, or one of its own
 //!    ([`work_area`](crate::interop::work_area)).
 
@@ -202,7 +204,7 @@ impl<T: GemmElement> Gemm<T> {
     /// elements, an infinite `alpha` and a part whose sum is 0) it is its choice whether NaN comes out.
     ///
     /// # Blocking
-    /// As a [launch](crate::Stream::launch): while the stream's queue is full, and the first time.
+    /// As a [launch](crate::Stream::launch): while the stream's queue is full, and the first time, in each size of partition.
     ///
     /// # Errors
     /// [`ErrorDetail::WrongLength`](crate::ErrorDetail::WrongLength): an argument of another shape;

@@ -72,6 +72,9 @@ pub struct MemoryInfo {
     pub kept_bytes: u64,
     /// Memory that is never freed, see [`Stats`](crate::Stats::leaked_bytes).
     pub leaked_bytes: u64,
+    /// By how much less was free after the driver had made the device's [partitions](crate::Partition), some 4 MiB for each set of
+    /// multiprocessors: neither allocated nor counted by the limit. What others allocated in that moment is in it.
+    pub partitions_bytes: u64,
     /// Allocated and pending memory.
     pub used_bytes: u64,
     /// The most that `used_bytes` ever was.
@@ -105,6 +108,7 @@ impl MemoryInfo {
             pending_bytes: figures.pending,
             kept_bytes: figures.kept,
             leaked_bytes: figures.leaked,
+            partitions_bytes: engine.partitions.bytes(),
             used_bytes: figures.allocated + figures.pending,
             used_peak_bytes: figures.used_peak,
             reserved_bytes: reach.pool.reserved,

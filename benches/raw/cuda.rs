@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each bench uses a part of it")]
 
 use std::ffi::{CString, c_void};
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, sys};
@@ -78,6 +79,12 @@ impl Raw {
         // SAFETY: a context is current and the result is live. 1 is `CU_STREAM_NON_BLOCKING`.
         ok(unsafe { sys::cuStreamCreateWithPriority(&raw mut stream, 1, priority) });
         RawStream { raw: self, stream }
+    }
+
+    /// A stream of somebody else, who destroys it; leaves the context current on the calling thread.
+    pub(crate) fn stream_of(&'static self, handle: u64) -> ManuallyDrop<RawStream> {
+        self.context.bind_to_thread().expect("the context is alive");
+        ManuallyDrop::new(RawStream { raw: self, stream: handle as sys::CUstream })
     }
 
     /// Makes an event; leaves the context current on the calling thread.

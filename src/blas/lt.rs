@@ -231,18 +231,30 @@ impl Drop for Descriptor {
     }
 }
 
-/// A plan: descriptors and an algorithm.
+/// A plan: descriptors and algorithms.
 pub(super) struct LtPlan {
     library: Arc<LibraryObject<Library>>,
-    operation: Descriptor,
-    /// Held during a launch with a bias, whose address is a part of the operation.
-    bias_turn: Mutex<()>,
+    shape: Shape,
+    layouts: Layouts,
+    everywhere: Choice,
+    /// For partitions of so many multiprocessors, from the first launch in one on.
+    confined: Mutex<Vec<(u32, Arc<Choice>)>>,
+    known: KnownCalls,
+}
+
+struct Layouts {
     left: Descriptor,
     right: Descriptor,
     out: Descriptor,
+}
+
+/// The algorithm for some number of multiprocessors.
+struct Choice {
+    operation: Descriptor,
+    /// Held during a launch with a bias, whose address is a part of the operation.
+    bias_turn: Mutex<()>,
     algo: [u64; 8],
     workspace_bytes: usize,
-    known: KnownCalls,
 }
 
 /// `CUBLASLT_MATMUL_DESC_BIAS_POINTER`.
@@ -250,44 +262,125 @@ const BIAS_POINTER: c_int = 8;
 
 impl LtPlan {
     pub(super) fn new(library: &Arc<LibraryObject<Library>>, shape: &Shape) -> Result<Self> {
-        in_context(library.engine(), || LtPlan::choose(library, shape))?
+        in_context(library.engine(), || {
+            let layouts = Layouts::new(library.get(), shape)?;
+            let everywhere =
+                Choice::new(library.get(), shape, &layouts, None, shape.workspace_bytes)?;
+            Ok(LtPlan {
+                library: library.clone(),
+                shape: *shape,
+                layouts,
+                everywhere,
+                confined: Mutex::default(),
+                known: KnownCalls::new(),
+            })
+        })?
     }
 
-    fn choose(library: &Arc<LibraryObject<Library>>, shape: &Shape) -> Result<Self> {
-        // `CUBLASLT_MATMUL_DESC_*`.
-        const TRANSA: c_int = 3;
-        const TRANSB: c_int = 4;
-        const EPILOGUE: c_int = 7;
-        // `CUBLASLT_MATMUL_PREF_*`.
-        const MAX_WORKSPACE_BYTES: c_int = 1;
-        const MIN_ALIGNMENT: std::ops::RangeInclusive<c_int> = 5..=8;
-        let Library { api, handle } = library.get();
-        // `cudaDataType_t` of elements and of scales, `cublasComputeType_t`.
-        let (element, scale, compute) = match shape.kind {
-            Kind::F16 => (2, 0, 68),
-            Kind::Bf16 => (14, 0, 68),
-            Kind::F32 if shape.tf32 => (0, 0, 77),
-            Kind::F32 => (0, 0, 68),
-            Kind::F64 => (1, 1, 70),
-        };
-        let mut raw = null_mut();
-        lt!(api, cublasLtMatmulDescCreate(&raw mut raw, compute, scale))?;
-        let operation = Descriptor { raw, destroy: api.cublasLtMatmulDescDestroy };
-        let set = ("cublasLtMatmulDescSetAttribute", api.cublasLtMatmulDescSetAttribute);
-        // `cublasOperation_t`.
-        let transposed = |transposed: bool| c_int::from(transposed);
-        operation.set(set, TRANSA, &transposed(shape.transposed_b))?;
-        operation.set(set, TRANSB, &transposed(shape.transposed_a))?;
-        let epilogue: c_int = match (shape.activation, shape.bias) {
-            (Activation::None, false) => 1,
-            (Activation::Relu, false) => 2,
-            (Activation::None, true) => 4,
-            (Activation::Relu, true) => 6,
-            (Activation::Gelu, false) => 32,
-            (Activation::Gelu, true) => 36,
-        };
-        operation.set(set, EPILOGUE, &epilogue)?;
+    /// The algorithm for launches in a partition of that size; with the context current.
+    fn confined(&self, multiprocessors: u32) -> Result<Arc<Choice>> {
+        let mut confined = self.confined.lock();
+        if let Some((_, choice)) = confined.iter().find(|(size, _)| *size == multiprocessors) {
+            return Ok(choice.clone());
+        }
+        // It gets no more scratch memory than launches anywhere.
+        let (library, most) = (self.library.get(), self.everywhere.workspace_bytes);
+        let choice = Choice::new(library, &self.shape, &self.layouts, Some(multiprocessors), most)?;
+        let choice = Arc::new(choice);
+        confined.push((multiprocessors, choice.clone()));
+        Ok(choice)
+    }
 
+    /// An object that must outlive the launches of its products.
+    pub(super) fn library(&self) -> Arc<LibraryObject<Library>> {
+        self.library.clone()
+    }
+
+    pub(super) fn workspace_bytes(&self) -> usize {
+        self.everywhere.workspace_bytes
+    }
+
+    /// Puts a product on a stream, with the context current: addresses of `a`, `b`, `c` and the rest.
+    pub(super) fn multiply<S: Pod>(
+        &self,
+        queue: &RawQueue<'_>,
+        (alpha, beta): (&S, &S),
+        [a, b, c]: [u64; 3],
+        bias: Option<u64>,
+        workspace: u64,
+    ) -> Result<()> {
+        // All scales have four or eight bytes; they cannot be confused, because the key is one plan's.
+        let bits = |scale: &S| {
+            let mut bytes = [0; 8];
+            bytes[..size_of::<S>()].copy_from_slice(bytemuck::bytes_of(scale));
+            u64::from_ne_bytes(bytes)
+        };
+        let key: CallKey = [a, b, c, bias.unwrap_or(0), workspace, bits(alpha), bits(beta)];
+        let confined = queue.confined_to().map(|size| self.confined(size)).transpose()?;
+        let choice = confined.as_deref().unwrap_or(&self.everywhere);
+        let call = |stream| self.call(choice, stream, (alpha, beta), [a, b, c], bias, workspace);
+        self.known.put(queue, key, || self.library(), call)
+    }
+
+    fn call<S>(
+        &self,
+        choice: &Choice,
+        stream: u64,
+        (alpha, beta): (&S, &S),
+        [a, b, c]: [u64; 3],
+        bias: Option<u64>,
+        workspace: u64,
+    ) -> Result<()> {
+        let Library { api, handle } = self.library.get();
+        let _turn = match bias {
+            Some(bias) => {
+                let turn = choice.bias_turn.lock();
+                let set = ("cublasLtMatmulDescSetAttribute", api.cublasLtMatmulDescSetAttribute);
+                choice.operation.set(set, BIAS_POINTER, &bias)?;
+                Some(turn)
+            }
+            None => None,
+        };
+        let (alpha, beta): (*const S, *const S) = (alpha, beta);
+        let Layouts { left, right, out } = &self.layouts;
+        lt!(
+            api,
+            cublasLtMatmul(
+                *handle,
+                choice.operation.raw,
+                alpha.cast(),
+                b,
+                left.raw,
+                a,
+                right.raw,
+                beta.cast(),
+                c,
+                out.raw,
+                c,
+                out.raw,
+                &raw const choice.algo,
+                workspace,
+                choice.workspace_bytes,
+                stream,
+            )
+        )
+    }
+}
+
+/// The library's types: `cudaDataType_t` of elements and of scales, `cublasComputeType_t`.
+fn types(shape: &Shape) -> (c_int, c_int, c_int) {
+    match shape.kind {
+        Kind::F16 => (2, 0, 68),
+        Kind::Bf16 => (14, 0, 68),
+        Kind::F32 if shape.tf32 => (0, 0, 77),
+        Kind::F32 => (0, 0, 68),
+        Kind::F64 => (1, 1, 70),
+    }
+}
+
+impl Layouts {
+    fn new(Library { api, .. }: &Library, shape: &Shape) -> Result<Self> {
+        let (element, ..) = types(shape);
         let (m, n, k) = (shape.m as u64, shape.n as u64, shape.k as u64);
         let matrix = |rows: u64, columns: u64| -> Result<Descriptor> {
             // A row-major matrix of `rows` x `columns` is a column-major one of `columns` x `rows`.
@@ -306,16 +399,58 @@ impl LtPlan {
             }
             Ok(layout)
         };
-        let left = if shape.transposed_b { matrix(n, k) } else { matrix(k, n) }?;
-        let right = if shape.transposed_a { matrix(k, m) } else { matrix(m, k) }?;
-        let out = matrix(m, n)?;
+        Ok(Layouts {
+            left: if shape.transposed_b { matrix(n, k) } else { matrix(k, n) }?,
+            right: if shape.transposed_a { matrix(k, m) } else { matrix(m, k) }?,
+            out: matrix(m, n)?,
+        })
+    }
+}
 
+impl Choice {
+    /// Asks the library for an algorithm: for the whole device, or for so many multiprocessors.
+    fn new(
+        Library { api, handle }: &Library,
+        shape: &Shape,
+        Layouts { left, right, out }: &Layouts,
+        multiprocessors: Option<u32>,
+        workspace_bytes: usize,
+    ) -> Result<Self> {
+        // `CUBLASLT_MATMUL_DESC_*`.
+        const TRANSA: c_int = 3;
+        const TRANSB: c_int = 4;
+        const EPILOGUE: c_int = 7;
+        const SM_COUNT_TARGET: c_int = 15;
+        // `CUBLASLT_MATMUL_PREF_*`.
+        const MAX_WORKSPACE_BYTES: c_int = 1;
+        const MIN_ALIGNMENT: std::ops::RangeInclusive<c_int> = 5..=8;
+        let (_, scale, compute) = types(shape);
+        let mut raw = null_mut();
+        lt!(api, cublasLtMatmulDescCreate(&raw mut raw, compute, scale))?;
+        let operation = Descriptor { raw, destroy: api.cublasLtMatmulDescDestroy };
+        let set = ("cublasLtMatmulDescSetAttribute", api.cublasLtMatmulDescSetAttribute);
+        // `cublasOperation_t`.
+        let transposed = |transposed: bool| c_int::from(transposed);
+        operation.set(set, TRANSA, &transposed(shape.transposed_b))?;
+        operation.set(set, TRANSB, &transposed(shape.transposed_a))?;
+        let epilogue: c_int = match (shape.activation, shape.bias) {
+            (Activation::None, false) => 1,
+            (Activation::Relu, false) => 2,
+            (Activation::None, true) => 4,
+            (Activation::Relu, true) => 6,
+            (Activation::Gelu, false) => 32,
+            (Activation::Gelu, true) => 36,
+        };
+        operation.set(set, EPILOGUE, &epilogue)?;
+        if let Some(multiprocessors) = multiprocessors {
+            operation.set(set, SM_COUNT_TARGET, &(multiprocessors as c_int))?;
+        }
         let mut raw = null_mut();
         lt!(api, cublasLtMatmulPreferenceCreate(&raw mut raw))?;
         let preference = Descriptor { raw, destroy: api.cublasLtMatmulPreferenceDestroy };
         let set =
             ("cublasLtMatmulPreferenceSetAttribute", api.cublasLtMatmulPreferenceSetAttribute);
-        preference.set(set, MAX_WORKSPACE_BYTES, &(shape.workspace_bytes as u64))?;
+        preference.set(set, MAX_WORKSPACE_BYTES, &(workspace_bytes as u64))?;
         for operand in MIN_ALIGNMENT {
             preference.set(set, operand, &(ALIGNMENT as u32))?;
         }
@@ -343,87 +478,11 @@ impl LtPlan {
             check(call, NOT_SUPPORTED)?;
         }
         check(call, found.state)?;
-        Ok(LtPlan {
-            library: library.clone(),
+        Ok(Choice {
             operation,
             bias_turn: Mutex::new(()),
-            left,
-            right,
-            out,
             algo: found.algo,
             workspace_bytes: found.workspace_bytes,
-            known: KnownCalls::new(),
         })
-    }
-
-    /// An object that must outlive the launches of its products.
-    pub(super) fn library(&self) -> Arc<LibraryObject<Library>> {
-        self.library.clone()
-    }
-
-    pub(super) fn workspace_bytes(&self) -> usize {
-        self.workspace_bytes
-    }
-
-    /// Puts a product on a stream, with the context current: addresses of `a`, `b`, `c` and the rest.
-    pub(super) fn multiply<S: Pod>(
-        &self,
-        queue: &RawQueue<'_>,
-        (alpha, beta): (&S, &S),
-        [a, b, c]: [u64; 3],
-        bias: Option<u64>,
-        workspace: u64,
-    ) -> Result<()> {
-        // All scales have four or eight bytes; they cannot be confused, because the key is one plan's.
-        let bits = |scale: &S| {
-            let mut bytes = [0; 8];
-            bytes[..size_of::<S>()].copy_from_slice(bytemuck::bytes_of(scale));
-            u64::from_ne_bytes(bytes)
-        };
-        let key: CallKey = [a, b, c, bias.unwrap_or(0), workspace, bits(alpha), bits(beta)];
-        let call = |stream| self.call(stream, (alpha, beta), [a, b, c], bias, workspace);
-        self.known.put(queue, key, || self.library(), call)
-    }
-
-    fn call<S>(
-        &self,
-        stream: u64,
-        (alpha, beta): (&S, &S),
-        [a, b, c]: [u64; 3],
-        bias: Option<u64>,
-        workspace: u64,
-    ) -> Result<()> {
-        let Library { api, handle } = self.library.get();
-        let _turn = match bias {
-            Some(bias) => {
-                let turn = self.bias_turn.lock();
-                let set = ("cublasLtMatmulDescSetAttribute", api.cublasLtMatmulDescSetAttribute);
-                self.operation.set(set, BIAS_POINTER, &bias)?;
-                Some(turn)
-            }
-            None => None,
-        };
-        let (alpha, beta): (*const S, *const S) = (alpha, beta);
-        lt!(
-            api,
-            cublasLtMatmul(
-                *handle,
-                self.operation.raw,
-                alpha.cast(),
-                b,
-                self.left.raw,
-                a,
-                self.right.raw,
-                beta.cast(),
-                c,
-                self.out.raw,
-                c,
-                self.out.raw,
-                &raw const self.algo,
-                workspace,
-                self.workspace_bytes,
-                stream,
-            )
-        )
     }
 }

@@ -30,6 +30,8 @@ pub(crate) struct Partitions {
     made: Mutex<Vec<(GrainSet, Arc<Made>)>>,
     /// How many shares there are.
     shares: AtomicU64,
+    /// What the driver took to make them.
+    bytes: AtomicU64,
 }
 
 /// The driver's part of a share.
@@ -94,7 +96,8 @@ impl From<DriverCode> for NoShare {
 impl Partitions {
     pub(super) fn new(backend: Arc<dyn Backend>) -> Arc<Self> {
         let (grains, made) = (Mutex::default(), Mutex::default());
-        Arc::new(Partitions { backend, grains, made, shares: AtomicU64::new(0) })
+        let (shares, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        Arc::new(Partitions { backend, grains, made, shares, bytes })
     }
 
     /// Takes a share of at least so many multiprocessors. Blocks for milliseconds if the driver has to make it.
@@ -143,7 +146,11 @@ impl Partitions {
         if let Some((_, known)) = made.iter().find(|(known, _)| *known == set) {
             return Ok(known.clone());
         }
+        let free = || self.backend.memory_info().map_or(0, |(free, _)| free);
+        let before = free();
         let raw = self.backend.partition_create(set)?;
+        // ORDERING: Relaxed: a statistic.
+        self.bytes.fetch_add(before.saturating_sub(free()), Ordering::Relaxed);
         let (captures, compiling, share) = (Mutex::default(), Mutex::default(), Mutex::default());
         let fresh = Arc::new(Made { raw, captures, compiling, share });
         made.push((set, fresh.clone()));
@@ -167,6 +174,12 @@ impl Partitions {
     pub(crate) fn shares(&self) -> u64 {
         // ORDERING: Relaxed: a statistic.
         self.shares.load(Ordering::Relaxed)
+    }
+
+    /// By how much less memory was free after they had been made.
+    pub(crate) fn bytes(&self) -> u64 {
+        // ORDERING: Relaxed: a statistic.
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// The driver's objects, for the end of the device; and streams of theirs, which go first.

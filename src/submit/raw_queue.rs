@@ -44,6 +44,11 @@ impl RawQueue<'_> {
         self.raw.stream.engine()
     }
 
+    /// How many multiprocessors its partition has, if the stream is in one.
+    pub(crate) fn confined_to(&self) -> Option<u32> {
+        self.raw.stream.partition().map(|share| share.multiprocessors())
+    }
+
     /// The operation's declared ranges, as arguments.
     pub(super) fn ranges(&self) -> ArgBlock {
         let mut args = ArgBlock::default();

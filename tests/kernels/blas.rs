@@ -406,3 +406,38 @@ fn a_launch_searches_for_nothing() {
     }
     assert_eq!(stream.download(&c).synchronize().unwrap(), [64.0; 4096]);
 }
+
+/// The first product in a partition chooses for that number of multiprocessors.
+#[test]
+fn products_in_partitions() {
+    const NAME: &str = concat!(module_path!(), "::products_in_partitions");
+    let device = testing::device();
+    let log = std::env::temp_dir().join(format!("gpu-await-parts-{}.log", std::process::id()));
+    if device.kind() == DeviceKind::Cuda && child::parameter().is_none() {
+        let mut command = child::command(NAME, "child");
+        command.env("CUBLASLT_LOG_LEVEL", "5").env("CUBLASLT_LOG_FILE", &log);
+        child::run_command(command, NAME, "child");
+        let text = std::fs::read_to_string(&log).expect("the library's log");
+        std::fs::remove_file(&log).ok();
+        let searched = "[Api][cublasLtMatmulAlgoGetHeuristic]";
+        // For the plan, and for the one size.
+        assert_eq!(text.lines().filter(|line| line.contains(searched)).count(), 2);
+        return;
+    }
+    let gemm = Blas::load_blocking(&device).unwrap().gemm::<f32>(64, 64, 64);
+    let gemm = gemm.plan_blocking().unwrap();
+    let mut streams = vec![device.stream().unwrap()];
+    for _ in 0..2 {
+        let reserved = futures::executor::block_on(device.reserve_partition(8));
+        // A host device may have one multiprocessor.
+        streams.extend(reserved.ok().map(|partition| partition.stream().unwrap()));
+    }
+    for stream in &streams {
+        let (a, mut c) =
+            (stream.ones(4096).queued().unwrap(), stream.empty(4096).queued().unwrap());
+        for _ in 0..4 {
+            gemm.launch(stream, 1.0, &a, &a, 0.0, &mut c).queued().unwrap();
+        }
+        assert_eq!(stream.download(&c).synchronize().unwrap(), [64.0; 4096]);
+    }
+}

@@ -11,7 +11,8 @@ use gpu_await::testing::{self, Gate};
 use gpu_await::{
     Batcher, Blas, Complex, ComplexFft, Copy2d, CudaSource, Device, DeviceKind, DlpackConsumer,
     DlpackTensor, Error, Event, Fft, Gemm, Image, InOut, Kernel, LaunchConfig, Mapped, Module, Op,
-    PooledStream, RawQueue, RealFft, Result, Stream, StreamPool, Uses, join_all, kernels,
+    Partition, PooledStream, RawQueue, RealFft, Result, Stream, StreamPool, Uses, join_all,
+    kernels,
 };
 use tower::Service;
 
@@ -29,6 +30,7 @@ pub(crate) struct Loaded {
     /// Plans, on the host device.
     blas: Option<(Blas, Gemm<f32>, Gemm<f32>)>,
     fft: Option<(Fft, ComplexFft<f32>, RealFft<f32>)>,
+    partition: Partition,
 }
 
 impl Loaded {
@@ -55,7 +57,8 @@ impl Loaded {
                 Ok((fft, complex, real))
             });
         let (blas, fft) = (blas.transpose()?, fft.transpose()?);
-        Ok(Loaded { scale, module, blas, fft })
+        let partition = futures::executor::block_on(device.reserve_partition(1))?;
+        Ok(Loaded { scale, module, blas, fft, partition })
     }
 }
 
@@ -82,7 +85,7 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
     };
     let pool = StreamPool::builder().streams(device, 1).max_in_flight(2).build()?;
     let pooled = pool.try_acquire()?;
-    let partition = futures::executor::block_on(device.reserve_partition(1))?;
+    let partition = loaded.partition.clone();
     let moved = (pool.clone(), partition.clone());
     let frozen = idle.full(8, 1u32).queued()?.freeze().synchronize()?;
     let start = idle.record_timed()?;
