@@ -117,6 +117,7 @@ impl CudaBackend {
         if ordinal >= count {
             return Err(ErrorDetail::NoSuchDevice { ordinal, count }.into());
         }
+        let _relaxed = api.relax();
         // Opening makes the context current: restore the thread's context afterwards.
         let before = api.current_context()?;
         // Retained by ourselves first: a failure is then a number, not an enum that may lack the code.
@@ -141,6 +142,7 @@ impl CudaBackend {
         release_threshold_bytes: Option<u64>,
     ) -> Result<Self> {
         let api = Api::get()?;
+        let _relaxed = api.relax();
         let before = api.current_context()?;
         api.set_context(context.cu_ctx() as usize)?;
         let ordinal = context.ordinal();
@@ -375,10 +377,10 @@ impl Drop for CudaBackend {
         let (api, context, pool) = (self.api, ManuallyDrop::new(context), self.pool);
         let raw_context = self.raw_context;
         let release = move || {
+            let _relaxed = api.relax();
             // Releasing it makes it current first: restore the thread's context afterwards.
             let before = api.current_context();
             if api.set_context(raw_context).is_ok() {
-                let _relaxed = api.relax();
                 // Memory left in it is freed when its free is reached. If this is refused, it is freed with
                 // the process.
                 api.destroy_pool(pool as Handle).ok();

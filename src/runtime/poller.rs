@@ -34,17 +34,6 @@ pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<()> {
     Ok(())
 }
 
-/// The poller's next step.
-enum NextRound {
-    /// Something moved, or is due in a moment.
-    Again,
-    /// Sleep until called, or until then.
-    Park(u64),
-}
-
-/// A sleep shorter than this is not worth its 3 µs.
-const SPIN_NS: u64 = 3_000;
-
 struct Poller {
     active: Vec<Arc<StreamState>>,
     last_progress: u64,
@@ -70,25 +59,19 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>, clock: &Clock) {
             let engine = engine.upgrade()?;
             Some((poller.look(&engine, attention), engine.now()))
         });
-        let (next, now) = match looked {
+        let (until, now) = match looked {
             Some(Some(looked)) => looked,
             Some(None) => break,
-            None => {
-                attention.park.resume();
-                (NextRound::Again, 0)
-            }
+            None => (None, 0),
         };
-        match next {
-            // Never a yield: on a busy core that would last as long as a neighbour's slice.
-            NextRound::Again => std::hint::spin_loop(),
-            NextRound::Park(until) => {
-                // Once more: `stop` only wakes a poller that has announced its sleep.
-                if !attention.must_stop() && attention.park.commit(until) {
-                    poller.sleep(now, until, clock);
-                }
-                attention.park.resume();
-            }
+        // Once more: `stop` only wakes a poller that has announced its sleep.
+        if let Some(until) = until
+            && !attention.must_stop()
+            && attention.park.commit(until)
+        {
+            poller.sleep(now, until, clock);
         }
+        attention.park.resume();
     }
     // Streams keep their engine, and that keeps those that were handed over.
     if let Some(engine) = engine.upgrade() {
@@ -118,7 +101,7 @@ impl Rounds for Round<'_> {
         moved
     }
 
-    fn sleep_until(&mut self) -> Option<u64> {
+    fn sleep_until(&mut self) -> u64 {
         let now = self.engine.now();
         let until = match self.engine.lost() {
             Some(_) => {
@@ -127,8 +110,8 @@ impl Rounds for Round<'_> {
             }
             None => self.poller.next_look(self.engine, now, self.attention),
         };
-        let until = until.min(self.engine.clock.first());
-        (until > now + SPIN_NS).then_some(until)
+        // Each stream is due at a time of its own. Without a rest in between, some would always be due.
+        until.min(self.engine.clock.first()).max(now + self.engine.rest())
     }
 }
 
@@ -168,9 +151,9 @@ impl Poller {
         }
     }
 
-    fn look(&mut self, engine: &Arc<Engine>, attention: &Attention) -> NextRound {
-        let until = attention.park.look(&mut Round { poller: self, engine, attention });
-        until.map_or(NextRound::Again, NextRound::Park)
+    /// Until when to sleep; `None` if something moved, so that it is worth looking again.
+    fn look(&mut self, engine: &Arc<Engine>, attention: &Attention) -> Option<u64> {
+        attention.park.look(&mut Round { poller: self, engine, attention })
     }
 
     /// The device is lost: wakes its waiters and lets its streams go.

@@ -186,6 +186,20 @@ fn a_capture_elsewhere_survives_kernels_that_are_loaded() {
     });
 }
 
+#[test]
+fn a_capture_elsewhere_survives_devices_that_are_opened_and_closed() {
+    beside(|_, _| {
+        for _ in 0..5 {
+            let device = Device::cuda(0)?;
+            let x = block_on(device.zeros::<u8>(BYTES))?;
+            assert_eq!(block_on(device.download(&x))?, [0; BYTES]);
+            drop(x);
+            block_on(device.close(Duration::MAX))?;
+        }
+        Ok(())
+    });
+}
+
 /// What other libraries do inside `enqueue` may be what voids captures: they allocate as they please.
 #[test]
 fn a_capture_elsewhere_survives_other_libraries() {

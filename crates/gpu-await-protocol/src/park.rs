@@ -25,8 +25,8 @@ const PARKED: u8 = 2;
 pub trait Rounds {
     /// Looks at all that is due; true if anything moved, so that it is worth looking again.
     fn round(&mut self) -> bool;
-    /// When something is due next, after a round in which nothing moved; `None`: now.
-    fn sleep_until(&mut self) -> Option<u64>;
+    /// When to look next, after a round in which nothing moved.
+    fn sleep_until(&mut self) -> u64;
 }
 
 /// Items handed to a poller, until it has ended.
@@ -98,12 +98,11 @@ impl ParkState {
         // ORDERING: Relaxed, before the fence: against `notify_before`.
         self.state.store(PARKING, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        let again = rounds.round();
-        let until = rounds.sleep_until().filter(|_| !again);
-        if until.is_none() {
+        if rounds.round() {
             self.resume();
+            return None;
         }
-        until
+        Some(rounds.sleep_until())
     }
 
     /// Poller: after [`look`](Self::look). True: sleep now, until `until` at the latest. False: a registrant

@@ -469,11 +469,11 @@ impl Rounds for Poller<'_> {
     }
 
     /// Gives a stream without work up at once, and sleeps as long as it may.
-    fn sleep_until(&mut self) -> Option<u64> {
+    fn sleep_until(&mut self) -> u64 {
         self.streams
             .retain(|()| self.stream.queue.is_waited_for() || !self.stream.queue.give_up(|| false));
         let until = if self.streams.is_empty() { u64::MAX } else { self.stream.queue.next_look() };
-        (until > self.now).then_some(until)
+        until.max(self.now)
     }
 }
 
@@ -953,9 +953,8 @@ impl Rounds for &Clock {
         false
     }
 
-    fn sleep_until(&mut self) -> Option<u64> {
-        let until = self.deadlines.first();
-        (until > self.now.load(Ordering::Relaxed)).then_some(until)
+    fn sleep_until(&mut self) -> u64 {
+        self.deadlines.first().max(self.now.load(Ordering::Relaxed))
     }
 }
 
