@@ -12,8 +12,8 @@
 //! | in a window of at most [`CHECK_MOST_NS`], from [`NAP_LEAST_NS`] before it on | the polling task: a *check* | at each poll |
 //! | with nothing remembered, below [`CHECK_NS`] | the polling task: a *check* | at each poll |
 //!
-//! Between two rounds over all of its streams the poller rests. Each stream is due at a time of its own, and a poller that came to each in time
-//! would not sleep while a dozen waits are under way: on two cores the task that it wakes would wait for its core.
+//! Between two rounds over its streams the poller sleeps, if only for a moment. Each stream is due at a time of its own, and a poller that came
+//! to each in time would never sleep while a dozen waits are under way: on two cores the task that it wakes would wait for its core.
 //!
 //! A checking task yields between its polls. At most one task checks per stream, and [`CHECKERS`] per device; for a length that does not
 //! repeat, where a window is a guess, only while no other task checks. While the poller wakes tasks often ([`OFTEN_NS`]) and nobody checks,
@@ -51,7 +51,7 @@
 //! | a rest as short as a round: four times as long | `mixed16_log`, p99 | 61 → 81 |
 //! | a task that stays awake while the poller wakes others often | `mixed16_uniform`, p99 | 51 → 66 |
 //! | yielding the core while a task checks or stays awake, on two cores | `mixed16_uniform`, p99 | 76 → 1,476 |
-//! | a rest between any two rounds, on two cores (2026-11-28) | `mixed16_uniform`, p99 | 104 → 1,091 |
+//! | a sleep between any two rounds, on two cores (2026-11-28) | `mixed16_uniform`, p99 | 88 → 1,091 |
 //! | a poller and inboxes that never yield, and tasks that stop when yields are costly (2026-11-28) | `busy_cores.threads`, 300 µs, p50 | 31 → 3,344 |
 //! | a poller's slices of 0.1 ms (2026-11-28) | `busy_cores.threads`, p99 | 3,737 → 5,094 |
 //! | a poller that owes its neighbours nothing ([`owed`](super::owed), 2026-11-28) | `busy_cores.threads`, 3 ms, p50 | 73 → 875 |
