@@ -123,7 +123,7 @@ fn streams_of(partition: &Partition, count: usize, priority: i32) -> Vec<Stream>
 }
 
 fn main() {
-    let (device, runtime) = (measure::device(), measure::workers(4));
+    let (device, runtime) = (measure::device(), measure::workers(measure::cores()));
     let spin = runtime.block_on(spin::load(&device)).expect("loads");
     if !measure::argument("only=joins") {
         neighbours(&device, &runtime, &spin);

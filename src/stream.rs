@@ -19,7 +19,7 @@ use self::lease::Lease;
 use crate::batch::queue::Queue;
 use crate::device::home::Home;
 use crate::error::refused::Here;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorDetail, Result};
 use crate::event::{Event, Mark};
 use crate::memory::Element;
 use crate::memory::pinned::PinnedBuffer;
@@ -180,7 +180,7 @@ impl Stream {
 
     // ---- fork and join --------------------------------------------------------------------
 
-    /// Makes `n` streams with this one's priority and relation to the [legacy default
+    /// Makes `n` streams in this one's [partition](Self::in_partition), with its priority and relation to the [legacy default
     /// stream](crate::Device::legacy_stream), each ordered behind everything submitted here so far. The host
     /// does not wait.
     ///
@@ -188,7 +188,7 @@ impl Stream {
     /// As [`Device::stream`](crate::Device::stream): fork when the program starts, and reuse the branches.
     ///
     /// # Errors
-    /// A device that is lost or closed.
+    /// A device that is lost or closed; [`ErrorDetail::Unsupported`]: an adopted stream of another library's green context.
     ///
     /// # Examples
     /// ```
@@ -205,8 +205,15 @@ impl Stream {
     #[track_caller]
     pub fn fork(&self, n: usize) -> Result<Vec<Stream>> {
         role::check("submitting work").here()?;
+        if self.state.is_confined_by_others() {
+            let what = "a fork of a stream that another library confined";
+            let device = self.engine().label().to_owned();
+            return Err(ErrorDetail::Unsupported { what, device }.into()).here();
+        }
+        let partition = self.state.partition();
         let branch = |_| {
-            let stream = StreamState::open(self.engine(), self.state.options(), None)?;
+            let (engine, options) = (self.engine(), self.state.options());
+            let stream = StreamState::open_in(engine, partition.cloned(), options, None)?;
             Ok(Stream::new(stream, self.home.clone()))
         };
         let branches = (0..n).map(branch).collect::<Result<Vec<Stream>>>().here()?;

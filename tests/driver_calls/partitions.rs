@@ -637,7 +637,8 @@ fn a_stream_of_a_foreign_green_context() {
             drop(held);
             assert_eq!(soon(there).await.unwrap(), [5.0; LEN]);
             soon(theirs.done()).await.unwrap();
-            // What is captured would run elsewhere.
+            // What is captured would run elsewhere, and so would the branches of a fork.
+            assert_eq!(theirs.fork(1).unwrap_err().kind(), ErrorKind::Unsupported);
             let captured = Theirs::load(driver);
             let graph = with_captured_work(&device, &captured).await;
             driver.clear();

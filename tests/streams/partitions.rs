@@ -48,6 +48,20 @@ async fn a_scope_in_a_partition() -> Result<()> {
     Ok(())
 }
 
+/// Branches are where their stream is.
+#[tokio::test]
+async fn a_fork_stays_in_its_partition() -> Result<()> {
+    let device = testing::device();
+    let partition = device.reserve_partition(1).await?;
+    let (inside, outside) = (partition.stream()?, device.stream()?);
+    for branch in inside.fork(2)? {
+        assert_eq!(branch.in_partition().as_ref(), Some(&partition));
+        assert!(branch.fork(1)?[0].in_partition().is_some());
+    }
+    assert!(outside.fork(1)?[0].in_partition().is_none());
+    Ok(())
+}
+
 /// Streams that name no partition are in the device's own.
 #[tokio::test]
 async fn a_device_in_a_partition() -> Result<()> {
