@@ -482,7 +482,8 @@ pub enum ErrorDetail {
          or not; {device} goes on. Its owner is to keep the context as long as the stream is used"
     )]
     StreamDetached { device: String, code: DriverCode },
-    /// A [partition](crate::Device::reserve_partition) of so many multiprocessors was asked for.
+    /// A [partition](crate::Device::reserve_partition) of so many multiprocessors was asked for, where `free` of `all` are in none. The
+    /// kind is [`Overloaded`](ErrorKind::Overloaded), or [`Unsupported`](ErrorKind::Unsupported) if there never are as many.
     #[error(
         "a partition of {asked} multiprocessors of {device}, which has {all} to divide, of which {free} are in no partition: {}",
         if .asked > .all { "ask for fewer" } else { "drop another partition, with its streams and graphs, or ask for fewer" }

@@ -212,7 +212,7 @@ impl DeviceBuilder {
     }
 
     /// Confines every stream of the device that names no other [partition](crate::Partition) to one of at least so many multiprocessors, the
-    /// crate's own too. Opening it fails as [`Device::reserve_partition`] does. Partitions of one GPU are disjoint only among those of one
+    /// crate's own too, but the [legacy default stream](Device::legacy_stream). Opening it fails as [`Device::reserve_partition`] does ([`host`](Self::host) panics then). Partitions of one GPU are disjoint only among those of one
     /// [`Device`].
     pub fn partition(mut self, multiprocessors: u32) -> Self {
         self.multiprocessors = Some(multiprocessors);
@@ -253,7 +253,7 @@ impl DeviceBuilder {
     /// See [`Device::host`].
     ///
     /// # Panics
-    /// As [`Device::host`].
+    /// As [`Device::host`]; a [partition](Self::partition) of more multiprocessors than the host has cores.
     #[must_use]
     pub fn host(self) -> Device {
         match self.try_host() {

@@ -21,8 +21,12 @@ use crate::thread::worker::offload;
 /// [`Stats::streams_outside_partitions`](crate::Stats::streams_outside_partitions).
 ///
 /// Memory, events, kernels and completion are those of the device: a stream in a partition differs from others in nothing else. What is
-/// divided are the multiprocessors alone: not the L2 cache, the memory's bandwidth, the copy engines, nor the driver's hardware queues (8,
-/// unless `CUDA_DEVICE_MAX_CONNECTIONS` says otherwise when the process begins), and a fault ends all of them.
+/// divided are the multiprocessors alone: not the L2 cache, the memory's bandwidth, the copy engines, nor the driver's hardware queues, and a
+/// fault ends all of them.
+///
+/// **Hardware queues**: there are 8, unless `CUDA_DEVICE_MAX_CONNECTIONS` says otherwise when the process begins, up to 32. With more streams
+/// than queues, in all partitions together, a stream may share its queue with one of another partition and then waits for what that has in
+/// flight, whatever its priority. So set it to 32, and use few streams; a `tracing` event at level `WARN` says when they have become too many.
 ///
 /// Cheap to clone. Its multiprocessors are free again when no handle, stream or compiled graph of it is left and their work is over.
 ///
@@ -37,18 +41,25 @@ pub struct Partition {
 }
 
 impl Device {
-    /// Takes a share of at least so many multiprocessors. The device is divided into grains, 8 multiprocessors each on an H200, and a
+    /// Takes a share of at least so many multiprocessors, of one for 0. The device is divided into grains, 8 multiprocessors each on an H200, and a
     /// partition is whole grains: [`Partition::multiprocessors`] says how many it has. Partitions are disjoint.
     ///
-    /// The first one of a set of grains takes milliseconds, on a thread of this crate, and some 4 MiB of device memory, which the driver
-    /// keeps as long as the device is open; such a set is used again. So ask for few different sizes: of one size there are as many sets as
-    /// fit beside each other, while those who come and go with any sizes leave the free grains in ever new pieces.
+    /// **Make them when the program starts.** The first one of a set of grains is made by the driver, on a thread of this crate: in a
+    /// millisecond on an idle device, but where work is in flight, host functions included, the driver waits for it (beside a kernel of 300 ms
+    /// 301 ms on an H200). A set that was made before is used again at once.
+    ///
+    /// A set takes 4 to 6 MiB of device memory ([`MemoryInfo::partitions_bytes`](crate::MemoryInfo::partitions_bytes)), which the driver keeps
+    /// as long as the device is open. So ask for few different sizes: of one size there are as many sets as fit beside each other, while those
+    /// who come and go with any sizes leave the free grains in ever new pieces.
+    ///
+    /// What was given up just now counts: where too little is free and streams without handles are ending, it waits up to 20 ms for those.
     ///
     /// # Cancel safety
     /// Dropped, it takes none.
     ///
     /// # Errors
-    /// [`ErrorDetail::NoPartition`](crate::ErrorDetail::NoPartition): as many are not free;
+    /// [`ErrorDetail::NoPartition`](crate::ErrorDetail::NoPartition): as many are not free
+    /// ([`Overloaded`](crate::ErrorKind::Overloaded)), or never will be ([`Unsupported`](crate::ErrorKind::Unsupported));
     /// [`ErrorDetail::Requires`](crate::ErrorDetail::Requires): a driver before CUDA 12.5, or a GPU that it does not divide; what the driver
     /// says of MIG instances, vGPUs and MPS; a device that is lost or closed.
     ///
@@ -65,14 +76,19 @@ impl Device {
     pub async fn reserve_partition(&self, multiprocessors: u32) -> Result<Partition> {
         coop::proceed().await;
         role::check_driver("making a partition")?;
+        let multiprocessors = multiprocessors.max(1);
         let engine = self.engine().clone();
         engine.check_open()?;
+        // One at a time: however many are given up, there is one thread for them.
+        let turn = engine.partitions.turn().await;
         let taken = offload(move || {
             let refused = |code| engine.refused(code);
-            let share = engine.partitions.take(multiprocessors);
-            share.map_err(|why| why.explain(engine.label(), multiprocessors, refused))
+            let share = engine.partitions.take_soon(multiprocessors, || engine.attention.call());
+            // Given up, it goes before the next one's turn.
+            (share.map_err(|why| why.explain(engine.label(), multiprocessors, refused)), turn)
         });
-        Ok(Partition { device: self.clone(), share: taken.await?? })
+        let (share, _turn) = taken.await?;
+        Ok(Partition { device: self.clone(), share: share? })
     }
 }
 

@@ -18,6 +18,8 @@ pub struct Stats {
     pub streams: usize,
     /// [Partitions](crate::Partition) that have multiprocessors of the device.
     pub partitions: u64,
+    /// Multiprocessors that are in no partition, and can be [reserved](Device::reserve_partition).
+    pub unreserved_multiprocessors: u32,
     /// While there are partitions: streams in none of them, whose work runs on all multiprocessors. The device's default stream is one,
     /// unless [all of the device](crate::DeviceBuilder::partition) is in one.
     pub streams_outside_partitions: usize,
@@ -103,6 +105,9 @@ impl Device {
             in_flight,
             streams: self.home.streams(),
             partitions: engine.partitions.shares(),
+            unreserved_multiprocessors: engine
+                .partitions
+                .free(engine.backend.limits().multiprocessors),
             streams_outside_partitions: match engine.partitions.shares() {
                 0 => 0,
                 _ => streams.iter().filter(|stream| stream.is_outside()).count(),

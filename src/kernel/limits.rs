@@ -109,10 +109,16 @@ impl Core {
         )
     }
 
+    /// The multiprocessors of a stream; without one, those of the device's streams.
+    pub(super) fn multiprocessors(&self, stream: Option<&StreamState>) -> u32 {
+        let share = stream.map_or(self.engine.partition.as_ref(), StreamState::partition);
+        let all = || self.engine.backend.limits().multiprocessors;
+        share.map_or_else(all, |share| share.multiprocessors())
+    }
+
     /// Blocks of such a launch that a stream holds at once; without one, the device.
     pub(super) fn resident_blocks(&self, grid: &Grid, stream: Option<&StreamState>) -> Result<u32> {
-        let all = self.engine.backend.limits().multiprocessors;
-        let multiprocessors = stream.map_or(all, StreamState::multiprocessors);
+        let multiprocessors = self.multiprocessors(stream);
         if grid.has_clusters() {
             self.allow_shared_mem(grid.shared_mem_bytes)?;
             let of_cluster = blocks_of(grid.cluster_dim) as u32;

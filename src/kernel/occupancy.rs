@@ -6,6 +6,9 @@ use super::signature::Signature;
 use super::{Core, Kernel};
 use crate::backend::KernelAttributes;
 use crate::error::{LaunchLimit, Result};
+use crate::runtime::stream_state::StreamState;
+use crate::stream::Stream;
+use crate::submit::wrong_device;
 use crate::thread::role;
 
 /// Blocks that a multiprocessor of any architecture holds at once.
@@ -47,6 +50,8 @@ const MOST_BLOCKS: u32 = 32;
 #[derive(Clone, Copy)]
 pub struct Occupancy<'k> {
     core: &'k Core,
+    /// Whose multiprocessors are asked for; without one, all of the device's.
+    stream: Option<&'k StreamState>,
 }
 
 impl<S: Signature> Kernel<S> {
@@ -59,11 +64,40 @@ impl<S: Signature> Kernel<S> {
     /// How many blocks run at once, and which block size fills the device best.
     #[must_use]
     pub fn occupancy(&self) -> Occupancy<'_> {
-        Occupancy { core: &self.core }
+        Occupancy { core: &self.core, stream: None }
     }
 }
 
-impl Occupancy<'_> {
+impl<'k> Occupancy<'k> {
+    /// Asks for the multiprocessors of that stream, which are fewer than the device's if it is in a
+    /// [partition](crate::Partition).
+    ///
+    /// # Examples
+    /// ```
+    /// # use gpu_await::{Device, LaunchConfig, kernels};
+    /// # futures::executor::block_on(async {
+    /// # let device = Device::host();
+    /// # let scale = kernels::scale::load(&device).await?;
+    /// let stream = device.reserve_partition(1).await?.stream()?;
+    /// let blocks = scale.occupancy().on(&stream).resident_blocks(&LaunchConfig::new(1, 32))?;
+    /// assert_eq!(blocks, stream.multiprocessors());       // on a host device a block each
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn on(self, stream: &'k Stream) -> Occupancy<'k> {
+        Occupancy { stream: Some(stream.state()), ..self }
+    }
+
+    fn multiprocessors(&self) -> Result<u32> {
+        let engine = &self.core.engine;
+        match self.stream {
+            Some(stream) if stream.engine().id != engine.id => {
+                Err(wrong_device("the stream", engine, stream.engine()))
+            }
+            stream => Ok(self.core.multiprocessors(stream)),
+        }
+    }
+
     /// Returns how many blocks a multiprocessor holds at once; 1 on a host device.
     ///
     /// # Errors
@@ -75,30 +109,30 @@ impl Occupancy<'_> {
         self.core.active_blocks(block_dim.iter().product(), shared_mem_bytes)
     }
 
-    /// Returns how many blocks the whole device holds at once: the largest grid of a cooperative launch.
+    /// Returns how many blocks the whole device holds at once, or [the stream](Self::on): the largest grid of a cooperative launch.
     /// Block, shared memory and cluster of `config` count, its grid does not. On a host device it is one
     /// block per core, and at least one cluster.
     ///
     /// # Errors
-    /// A geometry that a launch would be refused for; the loss of the device.
+    /// A geometry that a launch would be refused for; a stream of another device; the loss of the device.
     pub fn resident_blocks(&self, config: &LaunchConfig) -> Result<u32> {
         // Whole clusters, and more of them than any device holds.
         let [x, y, z] = config.cluster_dim();
-        let most = self.core.engine.backend.limits().multiprocessors * MOST_BLOCKS;
+        let most = self.multiprocessors()? * MOST_BLOCKS;
         let config = config.with_grid_dim([x.saturating_mul(most), y, z]);
         self.core.check_limits(&config)?;
-        self.core.resident_blocks(&config.grid(), None)
+        self.core.resident_blocks(&config.grid(), self.stream)
     }
 
-    /// Returns the block size that keeps the most threads active and the smallest grid that fills the device
-    /// with it: `(min_grid, block)`. `shared_mem_bytes` returns the dynamic shared memory of a block of a
+    /// Returns the block size that keeps the most threads active and the smallest grid that fills the device, or
+    /// [the stream](Self::on), with it: `(min_grid, block)`. `shared_mem_bytes` returns the dynamic shared memory of a block of a
     /// given number of threads; `limit` bounds the block size. `(1, 1)` on a host device.
     ///
     /// Tries every whole number of warps, from the largest block down, and keeps the first one with the most
     /// active threads.
     ///
     /// # Errors
-    /// [`LaunchLimit::SharedMemBytes`] where no block has so much shared memory; a limit of 0; the
+    /// [`LaunchLimit::SharedMemBytes`] where no block has so much shared memory; a limit of 0; a stream of another device; the
     /// loss of the device.
     pub fn best_block(
         &self,
@@ -106,7 +140,7 @@ impl Occupancy<'_> {
         limit: Option<u32>,
     ) -> Result<(u32, u32)> {
         role::check("asking the driver about a kernel")?;
-        let core = self.core;
+        let (core, multiprocessors) = (self.core, self.multiprocessors()?);
         let limits = core.engine.backend.limits();
         let most = core.attributes.max_threads_per_block;
         let most = match limit {
@@ -132,7 +166,7 @@ impl Occupancy<'_> {
             let active = core.active_blocks(block, shared)?;
             let threads = active * block;
             if active > 0 && best.is_none_or(|(most, _, _)| threads > most) {
-                best = Some((threads, active * limits.multiprocessors, block));
+                best = Some((threads, active * multiprocessors, block));
             }
         }
         match best {

@@ -11,14 +11,18 @@
 //! 3. Graphs are compiled in a share by one thread at a time: the driver does not synchronize calls on it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::thread;
+use std::thread::Thread;
+use std::time::{Duration, Instant};
 
 use gpu_await_protocol::grains::{GrainSet, Grains};
 use gpu_await_protocol::sync::{Mutex, MutexGuard};
 
 use crate::backend::{Backend, RawPartition, RawStream};
 use crate::error::{DriverCode, Error, ErrorDetail};
+use crate::thread::contain;
 use crate::thread::locks;
 
 /// The shares of one device.
@@ -32,7 +36,21 @@ pub(crate) struct Partitions {
     shares: AtomicU64,
     /// What the driver took to make them.
     bytes: AtomicU64,
+    queues: usize,
+    queues_told: AtomicBool,
+    /// Streams of shares that have no handle any more, and did not end.
+    ending: AtomicU64,
+    /// Who waits for a share to end.
+    waiter: Mutex<Option<Thread>>,
+    /// Held by the one who takes: it may have a thread for that.
+    turn: Arc<futures::lock::Mutex<()>>,
 }
+
+/// The turn to take a share.
+pub(crate) type Turn = futures::lock::OwnedMutexGuard<()>;
+
+/// How long to wait for streams that end.
+const ENDS_WITHIN: Duration = Duration::from_millis(20);
 
 /// The driver's part of a share.
 struct Made {
@@ -93,11 +111,57 @@ impl From<DriverCode> for NoShare {
     }
 }
 
+/// How many hardware queues the driver has for the streams of a process.
+fn queues() -> usize {
+    let given = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
+    given.and_then(|queues| queues.parse().ok()).unwrap_or(8)
+}
+
 impl Partitions {
     pub(super) fn new(backend: Arc<dyn Backend>) -> Arc<Self> {
         let (grains, made) = (Mutex::default(), Mutex::default());
         let (shares, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
-        Arc::new(Partitions { backend, grains, made, shares, bytes })
+        let (queues, queues_told) = (queues(), AtomicBool::new(false));
+        let (ending, waiter, turn) = (AtomicU64::new(0), Mutex::default(), Arc::default());
+        Arc::new(Partitions {
+            backend,
+            grains,
+            made,
+            shares,
+            bytes,
+            queues,
+            queues_told,
+            ending,
+            waiter,
+            turn,
+        })
+    }
+
+    /// Waits until nobody else takes a share.
+    pub(crate) async fn turn(&self) -> Turn {
+        self.turn.clone().lock_owned().await
+    }
+
+    /// As [`take`](Self::take); where too little is free while streams end, waits for a moment until they did. `look` has them looked at.
+    pub(crate) fn take_soon(
+        self: &Arc<Self>,
+        multiprocessors: u32,
+        look: impl Fn(),
+    ) -> Result<Arc<Share>, NoShare> {
+        let end = Instant::now() + ENDS_WITHIN;
+        loop {
+            // Before it looks: who ends a share behind that wakes it.
+            *self.waiter.lock() = Some(thread::current());
+            let taken = self.take(multiprocessors);
+            let left = end.saturating_duration_since(Instant::now());
+            let is_refused = matches!(taken, Err(NoShare::Taken { .. }));
+            if !is_refused || left.is_zero() || self.ending.load(Ordering::SeqCst) == 0 {
+                self.waiter.lock().take();
+                return taken;
+            }
+            look();
+            thread::park_timeout(left);
+        }
     }
 
     /// Takes a share of at least so many multiprocessors. Blocks for milliseconds if the driver has to make it.
@@ -119,6 +183,11 @@ impl Partitions {
         let share = Arc::new(Share { partitions, set, made, multiprocessors: has });
         *share.made.share.lock() = Arc::downgrade(&share);
         Ok(share)
+    }
+
+    fn wake_waiter(&self) {
+        let waiter = self.waiter.lock().take();
+        waiter.inspect(Thread::unpark);
     }
 
     /// The share of a device that is to be in one, while that is opened.
@@ -170,6 +239,24 @@ impl Partitions {
         found.share.lock().upgrade()
     }
 
+    /// How many multiprocessors are in none, of `all` until the device is divided.
+    pub(crate) fn free(&self, all: u32) -> u32 {
+        self.grains.lock().as_ref().map_or(all, Grains::free)
+    }
+
+    /// Says once that there are more streams than the driver has hardware queues: those of several shares may be in one.
+    pub(crate) fn tell_of_queues(&self, device: &str, streams: usize) {
+        let queues = self.queues;
+        // ORDERING: Relaxed: two threads may both say it.
+        if streams > queues && !self.queues_told.swap(true, Ordering::Relaxed) {
+            let advice = "streams of several partitions may wait for each other in the driver's hardware queues: use fewer streams, or set \
+                          CUDA_DEVICE_MAX_CONNECTIONS=32 before the process starts";
+            contain::log(|| {
+                tracing::warn!(device, streams, queues, advice, "more streams than hardware queues")
+            });
+        }
+    }
+
     /// How many shares there are.
     pub(crate) fn shares(&self) -> u64 {
         // ORDERING: Relaxed: a statistic.
@@ -197,6 +284,19 @@ impl Share {
 
     pub(crate) fn multiprocessors(&self) -> u32 {
         self.multiprocessors
+    }
+
+    /// A stream of it has no handle any more.
+    pub(crate) fn stream_ends(&self) {
+        self.partitions.ending.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// That stream ended.
+    pub(crate) fn stream_ended(self: Arc<Self>) {
+        let partitions = self.partitions.clone();
+        drop(self);
+        partitions.ending.fetch_sub(1, Ordering::SeqCst);
+        partitions.wake_waiter();
     }
 
     /// Excludes others that compile in it.
@@ -227,5 +327,6 @@ impl Drop for Share {
         // ORDERING: Relaxed: a statistic.
         self.partitions.shares.fetch_sub(1, Ordering::Relaxed);
         self.partitions.give(self.set);
+        self.partitions.wake_waiter();
     }
 }

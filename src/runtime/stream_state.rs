@@ -374,6 +374,11 @@ impl Drop for StreamState {
     fn drop(&mut self) {
         locks::assert_none("a stream's state");
         self.end();
+        if self.is_deserted()
+            && let Some(share) = self.partition.take()
+        {
+            share.stream_ended();
+        }
         // Last: `close` waits for a stream that is registered and has no owner, which frees what it has.
         self.engine.remove_stream(self.id());
     }

@@ -277,6 +277,8 @@ pub enum PooledStreamState {
 
 struct PoolCore {
     slots: Vec<PoolSlot>,
+    /// Held while all of the slots of a device get other streams.
+    moving: Mutex<()>,
     /// The first slot of each device.
     devices: Vec<usize>,
     /// Keys of the wakers with the engine of each of `devices`, from the first wait on.
@@ -429,7 +431,8 @@ impl StreamPool {
     }
 
     /// Has the pool's streams of a device in that partition from the next permits on. Requests in flight keep the streams that they have, and
-    /// requests that wait lose nothing; the partition of before is free when the last of them is complete.
+    /// requests that wait lose nothing; the partition of before is free when the last of them is complete. The streams keep their priorities.
+    /// Both partitions are reserved meanwhile: to have fewer multiprocessors where none are free, leave a grain unreserved.
     ///
     /// # Blocking
     /// As [`Device::stream`](crate::Device::stream), for each stream.
@@ -464,8 +467,12 @@ impl StreamPool {
             let stream = partition.stream_builder().priority(priority);
             made.push(stream.name(&format!("pool {at}")).build()?);
         }
-        let moved = mine.iter().zip(made).map(|((_, slot), stream)| slot.move_to(stream));
-        moved.for_each(drop);
+        let moved: Vec<_> = {
+            // Who moves the pool at the same time moves all of it before or after.
+            let _turn = self.shared.moving.lock();
+            mine.iter().zip(made).map(|((_, slot), stream)| slot.move_to(stream)).collect()
+        };
+        drop(moved);
         Ok(())
     }
 

@@ -830,3 +830,28 @@ async fn a_pool_of_two_devices_moves_on_one() -> Result<()> {
     assert!(refused.at().is_some());
     Ok(())
 }
+
+/// Of two who move a pool at once, one is behind the other: no streams of it are left elsewhere.
+#[test]
+fn two_moves_at_once_move_all_of_a_pool() {
+    const STREAMS: usize = 32;
+    let device = testing::device();
+    let reserved = || futures::executor::block_on(device.reserve_partition(1));
+    let (first, second) = (reserved().expect("multiprocessors"), reserved());
+    // A host device may have one multiprocessor.
+    let Ok(second) = second else { return };
+    let pool = StreamPool::builder().streams(&device, STREAMS).build().expect("a pool");
+    let meet = std::sync::Barrier::new(2);
+    for _ in 0..200 {
+        std::thread::scope(|scope| {
+            for partition in [&first, &second] {
+                scope.spawn(|| {
+                    meet.wait();
+                    pool.move_to(partition).expect("it moves");
+                });
+            }
+        });
+        let held: Vec<_> = (0..STREAMS).map(|_| pool.try_acquire().expect("a permit")).collect();
+        assert!(held.iter().all(|stream| stream.in_partition() == held[0].in_partition()));
+    }
+}

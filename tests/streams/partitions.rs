@@ -1,7 +1,12 @@
 //! Shares of a device's multiprocessors: who has which, and what is told.
 
+use std::future::Future;
+use std::task::Context;
+
 use gpu_await::testing;
-use gpu_await::{Device, ErrorDetail, ErrorKind, Result};
+use gpu_await::{Device, ErrorDetail, ErrorKind, LaunchConfig, Occupancy, Result, kernels};
+
+use crate::under_test::child;
 
 #[tokio::test]
 async fn shares_are_taken_and_come_back() -> Result<()> {
@@ -28,6 +33,65 @@ async fn shares_are_taken_and_come_back() -> Result<()> {
     drop(stream);
     device.close(crate::SOON).await?;
     assert_eq!(device.stats().partitions, 0);
+    Ok(())
+}
+
+/// What was given up just now can be had again: streams whose work is complete, reservations that were dropped.
+#[tokio::test]
+async fn what_was_given_up_is_free() -> Result<()> {
+    let device = testing::device();
+    let all = device.multiprocessors();
+    for _ in 0..50 {
+        let stream = device.reserve_partition(all).await?.stream()?;
+        stream.host_fn(|| ()).await?;
+        drop(stream);
+        drop(futures::poll!(Box::pin(device.reserve_partition(all))));
+    }
+    let held = device.reserve_partition(all).await?;
+    assert_eq!(device.stats().unreserved_multiprocessors, 0);
+    assert_eq!(device.reserve_partition(0).await.unwrap_err().kind(), ErrorKind::Overloaded);
+    drop(held);
+    assert_eq!(device.stats().unreserved_multiprocessors, all);
+    Ok(())
+}
+
+/// However many ask at once, there is one thread for them.
+#[test]
+fn reservations_have_one_thread() {
+    const NAME: &str = concat!(module_path!(), "::reservations_have_one_thread");
+    if child::parameter().is_none() {
+        child::run(NAME, "child");
+        return;
+    }
+    let device = testing::device();
+    let threads = || std::fs::read_dir("/proc/self/task").expect("a Linux system").count();
+    let before = threads();
+    let mut reservations: Vec<_> =
+        (0..100).map(|_| Box::pin(device.reserve_partition(1))).collect();
+    for reservation in &mut reservations {
+        let waker = futures::task::noop_waker();
+        let _ = reservation.as_mut().poll(&mut Context::from_waker(&waker));
+    }
+    // The device may have started some of its own meanwhile.
+    assert!(threads() < before + 10, "{before} threads before, {} after", threads());
+}
+
+/// Blocks that all run at once are counted for the stream that they are to run on.
+#[tokio::test]
+async fn the_occupancy_of_a_stream() -> Result<()> {
+    let (device, other) = (testing::device(), Device::host());
+    let scale = kernels::scale::load(&device).await?;
+    let inside = device.reserve_partition(1).await?.stream()?;
+    let config = LaunchConfig::new(1, 64);
+    let resident = |occupancy: Occupancy<'_>| occupancy.resident_blocks(&config);
+    let all = resident(scale.occupancy())?;
+    let here = resident(scale.occupancy().on(&inside))?;
+    assert_eq!(here * device.multiprocessors(), all * inside.multiprocessors());
+    let refused = resident(scale.occupancy().on(other.default_stream())).unwrap_err();
+    assert!(matches!(refused.detail(), ErrorDetail::WrongDevice { .. }), "{refused}");
+    let whole = Device::builder().partition(1).host();
+    let scale = kernels::scale::load(&whole).await?;
+    assert_eq!(resident(scale.occupancy())?, whole.default_stream().multiprocessors());
     Ok(())
 }
 

@@ -159,6 +159,7 @@ pub struct Plan {
 
 impl Completion {
     /// Whether words mark all work.
+    #[doc(hidden)]
     #[inline]
     pub fn always_words(self) -> bool {
         #[cfg(feature = "test-util")]
@@ -168,24 +169,28 @@ impl Completion {
     }
 
     /// Whether words mark any work.
+    #[doc(hidden)]
     #[inline]
     pub fn may_use_words(self) -> bool {
         self == Completion::Adaptive || self.always_words()
     }
 
     /// Whether tasks check for themselves.
+    #[doc(hidden)]
     #[inline]
     pub fn checks(self) -> bool {
         self == Completion::Adaptive
     }
 
     /// Whether the poller asks for doorbells.
+    #[doc(hidden)]
     #[inline]
     pub fn rings(self) -> bool {
         self == Completion::Callback
     }
 
     /// How long the poller naps between two looks within a window that is over in `left_ns`.
+    #[doc(hidden)]
     #[inline]
     pub fn watch(self, left_ns: u64, rest_ns: u64) -> u64 {
         match self {

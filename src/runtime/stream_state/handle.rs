@@ -65,6 +65,9 @@ impl StreamState {
     fn desert(self: &Arc<Self>) {
         // ORDERING: SeqCst: against `deactivate`, which stores that it lets go and then looks at this.
         self.deserted.store(true, Ordering::SeqCst);
+        if let Some(share) = &self.partition {
+            share.stream_ends();
+        }
         // If the poller does not have the stream, this is the last reference.
         if self.has_dues() || self.queue.is_watched() || self.awaits_its_word() {
             self.activate();

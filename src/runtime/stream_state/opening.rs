@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gpu_await_protocol::sync::Mutex;
 
 use super::{EVENTS_IN_STOCK, Origin, Owner, StreamHandle, StreamState};
-use crate::backend::{RawStream, StreamOptions};
+use crate::backend::{DeviceKind, RawStream, StreamOptions};
 use crate::error::{ErrorDetail, Result};
 use crate::runtime::engine::Engine;
 use crate::runtime::partitions::Share;
@@ -61,6 +61,9 @@ impl StreamState {
             let _ = unsafe { backend.stream_destroy(raw) };
             engine.refused(code)
         })?;
+        if partition.is_some() && backend.kind() == DeviceKind::Cuda {
+            engine.partitions.tell_of_queues(engine.label(), engine.streams().len() + 1);
+        }
         let stream = StreamState::over(engine, raw, options, name, word, Origin::Ours(partition));
         stream.stock_events(EVENTS_IN_STOCK);
         Ok(stream)

@@ -201,6 +201,7 @@ impl StreamPoolBuilder {
         let shared = PoolCore {
             clock: slots[0].engine.clock.clone(),
             slots,
+            moving: Mutex::default(),
             devices,
             watches: OnceLock::new(),
             name: self.name.map(Into::into),
