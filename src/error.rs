@@ -486,7 +486,7 @@ pub enum ErrorDetail {
     /// kind is [`Overloaded`](ErrorKind::Overloaded), or [`Unsupported`](ErrorKind::Unsupported) if there never are as many.
     #[error(
         "a partition of {asked} multiprocessors of {device}, which has {all} to divide, of which {free} are in no partition: {}",
-        if .asked > .all { "ask for fewer" } else { "drop another partition, with its streams and graphs, or ask for fewer" }
+        if .asked > .all { "ask for fewer" } else { "drop another partition and its streams, or ask for fewer" }
     )]
     NoPartition { device: String, asked: u32, free: u32, all: u32 },
     /// The system refuses a thread.

@@ -28,7 +28,8 @@ use crate::thread::worker::offload;
 /// than queues, in all partitions together, a stream may share its queue with one of another partition and then waits for what that has in
 /// flight, whatever its priority. So set it to 32, and use few streams; a `tracing` event at level `WARN` says when they have become too many.
 ///
-/// Cheap to clone. Its multiprocessors are free again when no handle, stream or compiled graph of it is left and their work is over.
+/// Cheap to clone. Its multiprocessors are free again when no handle and no stream of it is left and their work is over; compiled graphs go
+/// with their stream.
 ///
 /// On a host device it is a share in name alone.
 ///
@@ -61,7 +62,7 @@ impl Device {
     /// [`ErrorDetail::NoPartition`](crate::ErrorDetail::NoPartition): as many are not free
     /// ([`Overloaded`](crate::ErrorKind::Overloaded)), or never will be ([`Unsupported`](crate::ErrorKind::Unsupported));
     /// [`ErrorDetail::Requires`](crate::ErrorDetail::Requires): a driver before CUDA 12.5, or a GPU that it does not divide; what the driver
-    /// says of MIG instances, vGPUs and MPS; a device that is lost or closed.
+    /// says of MIG instances, vGPUs and MPS; [`ErrorDetail::NoThread`](crate::ErrorDetail::NoThread); a device that is lost or closed.
     ///
     /// # Examples
     /// ```

@@ -630,6 +630,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     "Partition::stream_builder",
     "Stream::in_partition",
     "Stream::multiprocessors",
+    "Occupancy::on",
     "StreamPool::builder",
     "StreamPool::with_high_priority",
     "StreamPool::with_patience",
