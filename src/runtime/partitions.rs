@@ -2,13 +2,14 @@
 //!
 //! | a share | from | until |
 //! |---|---|---|
-//! | has its grains | [`Partitions::take`] | its drop: no handle, stream or compiled graph has it, and no work of theirs is left |
+//! | has its grains | [`Partitions::take`] | its drop: no handle and no stream has it, nor a compiled graph of theirs, and their work is over |
 //! | a driver object of a set of grains | the first share of that set | the end of the device: the driver keeps its memory for good, so it is used again |
 //!
 //! # Invariants
 //! 1. Shares are disjoint: the device is divided once, and a grain has one owner (`gpu_await_protocol::grains`).
 //! 2. A driver object outlives every stream and graph in it: those hold the engine, which holds it.
-//! 3. Graphs are compiled in a share by one thread at a time: the driver does not synchronize calls on it.
+//! 3. One thread takes shares, however many ask (`reservations_have_one_thread`). It waits for streams that end (`what_was_given_up_is_free`).
+//! 4. Graphs are compiled in a share by one thread at a time: the driver does not synchronize calls on it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
