@@ -8,7 +8,7 @@
 use std::ffi::{c_int, c_void};
 use std::path::Path;
 use std::ptr::null_mut;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Once, OnceLock};
 
 use bytemuck::Pod;
 use gpu_await_protocol::sync::Mutex;
@@ -20,6 +20,7 @@ use crate::backend::cuda::library::{NotFound, Search};
 use crate::error::{ErrorDetail, LibraryStatus, Result};
 use crate::interop::library_object::{LibraryObject, in_context};
 use crate::submit::{CallKey, KnownCalls, RawQueue};
+use crate::thread::exit;
 
 const SEARCH: Search = Search {
     variable: "GPU_AWAIT_CUBLASLT",
@@ -184,8 +185,11 @@ impl Library {
     /// Opens it; the device's context is current.
     pub(super) fn open() -> Result<Self> {
         let api = LtCalls::get()?;
+        static FIRST: Once = Once::new();
         let mut handle = null_mut();
         lt!(api, cublasLtCreate(&raw mut handle))?;
+        // With it come the library's log and tables, which go at the end of the process.
+        FIRST.call_once(exit::register_again);
         Ok(Library { api, handle })
     }
 }

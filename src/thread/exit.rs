@@ -91,6 +91,19 @@ pub(crate) fn begin() {
 /// handlers run in reverse order, and ours must run before those of a driver that was loaded meanwhile. It
 /// runs once.
 pub(crate) fn register(handler: fn()) {
+    let state = STATE.get();
+    *state.handler.lock() = Some(handler);
+    // A host device, then a CUDA device: after that the driver's handlers are all below ours.
+    register_within(8);
+}
+
+/// Registers the handler once more, behind what a library registered that was loaded just now, or made its first object: threads of this crate
+/// may be inside of it until the handler ran.
+pub(crate) fn register_again() {
+    register_within(32);
+}
+
+fn register_within(most: u32) {
     extern "C" fn call() {
         // The child of a fork inherits what its parent registered.
         let state = STATE.get();
@@ -103,11 +116,8 @@ pub(crate) fn register(handler: fn()) {
         begin();
     }
 
-    let state = STATE.get();
-    *state.handler.lock() = Some(handler);
-    let mut registered = state.registered.lock();
-    // A host device, then a CUDA device: after that the driver's handlers are all below ours.
-    if *registered < 8 {
+    let mut registered = STATE.get().registered.lock();
+    if *registered < most {
         *registered += 1;
         crate::system::at_exit(call);
     }

@@ -89,6 +89,7 @@ const NOT_TRIED: &[(&str, &str)] = &[
     ("find", "of `src/sibling.rs`, which is no public interface"),
     ("load_ahead", "likewise"),
     ("one", "likewise"),
+    ("on", "a question: `streams/partitions.rs` has its check"),
     ("high_priority_streams", "makes streams of that device, as `streams`"),
 ];
 

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use crate::error::Result;
+use crate::thread::exit;
 
 /// A library and where it may be.
 pub(crate) struct Search {
@@ -79,6 +80,7 @@ pub(crate) fn once<T>(
 pub(crate) fn open(path: &Path) -> std::result::Result<libloading::Library, String> {
     // SAFETY: NVIDIA's libraries run only their own initializers.
     let library = unsafe { libloading::Library::new(path) };
+    exit::register_again();
     library.map_err(|error| {
         std::error::Error::source(&error).map_or(error.to_string(), |why| why.to_string())
     })
