@@ -15,7 +15,7 @@ import statistics
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-RESULTS = ["h200.txt", "peers.txt"]
+RESULTS = ["h200.txt", "peers.txt", "partitions.txt"]
 DOCUMENTS = [HERE.parent / "README.md", HERE.parent / "src" / "guide" / "performance.md"]
 PART = re.compile(r"(<!-- figures: ([\w ]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 FIGURE = re.compile(r"\{([\w.]+)(?:(/[0-9]+)| ([-/]) ([\w.]+))?\}")

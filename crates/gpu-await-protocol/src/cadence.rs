@@ -51,7 +51,7 @@
 //! | a rest as short as a round: four times as long | `mixed16_log`, p99 | 61 → 81 |
 //! | a task that stays awake while the poller wakes others often | `mixed16_uniform`, p99 | 51 → 66 |
 //! | yielding the core while a task checks or stays awake, on two cores | `mixed16_uniform`, p99 | 76 → 1,476 |
-//! | a sleep between any two rounds, on two cores (2026-11-28) | `mixed16_uniform`, p99 | 88 → 1,091 |
+//! | a sleep between any two rounds, on two cores (2026-11-28) | `mixed16_uniform`, p99 | 147 → 1,091 |
 //! | a poller and inboxes that never yield, and tasks that stop when yields are costly (2026-11-28) | `busy_cores.threads`, 300 µs, p50 | 31 → 3,344 |
 //! | a poller's slices of 0.1 ms (2026-11-28) | `busy_cores.threads`, p99 | 3,737 → 5,094 |
 //! | a poller that owes its neighbours nothing ([`owed`](super::owed), 2026-11-28) | `busy_cores.threads`, 3 ms, p50 | 73 → 875 |

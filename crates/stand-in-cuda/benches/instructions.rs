@@ -6,7 +6,8 @@
 //! | line | one of these |
 //! |---|---|
 //! | `queued` | a launch of the kernel `empty`, with `.queued()` |
-//! | `await` | the same, awaited |
+//! | `partition` | the same on a stream in a partition |
+//! | `await` | the first, awaited |
 //! | `enqueue` | an `enqueue` of nothing |
 //! | `shared` | an `enqueue` of nothing that updates a buffer, where streams share buffers, and no other waits for this one |
 //!
@@ -45,7 +46,7 @@ const OPERATIONS: u32 = 4096;
 const MOST: f64 = 1.05;
 /// What a child counts: `queued 1024`.
 const WORK: &str = "GPU_AWAIT_COUNTED_WORK";
-const WAYS: [&str; 4] = ["queued", "await", "enqueue", "shared"];
+const WAYS: [&str; 5] = ["queued", "partition", "await", "enqueue", "shared"];
 
 fn main() -> ExitCode {
     if let Ok(work) = std::env::var(WORK) {
@@ -199,7 +200,11 @@ fn counted_work(way: &str, operations: u32) {
     clock::virtualize();
     let device = Device::cuda(0).expect("the stand-in has a device");
     block_on(async {
-        let stream = device.stream().expect("a stream");
+        let stream = match way {
+            "partition" => device.reserve_partition(1).await.expect("is free").stream(),
+            _ => device.stream(),
+        };
+        let stream = stream.expect("a stream");
         let empty = kernels::empty::load(&device).await.expect("loads");
         let mut x = match way {
             "shared" => Some(shared_buffer(&driver, &device, &stream).await),
@@ -209,7 +214,7 @@ fn counted_work(way: &str, operations: u32) {
         for (way, operations) in warm_up.into_iter().chain([(way, 64), (way, operations)]) {
             for _ in 0..operations {
                 match way {
-                    "queued" => empty.launch(&stream).queued().expect("is accepted"),
+                    "queued" | "partition" => empty.launch(&stream).queued().expect("is accepted"),
                     "await" => empty.launch(&stream).await.expect("completes"),
                     "enqueue" => {
                         let nothing = |_: &RawQueue<'_>, ()| Ok::<_, Error>(());
