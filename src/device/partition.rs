@@ -47,7 +47,7 @@ impl Device {
     ///
     /// **Make them when the program starts.** The first one of a set of grains is made by the driver, on a thread of this crate: in a
     /// millisecond on an idle device, but where work is in flight, host functions included, the driver waits for it (beside a kernel of 300 ms
-    /// 301 ms on an H200). A set that was made before is used again at once.
+    /// 301 ms on an H200), and what is launched meanwhile runs behind it. A set that was made before is used again at once.
     ///
     /// A set takes 4 to 6 MiB of device memory ([`MemoryInfo::partitions_bytes`](crate::MemoryInfo::partitions_bytes)), which the driver keeps
     /// as long as the device is open. So ask for few different sizes: of one size there are as many sets as fit beside each other, while those
