@@ -58,7 +58,7 @@ impl StreamState {
         let error = || ErrorDetail::StreamDetached { device, code }.into();
         let detached = self.detached.get_or_init(error).clone();
         // Kept for futures that ask after the stream is gone.
-        let _ = self.progress.stuck.set(detached.clone());
+        self.progress.stuck.set(detached.clone()).ok();
         self.progress.set_waits_for_others(true);
         self.engine.attention.call();
         detached
