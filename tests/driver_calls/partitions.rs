@@ -589,9 +589,10 @@ fn an_adopted_stream_finds_its_partition() {
         let device = device_with(Completion::Adaptive);
         let (_beside, partition) = (reserve(&device, 8).await, reserve(&device, 16).await);
         let stream = partition.stream().unwrap();
-        // SAFETY: the stream is kept, and nobody captures it.
-        let adopted =
-            unsafe { Stream::from_raw(&device, stream.as_raw(), stream.clone()) }.unwrap();
+        // SAFETY: nobody captures the stream.
+        let handle = unsafe { stream.as_raw() };
+        // SAFETY: the stream is kept.
+        let adopted = unsafe { Stream::from_raw(&device, handle, stream.clone()) }.unwrap();
         assert_eq!(adopted.in_partition(), Some(partition.clone()));
         everything(driver, &device, &adopted, "8-23").await;
         drop((stream, partition));

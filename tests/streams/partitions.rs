@@ -70,7 +70,7 @@ fn reservations_have_one_thread() {
         (0..100).map(|_| Box::pin(device.reserve_partition(1))).collect();
     for reservation in &mut reservations {
         let waker = futures::task::noop_waker();
-        let _ = reservation.as_mut().poll(&mut Context::from_waker(&waker));
+        drop(reservation.as_mut().poll(&mut Context::from_waker(&waker)));
     }
     // The device may have started some of its own meanwhile.
     assert!(threads() < before + 10, "{before} threads before, {} after", threads());
