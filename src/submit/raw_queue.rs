@@ -45,6 +45,7 @@ impl RawQueue<'_> {
     }
 
     /// How many multiprocessors its partition has, if the stream is in one.
+    #[cfg(all(feature = "blas", feature = "cuda"))]
     pub(crate) fn confined_to(&self) -> Option<u32> {
         self.raw.stream.partition().map(|share| share.multiprocessors())
     }
