@@ -21,6 +21,7 @@ kernel! {
 pub(crate) const HOG_NS: u64 = 2_000_000;
 /// Blocks of 1024 threads of a launch, for each multiprocessor: four times what it holds.
 pub(crate) const HOG_BLOCKS: u32 = 8;
+
 /// Keeps multiprocessors busy until it is dropped, from each of some streams.
 pub(crate) struct Hog {
     launched: Arc<AtomicU64>,
@@ -28,36 +29,41 @@ pub(crate) struct Hog {
 }
 
 impl Hog {
+    /// Fills the multiprocessors of each stream, a few launches ahead.
     pub(crate) fn start(runtime: &Runtime, spin: &spin, streams: Vec<Stream>) -> Hog {
-        let launched = Arc::new(AtomicU64::new(0));
-        let task = |stream: Stream| {
-            let (spin, launched) = (spin.clone(), launched.clone());
-            let config = LaunchConfig::new(HOG_BLOCKS * stream.multiprocessors(), 1024);
-            runtime.spawn(async move {
-                loop {
-                    spin.launch(&stream, config, HOG_NS).queued()?;
-                    // ORDERING: Relaxed: a statistic.
-                    launched.fetch_add(1, Ordering::Relaxed);
-                    stream.throttle(3).await?;
-                }
-            })
-        };
-        let tasks = streams.into_iter().map(task).collect();
-        thread::sleep(window(Duration::from_millis(100)));
-        Hog { launched, tasks }
+        Self::run(runtime, streams, async |stream| {
+            let (spin, config) =
+                (spin.clone(), LaunchConfig::new(HOG_BLOCKS * stream.multiprocessors(), 1024));
+            Ok(move |stream: &Stream| spin.launch(stream, config, HOG_NS).queued())
+        })
     }
 
     /// Copies memory of the device on each of the streams.
     pub(crate) fn copying(runtime: &Runtime, streams: Vec<Stream>) -> Hog {
-        let launched = Arc::new(AtomicU64::new(0));
         // In words of 32 bits: half a gibibyte.
         let len = rounds(1 << 27, 1 << 10);
+        Self::run(runtime, streams, async |stream| {
+            let (from, mut to) = (stream.zeros::<u32>(len).await?, stream.zeros(len).await?);
+            Ok(move |stream: &Stream| stream.copy(&from, &mut to).queued())
+        })
+    }
+
+    /// `prepare` returns what puts one operation on its stream.
+    fn run<P>(
+        runtime: &Runtime,
+        streams: Vec<Stream>,
+        prepare: impl AsyncFn(&Stream) -> Result<P>,
+    ) -> Hog
+    where
+        P: FnMut(&Stream) -> Result<()> + Send + 'static,
+    {
+        let launched = Arc::new(AtomicU64::new(0));
         let task = |stream: Stream| {
             let launched = launched.clone();
+            let mut put = runtime.block_on(prepare(&stream)).expect("memory");
             runtime.spawn(async move {
-                let (from, mut to) = (stream.zeros::<u32>(len).await?, stream.zeros(len).await?);
                 loop {
-                    stream.copy(&from, &mut to).queued()?;
+                    put(&stream)?;
                     // ORDERING: Relaxed: a statistic.
                     launched.fetch_add(1, Ordering::Relaxed);
                     stream.throttle(3).await?;

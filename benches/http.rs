@@ -9,7 +9,7 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::http::StatusCode;
 use axum::serve::ListenerExt;
-use gpu_await::{Device, Mapped};
+use gpu_await::{Device, Mapped, Stream, kernels};
 use http_body_util::{BodyExt, Full};
 use hyper::Request;
 use hyper::client::conn::http1::{SendRequest, handshake};
@@ -53,6 +53,21 @@ impl FreeMapped {
         self.free.lock().push(mapped);
         Ok(answer)
     }
+}
+
+/// Answers a request: up, doubled, and down.
+pub(crate) async fn doubled(
+    stream: &Stream,
+    scale: &kernels::scale,
+    values: &[u8],
+) -> gpu_await::Result<Bytes> {
+    // A body is aligned to nothing.
+    let mut pinned = stream.pinned::<f32>(values.len() / 4)?;
+    bytemuck::cast_slice_mut(&mut pinned).copy_from_slice(values);
+    let mut x = stream.upload(pinned).queued()?;
+    scale.launch(stream, 2.0, &mut x).queued()?;
+    let x = stream.download(&x).await?;
+    Ok(Bytes::copy_from_slice(bytemuck::cast_slice(&x)))
 }
 
 /// Serves from now on, at the address that it returns.

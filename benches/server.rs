@@ -173,13 +173,7 @@ impl App {
 
     async fn scale(&self, values: &[u8]) -> gpu_await::Result<Bytes> {
         let stream = self.pool.acquire().await?;
-        // A body is aligned to nothing.
-        let mut pinned = stream.pinned::<f32>(values.len() / 4)?;
-        bytemuck::cast_slice_mut(&mut pinned).copy_from_slice(values);
-        let mut x = stream.upload(pinned).queued()?;
-        self.scale.launch(&stream, 2.0, &mut x).queued()?;
-        let x = stream.download(&x).await?;
-        Ok(Bytes::copy_from_slice(bytemuck::cast_slice(&x)))
+        http::doubled(&stream, &self.scale, values).await
     }
 
     async fn scale_in_place(&self, values: &[u8]) -> gpu_await::Result<Bytes> {

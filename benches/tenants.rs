@@ -58,13 +58,7 @@ impl Service {
     async fn answer(&self, phase: &str, values: &[u8]) -> gpu_await::Result<Bytes> {
         let pool = if phase == "priority" { &self.first } else { &self.inside };
         let stream = pool.acquire().await?;
-        // A body is aligned to nothing.
-        let mut pinned = stream.pinned::<f32>(values.len() / 4)?;
-        bytemuck::cast_slice_mut(&mut pinned).copy_from_slice(values);
-        let mut x = stream.upload(pinned).queued()?;
-        self.scale.launch(&stream, 2.0, &mut x).queued()?;
-        let x = stream.download(&x).await?;
-        Ok(Bytes::copy_from_slice(bytemuck::cast_slice(&x)))
+        http::doubled(&stream, &self.scale, values).await
     }
 }
 

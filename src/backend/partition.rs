@@ -18,7 +18,7 @@ pub(crate) struct RawPartition {
 pub(crate) trait PartitionCalls {
     /// Divides the device into grains, once: how many multiprocessors each has.
     fn grains(&self) -> DriverResult<Vec<u32>>;
-    /// Joins grains. Takes milliseconds, and memory that the driver keeps for good.
+    /// Joins grains into one partition. Blocks until the work in flight is complete. The driver never returns the memory that this takes.
     fn partition_create(&self, grains: GrainSet) -> DriverResult<RawPartition>;
     /// Requires that none of its streams is left, and no graph with nodes in it.
     unsafe fn partition_destroy(&self, partition: RawPartition) -> DriverResult<()>;

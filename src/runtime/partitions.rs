@@ -3,7 +3,7 @@
 //! | a share | from | until |
 //! |---|---|---|
 //! | has its grains | [`Partitions::take`] | its drop: no handle and no stream has it, nor a compiled graph of theirs, and their work is over |
-//! | a driver object of a set of grains | the first share of that set | the end of the device: the driver keeps its memory for good, so it is used again |
+//! | a driver object of a set of grains | the first share of that set | the end of the device: the driver never returns its memory, so a later share of that set uses it again |
 //!
 //! # Invariants
 //! 1. Shares are disjoint: the device is divided once, and a grain has one owner (`gpu_await_protocol::grains`).
@@ -41,7 +41,7 @@ pub(crate) struct Partitions {
     queues_told: AtomicBool,
     /// Streams of shares that have no handle any more, and did not end.
     ending: AtomicU64,
-    /// Who waits for a share to end.
+    /// The thread that waits for a share to end.
     waiter: Mutex<Option<Thread>>,
     /// Held by the one who takes: it may have a thread for that.
     turn: Arc<futures::lock::Mutex<()>>,

@@ -71,7 +71,7 @@ impl ModuleCalls for CudaBackend {
             none.cast(),
             0,
         ));
-        // The driver says what is wrong with a text, and compiles it, when something of it is looked up.
+        // The driver compiles PTX, and reports its errors, only when something of the library is looked up.
         let loaded = loaded.and_then(|()| {
             let mut whole: Handle = std::ptr::null_mut();
             driver!(self.cuLibraryGetModule(&raw mut whole, module)).inspect_err(|_| {
