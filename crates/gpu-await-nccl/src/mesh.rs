@@ -217,8 +217,11 @@ impl MeshChannel {
                 channel.is_complete = is_last;
                 return Ok(true);
             }
-            if let Some((_, link)) = missing.iter().find(|(at, _)| state.has_called(*at)) {
-                let rank = self.ranks_of(link)[0];
+            let called =
+                |(at, link): &(usize, &Link)| Some((state.caller(*at)?, self.ranks_of(link)[0]));
+            if let Some((caller, teller)) = missing.iter().find_map(called) {
+                // The caller need not be in the channel.
+                let rank = self.members.binary_search(&caller).unwrap_or(teller);
                 return Err(lost(LostCause::PeerRecovers { rank }));
             }
             if patience.is_over() {
@@ -371,4 +374,60 @@ fn read_all(at: usize, ranks: &[usize], mut reading: link::Reading, registry: &R
     };
     registry.end(ranks, &end);
     reading.drain(matches!(end, End::Junk(_)));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    use super::frame::{Proposal, Step};
+    use super::*;
+    use crate::unique_id::UniqueId;
+
+    fn connection() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let there = TcpStream::connect(address).expect("it listens");
+        (listener.accept().expect("it has connected").0, there)
+    }
+
+    /// Connections are read in any order: the one who called first is named, whoever tells of it first, and to whomever it is told.
+    #[test]
+    fn the_first_caller_is_named() {
+        let (to_zero, mut zero) = connection();
+        let (to_one, _one) = connection();
+        let peer = |rank, stream| Peer { ranks: vec![rank], stream };
+        let mesh = Mesh::new(vec![2], vec![peer(0, to_zero), peer(1, to_one)]).expect("a mesh");
+        let called = Proposal {
+            generation: 1,
+            step: Step::Called,
+            left: vec![0, 1, 2],
+            gone: Vec::new(),
+            caller: 1,
+        };
+        let rest = called.to_bytes();
+        let header = Label::of(0, Kind::Agree).to_bytes(rest.len());
+        zero.write_all(&[&header[..], &rest].concat()).expect("it is read");
+        let channel = Arc::new(mesh.open_next(0, &[0, 1, 2].into()));
+        let (ranks, id) = (vec![2], UniqueId::of_group());
+        let hello = Arrival { ranks, is_gpu: false, shrink: false, id };
+        let lost = channel.gather(hello, &Patience::of(Duration::from_secs(60)));
+        let Err(Error::Lost(CollectiveLost { cause, .. })) = lost else { panic!("it is lost") };
+        assert!(matches!(cause, LostCause::PeerRecovers { rank: 1 }), "{cause:?}");
+
+        // Then it calls as well.
+        let patience = Patience::of(Duration::from_millis(1));
+        mesh.agree(&[0, 1, 2], &patience).expect("alone, as the others say nothing");
+        loop {
+            match frame::read(&mut zero, |_| false) {
+                Ok((_, Frame::Agree(told))) => {
+                    break assert_eq!((told.generation, told.caller), (1, 1));
+                }
+                Ok(_) => {}
+                Err(_) => panic!("it tells"),
+            }
+        }
+    }
 }

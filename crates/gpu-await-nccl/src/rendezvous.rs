@@ -32,7 +32,7 @@ use crate::exchange::Patience;
 use crate::stats;
 
 const MAGIC: &[u8; 8] = b"gpuawait";
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 /// A hello without its ranks.
 const HELLO_BYTES: usize = 8 + 4 + 16 + 4 + 4 + 2 + 8 + 4;
 /// The largest world.

@@ -43,6 +43,8 @@ impl Mesh {
         let (mut told, mut limit, mut is_late) = (Proposal::default(), patience.again(), false);
         let (mut looked, mut agrees_from) = (Instant::now(), Instant::now());
         let mut state = self.registry.state.lock();
+        let heard = (0..self.links.len()).find_map(|at| state.caller(at));
+        let caller = heard.unwrap_or(self.own[0]);
         state.generation += 1;
         loop {
             // Nobody is agreed with on behalf of a call that was given up: the error is for nobody.
@@ -57,7 +59,9 @@ impl Mesh {
             }
             looked = now;
             let mut others = Vec::new();
-            let proposal = self.propose(&mut state, members, &mut others, now >= agrees_from)?;
+            let mut proposal =
+                self.propose(&mut state, members, &mut others, now >= agrees_from)?;
+            proposal.caller = caller;
             if told != proposal {
                 drop(state);
                 self.tell_proposal(&proposal, &told.gone, &others);
@@ -162,7 +166,7 @@ impl Mesh {
             left.sort_unstable();
             let mut gone: Vec<usize> = state.ended.keys().copied().collect();
             gone.sort_unstable();
-            let mut proposal = Proposal { generation, step: Step::Called, left, gone };
+            let mut proposal = Proposal { generation, step: Step::Called, left, gone, caller: 0 };
             for (step, next) in [(Step::Called, Step::Heard), (Step::Heard, Step::Agreed)] {
                 let is_at = |at| state.proposals.get(at).is_some_and(|p| p.is(&proposal, step));
                 let may_go = next != Step::Agreed || may_agree;

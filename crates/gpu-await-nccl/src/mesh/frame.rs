@@ -108,6 +108,8 @@ pub(super) struct Proposal {
     pub(super) step: Step,
     pub(super) left: Vec<usize>,
     pub(super) gone: Vec<usize>,
+    /// The rank that called first, as far as this process knows.
+    pub(super) caller: usize,
 }
 
 /// How far a process is that proposes it.
@@ -255,6 +257,7 @@ impl Proposal {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = self.generation.to_le_bytes().to_vec();
         bytes.push(self.step as u8);
+        bytes.extend((self.caller as u32).to_le_bytes());
         for ranks in [&self.left, &self.gone] {
             bytes.extend((ranks.len() as u32).to_le_bytes());
             ranks.iter().for_each(|rank| bytes.extend((*rank as u32).to_le_bytes()));
@@ -266,10 +269,12 @@ impl Proposal {
         let (generation, bytes) = bytes.split_first_chunk()?;
         let (step, bytes) = bytes.split_first()?;
         let step = *[Step::Called, Step::Heard, Step::Agreed].get(usize::from(*step))?;
+        let (caller, bytes) = bytes.split_first_chunk()?;
         let (left, bytes) = ranks(bytes)?;
         let (gone, bytes) = ranks(bytes)?;
         let generation = u64::from_le_bytes(*generation);
-        bytes.is_empty().then_some(Proposal { generation, step, left, gone })
+        let caller = u32::from_le_bytes(*caller) as usize;
+        bytes.is_empty().then_some(Proposal { generation, step, left, gone, caller })
     }
 }
 

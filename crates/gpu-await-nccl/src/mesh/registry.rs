@@ -171,9 +171,10 @@ impl RegistryState {
         inboxes
     }
 
-    /// Whether another process has called for an agreement that this one has not been called for yet.
-    pub(super) fn has_called(&self, link: usize) -> bool {
-        self.proposals.get(&link).is_some_and(|theirs| theirs.generation > self.generation)
+    /// Whether another process has called for an agreement that this one has not been called for yet: the rank that called first.
+    pub(super) fn caller(&self, link: usize) -> Option<usize> {
+        let theirs = self.proposals.get(&link)?;
+        (theirs.generation > self.generation).then_some(theirs.caller)
     }
 
     pub(super) fn end(&mut self, ranks: &[usize], end: &End) {

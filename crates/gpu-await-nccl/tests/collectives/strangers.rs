@@ -19,7 +19,7 @@ struct Raw(TcpStream);
 impl Raw {
     fn hello(world: u32, ranks: &[u32]) -> Vec<u8> {
         let mut hello = b"gpuawait".to_vec();
-        hello.extend(5u32.to_le_bytes());
+        hello.extend(6u32.to_le_bytes());
         hello.extend([0; 16]);
         hello.extend(world.to_le_bytes());
         hello.extend(30_000u32.to_le_bytes());
