@@ -2,7 +2,9 @@
 #![forbid(unsafe_code)]
 
 use std::fmt;
+use std::sync::Arc;
 
+use rustfft::{FftDirection, FftPlanner};
 use smallvec::SmallVec;
 
 use crate::error::{ErrorDetail, Result};
@@ -16,6 +18,10 @@ use crate::memory::Element;
 pub trait FftElement: Element + rustfft::FftNum + sealed::Sealed {
     #[doc(hidden)]
     const DOUBLE: bool;
+
+    /// A transform of the CPU. Not generic, or every crate that transforms would compile a planner of its own.
+    #[doc(hidden)]
+    fn planned(extent: usize, direction: FftDirection) -> Arc<dyn rustfft::Fft<Self>>;
 }
 
 mod sealed {
@@ -26,10 +32,18 @@ mod sealed {
 
 impl FftElement for f32 {
     const DOUBLE: bool = false;
+
+    fn planned(extent: usize, direction: FftDirection) -> Arc<dyn rustfft::Fft<f32>> {
+        FftPlanner::new().plan_fft(extent, direction)
+    }
 }
 
 impl FftElement for f64 {
     const DOUBLE: bool = true;
+
+    fn planned(extent: usize, direction: FftDirection) -> Arc<dyn rustfft::Fft<f64>> {
+        FftPlanner::new().plan_fft(extent, direction)
+    }
 }
 
 #[derive(Clone, Debug)]

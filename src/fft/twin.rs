@@ -2,18 +2,17 @@
 #![forbid(unsafe_code)]
 
 use num_complex::Complex;
-use rustfft::{FftDirection, FftPlanner};
+use rustfft::FftDirection;
 
 use super::shape::{FftElement, FftShape};
 
 /// Transforms all signals in place, along each dimension in turn.
 pub(super) fn complex<T: FftElement>(shape: &FftShape, data: &mut [Complex<T>], forward: bool) {
     let direction = if forward { FftDirection::Forward } else { FftDirection::Inverse };
-    let mut planner = FftPlanner::new();
     let len: usize = shape.extents.iter().product();
     let mut line = Vec::new();
     for (dimension, &extent) in shape.extents.iter().enumerate() {
-        let fft = planner.plan_fft(extent, direction);
+        let fft = T::planned(extent, direction);
         // Neighbours along the dimension are so far apart.
         let stride: usize = shape.extents[dimension + 1..].iter().product();
         for signal in data.chunks_mut(len) {
