@@ -75,19 +75,23 @@ use crate::memory::MemoryInfo;
 use crate::runtime::stream_state::StreamState;
 use crate::thread::role;
 
+/// The driver calls of an operation; they are made once. One type for all but launches, so that a program compiles submission
+/// once and not for each operation that it contains.
+pub(crate) type Calls<'c> = dyn FnMut(&Raw<'_>) -> std::result::Result<(), Refusal> + 'c;
+
 /// Puts an operation on `stream`; `calls` makes its driver calls, `commands` in number. Returns the
-/// operation's ticket and what `calls` returned. `at` is where the user submitted it.
+/// operation's ticket. `at` is where the user submitted it.
 ///
 /// # Errors
 /// See the table of the module.
-#[inline]
-pub(crate) fn submit<R>(
+#[inline(always)]
+pub(crate) fn submit(
     stream: &Arc<StreamState>,
     at: &'static Location<'static>,
     footprint: &mut Footprint<'_>,
     commands: u32,
-    calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
-) -> Result<(u64, R), SubmitError> {
+    calls: &mut (impl FnMut(&Raw<'_>) -> std::result::Result<(), Refusal> + ?Sized),
+) -> Result<u64, SubmitError> {
     if stream.engine().tracer.is_on() {
         return submit_traced(stream, at, footprint, commands, calls);
     }
@@ -96,13 +100,13 @@ pub(crate) fn submit<R>(
 
 #[cold]
 #[inline(never)]
-fn submit_traced<R>(
+fn submit_traced(
     stream: &Arc<StreamState>,
     at: &'static Location<'static>,
     footprint: &mut Footprint<'_>,
     commands: u32,
-    calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
-) -> Result<(u64, R), SubmitError> {
+    calls: &mut (impl FnMut(&Raw<'_>) -> std::result::Result<(), Refusal> + ?Sized),
+) -> Result<u64, SubmitError> {
     match Traced::of(stream, footprint, at) {
         Some(traced) => submit_as(stream, at, footprint, commands, calls, traced),
         None => submit_as(stream, at, footprint, commands, calls, ()),
@@ -110,14 +114,14 @@ fn submit_traced<R>(
 }
 
 #[inline(always)]
-fn submit_as<R, T: TracedAs>(
+fn submit_as<T: TracedAs>(
     stream: &Arc<StreamState>,
     at: &'static Location<'static>,
     footprint: &mut Footprint<'_>,
     commands: u32,
-    calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
+    calls: &mut (impl FnMut(&Raw<'_>) -> std::result::Result<(), Refusal> + ?Sized),
     traced: T,
-) -> Result<(u64, R), SubmitError> {
+) -> Result<u64, SubmitError> {
     let engine = stream.engine();
     let commands = commands + T::COMMANDS;
     if footprint.peers {
@@ -166,26 +170,25 @@ fn submit_as<R, T: TracedAs>(
         }
         let event = footprint.take_record();
         let result = match &event {
-            Some(event) => result.and_then(|value| {
-                raw.record(event).inspect_err(|_| event.spoil())?;
-                Ok(value)
-            }),
+            Some(event) => {
+                result.and_then(|()| Ok(raw.record(event).inspect_err(|_| event.spoil())?))
+            }
             None => result,
         };
         let touched = footprint.makes_buffer() || footprint.entered().next().is_some();
         turn.publish(ticket, commands, touched);
         traced.enter(turn.stream, ticket, footprint.after());
-        let value = result?;
+        result?;
         if let Some(event) = event {
             turn.enter_event(ticket, event);
         }
-        Ok((ticket, value))
+        Ok(ticket)
     });
     let outcome = match submitted {
-        Ok((ticket, value)) if engine.options.verify => {
-            verify(stream, at, ticket, footprint).map(|()| (ticket, value))
+        Ok(ticket) if engine.options.verify => {
+            verify(stream, at, ticket, footprint).map(|()| ticket)
         }
-        Ok(submitted) => Ok(submitted),
+        Ok(ticket) => Ok(ticket),
         Err(refusal) => Err(footprint.poison_entered(explain(stream, footprint.name, refusal))),
     };
     outcome.map_err(|error| SubmitError { error, lent: footprint.lent().len() < before })

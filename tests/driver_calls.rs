@@ -126,7 +126,9 @@ where
         return assert_child(test_of::<F>(), &[]);
     }
     let driver = StandIn::open();
-    runtime().block_on(body(&driver));
+    // Of one type for all tests: a runtime is much to compile.
+    let body: Pin<Box<dyn Future<Output = ()> + '_>> = Box::pin(body(&driver));
+    runtime().block_on(body);
     assert_eq!(driver.misuse(), [""; 0]);
 }
 

@@ -161,7 +161,7 @@ impl<'s> Queue<'s> {
             }
             footprint.claims(claim);
             let name = footprint.name();
-            let (ticket, ()) = self.submit_untold(&mut footprint, 2, |raw| {
+            let ticket = self.submit_untold(&mut footprint, 2, &mut |raw| {
                 let ptr = raw.alloc(claim)?;
                 write(raw, ptr, bytes)
             })?;

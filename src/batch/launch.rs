@@ -15,8 +15,8 @@ use crate::error::Result;
 use crate::error::refused::AtLine;
 use crate::event::Event;
 use crate::submit::{
-    Footprint, KernelLaunch, LateOutcomes, MemoryKernels, Raw, Recorder, Refusal, SubmitError,
-    capture, submit_nothing,
+    Calls, Footprint, KernelLaunch, LateOutcomes, MemoryKernels, Raw, Recorder, Refusal,
+    SubmitError, capture, submit_nothing,
 };
 
 /// While it exists, operations put on the queue are parts of one verb. It has the line where the queue was opened.
@@ -71,7 +71,9 @@ impl<'s> Queue<'s> {
         let kernels = self.writes_down().then(|| MemoryKernels::of(self.home));
         match kernels.as_deref().and_then(|kernels| kernels.fill(to, pattern, count)) {
             Some(fill) => self.submit_launch(footprint, &fill.launch()),
-            None => self.submit(footprint, 1, |raw| Ok(raw.fill(to, pattern, count)?)).map(|_| ()),
+            None => {
+                self.submit(footprint, 1, &mut |raw| Ok(raw.fill(to, pattern, count)?)).map(|_| ())
+            }
         }
     }
 
@@ -84,7 +86,7 @@ impl<'s> Queue<'s> {
         let kernels = self.writes_down().then(|| MemoryKernels::of(self.home));
         match kernels.as_deref().and_then(|kernels| kernels.copy(copy)) {
             Some(copy) => self.submit_launch(footprint, &copy.launch()),
-            None => self.submit(footprint, 1, |raw| Ok(raw.copy_rows(copy)?)).map(|_| ()),
+            None => self.submit(footprint, 1, &mut |raw| Ok(raw.copy_rows(copy)?)).map(|_| ()),
         }
     }
 
@@ -159,14 +161,21 @@ impl<'s> Queue<'s> {
         checked.map_err(|error| footprint.poison(error))
     }
 
+    /// [`submit`](Self::submit) of a launch where nothing is recorded, compiled on its own: it is the operation that there is most of.
     #[inline]
     fn launch_now(
         &self,
         footprint: &mut Footprint<'_>,
         launch: &KernelLaunch<'_>,
     ) -> Result<(), SubmitError> {
+        if let Some(error) = self.refused {
+            return Err(footprint.poison(error.without_line()).into());
+        }
+        let op = footprint.name();
         let KernelLaunch { function, shape, args, .. } = launch;
-        self.submit(footprint, 1, |raw| Ok(raw.launch(function, shape, args)?))?;
+        let calls = &mut |raw: &Raw<'_>| Ok(raw.launch(function, shape, args)?);
+        let ticket = self.note(self.submit_now(footprint, 1, calls))?;
+        op.told(self.stream, ticket);
         Ok(())
     }
 
@@ -193,7 +202,8 @@ impl<'s> Queue<'s> {
                 true => ListOutcome::FirstLaunch(site),
                 false => ListOutcome::Unlisted(site),
             };
-            self.launch_now(footprint, launch)?;
+            let KernelLaunch { function, shape, args, .. } = launch;
+            self.submit(footprint, 1, &mut |raw| Ok(raw.launch(function, shape, args)?))?;
             run.enter_unlisted(outcome);
             return Ok(());
         }
@@ -205,9 +215,9 @@ impl<'s> Queue<'s> {
         }
         let op = footprint.name();
         self.outcomes.look(footprint);
-        let written = run.write(footprint, launch, at).map(|ticket| (ticket, ()));
+        let written = run.write(footprint, launch, at);
         self.outcomes.enter(footprint, self.stream, &written, self.at.get());
-        let (ticket, ()) = self.note(written)?;
+        let ticket = self.note(written)?;
         op.told(self.stream, ticket);
         Ok(())
     }
@@ -249,13 +259,13 @@ impl<'s> Queue<'s> {
 
     /// Submits an operation in front of the recorded list if the two are independent, and behind it otherwise.
     #[cold]
-    pub(super) fn submit_beside<R>(
+    pub(super) fn submit_beside(
         &self,
         writer: Writer<'_>,
         footprint: &mut Footprint<'_>,
         commands: u32,
-        calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
-    ) -> Result<(u64, R), SubmitError> {
+        calls: &mut Calls<'_>,
+    ) -> Result<u64, SubmitError> {
         match writer {
             Writer::Replay(run) if run.is_open() && footprint.can_be_in_front() => {
                 return run.write_in_front(footprint, self.at.get(), (commands, calls));

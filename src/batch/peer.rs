@@ -39,7 +39,7 @@ impl Queue<'_> {
         match role::check("submitting work").and_then(|()| is_there()).and_then(|()| reaches()) {
             // A device of another kind: refused with the right error.
             Ok(direct) if direct || !same_kind => {
-                self.submit(footprint, 1, |raw| Ok(raw.copy(to, from)?))?;
+                self.submit(footprint, 1, &mut |raw| Ok(raw.copy(to, from)?))?;
                 Ok(())
             }
             Ok(_) => self
@@ -76,16 +76,16 @@ impl Queue<'_> {
             }
             // The second half writes the data that the first half reads.
             self.outcomes.look(&down);
-            let filled = submit(&relay, self.at.get(), &mut down, 1, |raw| {
+            let filled = submit(&relay, self.at.get(), &mut down, 1, &mut |raw| {
                 Ok(raw.copy_to_host(block.host(), from.ptr().offset(start), part_bytes)?)
             });
-            let (filled, ()) = filled.inspect_err(|_| self.outcomes.forget_read())?;
+            let filled = filled.inspect_err(|_| self.outcomes.forget_read())?;
 
             let mut up = Footprint::new("copy");
             up.overwrites(to);
             up.lends(block);
             up.comes_after(relay.point(filled));
-            (*emptied, ()) = self.submit(&mut up, 1, |raw| {
+            *emptied = self.submit(&mut up, 1, &mut |raw| {
                 Ok(raw.copy_to_device(to.ptr().offset(start), block.host(), part_bytes)?)
             })?;
         }

@@ -36,7 +36,7 @@ use crate::runtime::marker::Marker;
 use crate::runtime::stream_state::{StreamHandle, StreamState};
 use crate::stream::lease::Lease;
 use crate::submit::{
-    Footprint, LateOutcomes, Raw, Refusal, SubmitError, check_can_wait, submit, wrong_device,
+    Calls, Footprint, LateOutcomes, Raw, Refusal, SubmitError, check_can_wait, submit, wrong_device,
 };
 use crate::thread::role;
 
@@ -122,26 +122,26 @@ impl<'s> Queue<'s> {
 
     /// Submits; only the last operation of a batch may want a marker of its own.
     #[inline]
-    pub(crate) fn submit<R>(
+    pub(crate) fn submit(
         &self,
         footprint: &mut Footprint<'_>,
         commands: u32,
-        calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
-    ) -> Result<(u64, R), SubmitError> {
+        calls: &mut Calls<'_>,
+    ) -> Result<u64, SubmitError> {
         let op = footprint.name();
-        let submitted = self.submit_untold(footprint, commands, calls)?;
-        op.told(self.stream, submitted.0);
-        Ok(submitted)
+        let ticket = self.submit_untold(footprint, commands, calls)?;
+        op.told(self.stream, ticket);
+        Ok(ticket)
     }
 
     /// [`submit`](Self::submit) for a caller that records more before subscribers are notified.
     #[inline]
-    pub(crate) fn submit_untold<R>(
+    pub(crate) fn submit_untold(
         &self,
         footprint: &mut Footprint<'_>,
         commands: u32,
-        calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
-    ) -> Result<(u64, R), SubmitError> {
+        calls: &mut Calls<'_>,
+    ) -> Result<u64, SubmitError> {
         if let Some(error) = self.refused {
             return Err(footprint.poison(error.without_line()).into());
         }
@@ -153,29 +153,26 @@ impl<'s> Queue<'s> {
     }
 
     /// Remembers the last submission.
-    #[inline]
-    pub(super) fn note<R>(
-        &self,
-        submitted: Result<(u64, R), SubmitError>,
-    ) -> Result<(u64, R), SubmitError> {
+    #[inline(always)]
+    pub(super) fn note(&self, submitted: Result<u64, SubmitError>) -> Result<u64, SubmitError> {
         if let Some(lease) = self.lease {
             match &submitted {
-                Ok((ticket, _)) => lease.submitted(*ticket),
+                Ok(ticket) => lease.submitted(*ticket),
                 Err(_) => lease.failed(),
             }
         }
-        let (ticket, value) = submitted?;
+        let ticket = submitted?;
         self.last.set(ticket);
-        Ok((ticket, value))
+        Ok(ticket)
     }
 
-    #[inline]
-    pub(super) fn submit_now<R>(
+    #[inline(always)]
+    pub(super) fn submit_now(
         &self,
         footprint: &mut Footprint<'_>,
         commands: u32,
-        calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
-    ) -> Result<(u64, R), SubmitError> {
+        calls: &mut (impl FnMut(&Raw<'_>) -> std::result::Result<(), Refusal> + ?Sized),
+    ) -> Result<u64, SubmitError> {
         self.release_last();
         self.outcomes.look(footprint);
         let submitted = submit(self.stream, self.at.get(), footprint, commands, calls);
@@ -280,8 +277,7 @@ impl<'s> Queue<'s> {
             return Ok(self.submit_nothing(&footprint).map(|()| 0)?);
         }
         let (from, bytes) = (source.host(), source.size_bytes());
-        let copy = |raw: &Raw<'_>| Ok(raw.copy_to_device(to.ptr(), from, bytes)?);
-        self.submit(&mut footprint, 1, copy).map(|(ticket, ())| ticket)
+        self.submit(&mut footprint, 1, &mut |raw| Ok(raw.copy_to_device(to.ptr(), from, bytes)?))
     }
 
     /// See [`Stream::download`](crate::Stream::download).
@@ -342,8 +338,7 @@ impl<'s> Queue<'s> {
             return Ok(self.submit_nothing(&footprint).map(|()| 0)?);
         }
         let (to, bytes) = (destination.host(), destination.size_bytes());
-        let copy = |raw: &Raw<'_>| Ok(raw.copy_to_host(to, from.ptr(), bytes)?);
-        self.submit(&mut footprint, 1, copy).map(|(ticket, ())| ticket)
+        self.submit(&mut footprint, 1, &mut |raw| Ok(raw.copy_to_host(to, from.ptr(), bytes)?))
     }
 
     /// See [`Stream::copy`](crate::Stream::copy).
@@ -405,12 +400,12 @@ impl<'s> Queue<'s> {
             footprint.may_be_held_up();
             // While it is lent, the driver's share is not the last.
             footprint.calls(Box::new(host_fn.share()));
-            let submitted = self.submit(&mut footprint, 1, |raw| {
+            let submitted = self.submit(&mut footprint, 1, &mut |raw| {
                 let data: *mut c_void = host_fn.lend();
                 Ok(raw.host_fn(host_fn.callback(), data)?)
             });
             // Outside of the lock: it may drop the user's closure.
-            let (ticket, ()) = submitted.inspect_err(|_| host_fn.refused())?;
+            let ticket = submitted.inspect_err(|_| host_fn.refused())?;
             let value = HostValue::later(move || Ok(host_fn.result()));
             Ok(Lent::to(self.stream, ticket, value))
         })
@@ -436,7 +431,7 @@ impl<'s> Queue<'s> {
             let event = event.map_err(|code| engine.refused(code))?;
             let mut footprint = Footprint::new(op);
             footprint.records(event.clone());
-            let (ticket, ()) = self.submit(&mut footprint, 1, |_| Ok(()))?;
+            let ticket = self.submit(&mut footprint, 1, &mut |_| Ok(()))?;
             Ok(MarkedPoint::at(self.stream.progress().clone(), Marker { ticket, event }))
         })
     }
@@ -473,7 +468,7 @@ impl<'s> Queue<'s> {
         if !waits {
             return role::check("submitting work");
         }
-        self.submit(&mut footprint, 1, |raw| {
+        self.submit(&mut footprint, 1, &mut |raw| {
             shared.iter().try_for_each(|event| Ok(raw.wait_shared(event)?))
         })?;
         Ok(())

@@ -34,7 +34,7 @@ use crate::batch::report::{ListOutcome, ListReport, OpSite, Pictured, Report};
 use crate::error::{Error, Result};
 use crate::runtime::stream_state::{Listed, StreamHandle, StreamState, Turn};
 use crate::submit::{
-    CompiledGraph, Edge, Footprint, GraphCell, KernelLaunch, LaunchEntry, List, Node, Raw, Refusal,
+    Calls, CompiledGraph, Edge, Footprint, GraphCell, KernelLaunch, LaunchEntry, List, Node, Raw,
     SubmitError, submit_in_front, submit_listed,
 };
 use crate::thread::contain;
@@ -414,12 +414,12 @@ impl<'s> Run<'s> {
     }
 
     /// Submits an operation that touches fresh memory only, with the recorded list's ticket.
-    pub(super) fn write_in_front<R>(
+    pub(super) fn write_in_front(
         &self,
         footprint: &mut Footprint<'_>,
         at: &'static Location<'static>,
-        (commands, calls): (u32, impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>),
-    ) -> Result<(u64, R), SubmitError> {
+        (commands, calls): (u32, &mut Calls<'_>),
+    ) -> Result<u64, SubmitError> {
         let fresh = || self.region.borrow_mut().fresh();
         let owner = (self.owner(), at);
         submit_in_front(self.stream, footprint, owner, fresh, (commands, calls))

@@ -30,8 +30,9 @@ impl Queue<'_> {
         footprint.overwrites(&whole);
         footprint.lends(source.block());
         let (from, bytes) = (source.host(), source.size_bytes());
-        let copied = self.submit(&mut footprint, 1, |raw| Ok(raw.copy_to_device(to, from, bytes)?));
-        Ok(self.lent(source, copied.map(|(ticket, ())| ticket))?)
+        let copied =
+            self.submit(&mut footprint, 1, &mut |raw| Ok(raw.copy_to_device(to, from, bytes)?));
+        Ok(self.lent(source, copied)?)
     }
 
     /// Copies from `start` of `source` into all of `destination`. Tracked as a read of the whole source,
@@ -49,8 +50,9 @@ impl Queue<'_> {
         footprint.lends(destination.block());
         let from = whole.ptr().offset((start * size_of::<T>()) as u64);
         let (to, bytes) = (destination.host(), destination.size_bytes());
-        let copied = self.submit(&mut footprint, 1, |raw| Ok(raw.copy_to_host(to, from, bytes)?));
-        Ok(self.lent(destination, copied.map(|(ticket, ())| ticket))?)
+        let copied =
+            self.submit(&mut footprint, 1, &mut |raw| Ok(raw.copy_to_host(to, from, bytes)?));
+        Ok(self.lent(destination, copied)?)
     }
 
     /// See [`Stream::copy_2d`](crate::Stream::copy_2d).
@@ -117,8 +119,8 @@ impl Queue<'_> {
         }
         let from = HostPtr(source.host().0 + start * size_of::<T>());
         let copy = row_copy::<T>(Place::Device(to.ptr()), Place::Host(from), rows);
-        let copied = self.submit(&mut footprint, 1, |raw| Ok(raw.copy_rows(&copy)?));
-        copied.map(|(ticket, ())| ticket)
+        let copied = self.submit(&mut footprint, 1, &mut |raw| Ok(raw.copy_rows(&copy)?));
+        copied
     }
 
     /// See [`Stream::download_2d`](crate::Stream::download_2d).
@@ -155,8 +157,8 @@ impl Queue<'_> {
         }
         let to = HostPtr(destination.host().0 + start * size_of::<T>());
         let copy = row_copy::<T>(Place::Host(to), Place::Device(from.ptr()), rows);
-        let copied = self.submit(&mut footprint, 1, |raw| Ok(raw.copy_rows(&copy)?));
-        copied.map(|(ticket, ())| ticket)
+        let copied = self.submit(&mut footprint, 1, &mut |raw| Ok(raw.copy_rows(&copy)?));
+        copied
     }
 }
 

@@ -171,7 +171,9 @@ impl Event {
                 self.set_last(Recorded::behind(queue.mark_in_queue("record_in", timing)?, timing));
                 return Ok(());
             };
-            queue.submit(&mut Footprint::new("record"), 1, |raw| Ok(raw.record_shared(shared)?))?;
+            queue.submit(&mut Footprint::new("record"), 1, &mut |raw| {
+                Ok(raw.record_shared(shared)?)
+            })?;
             Ok(())
         })
     }

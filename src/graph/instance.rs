@@ -182,17 +182,18 @@ impl Instance {
             graph = new.enter(queue.handle(), list.needs_graph());
             *compiled = graph.is_some().then(|| new.clone());
         }
-        let graph = graph.as_deref_mut();
+        let mut graph = graph.as_deref_mut();
         let commands = if graph.is_some() { 1 } else { list.nodes().len() as u32 };
         // If a node was refused before any driver call, the nodes are unchanged.
         let (mut was_told, mut was_prepared, mut was_plain) = (false, false, false);
         let outcomes = queue.outcomes();
-        let submitted = queue.submit_untold(&mut footprint, commands, |raw| {
+        let submitted = queue.submit_untold(&mut footprint, commands, &mut |raw| {
             if *is_told {
                 was_told = true;
                 list.tell(raw, outcomes)?;
             }
-            let prepared = prepare(raw, list, graph, (to_set, is_refused), state, report);
+            let prepared =
+                prepare(raw, list, graph.as_deref_mut(), (to_set, is_refused), state, report);
             was_prepared = true;
             match prepared? {
                 Some(graph) => raw.launch_graph(graph)?,
@@ -223,7 +224,7 @@ impl Instance {
             let Report { compiled, refused, .. } = *report;
             *report = Report { compiled, refused, failed: 1, ..Report::default() };
         }
-        let (ticket, ()) = submitted?;
+        let ticket = submitted?;
         for event in events {
             event.set_last(Recorded::in_front_of(queue.stream().point(ticket), event.node()?));
         }

@@ -9,9 +9,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::op::{HostValue, Op};
 use crate::stream::Stream;
-use crate::submit::{Footprint, Raw, RawQueue, Recorder, Refusal, Uses};
-
-type Calls<'c> = &'c mut dyn FnMut(&Raw<'_>) -> std::result::Result<(), Refusal>;
+use crate::submit::{Calls, Footprint, RawQueue, Recorder, Uses};
 
 impl Stream {
     /// Puts work of another library on the stream, as one operation: cuBLAS, cuFFT, a C library, a raw driver
@@ -175,7 +173,7 @@ impl Queue<'_> {
         if uses.is_for_graphs() && self.is_drawing() {
             return self.enqueue_captured(uses, call);
         }
-        let submit = |footprint: &mut Footprint<'_>, commands: u32, calls: Calls<'_>| {
+        let submit = |footprint: &mut Footprint<'_>, commands: u32, calls: &mut Calls<'_>| {
             self.submit(footprint, commands, calls)?;
             Ok(())
         };
@@ -196,7 +194,7 @@ impl Queue<'_> {
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
         let recorder = Recorder::default();
-        let draw = |footprint: &mut Footprint<'_>, _: u32, calls: Calls<'_>| {
+        let draw = |footprint: &mut Footprint<'_>, _: u32, calls: &mut Calls<'_>| {
             Ok(self.draw_captured(footprint, &recorder, calls)?)
         };
         let put = uses.put(self.stream(), &recorder, None, call, draw);

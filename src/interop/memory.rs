@@ -162,7 +162,7 @@ impl Stream {
         let open = engine.loans.begin();
         let mut begins = 0;
         let opened = uses.open(engine, |footprint| {
-            begins = queue.submit(footprint, 0, |_| Ok(()))?.0;
+            begins = queue.submit(footprint, 0, &mut |_| Ok(()))?;
             Ok(())
         });
         match opened {
@@ -486,7 +486,7 @@ impl<P> MemoryLoan<'_, P> {
         }
         let (outcome, name, commands) = (outcome.get(), uses.name(), uses.commands());
         let ended = uses.close(stream.engine(), |footprint| {
-            queue.submit(footprint, commands, |_| {
+            queue.submit(footprint, commands, &mut |_| {
                 if let Some(own) = outcome {
                     inputs.iter().for_each(|inputs| own.inherits(inputs));
                     queue.outcomes().push(own.dependency());

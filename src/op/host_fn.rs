@@ -104,7 +104,7 @@ impl<F: Send + 'static, R: Send + 'static> HostFn<F, R> {
                 let value = ManuallyDrop::new(value);
                 let reap = move || drop(ManuallyDrop::into_inner(value));
                 // Without a thread it leaks, which is the lesser evil.
-                native::spawn("gpu-await-reaper", reap).ok();
+                native::spawn("gpu-await-reaper", Box::new(reap)).ok();
             }
         }
     }

@@ -28,7 +28,7 @@ pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<()> {
     let attention = engine.attention.clone();
     let (weak, clock) = (Arc::downgrade(engine), engine.clock.clone());
     let name = format!("gpu-await-{}", engine.label());
-    let thread = native::spawn(&name, move || run(&weak, &attention, &clock))
+    let thread = native::spawn(&name, Box::new(move || run(&weak, &attention, &clock)))
         .map_err(|_| ErrorDetail::NoThread { what: "a device's poller" })?;
     engine.attention.thread.get_or_init(|| thread);
     Ok(())

@@ -31,7 +31,7 @@ use super::name::Name;
 use super::outcome::LateOutcomes;
 use super::raw::{Raw, Refusal};
 use super::traced::{Traced, TracedAs};
-use super::{SubmitError, explain};
+use super::{Calls, SubmitError, explain};
 use crate::backend::{ArgBlock, DriverResult, Function, LaunchShape};
 use crate::error::Error;
 use crate::memory::allocation::{Allocation, Poison};
@@ -305,19 +305,19 @@ pub(crate) fn submit_listed(
         let list = turn.list().and_then(|list| (list as &mut dyn Any).downcast_mut::<List>());
         let Some(list) = list else { unreachable!("the owner opened it") };
         list.enter(launch, footprint, entry);
-        Ok((ticket, ()))
+        Ok(ticket)
     };
-    in_turn(stream, footprint, listed).map(|(ticket, ())| ticket)
+    in_turn(stream, footprint, listed)
 }
 
 /// Puts an operation that touches fresh memory alone in front of the owner's list; returns the list's ticket.
-pub(crate) fn submit_in_front<R>(
+pub(crate) fn submit_in_front(
     stream: &Arc<StreamState>,
     footprint: &mut Footprint<'_>,
     owner: (usize, &'static Location<'static>),
     fresh: impl FnOnce() -> Box<List>,
-    (commands, calls): (u32, impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>),
-) -> Result<(u64, R), SubmitError> {
+    (commands, calls): (u32, &mut Calls<'_>),
+) -> Result<u64, SubmitError> {
     in_turn(stream, footprint, |turn, footprint| {
         let ticket = open_list(turn, footprint, owner, fresh)?;
         if footprint.may_block || turn.is_crowded(commands) {
@@ -328,7 +328,7 @@ pub(crate) fn submit_in_front<R>(
         if !matches!(result, Err(Refusal::OutOfMemory { .. })) {
             lend(footprint.take_lent(), turn, ticket);
         }
-        Ok((ticket, result?))
+        result.map(|()| ticket)
     })
 }
 
@@ -374,11 +374,11 @@ fn wait_in_front(turn: &mut Turn<'_, '_>, footprint: &Footprint<'_>) -> Result<(
     Ok(())
 }
 
-fn in_turn<R>(
+fn in_turn(
     stream: &Arc<StreamState>,
     footprint: &mut Footprint<'_>,
-    put: impl FnOnce(&mut Turn<'_, '_>, &mut Footprint<'_>) -> Result<(u64, R), Refusal>,
-) -> Result<(u64, R), SubmitError> {
+    put: impl FnOnce(&mut Turn<'_, '_>, &mut Footprint<'_>) -> Result<u64, Refusal>,
+) -> Result<u64, SubmitError> {
     let engine = stream.engine();
     if footprint.peers {
         footprint.enter_frozen_peers(engine);

@@ -421,15 +421,15 @@ impl LateOutcomes {
 
     /// Enters the outcome of the operation, for its future to report and for the readers of its outputs, if it was submitted.
     #[inline]
-    pub(crate) fn enter<R, E>(
+    pub(crate) fn enter<E>(
         &self,
         footprint: &Footprint<'_>,
         stream: &StreamState,
-        submitted: &std::result::Result<(u64, R), E>,
+        submitted: &std::result::Result<u64, E>,
         at: &'static Location<'static>,
     ) {
         if self.is_used() {
-            let ticket = submitted.as_ref().ok().map(|(ticket, _)| *ticket);
+            let ticket = submitted.as_ref().ok().copied();
             self.enter_late(footprint, stream, ticket, at);
         }
     }

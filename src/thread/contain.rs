@@ -91,7 +91,13 @@ pub(crate) fn hold<R>(run: impl FnOnce() -> R) -> std::thread::Result<R> {
 
 /// Runs foreign code; if it panicked, logs that `what` did, and returns `None`.
 pub(crate) fn contain<R>(what: &'static str, run: impl FnOnce() -> R) -> Option<R> {
-    catch(run).map_err(|message| log(|| tracing::error!(message, "{what} panicked"))).ok()
+    hold(run).map_err(|payload| report(what, payload)).ok()
+}
+
+#[cold]
+fn report(what: &'static str, payload: Box<dyn Any + Send>) {
+    let message = message_of(payload);
+    log(|| tracing::error!(message, "{what} panicked"));
 }
 
 /// Calls `tracing`: a subscriber is foreign code.

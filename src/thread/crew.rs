@@ -171,7 +171,7 @@ fn work(threads: usize) -> impl FnOnce(&Receiver<Task>) + Send + 'static {
             if std::mem::take(&mut is_first) && threads > 1 {
                 let (tasks, work) = (tasks.clone(), work(threads - 1));
                 // If it is refused, the existing threads do the work.
-                native::spawn(NAME, move || work(&tasks)).ok();
+                native::spawn(NAME, Box::new(move || work(&tasks))).ok();
             }
             run(task);
         }

@@ -28,7 +28,7 @@ static LAST: PerProcess<Mutex<Option<JoinHandle<()>>>> = PerProcess::new(Mutex::
 
 /// Starts a thread of this crate: one that does not end with a panic. (The standard library aborts
 /// the process if the payload of a thread's panic panics when it is dropped.)
-pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
+pub(crate) fn spawn(name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<Thread> {
     let (sender, own_handle) = bounded(1);
     let contained = move || {
         contain("a thread of this crate", work);

@@ -85,7 +85,7 @@ impl<T: Send + 'static> Worker<T> {
             if self.inbox.get().is_none() {
                 let (sender, inbox) = inbox();
                 // Not logged: the caller may hold a lock.
-                native::spawn(self.name, move || work(&inbox)).ok()?;
+                native::spawn(self.name, Box::new(move || work(&inbox))).ok()?;
                 self.inbox.get_or_init(|| WorkerInbox { sender, process: Process::remembered() });
             }
         }
@@ -169,7 +169,7 @@ pub(crate) fn detach(task: impl FnOnce() + Send + 'static) -> Result<()> {
             task();
         }
     };
-    native::spawn("gpu-await-offload", task).map(drop).map_err(|_| no_thread())
+    native::spawn("gpu-await-offload", Box::new(task)).map(drop).map_err(|_| no_thread())
 }
 
 /// Runs a device's last act on a thread of its own: it may wait for everything that runs on the GPU, which a
@@ -177,10 +177,11 @@ pub(crate) fn detach(task: impl FnOnce() + Send + 'static) -> Result<()> {
 pub(crate) fn last_act(act: impl FnOnce() + Send + 'static) {
     let Some(in_driver) = ExitGuard::in_driver() else { return };
     let leaving = ExitGuard::leaving();
-    let spawned = native::spawn("gpu-await-close", move || {
+    let act = move || {
         act();
         drop((in_driver, leaving));
-    });
+    };
+    let spawned = native::spawn("gpu-await-close", Box::new(act));
     if spawned.is_err() {
         contain::log(|| {
             tracing::error!("no thread to close a device with: its memory stays registered");

@@ -57,7 +57,7 @@ impl<S: Markable> SubmissionLock<S> {
 
     /// Runs `f` under the lock, then serves markers that were requested meanwhile. Blocks while another
     /// submitter is in the driver.
-    #[inline]
+    #[inline(always)]
     pub fn with<R>(&self, cx: &S::Context, f: impl FnOnce(&mut Locked<'_, S>) -> R) -> R {
         let mut locked = self.locked(self.state.lock());
         let result = f(&mut locked);

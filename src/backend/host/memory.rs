@@ -74,7 +74,7 @@ impl HostCore {
         // If a thread is refused, they leak: this thread may be the device's own.
         let values = std::mem::ManuallyDrop::new(values);
         let drop_all = move || drop_values(std::mem::ManuallyDrop::into_inner(values));
-        spawn("gpu-await-reaper", drop_all).ok();
+        spawn("gpu-await-reaper", Box::new(drop_all)).ok();
     }
 
     /// The address, if all of it is live memory of this device.

@@ -110,7 +110,7 @@ impl HostBackend {
             let name = format!("host:{}-stream", self.ordinal);
             // Runs until the stream is destroyed and its queue is empty.
             let work = move || receiver.iter().for_each(|command| shared.execute(&books, command));
-            native::spawn(&name, work)
+            native::spawn(&name, Box::new(work))
                 .map_err(|_| DriverCode { call: "stream_create", code: DriverCode::NO_THREAD })?;
         }
         Ok(Arc::new(HostStream { blocking, commands, books, stepped }))
