@@ -101,7 +101,7 @@ impl ElementwiseKernel {
     pub(super) fn get(
         home: &Home,
         id: KernelId,
-        define: impl FnOnce(&Loader<'_>) -> Result<Arc<Self>>,
+        define: &dyn Fn(&Loader<'_>) -> Result<Arc<Self>>,
     ) -> Result<Arc<Self>> {
         let all = home.get_or_load(|| Ok::<_, Infallible>(ElementwiseKernels::default()));
         let all = match all {

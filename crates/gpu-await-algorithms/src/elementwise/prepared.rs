@@ -41,7 +41,7 @@ pub(super) fn kernel_of<T: Arithmetic, F: Formula<N>, const N: usize>(
     assert_eq!(scalars.len(), N, "each argument of the formula is passed");
     let (of, element, flags) = (TypeId::of::<F>(), TypeId::of::<T>(), gives_flags::<T, F, N>());
     let id = KernelId { of, element, scalars: scalars.into(), flags };
-    ElementwiseKernel::get(home, id, |loader| {
+    ElementwiseKernel::get(home, id, &|loader| {
         let expression = Arc::new(written::<T, F, N>());
         if let Some(value) = expression.unfit_literal(T::KIND) {
             let (op, element) = ("transform", std::any::type_name::<T>());

@@ -58,7 +58,7 @@ fn put<'k>(
     (op, count): (&'static str, usize),
     mut passed: PassedOperands<'k>,
     elsewhere: Option<PointedInto<'k>>,
-    kernel: impl FnOnce(&Home, &[bool]) -> Result<Arc<ElementwiseKernel>>,
+    kernel: fn(&Home, &[bool]) -> Loaded,
 ) -> Result<()> {
     if let Some((_, len, _)) = passed.arrays.iter().find(|(_, len, _)| *len != count) {
         let (source_len, destination_len) = (*len, count);
@@ -90,28 +90,28 @@ type Loaded = Result<Arc<ElementwiseKernel>>;
 
 /// The kernels; the first to ask for one loads it.
 pub(crate) fn kernel_of_sequence<T: Arithmetic>(home: &Home) -> Loaded {
-    ElementwiseKernel::get(home, id::<SequenceOf, T>(), |loader| {
+    ElementwiseKernel::get(home, id::<SequenceOf, T>(), &|loader| {
         let recipe = Recipe::Sequence { kind: T::KIND };
         loader.load(&Blueprint { name: "sequence", recipe, twin: twin::sequence::<T>() })
     })
 }
 
 pub(crate) fn kernel_of_cast<T: Arithmetic, U: Arithmetic>(home: &Home) -> Loaded {
-    ElementwiseKernel::get(home, id::<CastTo<U>, T>(), |loader| {
+    ElementwiseKernel::get(home, id::<CastTo<U>, T>(), &|loader| {
         let recipe = Recipe::Cast { from: T::KIND, to: U::KIND };
         loader.load(&Blueprint { name: "cast", recipe, twin: twin::cast::<T, U>() })
     })
 }
 
 pub(crate) fn kernel_of_gather<T: Arithmetic, I: Index>(home: &Home) -> Loaded {
-    ElementwiseKernel::get(home, id::<GatherBy<I>, T>(), |loader| {
+    ElementwiseKernel::get(home, id::<GatherBy<I>, T>(), &|loader| {
         let recipe = Recipe::Gather { bits: bits_of(T::KIND), index: I::KIND };
         loader.load(&Blueprint { name: "gather", recipe, twin: twin::gather::<T, I>() })
     })
 }
 
 pub(crate) fn kernel_of_scatter<T: Arithmetic, I: Index>(home: &Home) -> Loaded {
-    ElementwiseKernel::get(home, id::<ScatterBy<I>, T>(), |loader| {
+    ElementwiseKernel::get(home, id::<ScatterBy<I>, T>(), &|loader| {
         let recipe = Recipe::Scatter { bits: bits_of(T::KIND), index: I::KIND };
         loader.load(&Blueprint { name: "scatter", recipe, twin: twin::scatter::<T, I>() })
     })
