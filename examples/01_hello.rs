@@ -4,7 +4,7 @@
 //! result. Prints the device it ran on, how long the submissions took and when the numbers were there.
 //!
 //! ```text
-//! cargo run --release --example 01_hello                  # GPU 0, or the host device without one
+//! cargo run --example 01_hello                            # GPU 0, or the host device without one
 //! GPU_AWAIT_DEVICE=host cargo run --example 01_hello      # the host device, always
 //! ```
 
