@@ -24,9 +24,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub(crate) use event::EventCalls;
-#[cfg(all(feature = "blas", feature = "cuda"))]
-pub(crate) use graph::KernelCall;
-pub(crate) use graph::{GraphCalls, NodeLaunch, RawGraph};
+pub(crate) use graph::{GraphCalls, KernelCall, NodeLaunch, RawGraph};
 pub(crate) use memory::MemoryCalls;
 pub(crate) use module::ModuleCalls;
 pub(crate) use partition::{PartitionCalls, RawPartition};

@@ -7,12 +7,9 @@
 //! | [`memory`] | buffers, views, pinned memory; how work on the same memory is ordered |
 //! | [`kernels`] | your own kernels, in CUDA C++ or PTX, with a twin for the CPU |
 //! | [`libraries`] | calls, memory and streams of other libraries |
-#![cfg_attr(
-    all(feature = "blas", feature = "fft"),
-    doc = "| [`blas_fft`] | matrix products by cuBLASLt, Fourier transforms by cuFFT |"
-)]
 //! | [`graphs`] | many small kernels as one launch |
 //! | [gpu-await-algorithms](https://docs.rs/gpu-await-algorithms), a crate | sums, scans, sorts, selections; formulas without a kernel |
+//! | [gpu-await-libs](https://docs.rs/gpu-await-libs), a crate | matrix products by cuBLASLt, Fourier transforms by cuFFT |
 //! | [`server`] | admission, batching, deadlines, shutting down |
 #![cfg_attr(
     feature = "test-util",
@@ -59,13 +56,6 @@ pub mod kernels {}
 /// [`Stream::lend_memory`](crate::Stream::lend_memory), [`Stream::lend_raw`](crate::Stream::lend_raw),
 /// [`DlpackTensor`](crate::DlpackTensor).
 pub mod libraries {}
-
-#[cfg(all(feature = "blas", feature = "fft"))]
-#[doc = include_str!("guide/blas_fft.md")]
-///
-/// Reference: [`Blas`](crate::Blas), [`Gemm`](crate::Gemm), [`Fft`](crate::Fft),
-/// [`ComplexFft`](crate::ComplexFft), [`RealFft`](crate::RealFft).
-pub mod blas_fft {}
 
 #[doc = include_str!("guide/graphs.md")]
 ///

@@ -20,11 +20,8 @@
 pub(crate) mod cudarc;
 pub(crate) mod dlpack;
 mod enqueue;
-#[cfg(all(feature = "cuda", any(feature = "blas", feature = "fft")))]
-pub(crate) mod library_object;
+pub(crate) mod library_device;
 pub(crate) mod memory;
-#[cfg(any(feature = "blas", feature = "fft"))]
-pub(crate) mod work_area;
 
 use crate::backend::{RawPartition, RawStream, StreamOptions};
 use crate::device::Device;

@@ -326,7 +326,7 @@ impl LaunchOn for Device {
     type Launched = Op<()>;
 
     fn batch_of_one(&self, put: impl FnOnce(&Queue<'_>) -> Result<()>) -> Op<()> {
-        self.batch(put)
+        self.current_stream().one(put)
     }
 }
 

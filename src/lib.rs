@@ -55,7 +55,7 @@
 //! | [`kernels`] | those that come with the crate |
 //! | [`Stream::replay`], [`Region`], [`Graph`] | many small launches as one |
 //! | [`gpu-await-algorithms`](https://docs.rs/gpu-await-algorithms) | a crate: sums, scans, sorts, selections, formulas |
-//! | `Blas`, `Fft` | matrix products, Fourier transforms (features `blas`, `fft`) |
+//! | [`gpu-await-libs`](https://docs.rs/gpu-await-libs) | a crate: matrix products by cuBLASLt, Fourier transforms by cuFFT |
 //!
 //! # Services
 //! | item | for |
@@ -98,7 +98,6 @@
 //! | `cuda-auto` | yes | NVIDIA GPUs; no toolkit is needed to build |
 //! | `cuda` | | the same, with the CUDA version chosen by `cudarc`'s features |
 //! | `tokio` | yes | operations take part in the cooperative budget of tokio's tasks; the core runs on any executor |
-//! | `blas`, `fft` | | matrix products by cuBLASLt, Fourier transforms by cuFFT |
 //! | `tower` | | pools and batchers as services |
 //! | `test-util` | | the `testing` module |
 //!
@@ -124,11 +123,6 @@ pub(crate) mod memory;
 pub(crate) mod op;
 pub(crate) mod serve;
 pub(crate) mod timeline;
-
-#[cfg(feature = "blas")]
-pub(crate) mod blas;
-#[cfg(feature = "fft")]
-pub(crate) mod fft;
 
 pub(crate) mod interop;
 
@@ -169,10 +163,6 @@ pub use cudarc;
 /// `f16` and `bf16`, of the version that is an [`Element`] here.
 pub use half;
 
-/// The traits of [`Complex`], and of the version that [`Fft`] takes.
-#[cfg(feature = "fft")]
-pub use num_complex;
-
 /// The trait that [`PoolService`] and [`BatchService`] implement.
 #[cfg(feature = "tower")]
 pub use tower_service;
@@ -183,8 +173,6 @@ pub use batch::region::Region;
 pub use batch::report::{ListOutcome, ListReport, OpSite, Report};
 pub use batch::settle::{Lent, Settle};
 pub use batch::source::Source;
-#[cfg(feature = "blas")]
-pub use blas::{Activation, Blas, Gemm, GemmBuilder, GemmElement};
 pub use device::Device;
 pub use device::builder::DeviceBuilder;
 pub use device::loss::Loss;
@@ -204,8 +192,6 @@ pub use error::{
 };
 pub use event::Event;
 pub use event::builder::EventBuilder;
-#[cfg(feature = "fft")]
-pub use fft::{ComplexFft, Fft, FftBuilder, FftElement, RealFft};
 pub use gpu_await_protocol::cadence::Completion;
 pub use graph::Graph;
 pub use graph::slots::{GraphArg, GraphArgs, GraphSlot, GraphSlots};
@@ -241,8 +227,6 @@ pub use memory::reclaim::pressure::Pressure;
 pub use memory::view::{Extent, Readable, View, ViewMut, Writable};
 pub use memory::view_2d::{Shape2, View2, ViewMut2};
 pub use memory::{Element, MemoryInfo, Number};
-#[cfg(feature = "fft")]
-pub use num_complex::Complex;
 pub use op::join::join_all;
 pub use op::value::DeviceSide;
 pub use op::{Op, Ticket};

@@ -1,4 +1,5 @@
-//! What `gpu-await-algorithms` is made of, and no public interface: it changes with every release, without a word in the change log.
+//! What `gpu-await-algorithms` and `gpu-await-libs` are made of, and no public interface: it changes with every release, without a word in
+//! the change log.
 //!
 //! The kernels launched through it are nobody's to check: whoever uses it vouches that a kernel takes the arguments that it is passed,
 //! and touches the memory of its footprint alone.
@@ -6,8 +7,13 @@
 
 pub use crate::backend::{ArgBlock, HostTwin};
 pub use crate::device::home::Home;
+pub use crate::interop::library_device::LibraryDevice;
 pub use crate::kernel::untyped::{
-    ResultTarget, UntypedKernel, VerbParts, load, load_ahead, one, take_complete,
+    ResultTarget, UntypedKernel, VerbParts, load, load_ahead, off_executor, one, take_complete,
 };
 pub use crate::memory::view::Span;
-pub use crate::submit::Footprint;
+pub use crate::submit::{Footprint, KernelChain, is_captured, partition_of, refuse};
+pub use crate::system::library::{NotFound, Search, once, opened};
+pub use crate::thread::exit::register_again;
+pub use crate::thread::role::check as check_thread;
+pub use gpu_await_protocol::sync::{Mutex, MutexGuard};

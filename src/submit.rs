@@ -30,8 +30,7 @@ mod enqueue;
 mod event_node;
 mod footprint;
 mod graph;
-#[cfg(all(feature = "blas", feature = "cuda"))]
-mod known_calls;
+mod kernel_chain;
 mod lent;
 mod list;
 mod memory_kernels;
@@ -51,12 +50,11 @@ pub(crate) use self::captured::{Recorder, capture};
 pub(crate) use self::code::{KernelCode, KernelLaunch};
 pub(crate) use self::devices::{check_can_wait, check_is_there, of_dependency, wrong_device};
 pub(crate) use self::edges::Edge;
-pub use self::enqueue::{Append, Uses};
+pub use self::enqueue::{Append, Uses, refuse};
 pub(crate) use self::event_node::EventNode;
 pub use self::footprint::Footprint;
 pub(crate) use self::graph::{CompiledGraph, GraphCell, Kept};
-#[cfg(all(feature = "blas", feature = "cuda"))]
-pub(crate) use self::known_calls::{CallKey, KnownCalls};
+pub use self::kernel_chain::{KernelChain, is_captured, partition_of};
 pub(crate) use self::lent::SubmitError;
 pub(crate) use self::list::{
     LaunchEntry, List, Node, Touched, draw, submit_in_front, submit_listed,

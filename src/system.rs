@@ -13,6 +13,7 @@
 //!
 //! Source: `prctl(2)`, `PR_SET_TIMERSLACK`; `getrusage(2)`, `RUSAGE_THREAD`; `sched_setattr(2)`; `madvise(2)`, `MADV_HUGEPAGE`; `sysconf(3)`; `dladdr(3)`; `atexit(3)`.
 
+pub(crate) mod library;
 pub(crate) mod process;
 
 use std::fs::{DirBuilder, Metadata, OpenOptions};

@@ -25,10 +25,8 @@ mod dev_resource;
 mod event;
 mod exclusive;
 mod graph;
-#[cfg(feature = "blas")]
 mod kernel_call;
 mod launch_ex;
-pub(crate) mod library;
 mod memory;
 mod module;
 mod node_params;

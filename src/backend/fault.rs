@@ -11,14 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-#[cfg(all(feature = "blas", feature = "cuda"))]
-use super::KernelCall;
 use super::{
     ArgBlock, Backend, DeviceKind, DevicePtr, DriverResult, EventCalls, EventOptions, Function,
-    GraphCalls, Grid, HostCallback, HostPtr, KernelAttributes, LaunchShape, Limits, MemoryAt,
-    MemoryCalls, ModuleCalls, NodeLaunch, PartitionCalls, Pattern, PoolInfo, Query, RawEvent,
-    RawFunction, RawGraph, RawModule, RawPartition, RawStream, RowCopy, StreamCalls, StreamInfo,
-    StreamOptions,
+    GraphCalls, Grid, HostCallback, HostPtr, KernelAttributes, KernelCall, LaunchShape, Limits,
+    MemoryAt, MemoryCalls, ModuleCalls, NodeLaunch, PartitionCalls, Pattern, PoolInfo, Query,
+    RawEvent, RawFunction, RawGraph, RawModule, RawPartition, RawStream, RowCopy, StreamCalls,
+    StreamInfo, StreamOptions,
 };
 use crate::error::image::ParamLayout;
 use crate::error::{DriverCode, LossCause};
@@ -211,10 +209,6 @@ impl GraphCalls for Wrapper {
         #[contract] fn graph_set(&self, graph: &RawGraph, changes: &mut dyn Iterator<Item = (usize, NodeLaunch<'_>)>, partition: Option<RawPartition>) -> DriverResult<()>;
         #[contract] fn graph_launch(&self, graph: &RawGraph, stream: RawStream) -> DriverResult<()>;
         #[contract] fn graph_destroy(&self, graph: &RawGraph) -> DriverResult<()>;
-    }
-
-    #[cfg(all(feature = "blas", feature = "cuda"))]
-    watched! {
         #[contract] fn graph_kernels(&self, graph: &RawGraph) -> DriverResult<Option<Vec<KernelCall>>>;
         #[contract] fn launch_call(&self, call: &KernelCall, stream: RawStream) -> DriverResult<()>;
     }

@@ -1,8 +1,6 @@
 //! Driver calls for graphs: launches that are built once and launched together repeatedly.
 
-#[cfg(all(feature = "blas", feature = "cuda"))]
-use super::Grid;
-use super::{ArgBlock, DriverResult, Function, LaunchShape, RawPartition, RawStream};
+use super::{ArgBlock, DriverResult, Function, Grid, LaunchShape, RawPartition, RawStream};
 
 /// A compiled graph of launches, or a captured one with neither `exec` nor nodes. `nodes` are the driver's handles, in the
 /// order in which they were given.
@@ -23,7 +21,6 @@ pub(crate) struct NodeLaunch<'a> {
 
 /// A kernel of a captured graph, with the arguments that it was captured with: these are the graph's, which outlives this. Handles and
 /// addresses as numbers.
-#[cfg(all(feature = "blas", feature = "cuda"))]
 #[derive(Debug)]
 pub(crate) struct KernelCall {
     pub(crate) function: u64,
@@ -45,10 +42,8 @@ pub(crate) trait GraphCalls {
         code: &mut dyn FnMut(),
     ) -> DriverResult<RawGraph>;
     /// The kernels of a captured graph, if it is a chain of kernels.
-    #[cfg(all(feature = "blas", feature = "cuda"))]
     unsafe fn graph_kernels(&self, graph: &RawGraph) -> DriverResult<Option<Vec<KernelCall>>>;
     /// Launches one of them on its own.
-    #[cfg(all(feature = "blas", feature = "cuda"))]
     unsafe fn launch_call(&self, call: &KernelCall, stream: RawStream) -> DriverResult<()>;
     /// Compiles launches; the second of each pair of `edges` runs behind the first. Their nodes belong to a partition, wherever the
     /// graph is launched.

@@ -153,36 +153,18 @@ impl Queue<'_> {
             if let Some(at) = uses.declared.at {
                 self.at.set(at);
             }
-            // SAFETY: the caller's promise is the same.
-            unsafe { self.enqueue_here(uses, call) }
+            if uses.is_for_graphs() && self.is_drawing() {
+                return self.enqueue_captured(uses, call);
+            }
+            let submit = |footprint: &mut Footprint<'_>, commands: u32, calls: &mut Calls<'_>| {
+                self.submit(footprint, commands, calls)?;
+                Ok(())
+            };
+            let put = uses.put(self.stream(), (), Some(self.outcomes()), call, submit);
+            put.unwrap_or_else(|panic| resume_unwind(panic))
         })
     }
 
-    /// [`enqueue`](Self::enqueue), as a part of a [verb](Self::verb).
-    ///
-    /// # Safety
-    /// As there.
-    unsafe fn enqueue_here<P, R, E>(
-        &self,
-        uses: Uses<'_, P>,
-        call: impl FnOnce(&RawQueue<'_>, P) -> std::result::Result<R, E>,
-    ) -> Result<R>
-    where
-        E: Into<Box<dyn StdError + Send + Sync>>,
-    {
-        if uses.is_for_graphs() && self.is_drawing() {
-            return self.enqueue_captured(uses, call);
-        }
-        let submit = |footprint: &mut Footprint<'_>, commands: u32, calls: &mut Calls<'_>| {
-            self.submit(footprint, commands, calls)?;
-            Ok(())
-        };
-        let put = uses.put(self.stream(), (), Some(self.outcomes()), call, submit);
-        put.unwrap_or_else(|panic| resume_unwind(panic))
-    }
-}
-
-impl Queue<'_> {
     /// In the closure of a graph.
     #[cold]
     fn enqueue_captured<P, R, E>(
@@ -199,19 +181,5 @@ impl Queue<'_> {
         };
         let put = uses.put(self.stream(), &recorder, None, call, draw);
         put.unwrap_or_else(|panic| resume_unwind(panic))
-    }
-}
-
-#[cfg(any(feature = "blas", feature = "fft"))]
-impl Queue<'_> {
-    /// [`enqueue`](Self::enqueue) for a library whose binding is a part of this crate, keeps the promise, and
-    /// is a [verb](Self::verb) of its caller's.
-    pub(crate) fn enqueue_library<P>(
-        &self,
-        uses: Uses<'_, P>,
-        call: impl FnOnce(&RawQueue<'_>, P) -> Result<()>,
-    ) -> Result<()> {
-        // SAFETY: the binding declares what the library touches, and puts its work on that stream alone.
-        unsafe { self.enqueue_here(uses, call) }
     }
 }

@@ -15,6 +15,7 @@ use crate::error::Result;
 use crate::kernel::image::Image;
 use crate::kernel::module::{LoadedModule, Module};
 use crate::memory::Element;
+use crate::memory::allocation::AllocationHazards;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::pinned::PinnedBuffer;
 use crate::memory::pinned_pool::PinnedBlock;
@@ -25,6 +26,7 @@ use crate::stream::Stream;
 use crate::submit::{Footprint, KernelCode, KernelLaunch, wrong_device};
 use crate::thread::role;
 use crate::thread::worker::offload;
+use gpu_await_protocol::point::Track;
 
 /// A kernel that is known by its name alone.
 pub struct UntypedKernel {
@@ -202,6 +204,9 @@ pub trait VerbParts {
     #[track_caller]
     fn scratch<T: Element>(&self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>>;
 
+    /// Whether a use of the buffer would wait for no other stream: its uses elsewhere are complete.
+    fn is_free<T: Element>(&self, buffer: &DeviceBuffer<T>) -> bool;
+
     /// Refuses memory of another device, before anything is loaded, allocated or put on the stream for an operation.
     ///
     /// # Errors
@@ -252,6 +257,14 @@ impl VerbParts for Queue<'_> {
 
     fn scratch<T: Element>(&self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>> {
         Queue::scratch(self, op, len)
+    }
+
+    fn is_free<T: Element>(&self, buffer: &DeviceBuffer<T>) -> bool {
+        let stream = self.stream().id();
+        buffer.memory().is_only_used_by(stream) || {
+            let users = buffer.memory().with_hazards(AllocationHazards::users);
+            users.iter().all(|used| used.stream.id() == stream || used.is_complete())
+        }
     }
 
     fn check_memory<'m>(&self, memory: impl IntoIterator<Item = &'m Span<'m>>) -> Result<()> {
@@ -321,8 +334,19 @@ pub async fn load_ahead(
     what: &'static str,
     load: impl FnOnce(&Home) -> Result<()> + Send + 'static,
 ) -> Result<()> {
+    let home = device.home().clone();
+    off_executor(what, move || load(&home)).await
+}
+
+/// Runs `work` off the executor. Dropped, the future leaves it running.
+///
+/// # Errors
+/// What `work` fails with; a thread that must not call the driver, for `what`.
+pub async fn off_executor<R: Send + 'static>(
+    what: &'static str,
+    work: impl FnOnce() -> Result<R> + Send + 'static,
+) -> Result<R> {
     coop::proceed().await;
     role::check_driver(what)?;
-    let home = device.home().clone();
-    offload(move || load(&home)).await?
+    offload(work).await?
 }

@@ -311,7 +311,6 @@ impl Share {
     }
 
     /// Tells the sets of a device apart, while it lives.
-    #[cfg(all(feature = "blas", feature = "cuda"))]
     pub(crate) fn id(&self) -> u64 {
         Arc::as_ptr(&self.made) as u64
     }

@@ -644,7 +644,7 @@ impl LaunchOn for PooledStream {
     type Launched = Op<()>;
 
     fn batch_of_one(&self, put: impl FnOnce(&Queue<'_>) -> Result<()>) -> Op<()> {
-        self.batch(put)
+        self.one(put)
     }
 }
 

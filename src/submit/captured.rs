@@ -24,9 +24,10 @@ use super::name::Name;
 use super::outcome::{Dependency, LateOutcomes, RunOutcome, WorkOfOutcome, WorkOutcome};
 use super::raw::{Raw, Refusal};
 use super::{SubmitError, explain};
-use crate::backend::{ArgBlock, DeviceKind, Function, Grid, LaunchShape, RawGraph, StreamOptions};
-#[cfg(all(feature = "blas", feature = "cuda"))]
-use crate::backend::{DriverResult, KernelCall};
+use crate::backend::{
+    ArgBlock, DeviceKind, DriverResult, Function, Grid, KernelCall, LaunchShape, RawGraph,
+    StreamOptions,
+};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::runtime::partitions::Share;
 use crate::runtime::stream_state::StreamState;
@@ -211,7 +212,6 @@ impl KernelCode for Captured {
 
 impl CapturedGraph {
     /// Its kernels, if it is a chain of kernels; they live as long as this.
-    #[cfg(all(feature = "blas", feature = "cuda"))]
     pub(super) fn kernels(&self) -> DriverResult<Option<Vec<KernelCall>>> {
         let Some(CaptureRemains { engine, raw, .. }) = &self.remains else { return Ok(None) };
         // SAFETY: the graph exists, and nothing else refers to it.

@@ -35,7 +35,7 @@ use super::outcome::{LateOutcomes, foreign};
 use super::raw::{Raw, Refusal};
 use super::raw_queue::{Ranges, RawQueue};
 use crate::backend::DevicePtr;
-use crate::error::{ErrorDetail, Result};
+use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::Element;
 use crate::memory::pinned::PinnedBuffer;
 use crate::memory::raw_slice::RawSlice;
@@ -366,51 +366,9 @@ impl DeclaredUses<'_> {
     }
 }
 
-/// For library bindings inside this crate.
-#[cfg(any(feature = "blas", feature = "fft"))]
-impl<'a, P> Uses<'a, P> {
-    /// The closure's argument.
-    pub(crate) fn pointers(&self) -> P
-    where
-        P: Copy,
-    {
-        self.pointers
-    }
-
-    /// Declares memory that is read, if any, outside of the tuple.
-    #[cfg(feature = "blas")]
-    pub(crate) fn also_reads<T, M: Readable<T>>(
-        mut self,
-        memory: Option<&'a M>,
-    ) -> (Self, Option<RawSlice<T>>) {
-        let slice = memory.map(|memory| {
-            let span = memory.span();
-            self.declared.footprint.reads(&span);
-            self.declared.memory.push((span.ptr(), span.range.end - span.range.start));
-            RawSlice::new(span.ptr(), memory.len())
-        });
-        (self, slice)
-    }
-
-    /// Declares memory that is overwritten, if any, outside of the tuple.
-    pub(crate) fn also_writes<T, M: Writable<T>>(
-        mut self,
-        memory: Option<&'a mut M>,
-    ) -> (Self, Option<RawSlice<T>>) {
-        let slice = memory.map(|memory| {
-            let len = memory.len();
-            let span = memory.span_mut();
-            self.declared.footprint.overwrites(&span);
-            self.declared.memory.push((span.ptr(), span.range.end - span.range.start));
-            RawSlice::new(span.ptr(), len)
-        });
-        (self, slice)
-    }
-
-    /// Poisons the declared outputs, and returns the error.
-    pub(crate) fn refuse(self, error: crate::Error) -> crate::Error {
-        self.declared.footprint.poison(error)
-    }
+/// Poisons what was declared as written, as refusing the operation does, and returns the error.
+pub fn refuse<P>(uses: Uses<'_, P>, error: Error) -> Error {
+    uses.declared.footprint.poison(error)
 }
 
 /// No recorder, or the recorder of a capture: known at compile time, because a single extra instruction is too

@@ -6,12 +6,10 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-#[cfg(all(feature = "blas", feature = "cuda"))]
-use crate::backend::KernelCall;
 use crate::backend::host::POISON;
 use crate::backend::{
     ArgBlock, Backend, DeviceKind, DevicePtr, DriverResult, Function, HostCallback, HostPtr,
-    LaunchShape, Pattern, Place, RawStream, RowCopy,
+    KernelCall, LaunchShape, Pattern, Place, RawStream, RowCopy,
 };
 use crate::error::{DriverCode, Error};
 use crate::event::interprocess::SharedEvent;
@@ -222,7 +220,6 @@ impl Raw<'_> {
     }
 
     /// Launches a captured kernel, whose graph the caller keeps.
-    #[cfg(all(feature = "blas", feature = "cuda"))]
     pub(super) fn launch_call(&self, call: &KernelCall) -> DriverResult<()> {
         self.moved(TracedWork::Foreign, 0);
         // SAFETY: the library put the kernel with these arguments on a stream for the caller, who declared their memory for

@@ -44,12 +44,6 @@ impl RawQueue<'_> {
         self.raw.stream.engine()
     }
 
-    /// How many multiprocessors its partition has, if the stream is in one.
-    #[cfg(all(feature = "blas", feature = "cuda"))]
-    pub(crate) fn confined_to(&self) -> Option<u32> {
-        self.raw.stream.partition().map(|share| share.multiprocessors())
-    }
-
     /// The operation's declared ranges, as arguments.
     pub(super) fn ranges(&self) -> ArgBlock {
         let mut args = ArgBlock::default();

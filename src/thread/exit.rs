@@ -99,7 +99,7 @@ pub(crate) fn register(handler: fn()) {
 
 /// Registers the handler once more, behind what a library registered that was loaded just now, or made its first object: threads of this crate
 /// may be inside of it until the handler ran.
-pub(crate) fn register_again() {
+pub fn register_again() {
     register_within(32);
 }
 

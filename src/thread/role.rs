@@ -63,8 +63,11 @@ pub(crate) fn driver_takes_calls() -> bool {
 /// Refuses `what`, which submits or blocks, on threads where it would deadlock. That includes calls for which
 /// the driver creates something (a stream, an event, pinned memory, an event's interprocess handle): they
 /// wait while any queue is full.
+///
+/// # Errors
+/// [`ErrorDetail::WrongThread`].
 #[inline]
-pub(crate) fn check(what: &'static str) -> Result<()> {
+pub fn check(what: &'static str) -> Result<()> {
     match current() {
         Role::Free => Ok(()),
         role => Err(wrong_thread(what, role)),

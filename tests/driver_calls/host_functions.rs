@@ -2,6 +2,8 @@
 
 #[path = "../under_test/every_method.rs"]
 mod every_method;
+#[path = "../../crates/gpu-await-libs/tests/under_test/every_plan.rs"]
+mod every_plan;
 #[path = "../../crates/gpu-await-algorithms/tests/under_test/every_verb.rs"]
 mod every_verb;
 #[path = "../under_test/inside.rs"]
@@ -21,6 +23,8 @@ fn no_public_method_calls_the_driver_there() {
             every_method::run(&device, Inside::HostFn).unwrap();
             let device = device_with(mode);
             World::new(&device).unwrap().run(Inside::HostFn, every_verb::every_verb).unwrap();
+            let device = device_with(mode);
+            every_plan::run(&device, Inside::HostFn).unwrap();
             assert_eq!(driver.misuse(), [""; 0], "{mode:?}");
         }
     });

@@ -1,6 +1,7 @@
 //! NVIDIA's libraries that are not there, or are not what they should be.
 
-use gpu_await::{Blas, Completion, Error, ErrorDetail, ErrorKind, Fft};
+use gpu_await::{Completion, Error, ErrorDetail, ErrorKind};
+use gpu_await_libs::{Blas, Fft};
 
 use super::{async_under_the_stand_in, device_with, soon};
 

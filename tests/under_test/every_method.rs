@@ -9,10 +9,9 @@ use std::time::{Duration, Instant};
 
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
-    Batcher, Blas, Complex, ComplexFft, Copy2d, CudaSource, Device, DeviceKind, DlpackConsumer,
-    DlpackTensor, Error, Event, Fft, Gemm, Image, InOut, Kernel, LaunchConfig, Mapped, Module, Op,
-    Partition, PooledStream, RawQueue, RealFft, Result, Stream, StreamPool, Uses, join_all,
-    kernels,
+    Batcher, Copy2d, CudaSource, Device, DeviceKind, DlpackConsumer, DlpackTensor, Error, Event,
+    Image, InOut, Kernel, LaunchConfig, Mapped, Module, Op, Partition, PooledStream, RawQueue,
+    Result, Stream, StreamPool, Uses, join_all, kernels,
 };
 use tower::Service;
 
@@ -23,13 +22,10 @@ fn nothing(_: &RawQueue<'_>, (): ()) -> Result<()> {
     Ok(())
 }
 
-/// Kernels and plans, loaded before the host function runs: on a GPU loading waits for that.
+/// Kernels and a partition, made before the host function runs: on a GPU loading waits for that.
 pub(crate) struct Loaded {
     scale: kernels::scale,
     module: Option<Module>,
-    /// Plans, on the host device.
-    blas: Option<(Blas, Gemm<f32>, Gemm<f32>)>,
-    fft: Option<(Fft, ComplexFft<f32>, RealFft<f32>)>,
     partition: Partition,
 }
 
@@ -41,24 +37,8 @@ impl Loaded {
             DeviceKind::Cuda => Some(Module::load_blocking(device, spin())?),
             _ => None,
         };
-        // On a GPU, loading them would wait for the gates of whatever tests run beside this one.
-        let host_only = Some(device).filter(|device| device.kind() == DeviceKind::Host);
-        let blas = host_only.and_then(|device| Blas::load_blocking(device).ok()).map(
-            |blas| -> Result<_> {
-                let product = || blas.gemm::<f32>(4, 4, 4);
-                let plans = (product().plan_blocking()?, product().bias().plan_blocking()?);
-                Ok((blas.clone(), plans.0, plans.1))
-            },
-        );
-        let fft =
-            host_only.and_then(|device| Fft::load_blocking(device).ok()).map(|fft| -> Result<_> {
-                let complex = fft.complex(&[4]).plan_blocking()?;
-                let real = fft.real(&[6]).plan_blocking()?;
-                Ok((fft, complex, real))
-            });
-        let (blas, fft) = (blas.transpose()?, fft.transpose()?);
         let partition = futures::executor::block_on(device.reserve_partition(1))?;
-        Ok(Loaded { scale, module, blas, fft, partition })
+        Ok(Loaded { scale, module, partition })
     }
 }
 
@@ -200,56 +180,6 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
         "Stream::lend_cudarc", full => |s| drop(unsafe { s.lend_cudarc() });
     }
     // ---- libraries --------------------------------------------------------------------------
-    each! { refuses:
-        "Blas::load", device => |d| at_once(Blas::load(&d)).map(drop);
-        "Blas::load_blocking", device => |d| Blas::load_blocking(&d).map(drop);
-    }
-    each! { refuses:
-        "Fft::load", device => |d| at_once(Fft::load(&d)).map(drop);
-        "Fft::load_blocking", device => |d| Fft::load_blocking(&d).map(drop);
-    }
-    if let Some((fft, complex, real)) = loaded.fft.clone() {
-        each! { refuses:
-            "FftBuilder::plan", fft => |f| at_once(f.complex::<f32>(&[4]).plan());
-            "FftBuilder::plan_blocking", fft => |f| f.complex::<f32>(&[4]).plan_blocking();
-        }
-        let one = Complex::new(1.0f32, 0.0);
-        let args = || -> Result<_> {
-            let (x, y) = (full.full(4, one).queued()?, full.full(4, one).queued()?);
-            Ok((full.clone(), x, y, full.full(6, 1.0f32).queued()?))
-        };
-        let (plan, (on, x, mut y, _)) = (complex.clone(), args()?);
-        list.refuses("ComplexFft::forward", move || plan.forward(&on, &x, &mut y).queued());
-        let (plan, (on, x, mut y, _)) = (complex.clone(), args()?);
-        list.refuses("ComplexFft::inverse", move || plan.inverse(&on, &x, &mut y).queued());
-        let (plan, (on, _, mut y, _)) = (complex.clone(), args()?);
-        list.refuses("ComplexFft::forward_in_place", move || {
-            plan.forward_in_place(&on, &mut y).queued()
-        });
-        let (plan, (on, _, mut y, _)) = (complex, args()?);
-        list.refuses("ComplexFft::inverse_in_place", move || {
-            plan.inverse_in_place(&on, &mut y).queued()
-        });
-        let (plan, (on, mut x, _, s)) = (real.clone(), args()?);
-        list.refuses("RealFft::forward", move || plan.forward(&on, &s, &mut x).queued());
-        let (plan, (on, mut x, _, mut s)) = (real, args()?);
-        list.refuses("RealFft::inverse", move || plan.inverse(&on, &mut x, &mut s).queued());
-    }
-    if let Some((blas, gemm, biased)) = loaded.blas.clone() {
-        each! { refuses:
-            "GemmBuilder::plan", blas => |b| at_once(b.gemm::<f32>(1, 1, 1).plan());
-            "GemmBuilder::plan_blocking", blas => |b| b.gemm::<f32>(1, 1, 1).plan_blocking();
-        }
-        let (a, mut c, on) =
-            (full.full(16, 1.0f32).queued()?, full.zeros(16).queued()?, full.clone());
-        list.refuses("Gemm::launch", move || gemm.launch(&on, 1.0, &a, &a, 0.0, &mut c).queued());
-        let (a, mut c, on) =
-            (full.full(16, 1.0f32).queued()?, full.zeros(16).queued()?, full.clone());
-        list.refuses("Gemm::launch_with_bias", move || {
-            let bias = a.slice(..4)?;
-            biased.launch_with_bias(&on, 1.0, &a, &a, &bias, 0.0, &mut c).queued()
-        });
-    }
     if let Ok(context) = device.cudarc_context() {
         each! { refuses:
             "Device::from_cudarc", context => |c| Device::from_cudarc(&c);

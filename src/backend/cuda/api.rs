@@ -12,11 +12,11 @@ use std::sync::OnceLock;
 
 use super::dev_resource::DevResource;
 use super::launch_ex::RawConfig;
-use super::library;
 use super::node_params::NodeParams;
 use crate::backend::{DriverResult, HostCallback, Place, RowCopy};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::system;
+use crate::system::library;
 
 /// A driver object.
 pub(super) type Handle = *mut c_void;
@@ -184,15 +184,10 @@ entry_points! {
         // From CUDA 12.6 on.
         cuStreamGetCtx_v2(Handle, *mut Handle, *mut Handle);
         // Without these, calls of libraries are made again and again.
-        #[cfg(feature = "blas")]
         cuGraphGetNodes(Handle, *mut Handle, *mut usize);
-        #[cfg(feature = "blas")]
         cuGraphNodeGetDependencies(Handle, *mut Handle, *mut usize);
-        #[cfg(feature = "blas")]
         cuGraphNodeGetType(Handle, *mut c_int);
-        #[cfg(feature = "blas")]
         cuGraphKernelNodeGetParams_v2(Handle, *mut NodeParams);
-        #[cfg(feature = "blas")]
         cuGraphKernelNodeGetAttribute(Handle, c_int, *mut c_void);
     }
     cuDeviceGetCount(*mut c_int);

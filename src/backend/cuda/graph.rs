@@ -5,10 +5,8 @@ use std::ffi::c_int;
 use super::api::Handle;
 use super::node_params::NodeParams;
 use super::{CudaBackend, driver, event_handle, stream_handle};
-#[cfg(feature = "blas")]
-use crate::backend::KernelCall;
 use crate::backend::{
-    DriverResult, Function, GraphCalls, NodeLaunch, RawGraph, RawPartition, RawStream,
+    DriverResult, Function, GraphCalls, KernelCall, NodeLaunch, RawGraph, RawPartition, RawStream,
 };
 
 impl CudaBackend {
@@ -73,12 +71,10 @@ impl GraphCalls for CudaBackend {
         Ok(RawGraph { graph: graph as u64, exec: 0, nodes: Box::default() })
     }
 
-    #[cfg(feature = "blas")]
     unsafe fn graph_kernels(&self, graph: &RawGraph) -> DriverResult<Option<Vec<KernelCall>>> {
         self.kernel_chain(graph.graph as Handle)
     }
 
-    #[cfg(feature = "blas")]
     unsafe fn launch_call(&self, call: &KernelCall, stream: RawStream) -> DriverResult<()> {
         self.launch_again(call, stream)
     }

@@ -9,9 +9,7 @@ use std::mem::{align_of, offset_of, size_of};
 
 use smallvec::SmallVec;
 
-#[cfg(feature = "blas")]
-use crate::backend::KernelCall;
-use crate::backend::{Grid, LaunchShape};
+use crate::backend::{Grid, KernelCall, LaunchShape};
 
 /// `CUlaunchConfig`.
 #[repr(C)]
@@ -70,7 +68,6 @@ impl RawConfig {
     }
 
     /// For a captured call, with the attributes that the driver returned. It points to them as well.
-    #[cfg(feature = "blas")]
     pub(super) fn of(call: &KernelCall, stream: *mut c_void) -> Self {
         let attributes = &call.attributes;
         RawConfig::with(&call.grid, stream, (attributes.as_ptr().cast(), attributes.len() as u32))

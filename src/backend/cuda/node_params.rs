@@ -3,9 +3,9 @@
 
 use std::ffi::c_void;
 
-use crate::backend::{ArgPointers, DriverResult, Function, NodeLaunch, RawFunction, RawPartition};
-#[cfg(feature = "blas")]
-use crate::backend::{Grid, KernelCall};
+use crate::backend::{
+    ArgPointers, DriverResult, Function, Grid, KernelCall, NodeLaunch, RawFunction, RawPartition,
+};
 use crate::error::DriverCode;
 
 const NOT_SUPPORTED: i32 = 801;
@@ -35,7 +35,6 @@ const _: () = {
 
 impl NodeParams {
     /// For the driver to fill in.
-    #[cfg(feature = "blas")]
     pub(super) fn unset() -> Self {
         let none: *mut c_void = std::ptr::null_mut();
         NodeParams {
@@ -51,7 +50,6 @@ impl NodeParams {
     }
 
     /// The filled-in parameters as a launch with these attributes.
-    #[cfg(feature = "blas")]
     pub(super) fn call(&self, attributes: Box<[[u64; 9]]>) -> KernelCall {
         let NodeParams { grid_dim, block_dim, shared_mem_bytes, .. } = *self;
         // A kernel that belongs to no context yet is launched as a function is.

@@ -10,9 +10,9 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use super::library;
-use super::library::{NotFound, Search};
 use crate::error::{Error, ErrorDetail, Result};
+use crate::system::library;
+use crate::system::library::{NotFound, Search};
 
 const SEARCH: Search = Search {
     variable: "GPU_AWAIT_NVRTC",

@@ -7,10 +7,9 @@ use parking_lot::Mutex;
 
 use super::run::{Command, GraphStep, Launch};
 use super::{HostBackend, NOT_SUPPORTED, permitted};
-#[cfg(all(feature = "blas", feature = "cuda"))]
-use crate::backend::KernelCall;
 use crate::backend::{
-    DriverResult, Function, GraphCalls, NodeLaunch, RawEvent, RawGraph, RawPartition, RawStream,
+    DriverResult, Function, GraphCalls, KernelCall, NodeLaunch, RawEvent, RawGraph, RawPartition,
+    RawStream,
 };
 use crate::error::DriverCode;
 
@@ -37,12 +36,10 @@ impl GraphCalls for HostBackend {
         Ok(RawGraph { graph: 0, exec: 0, nodes: Box::default() })
     }
 
-    #[cfg(all(feature = "blas", feature = "cuda"))]
     unsafe fn graph_kernels(&self, _graph: &RawGraph) -> DriverResult<Option<Vec<KernelCall>>> {
         Ok(None)
     }
 
-    #[cfg(all(feature = "blas", feature = "cuda"))]
     unsafe fn launch_call(&self, _call: &KernelCall, _stream: RawStream) -> DriverResult<()> {
         Err(DriverCode { call: "launch_call", code: NOT_SUPPORTED })
     }

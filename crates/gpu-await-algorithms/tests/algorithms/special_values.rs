@@ -542,7 +542,7 @@ fn numbers_of_kernels() -> Result<()> {
 
 /// `alpha` and `beta` with what they scale: a zero of either sign is no factor.
 mod products {
-    use gpu_await::{Activation, Blas, Gemm, GemmElement};
+    use gpu_await_libs::{Activation, Blas, Gemm, GemmElement};
 
     use super::*;
 

@@ -7,12 +7,11 @@ use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
 
-use gpu_await_protocol::sync::Mutex;
+use gpu_await::sibling::{Mutex, NotFound, Search, once};
+use gpu_await::{ErrorDetail, LibraryStatus, Result};
 
 use super::shape::FftShape;
-use crate::backend::cuda::library;
-use crate::backend::cuda::library::{NotFound, Search};
-use crate::error::{ErrorDetail, LibraryStatus, Result};
+use crate::library_object::open;
 
 const SEARCH: Search = Search {
     variable: "GPU_AWAIT_CUFFT",
@@ -58,7 +57,7 @@ impl FftCalls {
     /// The library; found once in the life of the process.
     fn get() -> Result<&'static FftCalls> {
         static CALLS: OnceLock<FftCalls> = OnceLock::new();
-        library::once(&CALLS, Self::find)
+        once(&CALLS, Self::find)
     }
 
     fn find() -> Result<FftCalls> {
@@ -70,7 +69,7 @@ impl FftCalls {
     }
 
     fn open(path: &Path) -> std::result::Result<FftCalls, String> {
-        let library = library::open(path)?;
+        let library = open(path)?;
         macro_rules! symbol {
             ($name:ident) => {
                 // SAFETY: the field's type is the entry point's in the cuFFT manual.

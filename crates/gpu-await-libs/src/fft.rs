@@ -12,7 +12,6 @@
 //! # Invariants
 //! 1. A plan's stream and work area are set and used by one launch at a time: two streams may use one plan (`one_plan_on_two_streams`).
 
-#[cfg(feature = "cuda")]
 mod cufft;
 mod plan;
 mod shape;
@@ -22,25 +21,21 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use gpu_await::sibling::{LibraryDevice, check_thread, off_executor};
+use gpu_await::{Device, LaunchOn, Readable, Result, Writable};
 use num_complex::Complex;
 
 use self::plan::{Direction, FftCore, Transformer};
 pub use self::shape::FftElement;
 use self::shape::FftShape;
-use crate::device::Device;
-use crate::error::Result;
-use crate::kernel::LaunchOn;
-use crate::memory::view::{Readable, Writable};
-use crate::runtime::coop;
-use crate::thread::role;
-use crate::thread::worker::offload;
 
 /// The library for Fourier transforms on a device: cuFFT on a GPU, `rustfft` on a host device. Cheap to clone.
 ///
 /// # Examples
 /// ```
 /// # futures::executor::block_on(async {
-/// use gpu_await::{Complex, Device, Fft};
+/// use gpu_await::Device;
+/// use gpu_await_libs::{Complex, Fft};
 /// let device = Device::cuda_or_host()?;
 /// let stream = device.stream()?;
 /// let plan = Fft::load(&device).await?.real::<f32>(&[8]).plan().await?;
@@ -85,16 +80,17 @@ impl Fft {
     /// Loads the library. Dropped, the future leaves it loading.
     ///
     /// # Errors
-    /// [`ErrorDetail::NoLibrary`](crate::ErrorDetail::NoLibrary): no cuFFT, with where it was looked for and what to
+    /// [`ErrorDetail::NoLibrary`](gpu_await::ErrorDetail::NoLibrary): no cuFFT, with where it was looked for and what to
     /// install; a device that is lost or closed.
     ///
     /// # Source
     /// The library is `libcufft.so.12` or `.11`; the environment variable `GPU_AWAIT_CUFFT` names the file or its folder.
     pub async fn load(device: &Device) -> Result<Fft> {
-        coop::proceed().await;
-        role::check_driver("loading a library")?;
-        let engine = device.engine().clone();
-        offload(move || Ok(Fft { transformer: Transformer::load(&engine)? })).await?
+        let device = LibraryDevice::of(device);
+        off_executor("loading a library", move || {
+            Ok(Fft { transformer: Transformer::load(device)? })
+        })
+        .await
     }
 
     /// [`load`](Self::load) on the calling thread.
@@ -105,8 +101,8 @@ impl Fft {
     /// # Errors
     /// As [`load`](Self::load); a thread on which it would deadlock.
     pub fn load_blocking(device: &Device) -> Result<Fft> {
-        role::check("loading a library")?;
-        Ok(Fft { transformer: Transformer::load(device.engine())? })
+        check_thread("loading a library")?;
+        Ok(Fft { transformer: Transformer::load(LibraryDevice::of(device))? })
     }
 
     /// Begins a plan for transforms of complex numbers, of one to three dimensions, row-major.
@@ -134,16 +130,15 @@ impl<P: From<FftPlan>> FftBuilder<P> {
     /// Makes the plan. Dropped, the future leaves it being made.
     ///
     /// # Errors
-    /// [`ErrorDetail::TooFew`](crate::ErrorDetail::TooFew): an extent of 0, or none;
-    /// [`ErrorDetail::Unsupported`](crate::ErrorDetail::Unsupported): more than three;
-    /// [`ErrorDetail::Foreign`](crate::ErrorDetail::Foreign): what cuFFT says; a device that is lost or closed.
+    /// [`ErrorDetail::TooFew`](gpu_await::ErrorDetail::TooFew): an extent of 0, or none;
+    /// [`ErrorDetail::Unsupported`](gpu_await::ErrorDetail::Unsupported): more than three;
+    /// [`ErrorDetail::Foreign`](gpu_await::ErrorDetail::Foreign): what cuFFT says; a device that is lost or closed.
     ///
     /// # Source
     /// `cufftMakePlanMany64`.
     pub async fn plan(self) -> Result<P> {
-        coop::proceed().await;
-        role::check_driver("making a plan")?;
-        let core = offload(move || self.transformer.plan(&self.shape)).await??;
+        let core =
+            off_executor("making a plan", move || self.transformer.plan(&self.shape)).await?;
         Ok(FftPlan(Arc::new(core)).into())
     }
 
@@ -155,7 +150,7 @@ impl<P: From<FftPlan>> FftBuilder<P> {
     /// # Errors
     /// As [`plan`](Self::plan); a thread on which it would deadlock.
     pub fn plan_blocking(self) -> Result<P> {
-        role::check("making a plan")?;
+        check_thread("making a plan")?;
         Ok(FftPlan(Arc::new(self.transformer.plan(&self.shape)?)).into())
     }
 }
@@ -181,14 +176,14 @@ impl<T: FftElement> ComplexFft<T> {
     /// device*.
     ///
     /// # Blocking
-    /// As a [launch](crate::Stream::launch): while the stream's queue is full, and the first time.
+    /// As a [launch](gpu_await::Stream::launch): while the stream's queue is full, and the first time.
     ///
     /// # Errors
-    /// [`ErrorDetail::WrongLength`](crate::ErrorDetail::WrongLength): an argument of another shape;
-    /// [`ErrorDetail::Misaligned`](crate::ErrorDetail::Misaligned): one, also of real numbers, whose address is not a
+    /// [`ErrorDetail::WrongLength`](gpu_await::ErrorDetail::WrongLength): an argument of another shape;
+    /// [`ErrorDetail::Misaligned`](gpu_await::ErrorDetail::Misaligned): one, also of real numbers, whose address is not a
     /// multiple of the size of a complex number, 8 bytes or 16;
-    /// [`ErrorDetail::WrongDevice`](crate::ErrorDetail::WrongDevice); no memory for the work area; those of
-    /// cuFFT, as [`ErrorDetail::Foreign`](crate::ErrorDetail::Foreign); an input that was never written or
+    /// [`ErrorDetail::WrongDevice`](gpu_await::ErrorDetail::WrongDevice); no memory for the work area; those of
+    /// cuFFT, as [`ErrorDetail::Foreign`](gpu_await::ErrorDetail::Foreign); an input that was never written or
     /// whose producer failed.
     ///
     /// # Source

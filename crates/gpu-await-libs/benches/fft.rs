@@ -3,19 +3,13 @@
 //! Transforms of complex `f32`, out of place, launched without a wait in between: `fft.SHAPE.us` is the time of one, the
 //! median of 11 rounds; `fft.call.us` how long the thread is busy for a small one. Without cuFFT it prints nothing.
 
-#[path = "measure.rs"]
+#[path = "../../../benches/measure.rs"]
 mod measure;
 
-#[cfg(not(feature = "fft"))]
-fn main() {
-    eprintln!("# wants the feature `fft`");
-}
-
-#[cfg(feature = "fft")]
 fn main() {
     use std::time::Instant;
 
-    use gpu_await::{Complex, Fft};
+    use gpu_await_libs::{Complex, Fft};
     use measure::{Sorted, print, rounds, us};
 
     let device = measure::device();

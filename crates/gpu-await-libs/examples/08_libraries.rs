@@ -1,12 +1,10 @@
 //! Other libraries: matrix products and transforms as operations, a call of your own library, memory that comes from
 //! elsewhere and goes there.
 //!
-//! Wants the features `blas` and `fft`. Prints what each gave; on a host device the CPU computes it.
+//! Prints what each gave; on a host device the CPU computes it.
 
-use gpu_await::{
-    Activation, Blas, Complex, Device, DeviceBuffer, DeviceKind, Fft, Op, RawQueue, RawSlice,
-    Result, Stream, Uses,
-};
+use gpu_await::{Device, DeviceBuffer, DeviceKind, Op, RawQueue, RawSlice, Result, Stream, Uses};
+use gpu_await_libs::{Activation, Blas, Complex, Fft};
 
 type Status = std::result::Result<(), Box<dyn std::error::Error + Send + Sync>>;
 

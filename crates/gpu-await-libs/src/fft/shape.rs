@@ -4,11 +4,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+use gpu_await::{Element, ErrorDetail, Result};
 use rustfft::{FftDirection, FftPlanner};
 use smallvec::SmallVec;
-
-use crate::error::{ErrorDetail, Result};
-use crate::memory::Element;
 
 /// A type of real numbers that transforms compute with: `f32`, `f64`. Sealed.
 #[diagnostic::on_unimplemented(

@@ -1,14 +1,10 @@
 //! Matrix products: against a plain loop, for every type, layout and epilogue; ordered like any operation; and what is
 //! refused.
 
-#![cfg(feature = "blas")]
-
+use gpu_await::half::{bf16, f16};
 use gpu_await::testing::{self, Gate};
-use gpu_await::{
-    Activation, Blas, DeviceBuffer, DeviceKind, ErrorDetail, ErrorKind, Gemm, GemmElement, Result,
-    Stream,
-};
-use half::{bf16, f16};
+use gpu_await::{DeviceBuffer, DeviceKind, ErrorDetail, ErrorKind, Result, Stream};
+use gpu_await_libs::{Activation, Blas, Gemm, GemmElement};
 
 use crate::under_test::child;
 use crate::under_test::random::Random;

@@ -3,9 +3,8 @@
 
 use std::fmt;
 
-use half::{bf16, f16};
-
-use crate::memory::{Element, Number};
+use gpu_await::half::{bf16, f16};
+use gpu_await::{Element, Number};
 
 /// How a library calls a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,8 +3,9 @@
 
 use std::fmt;
 
+use gpu_await::{Error, ErrorDetail, Result};
+
 use super::element::Kind;
-use crate::error::{ErrorDetail, Result};
 
 /// The last step for each element of a product.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -82,6 +83,6 @@ impl fmt::Display for Shape {
 }
 
 /// An extent that is 0.
-fn too_few(what: &'static str) -> crate::error::Error {
+fn too_few(what: &'static str) -> Error {
     ErrorDetail::TooFew { what, found: 0, least: 1 }.into()
 }

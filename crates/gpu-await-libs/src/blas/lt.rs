@@ -10,17 +10,15 @@ use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::{Arc, Once, OnceLock};
 
-use bytemuck::Pod;
-use gpu_await_protocol::sync::Mutex;
+use gpu_await::bytemuck;
+use gpu_await::bytemuck::Pod;
+use gpu_await::sibling::{Mutex, NotFound, Search, once, partition_of, register_again};
+use gpu_await::{ErrorDetail, LibraryStatus, RawQueue, Result};
 
 use super::element::Kind;
+use super::known_calls::{CallKey, KnownCalls};
 use super::shape::{ALIGNMENT, Activation, Shape};
-use crate::backend::cuda::library;
-use crate::backend::cuda::library::{NotFound, Search};
-use crate::error::{ErrorDetail, LibraryStatus, Result};
-use crate::interop::library_object::{LibraryObject, in_context};
-use crate::submit::{CallKey, KnownCalls, RawQueue};
-use crate::thread::exit;
+use crate::library_object::{LibraryObject, open};
 
 const SEARCH: Search = Search {
     variable: "GPU_AWAIT_CUBLASLT",
@@ -41,9 +39,8 @@ struct Heuristic {
 }
 
 const _: () = {
-    use cudarc::driver::sys::CUstream;
-    // A stream of the run-time library is the driver's.
-    assert!(size_of::<CUstream>() == size_of::<Handle>());
+    // A stream and an address are passed as the pointers that they are.
+    assert!(size_of::<u64>() == size_of::<Handle>());
     assert!(size_of::<Heuristic>() == 96);
 };
 
@@ -102,7 +99,7 @@ impl LtCalls {
     /// The library; found once in the life of the process.
     fn get() -> Result<&'static LtCalls> {
         static API: OnceLock<LtCalls> = OnceLock::new();
-        library::once(&API, Self::find)
+        once(&API, Self::find)
     }
 
     fn find() -> Result<LtCalls> {
@@ -114,7 +111,7 @@ impl LtCalls {
     }
 
     fn open(path: &Path) -> std::result::Result<LtCalls, String> {
-        let library = library::open(path)?;
+        let library = open(path)?;
         macro_rules! symbol {
             ($name:ident) => {
                 // SAFETY: the field's type is the entry point's in the cuBLAS manual.
@@ -189,7 +186,7 @@ impl Library {
         let mut handle = null_mut();
         lt!(api, cublasLtCreate(&raw mut handle))?;
         // With it come the library's log and tables, which go at the end of the process.
-        FIRST.call_once(exit::register_again);
+        FIRST.call_once(register_again);
         Ok(Library { api, handle })
     }
 }
@@ -266,7 +263,7 @@ const BIAS_POINTER: c_int = 8;
 
 impl LtPlan {
     pub(super) fn new(library: &Arc<LibraryObject<Library>>, shape: &Shape) -> Result<Self> {
-        in_context(library.engine(), || {
+        library.device().in_context(|| {
             let layouts = Layouts::new(library.get(), shape)?;
             let everywhere =
                 Choice::new(library.get(), shape, &layouts, None, shape.workspace_bytes)?;
@@ -320,7 +317,7 @@ impl LtPlan {
             u64::from_ne_bytes(bytes)
         };
         let key: CallKey = [a, b, c, bias.unwrap_or(0), workspace, bits(alpha), bits(beta)];
-        let confined = queue.confined_to().map(|size| self.confined(size)).transpose()?;
+        let confined = partition_of(queue).map(|(_, size)| self.confined(size)).transpose()?;
         let choice = confined.as_deref().unwrap_or(&self.everywhere);
         let call = |stream| self.call(choice, stream, (alpha, beta), [a, b, c], bias, workspace);
         self.known.put(queue, key, || self.library(), call)

@@ -1,14 +1,11 @@
 //! Fourier transforms: against the plain sum, for every kind and dimension; ordered like any operation; and what is
 //! refused.
 
-#![cfg(feature = "fft")]
-
 use std::f64::consts::TAU;
 
 use gpu_await::testing::{self, Gate};
-use gpu_await::{
-    Complex, DeviceKind, Error, ErrorDetail, ErrorKind, Fft, FftElement, In, Out, Region, Result,
-};
+use gpu_await::{DeviceKind, Error, ErrorDetail, ErrorKind, In, Out, Region, Result};
+use gpu_await_libs::{Complex, Fft, FftElement};
 
 use crate::under_test::random::Random;
 

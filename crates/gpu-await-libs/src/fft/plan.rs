@@ -3,22 +3,17 @@
 use std::fmt;
 use std::sync::Arc;
 
+use gpu_await::sibling::{LibraryDevice, VerbParts, refuse};
+use gpu_await::{
+    DeviceKind, ErrorDetail, Queue, RawQueue, RawSlice, Readable, Result, Uses, Writable,
+};
 use num_complex::Complex;
 
-#[cfg(feature = "cuda")]
 use super::cufft::CufftPlan;
 use super::shape::{FftElement, FftShape};
 use super::twin;
-use crate::backend::DeviceKind;
-use crate::batch::queue::Queue;
-use crate::error::{ErrorDetail, Result};
-#[cfg(feature = "cuda")]
-use crate::interop::library_object::LibraryObject;
-use crate::interop::work_area::{WorkArea, WorkMemory};
-use crate::memory::raw_slice::RawSlice;
-use crate::memory::view::{Readable, Writable};
-use crate::runtime::Engine;
-use crate::submit::{RawQueue, Uses, wrong_device};
+use crate::library_object::LibraryObject;
+use crate::work_area::{WorkArea, WorkMemory};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
@@ -29,50 +24,44 @@ pub(super) enum Direction {
 /// The implementation of transforms on a device.
 #[derive(Clone)]
 pub(super) struct Transformer {
-    engine: Arc<Engine>,
+    device: LibraryDevice,
 }
 
 /// A plan of either kind of device.
 pub(super) struct FftCore {
     shape: FftShape,
-    engine: Arc<Engine>,
+    device: LibraryDevice,
     area: WorkArea,
-    #[cfg(feature = "cuda")]
     plan: Option<Arc<LibraryObject<CufftPlan>>>,
 }
 
 impl fmt::Debug for Transformer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.engine.label())
+        f.write_str(self.device.label())
     }
 }
 
 impl Transformer {
-    pub(super) fn load(engine: &Arc<Engine>) -> Result<Self> {
-        engine.check_open()?;
-        #[cfg(feature = "cuda")]
-        if engine.backend.kind() == DeviceKind::Cuda {
+    pub(super) fn load(device: LibraryDevice) -> Result<Self> {
+        device.check_open()?;
+        if device.kind() == DeviceKind::Cuda {
             super::cufft::load()?;
         }
-        Ok(Transformer { engine: engine.clone() })
+        Ok(Transformer { device })
     }
 
     pub(super) fn plan(&self, shape: &FftShape) -> Result<FftCore> {
-        let engine = &self.engine;
-        shape.check(engine.label())?;
-        engine.check_open()?;
-        Ok(FftCore {
-            shape: shape.clone(),
-            engine: engine.clone(),
-            area: WorkArea::default(),
-            #[cfg(feature = "cuda")]
-            plan: match engine.backend.kind() {
-                DeviceKind::Cuda => {
-                    Some(Arc::new(LibraryObject::new(engine, || CufftPlan::new(shape))?))
-                }
-                DeviceKind::Host => None,
-            },
-        })
+        let device = &self.device;
+        shape.check(device.label())?;
+        device.check_open()?;
+        let plan = match device.kind() {
+            DeviceKind::Cuda => {
+                Some(Arc::new(LibraryObject::new(device, || CufftPlan::new(shape))?))
+            }
+            _ => None,
+        };
+        let (shape, device) = (shape.clone(), device.clone());
+        Ok(FftCore { shape, device, area: WorkArea::default(), plan })
     }
 }
 
@@ -81,14 +70,8 @@ impl FftCore {
         &self.shape
     }
 
-    #[cfg(feature = "cuda")]
     pub(super) fn work_bytes(&self) -> usize {
         self.plan.as_ref().map_or(0, |plan| plan.get().work_bytes())
-    }
-
-    #[cfg(not(feature = "cuda"))]
-    pub(super) fn work_bytes(&self) -> usize {
-        0
     }
 
     pub(super) fn transform<T: FftElement>(
@@ -100,7 +83,7 @@ impl FftCore {
     ) -> Result<()> {
         let mut work = WorkMemory::None;
         let uses = Uses::new("fft").can_be_captured().reads(input).writes(output);
-        let (from, to) = uses.pointers();
+        let (uses, (from, to)) = uses.into_parts();
         let len = self.shape.len();
         let uses = self.prepare(
             queue,
@@ -108,8 +91,8 @@ impl FftCore {
             [Argument::new("the input", from, len), Argument::new("the output", to, len)],
             &mut work,
         )?;
-        let (uses, work) = uses.also_writes(work.get_mut());
-        queue.enqueue_library(uses, |queue, (from, to)| {
+        let (uses, work) = work.declare(uses);
+        self.enqueue(queue, uses, |queue| {
             let shape = self.shape.clone();
             self.run(queue, direction, [from.address(), to.address()], work, move || {
                 let (from, to) = (slice(from), slice_mut(to));
@@ -126,12 +109,11 @@ impl FftCore {
         data: &mut impl Writable<Complex<T>>,
     ) -> Result<()> {
         let mut work = WorkMemory::None;
-        let uses = Uses::new("fft").can_be_captured().updates(data);
-        let (slice,) = uses.pointers();
-        let data = Argument::new("the data", slice, self.shape.len());
-        let uses = self.prepare(queue, uses, [data], &mut work)?;
-        let (uses, work) = uses.also_writes(work.get_mut());
-        queue.enqueue_library(uses, |queue, (data,)| {
+        let (uses, (data,)) = Uses::new("fft").can_be_captured().updates(data).into_parts();
+        let argument = Argument::new("the data", data, self.shape.len());
+        let uses = self.prepare(queue, uses, [argument], &mut work)?;
+        let (uses, work) = work.declare(uses);
+        self.enqueue(queue, uses, |queue| {
             let shape = self.shape.clone();
             self.run(queue, direction, [data.address(); 2], work, move || {
                 twin::complex(&shape, slice_mut(data), direction == Direction::Forward);
@@ -147,10 +129,10 @@ impl FftCore {
     ) -> Result<()> {
         let mut work = WorkMemory::None;
         let uses = Uses::new("fft_forward").can_be_captured().reads(signal).writes(spectrum);
-        let (from, to) = uses.pointers();
+        let (uses, (from, to)) = uses.into_parts();
         let uses = self.prepare(queue, uses, self.real(from, to), &mut work)?;
-        let (uses, work) = uses.also_writes(work.get_mut());
-        queue.enqueue_library(uses, |queue, (from, to)| {
+        let (uses, work) = work.declare(uses);
+        self.enqueue(queue, uses, |queue| {
             let (shape, pointers) = (self.shape.clone(), [from.address(), to.address()]);
             self.run(queue, Direction::Forward, pointers, work, move || {
                 twin::real_forward(&shape, slice(from), slice_mut(to));
@@ -166,10 +148,10 @@ impl FftCore {
     ) -> Result<()> {
         let mut work = WorkMemory::None;
         let uses = Uses::new("fft_inverse").can_be_captured().updates(spectrum).writes(signal);
-        let (from, to) = uses.pointers();
+        let (uses, (from, to)) = uses.into_parts();
         let uses = self.prepare(queue, uses, self.real(to, from), &mut work)?;
-        let (uses, work) = uses.also_writes(work.get_mut());
-        queue.enqueue_library(uses, |queue, (from, to)| {
+        let (uses, work) = work.declare(uses);
+        self.enqueue(queue, uses, |queue| {
             let (shape, pointers) = (self.shape.clone(), [from.address(), to.address()]);
             self.run(queue, Direction::Inverse, pointers, work, move || {
                 twin::real_inverse(&shape, slice(from), slice_mut(to));
@@ -185,33 +167,42 @@ impl FftCore {
     }
 
     /// Checks device, lengths and addresses, and takes memory for the work area.
-    fn prepare<'a, 'w, P, const N: usize>(
+    fn prepare<'a, 'w, const N: usize>(
         &'w self,
         queue: &Queue<'_>,
-        uses: Uses<'a, P>,
+        uses: Uses<'a>,
         arguments: [Argument; N],
         work: &mut WorkMemory<'w>,
-    ) -> Result<Uses<'a, P>> {
-        let engine = queue.stream().engine();
-        if engine.id != self.engine.id {
-            return Err(uses.refuse(wrong_device("the plan", engine, &self.engine)));
+    ) -> Result<Uses<'a>> {
+        if let Err(error) = self.device.check_queue(queue) {
+            return Err(refuse(uses, error));
         }
         let alignment = self.shape.alignment();
         let mut arguments = arguments.into_iter();
         if let Some(error) = arguments.find_map(|argument| argument.problem(alignment)) {
-            return Err(uses.refuse(error.into()));
+            return Err(refuse(uses, error.into()));
         }
         match self.area.take(queue, self.work_bytes()) {
             Ok(memory) => *work = memory,
-            Err(error) => return Err(uses.refuse(error)),
+            Err(error) => return Err(refuse(uses, error)),
         }
         // A graph's launch uses the plan's tables, even after the plan is dropped.
-        #[cfg(feature = "cuda")]
         let uses = match &self.plan {
             Some(plan) if queue.is_drawing() => uses.keeps(plan.clone()),
             _ => uses,
         };
         Ok(uses)
+    }
+
+    /// Puts a transform on the queue's stream.
+    fn enqueue(
+        &self,
+        queue: &Queue<'_>,
+        uses: Uses<'_>,
+        transform: impl FnOnce(&RawQueue<'_>) -> Result<()>,
+    ) -> Result<()> {
+        // SAFETY: all that cuFFT and the twins touch is declared, and the library puts its work on that stream alone.
+        unsafe { queue.enqueue(uses, |queue, ()| transform(queue)) }
     }
 
     /// Transforms with the library on a GPU, or with the twin.
@@ -223,13 +214,11 @@ impl FftCore {
         work: Option<RawSlice<u8>>,
         twin: impl FnMut() + Send + 'static,
     ) -> Result<()> {
-        #[cfg(feature = "cuda")]
         if let Some(plan) = &self.plan {
             let work = work.map_or(0, RawSlice::address);
             let forward = direction == Direction::Forward;
             return plan.get().execute(queue.stream(), forward, pointers, work);
         }
-        let _ = (direction, pointers, work);
         queue.host_each(twin)
     }
 }

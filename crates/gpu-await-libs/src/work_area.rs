@@ -9,13 +9,8 @@
 //! The first launch allocates the area on its stream; the plan keeps it.
 #![forbid(unsafe_code)]
 
-use gpu_await_protocol::sync::{Mutex, MutexGuard};
-
-use crate::batch::queue::Queue;
-use crate::error::Result;
-use crate::memory::allocation::AllocationHazards;
-use crate::memory::buffer::DeviceBuffer;
-use gpu_await_protocol::point::Track;
+use gpu_await::sibling::{Mutex, MutexGuard, VerbParts};
+use gpu_await::{DeviceBuffer, Queue, RawSlice, Result, Uses};
 
 /// A plan's area.
 #[derive(Default)]
@@ -46,14 +41,7 @@ impl WorkArea {
             if kept.is_none() {
                 *kept = Some(queue.empty(bytes)?);
             }
-            let stream = queue.stream().id();
-            let is_free = kept.as_ref().is_some_and(|area| {
-                area.memory().is_only_used_by(stream) || {
-                    let users = area.memory().with_hazards(AllocationHazards::users);
-                    users.iter().all(|used| used.stream.id() == stream || used.is_complete())
-                }
-            });
-            if is_free {
+            if kept.as_ref().is_some_and(|area| queue.is_free(area)) {
                 return Ok(WorkMemory::Kept(kept));
             }
         }
@@ -62,11 +50,15 @@ impl WorkArea {
 }
 
 impl WorkMemory<'_> {
-    pub(crate) fn get_mut(&mut self) -> Option<&mut DeviceBuffer<u8>> {
-        match self {
+    /// Declares it as overwritten.
+    pub(crate) fn declare<'a>(&'a mut self, uses: Uses<'a>) -> (Uses<'a>, Option<RawSlice<u8>>) {
+        let memory = match self {
             WorkMemory::None => None,
             WorkMemory::Kept(kept) => kept.as_mut(),
             WorkMemory::Own(own) => Some(own),
-        }
+        };
+        let Some(memory) = memory else { return (uses, None) };
+        let (uses, (slice,)) = uses.writes(memory).into_parts();
+        (uses, Some(slice))
     }
 }

@@ -11,26 +11,17 @@
 //! | known as anything else: with fills or copies, or cannot be captured | made |
 //! | inside a graph | made, into the graph |
 //!
-//! The arguments of captured kernels belong to their graph, which is dropped when the call is forgotten: the driver copies arguments at the
-//! launch.
-//!
 //! # Invariants
 //! 1. A call is captured when it is made for the second time, and no sooner (`a_call_is_captured_when_it_comes_again`).
 //! 2. At most [`KNOWN_MOST`] calls are known, however many are made (`few_calls_are_known`).
-#![forbid(unsafe_code)]
 
 use std::any::Any;
 use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
-use gpu_await_protocol::sync::Mutex;
-
-use super::captured::{CapturedGraph, captured};
-use super::raw::{Raw, Refusal};
-use super::raw_queue::RawQueue;
-use crate::backend::KernelCall;
-use crate::error::Result;
+use gpu_await::sibling::{KernelChain, Mutex, is_captured, partition_of};
+use gpu_await::{RawQueue, Result};
 
 /// Addresses and values: what distinguishes a plan's calls.
 pub(crate) type CallKey = [u64; 7];
@@ -45,12 +36,7 @@ const KNOWN_MOST: usize = 256;
 const NOTED: usize = 64;
 
 /// The calls of a plan.
-pub(crate) struct KnownCalls(Mutex<Table<Arc<KnownKernels>>>);
-
-struct KnownKernels {
-    calls: Vec<KernelCall>,
-    _graph: CapturedGraph,
-}
+pub(crate) struct KnownCalls(Mutex<Table<Arc<KernelChain>>>);
 
 struct Table<K> {
     noted: [u64; NOTED],
@@ -78,39 +64,28 @@ impl KnownCalls {
         keep: impl FnOnce() -> O,
         call: impl Fn(u64) -> Result<()>,
     ) -> Result<()> {
-        if queue.recorder.is_some() {
+        if is_captured(queue) {
             return call(queue.stream());
         }
-        let key = (key, queue.raw.stream.partition().map_or(0, |share| share.id()));
+        let key = (key, partition_of(queue).map_or(0, |(id, _)| id));
         let found = self.0.lock().find(&key);
         let kernels = match found {
             Found::Known(kernels) => kernels,
             Found::Nothing => None,
             Found::Noted => {
-                let kernels = kernels_of(queue, keep, &call).map(Arc::new);
+                let kernels = KernelChain::capture(queue, keep, &call).map(Arc::new);
                 // Forgotten entries are dropped after the lock.
                 let _forgotten = self.0.lock().enter(key, kernels.clone());
                 kernels
             }
         };
-        let Some(kernels) = kernels else { return call(queue.stream()) };
-        let mut launches = kernels.calls.iter().map(|call| queue.raw.launch_call(call));
-        launches.try_for_each(|launched| launched.map_err(|code| queue.raw.stream.refused(code)))
+        match kernels {
+            // SAFETY: a call with the same addresses was captured, and its operation declared them as this one does; `keep` kept the
+            // library.
+            Some(kernels) => unsafe { kernels.launch(queue) },
+            None => call(queue.stream()),
+        }
     }
-}
-
-/// The kernels that are all of a call.
-fn kernels_of<O: Any + Send>(
-    queue: &RawQueue<'_>,
-    keep: impl FnOnce() -> O,
-    call: impl Fn(u64) -> Result<()>,
-) -> Option<KnownKernels> {
-    let stream = queue.raw.stream;
-    let calls = |raw: &Raw<'_>| call(raw.handle()).map_err(Refusal::Foreign);
-    let raw = captured(stream, calls).ok()?;
-    let graph = CapturedGraph::new(stream, raw, vec![Box::new(keep())]);
-    let calls = graph.kernels().ok()??;
-    Some(KnownKernels { calls, _graph: graph })
 }
 
 impl<K: Clone> Table<K> {

@@ -1,6 +1,6 @@
 //! Does a planned product cost more than cuBLASLt's bare call, and than cudarc's?
 //!
-//! Compared in one process, round by round in turn: [`Gemm::launch`](gpu_await::Gemm::launch) `.queued()` (`ours`),
+//! Compared in one process, round by round in turn: [`Gemm::launch`](gpu_await_libs::Gemm::launch) `.queued()` (`ours`),
 //! `cublasLtMatmul` with everything looked up before (`bare`), and cudarc's `CudaBlasLT::matmul`, which searches for an
 //! algorithm in every call (`cudarc`).
 //!
@@ -13,24 +13,16 @@
 //!
 //! Without cuBLASLt it prints nothing.
 
-#[path = "measure.rs"]
+#[path = "../../../benches/measure.rs"]
 mod measure;
 
-#[cfg(all(feature = "blas", feature = "cuda"))]
 #[path = "raw/lt.rs"]
 mod lt;
 
-#[cfg(not(all(feature = "blas", feature = "cuda")))]
-fn main() {
-    eprintln!("# wants the features `blas` and `cuda`");
-}
-
-#[cfg(all(feature = "blas", feature = "cuda"))]
 fn main() {
     compared::main();
 }
 
-#[cfg(all(feature = "blas", feature = "cuda"))]
 mod compared {
     use std::sync::Arc;
     use std::time::Instant;
@@ -38,8 +30,9 @@ mod compared {
     use cudarc::cublaslt::sys::{cublasComputeType_t, cudaDataType};
     use cudarc::cublaslt::{CudaBlasLT, Matmul, MatmulConfig};
     use cudarc::driver::{CudaSlice, CudaStream};
-    use gpu_await::{Blas, Device, DeviceBuffer, Gemm, GemmElement, Stream};
-    use half::bf16;
+    use gpu_await::half::bf16;
+    use gpu_await::{Device, DeviceBuffer, Stream};
+    use gpu_await_libs::{Blas, Gemm, GemmElement};
 
     use super::lt::{BareGemm, Extents};
     use super::measure::{self, Sorted, print, rounds, us};

@@ -1,7 +1,7 @@
 //! Matrix products by cuBLASLt, as operations.
 //!
 //! [`Blas`] is the library, found at run time; [`Gemm`] is a plan for products of one shape: layouts, epilogue and algorithm are chosen
-//! when the plan is made, so that a launch searches for nothing. In a [partition](crate::Partition) its first launch chooses an algorithm for
+//! when the plan is made, so that a launch searches for nothing. In a [partition](gpu_await::Partition) its first launch chooses an algorithm for
 //! that number of multiprocessors. On a host device a plan computes the same on the CPU.
 //!
 //! | memory of a product | is declared as |
@@ -11,7 +11,7 @@
 //! | the workspace | overwritten |
 //!
 //! From the third launch with the same addresses and scales on, the library is not called: the launch submits the kernels that the second
-//! call captured, in at most two thirds of the host time ([`known_calls`](crate::submit)). A server whose requests reuse their buffers
+//! call captured, in at most two thirds of the host time (`known_calls`). A server whose requests reuse their buffers
 //! benefits automatically; so, mostly, does one that allocates per request, because allocations usually get back the blocks that the stream
 //! freed.
 //!
@@ -19,10 +19,10 @@
 //! 1. After [`GemmBuilder::plan`] no algorithm is searched for (`a_launch_searches_for_nothing`), but once for each size of partition
 //!    (`products_in_partitions`).
 //! 2. Two streams never share a workspace (`products_on_two_streams`): a launch uses the plan's own, or one of its own
-//!    ([`work_area`](crate::interop::work_area)).
+//!    ([`work_area`](crate::work_area)).
 
 mod element;
-#[cfg(feature = "cuda")]
+mod known_calls;
 mod lt;
 mod plan;
 mod shape;
@@ -32,24 +32,21 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use gpu_await::sibling::{LibraryDevice, check_thread, off_executor};
+use gpu_await::{Device, LaunchOn, Readable, Result, View, Writable};
+
 pub use self::element::GemmElement;
 use self::plan::{GemmCore, Multiplier};
 pub use self::shape::Activation;
 use self::shape::Shape;
-use crate::device::Device;
-use crate::error::Result;
-use crate::kernel::LaunchOn;
-use crate::memory::view::{Readable, Writable};
-use crate::runtime::coop;
-use crate::thread::role;
-use crate::thread::worker::offload;
 
 /// The library for matrix products on a device: cuBLASLt on a GPU, the CPU on a host device. Cheap to clone.
 ///
 /// # Examples
 /// ```
 /// # futures::executor::block_on(async {
-/// use gpu_await::{Activation, Blas, Device};
+/// use gpu_await::Device;
+/// use gpu_await_libs::{Activation, Blas};
 /// let device = Device::cuda_or_host()?;
 /// let stream = device.stream()?;
 /// let blas = Blas::load(&device).await?;
@@ -89,17 +86,18 @@ impl Blas {
     /// Loads the library. Dropped, the future leaves it loading.
     ///
     /// # Errors
-    /// [`ErrorDetail::NoLibrary`](crate::ErrorDetail::NoLibrary): no cuBLASLt, with where it was looked for and what to install;
-    /// [`ErrorDetail::Foreign`](crate::ErrorDetail::Foreign): one that does not work with this driver; a device that is lost or closed.
+    /// [`ErrorDetail::NoLibrary`](gpu_await::ErrorDetail::NoLibrary): no cuBLASLt, with where it was looked for and what to install;
+    /// [`ErrorDetail::Foreign`](gpu_await::ErrorDetail::Foreign): one that does not work with this driver; a device that is lost or closed.
     ///
     /// # Source
     /// `cublasLtCreate`. The library is `libcublasLt.so.13` or `.12`; the environment variable `GPU_AWAIT_CUBLASLT` names
     /// the file or its folder.
     pub async fn load(device: &Device) -> Result<Blas> {
-        coop::proceed().await;
-        role::check_driver("loading a library")?;
-        let engine = device.engine().clone();
-        offload(move || Ok(Blas { multiplier: Multiplier::load(&engine)? })).await?
+        let device = LibraryDevice::of(device);
+        off_executor("loading a library", move || {
+            Ok(Blas { multiplier: Multiplier::load(device)? })
+        })
+        .await
     }
 
     /// [`load`](Self::load) on the calling thread.
@@ -110,8 +108,8 @@ impl Blas {
     /// # Errors
     /// As [`load`](Self::load); a thread on which it would deadlock.
     pub fn load_blocking(device: &Device) -> Result<Blas> {
-        role::check("loading a library")?;
-        Ok(Blas { multiplier: Multiplier::load(device.engine())? })
+        check_thread("loading a library")?;
+        Ok(Blas { multiplier: Multiplier::load(LibraryDevice::of(device))? })
     }
 
     /// Begins a plan for products of an `m` x `k` matrix and a `k` x `n` matrix, row-major and without gaps. All of
@@ -169,15 +167,14 @@ impl<T: GemmElement> GemmBuilder<T> {
     /// Chooses the algorithm. Dropped, the future leaves it choosing.
     ///
     /// # Errors
-    /// [`ErrorDetail::TooFew`](crate::ErrorDetail::TooFew): an extent of 0; [`ErrorDetail::TooLarge`](crate::ErrorDetail::TooLarge); [`ErrorDetail::Foreign`](crate::ErrorDetail::Foreign): cuBLASLt has no
+    /// [`ErrorDetail::TooFew`](gpu_await::ErrorDetail::TooFew): an extent of 0; [`ErrorDetail::TooLarge`](gpu_await::ErrorDetail::TooLarge); [`ErrorDetail::Foreign`](gpu_await::ErrorDetail::Foreign): cuBLASLt has no
     /// algorithm for that; a device that is lost or closed.
     ///
     /// # Source
     /// `cublasLtMatmulAlgoGetHeuristic`.
     pub async fn plan(self) -> Result<Gemm<T>> {
-        coop::proceed().await;
-        role::check_driver("choosing an algorithm")?;
-        let core = offload(move || self.multiplier.plan(&self.shape)).await??;
+        let core = off_executor("choosing an algorithm", move || self.multiplier.plan(&self.shape))
+            .await?;
         Ok(Gemm { core: Arc::new(core), element: PhantomData })
     }
 
@@ -189,7 +186,7 @@ impl<T: GemmElement> GemmBuilder<T> {
     /// # Errors
     /// As [`plan`](Self::plan); a thread on which it would deadlock.
     pub fn plan_blocking(self) -> Result<Gemm<T>> {
-        role::check("choosing an algorithm")?;
+        check_thread("choosing an algorithm")?;
         let core = self.multiplier.plan(&self.shape)?;
         Ok(Gemm { core: Arc::new(core), element: PhantomData })
     }
@@ -204,14 +201,14 @@ impl<T: GemmElement> Gemm<T> {
     /// elements, an infinite `alpha` and a part whose sum is 0) it is its choice whether NaN comes out.
     ///
     /// # Blocking
-    /// As a [launch](crate::Stream::launch): while the stream's queue is full, and the first time, in each size of partition.
+    /// As a [launch](gpu_await::Stream::launch): while the stream's queue is full, and the first time, in each size of partition.
     ///
     /// # Errors
-    /// [`ErrorDetail::WrongLength`](crate::ErrorDetail::WrongLength): an argument of another shape;
-    /// [`ErrorDetail::Misaligned`](crate::ErrorDetail::Misaligned): one whose address is not a multiple of
-    /// 16; [`ErrorDetail::WrongDevice`](crate::ErrorDetail::WrongDevice); a plan with a bias
+    /// [`ErrorDetail::WrongLength`](gpu_await::ErrorDetail::WrongLength): an argument of another shape;
+    /// [`ErrorDetail::Misaligned`](gpu_await::ErrorDetail::Misaligned): one whose address is not a multiple of
+    /// 16; [`ErrorDetail::WrongDevice`](gpu_await::ErrorDetail::WrongDevice); a plan with a bias
     /// ([`launch_with_bias`](Self::launch_with_bias)); no memory for the workspace; those of cuBLASLt, as
-    /// [`ErrorDetail::Foreign`](crate::ErrorDetail::Foreign); inputs that were never written or whose
+    /// [`ErrorDetail::Foreign`](gpu_await::ErrorDetail::Foreign); inputs that were never written or whose
     /// producer failed.
     ///
     /// # Source
@@ -226,9 +223,7 @@ impl<T: GemmElement> Gemm<T> {
         beta: T::Scale,
         c: &mut impl Writable<T>,
     ) -> O::Launched {
-        on.batch_of_one(|queue| {
-            self.core.put(queue, (alpha, beta), a, b, None::<&ViewOf<'_, T>>, c)
-        })
+        on.batch_of_one(|queue| self.core.put(queue, (alpha, beta), a, b, None::<&View<'_, T>>, c))
     }
 
     /// [`launch`](Self::launch) of a plan with a bias.
@@ -258,9 +253,6 @@ impl<T: GemmElement> Gemm<T> {
     }
 }
 
-/// The type of the bias argument where there is none.
-type ViewOf<'a, T> = crate::memory::view::View<'a, T>;
-
 impl<T> Clone for Gemm<T> {
     fn clone(&self) -> Self {
         Gemm { core: self.core.clone(), element: PhantomData }
@@ -275,6 +267,6 @@ impl<T> fmt::Debug for Gemm<T> {
 
 impl fmt::Debug for Blas {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Blas({})", self.multiplier.engine().label())
+        write!(f, "Blas({})", self.multiplier.device().label())
     }
 }

@@ -3,70 +3,60 @@
 use std::fmt;
 use std::sync::Arc;
 
+use gpu_await::sibling::{LibraryDevice, VerbParts, refuse};
+use gpu_await::{
+    DeviceKind, ErrorDetail, Queue, RawQueue, RawSlice, Readable, Result, Uses, Writable,
+};
+
 use super::element::GemmElement;
-#[cfg(feature = "cuda")]
 use super::lt::{Library, LtPlan};
 use super::shape::{ALIGNMENT, Shape};
 use super::twin;
-use crate::backend::DeviceKind;
-use crate::batch::queue::Queue;
-use crate::error::{ErrorDetail, Result};
-#[cfg(feature = "cuda")]
-use crate::interop::library_object::LibraryObject;
-use crate::interop::work_area::WorkArea;
-use crate::memory::raw_slice::RawSlice;
-use crate::memory::view::{Readable, Writable};
-use crate::runtime::Engine;
-use crate::submit::{RawQueue, Uses, wrong_device};
+use crate::library_object::LibraryObject;
+use crate::work_area::WorkArea;
 
 /// The implementation of products on a device.
 #[derive(Clone)]
 pub(super) struct Multiplier {
-    engine: Arc<Engine>,
-    #[cfg(feature = "cuda")]
+    device: LibraryDevice,
     library: Option<Arc<LibraryObject<Library>>>,
 }
 
 /// A plan of either kind of device.
 pub(super) struct GemmCore {
     shape: Shape,
-    engine: Arc<Engine>,
+    device: LibraryDevice,
     area: WorkArea,
-    #[cfg(feature = "cuda")]
     plan: Option<LtPlan>,
 }
 
 impl fmt::Debug for Multiplier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.engine.label())
+        f.write_str(self.device.label())
     }
 }
 
 impl Multiplier {
-    pub(super) fn load(engine: &Arc<Engine>) -> Result<Self> {
-        engine.check_open()?;
-        Ok(Multiplier {
-            engine: engine.clone(),
-            #[cfg(feature = "cuda")]
-            library: match engine.backend.kind() {
-                DeviceKind::Cuda => Some(Arc::new(LibraryObject::new(engine, Library::open)?)),
-                DeviceKind::Host => None,
-            },
-        })
+    pub(super) fn load(device: LibraryDevice) -> Result<Self> {
+        device.check_open()?;
+        let library = match device.kind() {
+            DeviceKind::Cuda => Some(Arc::new(LibraryObject::new(&device, Library::open)?)),
+            _ => None,
+        };
+        Ok(Multiplier { device, library })
     }
 
-    pub(super) fn engine(&self) -> &Arc<Engine> {
-        &self.engine
+    pub(super) fn device(&self) -> &LibraryDevice {
+        &self.device
     }
 
     pub(super) fn plan(&self, shape: &Shape) -> Result<GemmCore> {
         shape.check()?;
-        self.engine.check_open()?;
+        self.device.check_open()?;
         Ok(GemmCore {
             shape: *shape,
-            engine: self.engine.clone(),
+            device: self.device.clone(),
             area: WorkArea::default(),
-            #[cfg(feature = "cuda")]
             plan: self.library.as_ref().map(|library| LtPlan::new(library, shape)).transpose()?,
         })
     }
@@ -77,14 +67,8 @@ impl GemmCore {
         &self.shape
     }
 
-    #[cfg(feature = "cuda")]
     pub(super) fn workspace_bytes(&self) -> usize {
         self.plan.as_ref().map_or(0, LtPlan::workspace_bytes)
-    }
-
-    #[cfg(not(feature = "cuda"))]
-    pub(super) fn workspace_bytes(&self) -> usize {
-        0
     }
 
     /// Puts a product on the queue's stream.
@@ -102,35 +86,39 @@ impl GemmCore {
         let overwrites = beta == T::Scale::default();
         let uses = Uses::new("gemm").can_be_captured().reads(a).reads(b);
         let uses = if overwrites { uses.writes(c) } else { uses.updates(c) };
-        let (uses, bias) = uses.also_reads(bias);
-        let slices = uses.pointers();
-        if let Err(error) = self.check(queue, slices, bias) {
-            return Err(uses.refuse(error));
+        let (uses, (a, b, c)) = uses.into_parts();
+        let (uses, bias) = match bias {
+            Some(bias) => {
+                let (uses, (bias,)) = uses.reads(bias).into_parts();
+                (uses, Some(bias))
+            }
+            None => (uses, None),
+        };
+        if let Err(error) = self.check(queue, (a, b, c), bias) {
+            return Err(refuse(uses, error));
         }
         match self.area.take(queue, self.workspace_bytes()) {
             Ok(memory) => workspace = memory,
-            Err(error) => return Err(uses.refuse(error)),
+            Err(error) => return Err(refuse(uses, error)),
         }
         // A graph's launch uses the library's objects, even after plan and handle are dropped.
-        #[cfg(feature = "cuda")]
         let uses = match &self.plan {
             Some(plan) if queue.is_drawing() => uses.keeps(plan.library()),
             _ => uses,
         };
-        let (uses, workspace) = uses.also_writes(workspace.get_mut());
-        let product = |queue: &RawQueue<'_>, (a, b, c): Slices<T>| {
-            #[cfg(feature = "cuda")]
+        let (uses, workspace) = workspace.declare(uses);
+        let product = |queue: &RawQueue<'_>, ()| {
             if let Some(plan) = &self.plan {
                 let pointers = [a.address(), b.address(), c.address()];
                 let bias = bias.map(RawSlice::address);
                 let workspace = workspace.map_or(0, RawSlice::address);
                 return plan.multiply(queue, (&alpha, &beta), pointers, bias, workspace);
             }
-            let _ = &workspace;
             let shape = self.shape;
             queue.host_each(move || multiply(&shape, (alpha, beta), (a, b, bias), c))
         };
-        queue.enqueue_library(uses, product)
+        // SAFETY: all that cuBLASLt and the twin touch is declared, and the library puts its work on that stream alone.
+        unsafe { queue.enqueue(uses, product) }
     }
 
     fn check<T>(
@@ -139,11 +127,8 @@ impl GemmCore {
         (a, b, c): Slices<T>,
         bias: Option<RawSlice<T>>,
     ) -> Result<()> {
-        let (engine, shape) = (queue.stream().engine(), &self.shape);
-        if engine.id != self.engine.id {
-            return Err(wrong_device("the plan", engine, &self.engine));
-        }
-        let op = "gemm";
+        self.device.check_queue(queue)?;
+        let (op, shape) = ("gemm", &self.shape);
         if bias.is_some() != shape.bias {
             let (what, expected) = match shape.bias {
                 true => ("the bias, which `launch_with_bias` takes,", shape.n),

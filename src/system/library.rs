@@ -6,6 +6,7 @@
 //! | otherwise the loader's search path, then `lib64` under `CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda` | its names, in order |
 
 use std::env;
+use std::error::Error as StdError;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -13,22 +14,27 @@ use crate::error::Result;
 use crate::thread::exit;
 
 /// A library and where it may be.
-pub(crate) struct Search {
+pub struct Search {
     /// The environment variable that names the library or its folder.
-    pub(crate) variable: &'static str,
+    pub variable: &'static str,
     /// The file names; the first found wins.
-    pub(crate) names: &'static [&'static str],
+    pub names: &'static [&'static str],
 }
 
 /// Why there is none.
-pub(crate) struct NotFound {
-    pub(crate) looked_for: Vec<String>,
-    pub(crate) reason: String,
+pub struct NotFound {
+    /// The names and paths that were tried.
+    pub looked_for: Vec<String>,
+    /// The loader's words for one of them.
+    pub reason: String,
 }
 
 impl Search {
     /// The first of the candidates that `open` can use.
-    pub(crate) fn find<L>(
+    ///
+    /// # Errors
+    /// None is.
+    pub fn find<L>(
         &self,
         open: impl Fn(&Path) -> std::result::Result<L, String>,
     ) -> std::result::Result<L, NotFound> {
@@ -64,10 +70,10 @@ impl Search {
 }
 
 /// What is in `cell`, or what `find` finds. A failure is not remembered: what was missing may be there later.
-pub(crate) fn once<T>(
-    cell: &'static OnceLock<T>,
-    find: impl FnOnce() -> Result<T>,
-) -> Result<&'static T> {
+///
+/// # Errors
+/// What `find` fails with.
+pub fn once<T>(cell: &'static OnceLock<T>, find: impl FnOnce() -> Result<T>) -> Result<&'static T> {
     if let Some(found) = cell.get() {
         return Ok(found);
     }
@@ -77,11 +83,19 @@ pub(crate) fn once<T>(
 }
 
 /// Opens a library; an error is the loader's own words.
+#[cfg(feature = "cuda")]
 pub(crate) fn open(path: &Path) -> std::result::Result<libloading::Library, String> {
     // SAFETY: NVIDIA's libraries run only their own initializers.
-    let library = unsafe { libloading::Library::new(path) };
+    opened(unsafe { libloading::Library::new(path) })
+}
+
+/// A library that was loaded just now, which may have an exit handler of its own; an error is the loader's own words.
+///
+/// # Errors
+/// There is none.
+pub fn opened<L, E: StdError>(
+    library: std::result::Result<L, E>,
+) -> std::result::Result<L, String> {
     exit::register_again();
-    library.map_err(|error| {
-        std::error::Error::source(&error).map_or(error.to_string(), |why| why.to_string())
-    })
+    library.map_err(|error| error.source().map_or(error.to_string(), |why| why.to_string()))
 }

@@ -1,0 +1,31 @@
+#![doc = include_str!("guide.md")]
+//!
+//! # Items
+//! | item | for |
+//! |---|---|
+//! | [`Blas`], [`GemmBuilder`], [`Gemm`] | matrix products: the library, their shape, a plan |
+//! | [`Fft`], [`FftBuilder`], [`ComplexFft`], [`RealFft`] | Fourier transforms: the library, their shape, plans |
+//!
+//! The feature `blas` has the products, `fft` the transforms; both are on by default. GPU support is up to the features of `gpu-await`.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+#[cfg(feature = "blas")]
+mod blas;
+#[cfg(feature = "fft")]
+mod fft;
+#[cfg(any(feature = "blas", feature = "fft"))]
+mod library_object;
+#[cfg(any(feature = "blas", feature = "fft"))]
+mod work_area;
+
+/// The traits of [`Complex`], and of the version that [`Fft`] takes.
+#[cfg(feature = "fft")]
+pub use num_complex;
+
+#[cfg(feature = "blas")]
+pub use blas::{Activation, Blas, Gemm, GemmBuilder, GemmElement};
+#[cfg(feature = "fft")]
+pub use fft::{ComplexFft, Fft, FftBuilder, FftElement, RealFft};
+#[cfg(feature = "fft")]
+pub use num_complex::Complex;

@@ -1,0 +1,59 @@
+//! [`KernelChain`]: the kernels of another library's call, captured once and launched on their own from then on.
+//!
+//! The arguments of captured kernels belong to their graph, which the chain keeps: the driver copies arguments at the launch.
+
+use std::any::Any;
+
+use super::captured::{CapturedGraph, captured};
+use super::raw::{Raw, Refusal};
+use super::raw_queue::RawQueue;
+use crate::backend::KernelCall;
+use crate::error::Result;
+
+/// The kernels that are all of a call, each behind the one before.
+pub struct KernelChain {
+    calls: Vec<KernelCall>,
+    _graph: CapturedGraph,
+}
+
+impl KernelChain {
+    /// Captures what `call` puts on the stream that it gets; `None` if that is anything else than kernels in a chain, or cannot be
+    /// captured. `keep` keeps the kernels loaded.
+    #[must_use]
+    pub fn capture<O: Any + Send>(
+        queue: &RawQueue<'_>,
+        keep: impl FnOnce() -> O,
+        call: impl FnOnce(u64) -> Result<()>,
+    ) -> Option<Self> {
+        let stream = queue.raw.stream;
+        let calls = |raw: &Raw<'_>| call(raw.handle()).map_err(Refusal::Foreign);
+        let raw = captured(stream, calls).ok()?;
+        let graph = CapturedGraph::new(stream, raw, vec![Box::new(keep())]);
+        let calls = graph.kernels().ok()??;
+        Some(KernelChain { calls, _graph: graph })
+    }
+
+    /// Launches the kernels on the queue's stream.
+    ///
+    /// # Errors
+    /// What the driver refuses.
+    ///
+    /// # Safety
+    /// The operation declares the memory that the captured call touched, as it did, and what was kept keeps the kernels loaded.
+    pub unsafe fn launch(&self, queue: &RawQueue<'_>) -> Result<()> {
+        let mut launches = self.calls.iter().map(|call| queue.raw.launch_call(call));
+        launches.try_for_each(|launched| launched.map_err(|code| queue.raw.stream.refused(code)))
+    }
+}
+
+/// Whether the work of a call is captured for a graph.
+#[must_use]
+pub fn is_captured(queue: &RawQueue<'_>) -> bool {
+    queue.recorder.is_some()
+}
+
+/// The partition that a call is made in: a number that no other one of the device has while it lives, and its multiprocessors.
+#[must_use]
+pub fn partition_of(queue: &RawQueue<'_>) -> Option<(u64, u32)> {
+    queue.raw.stream.partition().map(|share| (share.id(), share.multiprocessors()))
+}
