@@ -119,8 +119,7 @@ impl Queue<'_> {
         }
         let from = HostPtr(source.host().0 + start * size_of::<T>());
         let copy = row_copy::<T>(Place::Device(to.ptr()), Place::Host(from), rows);
-        let copied = self.submit(&mut footprint, 1, &mut |raw| Ok(raw.copy_rows(&copy)?));
-        copied
+        self.submit(&mut footprint, 1, &mut |raw| Ok(raw.copy_rows(&copy)?))
     }
 
     /// See [`Stream::download_2d`](crate::Stream::download_2d).
@@ -157,8 +156,7 @@ impl Queue<'_> {
         }
         let to = HostPtr(destination.host().0 + start * size_of::<T>());
         let copy = row_copy::<T>(Place::Host(to), Place::Device(from.ptr()), rows);
-        let copied = self.submit(&mut footprint, 1, &mut |raw| Ok(raw.copy_rows(&copy)?));
-        copied
+        self.submit(&mut footprint, 1, &mut |raw| Ok(raw.copy_rows(&copy)?))
     }
 }
 
