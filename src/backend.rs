@@ -33,6 +33,7 @@ pub(crate) use stream::StreamCalls;
 pub(crate) use twin::ArgPointers;
 pub use twin::Grid;
 pub use twin::{ArgBlock, HostTwin};
+pub(crate) use twin::{ArgSlot, Arguments};
 
 use crate::error::{DriverCode, LossCause};
 

@@ -258,27 +258,35 @@ impl<S: GraphSlots> Graph<S> {
             let mut instance = instance.lock();
             match instance.is_drawn_for(&passed) {
                 true => Ok(self.submit(&mut instance, queue, &passed)),
-                false => Err(instance.release_memory()),
+                false => Err((instance.release_memory(), instance.take_drawn())),
             }
         };
-        let released = match submitted {
+        let (released, mut drawn) = match submitted {
             Ok(submitted) => return tell(queue, submitted?),
-            Err(released) => released,
+            Err(taken) => taken,
         };
         // Not under the lock, as the drop may free; and the closure may launch other graphs elsewhere.
         drop(released);
-        let graph_list = GraphList::of(passed.arrays.iter().map(|(span, _)| span));
+        let spans = passed.arrays.iter().map(|(span, _)| span);
+        let graph_list = GraphList::of(std::mem::take(&mut drawn.list), spans);
         let recording = queue.recording(&graph_list);
         let recorded = self.definition.draw(&recording, slots);
         recording.release_last();
-        recorded.map_err(|error| self.refuse(&passed, error))?;
         let (list, shares, events) = graph_list.finish();
+        drawn.list = list;
+        if let Err(error) = recorded {
+            drawn.list.release();
+            let outdated = instance.lock().return_drawn(drawn);
+            drop((outdated, shares));
+            return Err(self.refuse(&passed, error));
+        }
         // The closure continued after a failed launch: the next one fails as well.
         let is_whole = !has_failed(&passed);
+        let drawn = Instance::new(drawn, events, &passed, is_whole);
         let outdated;
         let submitted = {
             let mut instance = instance.lock();
-            outdated = instance.redraw((list, events), &passed, is_whole);
+            outdated = drawn.replaces(&mut instance);
             self.submit(&mut instance, queue, &passed)
         };
         drop((outdated, shares));

@@ -33,6 +33,7 @@ mod graph;
 mod kernel_chain;
 mod lent;
 mod list;
+mod listed;
 mod memory_kernels;
 mod name;
 mod open_uses;
@@ -49,16 +50,14 @@ use std::sync::Arc;
 pub(crate) use self::captured::{Recorder, capture};
 pub(crate) use self::code::{KernelCode, KernelLaunch};
 pub(crate) use self::devices::{check_can_wait, check_is_there, of_dependency, wrong_device};
-pub(crate) use self::edges::Edge;
 pub use self::enqueue::{Append, Uses, refuse};
 pub(crate) use self::event_node::EventNode;
 pub use self::footprint::Footprint;
 pub(crate) use self::graph::{CompiledGraph, GraphCell, Kept};
 pub use self::kernel_chain::{KernelChain, is_captured, partition_of};
 pub(crate) use self::lent::SubmitError;
-pub(crate) use self::list::{
-    LaunchEntry, List, Node, Touched, draw, submit_in_front, submit_listed,
-};
+pub(crate) use self::list::{LaunchEntry, List, ListShape};
+pub(crate) use self::listed::{draw, is_plain, submit_in_front, submit_listed};
 pub(crate) use self::memory_kernels::MemoryKernels;
 pub(crate) use self::name::Name;
 pub(crate) use self::open_uses::OpenUses;
@@ -220,7 +219,7 @@ fn put_list_in_front(
     }
     stream.with(|turn| {
         if turn.has_open_list() {
-            list::interrupt(turn, footprint, at);
+            listed::interrupt(turn, footprint, at);
             turn.put_list();
         }
     });

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use super::{
-    ArgBlock, Backend, DeviceKind, DevicePtr, DriverResult, EventCalls, EventOptions, Function,
+    Arguments, Backend, DeviceKind, DevicePtr, DriverResult, EventCalls, EventOptions, Function,
     GraphCalls, Grid, HostCallback, HostPtr, KernelAttributes, KernelCall, LaunchShape, Limits,
     MemoryAt, MemoryCalls, ModuleCalls, NodeLaunch, PartitionCalls, Pattern, PoolInfo, Query,
     RawEvent, RawFunction, RawGraph, RawModule, RawPartition, RawStream, RowCopy, StreamCalls,
@@ -270,7 +270,7 @@ impl MemoryCalls for Wrapper {
 
 impl ModuleCalls for Wrapper {
     watched! {
-        #[contract] fn launch(&self, stream: RawStream, function: &Function, shape: &LaunchShape, args: &ArgBlock) -> DriverResult<()>;
+        #[contract] fn launch(&self, stream: RawStream, function: &Function, shape: &LaunchShape, args: Arguments<'_>) -> DriverResult<()>;
         fn load(&self, image: &[u8], log: &mut String) -> DriverResult<RawModule>;
         #[contract] fn unload(&self, module: RawModule) -> DriverResult<()>;
         #[contract] fn function(&self, module: RawModule, name: &str) -> DriverResult<RawFunction>;

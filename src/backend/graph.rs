@@ -1,6 +1,6 @@
 //! Driver calls for graphs: launches that are built once and launched together repeatedly.
 
-use super::{ArgBlock, DriverResult, Function, Grid, LaunchShape, RawPartition, RawStream};
+use super::{Arguments, DriverResult, Function, Grid, LaunchShape, RawPartition, RawStream};
 
 /// A compiled graph of launches, or a captured one with neither `exec` nor nodes. `nodes` are the driver's handles, in the
 /// order in which they were given.
@@ -16,7 +16,7 @@ pub(crate) struct RawGraph {
 pub(crate) struct NodeLaunch<'a> {
     pub(crate) function: &'a Function,
     pub(crate) shape: &'a LaunchShape,
-    pub(crate) args: &'a ArgBlock,
+    pub(crate) args: Arguments<'a>,
 }
 
 /// A kernel of a captured graph, with the arguments that it was captured with: these are the graph's, which outlives this. Handles and

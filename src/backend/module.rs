@@ -1,7 +1,7 @@
 //! Driver calls for kernels: loading, attributes, launching.
 
 use super::{
-    ArgBlock, DriverResult, Function, Grid, KernelAttributes, LaunchShape, RawFunction, RawModule,
+    Arguments, DriverResult, Function, Grid, KernelAttributes, LaunchShape, RawFunction, RawModule,
     RawStream,
 };
 use crate::error::image::ParamLayout;
@@ -13,7 +13,7 @@ pub(crate) trait ModuleCalls {
         stream: RawStream,
         function: &Function,
         shape: &LaunchShape,
-        args: &ArgBlock,
+        args: Arguments<'_>,
     ) -> DriverResult<()>;
     /// Loads a kernel image; `log` receives the JIT compiler's messages.
     fn load(&self, image: &[u8], log: &mut String) -> DriverResult<RawModule>;

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 
 /// The extent of a launch, as a kernel's host twin sees it.
@@ -55,31 +56,40 @@ pub(crate) type ArgPointers = [*mut std::ffi::c_void; MOST_ARGS];
 #[derive(Debug, Default, PartialEq, Eq)]
 #[doc(hidden)]
 pub struct ArgBlock {
-    words: SmallVec<[u64; 24]>,
-    slots: SmallVec<[ArgSlot; MOST_ARGS]>,
+    words: SmallVec<[u64; 32]>,
+    slots: SmallVec<[ArgSlot; 16]>,
 }
 
-/// The place of an argument, and the size of the memory that it points to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ArgSlot {
-    /// Index of its first word.
-    pub(crate) word: u32,
+/// The place of an argument: the index of its first word, and whether that is an address, with its bytes in the word behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(transparent)]
+pub(crate) struct ArgSlot(u32);
+
+impl ArgSlot {
+    const MEMORY: u32 = 1 << 31;
+
+    #[inline]
+    fn word(self) -> usize {
+        (self.0 & !Self::MEMORY) as usize
+    }
+
     /// For an address: the bytes that the kernel may touch there; 0 for a value.
-    pub(crate) memory_bytes: u64,
+    #[inline]
+    fn memory_bytes(self, words: &[u64]) -> u64 {
+        if self.0 & Self::MEMORY == 0 { 0 } else { words[self.word() + 1] }
+    }
 }
 
-/// By copying memory: the derived `Clone` copies the words one by one.
 impl Clone for ArgBlock {
     fn clone(&self) -> Self {
-        let (words, slots) = (SmallVec::from_slice(&self.words), SmallVec::from_slice(&self.slots));
-        ArgBlock { words, slots }
+        self.arguments().to_block()
     }
 }
 
 impl ArgBlock {
     /// Adds a value of any plain type, up to its size rounded to words.
     // Inlined: where the length is known this is one store.
-    #[inline]
+    #[inline(always)]
     pub fn push_value(&mut self, bytes: &[u8]) {
         let word = self.words.len() as u32;
         if bytes.len() <= 8 {
@@ -87,10 +97,10 @@ impl ArgBlock {
         } else {
             bytes.chunks(8).for_each(|chunk| self.push_word(chunk));
         }
-        self.slots.push(ArgSlot { word, memory_bytes: 0 });
+        self.slots.push(ArgSlot(word));
     }
 
-    #[inline]
+    #[inline(always)]
     fn push_word(&mut self, bytes: &[u8]) {
         let mut padded = [0; 8];
         padded[..bytes.len()].copy_from_slice(bytes);
@@ -98,10 +108,12 @@ impl ArgBlock {
     }
 
     /// Adds an address of `memory_bytes` bytes.
+    #[inline]
     pub fn push_memory(&mut self, address: u64, memory_bytes: u64) {
         let word = self.words.len() as u32;
         self.words.push(address);
-        self.slots.push(ArgSlot { word, memory_bytes });
+        self.words.push(memory_bytes);
+        self.slots.push(ArgSlot(word | ArgSlot::MEMORY));
     }
 
     /// Adds an address as [`push_memory`](Self::push_memory) does, with numbers for the twin behind it.
@@ -113,47 +125,65 @@ impl ArgBlock {
 
     /// The numbers behind the address in slot `index`.
     pub(crate) fn numbers(&self, index: usize) -> [u64; 3] {
-        let first = self.slots[index].word as usize + 1;
+        let first = self.slots[index].word() + 2;
         [self.words[first], self.words[first + 1], self.words[first + 2]]
-    }
-
-    pub(crate) fn slots(&self) -> &[ArgSlot] {
-        &self.slots
     }
 
     /// The first `len` bytes of the value in slot `index`.
     #[must_use]
     pub fn value(&self, index: usize, len: usize) -> &[u8] {
-        let word = self.slots[index].word as usize;
+        let word = self.slots[index].word();
         &bytemuck::cast_slice(&self.words[word..])[..len]
     }
 
     /// The address in slot `index`.
     #[must_use]
     pub fn address(&self, index: usize) -> u64 {
-        self.words[self.slots[index].word as usize]
+        self.words[self.slots[index].word()]
     }
 
     /// The bytes that the kernel may touch at the address in slot `index`.
     #[must_use]
     pub fn memory_bytes(&self, index: usize) -> u64 {
-        self.slots[index].memory_bytes
+        self.slots[index].memory_bytes(&self.words)
     }
 
-    /// The addresses among the arguments, each with the bytes that the kernel may touch there.
+    /// All of them.
+    #[inline]
+    pub(crate) fn arguments(&self) -> Arguments<'_> {
+        Arguments { words: &self.words, slots: &self.slots }
+    }
+}
+
+/// The arguments of one launch, wherever they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Arguments<'a> {
+    pub(crate) words: &'a [u64],
+    pub(crate) slots: &'a [ArgSlot],
+}
+
+impl Arguments<'_> {
+    /// The addresses among them, each with the bytes that the kernel may touch there.
     pub(crate) fn memory(&self) -> impl Iterator<Item = (u64, u64)> {
-        let memory = self.slots.iter().filter(|slot| slot.memory_bytes > 0);
-        memory.map(|slot| (self.words[slot.word as usize], slot.memory_bytes))
+        let memory = self.slots.iter().map(|slot| (slot, slot.memory_bytes(self.words)));
+        let memory = memory.filter(|(_, bytes)| *bytes > 0);
+        memory.map(|(slot, bytes)| (self.words[slot.word()], bytes))
     }
 
-    /// Pointers to the values, in order, as `cuLaunchKernel` wants them; valid while `self` is
+    /// Pointers to the values, in order, as `cuLaunchKernel` wants them; valid while the words are
     /// neither changed nor moved.
     pub(crate) fn pointers(&self) -> ArgPointers {
         let mut pointers = [std::ptr::null_mut(); MOST_ARGS];
         for (index, slot) in self.slots.iter().enumerate() {
-            let word: *const u64 = &self.words[slot.word as usize];
+            let word: *const u64 = &self.words[slot.word()];
             pointers[index] = word.cast_mut().cast();
         }
         pointers
+    }
+
+    /// By copying memory: the derived `Clone` of a block copies the words one by one.
+    pub(crate) fn to_block(self) -> ArgBlock {
+        let (words, slots) = (SmallVec::from_slice(self.words), SmallVec::from_slice(self.slots));
+        ArgBlock { words, slots }
     }
 }

@@ -41,10 +41,12 @@ pub(crate) struct GraphList {
 pub(crate) type FinishedList = (List, Vec<KeptByGraph>, Vec<Event>);
 
 impl GraphList {
-    /// For a launch with these arguments.
-    pub(crate) fn of<'a>(passed: impl Iterator<Item = &'a Span<'a>>) -> Self {
+    /// For a launch with these arguments; `list` is rewritten.
+    pub(crate) fn of<'a>(mut list: List, passed: impl Iterator<Item = &'a Span<'a>>) -> Self {
         let part = |span: &Span<'_>| (Arc::as_ptr(span.memory).addr(), span.range.clone());
-        GraphList { passed: passed.map(part).collect(), ..GraphList::default() }
+        list.begin();
+        let (list, passed) = (RefCell::new(list), passed.map(part).collect());
+        GraphList { list, passed, ..GraphList::default() }
     }
 
     /// Writes a launch down.
@@ -65,15 +67,15 @@ impl GraphList {
                     && touched.end <= range.end
             })
         };
-        let touched = footprint.touched().filter(|(memory, range)| !is_passed(memory, range));
-        let keep = |(memory, part)| {
-            let mut kept = KeptByGraph::new(memory);
-            kept.keep(part);
-            kept
-        };
-        self.kept.borrow_mut().extend(touched.map(keep));
+        let (mut list, mut kept) = (self.list.borrow_mut(), self.kept.borrow_mut());
         let entry = LaunchEntry { at, is_barrier: self.barrier.replace(false) };
-        draw(&mut self.list.borrow_mut(), engine, footprint, launch, entry)
+        draw(&mut list, engine, footprint, (launch, entry), |access, is_new| {
+            if is_new && !is_passed(access.memory, &access.range) {
+                let mut part = KeptByGraph::new(access.memory);
+                part.keep(&access.range);
+                kept.push(part);
+            }
+        })
     }
 
     /// Writes the record of an event down.

@@ -16,7 +16,7 @@ use crate::error::refused::AtLine;
 use crate::event::Event;
 use crate::submit::{
     Calls, Footprint, KernelLaunch, LateOutcomes, MemoryKernels, Raw, Recorder, Refusal,
-    SubmitError, capture, submit_nothing,
+    SubmitError, capture, is_plain, submit_nothing,
 };
 
 /// While it exists, operations put on the queue are parts of one verb. It has the line where the queue was opened.
@@ -173,7 +173,7 @@ impl<'s> Queue<'s> {
         }
         let op = footprint.name();
         let KernelLaunch { function, shape, args, .. } = launch;
-        let calls = &mut |raw: &Raw<'_>| Ok(raw.launch(function, shape, args)?);
+        let calls = &mut |raw: &Raw<'_>| Ok(raw.launch(function, shape, args.arguments())?);
         let ticket = self.note(self.submit_now(footprint, 1, calls))?;
         op.told(self.stream, ticket);
         Ok(())
@@ -203,7 +203,9 @@ impl<'s> Queue<'s> {
                 false => ListOutcome::Unlisted(site),
             };
             let KernelLaunch { function, shape, args, .. } = launch;
-            self.submit(footprint, 1, &mut |raw| Ok(raw.launch(function, shape, args)?))?;
+            self.submit(footprint, 1, &mut |raw| {
+                Ok(raw.launch(function, shape, args.arguments())?)
+            })?;
             run.enter_unlisted(outcome);
             return Ok(());
         }
@@ -214,9 +216,12 @@ impl<'s> Queue<'s> {
             self.release_last();
         }
         let op = footprint.name();
-        self.outcomes.look(footprint);
-        let written = run.write(footprint, launch, at);
-        self.outcomes.enter(footprint, self.stream, &written, self.at.get());
+        let is_plain = !self.outcomes.is_used() && is_plain(footprint, self.stream);
+        if !is_plain {
+            self.outcomes.look(footprint);
+        }
+        let written = run.write((footprint, is_plain), launch, at);
+        self.outcomes.enter(footprint, self.stream, &written, at);
         let ticket = self.note(written)?;
         op.told(self.stream, ticket);
         Ok(())

@@ -1,19 +1,21 @@
 //! [`Region`]: what a replayed batch remembers of its last runs.
 //!
 //! A run of the closure produces lists, one for each stretch of launches between two operations that a graph cannot contain. The lists of a
-//! run are numbered; each number has a slot for each stream, and another one for what is left of the list behind an interruption: where
+//! run are numbered; each number has a slot for each stream, and more for what is left of the list behind its interruptions: where
 //! other tasks use the stream, the shape of the whole list stays known (`an_interruption_leaves_the_graph`).
+//!
+//! A slot keeps its [`List`] between the runs, and the next run rewrites it. While the list is open the stream has it.
 //!
 //! | the slot | a list of another shape | a list of its shape |
 //! |---|---|---|
-//! | empty | is launched plainly; the slot remembers its shape | |
-//! | has a shape | the same | is compiled, and launched |
+//! | empty | is launched plainly; the slot keeps it | |
+//! | has a list | the same | is compiled, and launched |
 //! | has a graph | the same; the graph is dropped | nodes that differ are set, and it is launched |
-//! | its graph was evicted, or exceeded the limit | the same | as for a slot with a shape |
+//! | its graph was evicted, or exceeded the limit | the same | as for a slot with a list |
 //! | a setter failed | | is launched plainly; the graph is dropped |
 //!
-//! A **shape** is the kernels, in order, and the edges between them, which are computed anew in each run. Arguments and launch
-//! configurations may differ.
+//! A **shape** is the kernels, in order, and the edges between them. Arguments and launch configurations may differ. A list that is
+//! interrupted counts as far as it was written: the graph is lost only if another kernel came before that.
 //!
 //! # Invariants
 //! 1. A graph launch runs exactly what the list contains: each node was compiled or set from it (`arguments_are_never_stale`).
@@ -28,20 +30,19 @@ use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
-use crate::backend::{ArgBlock, LaunchShape};
 use crate::batch::report;
-use crate::batch::report::{ListOutcome, ListReport, OpSite, Pictured, Report};
+use crate::batch::report::{ListOutcome, ListReport, OpSite, Report};
 use crate::error::{Error, Result};
 use crate::runtime::stream_state::{Listed, StreamHandle, StreamState, Turn};
 use crate::submit::{
-    Calls, CompiledGraph, Edge, Footprint, GraphCell, KernelLaunch, LaunchEntry, List, Node, Raw,
+    Calls, CompiledGraph, Footprint, GraphCell, KernelLaunch, LaunchEntry, List, ListShape, Raw,
     SubmitError, submit_in_front, submit_listed,
 };
 use crate::thread::contain;
 
 /// What a replayed batch remembers; see [`Stream::replay`](crate::Stream::replay).
 ///
-/// It keeps the kernels of the graphs it compiled, and no buffers. It can be used on several streams and
+/// It keeps the kernels of its last lists, and no buffers. It can be used on several streams and
 /// remembers each, without keeping any open: graphs that were compiled for a stream go with it.
 ///
 /// A region is for one closure: it compares the lists of a run with those of the previous run, by position.
@@ -52,9 +53,6 @@ use crate::thread::contain;
 /// See [`Stream::replay`](crate::Stream::replay).
 #[derive(Default)]
 pub struct Region {
-    /// Lists to be reused by the next runs.
-    #[expect(clippy::vec_box, reason = "a stream has the box in the meantime")]
-    lists: Vec<Box<List>>,
     streams: Vec<OnStream>,
     report: Report,
     /// The lists of the last run.
@@ -63,29 +61,22 @@ pub struct Region {
 
 struct OnStream {
     stream: Weak<StreamState>,
-    /// For each list as a whole, and for what is left of it where it was interrupted.
-    lists: Vec<[ListSlot; 2]>,
+    /// For each list of a run: as a whole, and for what is left of it behind each interruption.
+    lists: Vec<SmallVec<[ListSlot; 1]>>,
 }
 
-/// A list's number in a run, on one stream.
+/// A list of a run, or a rest of one, on one stream.
 #[derive(Default)]
 struct ListSlot {
-    /// The shape of the last list, and the contents of its nodes.
-    nodes: Vec<Remembered>,
-    edges: Vec<Edge>,
+    /// `None` while the stream has it.
+    list: Option<Box<List>>,
     graph: Option<Arc<GraphCell>>,
+    /// The shape that the list had when it was launched last: the graph's.
+    shape: u64,
 }
 
 /// The outcome of a list: launched as its graph, or else one by one.
 type Launched = std::result::Result<ListOutcome, ListOutcome>;
-
-struct Remembered {
-    /// Its address, for comparison only.
-    kernel: usize,
-    name: Arc<str>,
-    shape: LaunchShape,
-    args: ArgBlock,
-}
 
 impl Region {
     /// Makes one that remembers nothing yet.
@@ -114,22 +105,42 @@ impl Region {
     pub fn dot(&self) -> String {
         let (mut clusters, mut first) = (String::new(), 0);
         for (stream, on) in self.streams.iter().enumerate() {
-            let slots = on.lists.iter().flatten().enumerate();
-            for (at, slot) in slots.filter(|(_, slot)| !slot.nodes.is_empty()) {
-                let (list, of) = (at / 2, if at % 2 == 0 { "" } else { "rest of " });
-                let picture = |node: &Remembered| Pictured::of(&node.name, &node.shape, &node.args);
-                let nodes: Vec<Pictured> = slot.nodes.iter().map(picture).collect();
-                let title = format!("stream {stream}, {of}list {list}");
-                report::cluster(&mut clusters, &title, first, &nodes, &slot.edges);
-                first += nodes.len();
+            for (number, slots) in on.lists.iter().enumerate() {
+                for (part, slot) in slots.iter().enumerate() {
+                    let Some(list) = slot.list.as_ref().filter(|list| list.known_len() > 0) else {
+                        continue;
+                    };
+                    let of = if part == 0 { "" } else { "rest of " };
+                    let title = format!("stream {stream}, {of}list {number}");
+                    first += report::cluster(&mut clusters, &title, first, list);
+                }
             }
         }
         report::dot(&clusters)
     }
 
-    /// An empty list.
-    pub(super) fn fresh(&mut self) -> Box<List> {
-        self.lists.pop().unwrap_or_default()
+    /// Part `part` of list `number` of a run on the stream.
+    fn slot(
+        &mut self,
+        stream: &Arc<StreamState>,
+        (number, part): (usize, usize),
+    ) -> (&mut ListSlot, &mut Report) {
+        let is_its = |on: &OnStream| std::ptr::eq(on.stream.as_ptr(), Arc::as_ptr(stream));
+        let at = self.streams.iter().position(is_its).unwrap_or_else(|| {
+            // Slots of streams that are gone are removed.
+            self.streams.retain(|on| on.stream.strong_count() > 0);
+            self.streams.push(OnStream { stream: Arc::downgrade(stream), lists: Vec::new() });
+            self.streams.len() - 1
+        });
+        let lists = &mut self.streams[at].lists;
+        if lists.len() <= number {
+            lists.resize_with(number + 1, Default::default);
+        }
+        let parts = &mut lists[number];
+        if parts.len() <= part {
+            parts.resize_with(part + 1, Default::default);
+        }
+        (&mut parts[part], &mut self.report)
     }
 
     /// Reports a list that another thread put on the stream.
@@ -147,13 +158,13 @@ impl Region {
     /// Counts and reports a list that was submitted.
     fn enter(&mut self, list: &List, launched: Launched) {
         let outcome = self.count(list, launched);
-        self.last.push(ListReport { launches: list.nodes().len(), outcome, ended_by: None });
+        self.last.push(ListReport { launches: list.len(), outcome, ended_by: None });
     }
 
     /// Counts a list that was submitted.
     fn count(&mut self, list: &List, launched: Launched) -> ListOutcome {
         let report = &mut self.report;
-        if list.is_refused() {
+        if list.refused().is_some() {
             report.failed += 1;
             return ListOutcome::Failed;
         }
@@ -170,47 +181,26 @@ impl Region {
         launched.unwrap_or_else(|outcome| outcome)
     }
 
-    /// Keeps a submitted list for the next runs; returns its refusal, if any.
-    pub(super) fn take_back(&mut self, mut list: Box<List>) -> Option<Error> {
-        let refused = list.take_refused();
-        list.clear();
-        self.lists.push(list);
-        refused
-    }
-
-    /// Launches the list, which is number `number` of its run, or what is left of that behind an interruption, as the turn's next ticket;
-    /// returns how many commands that were.
-    pub(super) fn launch(
+    /// Launches a list as the turn's next ticket; returns how many commands that were.
+    fn launch(
         &mut self,
         (turn, handle): (&mut Turn<'_, '_>, &StreamHandle),
         list: &mut List,
-        (number, is_rest): (usize, bool),
+        place: (usize, usize),
     ) -> u32 {
-        let is_its = |on: &OnStream| std::ptr::eq(on.stream.as_ptr(), Arc::as_ptr(turn.stream));
-        let at = self.streams.iter().position(is_its).unwrap_or_else(|| {
-            // Slots of streams that are gone are removed.
-            self.streams.retain(|on| on.stream.strong_count() > 0);
-            let stream = Arc::downgrade(turn.stream);
-            self.streams.push(OnStream { stream, lists: Vec::new() });
-            self.streams.len() - 1
-        });
-        let slots = &mut self.streams[at].lists;
-        if slots.len() <= number {
-            slots.resize_with(number + 1, Default::default);
+        let difference = difference(list);
+        let (slot, report) = self.slot(turn.stream, place);
+        if slot.shape != list.shape() {
+            (slot.graph, slot.shape) = (None, list.shape());
         }
-        let (slot, report) = (&mut slots[number][usize::from(is_rest)], &mut self.report);
         let new: Arc<GraphCell>;
         let known = slot.graph.clone();
         let mut graph = known.as_ref().and_then(|cell| cell.lock());
-        let outcome = match slot.difference(list) {
-            Some(difference) => {
-                slot.remember(list);
-                Err(difference)
-            }
+        let outcome = match difference {
+            Some(difference) => Err(difference),
             None => match graph.as_mut().and_then(|graph| graph.as_mut()) {
                 Some(graph) => slot.set(&Raw::of(turn), graph, list, report),
                 None => {
-                    slot.remember(list);
                     new = GraphCell::new(handle.engine());
                     graph = new.enter(handle, false);
                     slot.graph = graph.is_some().then(|| new.clone());
@@ -237,13 +227,14 @@ impl ListSlot {
         &mut self,
         raw: &Raw<'_>,
         place: &mut Option<CompiledGraph>,
-        list: &List,
+        list: &mut List,
         report: &mut Report,
     ) -> Launched {
         match raw.compile(list, None) {
             Ok(graph) => {
                 report.compiled += 1;
                 *place = Some(graph);
+                list.note_changes();
                 Ok(ListOutcome::Compiled)
             }
             Err(_) => {
@@ -259,83 +250,32 @@ impl ListSlot {
         &mut self,
         raw: &Raw<'_>,
         graph: &CompiledGraph,
-        list: &List,
+        list: &mut List,
         report: &mut Report,
     ) -> Launched {
-        let mut nodes_set = 0;
-        let nodes = list.nodes().iter().zip(&mut self.nodes).enumerate();
-        let mut changes = nodes.filter_map(|(at, (node, known))| {
-            if known.launches(node) {
-                return None;
-            }
-            // If it was refused, everything is remembered anew.
-            (known.shape, known.args) = (node.shape, node.args.clone());
-            nodes_set += 1;
-            Some((at, node))
-        });
-        let set = match changes.next() {
-            Some(first) => raw.set(graph, std::iter::once(first).chain(changes)),
-            None => Ok(()),
-        };
-        if set.is_err() {
+        let nodes_set = list.changed().len();
+        if nodes_set > 0 && raw.set(graph, list).is_err() {
+            // Which nodes are changed is not known.
             report.refused += 1;
-            self.remember(list);
+            self.graph = None;
             return Err(ListOutcome::Refused);
         }
+        list.note_changes();
         Ok(ListOutcome::Replayed { nodes_set })
-    }
-
-    /// Why the list has another shape, if it has.
-    fn difference(&self, list: &List) -> Option<ListOutcome> {
-        let nodes = list.nodes();
-        let is_same = self.nodes.len() == nodes.len() && self.edges == list.edges();
-        let kernels = self.nodes.iter().zip(nodes);
-        let other = kernels.clone().position(|(known, node)| known.kernel != list.kernel(node));
-        if is_same && other.is_none() && !nodes.is_empty() {
-            return None;
-        }
-        if self.nodes.is_empty() {
-            return Some(ListOutcome::First);
-        }
-        let edges = self.edges.iter().zip(list.edges()).find(|(known, edge)| known != edge);
-        // In the order of the waiting nodes: the first whose edges differ.
-        let edge = edges.map(|(known, edge)| known.1.min(edge.1) as usize);
-        let edge = edge.or_else(|| {
-            let more = self.edges.get(list.edges().len()).or(list.edges().get(self.edges.len()));
-            more.map(|edge| edge.1 as usize)
-        });
-        let first = other.into_iter().chain(edge).min().unwrap_or(self.nodes.len());
-        Some(match nodes.get(first) {
-            Some(node) => {
-                let site = OpSite::kernel(list.kernel_name(node), node.at);
-                match other {
-                    _ if first >= self.nodes.len() => ListOutcome::Longer(site),
-                    Some(other) if other == first => ListOutcome::Differs(site),
-                    _ => ListOutcome::Reordered(site),
-                }
-            }
-            None => ListOutcome::Shorter,
-        })
-    }
-
-    /// Remembers the list's shape, and drops the graph.
-    fn remember(&mut self, list: &List) {
-        self.graph = None;
-        self.edges.clear();
-        self.edges.extend_from_slice(list.edges());
-        self.nodes.clear();
-        self.nodes.extend(list.nodes().iter().map(|node| Remembered {
-            kernel: list.kernel(node),
-            name: list.kernel_name(node).clone(),
-            shape: node.shape,
-            args: node.args.clone(),
-        }));
     }
 }
 
-impl Remembered {
-    fn launches(&self, node: &Node) -> bool {
-        self.shape == node.shape && self.args == node.args
+/// Ends the list; what makes its shape another than that of the last one, if anything does.
+fn difference(list: &mut List) -> Option<ListOutcome> {
+    let shape = list.finish();
+    let site = |number| OpSite::kernel(list.name(number), list.at(number));
+    match shape {
+        ListShape::Same => None,
+        ListShape::First => Some(ListOutcome::First),
+        ListShape::Differs(number) => Some(ListOutcome::Differs(site(number))),
+        ListShape::Reordered(number) => Some(ListOutcome::Reordered(site(number))),
+        ListShape::Longer(number) => Some(ListOutcome::Longer(site(number))),
+        ListShape::Shorter => Some(ListOutcome::Shorter),
     }
 }
 
@@ -353,8 +293,9 @@ impl fmt::Debug for Region {
 pub(crate) struct Run<'s> {
     stream: &'s Arc<StreamHandle>,
     region: RefCell<Region>,
-    /// The number of its next list.
+    /// The number of its next list, and how often that was opened.
     number: Cell<usize>,
+    parts: Cell<usize>,
     /// Something was written to a list since the last was submitted.
     is_open: Cell<bool>,
     /// The next launch is one.
@@ -390,9 +331,9 @@ impl<'s> Run<'s> {
     fn new(stream: &'s Arc<StreamHandle>, mut region: Region) -> Self {
         region.last.clear();
         let (region, refused) = (RefCell::new(region), RefCell::new(None));
-        let (number, is_open) = (Cell::new(0), Cell::new(false));
-        let barrier = Cell::new(false);
-        Run { stream, region, number, is_open, barrier, refused }
+        let (number, parts) = (Cell::new(0), Cell::new(0));
+        let (is_open, barrier) = (Cell::new(false), Cell::new(false));
+        Run { stream, region, number, parts, is_open, barrier, refused }
     }
 
     /// The identity of its lists to the stream.
@@ -400,15 +341,29 @@ impl<'s> Run<'s> {
         std::ptr::from_ref(self).addr()
     }
 
-    /// Writes a launch down; returns its ticket.
+    /// The list of the slot that comes next.
+    fn fresh(&self) -> Box<List> {
+        let part = self.parts.replace(self.parts.get() + 1);
+        let mut region = self.region.borrow_mut();
+        let (slot, _) = region.slot(self.stream, (self.number.get(), part));
+        let mut list = slot.list.take().unwrap_or_else(|| {
+            // A list has this one only before it is written: no graph is taken for its own.
+            slot.shape = 0;
+            Box::default()
+        });
+        list.begin();
+        list
+    }
+
+    /// Writes a launch down, which [is plain](crate::submit::is_plain) or not; returns its ticket.
     pub(super) fn write(
         &self,
-        footprint: &mut Footprint<'_>,
+        footprint: (&mut Footprint<'_>, bool),
         launch: &KernelLaunch<'_>,
         at: &'static Location<'static>,
     ) -> Result<u64, SubmitError> {
         self.is_open.set(true);
-        let fresh = || self.region.borrow_mut().fresh();
+        let fresh = || self.fresh();
         let entry = LaunchEntry { at, is_barrier: self.barrier.replace(false) };
         submit_listed(self.stream, footprint, self.owner(), fresh, (launch, entry))
     }
@@ -420,7 +375,7 @@ impl<'s> Run<'s> {
         at: &'static Location<'static>,
         (commands, calls): (u32, &mut Calls<'_>),
     ) -> Result<u64, SubmitError> {
-        let fresh = || self.region.borrow_mut().fresh();
+        let fresh = || self.fresh();
         let owner = (self.owner(), at);
         submit_in_front(self.stream, footprint, owner, fresh, (commands, calls))
     }
@@ -459,6 +414,7 @@ impl<'s> Run<'s> {
         let reported = region.last.len();
         let mut done: SmallVec<[Box<dyn Listed>; 2]> = SmallVec::new();
         let number = self.number.replace(self.number.get() + 1);
+        self.parts.set(0);
         let is_launched = self.stream.with(|turn| {
             while let Some(list) = turn.fetch_list(self.owner()) {
                 if let Some(list) = (&*list as &dyn Any).downcast_ref::<List>() {
@@ -467,22 +423,24 @@ impl<'s> Run<'s> {
                 done.push(list);
             }
             let Some(mut list) = turn.take_list(self.owner()) else { return false };
-            let is_rest = !done.is_empty();
+            let place = (number, done.len());
             let ticket = turn.stream.submitted() + 1;
             let commands = match (&mut *list as &mut dyn Any).downcast_mut::<List>() {
-                Some(list) => region.launch((turn, self.stream), list, (number, is_rest)),
+                Some(list) => region.launch((turn, self.stream), list, place),
                 None => 0,
             };
             turn.publish(ticket, commands, true);
             done.push(list);
             true
         });
-        for list in done {
+        for (part, list) in done.into_iter().enumerate() {
             let list: Box<dyn Any> = list;
-            let Ok(list) = list.downcast::<List>() else { continue };
-            if let Some(error) = region.take_back(list) {
-                self.refused.borrow_mut().get_or_insert(error);
+            let Ok(mut list) = list.downcast::<List>() else { continue };
+            if let Some(error) = list.refused() {
+                self.refused.borrow_mut().get_or_insert_with(|| error.clone());
             }
+            list.release();
+            region.slot(self.stream, (number, part)).0.list = Some(list);
         }
         if is_launched && let Some(last) = region.last.last_mut() {
             last.ended_by = ended_by();

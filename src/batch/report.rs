@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::backend::{ArgBlock, LaunchShape};
-use crate::submit::Edge;
+use crate::backend::{Grid, NodeLaunch};
+use crate::submit::List;
 
 /// The outcomes of the lists of a [`Region`](crate::Region) (runs of launches between operations that a graph
 /// cannot contain), or of the launches of a [`Graph`](crate::Graph).
@@ -195,41 +195,25 @@ impl Report {
     }
 }
 
-/// A node, for a picture.
-#[derive(Clone, Debug)]
-pub(crate) struct Pictured {
-    label: String,
-}
-
-impl Pictured {
-    pub(crate) fn of(kernel: &str, shape: &LaunchShape, args: &ArgBlock) -> Self {
-        let mut label =
-            format!("{kernel}\\n{:?} x {:?}", shape.grid.grid_dim, shape.grid.block_dim);
+/// One cluster of a graph in the DOT language: a list, whose nodes have numbers from `first` on. Returns how many they are.
+pub(crate) fn cluster(into: &mut String, title: &str, first: usize, list: &List) -> usize {
+    let _ = writeln!(into, "  subgraph \"cluster {title}\" {{\n    label = \"{title}\";");
+    for number in 0..list.known_len() {
+        let (name, NodeLaunch { shape, args, .. }) = (list.name(number), list.launch(number));
+        let Grid { grid_dim, block_dim, .. } = shape.grid;
+        let mut label = format!("{name}\\n{grid_dim:?} x {block_dim:?}");
         for (address, bytes) in args.memory() {
             let _ = write!(label, "\\n{address:#x} + {bytes}");
         }
-        Pictured { label }
-    }
-}
-
-/// One cluster of a graph in the DOT language: its nodes have numbers from `first` on.
-pub(crate) fn cluster(
-    into: &mut String,
-    title: &str,
-    first: usize,
-    nodes: &[Pictured],
-    edges: &[Edge],
-) {
-    let _ = writeln!(into, "  subgraph \"cluster {title}\" {{\n    label = \"{title}\";");
-    for (at, Pictured { label }) in nodes.iter().enumerate() {
         let label = label.replace('"', "'");
-        let _ = writeln!(into, "    n{} [label = \"{label}\"];", first + at);
+        let _ = writeln!(into, "    n{} [label = \"{label}\"];", first + number);
     }
-    for (before, behind) in edges {
+    for (before, behind) in list.edges() {
         let _ =
             writeln!(into, "    n{} -> n{};", first + *before as usize, first + *behind as usize);
     }
     into.push_str("  }\n");
+    list.known_len()
 }
 
 /// The clusters as a whole graph.

@@ -25,7 +25,7 @@ use super::slots::Passed;
 use crate::backend::{ArgBlock, DriverResult};
 use crate::batch::queue::Queue;
 use crate::batch::report;
-use crate::batch::report::{Pictured, Report};
+use crate::batch::report::Report;
 use crate::error::Result;
 use crate::event::{Event, Recorded};
 use crate::memory::allocation::KeptByGraph;
@@ -34,7 +34,7 @@ use crate::runtime::UserList;
 use crate::runtime::graph_memory::KeepsMemory;
 use crate::runtime::stream_state::OfStream;
 use crate::submit::{
-    CompiledGraph, Footprint, GraphCell, Kept, List, Node, Raw, Refusal, Summary, Touched,
+    CompiledGraph, Footprint, GraphCell, Kept, List, ListShape, Raw, Refusal, Summary,
 };
 use gpu_await_protocol::hazard::Mode;
 
@@ -42,20 +42,24 @@ use gpu_await_protocol::hazard::Mode;
 pub(super) struct Instance {
     /// The arguments that the list was recorded for.
     drawn_for: Option<ArgBlock>,
-    list: List,
+    drawn: Drawn,
     /// The memory that the list touches, as one operation.
     uses: Vec<Use>,
     /// The memory in that which was not passed.
     kept: Vec<KeptByGraph>,
     /// The events that a launch records.
     events: Vec<Event>,
-    compiled: Option<Arc<GraphCell>>,
-    /// Numbers of nodes that the driver's graph has other launches for.
-    to_set: Vec<usize>,
-    /// The driver refused to compile this shape.
-    is_refused: bool,
     /// Whether a library is notified of each launch.
     is_told: bool,
+}
+
+/// The list, which the closure rewrites, and what was compiled of it.
+#[derive(Default)]
+pub(super) struct Drawn {
+    pub(super) list: List,
+    compiled: Option<Arc<GraphCell>>,
+    /// The driver refused to compile this shape.
+    is_refused: bool,
 }
 
 struct Use {
@@ -103,8 +107,7 @@ impl Instance {
     }
 
     /// Releases the memory that it keeps to the caller, who drops it under no lock, before the closure runs. If sizes are
-    /// unchanged, the closure gets the same blocks in the same order, so that few nodes differ. Only the shape of the list is of
-    /// use after this.
+    /// unchanged, the closure gets the same blocks in the same order, so that few nodes differ. Only its list is of use after this.
     #[must_use]
     pub(super) fn release_memory(&mut self) -> Vec<KeptByGraph> {
         self.drawn_for = None;
@@ -114,39 +117,50 @@ impl Instance {
         kept
     }
 
-    /// Takes over the closure's recording for these arguments; if it is incomplete, the closure runs again for them. Returns
-    /// what is out of date, for the caller to drop under no lock. The recording's shares of the memory exist until then.
+    /// Takes its list for the closure to rewrite. Whoever launches the graph meanwhile begins with an empty one.
     #[must_use]
-    pub(super) fn redraw(
-        &mut self,
-        (mut list, events): (List, Vec<Event>),
+    pub(super) fn take_drawn(&mut self) -> Drawn {
+        std::mem::take(&mut self.drawn)
+    }
+
+    /// Returns the list of a closure that failed, for the one that is out of date, if another launch left one.
+    #[must_use]
+    pub(super) fn return_drawn(&mut self, drawn: Drawn) -> Drawn {
+        std::mem::replace(&mut self.drawn, drawn)
+    }
+
+    /// Takes the place of another instance, with its graph if it has none of its own: another launch came in between. Returns what is
+    /// out of date, for the caller to drop under no lock.
+    #[must_use]
+    pub(super) fn replaces(mut self, place: &mut Instance) -> Instance {
+        let Drawn { list, compiled, is_refused } = &mut self.drawn;
+        let other = &mut place.drawn;
+        if compiled.is_none() && other.compiled.is_some() && list.takes_place_of(&other.list) {
+            (*compiled, *is_refused) = (other.compiled.take(), other.is_refused);
+        }
+        std::mem::replace(place, self)
+    }
+
+    /// What the closure recorded for these arguments; if it is incomplete, it runs again for them.
+    pub(super) fn new(
+        mut drawn: Drawn,
+        events: Vec<Event>,
         passed: &Passed<'_>,
         is_whole: bool,
-    ) -> Instance {
-        let (uses, kept) = summarized(list.take_touched(), passed);
-        let (drawn_for, is_told) = (is_whole.then(|| passed.block.clone()), list.is_told());
-        let new = Instance { drawn_for, list, uses, kept, events, is_told, ..Instance::default() };
-        let mut old = std::mem::replace(self, new);
-        if self.list.has_shape_of(&old.list) {
-            (self.compiled, self.is_refused) = (old.compiled.take(), old.is_refused);
-            self.to_set = std::mem::take(&mut old.to_set);
-            let differ =
-                |(at, (new, old)): (usize, (&Node, &Node))| (!new.launches_as(old)).then_some(at);
-            let nodes = self.list.nodes().iter().zip(old.list.nodes()).enumerate();
-            self.to_set.extend(nodes.filter_map(differ));
-            self.to_set.sort_unstable();
-            self.to_set.dedup();
+    ) -> Self {
+        if drawn.list.finish() != ListShape::Same {
+            (drawn.compiled, drawn.is_refused) = (None, false);
         }
-        old
+        let (uses, kept) = summarized(&drawn.list, passed);
+        let is_told = drawn.list.is_told();
+        drawn.list.release();
+        let drawn_for = is_whole.then(|| passed.block.clone());
+        Instance { drawn_for, drawn, uses, kept, events, is_told }
     }
 
     /// Draws its list, whose nodes have numbers from `first` on; returns how many they are.
     pub(super) fn draw(&self, into: &mut String, title: &str, first: usize) -> usize {
-        let picture =
-            |node: &Node| Pictured::of(self.list.kernel_name(node), &node.shape, &node.args);
-        let nodes: Vec<Pictured> = self.list.nodes().iter().map(picture).collect();
-        report::cluster(into, title, first, &nodes, self.list.edges());
-        nodes.len()
+        report::cluster(into, title, first, &self.drawn.list)
     }
 
     /// Submits it with these arguments, for which it is drawn. Subscribers are notified by the caller, under no lock.
@@ -157,8 +171,9 @@ impl Instance {
         state: &Kept,
         report: &mut Report,
     ) -> Result<Untold> {
-        let Instance { list, uses, kept, events, compiled, to_set, is_refused, is_told, .. } = self;
-        if list.nodes().is_empty() {
+        let Instance { drawn, uses, kept, events, is_told, .. } = self;
+        let Drawn { list, compiled, is_refused } = drawn;
+        if list.len() == 0 {
             return Ok(Untold::Events(events.clone()));
         }
         let mut footprint = Footprint::new("a graph");
@@ -183,7 +198,7 @@ impl Instance {
             *compiled = graph.is_some().then(|| new.clone());
         }
         let mut graph = graph.as_deref_mut();
-        let commands = if graph.is_some() { 1 } else { list.nodes().len() as u32 };
+        let commands = if graph.is_some() { 1 } else { list.len() as u32 };
         // If a node was refused before any driver call, the nodes are unchanged.
         let (mut was_told, mut was_prepared, mut was_plain) = (false, false, false);
         let outcomes = queue.outcomes();
@@ -192,14 +207,13 @@ impl Instance {
                 was_told = true;
                 list.tell(raw, outcomes)?;
             }
-            let prepared =
-                prepare(raw, list, graph.as_deref_mut(), (to_set, is_refused), state, report);
+            let prepared = prepare(raw, list, graph.as_deref_mut(), is_refused, state, report);
             was_prepared = true;
             match prepared? {
                 Some(graph) => raw.launch_graph(graph)?,
                 None => {
                     was_plain = true;
-                    list.launch_each(raw)?;
+                    list.launch_each(raw).map_err(|(_, code)| code)?;
                 }
             }
             Ok::<_, Refusal>(())
@@ -208,11 +222,13 @@ impl Instance {
             // The compiled graph keeps its values; of a list refused in the middle, a part may run.
             let stream = queue.stream();
             let users = UserList::from_iter([stream.point(stream.submitted())]);
-            stream.engine().retire_owner((state.clone(), list.code().to_vec()), users);
+            stream
+                .engine()
+                .retire_owner((state.clone(), list.code().cloned().collect::<Vec<_>>()), users);
         }
         if was_prepared {
             // They are set, or nothing is compiled.
-            to_set.clear();
+            list.note_changes();
         }
         if *is_refused {
             *compiled = None;
@@ -246,7 +262,7 @@ fn prepare<'p>(
     raw: &Raw<'_>,
     list: &List,
     place: Option<&'p mut Option<CompiledGraph>>,
-    (to_set, is_refused): (&[usize], &mut bool),
+    is_refused: &mut bool,
     state: &Kept,
     report: &mut Report,
 ) -> DriverResult<Option<&'p mut CompiledGraph>> {
@@ -255,10 +271,10 @@ fn prepare<'p>(
         return Ok(None);
     };
     if let Some(graph) = place {
-        let changes = to_set.iter().map(|at| (*at, &list.nodes()[*at]));
-        if to_set.is_empty() || raw.set(graph, changes).is_ok() {
+        let nodes_set = list.changed().len();
+        if nodes_set == 0 || raw.set(graph, list).is_ok() {
             report.replayed += 1;
-            report.nodes_set += to_set.len() as u64;
+            report.nodes_set += nodes_set as u64;
             return Ok(place.as_mut());
         }
         // Which nodes are changed is not known.
@@ -288,28 +304,28 @@ fn prepare<'p>(
 
 /// The touched memory, as one operation: parts of the arguments, and of the graph's own memory, which is kept
 /// along.
-fn summarized(touched: Vec<Touched>, passed: &Passed<'_>) -> (Vec<Use>, Vec<KeptByGraph>) {
+fn summarized(list: &List, passed: &Passed<'_>) -> (Vec<Use>, Vec<KeptByGraph>) {
     let mut kept: Vec<KeptByGraph> = Vec::new();
     // In the order of their first use.
     let mut pieces: Vec<(Whose, Tracking, Summary)> = Vec::new();
-    for Touched { memory, range, mode, tracking } in touched {
+    for (memory, range, mode, tracking) in list.accesses(0) {
         if range.is_empty() {
             continue;
         }
         let is_in = |(array, _): &(Span<'_>, bool)| {
-            Arc::ptr_eq(array.memory, &memory)
+            Arc::ptr_eq(array.memory, memory)
                 && array.range.start <= range.start
                 && range.end <= array.range.end
         };
         let (whose, start) = match passed.arrays.iter().position(is_in) {
             Some(number) => (Whose::Passed(number), passed.arrays[number].0.range.start),
             None => {
-                let is_it = |known: &KeptByGraph| Arc::ptr_eq(known.memory(), &memory);
+                let is_it = |known: &KeptByGraph| Arc::ptr_eq(known.memory(), memory);
                 let number = kept.iter().position(is_it).unwrap_or_else(|| {
-                    kept.push(KeptByGraph::new(&memory));
+                    kept.push(KeptByGraph::new(memory));
                     kept.len() - 1
                 });
-                kept[number].keep(&range);
+                kept[number].keep(range);
                 (Whose::Kept(number), 0)
             }
         };

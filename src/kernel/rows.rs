@@ -175,7 +175,7 @@ fn push(list: &mut ArgList<'_>, span: &Span<'_>, shape: Shape2) {
 fn rows<T>(args: &ArgBlock, index: usize) -> (*mut T, Shape2) {
     const { must_fit::<T>(ALIGNMENT) };
     let [rows, columns, pitch] = args.numbers(index).map(|number| number as usize);
-    let start = match args.slots()[index].memory_bytes {
+    let start = match args.memory_bytes(index) {
         0 => std::ptr::dangling_mut(),
         _ => args.address(index) as *mut T,
     };

@@ -304,7 +304,7 @@ fn push_array(list: &mut ArgList<'_>, span: &crate::memory::view::Span<'_>) {
 /// Address and length of an array argument; dangling but aligned for an empty one.
 fn array<T>(args: &ArgBlock, index: usize) -> (*mut T, usize) {
     const { must_fit::<T>(ALIGNMENT) };
-    let bytes = args.slots()[index].memory_bytes as usize;
+    let bytes = args.memory_bytes(index) as usize;
     if bytes == 0 {
         return (std::ptr::dangling_mut(), 0);
     }

@@ -39,7 +39,7 @@ pub struct Span<'a> {
 
 /// Who orders the uses of a range. It belongs to the access, from where its span is made: other parts of the allocation may be used in
 /// another way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Tracking {
     /// The library: they are entered.
     Tracked,

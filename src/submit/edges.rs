@@ -57,6 +57,11 @@ impl Edges {
         &self.edges
     }
 
+    /// Takes the edges, for other ones.
+    pub(crate) fn swap_edges(&mut self, edges: &mut Vec<Edge>) {
+        std::mem::swap(&mut self.edges, edges);
+    }
+
     /// Adds the next operation with its accesses: ranges of addresses, and whether it writes them.
     pub(crate) fn add(&mut self, accesses: impl IntoIterator<Item = (Range<u64>, bool)>) {
         self.before.clear();

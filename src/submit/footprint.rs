@@ -66,9 +66,9 @@ struct Extras {
 /// Points of other streams.
 type Edges = SmallVec<[MarkedPoint; 2]>;
 
-pub(super) struct Access<'a> {
-    pub(super) memory: &'a Arc<Allocation>,
-    pub(super) range: Range<u64>,
+pub(crate) struct Access<'a> {
+    pub(crate) memory: &'a Arc<Allocation>,
+    pub(crate) range: Range<u64>,
     pub(super) mode: Mode,
     pub(super) tracking: Tracking,
 }
@@ -185,11 +185,6 @@ impl<'a> Footprint<'a> {
     /// Whether it only makes a buffer, whatever it is to hold.
     pub(crate) fn only_makes_a_buffer(&self) -> bool {
         self.can_be_in_front() && self.makes == Makes::Buffer
-    }
-
-    /// The parts of memory that it touches.
-    pub(crate) fn touched(&self) -> impl Iterator<Item = (&'a Arc<Allocation>, &Range<u64>)> {
-        self.accesses.iter().map(|access| (access.memory, &access.range))
     }
 
     /// The uses that are entered.
@@ -320,15 +315,21 @@ impl<'a> Footprint<'a> {
         std::mem::forget(self.take_lent());
     }
 
+    /// Rejects a thread that must not submit, and a device that is lost or closed.
+    #[inline]
+    pub(super) fn validate_place(&self, engine: &Engine) -> Result<()> {
+        role::check("submitting work")?;
+        match engine.lost() {
+            Some(lost) => Err(lost.clone()),
+            None if self.ends_loan() || !engine.is_closed() => Ok(()),
+            None => Err(engine.closed()),
+        }
+    }
+
     /// Rejects arguments that are invalid on every device, whatever the contents.
     #[inline]
     pub(crate) fn validate(&self, engine: &Engine) -> Result<()> {
-        role::check("submitting work")?;
-        match engine.lost() {
-            Some(lost) => return Err(lost.clone()),
-            None if self.ends_loan() || !engine.is_closed() => {}
-            None => return Err(engine.closed()),
-        }
+        self.validate_place(engine)?;
         if self.accesses.is_empty() && self.extras.is_none() {
             return Ok(());
         }

@@ -16,9 +16,9 @@ use std::sync::{Arc, Weak};
 use gpu_await_protocol::sync::{Mutex, MutexGuard};
 
 use super::code::KernelCode;
-use super::list::{List, Node};
+use super::list::List;
 use super::raw::{Raw, Refusal};
-use crate::backend::{DriverResult, NodeLaunch, RawGraph};
+use crate::backend::{DriverResult, RawGraph};
 use crate::error::DriverCode;
 use crate::runtime::graph_budget::{Evictable, Evicted};
 use crate::runtime::partitions::Share;
@@ -140,12 +140,6 @@ impl Drop for GraphCell {
     }
 }
 
-impl Node {
-    fn launch(&self) -> NodeLaunch<'_> {
-        NodeLaunch { function: &self.function, shape: &self.shape, args: &self.args }
-    }
-}
-
 impl Raw<'_> {
     /// Compiles a list's launches for this stream.
     pub(crate) fn compile(&self, list: &List, keeps: Option<&Kept>) -> DriverResult<CompiledGraph> {
@@ -155,7 +149,7 @@ impl Raw<'_> {
                 code: DriverCode::NOT_SUPPORTED,
             });
         }
-        let mut launches = list.nodes().iter().map(Node::launch);
+        let mut launches = (0..list.len()).map(|number| list.launch(number));
         let partition = self.stream.partition().cloned();
         let raw = {
             let _alone = partition.as_ref().map(|share| share.compile());
@@ -164,18 +158,15 @@ impl Raw<'_> {
             unsafe { self.backend.graph_compile(&mut launches, list.edges(), confined) }?
         };
         let engine = self.stream.engine().clone();
-        let (code, keeps) = (list.code().to_vec(), keeps.cloned());
+        let (code, keeps) = (list.code().cloned().collect(), keeps.cloned());
         Ok(CompiledGraph { engine, raw: Some(raw), code, keeps, partition, last: None })
     }
 
-    /// Gives nodes of a graph of this stream, by their numbers, the launches of a list's.
-    pub(crate) fn set<'n>(
-        &self,
-        graph: &CompiledGraph,
-        changes: impl Iterator<Item = (usize, &'n Node)>,
-    ) -> DriverResult<()> {
+    /// Gives the nodes of a graph of this stream the launches of a list that has its shape, where these have changed.
+    pub(crate) fn set(&self, graph: &CompiledGraph, list: &List) -> DriverResult<()> {
         let Some(raw) = &graph.raw else { unreachable!("taken by the drop only") };
-        let mut changes = changes.map(|(at, node)| (at, node.launch()));
+        let changed = list.changed().iter().map(|number| *number as usize);
+        let mut changes = changed.map(|number| (number, list.launch(number)));
         let _alone = graph.partition.as_ref().map(|share| share.compile());
         let confined = graph.partition.as_ref().map(|share| share.raw());
         // SAFETY: the graph is this stream's, whose lock the caller has, and its code is that of the nodes.

@@ -228,7 +228,7 @@ mod twin {
     use super::{ArgBlock, Grid};
 
     pub(super) fn fill(_: &Grid, args: &ArgBlock) {
-        let bytes = args.slots()[0].memory_bytes as usize;
+        let bytes = args.memory_bytes(0) as usize;
         let pattern = [number(args, 2), number(args, 3)];
         let pattern = &bytemuck::bytes_of(&pattern)[..small(args, 4)];
         // SAFETY: the launch names that memory, which is live and exclusive when the stream gets there.
@@ -245,7 +245,7 @@ mod twin {
     pub(super) fn copy(_: &Grid, args: &ArgBlock) {
         let [to_pitch, from_pitch, row_bytes, rows] =
             [2, 3, 4, 5].map(|slot| number(args, slot) as usize);
-        let [to, from] = [0, 1].map(|slot| args.slots()[slot].memory_bytes as usize);
+        let [to, from] = [0, 1].map(|slot| args.memory_bytes(slot) as usize);
         // SAFETY: as above.
         let to = unsafe { std::slice::from_raw_parts_mut(args.address(0) as *mut u8, to) };
         // SAFETY: as above; source and destination are disjoint.

@@ -343,7 +343,7 @@ impl Dependencies {
 
 impl LateOutcomes {
     #[inline]
-    fn is_used(&self) -> bool {
+    pub(crate) fn is_used(&self) -> bool {
         self.0.borrow().is_some()
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::backend::host::POISON;
 use crate::backend::{
-    ArgBlock, Backend, DeviceKind, DevicePtr, DriverResult, Function, HostCallback, HostPtr,
+    Arguments, Backend, DeviceKind, DevicePtr, DriverResult, Function, HostCallback, HostPtr,
     KernelCall, LaunchShape, Pattern, Place, RawStream, RowCopy,
 };
 use crate::error::{DriverCode, Error};
@@ -209,7 +209,7 @@ impl Raw<'_> {
         &self,
         function: &Function,
         shape: &LaunchShape,
-        args: &ArgBlock,
+        args: Arguments<'_>,
     ) -> DriverResult<()> {
         self.noted(|note| note.launch(&shape.grid));
         // SAFETY: the kernel's declaration vouches that for arguments that its preconditions

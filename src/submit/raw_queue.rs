@@ -112,7 +112,9 @@ impl RawQueue<'_> {
         let grid = Grid { grid_dim, block_dim, cluster_dim, shared_mem_bytes: 0 };
         let function = Function::Host(Arc::new(once), self.name.to_arc());
         let shape = LaunchShape::plain(grid);
-        self.raw.launch(&function, &shape, &args).map_err(|code| self.raw.stream.refused(code))
+        self.raw
+            .launch(&function, &shape, args.arguments())
+            .map_err(|code| self.raw.stream.refused(code))
     }
 
     /// [`host`](Self::host) for a function that can fail: a library whose status is known only when it has run.

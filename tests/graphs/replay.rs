@@ -5,8 +5,8 @@ use std::ops::Range;
 use futures::executor::block_on;
 use gpu_await::testing::{self, DriverCall, Gate};
 use gpu_await::{
-    Device, DeviceBuffer, ErrorDetail, ErrorKind, Frozen, InOut, Lent, PinnedBuffer, Queue, Region,
-    Result, Stream, kernels,
+    Device, DeviceBuffer, ErrorDetail, ErrorKind, Frozen, InOut, Lent, Op, PinnedBuffer, Queue,
+    Region, Result, Stream, kernels,
 };
 use proptest::prelude::*;
 
@@ -57,6 +57,13 @@ enum Step {
     Beside {
         to: Place,
     },
+    /// A list of the other stream is written and launched in the middle of this one.
+    Nested {
+        from: Place,
+        to: Place,
+        /// A launch on this one's stream before it ends.
+        between: bool,
+    },
     /// The caller orders the uses of a part, beside one that is frozen, by the stream alone.
     Own {
         from: Source,
@@ -104,6 +111,10 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..BUFFERS, 0..BUFFERS).prop_map(|(a, b)| Step::Swap { a, b }),
         1 => place().prop_map(|to| Step::Elsewhere { to }),
         1 => place().prop_map(|to| Step::Beside { to }),
+        1 => (place(), 1..BUFFERS, place(), any::<bool>()).prop_map(|(from, other, to, between)| {
+            let to = Place { buffer: (from.buffer + other) % BUFFERS, range: to.range };
+            Step::Nested { from, to, between }
+        }),
         4 => (source(), place()).prop_map(|(from, to)| Step::Own { from, to: to.range }),
         2 => (place(), place())
             .prop_map(|(from, to)| (from.range, to.buffer))
@@ -120,13 +131,34 @@ fn source() -> impl Strategy<Value = Source> {
     ]
 }
 
+/// How a program runs.
+#[derive(Clone, Debug)]
+struct Turn {
+    which: usize,
+    number: u8,
+    /// On the other stream.
+    is_swapped: bool,
+    /// Before the next.
+    is_awaited: bool,
+    /// The buffers move on by so many places before it.
+    moved: usize,
+}
+
 /// A few programs, and in which order they run, each with a number of its own.
-fn runs() -> impl Strategy<Value = (Vec<Vec<Step>>, Vec<(usize, u8)>)> {
+fn runs() -> impl Strategy<Value = (Vec<Vec<Step>>, Vec<Turn>)> {
     let programs = prop::collection::vec(prop::collection::vec(step(), 0..12), 1..4);
     programs.prop_flat_map(|programs| {
         let count = programs.len();
-        let order = prop::collection::vec((0..count, any::<u8>()), 1..12);
-        (Just(programs), order)
+        let moved = prop_oneof![3 => Just(0), 1 => 1..BUFFERS];
+        let turn = (0..count, any::<u8>(), prop::bool::weighted(0.3), any::<bool>(), moved);
+        let turn = turn.prop_map(|(which, number, is_swapped, is_awaited, moved)| Turn {
+            which,
+            number,
+            is_swapped,
+            is_awaited,
+            moved,
+        });
+        (Just(programs), prop::collection::vec(turn, 1..12))
     })
 }
 
@@ -154,6 +186,12 @@ fn model(buffers: &mut [Vec<f32>], program: &[Step], a: f32) -> Vec<Vec<f32>> {
                 axpy(buffers, source, to.buffer, &to.range);
             }
             Step::DownloadOwn { from } => seen.push(buffers[BUFFERS][from.clone()].to_vec()),
+            Step::Nested { from, to, between } => {
+                let places = [Some(from), between.then_some(to), Some(to)];
+                for Place { buffer, range } in places.into_iter().flatten() {
+                    buffers[*buffer][range.clone()].iter_mut().for_each(|x| *x *= a);
+                }
+            }
             Step::Scale { to } | Step::Elsewhere { to } | Step::Beside { to } => {
                 buffers[to.buffer][to.range.clone()].iter_mut().for_each(|x| *x *= a);
             }
@@ -212,7 +250,7 @@ impl Machine {
 
     fn run(
         &self,
-        q: &Queue<'_>,
+        (q, [here, other], nested): (&Queue<'_>, [&Stream; 2], &mut Region),
         buffers: &mut [DeviceBuffer<f32>],
         (own, frozen): &mut Own,
         program: &[Step],
@@ -248,11 +286,24 @@ impl Machine {
                 Step::Swap { a, b } => buffers.swap(*a, *b),
                 Step::Elsewhere { to } => {
                     let mut to = buffers[to.buffer].slice_mut(to.range.clone())?;
-                    self.scale.launch(&self.other, a, &mut to).queued()?;
+                    self.scale.launch(other, a, &mut to).queued()?;
+                }
+                Step::Nested { from, to, between } => {
+                    let [x, y] = buffers.get_disjoint_mut([from.buffer, to.buffer]).unwrap();
+                    let (mut x, mut y) =
+                        (x.slice_mut(from.range.clone())?, y.slice_mut(to.range.clone())?);
+                    let op = other.replay(nested, |q2| {
+                        self.scale.launch(q2, a, &mut x)?;
+                        if *between {
+                            self.scale.launch(q, a, &mut y)?;
+                        }
+                        self.scale.launch(q2, a, &mut y)
+                    });
+                    op.queued()?;
                 }
                 Step::Beside { to } => {
                     let mut to = buffers[to.buffer].slice_mut(to.range.clone())?;
-                    self.scale.launch(&self.stream, a, &mut to).queued()?;
+                    self.scale.launch(here, a, &mut to).queued()?;
                 }
                 Step::Own { from, to } => {
                     // SAFETY: one stream has all uses of this part, and the last is awaited before the drop.
@@ -287,24 +338,56 @@ impl Machine {
     }
 }
 
-fn check(machine: &Machine, programs: &[Vec<Step>], order: &[(usize, u8)]) {
+fn check(machine: &Machine, programs: &[Vec<Step>], order: &[Turn]) {
     let (mut buffers, mut expected) = (machine.buffers(), vec![vec![1.0; LEN]; BUFFERS + 1]);
     let mut own = machine.own();
-    let mut region = Region::new();
-    for (which, number) in order {
+    let (mut region, mut nested) = (Region::new(), Region::new());
+    let mut pending = Vec::new();
+    for Turn { which, number, is_swapped, is_awaited, moved } in order {
         let (program, a) = (&programs[*which], f32::from(*number) / 256.0);
-        let run = |q: &Queue<'_>| machine.run(q, &mut buffers, &mut own, program, a);
-        let op = machine.stream.replay(&mut region, run);
-        let wanted = model(&mut expected, program, a);
-        for (seen, wanted) in block_on(op).unwrap().iter().zip(wanted) {
-            assert_eq!(**seen, *wanted, "{:?}", region.report());
+        let mut streams = [&machine.stream, &machine.other];
+        if *is_swapped {
+            streams.swap(0, 1);
+        }
+        let is_own = |step: &Step| {
+            matches!(step, Step::Own { .. } | Step::FromOwn { .. } | Step::DownloadOwn { .. })
+        };
+        // What the caller orders is the stream's, whichever that is.
+        let has_own = program.iter().any(is_own);
+        if has_own {
+            streams[0].wait(streams[1]).queued().unwrap();
+        }
+        buffers.rotate_left(*moved);
+        expected[..BUFFERS].rotate_left(*moved);
+        let op = streams[0].replay(&mut region, |q| {
+            machine.run((q, streams, &mut nested), &mut buffers, &mut own, program, a)
+        });
+        if has_own {
+            streams[1].wait(streams[0]).queued().unwrap();
+        }
+        pending.push((op, model(&mut expected, program, a)));
+        if *is_awaited {
+            settle(&mut pending, &region);
         }
     }
+    settle(&mut pending, &region);
     for (buffer, expected) in buffers.iter().zip(&expected) {
         assert_eq!(block_on(machine.stream.download(buffer)).unwrap(), **expected);
     }
     assert_eq!(block_on(machine.stream.download(&own.0)).unwrap(), *expected[BUFFERS]);
     assert_eq!(block_on(machine.stream.download(&own.1)).unwrap(), [FROZEN; LEN]);
+}
+
+/// A run that is not awaited yet, and what it should read.
+type Pending = (Op<Vec<PinnedBuffer<f32>>>, Vec<Vec<f32>>);
+
+/// Awaits the runs, and compares what they read.
+fn settle(pending: &mut Vec<Pending>, region: &Region) {
+    for (op, wanted) in pending.drain(..) {
+        for (seen, wanted) in block_on(op).unwrap().iter().zip(wanted) {
+            assert_eq!(**seen, *wanted, "{:?}", region.report());
+        }
+    }
 }
 
 proptest! {
@@ -528,6 +611,30 @@ async fn an_error_or_a_panic_leaves_what_precedes_it() -> Result<()> {
     }));
     assert!(panics.is_err());
     assert_eq!(stream.download(&x).await?, [8.0; LEN]);
+    Ok(())
+}
+
+/// What the list has written already counts as written again, whatever failed in between.
+#[tokio::test]
+async fn an_overwrite_in_a_list_heals() -> Result<()> {
+    let machine = Machine::new(testing::device());
+    let Machine { stream, axpy, .. } = &machine;
+    let mut x = stream.full(LEN, 1.0f32).queued()?;
+    let short = stream.full(1, 1.0f32).queued()?;
+    let mut region = Region::new();
+    for round in 0..4 {
+        let op = stream.replay(&mut region, |q| {
+            q.fill(&mut x, 7.0)?;
+            axpy.launch(q, 1.0, &short, &mut x).unwrap_err();
+            let error = q.download(&x).unwrap_err();
+            assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{error}");
+            q.fill(&mut x, 8.0)?;
+            axpy.launch(q, 1.0, &short, &mut x).unwrap_err();
+            q.fill(&mut x, round as f32)
+        });
+        op.await?;
+        assert_eq!(stream.download(&x).await?, [round as f32; LEN]);
+    }
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use super::launch_ex::{Attribute, RawConfig};
 use super::standstill::Standstill;
 use super::{CudaBackend, NOT_FOUND, NOT_SUPPORTED, api, driver, stream_handle};
 use crate::backend::{
-    ArgBlock, DriverResult, Function, Grid, KernelAttributes, LaunchShape, ModuleCalls,
+    Arguments, DriverResult, Function, Grid, KernelAttributes, LaunchShape, ModuleCalls,
     RawFunction, RawModule, RawStream,
 };
 use crate::error::DriverCode;
@@ -20,7 +20,7 @@ impl ModuleCalls for CudaBackend {
         stream: RawStream,
         function: &Function,
         shape: &LaunchShape,
-        args: &ArgBlock,
+        args: Arguments<'_>,
     ) -> DriverResult<()> {
         let _bound = self.bind_for(stream)?;
         let Function::Device(RawFunction { function, .. }) = *function else {

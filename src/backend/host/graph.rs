@@ -119,7 +119,7 @@ fn kept(call: &'static str, node: NodeLaunch<'_>) -> DriverResult<HostNode> {
         Function::Record(event) => return Ok(HostNode::Record(*event)),
         _ => return Err(DriverCode { call, code: NOT_SUPPORTED }),
     };
-    let launch = Launch { function, kernel, shape: *node.shape, args: node.args.clone() };
+    let launch = Launch { function, kernel, shape: *node.shape, args: node.args.to_block() };
     Ok(HostNode::Launch(Box::new(launch)))
 }
 

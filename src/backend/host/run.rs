@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::state::{Books, Everybody, HostEvent};
 use super::{HostBackend, HostCore, NOT_SUPPORTED};
 use crate::backend::{
-    ArgBlock, DevicePtr, DriverResult, Function, Grid, HostCallback, HostPtr, HostTwin,
+    ArgBlock, Arguments, DevicePtr, DriverResult, Function, Grid, HostCallback, HostPtr, HostTwin,
     KernelAttributes, LaunchShape, ModuleCalls, Pattern, RawFunction, RawModule, RawStream,
     RowCopy,
 };
@@ -243,11 +243,9 @@ impl Launch {
     }
 
     pub(super) fn run(&self, shared: &HostCore) -> std::result::Result<(), String> {
-        for (index, slot) in self.args.slots().iter().enumerate() {
-            if slot.memory_bytes > 0 {
-                let touched = shared.touch(DevicePtr(self.args.address(index)), slot.memory_bytes);
-                touched.map_err(|what| format!("kernel `{}`: {what}", self.kernel))?;
-            }
+        for (address, bytes) in self.args.arguments().memory() {
+            let touched = shared.touch(DevicePtr(address), bytes);
+            touched.map_err(|what| format!("kernel `{}`: {what}", self.kernel))?;
         }
         contain::catch(|| (self.function)(&self.shape.grid, &self.args))
             .map_err(|message| format!("the host twin of `{}` panicked: {message}", self.kernel))
@@ -296,14 +294,14 @@ impl ModuleCalls for HostBackend {
         stream: RawStream,
         function: &Function,
         shape: &LaunchShape,
-        args: &ArgBlock,
+        args: Arguments<'_>,
     ) -> DriverResult<()> {
         const CALL: &str = "launch";
         let Function::Host(function, kernel) = function else {
             return Err(DriverCode { call: CALL, code: NOT_SUPPORTED });
         };
         let (function, kernel) = (function.clone(), kernel.clone());
-        let launch = Launch { function, kernel, shape: *shape, args: args.clone() };
+        let launch = Launch { function, kernel, shape: *shape, args: args.to_block() };
         self.enqueue(stream, CALL, Command::Launch(Box::new(launch)))
     }
 

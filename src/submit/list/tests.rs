@@ -1,0 +1,280 @@
+//! A list that is rewritten, beside one that is written anew.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::backend::host::HostBackend;
+use crate::backend::{ArgBlock, DevicePtr, Grid};
+use crate::memory::view::Span;
+use crate::runtime::Engine;
+use crate::runtime::engine::EngineOptions;
+
+const BUFFERS: usize = 3;
+const LEN: u64 = 16;
+
+struct TestCode(Arc<str>);
+
+impl KernelCode for TestCode {
+    fn name(&self) -> &Arc<str> {
+        &self.0
+    }
+}
+
+#[derive(Clone, Debug)]
+struct TestLaunch {
+    kernel: usize,
+    accesses: Vec<(usize, Range<u64>, Mode, Tracking)>,
+    value: u8,
+    blocks: u32,
+    is_barrier: bool,
+}
+
+/// What becomes of a run after so many of its launches.
+#[derive(Clone, Debug)]
+struct Rewrite {
+    launches: Vec<TestLaunch>,
+    /// It is interrupted there.
+    ends_at: Option<usize>,
+    /// The graph has its launches from then on.
+    is_noted: bool,
+}
+
+fn launch() -> impl Strategy<Value = TestLaunch> {
+    let range = prop_oneof![4 => Just(0..LEN), 1 => Just(0..8), 1 => Just(8..LEN), 1 => Just(3..9), 1 => Just(4..4)];
+    let mode = prop_oneof![Just(Mode::Read), Just(Mode::Overwrite), Just(Mode::ReadWrite)];
+    let tracking = prop_oneof![20 => Just(Tracking::Tracked), 1 => Just(Tracking::Frozen), 1 => Just(Tracking::ByCaller)];
+    let accesses = prop::collection::vec((0..BUFFERS, range, mode, tracking), 0..4);
+    let is_barrier = prop::bool::weighted(0.05);
+    (0..2_usize, accesses, 0..2_u8, 1..3_u32, is_barrier).prop_map(
+        |(kernel, accesses, value, blocks, is_barrier)| TestLaunch {
+            kernel,
+            accesses,
+            value,
+            blocks,
+            is_barrier,
+        },
+    )
+}
+
+/// One thing of a list that is another in the next run.
+#[derive(Clone, Debug)]
+enum Change {
+    Nothing,
+    Value(usize, u8),
+    Blocks(usize, u32),
+    Barrier(usize),
+    /// Two buffers change places.
+    Swap(usize, usize),
+    /// One is in the place of another as well.
+    Alias(usize, usize),
+    Access(usize, TestLaunch),
+    /// An access reads, or writes, what it wrote or read.
+    Mode(usize),
+    Launch(usize, TestLaunch),
+    More(TestLaunch),
+    Less,
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    let at = 0..8_usize;
+    prop_oneof![
+        2 => Just(Change::Nothing),
+        2 => (at.clone(), 0..3_u8).prop_map(|(at, value)| Change::Value(at, value)),
+        1 => (at.clone(), 1..4_u32).prop_map(|(at, blocks)| Change::Blocks(at, blocks)),
+        1 => at.clone().prop_map(Change::Barrier),
+        3 => (0..BUFFERS, 0..BUFFERS).prop_map(|(a, b)| Change::Swap(a, b)),
+        1 => (0..BUFFERS, 0..BUFFERS).prop_map(|(a, b)| Change::Alias(a, b)),
+        2 => (at.clone(), launch()).prop_map(|(at, with)| Change::Access(at, with)),
+        2 => at.clone().prop_map(Change::Mode),
+        1 => (at, launch()).prop_map(|(at, with)| Change::Launch(at, with)),
+        1 => launch().prop_map(Change::More),
+        1 => Just(Change::Less),
+    ]
+}
+
+fn runs() -> impl Strategy<Value = Vec<Rewrite>> {
+    let first = prop::collection::vec(launch(), 0..8);
+    let ends = prop::option::weighted(0.15, 0..8_usize);
+    let changes = prop::collection::vec((change(), ends, any::<bool>()), 1..10);
+    (first, changes).prop_map(|(mut launches, changes)| {
+        let run = |(change, ends_at, is_noted): (Change, Option<usize>, bool)| {
+            change.apply(&mut launches);
+            Rewrite { launches: launches.clone(), ends_at, is_noted }
+        };
+        changes.into_iter().map(run).collect()
+    })
+}
+
+impl Change {
+    fn apply(self, launches: &mut Vec<TestLaunch>) {
+        let count = launches.len().max(1);
+        let each = |launches: &mut Vec<TestLaunch>, change: &dyn Fn(&mut usize)| {
+            let accesses = launches.iter_mut().flat_map(|launch| &mut launch.accesses);
+            accesses.for_each(|(buffer, ..)| change(buffer));
+        };
+        match self {
+            Change::Swap(a, b) => each(launches, &|buffer| match *buffer {
+                x if x == a => *buffer = b,
+                x if x == b => *buffer = a,
+                _ => {}
+            }),
+            Change::Alias(a, b) => each(launches, &|buffer| {
+                if *buffer == a {
+                    *buffer = b;
+                }
+            }),
+            Change::More(launch) => launches.push(launch),
+            Change::Less => drop(launches.pop()),
+            Change::Nothing => {}
+            _ if launches.is_empty() => {}
+            Change::Value(at, value) => launches[at % count].value = value,
+            Change::Blocks(at, blocks) => launches[at % count].blocks = blocks,
+            Change::Barrier(at) => launches[at % count].is_barrier ^= true,
+            Change::Access(at, with) => {
+                let known = &mut launches[at % count].accesses;
+                for (known, new) in known.iter_mut().zip(with.accesses) {
+                    *known = new;
+                }
+            }
+            Change::Mode(at) => {
+                if let Some((_, _, mode, _)) = launches[at % count].accesses.last_mut() {
+                    *mode = if mode.writes() { Mode::Read } else { Mode::ReadWrite };
+                }
+            }
+            Change::Launch(at, with) => launches[at % count] = with,
+        }
+    }
+}
+
+struct Machine {
+    buffers: Vec<Arc<Allocation>>,
+    kernels: [(Arc<TestCode>, Function); 2],
+}
+
+impl Machine {
+    fn new() -> Self {
+        let backend = Arc::new(HostBackend::new(None, false));
+        let engine = Engine::open(backend, EngineOptions::default()).unwrap();
+        let buffer = |number: usize| {
+            let ptr = DevicePtr(256 * (number as u64 + 1));
+            Arc::new(Allocation::foreign(&engine, ptr, LEN, None, Box::new(())))
+        };
+        let kernels = ["first", "second"].map(|name| {
+            let name: Arc<str> = name.into();
+            let twin = Arc::new(|_: &Grid, _: &ArgBlock| {});
+            (Arc::new(TestCode(name.clone())), Function::Host(twin, name))
+        });
+        Machine { buffers: (0..BUFFERS).map(buffer).collect(), kernels }
+    }
+
+    /// Writes launches; returns the accesses that were told as new.
+    fn write(&self, list: &mut List, launches: &[TestLaunch]) -> Vec<(usize, Range<u64>, Mode)> {
+        let mut entered = Vec::new();
+        for TestLaunch { kernel, accesses, value, blocks, is_barrier } in launches {
+            let (mut footprint, mut args) = (Footprint::new("a launch"), ArgBlock::default());
+            for (buffer, range, mode, tracking) in accesses {
+                let memory = &self.buffers[*buffer];
+                let span = Span { memory, range: range.clone(), tracking: *tracking };
+                footprint.touches(&span, *mode);
+                args.push_memory(span.address(), span.size_bytes());
+            }
+            args.push_value(&[*value]);
+            let (code, function) = &self.kernels[*kernel];
+            let mut shape = LaunchShape::NONE;
+            shape.grid.grid_dim[0] = *blocks;
+            let launch = KernelLaunch { code, function, shape, args: &args };
+            let entry = LaunchEntry { at: Location::caller(), is_barrier: *is_barrier };
+            list.write(&launch, &footprint, entry, |access, is_new| {
+                if is_new {
+                    let is_its = |buffer: &Arc<Allocation>| Arc::ptr_eq(buffer, access.memory);
+                    let buffer = self.buffers.iter().position(is_its).unwrap();
+                    entered.push((buffer, access.range.clone(), access.mode));
+                }
+            });
+        }
+        entered
+    }
+}
+
+/// A launch, for comparison.
+type Contents = (Arc<str>, LaunchShape, Vec<u64>, Vec<ArgSlot>);
+
+fn contents(list: &List, number: usize) -> Contents {
+    let NodeLaunch { shape, args, .. } = list.launch(number);
+    (list.name(number).clone(), *shape, args.words.to_vec(), args.slots.to_vec())
+}
+
+fn all(list: &List) -> Vec<Contents> {
+    (0..list.known_len()).map(|number| contents(list, number)).collect()
+}
+
+fn check(machine: &Machine, runs: &[Rewrite]) {
+    let mut list = List::default();
+    // What a graph of the list's shape has, which is compiled or set whenever a run is noted.
+    let mut graph = (list.shape(), Vec::new(), Vec::new());
+    let mut last = None;
+    for Rewrite { launches, ends_at, is_noted } in runs {
+        list.begin();
+        let ends_at = ends_at.filter(|end| *end < launches.len());
+        let written = &launches[..ends_at.unwrap_or(launches.len())];
+        let entered = machine.write(&mut list, written);
+        // Each byte that is used is entered, and as written if it is.
+        for (buffer, range, mode, _) in written.iter().flat_map(|launch| &launch.accesses) {
+            assert!(entered.iter().any(|(known, of, as_mode)| {
+                known == buffer && of == range && (as_mode.writes() || !mode.writes())
+            }));
+        }
+        if ends_at.is_none() {
+            let mut anew = List::default();
+            anew.begin();
+            machine.write(&mut anew, written);
+            anew.finish();
+            let shape = list.finish();
+            assert_eq!((list.edges(), all(&list)), (anew.edges(), all(&anew)), "{shape:?}");
+            let names =
+                |of: &[Contents]| of.iter().map(|(name, ..)| name.clone()).collect::<Vec<_>>();
+            if graph.0 == list.shape() {
+                assert_eq!((&graph.1[..], names(&graph.2)), (list.edges(), names(&all(&list))));
+                let differs = |number: &usize| graph.2[*number] != contents(&list, *number);
+                let is_changed = |number: &usize| list.changed().contains(&(*number as u32));
+                assert!((0..list.len()).filter(differs).all(|number| is_changed(&number)));
+            }
+            let now = (list.edges().to_vec(), names(&all(&list)));
+            if shape == ListShape::Same
+                && let Some(last) = last
+            {
+                assert_eq!(last, now);
+            }
+            last = Some(now);
+            let kept = list.accesses(0).filter(|(_, range, ..)| !range.is_empty()).count();
+            let touched = written.iter().flat_map(|launch| &launch.accesses);
+            assert_eq!(kept, touched.filter(|(_, range, ..)| !range.is_empty()).count());
+            if *is_noted {
+                list.note_changes();
+                graph = (list.shape(), list.edges().to_vec(), all(&list));
+            }
+        }
+        if ends_at.is_some() {
+            last = None;
+        }
+        list.release();
+        assert_eq!(list.accesses(0).count(), 0);
+        // Nothing piles up.
+        let touches: usize = list.operations.iter().map(|known| known.touches.len()).sum();
+        assert!(list.touches.len() == touches && list.kernels.len() <= 2);
+        assert!(list.pieces.len() <= 2 * touches.max(8), "{} pieces", list.pieces.len());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn rewritten_as_written_anew(runs in runs()) {
+        thread_local!(static MACHINE: Machine = Machine::new());
+        MACHINE.with(|machine| check(machine, &runs));
+    }
+}

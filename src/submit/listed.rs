@@ -1,0 +1,277 @@
+//! A [`List`] on a stream.
+//!
+//! Adding a launch enters its uses in the hazards, with the ticket that the list will have.
+//!
+//! | a list | its operations |
+//! |---|---|
+//! | open | have a ticket, and are not submitted |
+//! | put on the stream as it is | were launched one by one; none behind one that the driver refused |
+//! | launched as a graph | see [`batch::region`](crate::batch) |
+//!
+//! An operation that touches fresh memory only is put on the stream in front of the open list, with the list's ticket. That is safe because
+//! the list keeps memory freed since it was recorded, so none of it can be that fresh memory.
+#![forbid(unsafe_code)]
+
+use std::any::Any;
+use std::panic::Location;
+use std::sync::Arc;
+
+use super::code::KernelLaunch;
+use super::footprint::{Access, Footprint};
+use super::lent::lend;
+use super::list::{Interruption, LaunchEntry, List};
+use super::name::Name;
+use super::outcome::LateOutcomes;
+use super::raw::{Raw, Refusal};
+use super::traced::{Traced, TracedAs};
+use super::{Calls, SubmitError, explain};
+use crate::error::{DriverCode, Error};
+use crate::memory::allocation::Poison;
+use crate::memory::view::Tracking;
+use crate::runtime::Engine;
+use crate::runtime::stream_state::{Listed, StreamState, Turn};
+
+impl List {
+    /// Whether a library is notified of each launch of its work in the list.
+    pub(crate) fn is_told(&self) -> bool {
+        self.code().any(|code| code.is_told())
+    }
+
+    /// Notifies the libraries of the launch that is being submitted.
+    pub(crate) fn tell(
+        &self,
+        raw: &Raw<'_>,
+        outcomes: &LateOutcomes,
+    ) -> std::result::Result<(), Refusal> {
+        self.code().try_for_each(|code| code.tell(raw, outcomes))
+    }
+
+    /// Notifies the libraries of a launch that was refused.
+    pub(crate) fn tell_refused(&self, error: &Error) {
+        self.code().for_each(|code| code.tell_refused(error));
+    }
+
+    /// The operation that had the list put on the stream early, if it was one.
+    pub(crate) fn interrupted_by(&self) -> Option<&Interruption> {
+        self.interrupted_by.as_ref()
+    }
+
+    /// Why some of it was not launched, if something was not.
+    pub(crate) fn refused(&self) -> Option<&Error> {
+        self.refused.as_ref()
+    }
+
+    /// Launches its operations one by one; an error has the number of the first that the driver refused.
+    pub(crate) fn launch_each(&self, raw: &Raw<'_>) -> Result<(), (usize, DriverCode)> {
+        (0..self.len()).try_for_each(|number| {
+            let node = self.launch(number);
+            raw.launch(node.function, node.shape, node.args).map_err(|code| (number, code))
+        })
+    }
+
+    /// Has `put` make the list's driver calls for the turn's next ticket; returns their number, including those for time
+    /// stamps.
+    pub(super) fn traced<R>(
+        &self,
+        turn: &mut Turn<'_, '_>,
+        commands: u32,
+        put: impl FnOnce(&List, &Raw<'_>) -> R,
+    ) -> (R, u32) {
+        let stream = turn.stream;
+        let is_on = self.len() > 0 && stream.engine().tracer.is_on();
+        let of_list = || Traced::of_list(stream, self.name(0), self.len(), self.at(0));
+        let traced = is_on.then(of_list).flatten();
+        let commands = commands + if traced.is_some() { Traced::COMMANDS } else { 0 };
+        if turn.is_crowded(commands) {
+            turn.expect_to_block();
+        }
+        let Some(traced) = traced else { return (put(self, &Raw::of(turn)), commands) };
+        let raw = Raw::noting(turn, traced.note());
+        traced.starts(&raw);
+        let result = put(self, &raw);
+        traced.launched(self.len());
+        traced.ends(&raw);
+        traced.enter(stream, stream.submitted() + 1, &[]);
+        (result, commands)
+    }
+
+    /// Poisons the outputs of the operations from `first` on.
+    pub(crate) fn refuse(&mut self, stream: &Arc<StreamState>, first: usize, refusal: Refusal) {
+        if first >= self.len() {
+            return;
+        }
+        let name = self.name(first);
+        let error = explain(stream, Name::Kernel(name), refusal).called_at(self.at(first));
+        let poison = Poison { producer: name.clone(), cause: error.clone() };
+        let written = self.accesses(first).filter(|(_, _, mode, _)| mode.writes());
+        written.for_each(|(memory, range, ..)| memory.poison(range, false, &poison));
+        self.refused.get_or_insert(error);
+    }
+}
+
+impl Listed for List {
+    fn put(&mut self, turn: &mut Turn<'_, '_>) -> u32 {
+        let (stream, engine) = (turn.stream, turn.stream.engine());
+        if engine.is_closed() {
+            self.refuse(stream, 0, Refusal::Closed);
+            return 0;
+        }
+        let commands = self.len() as u32;
+        let (put, commands) = self.traced(turn, commands, |list, raw| list.launch_each(raw));
+        match put {
+            Ok(()) => commands,
+            Err((at, code)) => {
+                self.refuse(stream, at, code.into());
+                at as u32
+            }
+        }
+    }
+}
+
+/// Whether a launch takes nothing but itself: all that it touches is memory of the stream's device that waits for nothing, fails by
+/// nothing and is the stream's alone.
+#[inline]
+pub(crate) fn is_plain(footprint: &Footprint<'_>, stream: &StreamState) -> bool {
+    let (engine, id) = (stream.engine(), stream.id());
+    !footprint.is_lent()
+        && footprint.after().is_empty()
+        && footprint.accesses.iter().all(|Access { memory, tracking, .. }| {
+            Arc::ptr_eq(memory.engine(), engine)
+                && (*tracking != Tracking::Tracked || memory.is_only_used_by(id))
+                && !memory.late().is_used()
+        })
+}
+
+/// Writes a launch, which [is plain](is_plain) or not, to the owner's list on `stream`, as [`submit`](super::submit) would put it there; returns the list's
+/// ticket.
+pub(crate) fn submit_listed(
+    stream: &Arc<StreamState>,
+    (footprint, is_plain): (&mut Footprint<'_>, bool),
+    owner: usize,
+    fresh: impl FnOnce() -> Box<List>,
+    (launch, entry): (&KernelLaunch<'_>, LaunchEntry),
+) -> Result<u64, SubmitError> {
+    let listed = |turn: &mut Turn<'_, '_>, footprint: &mut Footprint<'_>| {
+        let ticket = open_list(turn, footprint, (owner, entry.at), fresh)?;
+        if !is_plain {
+            wait_in_front(turn, footprint)?;
+            lend(footprint.take_lent(), turn, ticket);
+        }
+        let stream = turn.stream;
+        let list = turn.list().and_then(|list| (list as &mut dyn Any).downcast_mut::<List>());
+        let Some(list) = list else { unreachable!("the owner opened it") };
+        list.write(launch, footprint, entry, |Access { memory, range, mode, tracking }, is_new| {
+            // What the list entered holds if nothing else has used the memory since, or has failed to.
+            if *tracking == Tracking::Tracked && (is_new || !is_plain) {
+                memory.enter(range, *mode, stream.progress(), ticket);
+            }
+        });
+        Ok(ticket)
+    };
+    in_turn(stream, (footprint, is_plain), listed)
+}
+
+/// Puts an operation that touches fresh memory alone in front of the owner's list; returns the list's ticket.
+pub(crate) fn submit_in_front(
+    stream: &Arc<StreamState>,
+    footprint: &mut Footprint<'_>,
+    owner: (usize, &'static Location<'static>),
+    fresh: impl FnOnce() -> Box<List>,
+    (commands, calls): (u32, &mut Calls<'_>),
+) -> Result<u64, SubmitError> {
+    in_turn(stream, (footprint, false), |turn, footprint| {
+        let ticket = open_list(turn, footprint, owner, fresh)?;
+        if footprint.may_block || turn.is_crowded(commands) {
+            turn.expect_to_block();
+        }
+        wait_in_front(turn, footprint)?;
+        let result = calls(&Raw::of(turn));
+        if !matches!(result, Err(Refusal::OutOfMemory { .. })) {
+            lend(footprint.take_lent(), turn, ticket);
+        }
+        result.map(|()| ticket)
+    })
+}
+
+/// Records in the open list, if there is one, which operation has it put on the stream.
+#[cold]
+pub(super) fn interrupt(
+    turn: &mut Turn<'_, '_>,
+    footprint: &Footprint<'_>,
+    at: &'static Location<'static>,
+) {
+    let list = turn.list().and_then(|list| (list as &mut dyn Any).downcast_mut::<List>());
+    if let Some(list) = list {
+        let name = footprint.name.of_kernel().cloned();
+        list.interrupted_by = Some(Interruption { name, at });
+    }
+}
+
+/// Ensures that the owner's list is the open one. Another owner's list is put on the stream for that, and may be refused: its
+/// outputs are then poisoned.
+fn open_list(
+    turn: &mut Turn<'_, '_>,
+    footprint: &Footprint<'_>,
+    (owner, at): (usize, &'static Location<'static>),
+    fresh: impl FnOnce() -> Box<List>,
+) -> Result<u64, Refusal> {
+    if turn.has_list_of(owner) {
+        return Ok(turn.stream.submitted() + 1);
+    }
+    interrupt(turn, footprint, at);
+    let next = turn.stream.submitted() + 1;
+    let ticket = turn.open_list(owner, || fresh());
+    if ticket != next {
+        footprint.check_contents().map_err(Refusal::Foreign)?;
+    }
+    Ok(ticket)
+}
+
+/// Adds the waits of the footprint in front of the whole list.
+fn wait_in_front(turn: &mut Turn<'_, '_>, footprint: &Footprint<'_>) -> Result<(), Refusal> {
+    for edge in footprint.after() {
+        let Some(marker) = &edge.marker else { continue };
+        turn.wait_for(&edge.point.stream, marker)?;
+    }
+    Ok(())
+}
+
+fn in_turn(
+    stream: &Arc<StreamState>,
+    (footprint, is_plain): (&mut Footprint<'_>, bool),
+    put: impl FnOnce(&mut Turn<'_, '_>, &mut Footprint<'_>) -> Result<u64, Refusal>,
+) -> Result<u64, SubmitError> {
+    let engine = stream.engine();
+    if footprint.peers {
+        footprint.enter_frozen_peers(engine);
+    }
+    let ready = match is_plain {
+        true => footprint.validate_place(engine).and_then(|()| stream.check_moves()),
+        false => footprint.validate(engine).and_then(|()| footprint.find_edges(stream)),
+    };
+    if let Err(error) = ready {
+        return Err(footprint.poison(error).into());
+    }
+    let before = footprint.lent().len();
+    let submitted = stream
+        .with(|turn| if engine.is_closed() { Err(Refusal::Closed) } else { put(turn, footprint) });
+    submitted.map_err(|refusal| {
+        let error = footprint.poison_entered(explain(stream, footprint.name, refusal));
+        SubmitError { error, lent: footprint.lent().len() < before }
+    })
+}
+
+/// Writes a launch to a list that belongs to no stream: its uses are tracked nowhere, but told to `used` as by [`List::write`].
+pub(crate) fn draw(
+    list: &mut List,
+    engine: &Engine,
+    footprint: &mut Footprint<'_>,
+    (launch, entry): (&KernelLaunch<'_>, LaunchEntry),
+    used: impl FnMut(&Access<'_>, bool),
+) -> Result<(), SubmitError> {
+    if let Err(error) = footprint.validate(engine) {
+        return Err(footprint.poison(error).into());
+    }
+    list.write(launch, footprint, entry, used);
+    Ok(())
+}
