@@ -10,6 +10,9 @@
 //! | `await` | the first, awaited |
 //! | `enqueue` | an `enqueue` of nothing |
 //! | `shared` | an `enqueue` of nothing that updates a buffer, where streams share buffers, and no other waits for this one |
+//! | `replay_changed` | a node of a replayed list of 200 launches, each with another value than in the run before |
+//! | `replay_same` | a node of one in which nothing changed |
+//! | `replay_moved` | a node of one in which one buffer of several is at another address |
 //!
 //! | argument | does |
 //! |---|---|
@@ -39,14 +42,27 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use futures::executor::block_on;
-use gpu_await::{Device, DeviceBuffer, Error, RawQueue, Stream, Uses, kernels};
+use gpu_await::{Device, DeviceBuffer, Error, RawQueue, Region, Stream, Uses, kernels};
 
 /// N: a multiple of the launches after which a marker is placed.
 const OPERATIONS: u32 = 4096;
 const MOST: f64 = 1.05;
 /// What a child counts: `queued 1024`.
 const WORK: &str = "GPU_AWAIT_COUNTED_WORK";
-const WAYS: [&str; 5] = ["queued", "partition", "await", "enqueue", "shared"];
+const WAYS: [&str; 8] = [
+    "queued",
+    "partition",
+    "await",
+    "enqueue",
+    "shared",
+    "replay_changed",
+    "replay_same",
+    "replay_moved",
+];
+/// The launches of a replayed list.
+const LIST: u32 = 200;
+/// N of replays: each is a list.
+const REPLAYS: u32 = 32;
 
 fn main() -> ExitCode {
     if let Ok(work) = std::env::var(WORK) {
@@ -124,10 +140,14 @@ fn holds(counts: &[(String, f64)]) -> bool {
 fn per_operation(way: &str) -> f64 {
     // If the poller is late, the submitting thread queries shared streams itself: 140 instructions more, by chance.
     let runs = if way == "shared" { 3 } else { 1 };
-    let least = |operations| (0..runs).map(|_| instructions(way, operations)).min();
-    let (once, twice) = (least(OPERATIONS), least(2 * OPERATIONS));
+    let (number, operations) = match way {
+        _ if way.starts_with("replay") => (REPLAYS, REPLAYS * LIST),
+        _ => (OPERATIONS, OPERATIONS),
+    };
+    let least = |number| (0..runs).map(|_| instructions(way, number)).min();
+    let (once, twice) = (least(number), least(2 * number));
     let more = twice.expect("a run") as f64 - once.expect("a run") as f64;
-    more / f64::from(OPERATIONS)
+    more / f64::from(operations)
 }
 
 /// Runs this program again under callgrind, and returns what its main thread executed of it.
@@ -199,6 +219,10 @@ fn counted_work(way: &str, operations: u32) {
     driver.instant(true);
     clock::virtualize();
     let device = Device::cuda(0).expect("the stand-in has a device");
+    if way.starts_with("replay") {
+        replay(&device, way, operations);
+        return assert_eq!(driver.misuse(), [""; 0]);
+    }
     block_on(async {
         let stream = match way {
             "partition" => device.reserve_partition(1).await.expect("is free").stream(),
@@ -238,6 +262,35 @@ fn update(stream: &Stream, x: &mut DeviceBuffer<u8>) {
     // SAFETY: nothing is put on the stream.
     let op = unsafe { stream.enqueue(uses, |_, _| Ok::<_, Error>(())) };
     op.queued().expect("is accepted");
+}
+
+/// Replays of a chain of launches on a few buffers, as a layer of a model is.
+#[inline(never)]
+fn replay(device: &Device, way: &str, lists: u32) {
+    let stream = device.stream().expect("a stream");
+    let axpy = kernels::axpy::load_blocking(device).expect("loads");
+    let buffer = || stream.full(16, 1.0f32).queued().expect("is accepted");
+    let mut buffers: [_; 8] = std::array::from_fn(|_| buffer());
+    // Takes the place of the first in every other run.
+    let mut other = buffer();
+    let mut region = Region::new();
+    for run in 0..lists + 64 {
+        let a = if way == "replay_changed" { run as f32 } else { 1.0 };
+        if way == "replay_moved" {
+            std::mem::swap(&mut buffers[0], &mut other);
+        }
+        let op = stream.replay(&mut region, |q| {
+            for node in 0..LIST as usize {
+                let at = node % (buffers.len() - 1);
+                let [x, y] = buffers.get_disjoint_mut([at, at + 1]).expect("two of them");
+                axpy.launch(q, a + node as f32, &*x, y)?;
+            }
+            Ok(())
+        });
+        block_on(op).expect("completes");
+    }
+    // The first launch of the kernel is in no list, so that the second list is longer.
+    assert_eq!(region.report().replayed, u64::from(lists + 64 - 3));
 }
 
 /// A buffer that another stream has read, while it was written.
