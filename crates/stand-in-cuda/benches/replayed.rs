@@ -1,0 +1,62 @@
+//! Did a node of a replayed list get dearer? In instructions, counted as [`instructions`](../instructions.rs) does, and a program of
+//! its own: in one with several kernels the launch of a single one is compiled otherwise.
+//!
+//! | line | a node of a list of 200 launches |
+//! |---|---|
+//! | `replay_changed` | each has another value than in the run before |
+//! | `replay_same` | nothing changed |
+//! | `replay_moved` | one buffer of several is at another address |
+//!
+//! Arguments are those of `instructions`; the figures are in `replayed.txt`.
+
+mod counting;
+
+use std::process::ExitCode;
+
+use futures::executor::block_on;
+use gpu_await::{Device, Region, kernels};
+
+use counting::Way;
+
+const LIST: u32 = 200;
+/// N: each is a list.
+const REPLAYS: u32 = 32;
+
+fn main() -> ExitCode {
+    // A late poller costs the submitting thread instructions, by chance.
+    let way = |name| Way { name, number: REPLAYS, operations: LIST, runs: 3 };
+    let ways = ["replay_changed", "replay_same", "replay_moved"].map(way);
+    counting::main("replayed.txt", &ways, counted_work)
+}
+
+/// Replays of a chain of launches on a few buffers, as a layer of a model is.
+fn counted_work(way: &str, lists: u32) {
+    let driver = stand_in_cuda::StandIn::open();
+    driver.instant(true);
+    let device = Device::cuda(0).expect("the stand-in has a device");
+    let stream = device.stream().expect("a stream");
+    let axpy = kernels::axpy::load_blocking(&device).expect("loads");
+    let buffer = || stream.full(16, 1.0f32).queued().expect("is accepted");
+    let mut buffers: [_; 8] = std::array::from_fn(|_| buffer());
+    // Takes the place of the first in every other run.
+    let mut other = buffer();
+    let mut region = Region::new();
+    for run in 0..lists + 64 {
+        let a = if way == "replay_changed" { run as f32 } else { 1.0 };
+        if way == "replay_moved" {
+            std::mem::swap(&mut buffers[0], &mut other);
+        }
+        let op = stream.replay(&mut region, |q| {
+            for node in 0..LIST as usize {
+                let at = node % (buffers.len() - 1);
+                let [x, y] = buffers.get_disjoint_mut([at, at + 1]).expect("two of them");
+                axpy.launch(q, a + node as f32, &*x, y)?;
+            }
+            Ok(())
+        });
+        block_on(op).expect("completes");
+    }
+    // The first launch of the kernel is in no list, so that the second list is longer.
+    assert_eq!(region.report().replayed, u64::from(lists + 64 - 3));
+    assert_eq!(driver.misuse(), [""; 0]);
+}
