@@ -400,7 +400,8 @@ impl List {
         });
     }
 
-    /// Notes an access in its place, where it is not as it was, or comes first; returns whether it is the first that touches its piece, or that writes it.
+    /// Enters an access that differs from the one in its place. Returns whether it is the first of this run that touches its piece, or
+    /// the first that writes it.
     fn touch(&mut self, place: usize, access: &Access<'_>) -> bool {
         let touch = &mut self.touches[place];
         if touch.mode != access.mode || touch.tracking != access.tracking {

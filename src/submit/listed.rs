@@ -142,8 +142,8 @@ pub(crate) fn is_plain(footprint: &Footprint<'_>, stream: &StreamState) -> bool 
         })
 }
 
-/// Writes a launch, which [is plain](is_plain) or not, to the owner's list on `stream`, as [`submit`](super::submit) would put it there; returns the list's
-/// ticket.
+/// Appends a launch to the owner's list on `stream`, as [`submit`](super::submit) would put it there. The flag beside the footprint is
+/// what [`is_plain`] says of the launch. Returns the list's ticket.
 pub(crate) fn submit_listed(
     stream: &Arc<StreamState>,
     (footprint, is_plain): (&mut Footprint<'_>, bool),

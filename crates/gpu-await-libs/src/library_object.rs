@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use gpu_await::Result;
-use gpu_await::sibling::{LibraryDevice, opened};
+use gpu_await::sibling::{LibraryDevice, NotFound, Search, opened};
+use gpu_await::{ErrorDetail, Result};
 
 /// An object that a library made in a device's context, whose drop destroys it there: see [`LibraryDevice::retire`].
 pub(crate) struct LibraryObject<T: Send + 'static> {
@@ -35,6 +35,18 @@ impl<T: Send + 'static> Drop for LibraryObject<T> {
             self.device.retire(object);
         }
     }
+}
+
+/// Finds a library, with its name for people and what to install for it.
+pub(crate) fn find<L>(
+    search: &Search,
+    (library, install): (&'static str, &'static str),
+    open: impl Fn(&Path) -> std::result::Result<L, String>,
+) -> Result<L> {
+    search.find(open).map_err(|NotFound { looked_for, reason }| {
+        let variable = search.variable;
+        ErrorDetail::NoLibrary { library, install, variable, looked_for, reason }.into()
+    })
 }
 
 /// Opens a library; an error is the loader's own words.

@@ -12,13 +12,13 @@ use std::sync::{Arc, Once, OnceLock};
 
 use gpu_await::bytemuck;
 use gpu_await::bytemuck::Pod;
-use gpu_await::sibling::{Mutex, NotFound, Search, once, partition_of, register_again};
+use gpu_await::sibling::{Mutex, Search, once, partition_of, register_again};
 use gpu_await::{ErrorDetail, LibraryStatus, RawQueue, Result};
 
 use super::element::Kind;
 use super::known_calls::{CallKey, KnownCalls};
 use super::shape::{ALIGNMENT, Activation, Shape};
-use crate::library_object::{LibraryObject, open};
+use crate::library_object::{LibraryObject, find, open};
 
 const SEARCH: Search = Search {
     variable: "GPU_AWAIT_CUBLASLT",
@@ -99,15 +99,8 @@ impl LtCalls {
     /// The library; found once in the life of the process.
     fn get() -> Result<&'static LtCalls> {
         static API: OnceLock<LtCalls> = OnceLock::new();
-        once(&API, Self::find)
-    }
-
-    fn find() -> Result<LtCalls> {
-        SEARCH.find(LtCalls::open).map_err(|NotFound { looked_for, reason }| {
-            let install = "the CUDA toolkit's cuBLAS, or the package nvidia-cublas";
-            let (library, variable) = ("cuBLASLt", SEARCH.variable);
-            ErrorDetail::NoLibrary { library, install, variable, looked_for, reason }.into()
-        })
+        let install = "the CUDA toolkit's cuBLAS, or the package nvidia-cublas";
+        once(&API, || find(&SEARCH, ("cuBLASLt", install), LtCalls::open))
     }
 
     fn open(path: &Path) -> std::result::Result<LtCalls, String> {

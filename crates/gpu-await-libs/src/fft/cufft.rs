@@ -7,11 +7,11 @@ use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
 
-use gpu_await::sibling::{Mutex, NotFound, Search, once};
+use gpu_await::sibling::{Mutex, Search, once};
 use gpu_await::{ErrorDetail, LibraryStatus, Result};
 
 use super::shape::FftShape;
-use crate::library_object::open;
+use crate::library_object::{find, open};
 
 const SEARCH: Search = Search {
     variable: "GPU_AWAIT_CUFFT",
@@ -57,15 +57,8 @@ impl FftCalls {
     /// The library; found once in the life of the process.
     fn get() -> Result<&'static FftCalls> {
         static CALLS: OnceLock<FftCalls> = OnceLock::new();
-        once(&CALLS, Self::find)
-    }
-
-    fn find() -> Result<FftCalls> {
-        SEARCH.find(FftCalls::open).map_err(|NotFound { looked_for, reason }| {
-            let install = "the CUDA toolkit's cuFFT, or the package nvidia-cufft";
-            let (library, variable) = ("cuFFT", SEARCH.variable);
-            ErrorDetail::NoLibrary { library, install, variable, looked_for, reason }.into()
-        })
+        let install = "the CUDA toolkit's cuFFT, or the package nvidia-cufft";
+        once(&CALLS, || find(&SEARCH, ("cuFFT", install), FftCalls::open))
     }
 
     fn open(path: &Path) -> std::result::Result<FftCalls, String> {
