@@ -1,0 +1,56 @@
+//! What the builder of a worker sets.
+#![forbid(unsafe_code)]
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use crate::restart::Restart;
+
+/// The options of a worker, with their defaults.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) most_calls: usize,
+    pub(crate) most_message_bytes: u32,
+    pub(crate) request_slab_bytes: u64,
+    pub(crate) response_slab_bytes: u64,
+    /// The UUID of a GPU; `None` for the host device.
+    pub(crate) gpu: Option<String>,
+    pub(crate) device_memory_bytes: Option<u64>,
+    pub(crate) verify: bool,
+    pub(crate) allow_mps: bool,
+    pub(crate) threads: u32,
+    pub(crate) hello: Duration,
+    pub(crate) start: Duration,
+    pub(crate) kill_grace: Duration,
+    pub(crate) most_stuck: usize,
+    pub(crate) driver: Duration,
+    pub(crate) resident_bytes: Option<u64>,
+    pub(crate) restart: Restart,
+    pub(crate) log_bytes: usize,
+    pub(crate) environment: Vec<(OsString, OsString)>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            most_calls: 4096,
+            most_message_bytes: 64 << 10,
+            request_slab_bytes: 64 << 20,
+            response_slab_bytes: 64 << 20,
+            gpu: None,
+            device_memory_bytes: None,
+            verify: false,
+            allow_mps: false,
+            threads: std::thread::available_parallelism().map_or(1, |n| n.get().min(4)) as u32,
+            hello: Duration::from_secs(10),
+            start: Duration::from_secs(120),
+            kill_grace: Duration::from_secs(5),
+            most_stuck: 1,
+            driver: Duration::from_secs(60),
+            resident_bytes: None,
+            restart: Restart::default(),
+            log_bytes: 64 << 10,
+            environment: Vec::new(),
+        }
+    }
+}

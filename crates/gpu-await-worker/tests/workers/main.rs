@@ -1,0 +1,8 @@
+//! Workers on the host device, whose services do what services must not.
+
+mod basics;
+mod limits;
+mod payloads;
+mod twin;
+
+gpu_await_worker::test_main!(twin::Twin, twin::NeverStarts);
