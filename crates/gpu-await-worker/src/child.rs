@@ -111,7 +111,7 @@ fn watch(socket: &OwnedFd, responses: &Arc<Slab>) {
     let responses = responses.clone();
     let run = move || {
         loop {
-            responses.status().beat(Duration::ZERO);
+            responses.status().beat();
             let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
             let limit = Timespec { tv_sec: 0, tv_nsec: BEAT.subsec_nanos().into() };
             if system::poll(&mut fds, Some(limit)).is_err() || !fds[0].revents().is_empty() {
@@ -133,7 +133,7 @@ pub(crate) fn end(socket: BorrowedFd<'_>, ending: Ending, why: &str) -> ! {
 }
 
 /// Sends a message, and waits a moment for room for it.
-fn say(socket: BorrowedFd<'_>, message: &ToSupervisor, body: &[u8]) {
+fn say(socket: BorrowedFd<'_>, message: &ToSupervisor<'_>, body: &[u8]) {
     let Ok(header) = codec::encode(message) else { return };
     let limit = Timespec { tv_sec: PARTING.as_secs() as i64, tv_nsec: 0 };
     for _ in 0..10 {

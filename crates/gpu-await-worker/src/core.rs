@@ -171,7 +171,7 @@ impl Core {
         if kill || until <= now {
             self.kill(Cause::Closed, Culprit::Outside, now);
         } else if let Some(process) = &mut self.process {
-            process.tell(&ToProcess::End);
+            process.tell(&ToProcess::End, Vec::new());
         }
         if self.life.has_ended() {
             self.end(Error::Closed, after);

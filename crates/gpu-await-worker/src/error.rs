@@ -174,8 +174,8 @@ pub enum Cause {
     /// It took longer than the limit of a call.
     #[error("a call took longer than {0:?}")]
     CallLimit(Duration),
-    /// A call of the driver did not return.
-    #[error("a call of the driver did not return for {0:?}")]
+    /// Nothing polled its executor for longer than the limit: a call of the driver, or code of the service, does not return.
+    #[error("its executor was not polled for {0:?}")]
     Hung(Duration),
     /// No thread of it ran, though it was not stopped.
     #[error("no thread of it ran for 5 s")]

@@ -18,6 +18,9 @@ pub(crate) const VERSION: u32 = 1;
 /// The longest header, in bytes.
 pub(crate) const MOST_HEADER: usize = 1 << 10;
 
+/// The longest name of kept memory, in bytes.
+pub(crate) const MOST_NAME: usize = 256;
+
 /// Which file a program was started from: device, inode, size, time of the last change in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Executable(pub(crate) u64, pub(crate) u64, pub(crate) u64, pub(crate) i64);
@@ -50,6 +53,8 @@ pub(crate) enum ToProcess<'m> {
     Call { id: CallId, payload: Option<(LeaseId, Part)> },
     /// The payload of an answer is not needed any more.
     Release(LeaseId),
+    /// The memory that the process asked for: to fill under this number, or complete, with its descriptors.
+    Kept { name: &'m str, generation: u64, fill: bool },
     /// Finish what is running, take no more calls, and end.
     End,
 }
@@ -73,6 +78,8 @@ pub(crate) enum Ending {
     Done,
     /// Its device is lost.
     Fault,
+    /// Likewise, by an error of the memory itself: what is kept there may be wrong.
+    MemoryFault,
     /// Its service did not start.
     StartFailed,
     /// Likewise, for lack of device memory.
@@ -85,7 +92,7 @@ pub(crate) enum Ending {
 
 /// From a process.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum ToSupervisor {
+pub(crate) enum ToSupervisor<'m> {
     Hello {
         version: u32,
         executable: Executable,
@@ -98,6 +105,19 @@ pub(crate) enum ToSupervisor {
     },
     /// The payload of a request is not needed any more.
     Returned(LeaseId),
+    /// Asks for memory that the supervisor keeps.
+    Keep {
+        name: &'m str,
+    },
+    /// It filled and sealed it: with its descriptors.
+    Sealed {
+        name: &'m str,
+        generation: u64,
+    },
+    /// It could not fill it.
+    NotFilled {
+        name: &'m str,
+    },
     /// Behind it, why.
     Ending(Ending),
 }

@@ -16,6 +16,7 @@ use crate::calls::{CallId, Terms};
 use crate::core::{Core, Watch};
 use crate::error::{Error, Result};
 use crate::frame::ToProcess;
+use crate::kept::Key;
 use crate::leases::LeaseId;
 use crate::options::Options;
 use crate::payload::{Input, Lease, Payload};
@@ -125,6 +126,16 @@ impl Group {
         self.this.clone()
     }
 
+    /// Tells it from other workers, for as long as it lives.
+    pub(crate) fn number(&self) -> usize {
+        self.this.as_ptr().addr()
+    }
+
+    /// Under which memory of that name is kept.
+    pub(crate) fn key(&self, name: &str) -> Key {
+        (self.options.gpu.clone(), name.to_owned())
+    }
+
     fn with<R>(&self, act: impl FnOnce(&mut Core, &mut After) -> R) -> R {
         let mut after = After::default();
         let result = act(&mut self.core.lock(), &mut after);
@@ -201,7 +212,7 @@ impl Group {
     pub(crate) fn release(&self, incarnation: u32, id: LeaseId) {
         self.with(|core, after| {
             if let Some(process) = core.process(incarnation) {
-                process.tell(&ToProcess::Release(id));
+                process.tell(&ToProcess::Release(id), Vec::new());
                 after.wake |= process.full;
             }
         });

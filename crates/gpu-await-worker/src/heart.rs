@@ -1,7 +1,6 @@
 //! Whether a process still works, by what it publishes and how often its supervisor looks (pure).
 //!
-//! A thread of the process that does nothing else counts beats; its executor counts polls; and it says for how long its oldest call has
-//! been in the driver. The supervisor looks every [`EVERY`], and judges only by looks that were in time: after a pause of its own, or of
+//! A thread of the process that does nothing else counts beats, and a task of its executor counts polls. The supervisor looks every [`EVERY`], and judges only by looks that were in time: after a pause of its own, or of
 //! the machine, it begins anew.
 //!
 //! | verdict | when |
@@ -10,7 +9,7 @@
 //! | `Stopped` | the system says that it is stopped or traced: reported, never killed |
 //! | `Busy` | its executor was not polled for [`STILL`] timely looks: reported |
 //! | `Dead` | no beat for [`STILL`] timely looks |
-//! | `Hung` | a call of the driver has not returned for longer than the limit; not while it starts |
+//! | `Hung` | its executor was not polled for longer than the limit, if there is one; not while it starts |
 //!
 //! # Invariants
 //! 1. A pause of the supervisor kills nobody: `Dead` needs ten timely looks in a row without a beat (`a_pause_of_the_supervisor_kills_nobody`).
@@ -31,8 +30,6 @@ pub(crate) struct Beat {
     pub(crate) process: u64,
     /// Counted by its executor.
     pub(crate) executor: u64,
-    /// How long the oldest call has been in the driver.
-    pub(crate) in_driver: Duration,
 }
 
 /// What a look shows.
@@ -55,13 +52,13 @@ pub(crate) struct Heart {
 }
 
 impl Heart {
-    /// Looks once. `driver_limit` is `None` while the service starts.
+    /// Looks once. `limit` is for how long the executor may not be polled; `None` while the service starts.
     pub(crate) fn look(
         &mut self,
         now: Instant,
         beat: Beat,
         stopped: bool,
-        driver_limit: Option<Duration>,
+        limit: Option<Duration>,
     ) -> Pulse {
         let last = self.last.replace((now, beat));
         let timely = last.filter(|(at, _)| now.saturating_duration_since(*at) <= 2 * EVERY);
@@ -76,8 +73,9 @@ impl Heart {
         if self.process_still >= STILL {
             return Pulse::Dead;
         }
-        match driver_limit {
-            Some(limit) if beat.in_driver > limit => Pulse::Hung(beat.in_driver),
+        let blocked = EVERY * self.executor_still;
+        match limit {
+            Some(limit) if blocked > limit => Pulse::Hung(blocked),
             _ if self.executor_still >= STILL => Pulse::Busy,
             _ => Pulse::Well,
         }

@@ -3,7 +3,10 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use futures::future::BoxFuture;
+use gpu_await::{DeviceBuffer, Element, Op, Readable, Stream};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -56,14 +59,72 @@ impl Payloads {
 /// When it is dropped, the supervisor may use the memory for another request.
 pub struct RequestPayload {
     link: Arc<Link>,
-    slab: Arc<Slab>,
+    slab: Arc<Requests>,
     id: LeaseId,
     part: Part,
 }
 
+/// The slab of requests.
+#[derive(Debug)]
+pub(crate) struct Requests {
+    pub(crate) slab: Slab,
+    /// Copies of the device reach it.
+    pub(crate) registered: AtomicBool,
+}
+
 impl RequestPayload {
-    pub(crate) fn new(link: Arc<Link>, slab: Arc<Slab>, id: LeaseId, part: Part) -> Self {
+    pub(crate) fn new(link: Arc<Link>, slab: Arc<Requests>, id: LeaseId, part: Part) -> Self {
         RequestPayload { link, slab, id, part }
+    }
+
+    /// Copies it to the device, as `len() / size_of::<T>()` elements: without a copy by the CPU, where the driver registered the slab.
+    ///
+    /// The copy is on the stream when this returns; ready proves that it is complete on the device. The payload is returned to the
+    /// supervisor when the device has read it, also if the future is dropped.
+    ///
+    /// # Errors
+    /// A length that is no multiple of the element's; whatever [`Stream::upload`] fails with.
+    pub fn upload<T: Element>(
+        self,
+        stream: &Stream,
+    ) -> impl Future<Output = Result<DeviceBuffer<T>, Failure>> + Send + 'static {
+        let queued = self.queue_upload(stream);
+        async move {
+            let (copied, buffer) = queued?;
+            copied.await?;
+            Ok(buffer)
+        }
+    }
+
+    fn queue_upload<T: Element>(
+        self,
+        stream: &Stream,
+    ) -> Result<(Op<()>, DeviceBuffer<T>), Failure> {
+        let len = elements::<T>(self.len())?;
+        // ORDERING: Relaxed: set before the first call.
+        if len == 0 || !self.slab.registered.load(Ordering::Relaxed) {
+            let buffer = stream.upload_from(bytemuck::cast_slice::<u8, T>(&self)).queued()?;
+            return Ok((stream.done(), buffer));
+        }
+        let address = self.slab.slab.at(self.part).addr() as u64;
+        let device = stream.device();
+        let mut buffer = stream.empty::<T>(len).queued()?;
+        // SAFETY: the part is mapped for as long as `self`, which is the owner, and aligned to 256; plain elements are initialised whatever
+        // the bytes; the supervisor wrote them before it sent the call, and leaves them alone. Operations here only read it.
+        let source = unsafe { device.adopt_memory::<T>(address, len, self) }?;
+        let copied = stream.copy(&source, &mut buffer);
+        Ok((copied, buffer))
+    }
+}
+
+/// How many elements a payload has.
+fn elements<T: Element>(bytes: usize) -> Result<usize, Failure> {
+    match bytes.checked_rem(size_of::<T>()) {
+        Some(0) => Ok(bytes / size_of::<T>()),
+        _ => Err(Failure::new(format!(
+            "a payload of {bytes} bytes is not a whole number of elements of {} bytes",
+            size_of::<T>()
+        ))),
     }
 }
 
@@ -72,7 +133,7 @@ impl Deref for RequestPayload {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the supervisor writes no part that it has lent, until it is returned in `drop`; nobody else can.
-        unsafe { self.slab.slice(self.part) }
+        unsafe { self.slab.slab.slice(self.part) }
     }
 }
 
@@ -90,6 +151,11 @@ impl fmt::Debug for RequestPayload {
 
 /// Shared memory for the payload of a response. It dereferences to `[u8]`.
 pub struct ResponsePayload {
+    inner: Arc<ResponsePart>,
+}
+
+/// The part, which a copy of the device may hold as well: it is given back when nobody does.
+struct ResponsePart {
     room: Arc<Room>,
     id: LeaseId,
     part: Part,
@@ -98,9 +164,68 @@ pub struct ResponsePayload {
 impl ResponsePayload {
     /// Hands it to the supervisor.
     pub(crate) fn sent(&self) -> (LeaseId, Part) {
-        self.room.leases.lock().send(self.id);
-        (self.id, self.part)
+        self.inner.room.leases.lock().send(self.inner.id);
+        (self.inner.id, self.inner.part)
     }
+
+    /// Copies elements of the device into it, from its beginning on: without a copy by the CPU, where the driver registered the slab.
+    /// Returns it when they are there.
+    ///
+    /// The copy is on the stream when this returns. If the future is dropped, the memory is not used again before the copy is complete.
+    ///
+    /// # Errors
+    /// More elements than it has room for; whatever [`Stream::download`] fails with.
+    pub fn download<T: Element>(
+        mut self,
+        stream: &Stream,
+        source: &impl Readable<T>,
+    ) -> impl Future<Output = Result<ResponsePayload, Failure>> + Send + 'static {
+        let queued = self.queue_download(stream, source);
+        async move {
+            match queued? {
+                Queued::Direct(copied, _kept) => copied.await?,
+                Queued::Through(copied) => {
+                    let bytes = copied.await?;
+                    self[..bytes.len()].copy_from_slice(&bytes);
+                }
+            }
+            Ok(self)
+        }
+    }
+
+    fn queue_download<T: Element>(
+        &mut self,
+        stream: &Stream,
+        source: &impl Readable<T>,
+    ) -> Result<Queued<T>, Failure> {
+        let (bytes, room) = (source.len() * size_of::<T>(), self.len());
+        if bytes > room {
+            return Err(Failure::new(format!("{bytes} bytes for a payload of {room}")));
+        }
+        // ORDERING: Relaxed: set before the first call.
+        if bytes == 0 || !self.inner.room.registered.load(Ordering::Relaxed) {
+            let copied = stream.download(source);
+            let copied = Box::pin(async move {
+                let elements = copied.await?;
+                Ok::<_, Failure>(bytemuck::cast_slice::<T, u8>(&elements).to_vec())
+            });
+            return Ok(Queued::Through(copied));
+        }
+        let address = self.inner.room.slab.at(self.inner.part).addr() as u64;
+        let owner = self.inner.clone();
+        // SAFETY: the part is mapped for as long as the owner, and aligned to 256; plain elements are initialised whatever the bytes. It is
+        // this lease's alone, and `self` is in nobody's hands until the copy is complete.
+        let room = unsafe { stream.device().adopt_memory::<T>(address, source.len(), owner) };
+        let mut room = room?;
+        let copied = stream.copy(source, &mut room);
+        Ok(Queued::Direct(copied, room))
+    }
+}
+
+/// A download that is under way.
+enum Queued<T> {
+    Direct(Op<()>, DeviceBuffer<T>),
+    Through(BoxFuture<'static, Result<Vec<u8>, Failure>>),
 }
 
 impl Deref for ResponsePayload {
@@ -108,18 +233,19 @@ impl Deref for ResponsePayload {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: as below, with a shared borrow.
-        unsafe { self.room.slab.slice(self.part) }
+        unsafe { self.inner.room.slab.slice(self.inner.part) }
     }
 }
 
 impl DerefMut for ResponsePayload {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: no two leases overlap, this one is exclusively borrowed, and the supervisor maps the slab for writing nowhere.
-        unsafe { self.room.slab.slice_mut(self.part) }
+        // SAFETY: no two leases overlap; this one is exclusively borrowed, and what a copy of the device still holds of it is complete;
+        // the supervisor maps the slab for writing nowhere.
+        unsafe { self.inner.room.slab.slice_mut(self.inner.part) }
     }
 }
 
-impl Drop for ResponsePayload {
+impl Drop for ResponsePart {
     fn drop(&mut self) {
         // One that was sent is returned by the supervisor.
         if self.room.leases.lock().give_back(self.id) {
@@ -130,14 +256,16 @@ impl Drop for ResponsePayload {
 
 impl fmt::Debug for ResponsePayload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ResponsePayload({} bytes)", self.part.len)
+        write!(f, "ResponsePayload({} bytes)", self.inner.part.len)
     }
 }
 
 /// The slab of responses, and who has which part of it.
 #[derive(Debug)]
 pub(crate) struct Room {
-    slab: Arc<Slab>,
+    pub(crate) slab: Arc<Slab>,
+    /// Copies of the device reach it.
+    pub(crate) registered: AtomicBool,
     leases: Mutex<Leases>,
     freed: Notify,
 }
@@ -145,7 +273,8 @@ pub(crate) struct Room {
 impl Room {
     pub(crate) fn new(slab: Arc<Slab>, incarnation: u32) -> Self {
         let leases = Leases::new(incarnation, STATUS_BYTES, slab.bytes());
-        Room { slab, leases: Mutex::new(leases), freed: Notify::new() }
+        let (leases, freed) = (Mutex::new(leases), Notify::new());
+        Room { slab, registered: AtomicBool::new(false), leases, freed }
     }
 
     async fn take(self: &Arc<Self>, bytes: u64) -> Result<ResponsePayload, Failure> {
@@ -160,7 +289,8 @@ impl Room {
             let mut freed = std::pin::pin!(self.freed.notified());
             freed.as_mut().enable();
             if let Some((id, part)) = self.leases.lock().take(bytes) {
-                return Ok(ResponsePayload { room: self.clone(), id, part });
+                let inner = Arc::new(ResponsePart { room: self.clone(), id, part });
+                return Ok(ResponsePayload { inner });
             }
             freed.await;
         }

@@ -11,6 +11,7 @@ use crate::calls::{Answered, CallId, Calls, Culprit, Guilt, Terms};
 use crate::codec;
 use crate::frame::{ToProcess, ToSupervisor};
 use crate::heart::{Beat, EVERY, Heart, Pulse};
+use crate::kept::{Asked, Kept, Key};
 use crate::leases::{LeaseId, Leases, Part};
 use crate::life::{Life, Limits, Phase, Step};
 use crate::log::Log;
@@ -330,7 +331,7 @@ proptest! {
 
     #[test]
     fn any_packet_is_a_message_or_none(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        let _ = codec::header::<ToSupervisor>(&bytes);
+        let _ = codec::header::<ToSupervisor<'_>>(&bytes);
         let _ = codec::header::<ToProcess<'_>>(&bytes);
     }
 
@@ -389,7 +390,7 @@ fn a_pause_of_the_supervisor_kills_nobody() {
 #[test]
 fn a_stopped_process_is_reported() {
     let (mut heart, mut now) = (Heart::default(), Instant::now());
-    let still = Beat { in_driver: Duration::from_secs(100), ..Beat::default() };
+    let still = Beat::default();
     for _ in 0..100 {
         let limit = Some(Duration::from_secs(60));
         assert_eq!(heart.look(now, still, true, limit), Pulse::Stopped);
@@ -399,16 +400,60 @@ fn a_stopped_process_is_reported() {
 }
 
 #[test]
-fn a_driver_call_that_hangs_is_seen() {
+fn a_blocked_executor_is_seen() {
     let (mut heart, mut now) = (Heart::default(), Instant::now());
-    for look in 0..20u64 {
-        let beat = Beat { process: look, executor: 1, in_driver: EVERY * look as u32 };
-        let limit = Duration::from_secs(6);
+    for look in 0..20u32 {
+        let beat = Beat { process: look.into(), executor: 1 };
+        let (limit, blocked) = (Duration::from_secs(6), EVERY * look);
         let pulse = heart.look(now, beat, false, Some(limit));
-        match beat.in_driver > limit {
-            true => assert_eq!(pulse, Pulse::Hung(beat.in_driver)),
+        match blocked > limit {
+            true => assert_eq!(pulse, Pulse::Hung(blocked)),
             false => assert_eq!(pulse, if look < 10 { Pulse::Well } else { Pulse::Busy }),
         }
         now += EVERY;
+    }
+}
+
+proptest! {
+    #[test]
+    fn only_what_is_complete_is_kept(steps in prop::collection::vec((0..5u8, 0..4usize), 1..200)) {
+        let mut kept = Kept::new();
+        let key: Key = (None, "weights".to_owned());
+        // Who fills, and under which number; what is complete.
+        let (mut filler, mut complete): (Option<(usize, u64)>, Option<u64>) = (None, None);
+        for (what, asker) in steps {
+            let owner = (asker, 1);
+            match what {
+                0 | 1 => match kept.ask(&key, owner) {
+                    Asked::Fill(generation) => {
+                        prop_assert_eq!((filler, complete), (None, None));
+                        filler = Some((asker, generation));
+                    }
+                    Asked::Sealed(generation, memory) => {
+                        prop_assert_eq!((Some(generation), *memory), (complete, generation));
+                    }
+                    Asked::Wait => prop_assert!(filler.is_some() && complete.is_none()),
+                },
+                2 => {
+                    let generation = filler.map_or(7, |(_, generation)| generation);
+                    let may = filler == Some((asker, generation));
+                    prop_assert_eq!(kept.sealed(&key, owner, generation, generation).is_ok(), may);
+                    if may {
+                        (filler, complete) = (None, Some(generation));
+                    }
+                }
+                3 => {
+                    let changed = filler.is_some_and(|(by, _)| by == asker);
+                    prop_assert_eq!(kept.gone(owner, None), changed);
+                    if changed {
+                        filler = None;
+                    }
+                }
+                _ => {
+                    let gone = kept.forget(|(gpu, _)| gpu.is_none());
+                    prop_assert_eq!(gone.first().copied(), complete.take());
+                }
+            }
+        }
     }
 }

@@ -48,7 +48,9 @@ pub(crate) struct Process {
     pub(crate) heart: Heart,
     pub(crate) next_look: Instant,
     /// Messages that go out before any call.
-    control: VecDeque<Vec<u8>>,
+    control: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+    /// Memory that it asked for, and waits for.
+    pub(crate) asked: Vec<String>,
     /// The socket takes no more for now.
     pub(crate) full: bool,
     /// When it closed its end of the socket.
@@ -154,6 +156,7 @@ impl Process {
             heart: Heart::default(),
             next_look: now + crate::heart::EVERY,
             control: VecDeque::new(),
+            asked: Vec::new(),
             full: false,
             deaf: None,
             told: None,
@@ -164,18 +167,21 @@ impl Process {
     }
 
     /// Sends a message in front of all calls, now or when the socket takes it.
-    pub(crate) fn tell(&mut self, message: &ToProcess<'_>) {
+    pub(crate) fn tell(&mut self, message: &ToProcess<'_>, fds: Vec<OwnedFd>) {
         // Headers of this crate's always encode.
         if let Ok(message) = crate::codec::encode(message) {
-            self.control.push_back(message);
+            self.control.push_back((message, fds));
             self.send_control();
         }
     }
 
     /// Sends what has waited; true if nothing waits any more.
     pub(crate) fn send_control(&mut self) -> bool {
-        while let Some(message) = self.control.front() {
-            match self.send(&[&message.clone()]) {
+        while let Some((message, fds)) = self.control.front() {
+            let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+            let sent = system::send(self.ends.socket.as_fd(), &[message], &fds);
+            self.full = sent == Sent::Full;
+            match sent {
                 Sent::Full => return false,
                 Sent::Yes | Sent::TooLong | Sent::Gone => drop(self.control.pop_front()),
             }
@@ -221,7 +227,7 @@ impl Process {
             let text = text.clone();
             return match ending {
                 Ending::Done => (Cause::Closed, Culprit::Outside),
-                Ending::Fault => (Cause::Fault(text), Culprit::Running),
+                Ending::Fault | Ending::MemoryFault => (Cause::Fault(text), Culprit::Running),
                 Ending::StartFailed => (Cause::StartFailed(text), Culprit::Outside),
                 Ending::OutOfMemory => (Cause::OutOfDeviceMemory(text), Culprit::Outside),
                 Ending::WrongProgram => (Cause::WrongProgram(text), Culprit::Outside),

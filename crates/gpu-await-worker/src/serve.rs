@@ -3,27 +3,27 @@
 
 use std::future::Future;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::FutureExt;
-use gpu_await::ErrorKind;
+use gpu_await::{ErrorDetail, ErrorKind, LossCause, SharedDescriptors};
 use parking_lot::Mutex;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use crate::calls::CallId;
 use crate::child::{self, Child, ChildTerms};
 use crate::codec;
 use crate::frame::{Ending, MOST_HEADER, ToProcess, ToSupervisor, Verdict};
 use crate::host::Host;
-use crate::inputs::{Payloads, RequestPayload, Room};
+use crate::inputs::{Payloads, RequestPayload, Requests, Room};
 use crate::leases::{LeaseId, Part};
+use crate::registered::register;
 use crate::service::{Failure, Service};
-use crate::slab::Slab;
 use crate::system::{self, Received, Sent};
 
 /// How often the executor is seen to run.
@@ -37,15 +37,24 @@ pub(crate) struct Link {
     /// A task sends what waits.
     is_flushing: AtomicBool,
     runtime: tokio::runtime::Handle,
+    /// Who waits for memory that the supervisor keeps.
+    asked: Mutex<Vec<(String, oneshot::Sender<KeptReply>)>>,
 }
+
+/// Memory that the supervisor keeps: to fill under this number, or complete.
+pub(crate) type KeptReply = (u64, Option<SharedDescriptors>);
 
 impl Link {
     /// Sends an answer once there is room.
     async fn send(&self, header: &[u8], body: &[u8]) -> Sent {
+        self.send_with(header, body, &[]).await
+    }
+
+    async fn send_with(&self, header: &[u8], body: &[u8], fds: &[BorrowedFd<'_>]) -> Sent {
         loop {
             let Ok(mut ready) = self.socket.writable().await else { return Sent::Gone };
             let sent =
-                ready.try_io(|socket| match system::send(socket.as_fd(), &[header, body], &[]) {
+                ready.try_io(|socket| match system::send(socket.as_fd(), &[header, body], fds) {
                     Sent::Full => Err(io::ErrorKind::WouldBlock.into()),
                     sent => Ok(sent),
                 });
@@ -57,7 +66,7 @@ impl Link {
     }
 
     /// Sends a message once there is room.
-    async fn say(&self, message: &ToSupervisor, body: &[u8]) -> Sent {
+    async fn say(&self, message: &ToSupervisor<'_>, body: &[u8]) -> Sent {
         match codec::encode(message) {
             Ok(header) => self.send(&header, body).await,
             Err(_) => Sent::Gone,
@@ -65,7 +74,7 @@ impl Link {
     }
 
     /// Sends a short message now, or later in front of nothing.
-    pub(crate) fn post(self: &Arc<Self>, message: &ToSupervisor) {
+    pub(crate) fn post(self: &Arc<Self>, message: &ToSupervisor<'_>) {
         let Ok(header) = codec::encode(message) else { return };
         if system::send(self.socket.as_fd(), &[&header], &[]) != Sent::Full {
             return;
@@ -98,17 +107,42 @@ impl Link {
         child::end(self.socket.as_fd(), ending, why)
     }
 
-    /// Takes one packet; `None` at the end.
-    async fn receive(&self, buffer: &mut [u8]) -> Option<usize> {
+    /// Asks the supervisor for the memory that it keeps under a name.
+    pub(crate) async fn keep(self: &Arc<Self>, name: &str) -> Option<KeptReply> {
+        let (sender, reply) = oneshot::channel();
+        self.asked.lock().push((name.to_owned(), sender));
+        let _ = self.say(&ToSupervisor::Keep { name }, b"").await;
+        reply.await.ok()
+    }
+
+    /// Hands kept memory to who asked for it.
+    fn kept(&self, name: &str, reply: KeptReply) {
+        let mut asked = self.asked.lock();
+        if let Some(at) = asked.iter().position(|(wanted, _)| wanted == name) {
+            let (_, sender) = asked.swap_remove(at);
+            drop(asked);
+            drop(sender.send(reply));
+        }
+    }
+
+    /// Sends sealed memory to the supervisor, which keeps it.
+    pub(crate) async fn sealed(&self, name: &str, generation: u64, memory: &SharedDescriptors) {
+        let Ok(header) = codec::encode(&ToSupervisor::Sealed { name, generation }) else { return };
+        let fds = [memory.memory.as_fd(), memory.header.as_fd()];
+        let _ = self.send_with(&header, b"", &fds).await;
+    }
+
+    /// Takes one packet, with descriptors; `None` at the end.
+    async fn receive(&self, buffer: &mut [u8]) -> Option<(usize, Vec<OwnedFd>)> {
         loop {
             let mut ready = self.socket.readable().await.ok()?;
             let taken = ready.try_io(|socket| match system::receive(socket.as_fd(), buffer) {
-                Received::Packet(bytes) => Ok(Some(bytes)),
-                Received::End => Ok(None),
-                Received::Nothing => Err(io::ErrorKind::WouldBlock.into()),
+                (Received::Packet(bytes), beside) => Ok(Some((bytes, beside.fds))),
+                (Received::End, _) => Ok(None),
+                (Received::Nothing, _) => Err(io::ErrorKind::WouldBlock.into()),
             });
             match taken {
-                Ok(Ok(Some(bytes))) if bytes <= buffer.len() => return Some(bytes),
+                Ok(Ok(Some(packet))) if packet.0 <= buffer.len() => return Some(packet),
                 Ok(_) => return None,
                 Err(_would_block) => {}
             }
@@ -159,6 +193,7 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
         waiting: Mutex::default(),
         is_flushing: AtomicBool::new(false),
         runtime: runtime.clone(),
+        asked: Mutex::default(),
     });
     let status = responses.clone();
     runtime.spawn(async move {
@@ -168,37 +203,45 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
         }
     });
     let room = Arc::new(Room::new(responses, terms.incarnation));
-    let service = match start::<S>(&config, &terms, &link).await {
-        Ok(service) => Arc::new(service),
-        Err((ending, why)) => link.end(ending, &why),
-    };
-    let _ = link.say(&ToSupervisor::Serving, b"").await;
+    let requests = Arc::new(Requests { slab: requests, registered: AtomicBool::new(false) });
+    let slabs = (requests.clone(), room.clone());
+    let (service, started) = oneshot::channel();
+    let starting = link.clone();
+    runtime.spawn(async move {
+        match start::<S>(&config, &terms, &starting, slabs).await {
+            Ok(started) => drop(service.send(Arc::new(started))),
+            Err((ending, why)) => starting.end(ending, &why),
+        }
+    });
     let process = Serving {
-        service,
         link,
-        requests: Arc::new(requests),
+        requests,
         room,
         most_response: terms.most_message_bytes as usize,
         running: Arc::new(Running::default()),
         runtime,
     };
-    process.take_calls().await
+    process.live::<S>(started).await
 }
 
 async fn start<S: Service>(
     config: &[u8],
     terms: &ChildTerms,
     link: &Arc<Link>,
+    (requests, room): (Arc<Requests>, Arc<Room>),
 ) -> Result<S, (Ending, String)> {
     let config = codec::decode(config)
         .map_err(|error| (Ending::StartFailed, format!("the configuration: {error}")))?;
-    let host = Host::open(terms).await?;
+    let host = Host::open(terms, link).await?;
+    // ORDERING: Relaxed: calls come behind the start, through a channel.
+    requests.registered.store(register(host.device(), &requests.slab, true), Ordering::Relaxed);
+    room.registered.store(register(host.device(), &room.slab, false), Ordering::Relaxed);
     let (lost, watching) = (host.device().lost(), link.clone());
     link.runtime.spawn(async move {
         let error = lost.await;
         // Else the process is ending, and says itself how.
         if error.is_device_lost() {
-            watching.end(Ending::Fault, &error.to_string())
+            watching.end(fault_of(&error), &error.to_string())
         }
     });
     let started = AssertUnwindSafe(S::start(config, &host)).catch_unwind().await;
@@ -206,6 +249,19 @@ async fn start<S: Service>(
         Ok(Ok(service)) => Ok(service),
         Ok(Err(failure)) => Err((ending_of(&failure), failure.to_string())),
         Err(panic) => Err((Ending::StartFailed, codec::panic_text(panic))),
+    }
+}
+
+/// Whether a loss says that the device's memory is wrong: an ECC error that was not corrected.
+fn fault_of(error: &gpu_await::Error) -> Ending {
+    const ECC_UNCORRECTABLE: i32 = 214;
+    match error.detail() {
+        ErrorDetail::DeviceLost { cause: LossCause::Driver(code), .. }
+            if code.code == ECC_UNCORRECTABLE =>
+        {
+            Ending::MemoryFault
+        }
+        _ => Ending::Fault,
     }
 }
 
@@ -224,34 +280,57 @@ struct Running {
     none: Notify,
 }
 
-/// A service that has started.
-struct Serving<S> {
-    service: Arc<S>,
+/// A process that takes messages.
+struct Serving {
     link: Arc<Link>,
-    requests: Arc<Slab>,
+    requests: Arc<Requests>,
     room: Arc<Room>,
     most_response: usize,
     running: Arc<Running>,
     runtime: tokio::runtime::Handle,
 }
 
-impl<S: Service> Serving<S> {
-    /// Returns why it cannot go on.
-    async fn take_calls(self) -> String {
+impl Serving {
+    /// Takes messages from the beginning on, and calls once the service has started. Returns why it cannot go on.
+    async fn live<S: Service>(self, started: oneshot::Receiver<Arc<S>>) -> String {
         let mut buffer = vec![0; self.most_response + MOST_HEADER];
+        let mut started = Some(started);
+        let mut service = None;
         loop {
-            // The supervisor is gone.
-            let Some(bytes) = self.link.receive(&mut buffer).await else { system::end_process(1) };
+            let packet = match &mut started {
+                None => self.link.receive(&mut buffer).await,
+                Some(starting) => tokio::select! {
+                    packet = self.link.receive(&mut buffer) => packet,
+                    ready = starting => {
+                        (service, started) = (ready.ok(), None);
+                        let _ = self.link.say(&ToSupervisor::Serving, b"").await;
+                        continue;
+                    }
+                },
+            };
+            // Without a packet the supervisor is gone.
+            let Some((bytes, fds)) = packet else { system::end_process(1) };
             let Some((message, body)) = codec::header(&buffer[..bytes]) else {
                 return "its supervisor sent an unknown message".to_owned();
             };
-            match message {
-                ToProcess::Call { id, payload } => {
-                    let _task = self.runtime.spawn(self.answer(id, payload, body.to_vec()));
+            match (message, &service) {
+                (ToProcess::Call { id, payload }, Some(service)) => {
+                    let answer = self.answer(service, id, payload, body.to_vec());
+                    let _task = self.runtime.spawn(answer);
                 }
-                ToProcess::Release(lease) => self.room.released(lease),
-                ToProcess::End => break,
-                ToProcess::Setup(_) => return "its supervisor sent two setups".to_owned(),
+                (ToProcess::Release(lease), _) => self.room.released(lease),
+                (ToProcess::Kept { name, generation, fill }, _) => {
+                    let memory = <[OwnedFd; 2]>::try_from(fds).ok();
+                    let memory =
+                        memory.map(|[memory, header]| SharedDescriptors { memory, header });
+                    if memory.is_some() != fill {
+                        self.link.kept(name, (generation, memory));
+                    }
+                }
+                (ToProcess::End, _) => break,
+                (ToProcess::Setup(_) | ToProcess::Call { .. }, _) => {
+                    return "its supervisor sent a message that it does not expect".to_owned();
+                }
             }
         }
         while self.running.count.load(Ordering::SeqCst) > 0 {
@@ -260,14 +339,14 @@ impl<S: Service> Serving<S> {
         self.link.end(Ending::Done, "")
     }
 
-    fn answer(
+    fn answer<S: Service>(
         &self,
+        service: &Arc<S>,
         id: CallId,
         payload: Option<(LeaseId, Part)>,
         request: Vec<u8>,
     ) -> impl Future<Output = ()> + Send + 'static {
-        let (service, link, running) =
-            (self.service.clone(), self.link.clone(), self.running.clone());
+        let (service, link, running) = (service.clone(), self.link.clone(), self.running.clone());
         let payload = payload
             .map(|(id, part)| RequestPayload::new(link.clone(), self.requests.clone(), id, part));
         let payloads = Payloads::new(payload, self.room.clone());

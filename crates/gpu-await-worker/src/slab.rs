@@ -11,7 +11,6 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
@@ -121,7 +120,7 @@ impl Slab {
     /// What a process publishes about itself.
     pub(crate) fn status(&self) -> Status<'_> {
         assert!(self.bytes() >= STATUS_BYTES, "a slab without a status page");
-        let words = self.start.cast::<[AtomicU64; 3]>();
+        let words = self.start.cast::<[AtomicU64; 2]>();
         // SAFETY: the first page is mapped and used for nothing else; the mapping is aligned to pages; both sides use atomics.
         Status(unsafe { &*words })
     }
@@ -134,15 +133,14 @@ impl Drop for Slab {
     }
 }
 
-/// The words that a process publishes: beats, polls of its executor, and how long its oldest call has been in the driver.
-pub(crate) struct Status<'s>(&'s [AtomicU64; 3]);
+/// The words that a process publishes: beats, and polls of its executor.
+pub(crate) struct Status<'s>(&'s [AtomicU64; 2]);
 
 impl Status<'_> {
     // ORDERING: Relaxed everywhere: single numbers, which order nothing.
 
     /// A beat of the thread that does nothing else.
-    pub(crate) fn beat(&self, in_driver: Duration) {
-        self.0[2].store(in_driver.as_nanos() as u64, Ordering::Relaxed);
+    pub(crate) fn beat(&self) {
         self.0[0].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -155,7 +153,6 @@ impl Status<'_> {
         Beat {
             process: self.0[0].load(Ordering::Relaxed),
             executor: self.0[1].load(Ordering::Relaxed),
-            in_driver: Duration::from_nanos(self.0[2].load(Ordering::Relaxed)),
         }
     }
 }

@@ -94,33 +94,30 @@ pub(crate) fn registered(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     Ok(unsafe { AsyncFd::register(socket) }?)
 }
 
-/// Takes one packet. Descriptors in it are not taken.
-pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> Received {
-    loop {
-        let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
-        return match rustix::net::recv(fd, &mut *buffer, flags) {
-            Ok((_, 0)) => Received::End,
-            Ok((_, bytes)) => Received::Packet(bytes),
-            // A peer that died with unread packets is told once, before what it sent.
-            Err(Errno::INTR | Errno::CONNRESET) => continue,
-            Err(Errno::AGAIN) => Received::Nothing,
-            Err(_) => Received::End,
-        };
-    }
+/// What comes beside a packet.
+#[derive(Debug, Default)]
+pub(crate) struct Beside {
+    pub(crate) fds: Vec<OwnedFd>,
+    /// Where senders are named.
+    pub(crate) sender: Option<Pid>,
 }
 
-/// Takes one packet with the process that sent it, where senders are named.
-pub(crate) fn receive_named(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> (Received, Option<Pid>) {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+/// Takes one packet, and what is beside it. What the caller does not use is closed.
+pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> (Received, Beside) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4), ScmCredentials(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = receive_with(fd, buffer, &mut control);
-    let mut sender = None;
+    let mut beside = Beside::default();
     for message in control.drain() {
-        if let RecvAncillaryMessage::ScmCredentials(credentials) = message {
-            sender = Some(credentials.pid);
+        match message {
+            RecvAncillaryMessage::ScmCredentials(credentials) => {
+                beside.sender = Some(credentials.pid)
+            }
+            RecvAncillaryMessage::ScmRights(rights) => beside.fds.extend(rights),
+            _ => {}
         }
     }
-    (received, sender)
+    (received, beside)
 }
 
 /// Takes one packet and exactly so many descriptors; waits for it. Whatever else comes is closed.

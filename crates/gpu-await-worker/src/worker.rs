@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::codec;
 use crate::error::{Cause, Error, Result};
+use crate::gpus;
 use crate::group::Group;
 use crate::options::Options;
 use crate::payload::Lease;
@@ -155,6 +156,13 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
+    /// Places the worker on the GPU with this UUID, or this beginning of one, out of [`gpus`](crate::gpus); or on a part of one, `MIG-..`. Its
+    /// processes see that GPU alone, as number 0. Without it they open the host device.
+    pub fn gpu(mut self, uuid: impl Into<String>) -> Self {
+        self.options.gpu = Some(uuid.into());
+        self
+    }
+
     /// The limit of the device's account in the process, in bytes.
     pub fn device_memory_bytes(mut self, bytes: u64) -> Self {
         self.options.device_memory_bytes = Some(bytes);
@@ -192,9 +200,11 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// How long a call of the driver may take, once the service has started, before the process counts as hung and is killed. 60 s.
-    pub fn driver_limit(mut self, limit: Duration) -> Self {
-        self.options.driver = limit;
+    /// How long nothing may poll the process's executor, once the service has started, before the process counts as hung and is killed:
+    /// because a call of the driver, or blocking code of the service, does not return on all of its threads. A kernel that runs long does
+    /// not block it. No limit.
+    pub fn executor_limit(mut self, limit: Duration) -> Self {
+        self.options.executor = Some(limit);
         self
     }
 
@@ -242,9 +252,12 @@ impl<S: Service> WorkerBuilder<S> {
     ///
     /// # Errors
     /// As [`spawn`](Self::spawn), but for what the process does: that fails the calls, and [`Worker::serving`].
-    pub fn begin(self) -> Result<Worker<S>> {
+    pub fn begin(mut self) -> Result<Worker<S>> {
         let service = std::any::type_name::<S>();
         let program = Program::get(service)?;
+        if let Some(wanted) = &self.options.gpu {
+            self.options.gpu = Some(gpus::find(wanted)?);
+        }
         let encode = |error| Error::Encode { what: "configuration", error };
         let config = codec::encode(&self.config).map_err(encode)?;
         let group = Group::new(self.options, service, config, program, Instant::now());

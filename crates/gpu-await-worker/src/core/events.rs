@@ -5,7 +5,7 @@
 //!    (`answers_before_the_death_count`). So no call runs twice because its answer was late.
 #![forbid(unsafe_code)]
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
@@ -14,9 +14,10 @@ use super::{Core, Watch, Watched};
 use crate::calls::{Answered, Culprit};
 use crate::codec;
 use crate::error::{Cause, Error, WorkerLost};
-use crate::frame::{Ending, ToSupervisor, VERSION, Verdict};
+use crate::frame::{Ending, MOST_NAME, ToProcess, ToSupervisor, VERSION, Verdict};
 use crate::group::{After, Group, Outcome};
 use crate::heart;
+use crate::keep;
 use crate::life::Step;
 use crate::payload::Payload;
 use crate::process::Process;
@@ -46,6 +47,7 @@ impl Core {
             }
             !gone
         });
+        self.hand_out(group);
         self.look(group, now, after);
         self.tick(group, now, buffer, after);
         self.pump(group, now, after);
@@ -117,18 +119,13 @@ impl Core {
         for _ in 0..most {
             let Some(process) = &mut self.process else { return };
             let socket = process.ends.socket.as_fd();
-            let received = if process.times.hello.is_some() {
-                system::receive(socket, buffer)
-            } else {
-                // Nobody but the process that was started is on the socket.
-                let (received, sender) = system::receive_named(socket, buffer);
-                let stranger =
-                    matches!(received, Received::Packet(_)) && sender != Some(process.pid);
-                if stranger {
-                    return self.broken("a message of another process", now);
-                }
-                received
-            };
+            let (received, beside) = system::receive(socket, buffer);
+            // Nobody but the process that was started is on the socket.
+            let is_packet = matches!(received, Received::Packet(_));
+            let is_hello = process.times.hello.is_none();
+            if is_packet && is_hello && beside.sender != Some(process.pid) {
+                return self.broken("a message of another process", now);
+            }
             match received {
                 Received::Nothing => return,
                 Received::End => {
@@ -143,7 +140,7 @@ impl Core {
                     let Some((message, body)) = codec::header(&buffer[..bytes]) else {
                         return self.broken("an unknown message", now);
                     };
-                    self.message(group, message, body, now, after);
+                    self.message(group, message, body, beside.fds, now, after);
                 }
             }
         }
@@ -152,12 +149,17 @@ impl Core {
     fn message(
         &mut self,
         group: &Group,
-        message: ToSupervisor,
+        message: ToSupervisor<'_>,
         body: &[u8],
+        fds: Vec<OwnedFd>,
         now: Instant,
         after: &mut After,
     ) {
         let Some(process) = &mut self.process else { return };
+        if !fds.is_empty() && !matches!(message, ToSupervisor::Sealed { .. }) {
+            return self.broken("descriptors that nobody asked for", now);
+        }
+        let owner = (group.number(), process.incarnation);
         match message {
             ToSupervisor::Hello { version, executable } => {
                 if (version, executable) != (VERSION, group.program.executable) {
@@ -228,9 +230,42 @@ impl Core {
                     self.stats.stale_messages += 1;
                 }
             }
+            ToSupervisor::Keep { name } | ToSupervisor::NotFilled { name }
+                if name.len() > MOST_NAME =>
+            {
+                self.broken("a name that is too long", now);
+            }
+            ToSupervisor::Keep { name } => {
+                process.asked.push(name.to_owned());
+                self.hand_out(group);
+            }
+            ToSupervisor::Sealed { name, generation } => {
+                if !keep::sealed(&group.key(name), owner, generation, fds) {
+                    return self.broken("sealed memory that it was not told to fill", now);
+                }
+                after.wake = true;
+            }
+            ToSupervisor::NotFilled { name } => {
+                after.wake |= keep::not_filled(&group.key(name), owner);
+            }
             ToSupervisor::Ending(ending) => {
                 let text = String::from_utf8_lossy(body).into_owned();
                 process.told.get_or_insert((ending, text, now));
+            }
+        }
+    }
+
+    /// Hands kept memory to the process that asked for it, where it is complete or to be filled.
+    fn hand_out(&mut self, group: &Group) {
+        let Some(process) = &mut self.process else { return };
+        let owner = (group.number(), process.incarnation);
+        for name in std::mem::take(&mut process.asked) {
+            match keep::ask(&group.key(&name), owner) {
+                None => process.asked.push(name),
+                Some((generation, fds)) => {
+                    let (name, fill) = (name.as_str(), fds.is_empty());
+                    process.tell(&ToProcess::Kept { name, generation, fill }, fds);
+                }
             }
         }
     }
@@ -260,7 +295,7 @@ impl Core {
         if process.times.hello.is_none() {
             return;
         }
-        let limit = self.life.is_serving().then_some(group.options.driver);
+        let limit = group.options.executor.filter(|_| self.life.is_serving());
         let beat = process.responses.status().read();
         let stopped = system::is_stopped(process.pid);
         let pulse = process.heart.look(now, beat, stopped, limit);
@@ -350,6 +385,7 @@ impl Core {
     fn set_aside(&mut self, group: &Group, now: Instant, buffer: &mut [u8], after: &mut After) {
         self.hear(group, now, usize::MAX, buffer, after);
         let Some(process) = self.process.take() else { return };
+        after.wake |= keep::gone((group.number(), process.incarnation));
         let (cause, culprit) = process.cause(Exit::Unknown);
         let pid = process.pid;
         after.log(
@@ -374,6 +410,10 @@ impl Core {
         process.read_log(0);
         process.read_log(1);
         let (cause, culprit) = process.cause(exit);
+        after.wake |= keep::gone((group.number(), process.incarnation));
+        if matches!(process.told, Some((Ending::MemoryFault, ..))) {
+            keep::forget_gpu(&group.options.gpu);
+        }
         self.last_log = process.log.text().into();
         self.reaped = Some((process.times.killed.unwrap_or(now), now));
         let (pid, text) = (process.pid, cause.to_string());

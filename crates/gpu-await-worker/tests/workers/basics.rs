@@ -113,6 +113,18 @@ fn a_program_of_a_worker_is_none() {
 }
 
 #[test]
+fn a_fork_of_a_worker_goes_with_it() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        // It has the socket, and the slabs' descriptors: no end of file, but a death all the same.
+        let Done::Number(child) = worker.call(Do::Fork).await.unwrap() else { panic!() };
+        lost(worker.call(Do::Abort).await);
+        eventually("the fork is gone", || !lives(child));
+        assert_eq!(worker.call(Do::Later(1, Duration::ZERO)).await, Ok(Done::Number(1)));
+    });
+}
+
+#[test]
 fn answers_before_the_death_count() {
     run(async {
         let worker = worker().spawn().await.unwrap();

@@ -159,6 +159,30 @@ fn a_stopped_process_is_left_alone() {
 }
 
 #[test]
+fn a_process_that_does_not_go_is_set_aside() {
+    run(async {
+        // No process is gone at the moment when it is killed.
+        let restart = Restart { early_deaths: 100, ..Restart::default() };
+        let worker = worker().stuck(Duration::ZERO, 1).restart(restart).spawn().await.unwrap();
+        let limit = Duration::from_millis(20);
+        let lost = lost(worker.call(Do::Loop).within(limit).await);
+        assert_eq!(lost.cause, Cause::CallLimit(limit));
+        assert_eq!(worker.call(Do::Later(1, Duration::ZERO)).await, Ok(Done::Number(1)));
+        eventually("it is reaped after all", || worker.stats().stuck == 0);
+    });
+}
+
+#[test]
+fn a_blocked_executor_ends_its_process() {
+    run(async {
+        let limit = Duration::from_millis(1500);
+        let worker = worker().threads(1).executor_limit(limit).spawn().await.unwrap();
+        let lost = lost(worker.call(Do::Loop).await);
+        assert!(matches!(lost.cause, Cause::Hung(time) if time > limit), "{lost:?}");
+    });
+}
+
+#[test]
 fn closing_answers_what_runs() {
     run(async {
         let worker = worker().spawn().await.unwrap();

@@ -1,7 +1,11 @@
 //! Workers on the host device, whose services do what services must not.
 
 mod basics;
+mod front;
+mod fuzz;
+mod kept;
 mod limits;
+mod misbehave;
 mod payloads;
 mod twin;
 

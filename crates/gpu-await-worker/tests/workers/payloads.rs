@@ -38,6 +38,23 @@ fn payloads_go_both_ways() {
     });
 }
 
+#[test]
+fn payloads_go_to_the_device_and_back() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        for len in [0, 1, 1000, 100_000] {
+            let x: Vec<f32> = (0..len).map(|n| n as f32).collect();
+            let bytes: Vec<u8> = x.iter().flat_map(|x| x.to_ne_bytes()).collect();
+            let call = worker.call(Do::DoubleOnDevice).payload(bytes).send().with_payload();
+            let (_, payload) = call.await.unwrap();
+            let y: Vec<u8> = x.iter().flat_map(|x| (2.0 * x).to_ne_bytes()).collect();
+            assert_eq!(payload.unwrap().to_vec(), y);
+        }
+        let odd = worker.call(Do::DoubleOnDevice).payload(vec![1; 5]).await;
+        assert!(odd.unwrap_err().to_string().contains("not a whole number"));
+    });
+}
+
 fn memory() -> std::os::fd::OwnedFd {
     use std::os::fd::FromRawFd;
     // SAFETY: a name that ends with a zero; flags of the system's.

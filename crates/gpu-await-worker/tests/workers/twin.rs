@@ -17,6 +17,14 @@ pub(crate) enum Do {
     Pid,
     /// Reverses its payload.
     Reverse,
+    /// Doubles the numbers of its payload, on the device.
+    DoubleOnDevice,
+    /// Forks, and the child sleeps for ever with all that it inherits.
+    Fork,
+    /// Answers with the sum of what is kept under this name.
+    Keep(String, Filler),
+    /// Sends its supervisor what no service sends, from this seed.
+    Fuzz(u64),
     /// Fails.
     Fail(String),
     Panic,
@@ -50,9 +58,19 @@ pub(crate) enum Done {
     Nothing,
 }
 
-#[derive(Debug)]
+/// How memory to be kept is filled.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Filler {
+    Good,
+    Slow(Duration),
+    Fails,
+    Dies,
+}
+
 pub(crate) struct Twin {
     stream: Stream,
+    twice: twice,
+    host: Host,
 }
 
 /// Its configuration: whether, and how often by now, the start goes wrong.
@@ -67,9 +85,18 @@ gpu_await::kernel! {
     /// Panics, which loses a host device as a fault loses a GPU.
     unsafe fn faulty(y: &mut [f32]);
     launch = gpu_await::LaunchConfig::for_elements(y.len());
-    ptx = "";
-    entry = "faulty";
     host = fault;
+}
+
+gpu_await::kernel! {
+    /// Doubles.
+    unsafe fn twice(x: &[f32], y: &mut [f32]) where x.len() == y.len();
+    launch = gpu_await::LaunchConfig::for_elements(y.len());
+    host = double;
+}
+
+fn double(_: &gpu_await::Grid, x: &[f32], y: &mut [f32]) {
+    y.iter_mut().zip(x).for_each(|(y, x)| *y = 2.0 * x);
 }
 
 fn fault(_: &gpu_await::Grid, _: &mut [f32]) {
@@ -86,7 +113,8 @@ impl Service for Twin {
         if let Some(once) = config.once {
             std::fs::remove_file(once)?;
         }
-        Ok(Twin { stream: host.device().stream()? })
+        let twice = twice::load(host.device()).await?;
+        Ok(Twin { stream: host.device().stream()?, twice, host: host.clone() })
     }
 
     async fn call(&self, request: Do, payloads: &mut Payloads) -> Result<Done, Failure> {
@@ -108,6 +136,47 @@ impl Service for Twin {
                 response.reverse();
                 payloads.attach(response);
                 Done::Number(request.len() as u32)
+            }
+            Do::DoubleOnDevice => {
+                let request = payloads.request().ok_or_else(|| Failure::new("no payload"))?;
+                let bytes = request.len();
+                let x = request.upload::<f32>(&self.stream).await?;
+                let mut y = self.stream.zeros::<f32>(x.len()).queued()?;
+                self.twice.launch(&self.stream, &x, &mut y).queued()?;
+                let response = payloads.respond(bytes).await?;
+                payloads.attach(response.download(&self.stream, &y).await?);
+                Done::Nothing
+            }
+            Do::Fork => {
+                // SAFETY: the child calls nothing but what may be called after a fork.
+                match unsafe { libc::fork() } {
+                    0 => loop {
+                        // SAFETY: waits, and touches no memory.
+                        unsafe { libc::pause() };
+                    },
+                    child => Done::Number(child as u32),
+                }
+            }
+            Do::Keep(name, filler) => {
+                let kept = self.host.keep::<u32>(&name, 1000, async |weights| {
+                    match filler {
+                        Filler::Dies => std::process::abort(),
+                        Filler::Fails => return Err(Failure::new("no weights")),
+                        Filler::Slow(time) => tokio::time::sleep(time).await,
+                        Filler::Good => {}
+                    }
+                    let device = weights.device().clone();
+                    // Another pid each time: who filled it can be told.
+                    device.fill(weights.memory(), std::process::id()).await?;
+                    Ok(())
+                });
+                let kept = self.stream.download(&kept.await?).await?;
+                assert!(kept.iter().all(|filler| *filler == kept[0]));
+                Done::Number(kept[0])
+            }
+            Do::Fuzz(seed) => {
+                crate::misbehave::misbehave(seed);
+                Done::Nothing
             }
             Do::Fail(why) => return Err(Failure::new(why)),
             Do::Panic => panic!("as asked"),
