@@ -20,11 +20,11 @@ use std::time::Duration;
 /// use std::time::Duration;
 /// use gpu_await_worker::Restart;
 /// let patient = Restart { early_deaths: 20, ..Restart::default() };
-/// assert_eq!(patient.settled, Duration::from_secs(10));
+/// assert_eq!(patient.settled, Duration::from_secs(1));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Restart {
-    /// A process that served this long before it died did not die early. 10 s.
+    /// A process that served this long before it died did not die early. 1 s.
     pub settled: Duration,
     /// The delay after the second early death in a row; the first costs none. 100 ms.
     pub first_delay: Duration,
@@ -37,7 +37,7 @@ pub struct Restart {
 impl Default for Restart {
     fn default() -> Self {
         Restart {
-            settled: Duration::from_secs(10),
+            settled: Duration::from_secs(1),
             first_delay: Duration::from_millis(100),
             most_delay: Duration::from_secs(10),
             early_deaths: 10,

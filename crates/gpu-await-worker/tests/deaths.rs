@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gpu_await_worker::{Error, Restart, Worker};
-use twin::{Do, Done, Twin, worker};
+use twin::{Do, Done, Twin, eventually, worker};
 
 gpu_await_worker::test_main!(twin::Twin, twin::NeverStarts);
 
@@ -122,10 +122,13 @@ fn no_death_loses_a_call_or_leaves_anything() {
     let deaths = std::env::var("GPU_AWAIT_TEST_DEATHS").ok().and_then(|text| text.parse().ok());
     let deaths = deaths.unwrap_or(200);
     storm(20);
+    // The supervisor's thread lets go of a worker just after it said that it has ended.
+    eventually("one event, and no process", || has().0 <= 9);
     let (fds, threads, bytes) = has();
     let calls = storm(deaths);
+    eventually("no descriptor is left", || has().0 <= fds);
     let after = has();
     println!("{deaths} deaths, {calls} calls; {fds} {threads} {bytes} before, {after:?} after");
-    assert!(after.0 <= fds && after.1 <= threads, "{:?} after {:?}", after, (fds, threads));
+    assert!(after.1 <= threads, "{:?} after {:?}", after, (fds, threads));
     assert!(after.2 <= bytes + (8 << 20), "{} after {bytes} bytes", after.2);
 }
