@@ -938,7 +938,7 @@ fn missing_clause(device: &str) -> &'static str {
 fn what_now(cause: &LossCause) -> &'static str {
     match cause {
         LossCause::Driver(_) => {
-            "; restart the process; GPU_AWAIT_VERIFY=1 finds the operation that faults"
+            "; no call brings it back in this process; GPU_AWAIT_VERIFY=1 finds the operation that faults"
         }
         LossCause::Host(_) | LossCause::Injected(_) => "",
     }

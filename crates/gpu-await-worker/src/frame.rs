@@ -37,6 +37,7 @@ pub(crate) struct Setup<'m> {
     pub(crate) config_bytes: u64,
     pub(crate) most_message_bytes: u32,
     pub(crate) threads: u32,
+    pub(crate) hot_us: u32,
     /// `None` for the host device; else the GPU's number among those that the process sees.
     pub(crate) gpu: Option<u32>,
     pub(crate) device_memory_bytes: Option<u64>,

@@ -5,6 +5,7 @@
 //! ([`After`]).
 #![forbid(unsafe_code)]
 
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use futures::channel::oneshot;
 use parking_lot::Mutex;
 
 use crate::calls::{CallId, Terms};
-use crate::core::{Core, Watch};
+use crate::core::{Core, Watch, packet_bytes};
 use crate::error::{Error, Result};
 use crate::frame::ToProcess;
 use crate::kept::Key;
@@ -216,6 +217,23 @@ impl Group {
                 after.wake |= process.full;
             }
         });
+    }
+
+    /// Hears what the process says now, on the caller's thread, unless another one is at it.
+    pub(crate) fn hear_now(&self, now: Instant) {
+        thread_local! {
+            static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+        }
+        let mut after = After::default();
+        let heard = BUFFER.try_with(|buffer| {
+            let Some(mut core) = self.core.try_lock() else { return };
+            let mut buffer = buffer.borrow_mut();
+            buffer.resize(packet_bytes(&self.options), 0);
+            core.hear_now(self, now, &mut buffer, &mut after);
+        });
+        // At the end of a thread its locals are gone: then the supervisor hears it.
+        after.wake |= heard.is_err();
+        after.run();
     }
 
     /// Ends the worker, by force after `limit`.

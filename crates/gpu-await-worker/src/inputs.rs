@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::future::BoxFuture;
+use gpu_await::sibling::adopt_registered;
 use gpu_await::{DeviceBuffer, Element, Op, Readable, Stream};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -101,7 +102,7 @@ impl RequestPayload {
         stream: &Stream,
     ) -> Result<(Op<()>, DeviceBuffer<T>), Failure> {
         let len = elements::<T>(self.len())?;
-        // ORDERING: Relaxed: set before the first call.
+        // ORDERING: Relaxed: the slab was registered before; who sees it late copies.
         if len == 0 || !self.slab.registered.load(Ordering::Relaxed) {
             let buffer = stream.upload_from(bytemuck::cast_slice::<u8, T>(&self)).queued()?;
             return Ok((stream.done(), buffer));
@@ -111,7 +112,7 @@ impl RequestPayload {
         let mut buffer = stream.empty::<T>(len).queued()?;
         // SAFETY: the part is mapped for as long as `self`, which is the owner, and aligned to 256; plain elements are initialised whatever
         // the bytes; the supervisor wrote them before it sent the call, and leaves them alone. Operations here only read it.
-        let source = unsafe { device.adopt_memory::<T>(address, len, self) }?;
+        let source = unsafe { adopt_registered::<T>(&device, address, len, self) }?;
         let copied = stream.copy(&source, &mut buffer);
         Ok((copied, buffer))
     }
@@ -202,7 +203,7 @@ impl ResponsePayload {
         if bytes > room {
             return Err(Failure::new(format!("{bytes} bytes for a payload of {room}")));
         }
-        // ORDERING: Relaxed: set before the first call.
+        // ORDERING: Relaxed: the slab was registered before; who sees it late copies.
         if bytes == 0 || !self.inner.room.registered.load(Ordering::Relaxed) {
             let copied = stream.download(source);
             let copied = Box::pin(async move {
@@ -213,9 +214,10 @@ impl ResponsePayload {
         }
         let address = self.inner.room.slab.at(self.inner.part).addr() as u64;
         let owner = self.inner.clone();
+        let (device, len) = (stream.device(), source.len());
         // SAFETY: the part is mapped for as long as the owner, and aligned to 256; plain elements are initialised whatever the bytes. It is
         // this lease's alone, and `self` is in nobody's hands until the copy is complete.
-        let room = unsafe { stream.device().adopt_memory::<T>(address, source.len(), owner) };
+        let room = unsafe { adopt_registered::<T>(&device, address, len, owner) };
         let mut room = room?;
         let copied = stream.copy(source, &mut room);
         Ok(Queued::Direct(copied, room))

@@ -105,7 +105,11 @@ impl<S: Service> Call<S> {
         let terms = Terms { deadline, limit, attempts };
         let sent = request.and_then(|request| handle.group.submit(request, payload, terms));
         let state = match sent {
-            Ok((id, reply)) => State::Sent { handle, id, reply },
+            Ok((id, reply)) => {
+                let hot = handle.group.options.hot;
+                let hot_until = (!hot.is_zero()).then(|| Instant::now() + hot);
+                State::Sent { handle, id, reply, hot_until }
+            }
             Err(error) => State::Failed(error),
         };
         Answer { state, service: PhantomData }
@@ -132,7 +136,13 @@ pub struct Answer<S: Service> {
 }
 
 enum State {
-    Sent { handle: Arc<Handle>, id: CallId, reply: oneshot::Receiver<Outcome> },
+    Sent {
+        handle: Arc<Handle>,
+        id: CallId,
+        reply: oneshot::Receiver<Outcome>,
+        /// Until then it looks for the answer itself.
+        hot_until: Option<Instant>,
+    },
     Failed(Error),
     Done,
 }
@@ -155,10 +165,26 @@ impl<S: Service> Answer<S> {
 
     fn poll_reply(&mut self, cx: &mut Context<'_>) -> Poll<Result<(S::Response, Option<Payload>)>> {
         let outcome = match &mut self.state {
-            State::Sent { reply, .. } => match Pin::new(reply).poll(cx) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(outcome) => outcome.unwrap_or(Outcome::Failed(Error::Closed)),
-            },
+            State::Sent { handle, reply, hot_until, .. } => {
+                let mut polled = Pin::new(&mut *reply).poll(cx);
+                if let Some(until) = hot_until.filter(|_| polled.is_pending()) {
+                    // Looks itself, and lets others run in between; later the supervisor wakes it.
+                    let now = Instant::now();
+                    if now >= until {
+                        *hot_until = None;
+                    } else {
+                        handle.group.hear_now(now);
+                        polled = Pin::new(reply).poll(cx);
+                        if polled.is_pending() {
+                            cx.waker().wake_by_ref();
+                        }
+                    }
+                }
+                match polled {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(outcome) => outcome.unwrap_or(Outcome::Failed(Error::Closed)),
+                }
+            }
             State::Failed(error) => Outcome::Failed(error.clone()),
             State::Done => panic!("an answer is not polled after it was ready"),
         };

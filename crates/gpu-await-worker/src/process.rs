@@ -103,6 +103,7 @@ impl Process {
             config_bytes: config.len() as u64,
             most_message_bytes: options.most_message_bytes,
             threads: options.threads,
+            hot_us: options.hot.as_micros().try_into().unwrap_or(u32::MAX),
             gpu: options.gpu.as_ref().map(|_| 0),
             device_memory_bytes: options.device_memory_bytes,
             verify: options.verify,

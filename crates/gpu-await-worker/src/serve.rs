@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use gpu_await::{ErrorDetail, ErrorKind, LossCause, SharedDescriptors};
@@ -133,7 +133,19 @@ impl Link {
     }
 
     /// Takes one packet, with descriptors; `None` at the end.
-    async fn receive(&self, buffer: &mut [u8]) -> Option<(usize, Vec<OwnedFd>)> {
+    ///
+    /// With `hot`, it looks for so long before it sleeps, and lets other tasks run in between.
+    async fn receive(&self, buffer: &mut [u8], hot: Duration) -> Option<(usize, Vec<OwnedFd>)> {
+        let begun = (!hot.is_zero()).then(Instant::now);
+        while begun.is_some_and(|begun| begun.elapsed() < hot) {
+            match system::receive(self.socket.as_fd(), buffer) {
+                (Received::Packet(bytes), beside) if bytes <= buffer.len() => {
+                    return Some((bytes, beside.fds));
+                }
+                (Received::Nothing, _) => tokio::task::yield_now().await,
+                (Received::Packet(_) | Received::End, _) => return None,
+            }
+        }
         loop {
             let mut ready = self.socket.readable().await.ok()?;
             let taken = ready.try_io(|socket| match system::receive(socket.as_fd(), buffer) {
@@ -218,6 +230,7 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
         requests,
         room,
         most_response: terms.most_message_bytes as usize,
+        hot: Duration::from_micros(terms.hot_us.into()),
         running: Arc::new(Running::default()),
         runtime,
     };
@@ -233,9 +246,13 @@ async fn start<S: Service>(
     let config = codec::decode(config)
         .map_err(|error| (Ending::StartFailed, format!("the configuration: {error}")))?;
     let host = Host::open(terms, link).await?;
-    // ORDERING: Relaxed: calls come behind the start, through a channel.
-    requests.registered.store(register(host.device(), &requests.slab, true), Ordering::Relaxed);
-    room.registered.store(register(host.device(), &room.slab, false), Ordering::Relaxed);
+    // Beside the start of the service: until a slab is registered, payloads are copied.
+    let device = host.device().clone();
+    let _registering = link.runtime.spawn_blocking(move || {
+        // ORDERING: Relaxed: whoever sees it late copies.
+        room.registered.store(register(&device, &room.slab, false), Ordering::Relaxed);
+        requests.registered.store(register(&device, &requests.slab, true), Ordering::Relaxed);
+    });
     let (lost, watching) = (host.device().lost(), link.clone());
     link.runtime.spawn(async move {
         let error = lost.await;
@@ -286,6 +303,7 @@ struct Serving {
     requests: Arc<Requests>,
     room: Arc<Room>,
     most_response: usize,
+    hot: Duration,
     running: Arc<Running>,
     runtime: tokio::runtime::Handle,
 }
@@ -298,9 +316,9 @@ impl Serving {
         let mut service = None;
         loop {
             let packet = match &mut started {
-                None => self.link.receive(&mut buffer).await,
+                None => self.link.receive(&mut buffer, self.hot).await,
                 Some(starting) => tokio::select! {
-                    packet = self.link.receive(&mut buffer) => packet,
+                    packet = self.link.receive(&mut buffer, self.hot) => packet,
                     ready = starting => {
                         (service, started) = (ready.ok(), None);
                         let _ = self.link.say(&ToSupervisor::Serving, b"").await;

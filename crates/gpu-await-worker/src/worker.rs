@@ -188,9 +188,19 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// The threads of the process's runtime: 1 for one that polls everything on one thread. As many as cores, and at most 4.
+    /// The threads of the process's runtime. 1: it polls everything on the thread that reads the calls, which saves a call two wake-ups; code that
+    /// blocks it delays other calls. With more, on a multi-threaded runtime, calls may compute on the CPU beside each other.
     pub fn threads(mut self, threads: u32) -> Self {
         self.options.threads = threads.max(1);
+        self
+    }
+
+    /// How long both sides look for the next message before they sleep: a call that comes, and an answer that is there, within this time costs
+    /// no wake-up, and each side may keep a core busy for as long after each message. Zero: both sleep at once.
+    ///
+    /// In the front it is the task that awaits the answer that looks; it lets other tasks run in between.
+    pub fn hot(mut self, time: Duration) -> Self {
+        self.options.hot = time;
         self
     }
 

@@ -146,6 +146,22 @@ impl Core {
         }
     }
 
+    /// Hears a few messages for a caller that looks for its answer.
+    pub(crate) fn hear_now(
+        &mut self,
+        group: &Group,
+        now: Instant,
+        buffer: &mut [u8],
+        after: &mut After,
+    ) {
+        const A_FEW: usize = 8;
+        self.hear(group, now, A_FEW, buffer, after);
+        // What has to be done about its end is the supervisor's.
+        after.wake |= self.process.as_ref().is_some_and(|process| {
+            process.ends_until().is_some() || process.times.killed.is_some()
+        });
+    }
+
     fn message(
         &mut self,
         group: &Group,

@@ -22,6 +22,22 @@ fn a_worker_answers() {
 }
 
 #[test]
+fn a_hot_worker_answers_as_well() {
+    run(async {
+        let worker = worker().hot(Duration::from_micros(200)).spawn().await.unwrap();
+        for n in 0..500 {
+            // At once, after the look, and beside others.
+            let delay = Duration::from_micros(u64::from(n % 5) * 100);
+            let (one, other) = (worker.call(Do::Later(n, delay)), worker.call(Do::Pid));
+            let (one, _) = futures::join!(one.send(), other.send());
+            assert_eq!(one, Ok(Done::Number(n)));
+        }
+        lost(worker.call(Do::Abort).await);
+        assert_eq!(worker.call(Do::Later(7, Duration::ZERO)).await, Ok(Done::Number(7)));
+    });
+}
+
+#[test]
 fn each_death_is_named() {
     run(async {
         let worker = worker().spawn().await.unwrap();
