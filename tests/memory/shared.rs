@@ -61,7 +61,7 @@ async fn memory_outlives_its_maker() -> Result<()> {
             let descriptors = receive(&socket());
             let memory = device.import_shared::<u32>(&descriptors, LEN, 7).await?;
             drop(descriptors);
-            assert_eq!(stream.download(&memory).await?, pattern());
+            assert!(stream.download(&memory).await? == pattern());
             let info = device.memory()?;
             assert_eq!((info.imported_bytes, info.shared_bytes), (4 * MIB, 0));
             return Ok(());
@@ -122,8 +122,8 @@ async fn sealing_waits_for_every_use() -> Result<()> {
     assert!((&mut seal).now_or_never().is_none(), "it is being read");
     reader.open();
     let (memory, _descriptors) = seal.await?;
-    assert_eq!(a.download(&memory).await?, [5; LEN]);
-    assert_eq!(b.download(&copy).await?, [5; LEN]);
+    assert!(a.download(&memory).await? == [5; LEN]);
+    assert!(b.download(&copy).await? == [5; LEN]);
     Ok(())
 }
 
@@ -146,7 +146,7 @@ async fn imported_memory_is_frozen_memory() -> Result<()> {
     for _ in 0..3 {
         stream.replay(&mut region, |queue| axpy.launch(queue, 1.0, &theirs, &mut y)).await?;
     }
-    assert_eq!(stream.download(&y).await?, [12.0; LEN]);
+    assert!(stream.download(&y).await? == [12.0; LEN]);
     let part = theirs.part(7..9)?;
     drop(theirs);
     assert_eq!(stream.download(&part).await?, [3.0; 2]);
@@ -406,7 +406,7 @@ async fn drops_in_any_order_leave_nothing() -> Result<()> {
             b.synchronize()?;
             assert_eq!(device.memory()?.shared_bytes, 4 * MIB, "a copy reads it");
             gate.open();
-            assert_eq!(a.download(&copy).await?, [1; LEN]);
+            assert!(a.download(&copy).await? == [1; LEN]);
         } else {
             gate.open();
             let (ours, descriptors) = buffer.seal(&device, order).await?;
@@ -421,7 +421,7 @@ async fn drops_in_any_order_leave_nothing() -> Result<()> {
                 _ => drop((theirs, descriptors)),
             }
             gate.open();
-            assert_eq!(a.download(&copy).await?, [1; LEN]);
+            assert!(a.download(&copy).await? == [1; LEN]);
         }
         settled(&device);
     }
@@ -439,7 +439,7 @@ async fn the_system_refuses_writers_of_sealed_files() -> Result<()> {
         assert_eq!(refused.raw_os_error(), Some(libc::EPERM));
         assert_eq!(file.set_len(0).unwrap_err().raw_os_error(), Some(libc::EPERM));
     }
-    assert_eq!(device.download(&memory).await?, pattern());
+    assert!(device.download(&memory).await? == pattern());
     Ok(())
 }
 
