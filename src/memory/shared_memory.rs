@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::MemoryInfo;
 use super::allocation::Allocation;
 use super::reclaim::claim::Backoff;
-use crate::backend::SharedMapping;
+use crate::backend::{DriverResult, SharedMapping};
 use crate::error::shared::SharedProblem;
 use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::runtime::Engine;
@@ -40,16 +40,7 @@ impl SharedMemory {
         if !claim(stream, bytes) {
             return Err(full());
         }
-        let made = engine.backend.shared_create(bytes).or_else(|code| {
-            if code.code != OUT_OF_MEMORY {
-                return Err(code);
-            }
-            // The pool may have reserved it, and uses less.
-            give_back(engine);
-            engine.backend.pool_trim(0)?;
-            engine.backend.shared_create(bytes)
-        });
-        match made {
+        match create(engine, bytes) {
             Ok((raw, number)) => {
                 let mapping = SharedMemory { engine: engine.clone(), raw, is_made_here: true };
                 // SAFETY: the backend made it for this call.
@@ -115,6 +106,23 @@ fn claim(stream: &Arc<StreamState>, bytes: u64) -> bool {
         // Another thread may be moving it.
         if !engine.is_there(stream, bytes) || !backoff.pause() {
             return false;
+        }
+    }
+}
+
+/// Makes it, if it must be of what the pool reserves and does not use: frees on streams that are about to run.
+fn create(engine: &Arc<Engine>, bytes: u64) -> DriverResult<(SharedMapping, i32)> {
+    let mut backoff = Backoff::default();
+    loop {
+        match engine.backend.shared_create(bytes) {
+            Err(DriverCode { code: OUT_OF_MEMORY, .. }) => {}
+            made => return made,
+        }
+        let reserved = engine.backend.pool_info()?.reserved;
+        give_back(engine);
+        engine.backend.pool_trim(0)?;
+        if reserved <= engine.account.lock().figures().held() || !backoff.pause() {
+            return engine.backend.shared_create(bytes);
         }
     }
 }

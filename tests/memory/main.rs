@@ -24,7 +24,7 @@ mod mapped_values;
 mod memory;
 mod memory_limit;
 mod parts;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 mod shared;
 mod staged;
 mod unwritten;

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
 use futures::FutureExt;
@@ -15,7 +16,9 @@ use gpu_await::{
 };
 
 use crate::under_test::child;
-use crate::under_test::descriptors::{bytes_of, memfd, receive, send, socket, start_with_socket};
+use crate::under_test::descriptors::{
+    astray, bytes_of, memfd, receive, send, socket, start_with_socket,
+};
 use crate::under_test::eventually::eventually;
 
 /// Of an odd number of bytes.
@@ -61,7 +64,7 @@ async fn memory_outlives_its_maker() -> Result<()> {
             let descriptors = receive(&socket());
             let memory = device.import_shared::<u32>(&descriptors, LEN, 7).await?;
             drop(descriptors);
-            assert_eq!(stream.download(&memory).await?, pattern());
+            assert!(stream.download(&memory).await? == pattern());
             let info = device.memory()?;
             assert_eq!((info.imported_bytes, info.shared_bytes), (4 * MIB, 0));
             return Ok(());
@@ -122,8 +125,8 @@ async fn sealing_waits_for_every_use() -> Result<()> {
     assert!((&mut seal).now_or_never().is_none(), "it is being read");
     reader.open();
     let (memory, _descriptors) = seal.await?;
-    assert_eq!(a.download(&memory).await?, [5; LEN]);
-    assert_eq!(b.download(&copy).await?, [5; LEN]);
+    assert!(a.download(&memory).await? == [5; LEN]);
+    assert!(b.download(&copy).await? == [5; LEN]);
     Ok(())
 }
 
@@ -146,7 +149,7 @@ async fn imported_memory_is_frozen_memory() -> Result<()> {
     for _ in 0..3 {
         stream.replay(&mut region, |queue| axpy.launch(queue, 1.0, &theirs, &mut y)).await?;
     }
-    assert_eq!(stream.download(&y).await?, [12.0; LEN]);
+    assert!(stream.download(&y).await? == [12.0; LEN]);
     let part = theirs.part(7..9)?;
     drop(theirs);
     assert_eq!(stream.download(&part).await?, [3.0; 2]);
@@ -396,8 +399,8 @@ async fn drops_in_any_order_leave_nothing() -> Result<()> {
     let (a, b) = (device.stream()?, device.stream()?);
     settled(&device);
     for order in 0..6 {
-        let gate = Gate::close(&a)?;
         let mut buffer = device.shared::<u32>(LEN).await?;
+        let gate = Gate::close(&a)?;
         let mut copy = a.zeros::<u32>(LEN).queued()?;
         b.fill(&mut buffer, 1).queued()?;
         a.copy(&buffer, &mut copy).queued()?;
@@ -406,7 +409,7 @@ async fn drops_in_any_order_leave_nothing() -> Result<()> {
             b.synchronize()?;
             assert_eq!(device.memory()?.shared_bytes, 4 * MIB, "a copy reads it");
             gate.open();
-            assert_eq!(a.download(&copy).await?, [1; LEN]);
+            assert!(a.download(&copy).await? == [1; LEN]);
         } else {
             gate.open();
             let (ours, descriptors) = buffer.seal(&device, order).await?;
@@ -421,9 +424,76 @@ async fn drops_in_any_order_leave_nothing() -> Result<()> {
                 _ => drop((theirs, descriptors)),
             }
             gate.open();
-            assert_eq!(a.download(&copy).await?, [1; LEN]);
+            assert!(a.download(&copy).await? == [1; LEN]);
         }
         settled(&device);
+    }
+    Ok(())
+}
+
+/// What writes sealed memory by mistake, in a process that imported it, harms that process alone.
+#[tokio::test]
+async fn stray_writes_leave_the_contents() -> Result<()> {
+    const NAME: &str = concat!(module_path!(), "::stray_writes_leave_the_contents");
+    if let Some(how) = child::parameter() {
+        let device = testing::device();
+        let memory = device.import_shared::<u32>(&receive(&socket()), LEN, 5).await?;
+        let (mut target, stream) = (astray(&memory, &device), device.stream()?);
+        let source = stream.full(LEN, 1_u32).await?;
+        let axpy = kernels::axpy::load(&device).await?;
+        let written = match how.as_str() {
+            "copy" => stream.copy(&source, &mut target),
+            "fill" => stream.fill(&mut target, 1),
+            _ => {
+                let ones = source.view().cast::<f32>()?;
+                axpy.launch(&stream, 1.0, &ones, &mut target.view_mut().cast::<f32>()?)
+            }
+        };
+        // On a host device it is ended here.
+        let outcome = written.await;
+        println!("{how}: {outcome:?}");
+        std::process::exit(i32::from(outcome.is_err()));
+    }
+    let device = testing::device();
+    let (memory, descriptors) = sealed(&device, 5).await?;
+    for how in ["kernel", "copy", "fill"] {
+        let (child, socket) = start_with_socket(child::command(NAME, how));
+        send(&socket, &descriptors);
+        let output = child.wait_with_output().expect("its end");
+        if device.kind() == DeviceKind::Host {
+            assert_eq!(output.status.signal(), Some(libc::SIGSEGV), "{how}: {output:?}");
+        }
+        // Its digest is compared.
+        let again = device.import_shared::<u32>(&descriptors, LEN, 5).await?;
+        assert!(device.download(&again).await? == pattern(), "{how}");
+        assert!(device.download(&memory).await? == pattern(), "{how}");
+    }
+    Ok(())
+}
+
+/// The sum of words of 8 bytes, each mixed with its place.
+fn digest_of(bytes: &[u8]) -> u64 {
+    let mut sum = 0_u64;
+    for (at, part) in bytes.chunks(8).enumerate() {
+        let word = part.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+        let mut z = word ^ (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        sum = sum.wrapping_add(z ^ (z >> 31));
+    }
+    sum
+}
+
+#[tokio::test]
+async fn the_digest_is_that_of_the_bytes() -> Result<()> {
+    let device = testing::device();
+    for len in [0, 1, 7, 8, 9, 255, 4096, 99_999, 5 << 20] {
+        let bytes: Vec<u8> =
+            (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let mut buffer = device.shared::<u8>(len).await?;
+        device.copy(&device.upload(bytes.clone()).queued()?, &mut buffer).queued()?;
+        let (_memory, descriptors) = buffer.seal(&device, 1).await?;
+        assert_eq!(descriptors.info()?.digest, digest_of(&bytes), "{len}");
     }
     Ok(())
 }
@@ -439,7 +509,7 @@ async fn the_system_refuses_writers_of_sealed_files() -> Result<()> {
         assert_eq!(refused.raw_os_error(), Some(libc::EPERM));
         assert_eq!(file.set_len(0).unwrap_err().raw_os_error(), Some(libc::EPERM));
     }
-    assert_eq!(device.download(&memory).await?, pattern());
+    assert!(device.download(&memory).await? == pattern());
     Ok(())
 }
 

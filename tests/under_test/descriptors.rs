@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
-use gpu_await::SharedDescriptors;
+use gpu_await::{Device, DeviceBuffer, Frozen, SharedDescriptors};
 
 const SPACE: usize = 64;
 
@@ -79,6 +79,14 @@ pub(crate) fn start_with_socket(mut command: Command) -> (Child, UnixStream) {
 pub(crate) fn socket() -> UnixStream {
     let input = std::io::stdin().as_fd().try_clone_to_owned();
     UnixStream::from(input.expect("standard input"))
+}
+
+/// Memory that says it may be written, at an address of memory that may not.
+pub(crate) fn astray(memory: &Frozen<u32>, device: &Device) -> DeviceBuffer<u32> {
+    let (address, len) = (memory.device_ptr(), memory.len());
+    // SAFETY: not sound: this is the mistake that a test makes. What is written there is refused by the system or the device, and the
+    // process ends.
+    unsafe { device.adopt_memory(address, len, memory.clone()) }.expect("device memory")
 }
 
 /// A file without a name, with these bytes and seals.

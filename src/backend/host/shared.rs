@@ -6,7 +6,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::{HostBackend, INVALID_VALUE, OPERATING_SYSTEM, OUT_OF_MEMORY};
 use crate::backend::{DevicePtr, DriverResult, SharedCalls, SharedMapping};
@@ -25,6 +25,8 @@ pub(super) struct Shared {
 
 impl HostBackend {
     fn enter(&self, map: MmapRaw, bytes: u64) -> SharedMapping {
+        // A process that dies would write it to disk.
+        map.advise(Advice::DontDump).ok();
         let mapping =
             SharedMapping { ptr: DevicePtr(map.as_mut_ptr() as u64), bytes: map.len() as u64 };
         self.shared.memory.lock().shared.insert(mapping.ptr.0, Shared { map, bytes });
