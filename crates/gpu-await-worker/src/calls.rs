@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::Guilt;
+
 /// The number of a call: a slot, and how often that was used before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct CallId {
@@ -46,18 +48,6 @@ pub(crate) enum Culprit {
     Call(CallId),
     /// None of them.
     Outside,
-}
-
-/// How likely it is that a call killed its process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Guilt {
-    /// It ran alone, or took longer than its limit.
-    Alone,
-    /// It was one of several that ran.
-    Suspect,
-    /// Something else ended the process: another call's limit, or the operator.
-    Innocent,
 }
 
 /// What to do with an answer.

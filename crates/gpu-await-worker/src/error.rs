@@ -4,8 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::calls::Guilt;
-
 /// The result of a call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -133,6 +131,18 @@ pub enum Error {
     /// The worker was closed.
     #[error("the worker is closed")]
     Closed,
+}
+
+/// How likely it is that a call killed its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Guilt {
+    /// It ran alone, or took longer than its limit.
+    Alone,
+    /// It was one of several that ran.
+    Suspect,
+    /// Something else ended the process: another call's limit, or the operator.
+    Innocent,
 }
 
 /// A process died while it had a call.

@@ -17,7 +17,7 @@
 //! Every call ends exactly once. Calls go from any executor; the process runs on a tokio runtime of its own. One thread of the front looks
 //! after all workers.
 //!
-//! On Linux from 5.3 on. The crate's `DESIGN.md` has the states, the decisions and what is left out; the guide of `gpu-await` has a page
+//! On Linux from 5.3 on; elsewhere a program compiles, and `spawn` is an [`Error::Unsupported`]. The crate's `DESIGN.md` has the states, the decisions and what is left out; the guide of `gpu-await` has a page
 //! [when the GPU faults](gpu_await::guide::faults).
 //!
 //! # Examples
@@ -55,47 +55,86 @@
 //! ```
 #![deny(unsafe_op_in_unsafe_fn)]
 
+#[cfg(target_os = "linux")]
 mod calls;
+#[cfg(target_os = "linux")]
 mod child;
+#[cfg(target_os = "linux")]
 mod codec;
+#[cfg(target_os = "linux")]
 mod core;
+#[cfg(not(target_os = "linux"))]
+mod elsewhere;
 mod error;
+#[cfg(target_os = "linux")]
 mod frame;
+#[cfg(target_os = "linux")]
 mod gpus;
+#[cfg(target_os = "linux")]
 mod group;
+#[cfg(target_os = "linux")]
 mod heart;
+#[cfg(target_os = "linux")]
 mod host;
+#[cfg(target_os = "linux")]
 mod inputs;
+#[cfg(target_os = "linux")]
 mod keep;
+#[cfg(target_os = "linux")]
 mod kept;
+#[cfg(target_os = "linux")]
 mod leases;
+#[cfg(target_os = "linux")]
 mod life;
+#[cfg(target_os = "linux")]
 mod log;
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod models;
+#[cfg(target_os = "linux")]
 mod options;
+#[cfg(target_os = "linux")]
 mod payload;
+#[cfg(target_os = "linux")]
 mod pending;
+#[cfg(target_os = "linux")]
 mod process;
+#[cfg(target_os = "linux")]
 mod program;
+#[cfg(target_os = "linux")]
 mod registered;
+#[cfg(target_os = "linux")]
 mod restart;
+#[cfg(target_os = "linux")]
 mod serve;
 mod service;
+#[cfg(target_os = "linux")]
 mod slab;
+#[cfg(target_os = "linux")]
 mod supervisor;
+#[cfg(target_os = "linux")]
 mod system;
+#[cfg(target_os = "linux")]
 mod worker;
 
-pub use calls::Guilt;
-pub use error::{Cause, Error, Result, WorkerLost};
+#[cfg(not(target_os = "linux"))]
+pub use elsewhere::{Host, Payloads, Worker, WorkerBuilder, init};
+pub use error::{Cause, Error, Guilt, Result, WorkerLost};
+#[cfg(target_os = "linux")]
 pub use gpus::{Gpu, gpus};
+#[cfg(target_os = "linux")]
 pub use host::{Filling, Host};
+#[cfg(target_os = "linux")]
 pub use inputs::{Payloads, RequestPayload, ResponsePayload};
+#[cfg(target_os = "linux")]
 pub use keep::{KeptMemory, forget_kept, kept};
+#[cfg(target_os = "linux")]
 pub use payload::{Lease, Payload};
+#[cfg(target_os = "linux")]
 pub use pending::{Answer, AnswerWithPayload, Call};
+#[cfg(target_os = "linux")]
 pub use program::{init, testing};
+#[cfg(target_os = "linux")]
 pub use restart::Restart;
 pub use service::{Failure, Service, Services};
+#[cfg(target_os = "linux")]
 pub use worker::{Health, Recovery, Stats, Worker, WorkerBuilder};

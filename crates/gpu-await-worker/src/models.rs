@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use crate::calls::{Answered, CallId, Calls, Culprit, Guilt, Terms};
+use crate::calls::{Answered, CallId, Calls, Culprit, Terms};
 use crate::codec;
+use crate::error::Guilt;
 use crate::frame::{ToProcess, ToSupervisor};
 use crate::heart::{Beat, EVERY, Heart, Pulse};
 use crate::kept::{Asked, Kept, Key};

@@ -8,8 +8,7 @@ use gpu_await::ErrorKind;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::host::Host;
-use crate::inputs::Payloads;
+use crate::{Host, Payloads};
 
 /// What a process of a worker does: it starts once, and is called from then on, many times at once.
 ///
@@ -93,9 +92,9 @@ impl Failure {
         Failure { text: text.into(), kind: None }
     }
 
-    /// What an error of `gpu-await` says that can be done.
-    #[cfg(target_os = "linux")]
-    pub(crate) fn kind(&self) -> Option<ErrorKind> {
+    /// What an error of `gpu-await` says that can be done; `None` of other errors.
+    #[must_use]
+    pub fn kind(&self) -> Option<ErrorKind> {
         self.kind
     }
 }
@@ -140,6 +139,7 @@ pub(crate) mod sealed {
         fn names() -> Vec<&'static str>;
 
         /// Serves the one with that name, which does not return; returns if there is none.
+        #[cfg(target_os = "linux")]
         #[doc(hidden)]
         fn serve(name: &str, child: crate::child::Child) -> crate::child::Child;
     }
@@ -149,6 +149,7 @@ pub(crate) mod sealed {
             vec![std::any::type_name::<S>()]
         }
 
+        #[cfg(target_os = "linux")]
         fn serve(name: &str, child: crate::child::Child) -> crate::child::Child {
             if name == std::any::type_name::<S>() { child.serve::<S>() } else { child }
         }
@@ -161,6 +162,7 @@ pub(crate) mod sealed {
                     [$(<$service as Services>::names()),+].concat()
                 }
 
+                #[cfg(target_os = "linux")]
                 fn serve(name: &str, child: crate::child::Child) -> crate::child::Child {
                     $(let child = <$service as Services>::serve(name, child);)+
                     child
