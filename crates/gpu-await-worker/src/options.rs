@@ -6,6 +6,14 @@ use std::time::Duration;
 
 use crate::restart::Restart;
 
+/// The longest time that is a limit: a century, which added to any moment is one.
+const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// A limit that can be added to any moment.
+pub(crate) fn capped(limit: Duration) -> Duration {
+    limit.min(CENTURY)
+}
+
 /// The options of a worker, with their defaults.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {

@@ -15,6 +15,7 @@ use crate::calls::{CallId, Terms};
 use crate::codec;
 use crate::error::{Error, Result};
 use crate::group::Outcome;
+use crate::options::capped;
 use crate::payload::{Input, Lease, Payload};
 use crate::service::Service;
 use crate::worker::Handle;
@@ -75,14 +76,14 @@ impl<S: Service> Call<S> {
 
     /// Gives up after this time, wherever the call is: it ends with [`Error::Deadline`]. The process goes on with it.
     pub fn deadline(mut self, limit: Duration) -> Self {
-        self.deadline = Some(Instant::now() + limit);
+        self.deadline = Some(Instant::now() + capped(limit));
         self
     }
 
     /// Kills the process if it takes longer than this for the call, counted from when it was sent: what else ends a kernel that does
     /// not? It ends with [`Lost`](Error::Lost), and so do other calls, unless they are [idempotent](Self::idempotent).
     pub fn within(mut self, limit: Duration) -> Self {
-        self.limit = Some(limit);
+        self.limit = Some(capped(limit));
         self
     }
 

@@ -23,6 +23,9 @@ use crate::system::{self, Exit, Sent};
 /// How long a process that ends may take until it is killed.
 const ENDING: Duration = Duration::from_millis(200);
 
+/// How often a process may ask for memory that is kept.
+pub(crate) const MOST_KEPT: usize = 4096;
+
 /// What the supervisor polls of a process.
 #[derive(Debug)]
 pub(crate) struct Ends {
@@ -51,6 +54,8 @@ pub(crate) struct Process {
     control: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
     /// Memory that it asked for, and waits for.
     pub(crate) asked: Vec<String>,
+    /// How often it asked.
+    pub(crate) requests_to_keep: usize,
     /// The socket takes no more for now.
     pub(crate) full: bool,
     /// When it closed its end of the socket.
@@ -158,6 +163,7 @@ impl Process {
             next_look: now + crate::heart::EVERY,
             control: VecDeque::new(),
             asked: Vec::new(),
+            requests_to_keep: 0,
             full: false,
             deaf: None,
             told: None,
@@ -174,6 +180,11 @@ impl Process {
             self.control.push_back((message, fds));
             self.send_control();
         }
+    }
+
+    /// Whether more waits for it than a process leaves that reads what it is sent.
+    pub(crate) fn is_swamped(&self, most_calls: usize) -> bool {
+        self.control.len() > 2 * most_calls + MOST_KEPT
     }
 
     /// Sends what has waited; true if nothing waits any more.

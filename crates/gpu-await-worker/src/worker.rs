@@ -12,7 +12,7 @@ use crate::codec;
 use crate::error::{Cause, Error, Result};
 use crate::gpus;
 use crate::group::Group;
-use crate::options::Options;
+use crate::options::{Options, capped};
 use crate::payload::Lease;
 use crate::pending::Call;
 use crate::program::Program;
@@ -106,7 +106,7 @@ impl<S: Service> Worker<S> {
     /// Ends the worker: calls that no process has fail with [`Error::Closed`], the process answers the others and ends, and is killed if
     /// that takes longer than `limit`. Returns when it is gone.
     pub async fn close(self, limit: Duration) {
-        self.handle.group.close(limit);
+        self.handle.group.close(capped(limit));
         while self.handle.group.room().await.is_ok_and(|result| result.is_ok()) {}
     }
 
@@ -200,13 +200,13 @@ impl<S: Service> WorkerBuilder<S> {
     ///
     /// In the front it is the task that awaits the answer that looks; it lets other tasks run in between.
     pub fn hot(mut self, time: Duration) -> Self {
-        self.options.hot = time;
+        self.options.hot = capped(time);
         self
     }
 
     /// How long [`Service::start`] may take, in each process. 120 s.
     pub fn start_limit(mut self, limit: Duration) -> Self {
-        self.options.start = limit;
+        self.options.start = capped(limit);
         self
     }
 
@@ -214,21 +214,22 @@ impl<S: Service> WorkerBuilder<S> {
     /// because a call of the driver, or blocking code of the service, does not return on all of its threads. A kernel that runs long does
     /// not block it. No limit.
     pub fn executor_limit(mut self, limit: Duration) -> Self {
-        self.options.executor = Some(limit);
+        self.options.executor = Some(capped(limit));
         self
     }
 
     /// How long a killed process may take to go before it is set aside as stuck, and how many of these there may be before the worker is
     /// given up. 5 s and 1.
     pub fn stuck(mut self, grace: Duration, most: usize) -> Self {
-        self.options.kill_grace = grace;
+        self.options.kill_grace = capped(grace);
         self.options.most_stuck = most;
         self
     }
 
     /// When a process is started again.
     pub fn restart(mut self, restart: Restart) -> Self {
-        self.options.restart = restart;
+        let most_delay = capped(restart.most_delay);
+        self.options.restart = Restart { most_delay, ..restart };
         self
     }
 

@@ -20,7 +20,7 @@ use crate::heart;
 use crate::keep;
 use crate::life::Step;
 use crate::payload::Payload;
-use crate::process::Process;
+use crate::process::{MOST_KEPT, Process};
 use crate::system::{self, Exit, Received};
 use crate::worker::Recovery;
 
@@ -141,6 +141,10 @@ impl Core {
                         return self.broken("an unknown message", now);
                     };
                     self.message(group, message, body, beside.fds, now, after);
+                    let swamped = |process: &Process| process.is_swamped(group.options.most_calls);
+                    if self.process.as_ref().is_some_and(swamped) {
+                        return self.broken("it does not read what it asks for", now);
+                    }
                 }
             }
         }
@@ -252,6 +256,10 @@ impl Core {
                 self.broken("a name that is too long", now);
             }
             ToSupervisor::Keep { name } => {
+                process.requests_to_keep += 1;
+                if process.requests_to_keep > MOST_KEPT {
+                    return self.broken("it asks for kept memory without end", now);
+                }
                 process.asked.push(name.to_owned());
                 self.hand_out(group);
             }

@@ -26,6 +26,18 @@ fn a_call_over_its_limit_ends_with_its_process() {
 }
 
 #[test]
+fn limits_may_be_endless() {
+    run(async {
+        let endless = Duration::MAX;
+        let worker = worker().start_limit(endless).stuck(endless, 1).executor_limit(endless);
+        let worker = worker.spawn().await.unwrap();
+        let call = worker.call(Do::Later(4, Duration::ZERO)).within(endless).deadline(endless);
+        assert_eq!(call.await, Ok(Done::Number(4)));
+        worker.close(endless).await;
+    });
+}
+
+#[test]
 fn a_limit_holds_without_a_caller() {
     run(async {
         let worker = worker().spawn().await.unwrap();
