@@ -14,6 +14,7 @@ mod codes;
 pub(crate) mod foreign;
 pub(crate) mod image;
 pub(crate) mod refused;
+pub(crate) mod shared;
 pub(crate) mod tensor;
 pub(crate) mod unfinished;
 
@@ -22,9 +23,10 @@ use std::panic::Location;
 use std::sync::{Arc, OnceLock};
 
 use admitter::Admitter;
-use advice::{MemoryAdvice, leaked_suffix, operation, refused_suffix, within};
+use advice::{MemoryAdvice, leaked_suffix, operation, refused_suffix, shared_suffix, within};
 use foreign::ForeignError;
 use image::{ImageProblem, ParamLayout};
+use shared::SharedProblem;
 use tensor::TensorProblem;
 use unfinished::Unfinished;
 
@@ -293,6 +295,9 @@ pub enum ErrorDetail {
     /// Memory of another library that cannot be adopted.
     #[error("{bytes} bytes at {ptr:#x} cannot be adopted: {problem}")]
     BadMemory { ptr: u64, bytes: u64, problem: MemoryProblem },
+    /// [Memory of another process](crate::Device::import_shared) that cannot be used here, or memory that cannot be shared.
+    #[error("the shared memory cannot be used: {problem}")]
+    BadShared { problem: SharedProblem },
     /// A DLPack tensor that cannot be adopted, or memory that cannot be exported as one.
     #[error("the tensor cannot be passed on: {problem}")]
     BadTensor { problem: TensorProblem },
@@ -394,15 +399,15 @@ pub enum ErrorDetail {
     EnqueuePanicked { op: Arc<str>, message: String },
     /// Device memory ran out. All figures in bytes, as in [`MemoryInfo`](crate::MemoryInfo).
     ///
-    /// `asked_bytes` become a block of the next multiple of 512. Free, allocated, pending, kept and leaked bytes add up to the
+    /// `asked_bytes` become a block of the next multiple of 512. Free, allocated, pending, kept, leaked and shared bytes add up to the
     /// limit, or to less if others use the device as well. `reclaimable_bytes` are those that are
     /// pending, and those that a stream keeps and still uses: they come free without a buffer being dropped.
     /// `driver_refused`: there is room within the limit, and the driver refused all the same, also after its pool returned what
     /// it does not use: others use the device, or free memory is in pieces and the device is full. `advice` says what helps.
     #[error(
         "{op} on {device}: out of device memory: asked {asked_bytes} bytes, {free_bytes} free {}; buffers hold \
-         {allocated_bytes}, {pending_bytes} pending, {kept_bytes} kept{}{}: {}",
-        within(*.limit_bytes, *.total_bytes), leaked_suffix(*.leaked_bytes),
+         {allocated_bytes}, {pending_bytes} pending, {kept_bytes} kept{}{}{}: {}",
+        within(*.limit_bytes, *.total_bytes), leaked_suffix(*.leaked_bytes), shared_suffix(*.shared_bytes),
         refused_suffix(*.driver_refused),
         .advice.text(*.limit_bytes)
     )]
@@ -417,6 +422,7 @@ pub enum ErrorDetail {
         pending_bytes: u64,
         kept_bytes: u64,
         leaked_bytes: u64,
+        shared_bytes: u64,
         free_bytes: u64,
         total_bytes: u64,
         limit_bytes: Option<u64>,
@@ -699,6 +705,8 @@ impl ErrorDetail {
             | D::NoImplementation { .. }
             | D::Requires { .. }
             | D::Unsupported { .. } => ErrorKind::Unsupported,
+            D::BadShared { problem: SharedProblem::System { .. } } => ErrorKind::Overloaded,
+            D::BadShared { .. } => ErrorKind::InvalidCall,
             D::Driver { code, .. } | D::BrokenDriver { code, .. } => code.kind(),
             D::BadCount { .. } => ErrorKind::Driver,
             // The cause decides what the reader can do about it.
@@ -930,7 +938,7 @@ fn missing_clause(device: &str) -> &'static str {
 fn what_now(cause: &LossCause) -> &'static str {
     match cause {
         LossCause::Driver(_) => {
-            "; restart the process; GPU_AWAIT_VERIFY=1 finds the operation that faults"
+            "; no call brings it back in this process; GPU_AWAIT_VERIFY=1 finds the operation that faults"
         }
         LossCause::Host(_) | LossCause::Injected(_) => "",
     }

@@ -11,6 +11,7 @@
 //! | [gpu-await-algorithms](https://docs.rs/gpu-await-algorithms), a crate | sums, scans, sorts, selections; formulas without a kernel |
 //! | [gpu-await-libs](https://docs.rs/gpu-await-libs), a crate | matrix products by cuBLASLt, Fourier transforms by cuFFT |
 //! | [`server`] | admission, batching, deadlines, shutting down |
+//! | [`faults`] | what a fault ends, and a service that goes on |
 #![cfg_attr(
     feature = "test-util",
     doc = "| [`testing`] | tests without a GPU; which operation faults; where the time goes |"
@@ -69,6 +70,12 @@ pub mod graphs {}
 /// [`Batcher`](crate::Batcher), [`PooledStream`](crate::PooledStream),
 /// [`Device::close`](crate::Device::close).
 pub mod server {}
+
+#[doc = include_str!("guide/faults.md")]
+///
+/// Reference: [`Device::lost`](crate::Device::lost), [`LossCause`](crate::LossCause), [`Device::shared`](crate::Device::shared),
+/// [`DeviceBuilder::verify`](crate::DeviceBuilder::verify).
+pub mod faults {}
 
 #[cfg(feature = "test-util")]
 #[doc = include_str!("guide/testing.md")]

@@ -122,6 +122,8 @@ pub mod kernels;
 pub(crate) mod memory;
 pub(crate) mod op;
 pub(crate) mod serve;
+#[cfg(target_os = "linux")]
+pub(crate) mod shared;
 pub(crate) mod timeline;
 
 pub(crate) mod interop;
@@ -184,6 +186,7 @@ pub use error::advice::MemoryAdvice;
 pub use error::foreign::ForeignError;
 pub use error::image::{ImageProblem, ParamLayout};
 pub use error::refused::Refused;
+pub use error::shared::SharedProblem;
 pub use error::tensor::TensorProblem;
 pub use error::unfinished::Unfinished;
 pub use error::{
@@ -243,6 +246,8 @@ pub use serve::pool::{
 };
 #[cfg(feature = "tower")]
 pub use serve::tower::{BatchService, PoolCall, PoolService};
+#[cfg(target_os = "linux")]
+pub use shared::{SharedBuffer, SharedDescriptors, SharedInfo};
 pub use stream::scope::Scope;
 pub use stream::{Marks, Stream};
 pub use submit::{Append, RawQueue, Uses, WorkOutcome};

@@ -7,6 +7,7 @@
 //! | [`View2`](view_2d::View2), [`ViewMut2`](view_2d::ViewMut2) | borrowed rows of a buffer |
 //! | [`Chunks`](chunks::Chunks), [`ChunksMut`](chunks::ChunksMut) | iterators over ranges of equal length |
 //! | [`Frozen`](frozen::Frozen) | a read-only buffer, shared by readers |
+//! | `SharedMemory` | memory with a descriptor, mapped |
 //! | [`PinnedBuffer`](pinned::PinnedBuffer) | host memory that the device copies at full speed |
 //! | [`Mapped`](mapped::Mapped) | pinned memory that kernels use in place |
 //! | [`Room`](pageable::Room) | a `Vec` that several threads fill |
@@ -23,6 +24,8 @@ pub(crate) mod pinned;
 pub(crate) mod pinned_pool;
 pub(crate) mod raw_slice;
 pub(crate) mod reclaim;
+#[cfg(target_os = "linux")]
+pub(crate) mod shared_memory;
 pub(crate) mod untracked;
 pub(crate) mod view;
 pub(crate) mod view_2d;
@@ -41,7 +44,7 @@ use gpu_await_protocol::account::Figures;
 
 /// A device's memory, in bytes; a snapshot.
 ///
-/// Each byte is counted in one of five figures, which mean the same in [`Stats`](crate::Stats) and in
+/// Each byte is counted in one of six figures, which mean the same in [`Stats`](crate::Stats) and in
 /// [`OutOfMemory`](crate::ErrorDetail::OutOfMemory). Under a limit they add up to it, or to less if others use the device as well.
 ///
 /// | figure | what | who can have it |
@@ -51,15 +54,16 @@ use gpu_await_protocol::account::Figures;
 /// | pending | freed, and waiting for device work | the stream that freed it, at once; others behind that work |
 /// | kept | freed, and cached by a stream | that stream, at once; others too once its last use is complete, and before that behind it |
 /// | leaked | never freed | nobody |
+/// | shared | made for [several processes](crate::guide::memory#memory-that-several-processes-share), and mapped here | nobody |
 ///
 /// [`Pressure`](crate::Pressure) says whether an allocation may have what is behind other work.
 ///
-/// The limit bounds what is allocated, pending, kept and leaked together. It does not bound `reserved_bytes`.
+/// The limit bounds what is allocated, pending, kept, leaked and shared together. It does not bound `reserved_bytes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryInfo {
-    /// Memory that any stream can allocate at once, beside everything that is allocated, pending, kept and leaked: what is
-    /// left of the limit, or of the device if that is less.
+    /// Memory that any stream can allocate at once, beside everything that is allocated, pending, kept, leaked and shared: what
+    /// is left of the limit, or of the device if that is less.
     pub free_bytes: u64,
     /// All memory of the device.
     pub total_bytes: u64,
@@ -72,6 +76,10 @@ pub struct MemoryInfo {
     pub kept_bytes: u64,
     /// Memory that is never freed, see [`Stats`](crate::Stats::leaked_bytes).
     pub leaked_bytes: u64,
+    /// Memory made here for other processes as well, until its last buffer here is dropped and every use is complete.
+    pub shared_bytes: u64,
+    /// Memory of other processes that is mapped here. It is counted by its maker and not by the limit here, and is in no other figure.
+    pub imported_bytes: u64,
     /// By how much less was free after the driver had made the device's [partitions](crate::Partition), some 4 MiB for each set of
     /// multiprocessors: neither allocated nor counted by the limit. What others allocated in that moment is in it.
     pub partitions_bytes: u64,
@@ -108,6 +116,8 @@ impl MemoryInfo {
             pending_bytes: figures.pending,
             kept_bytes: figures.kept,
             leaked_bytes: figures.leaked,
+            shared_bytes: figures.shared,
+            imported_bytes: figures.imported,
             partitions_bytes: engine.partitions.bytes(),
             used_bytes: figures.allocated + figures.pending,
             used_peak_bytes: figures.used_peak,
@@ -193,6 +203,7 @@ impl Reach {
             pending_bytes: figures.pending,
             kept_bytes: figures.kept,
             leaked_bytes: figures.leaked,
+            shared_bytes: figures.shared,
             free_bytes: self.free_bytes(figures, *room),
             total_bytes: self.total,
             limit_bytes: self.limit,

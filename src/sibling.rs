@@ -1,4 +1,4 @@
-//! What `gpu-await-algorithms` and `gpu-await-libs` are made of, and no public interface: it changes with every release, without a word in
+//! What `gpu-await-algorithms`, `gpu-await-libs` and `gpu-await-worker` are made of, and no public interface: it changes with every release, without a word in
 //! the change log.
 //!
 //! The kernels launched through it are nobody's to check: whoever uses it vouches that a kernel takes the arguments that it is passed,
@@ -8,6 +8,7 @@
 pub use crate::backend::{ArgBlock, HostTwin};
 pub use crate::device::home::Home;
 pub use crate::interop::library_device::LibraryDevice;
+pub use crate::interop::memory::adopt_registered;
 pub use crate::kernel::untyped::{
     ResultTarget, UntypedKernel, VerbParts, load, load_ahead, off_executor, one, take_complete,
 };

@@ -14,6 +14,8 @@
 //! Source: `prctl(2)`, `PR_SET_TIMERSLACK`; `getrusage(2)`, `RUSAGE_THREAD`; `sched_setattr(2)`; `madvise(2)`, `MADV_HUGEPAGE`; `sysconf(3)`; `dladdr(3)`; `atexit(3)`.
 
 pub(crate) mod library;
+#[cfg(target_os = "linux")]
+pub(crate) mod memfd;
 pub(crate) mod process;
 
 use std::fs::{DirBuilder, Metadata, OpenOptions};

@@ -16,6 +16,7 @@
 //! | `host_functions` | that inside one nothing calls the driver, and that its refusal loses no device |
 //! | `loss` | what a fault resolves, and that the driver is then left alone |
 //! | `shared` | what streams with options, and those that others use as well, cost |
+//! | `shared_memory` | memory that several processes share: its calls, and each of them failing |
 //! | `cudarc` | memory and streams that go to cudarc and come from it |
 //! | `events` | which events of the driver's stand behind ours |
 //! | `staged` | what a staged copy makes that the next one needs as well |
@@ -90,6 +91,8 @@ mod peers;
 mod replay;
 #[path = "driver_calls/shared.rs"]
 mod shared;
+#[path = "driver_calls/shared_memory.rs"]
+mod shared_memory;
 #[path = "driver_calls/staged.rs"]
 mod staged;
 #[path = "driver_calls/timeline.rs"]

@@ -9,7 +9,7 @@
 //! | launch, copy, memset, record, wait, host function, word | only on the legacy default stream, which is the context's | no |
 //! | event and stream query, elapsed time | no | yes |
 //! | allocate, free, record everything | yes | yes |
-//! | create, register, load, query or change a function | yes | yes |
+//! | create, register, map, load, query or change a function | yes | yes |
 //!
 //! On an H200 (driver 580), these calls broke another thread's GLOBAL capture when made outside a bracket: queries, synchronization,
 //! stream-ordered allocation, registering memory, and querying or trimming the pool.
@@ -32,6 +32,8 @@ mod module;
 mod node_params;
 pub(crate) mod nvrtc;
 mod partition;
+#[cfg(target_os = "linux")]
+mod shared;
 pub(crate) mod standstill;
 mod stream;
 

@@ -17,6 +17,8 @@ use super::{
     Query, RawEvent, RawFunction, RawGraph, RawModule, RawPartition, RawStream, RowCopy,
     StreamCalls, StreamInfo, StreamOptions,
 };
+#[cfg(target_os = "linux")]
+use super::{SharedCalls, SharedMapping};
 use crate::error::image::ParamLayout;
 use crate::error::{DriverCode, LossCause};
 use gpu_await_protocol::grains::GrainSet;
@@ -218,6 +220,18 @@ impl PartitionCalls for Wrapper {
         fn grains(&self) -> DriverResult<Vec<u32>>;
         fn partition_create(&self, grains: GrainSet) -> DriverResult<RawPartition>;
         #[contract] fn partition_destroy(&self, partition: RawPartition) -> DriverResult<()>;
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl SharedCalls for Wrapper {
+    watched! {
+        fn uuid(&self) -> DriverResult<[u8; 16]>;
+        fn shared_granularity(&self) -> DriverResult<u64>;
+        fn shared_create(&self, bytes: u64) -> DriverResult<(SharedMapping, i32)>;
+        fn shared_import(&self, descriptor: i32, bytes: u64) -> DriverResult<SharedMapping>;
+        #[contract] fn shared_protect(&self, mapping: &SharedMapping, descriptor: i32) -> DriverResult<()>;
+        #[contract] fn shared_unmap(&self, mapping: &SharedMapping) -> DriverResult<()>;
     }
 }
 

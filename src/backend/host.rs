@@ -23,6 +23,7 @@
 //! | [`run`] | what a command does |
 //! | [`graph`] | stored launches |
 //! | [`memory`] | which memory a command may touch |
+//! | `shared` | memory that several processes map |
 //! | [`state`] | the state of streams and events |
 
 mod graph;
@@ -30,6 +31,8 @@ mod memory;
 mod partition;
 mod queue;
 mod run;
+#[cfg(target_os = "linux")]
+mod shared;
 mod state;
 
 use std::any::Any;
@@ -57,6 +60,9 @@ pub(crate) const POISON: u8 = 0xA5;
 const INVALID_VALUE: i32 = 1;
 
 const OUT_OF_MEMORY: i32 = 2;
+
+#[cfg(target_os = "linux")]
+const OPERATING_SYSTEM: i32 = 304;
 
 const LAUNCH_FAILED: i32 = 719;
 

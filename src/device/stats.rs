@@ -37,7 +37,7 @@ pub struct Stats {
     /// Permits of [stream pools](crate::StreamPool), by weight, that requests hold on streams of the device
     /// or that wait for its work.
     pub permits: u64,
-    /// Device memory held by buffers, in whole blocks. This and the next three are those of
+    /// Device memory held by buffers, in whole blocks. This and the next four are those of
     /// [`MemoryInfo`](crate::MemoryInfo): they never exceed the limit together.
     pub allocated_bytes: u64,
     /// Freed device memory that waits for device work: other streams use it, or its free is still on a
@@ -48,6 +48,8 @@ pub struct Stats {
     /// Device memory that is never freed: the driver refused, work that waits for a lost device may still use it, or
     /// a [loan](crate::MemoryLoan::end) of it ended on a thread that must not submit.
     pub leaked_bytes: u64,
+    /// Device memory made here [for other processes as well](crate::MemoryInfo::shared_bytes), beside these.
+    pub shared_bytes: u64,
     /// Device buffers alive, with those that belong to [graphs](crate::Graph): what a closure allocated stays as long as its graph.
     pub allocations: u64,
     /// Pinned host memory mapped and registered, in use or pooled. 2 MiB are registered in the background
@@ -120,6 +122,7 @@ impl Device {
             pending_bytes: memory.pending,
             kept_bytes: memory.kept,
             leaked_bytes: memory.leaked,
+            shared_bytes: memory.shared,
             allocations: memory.buffers,
             pinned_bytes,
             pinned_used_bytes,

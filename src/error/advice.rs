@@ -48,6 +48,10 @@ pub(super) fn leaked_suffix(leaked_bytes: u64) -> String {
     if leaked_bytes > 0 { format!(", {leaked_bytes} leaked") } else { String::new() }
 }
 
+pub(super) fn shared_suffix(shared_bytes: u64) -> String {
+    if shared_bytes > 0 { format!(", {shared_bytes} shared") } else { String::new() }
+}
+
 /// The operation's name, as the start of a message.
 pub(super) fn operation(op: Option<&str>) -> String {
     op.map_or_else(String::new, |op| format!("{op}: "))

@@ -560,6 +560,31 @@ impl<T: Element> Adoptable<T> {
     }
 }
 
+/// Adopts host memory that is registered with the driver, under its host address: for a crate beside this one. As
+/// [`Device::adopt_memory`], but that the driver is not asked for it.
+///
+/// # Errors
+/// [`ErrorDetail::TooLarge`]; a device that is lost or closed. `owner` is dropped then.
+///
+/// # Safety
+/// As [`Device::adopt_memory`]; on a GPU the memory is registered and mapped, and the device has the addresses of the host.
+pub unsafe fn adopt_registered<T: Element>(
+    device: &Device,
+    ptr: u64,
+    len: usize,
+    owner: impl Send + 'static,
+) -> Result<DeviceBuffer<T>> {
+    role::check("adopting memory")?;
+    let engine = device.engine().clone();
+    engine.check_open()?;
+    let bytes = (len as u64).checked_mul(size_of::<T>() as u64);
+    let element_bytes = size_of::<T>();
+    let bytes = bytes.ok_or(ErrorDetail::TooLarge { len, element_bytes })?;
+    let (ptr, written, element) = (DevicePtr(ptr), None, PhantomData);
+    let memory = Adoptable { engine, ptr, bytes, len, written, element };
+    Ok(memory.adopt(Box::new(owner)))
+}
+
 /// Rejects an address that the driver knows to be wrong.
 fn check(engine: &Engine, ptr: u64, bytes: u64, alignment: usize) -> Result<()> {
     let bad = |problem| ErrorDetail::BadMemory { ptr, bytes, problem }.into();

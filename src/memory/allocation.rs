@@ -182,6 +182,21 @@ impl Allocation {
         Allocation::over(engine, Backing::Foreign { owner }, ptr, hazards, bytes)
     }
 
+    /// Memory that its owner unmaps, and that only others may have `written`.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn mapped(
+        engine: &Arc<Engine>,
+        ptr: DevicePtr,
+        bytes: u64,
+        written: bool,
+        owner: Box<dyn Any + Send>,
+    ) -> Self {
+        let content = if written { Content::Valid } else { Content::Unwritten };
+        let owner = Some(SyncWrapper::new(owner));
+        let hazards = Hazards::new(bytes, None, content);
+        Allocation::over(engine, Backing::Foreign { owner }, ptr, hazards, bytes)
+    }
+
     fn over(
         engine: &Arc<Engine>,
         backing: Backing,

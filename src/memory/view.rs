@@ -126,7 +126,7 @@ pub trait Writable<T>: Readable<T> {
     fn span_mut(&mut self) -> Span<'_>;
 }
 
-pub(super) mod sealed {
+pub(crate) mod sealed {
     pub trait Sealed {}
     impl<T> Sealed for super::View<'_, T> {}
     impl<T> Sealed for super::ViewMut<'_, T> {}

@@ -3,7 +3,11 @@
 #[path = "../under_test"]
 mod under_test {
     pub(crate) mod cases;
+    #[cfg(target_os = "linux")]
+    pub(crate) mod child;
     pub(crate) mod completions;
+    #[cfg(target_os = "linux")]
+    pub(crate) mod descriptors;
     pub(crate) mod eventually;
     pub(crate) mod limited;
     pub(crate) mod modes;
@@ -20,6 +24,8 @@ mod mapped_values;
 mod memory;
 mod memory_limit;
 mod parts;
+#[cfg(all(target_os = "linux", not(miri)))]
+mod shared;
 mod staged;
 mod unwritten;
 

@@ -75,6 +75,8 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
     let pinned = || full.pinned::<f32>(8);
     let other = idle.full(8, 2.0f32).queued()?;
     idle.synchronize()?;
+    #[cfg(target_os = "linux")]
+    let shared_buffer = futures::executor::block_on(device.shared::<u8>(8))?;
 
     // From now on what is submitted to it waits for the host function.
     full.wait(host).queued()?;
@@ -157,6 +159,17 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
         "EventBuilder::build", device => |d| d.event_builder().interprocess(true).build();
         // SAFETY: refused before anybody looks at the handle, and in `ONLY_WHERE_REFUSED`.
         "Device::import_event", device => |d| unsafe { d.import_event(&[0; 64]) };
+    }
+    #[cfg(target_os = "linux")]
+    {
+        let (d, descriptors) = (device.clone(), shared_buffer.descriptors()?);
+        list.refuses("Device::shared", move || at_once(d.shared::<u8>(8)));
+        let d = device.clone();
+        list.refuses("Device::import_shared", move || {
+            at_once(d.import_shared::<u8>(&descriptors, 8, 1))
+        });
+        let d = device.clone();
+        list.refuses("SharedBuffer::seal", move || at_once(shared_buffer.seal(&d, 1)));
     }
     each! { answers:
         "Device::stats", device => |d| d.stats();

@@ -1,6 +1,6 @@
 //! Where a device's memory is, in bytes (pure).
 //!
-//! There is one account per device. Each byte that the device's pool gave out is in one place, counted in whole blocks, as they are really
+//! There is one account per device. Each byte that the device gave out is in one place, counted in whole blocks, as they are really
 //! held; what is left of the limit is free:
 //!
 //! | place | what |
@@ -9,6 +9,7 @@
 //! | pending | freed, and waiting for device work: several streams used it, or its free is on a stream |
 //! | kept | in a stream's block cache |
 //! | leaked | the driver refused its free, or nobody knows when its use ends; permanent |
+//! | shared | made with a descriptor, for other processes as well: beside the pool |
 //!
 //! | transition | from | to |
 //! |---|---|---|
@@ -21,9 +22,12 @@
 //! | [`release`](Account::release) | pending | nowhere: back in the pool |
 //! | [`abandon`](Account::abandon) | allocated | nowhere: the device is gone |
 //! | [`leak`](Account::leak) | pending | leaked |
+//! | [`share`](Account::share) | fresh | shared |
+//! | [`unshare`](Account::unshare) | shared | nowhere: unmapped here |
 //!
 //! # Invariants
-//! 1. `allocated + pending + kept + leaked` never exceeds the limit: only a claim raises it (`no_transition_exceeds_the_limit`).
+//! 1. `allocated + pending + kept + leaked + shared` never exceeds the limit: only a claim and `share` raise it
+//!    (`no_transition_exceeds_the_limit`).
 //! 2. Nothing is counted twice or lost (`every_byte_is_in_one_place`).
 #![forbid(unsafe_code)]
 
@@ -49,6 +53,10 @@ pub struct Figures {
     pub kept: u64,
     /// Bytes whose free was refused.
     pub leaked: u64,
+    /// Bytes that were made here for other processes as well.
+    pub shared: u64,
+    /// Bytes of other processes that are mapped here: theirs, so no part of the limit.
+    pub imported: u64,
     /// Buffers alive.
     pub buffers: u64,
     /// The most that `allocated + pending` ever was.
@@ -110,13 +118,14 @@ impl Account {
     /// How much more may be allocated.
     #[inline]
     pub fn room(&self) -> u64 {
-        self.limit.saturating_sub(self.figures.held())
+        self.limit.saturating_sub(self.figures.held() + self.figures.shared)
     }
 
     /// The memory available to everything but buffers and leaks.
     #[inline]
     pub fn most(&self) -> u64 {
-        self.limit.saturating_sub(self.figures.allocated + self.figures.leaked)
+        let Figures { allocated, leaked, shared, .. } = self.figures;
+        self.limit.saturating_sub(allocated + leaked + shared)
     }
 
     /// How much is missing for a block, after this much was taken over.
@@ -206,6 +215,30 @@ impl Account {
         self.figures.pending -= bytes;
         self.figures.leaked += bytes;
         self.version += 1;
+    }
+
+    /// Counts memory beside the pool. False, and nothing happens, if that would exceed the limit.
+    #[must_use]
+    pub fn share(&mut self, bytes: u64) -> bool {
+        let fits = bytes <= self.room();
+        self.figures.shared += if fits { bytes } else { 0 };
+        fits
+    }
+
+    /// That memory is not mapped here any more.
+    pub fn unshare(&mut self, bytes: u64) {
+        self.figures.shared -= bytes;
+        self.version += 1;
+    }
+
+    /// Counts memory of another process.
+    pub fn import(&mut self, bytes: u64) {
+        self.figures.imported += bytes;
+    }
+
+    /// That memory is not mapped here any more.
+    pub fn unimport(&mut self, bytes: u64) {
+        self.figures.imported -= bytes;
     }
 
     /// Records the peak, before a decrease.

@@ -404,7 +404,7 @@ impl StandIn {
         self.text(b"standin_misuse_copy\0").lines().map(str::to_owned).collect()
     }
 
-    /// How many "stream", "event", "memory", "registered", "module", "graph", "green", "context" or "command" live.
+    /// How many "stream", "event", "memory", "registered", "module", "graph", "green", "shared", "context" or "command" live.
     pub fn live(&self, kind: &str) -> i64 {
         let text = CString::new(kind).expect("a kind's name has no NUL");
         // SAFETY: the stand-in's function of this name has this type.

@@ -138,7 +138,7 @@ pub(crate) extern "C" fn standin_misuse_copy(buffer: Out<c_char>, capacity: usiz
 }
 
 /// Counts what lives: "stream", "event", "memory", "registered", "module", "graph", "pool" (of those made),
-/// "green" (contexts),
+/// "green" (contexts), "shared" (handles and reserved ranges),
 /// "context" (retains),
 /// "command" (not complete, on devices that are not lost). -1: no such kind.
 ///
@@ -159,6 +159,7 @@ pub(crate) extern "C" fn standin_live(kind: Text) -> i64 {
         "module" => world.modules.len(),
         "graph" => world.graphs.len() + world.execs.len(),
         "pool" => world.pools_made(),
+        "shared" => world.shared.live(),
         "green" => world.greens.values().filter(|green| !green.destroyed).count(),
         "command" => {
             let devices = &world.devices;

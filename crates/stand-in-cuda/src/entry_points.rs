@@ -12,6 +12,7 @@ use crate::library_calls::*;
 use crate::memory_calls::*;
 use crate::module_calls::*;
 use crate::partition_calls::*;
+use crate::shared_calls::*;
 use crate::stream_calls::*;
 
 macro_rules! entry_points {
@@ -57,6 +58,8 @@ entry_points! {
     cuLibraryLoadData cuLibraryUnload cuLibraryGetModule cuLibraryGetKernel cuKernelGetFunction
     cuDeviceGetDevResource cuDevSmResourceSplitByCount cuDevResourceGenerateDesc cuGreenCtxCreate cuGreenCtxDestroy
     cuCtxFromGreenCtx cuGreenCtxStreamCreate cuStreamGetCtx_v2
+    cuMemGetAllocationGranularity cuMemCreate cuMemExportToShareableHandle cuMemImportFromShareableHandle cuMemRelease
+    cuMemAddressReserve cuMemAddressFree cuMemMap cuMemUnmap cuMemSetAccess
     cuGetErrorName cuGetErrorString cuGetProcAddress_v2
 }
 

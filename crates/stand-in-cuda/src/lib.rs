@@ -33,6 +33,7 @@ mod memory_calls;
 mod module_calls;
 mod partition_calls;
 mod ptx;
+mod shared_calls;
 mod stream_calls;
 mod world;
 

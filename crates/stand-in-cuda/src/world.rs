@@ -15,6 +15,7 @@ use crate::engine::{Clock, Command, Launch, Point, Stream};
 use crate::journal::Journal;
 use crate::memory::{Memory, Owner, Place};
 use crate::partition_calls::{Green, Multiprocessors};
+use crate::shared_calls::Shared;
 
 /// Devices that `standin_set_devices` can show.
 pub(crate) const MAX_DEVICES: usize = 8;
@@ -77,6 +78,7 @@ pub(crate) struct World {
     /// Streams that are captured, and into which graph.
     pub(crate) captures: BTreeMap<Handle, Handle>,
     pub(crate) execs: BTreeMap<Handle, Exec>,
+    pub(crate) shared: Shared,
     handles_given: usize,
     streams_made: u64,
     events_made: u64,
@@ -196,6 +198,7 @@ impl World {
             graphs: BTreeMap::new(),
             captures: BTreeMap::new(),
             execs: BTreeMap::new(),
+            shared: Shared::new(),
             handles_given: 0,
             streams_made: 0,
             events_made: 0,
@@ -203,7 +206,7 @@ impl World {
         }
     }
 
-    fn next_handle(&mut self) -> Handle {
+    pub(crate) fn next_handle(&mut self) -> Handle {
         self.handles_given += 1;
         FIRST_HANDLE + self.handles_given * 0x10
     }

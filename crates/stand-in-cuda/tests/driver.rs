@@ -30,6 +30,8 @@ const LAUNCH_FAILED: i32 = 719;
 const NOT_PERMITTED: i32 = 800;
 const INVALID_RESOURCE_TYPE: i32 = 914;
 const INVALID_RESOURCE_CONFIGURATION: i32 = 915;
+/// A piece of memory with a descriptor.
+const MAPPED: usize = 2 << 20;
 /// What fresh device memory holds.
 const POISON: u32 = 0xCDCD_CDCD;
 
@@ -306,6 +308,60 @@ fn a_pool_reserves_whole_chunks() {
 unsafe extern "C" fn count(counter: *mut c_void) {
     // SAFETY: the tests hand over a counter that outlives the stream.
     unsafe { &*counter.cast::<AtomicI32>() }.fetch_add(1, Ordering::SeqCst);
+}
+
+/// Memory with a descriptor: reserved, mapped, written where its access says so, and gone with its last mapping.
+#[test]
+fn a_read_only_mapping_is_not_written() {
+    misusing(|driver| {
+        start();
+        // SAFETY: all zeros is a valid description.
+        let mut prop: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
+        prop.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        prop.requestedHandleTypes =
+            sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        prop.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        let (mut handle, mut imported, mut number) = (0, 0, -1_i32);
+        assert_eq!(code!(cuMemCreate(&raw mut handle, 4096, &raw const prop, 0)), INVALID_VALUE);
+        done!(cuMemCreate(&raw mut handle, MAPPED, &raw const prop, 0));
+        let kind = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        let to = (&raw mut number).cast::<c_void>();
+        done!(cuMemExportToShareableHandle(to, handle, kind, 0));
+        let descriptor = number as usize as *mut c_void;
+        done!(cuMemImportFromShareableHandle(&raw mut imported, descriptor, kind));
+        assert_eq!(
+            code!(cuMemImportFromShareableHandle(&raw mut imported, null_mut(), kind)),
+            INVALID_VALUE
+        );
+        let map = |handle, flags| {
+            let mut address = 0;
+            done!(cuMemAddressReserve(&raw mut address, MAPPED, 0, 0, 0));
+            assert_eq!(code!(cuMemMap(address, 2 * MAPPED, 0, handle, 0)), INVALID_VALUE);
+            done!(cuMemMap(address, MAPPED, 0, handle, 0));
+            let access = sys::CUmemAccessDesc { location: prop.location, flags };
+            done!(cuMemSetAccess(address, MAPPED, &raw const access, 1));
+            address
+        };
+        let ours = map(handle, sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+        let theirs = map(imported, sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ);
+        done!(cuMemRelease(handle));
+        done!(cuMemRelease(imported));
+        let stream = stream();
+        let mut seen = [0_u32; 2];
+        done!(cuMemsetD32Async(ours, 7, 2, stream));
+        let before = driver.misuse().len();
+        done!(cuMemsetD32Async(theirs, 8, 2, stream));
+        done!(cuMemcpyDtoHAsync_v2(seen.as_mut_ptr().cast(), theirs, 8, stream));
+        done!(cuStreamSynchronize(stream));
+        assert_eq!((seen, driver.misuse().len()), ([7; 2], before + 1));
+        for address in [ours, theirs] {
+            assert_eq!(code!(cuMemAddressFree(address, MAPPED)), INVALID_VALUE, "it is mapped");
+            done!(cuMemUnmap(address, MAPPED));
+            done!(cuMemAddressFree(address, MAPPED));
+        }
+        assert_eq!(code!(cuMemUnmap(ours, MAPPED)), INVALID_VALUE);
+        assert_eq!(driver.live("shared"), 0);
+    });
 }
 
 #[test]

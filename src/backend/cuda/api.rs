@@ -21,12 +21,23 @@ use crate::system::library;
 /// A driver object.
 pub(super) type Handle = *mut c_void;
 
-/// `CUmemAccessDesc`: whom a pool's memory is shown to.
+/// `CUmemAccessDesc`: who may use memory, and how.
 #[repr(C)]
 pub(super) struct MemAccess {
     location_type: c_int,
     location_id: c_int,
     flags: c_int,
+}
+
+impl MemAccess {
+    /// Of memory that this device may read, and perhaps write.
+    pub(super) fn of(device: c_int, writes: bool) -> Self {
+        const DEVICE: c_int = 1;
+        const READ: c_int = 1;
+        const READ_AND_WRITE: c_int = 3;
+        let flags = if writes { READ_AND_WRITE } else { READ };
+        MemAccess { location_type: DEVICE, location_id: device, flags }
+    }
 }
 
 const _: () = {
@@ -59,6 +70,49 @@ const _: () = {
             == std::mem::offset_of!(Theirs, win32SecurityAttributes)
     );
 };
+
+/// `CUmemAllocationProp`.
+#[cfg(target_os = "linux")]
+#[repr(C)]
+pub(super) struct AllocationProp {
+    alloc_type: c_int,
+    handle_types: c_int,
+    location_type: c_int,
+    location_id: c_int,
+    win32_meta_data: Handle,
+    flags: [u8; 8],
+}
+
+#[cfg(target_os = "linux")]
+const _: () = {
+    use cudarc::driver::sys::CUmemAllocationProp as Theirs;
+    assert!(size_of::<AllocationProp>() == size_of::<Theirs>());
+    assert!(
+        std::mem::offset_of!(AllocationProp, location_type)
+            == std::mem::offset_of!(Theirs, location)
+    );
+    assert!(
+        std::mem::offset_of!(AllocationProp, flags) == std::mem::offset_of!(Theirs, allocFlags)
+    );
+};
+
+#[cfg(target_os = "linux")]
+impl AllocationProp {
+    /// Of memory of a device that has a file descriptor.
+    pub(super) fn with_descriptor(device: c_int) -> Self {
+        const PINNED: c_int = 1;
+        const POSIX_FILE_DESCRIPTOR: c_int = 1;
+        const DEVICE: c_int = 1;
+        AllocationProp {
+            alloc_type: PINNED,
+            handle_types: POSIX_FILE_DESCRIPTOR,
+            location_type: DEVICE,
+            location_id: device,
+            win32_meta_data: std::ptr::null_mut(),
+            flags: [0; 8],
+        }
+    }
+}
 
 /// `CUDA_MEMCPY2D`, with its memory type as the integer that it is.
 #[repr(C)]
@@ -189,6 +243,29 @@ entry_points! {
         cuGraphNodeGetType(Handle, *mut c_int);
         cuGraphKernelNodeGetParams_v2(Handle, *mut NodeParams);
         cuGraphKernelNodeGetAttribute(Handle, c_int, *mut c_void);
+        // For memory that several processes share.
+        #[cfg(target_os = "linux")]
+        cuDeviceGetUuid_v2(*mut [u8; 16], c_int);
+        #[cfg(target_os = "linux")]
+        cuMemGetAllocationGranularity(*mut usize, *const AllocationProp, c_int);
+        #[cfg(target_os = "linux")]
+        cuMemCreate(*mut u64, usize, *const AllocationProp, u64);
+        #[cfg(target_os = "linux")]
+        cuMemExportToShareableHandle(*mut c_void, u64, c_int, u64);
+        #[cfg(target_os = "linux")]
+        cuMemImportFromShareableHandle(*mut u64, *mut c_void, c_int);
+        #[cfg(target_os = "linux")]
+        cuMemAddressReserve(*mut u64, usize, usize, u64, u64);
+        #[cfg(target_os = "linux")]
+        cuMemMap(u64, usize, usize, u64, u64);
+        #[cfg(target_os = "linux")]
+        cuMemSetAccess(u64, usize, *const MemAccess, usize);
+        #[cfg(target_os = "linux")]
+        cuMemUnmap(u64, usize);
+        #[cfg(target_os = "linux")]
+        cuMemAddressFree(u64, usize);
+        #[cfg(target_os = "linux")]
+        cuMemRelease(u64);
     }
     cuDeviceGetCount(*mut c_int);
     cuDeviceGet(*mut c_int, c_int);
@@ -450,11 +527,7 @@ impl Api {
     /// Shows the memory of another device's pool to `device`: the access that contexts give each other
     /// does not include pools.
     pub(super) fn show_pool(&self, pool: Handle, device: usize) -> DriverResult<()> {
-        const DEVICE: c_int = 1;
-        const READ_AND_WRITE: c_int = 3;
-        let device = self.device(device)?;
-        let access =
-            MemAccess { location_type: DEVICE, location_id: device, flags: READ_AND_WRITE };
+        let access = MemAccess::of(self.device(device)?, true);
         // SAFETY: one description, which lives, for a pool that lives as long as its backend, which the
         // caller has.
         check("cuMemPoolSetAccess", unsafe {

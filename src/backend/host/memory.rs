@@ -28,6 +28,17 @@ pub(super) struct Memory {
     /// Counts an allocation from its submission to that of its free.
     pub(super) used: u64,
     pub(super) limit: u64,
+    /// Mappings of memory that other processes may map as well, by address, and how much of the limit they take.
+    #[cfg(target_os = "linux")]
+    pub(super) shared: BTreeMap<u64, super::shared::Shared>,
+    pub(super) used_by_shared: u64,
+}
+
+impl Memory {
+    /// How much more may be allocated.
+    pub(super) fn left(&self) -> u64 {
+        self.limit.saturating_sub(self.used + self.used_by_shared)
+    }
 }
 
 pub(super) struct HostBlock {
@@ -57,6 +68,8 @@ impl Drop for HostCore {
         if *self.has_peers.get_mut() {
             // Another device may still copy from this memory, and after a loss this device does not wait for that
             // copy.
+            #[cfg(target_os = "linux")]
+            std::mem::forget(std::mem::take(&mut self.memory.lock().shared));
             return;
         }
         for (start, block) in std::mem::take(&mut self.memory.lock().blocks) {
@@ -192,7 +205,7 @@ impl MemoryCalls for HostBackend {
             .ok_or(DriverCode { call: CALL, code: INVALID_VALUE })?;
         let ptr = {
             let mut memory = self.shared.memory.lock();
-            if memory.limit.saturating_sub(memory.used) < bytes {
+            if memory.left() < bytes {
                 return Err(refused);
             }
             // SAFETY: the layout's size is not zero.
@@ -224,7 +237,8 @@ impl MemoryCalls for HostBackend {
     fn memory_info(&self) -> DriverResult<(u64, u64)> {
         self.shared.healthy("memory_info")?;
         let memory = self.shared.memory.lock();
-        Ok((memory.limit.saturating_sub(memory.pool.reserved), memory.limit))
+        let taken = memory.pool.reserved + memory.used_by_shared;
+        Ok((memory.limit.saturating_sub(taken), memory.limit))
     }
 
     fn pool_info(&self) -> DriverResult<PoolInfo> {

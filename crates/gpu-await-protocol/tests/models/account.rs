@@ -5,7 +5,7 @@
 use proptest::prelude::*;
 
 use crate::under_test::cases::{config, size};
-use gpu_await_protocol::account::{self, Account, choose};
+use gpu_await_protocol::account::{self, Account, Figures, choose};
 
 const LIMIT: u64 = 100 * 512;
 
@@ -15,6 +15,7 @@ enum Place {
     Pending,
     Kept,
     Leaked,
+    Shared,
 }
 
 #[derive(Clone, Debug)]
@@ -29,6 +30,8 @@ enum Step {
     Release(usize),
     Leak(usize),
     FailToAllocate(u64, usize),
+    Share(u64),
+    Unshare(usize),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -42,6 +45,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..9_usize).prop_map(Step::Release),
         1 => (0..9_usize).prop_map(Step::Leak),
         1 => (1..40_u64, 0..3_usize).prop_map(|(size, taken)| Step::FailToAllocate(size, taken)),
+        1 => (0..60_u64).prop_map(Step::Share),
+        1 => (0..9_usize).prop_map(Step::Unshare),
     ]
 }
 
@@ -110,6 +115,13 @@ impl Twins {
                     self.blocks.push((Place::Pending, pending - after));
                 }
             }
+            Step::Share(size) => {
+                let held = self.blocks.iter().map(|block| block.1).sum::<u64>();
+                let fits = held + 512 * size <= LIMIT;
+                assert_eq!(self.account.share(512 * size), fits);
+                self.blocks.extend(fits.then_some((Place::Shared, 512 * size)));
+            }
+            Step::Unshare(nth) => self.walk(Place::Shared, nth, None, Account::unshare),
             Step::Keep(nth) => self.walk(Place::Allocated, nth, Some(Place::Kept), Account::keep),
             Step::Retire(nth) => {
                 self.walk(Place::Allocated, nth, Some(Place::Pending), Account::retire);
@@ -149,8 +161,9 @@ proptest! {
     fn no_transition_exceeds_the_limit(steps in prop::collection::vec(step(), 1..size(80))) {
         each_step(&steps, |twins| {
             let figures = twins.account.figures();
-            assert!(figures.held() <= LIMIT, "{figures:?}");
-            assert_eq!(twins.account.room(), LIMIT - figures.held());
+            let held = figures.held() + figures.shared;
+            assert!(held <= LIMIT, "{figures:?}");
+            assert_eq!(twins.account.room(), LIMIT - held);
         });
     }
 
@@ -158,13 +171,15 @@ proptest! {
     fn every_byte_is_in_one_place(steps in prop::collection::vec(step(), 1..size(80))) {
         each_step(&steps, |twins| {
             let figures = twins.account.figures();
-            let ours = [figures.allocated, figures.pending, figures.kept, figures.leaked];
-            let places = [Place::Allocated, Place::Pending, Place::Kept, Place::Leaked];
+            let Figures { allocated, pending, kept, leaked, shared, .. } = figures;
+            let ours = [allocated, pending, kept, leaked, shared];
+            use Place::{Allocated, Kept, Leaked, Pending, Shared};
+            let places = [Allocated, Pending, Kept, Leaked, Shared];
             assert_eq!(ours, places.map(|place| twins.sum(place)));
             let buffers = twins.blocks.iter().filter(|block| block.0 == Place::Allocated).count();
             assert_eq!(figures.buffers, buffers as u64);
             assert_eq!(figures.used_peak, twins.peak);
-            assert_eq!(twins.account.most(), LIMIT - ours[0] - ours[3]);
+            assert_eq!(twins.account.most(), LIMIT - allocated - leaked - shared);
         });
     }
 

@@ -1,0 +1,76 @@
+//! How long after a death is the next right answer there?
+//!
+//! A fault of the device, somebody's `kill -9`, and a kernel that never ends with a limit of a second; memory is kept meanwhile (16 GiB on a
+//! GPU), and never filled again. Each is broken down: until it is known, from there to the answer of the next call, and of that what the
+//! worker's own figures say: killed to reaped, reaped to started, started to hello, hello to serving. Medians.
+
+#[path = "service.rs"]
+mod service;
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use gpu_await_worker::kept;
+use service::{Ask, Bench, builder, is_smoke, on_gpu, print, quantile};
+
+fn main() {
+    gpu_await_worker::init::<Bench>();
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(recoveries());
+}
+
+async fn recoveries() {
+    let bytes = if on_gpu() && !is_smoke() { 16 << 30 } else { 16 << 20 };
+    let begun = Instant::now();
+    let worker = builder(bytes).spawn().await.expect("it starts");
+    print("recovery.first_start_ms", begun.elapsed().as_secs_f64() * 1e3, "ms");
+    let digest = kept()[0].info.digest;
+    let x = vec![1.0f32; 256];
+    let right = vec![2.0f32; 256];
+    let rounds = if is_smoke() { 1 } else { 20 };
+    for (name, rounds) in [("fault", rounds), ("kill", rounds), ("endless", rounds.min(5))] {
+        let mut steps: [Vec<f64>; 7] = Default::default();
+        for _ in 0..rounds {
+            assert_eq!(worker.call(Ask::Small(x.clone())).await.expect("it serves"), right);
+            let begun = Instant::now();
+            let limit = Duration::from_secs(1);
+            let call = match name {
+                "fault" => worker.call(Ask::Fault).send(),
+                "endless" => worker.call(Ask::Endless).within(limit).send(),
+                _ => {
+                    let pid = worker.stats().process.expect("it serves").to_string();
+                    let call = worker.call(Ask::Endless).send();
+                    Command::new("kill").args(["-9", &pid]).status().expect("kill runs");
+                    call
+                }
+            };
+            call.await.expect_err("its process dies");
+            let known = begun.elapsed();
+            let again = worker.call(Ask::Small(x.clone())).await.expect("the next one serves");
+            assert_eq!(again, right);
+            let answered = begun.elapsed();
+            let start = worker.stats().last_start.expect("it started");
+            let times = [
+                answered,
+                known,
+                answered - known,
+                start.killed_to_reaped,
+                start.reaped_to_started,
+                start.started_to_hello,
+                start.hello_to_serving,
+            ];
+            for (step, time) in steps.iter_mut().zip(times) {
+                step.push(time.as_secs_f64() * 1e3);
+            }
+        }
+        let names = ["answered", "known", "rest", "reaped", "started", "hello", "serving"];
+        for (step, values) in names.iter().zip(&mut steps) {
+            print(&format!("recovery.{name}.{step}_ms"), quantile(values, 0.5), "ms");
+        }
+    }
+    let kept = kept();
+    assert_eq!((kept.len(), kept[0].info.digest), (1, digest), "it was filled once");
+    let stats = worker.stats();
+    print("recovery.deaths", stats.deaths as f64, "deaths");
+    print("recovery.stale_messages", stats.stale_messages as f64, "messages");
+}

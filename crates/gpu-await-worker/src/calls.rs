@@ -1,0 +1,358 @@
+//! Which calls are waiting, which are running, and how each of them ends (pure).
+//!
+//! | place | meaning | left by |
+//! |---|---|---|
+//! | `Queued` | no process has it; the caller waits | `sent`; the deadline, a dropped future or the end of the worker end it |
+//! | `Suspect` | it was running when a process died, and may be why; it is sent when nothing else runs | as `Queued` |
+//! | `Sent` | a process has it; the caller waits | `answered`, `died`; a deadline or a dropped future makes it `Abandoned` |
+//! | `Abandoned` | a process has it; nobody waits | `answered`, `died` |
+//!
+//! # Invariants
+//! 1. A call ends exactly once: every value that was inserted is returned once, whatever the order of events (`calls_end_once`).
+//! 2. An answer counts only for the call that runs under that number: a number of an earlier call is stale (`calls_end_once`).
+//! 3. While a suspect runs, nothing else does (`suspects_run_alone`).
+//! 4. An abandoned call counts against the capacity until its process is done with it (`calls_end_once`).
+#![forbid(unsafe_code)]
+
+use std::collections::{BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Guilt;
+
+/// The number of a call: a slot, and how often that was used before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct CallId {
+    slot: u32,
+    generation: u64,
+}
+
+/// What its caller allows.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Terms {
+    /// When the caller gives up.
+    pub(crate) deadline: Option<Instant>,
+    /// How long a process may take for it before it is killed.
+    pub(crate) limit: Option<Duration>,
+    /// How often it may be sent: more than once only if that does no harm.
+    pub(crate) attempts: u32,
+}
+
+/// Whose fault a death is, as far as the supervisor knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Culprit {
+    /// One of the calls that were running.
+    Running,
+    /// This call, which took longer than its limit.
+    Call(CallId),
+    /// None of them.
+    Outside,
+}
+
+/// What to do with an answer.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Answered<T> {
+    /// Hand it to this caller.
+    Ended(T),
+    /// Nobody waits for it.
+    Abandoned,
+    /// No such call is running.
+    Stale,
+}
+
+/// A call that died with its process.
+#[derive(Debug)]
+pub(crate) struct Lost<T> {
+    pub(crate) value: T,
+    pub(crate) guilt: Guilt,
+    pub(crate) attempt: u32,
+}
+
+/// Calls whose time is up.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Expired<T> {
+    /// Their callers give up.
+    pub(crate) given_up: Vec<T>,
+    /// It took longer than its limit, this one: its process is to be killed.
+    pub(crate) over_limit: Option<(CallId, Duration)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Queued,
+    Suspect,
+    Sent(Instant),
+    Abandoned(Instant),
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    place: Place,
+    terms: Terms,
+    /// How often it was sent.
+    attempt: u32,
+    /// `None` once abandoned.
+    value: Option<T>,
+}
+
+impl<T> Entry<T> {
+    /// When its process is to be killed, and the limit that says so.
+    fn limit(&self) -> Option<(Instant, Duration)> {
+        match self.place {
+            Place::Sent(since) | Place::Abandoned(since) => {
+                self.terms.limit.map(|limit| (since + limit, limit))
+            }
+            Place::Queued | Place::Suspect => None,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Slot<T> {
+    generation: u64,
+    entry: Option<Entry<T>>,
+}
+
+/// The calls of one worker, whatever process serves them.
+#[derive(Debug)]
+pub(crate) struct Calls<T> {
+    capacity: usize,
+    slots: Vec<Slot<T>>,
+    unused: Vec<u32>,
+    /// In order. Those that ended meanwhile are skipped.
+    queued: VecDeque<CallId>,
+    suspects: VecDeque<CallId>,
+    /// The suspect that runs.
+    alone: Option<CallId>,
+    running: usize,
+    /// Deadlines and limits of calls that have not ended.
+    due: BTreeSet<(Instant, CallId)>,
+}
+
+impl<T> Calls<T> {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Calls {
+            capacity,
+            slots: Vec::new(),
+            unused: Vec::new(),
+            queued: VecDeque::new(),
+            suspects: VecDeque::new(),
+            alone: None,
+            running: 0,
+            due: BTreeSet::new(),
+        }
+    }
+
+    /// How many have not ended.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.unused.len()
+    }
+
+    /// How many the process has.
+    pub(crate) fn running(&self) -> usize {
+        self.running
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Enters a call; returns its value if there is no room for it.
+    pub(crate) fn insert(&mut self, value: T, terms: Terms) -> Result<CallId, T> {
+        if self.len() >= self.capacity {
+            return Err(value);
+        }
+        let slot = self.unused.pop().unwrap_or_else(|| {
+            self.slots.push(Slot { generation: 0, entry: None });
+            self.slots.len() as u32 - 1
+        });
+        let id = CallId { slot, generation: self.slots[slot as usize].generation };
+        let entry = Entry { place: Place::Queued, terms, attempt: 0, value: Some(value) };
+        self.slots[slot as usize].entry = Some(entry);
+        self.due.extend(terms.deadline.map(|deadline| (deadline, id)));
+        self.queued.push_back(id);
+        // Callers that come and give up while no process takes calls.
+        if self.queued.len() > 2 * self.capacity {
+            let slots = &self.slots;
+            self.queued.retain(|id| place(slots, *id) == Some(Place::Queued));
+        }
+        Ok(id)
+    }
+
+    /// The call to send next, if one may be sent now.
+    pub(crate) fn next(&mut self) -> Option<CallId> {
+        let slots = &self.slots;
+        while self.suspects.front().is_some_and(|id| place(slots, *id) != Some(Place::Suspect)) {
+            self.suspects.pop_front();
+        }
+        while self.queued.front().is_some_and(|id| place(slots, *id) != Some(Place::Queued)) {
+            self.queued.pop_front();
+        }
+        match (self.alone, self.suspects.front()) {
+            (Some(_), _) => None,
+            (None, Some(suspect)) => (self.running == 0).then_some(*suspect),
+            (None, None) => self.queued.front().copied(),
+        }
+    }
+
+    /// What was entered, while its caller waits.
+    pub(crate) fn value(&mut self, id: CallId) -> Option<&mut T> {
+        self.entry(id)?.value.as_mut()
+    }
+
+    /// The process has it: the one that `next` named.
+    pub(crate) fn sent(&mut self, id: CallId, now: Instant) {
+        let Some(entry) = self.entry(id) else { return };
+        let was = std::mem::replace(&mut entry.place, Place::Sent(now));
+        entry.attempt += 1;
+        let limit = entry.terms.limit.map(|limit| now + limit);
+        match was {
+            Place::Suspect => {
+                self.suspects.pop_front();
+                self.alone = Some(id);
+            }
+            _ => drop(self.queued.pop_front()),
+        }
+        self.running += 1;
+        self.due.extend(limit.map(|limit| (limit, id)));
+    }
+
+    /// The process is done with it.
+    pub(crate) fn answered(&mut self, id: CallId) -> Answered<T> {
+        match self.entry(id).map(|entry| entry.place) {
+            Some(Place::Sent(_) | Place::Abandoned(_)) => match self.remove(id) {
+                Some(value) => Answered::Ended(value),
+                None => Answered::Abandoned,
+            },
+            _ => Answered::Stale,
+        }
+    }
+
+    /// Its caller does not wait any more. Returns its value.
+    pub(crate) fn abandon(&mut self, id: CallId) -> Option<T> {
+        let entry = self.entry(id)?;
+        match entry.place {
+            Place::Sent(since) => {
+                entry.place = Place::Abandoned(since);
+                entry.value.take()
+            }
+            Place::Abandoned(_) => None,
+            Place::Queued | Place::Suspect => self.remove(id),
+        }
+    }
+
+    /// The process is gone, and with it what it had. Returns the calls that end with it; the others are sent again.
+    pub(crate) fn died(&mut self, culprit: Culprit) -> Vec<Lost<T>> {
+        let alone = self.running == 1;
+        let ids: Vec<_> = self.ids().collect();
+        let (mut lost, mut again) = (Vec::new(), Vec::new());
+        for id in ids {
+            let Some(entry) = self.entry(id) else { continue };
+            let since = match entry.place {
+                Place::Sent(since) => since,
+                Place::Queued | Place::Suspect => continue,
+                Place::Abandoned(_) => {
+                    self.remove(id);
+                    continue;
+                }
+            };
+            let guilt = match culprit {
+                Culprit::Call(guilty) if guilty == id => Guilt::Alone,
+                Culprit::Running if alone => Guilt::Alone,
+                Culprit::Running => Guilt::Suspect,
+                Culprit::Call(_) | Culprit::Outside => Guilt::Innocent,
+            };
+            let attempt = entry.attempt;
+            if guilt != Guilt::Alone && attempt < entry.terms.attempts {
+                let limit = entry.limit().map(|(at, _)| (at, id));
+                let suspect = guilt == Guilt::Suspect;
+                entry.place = if suspect { Place::Suspect } else { Place::Queued };
+                if let Some(limit) = limit {
+                    self.due.remove(&limit);
+                }
+                again.push((since, suspect, id));
+            } else if let Some(value) = self.remove(id) {
+                lost.push(Lost { value, guilt, attempt });
+            }
+        }
+        (self.running, self.alone) = (0, None);
+        // In front of those that were never sent, in their order.
+        again.sort_unstable();
+        for (_, suspect, id) in again.into_iter().rev() {
+            if suspect { self.suspects.push_front(id) } else { self.queued.push_front(id) }
+        }
+        lost
+    }
+
+    /// When to call `expired` next.
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        self.due.first().map(|(due, _)| *due)
+    }
+
+    /// Ends what has waited too long.
+    pub(crate) fn expired(&mut self, now: Instant) -> Expired<T> {
+        let mut expired = Expired { given_up: Vec::new(), over_limit: None };
+        while let Some((due, id)) = self.due.first().copied().filter(|(due, _)| *due <= now) {
+            self.due.remove(&(due, id));
+            let Some(entry) = self.entry(id) else { continue };
+            let limit = entry.limit().filter(|(at, _)| *at == due);
+            match limit.map(|(_, limit)| limit) {
+                Some(limit) => expired.over_limit = expired.over_limit.or(Some((id, limit))),
+                None => expired.given_up.extend(self.abandon(id)),
+            }
+        }
+        expired
+    }
+
+    /// Ends those that no process has.
+    pub(crate) fn end_waiting(&mut self) -> Vec<T> {
+        let ids: Vec<_> = self.ids().collect();
+        let waits =
+            |id: &CallId| matches!(place(&self.slots, *id), Some(Place::Queued | Place::Suspect));
+        let waiting: Vec<_> = ids.into_iter().filter(waits).collect();
+        waiting.into_iter().filter_map(|id| self.remove(id)).collect()
+    }
+
+    /// Ends all of them, when there will be no process any more.
+    pub(crate) fn end_all(&mut self) -> Vec<T> {
+        let ids: Vec<_> = self.ids().collect();
+        ids.into_iter().filter_map(|id| self.remove(id)).collect()
+    }
+
+    fn ids(&self) -> impl Iterator<Item = CallId> {
+        let used = self.slots.iter().enumerate().filter(|(_, slot)| slot.entry.is_some());
+        used.map(|(at, slot)| CallId { slot: at as u32, generation: slot.generation })
+    }
+
+    fn entry(&mut self, id: CallId) -> Option<&mut Entry<T>> {
+        let slot = self.slots.get_mut(id.slot as usize)?;
+        slot.entry.as_mut().filter(|_| slot.generation == id.generation)
+    }
+
+    fn remove(&mut self, id: CallId) -> Option<T> {
+        self.entry(id)?;
+        let slot = &mut self.slots[id.slot as usize];
+        let entry = slot.entry.take()?;
+        slot.generation += 1;
+        self.unused.push(id.slot);
+        let limit = entry.limit().map(|(at, _)| at);
+        for due in entry.terms.deadline.into_iter().chain(limit) {
+            self.due.remove(&(due, id));
+        }
+        if let Place::Sent(_) | Place::Abandoned(_) = entry.place {
+            self.running -= 1;
+            if self.alone == Some(id) {
+                self.alone = None;
+            }
+        }
+        entry.value
+    }
+}
+
+fn place<T>(slots: &[Slot<T>], id: CallId) -> Option<Place> {
+    let slot = slots.get(id.slot as usize)?;
+    slot.entry.as_ref().filter(|_| slot.generation == id.generation).map(|entry| entry.place)
+}

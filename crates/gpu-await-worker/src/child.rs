@@ -1,0 +1,154 @@
+//! The beginning of a worker's process, and the thread of it that does nothing else than watch.
+#![forbid(unsafe_code)]
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use crate::frame::{Ending, MOST_HEADER, Setup, ToProcess, ToSupervisor, VERSION};
+use crate::service::Services;
+use crate::slab::{STATUS_BYTES, Slab};
+use crate::system::{self, Sent};
+use crate::{codec, serve};
+
+/// How often a process says that it lives.
+const BEAT: Duration = Duration::from_millis(100);
+/// How long it tries to say why it ends.
+const PARTING: Duration = Duration::from_secs(1);
+
+/// A process of a worker before its service has started.
+#[derive(Debug)]
+pub struct Child {
+    pub(crate) socket: OwnedFd,
+    pub(crate) requests: Slab,
+    pub(crate) responses: Arc<Slab>,
+    pub(crate) config: Vec<u8>,
+    pub(crate) terms: ChildTerms,
+}
+
+/// What its supervisor says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ChildTerms {
+    pub(crate) incarnation: u32,
+    pub(crate) most_message_bytes: u32,
+    pub(crate) threads: u32,
+    pub(crate) hot_us: u32,
+    pub(crate) gpu: Option<u32>,
+    pub(crate) device_memory_bytes: Option<u64>,
+    pub(crate) verify: bool,
+    pub(crate) allow_mps: bool,
+}
+
+/// Serves what the supervisor asks for; `parent` started this process.
+pub(crate) fn run<S: Services>(parent: u32) -> ! {
+    // First of all, that this process ends with its parent.
+    if system::end_with(parent).is_err() {
+        system::end_process(1);
+    }
+    system::settle_in();
+    let taken = system::take_stdin().and_then(|socket| system::close_stdin().map(|()| socket));
+    let Ok(socket) = taken else { system::end_process(1) };
+    let mut buffer = vec![0; MOST_HEADER.max(16 << 10)];
+    let Ok((bytes, [requests, responses, config])) =
+        system::receive_fds(socket.as_fd(), &mut buffer)
+    else {
+        system::end_process(1)
+    };
+    let setup = codec::header(&buffer[..bytes]).map(|(message, _)| message);
+    let Some(ToProcess::Setup(setup)) = setup else {
+        end(socket.as_fd(), Ending::WrongProgram, "its first message is unknown");
+    };
+    match begin(&setup, requests, responses, config) {
+        Err(why) => end(socket.as_fd(), Ending::WrongProgram, &why),
+        Ok((requests, responses, config)) => {
+            let hello = ToSupervisor::Hello { version: VERSION, executable: setup.executable };
+            say(socket.as_fd(), &hello, b"");
+            let terms = ChildTerms {
+                incarnation: setup.incarnation,
+                most_message_bytes: setup.most_message_bytes,
+                threads: setup.threads,
+                hot_us: setup.hot_us,
+                gpu: setup.gpu,
+                device_memory_bytes: setup.device_memory_bytes,
+                verify: setup.verify,
+                allow_mps: setup.allow_mps,
+            };
+            let responses = Arc::new(responses);
+            watch(&socket, &responses);
+            let child = Child { socket, requests, responses, config, terms };
+            let child = S::serve(setup.service, child);
+            let why = format!("its `init` does not name {}", setup.service);
+            end(child.socket.as_fd(), Ending::WrongProgram, &why)
+        }
+    }
+}
+
+/// Checks what it was given.
+fn begin(
+    setup: &Setup<'_>,
+    requests: OwnedFd,
+    responses: OwnedFd,
+    config: OwnedFd,
+) -> Result<(Slab, Slab, Vec<u8>), String> {
+    let file = system::own_program().and_then(|file| system::identity(file.as_fd()));
+    if setup.version != VERSION || file.ok() != Some(setup.executable) {
+        return Err("its file is not the one that was to be started".to_owned());
+    }
+    let open = || -> std::io::Result<_> {
+        let requests = Slab::open(requests, setup.request_slab_bytes, false)?;
+        let responses = Slab::open(responses, setup.response_slab_bytes, true)?;
+        if responses.bytes() < STATUS_BYTES {
+            return Err(std::io::ErrorKind::InvalidData.into());
+        }
+        Ok((requests, responses, system::read_all(config, setup.config_bytes)?))
+    };
+    open().map_err(|error| error.to_string())
+}
+
+/// Starts the thread that ends the process when its supervisor is gone, whatever the driver does, and says that it lives.
+fn watch(socket: &OwnedFd, responses: &Arc<Slab>) {
+    let Ok(socket) = socket.try_clone() else { system::end_process(1) };
+    let responses = responses.clone();
+    let run = move || {
+        loop {
+            responses.status().beat();
+            let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
+            let limit = Timespec { tv_sec: 0, tv_nsec: BEAT.subsec_nanos().into() };
+            if system::poll(&mut fds, Some(limit)).is_err() || !fds[0].revents().is_empty() {
+                system::end_process(1);
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("worker watch".to_owned());
+    if thread.spawn(run).is_err() {
+        system::end_process(1);
+    }
+}
+
+/// Says why, and ends the process.
+pub(crate) fn end(socket: BorrowedFd<'_>, ending: Ending, why: &str) -> ! {
+    // A long text must not be why nobody hears it.
+    say(socket, &ToSupervisor::Ending(ending), codec::cut(why, 16 << 10));
+    system::end_process(i32::from(ending != Ending::Done))
+}
+
+/// Sends a message, and waits a moment for room for it.
+fn say(socket: BorrowedFd<'_>, message: &ToSupervisor<'_>, body: &[u8]) {
+    let Ok(header) = codec::encode(message) else { return };
+    let limit = Timespec { tv_sec: PARTING.as_secs() as i64, tv_nsec: 0 };
+    for _ in 0..10 {
+        if system::send(socket, &[&header, body], &[]) != Sent::Full {
+            return;
+        }
+        drop(system::poll(&mut [PollFd::new(&socket, PollFlags::OUT)], Some(limit)));
+    }
+}
+
+impl Child {
+    /// Serves this service; does not return.
+    pub(crate) fn serve<S: crate::Service>(self) -> Child {
+        serve::run::<S>(self)
+    }
+}

@@ -1,0 +1,287 @@
+//! What is behind a worker's lock: its calls, its life, its process, and what each event does to them.
+//!
+//! # Invariants
+//! 1. Nothing of this module runs foreign code or drops a lease: both go to [`After`].
+#![forbid(unsafe_code)]
+
+mod events;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::event::PollFlags;
+
+use crate::calls::{CallId, Calls, Culprit, Terms};
+use crate::codec;
+use crate::error::{Cause, Error, Result};
+use crate::frame::{MOST_HEADER, ToProcess};
+use crate::group::{After, Group, Outcome, Ticket, Waiter};
+use crate::leases::{LeaseId, Part};
+use crate::life::{Life, Limits, Phase};
+use crate::options::Options;
+use crate::payload::{Input, Lease};
+use crate::process::{Ends, Process};
+use crate::system::Sent;
+use crate::worker::{Health, Stats};
+
+/// What the supervisor's thread waits for, of one worker: descriptors with what is awaited, or, after a poll, what is there.
+#[derive(Default)]
+pub(crate) struct Watch {
+    pub(crate) process: Option<Watched>,
+    /// Of processes that were set aside, their handles alone.
+    pub(crate) stuck: Vec<Watched>,
+    pub(crate) due: Option<Instant>,
+    /// Nothing will ever be there again.
+    pub(crate) ended: bool,
+}
+
+/// The descriptors of a process: its socket, its handle, its output, its errors.
+pub(crate) struct Watched {
+    pub(crate) incarnation: u32,
+    pub(crate) ends: Arc<Ends>,
+    pub(crate) flags: [PollFlags; 4],
+}
+
+/// The state of a worker.
+#[derive(Debug)]
+pub(crate) struct Core {
+    calls: Calls<Ticket>,
+    life: Life,
+    limits: Limits,
+    process: Option<Process>,
+    /// Killed, and not reaped for too long.
+    stuck: Vec<Process>,
+    incarnations: u32,
+    has_served: bool,
+    /// Why there will be no process any more.
+    ended: Option<Error>,
+    serving: Vec<Waiter>,
+    room: Vec<Waiter>,
+    last_log: Arc<str>,
+    last_cause: Option<Cause>,
+    /// When the supervisor looks next, unless it is woken.
+    next_look: Instant,
+    stats: Stats,
+    reaped: Option<(Instant, Instant)>,
+}
+
+impl Core {
+    pub(crate) fn new(options: &Options, now: Instant) -> Core {
+        Core {
+            calls: Calls::new(options.most_calls),
+            life: Life::new(now),
+            limits: Limits {
+                hello: options.hello,
+                start: options.start,
+                kill_grace: options.kill_grace,
+                most_stuck: options.most_stuck,
+            },
+            process: None,
+            stuck: Vec::new(),
+            incarnations: 0,
+            has_served: false,
+            ended: None,
+            serving: Vec::new(),
+            room: Vec::new(),
+            last_log: "".into(),
+            last_cause: None,
+            next_look: now,
+            stats: Stats::default(),
+            reaped: None,
+        }
+    }
+
+    pub(crate) fn wait_until_serving(&mut self, waiter: Waiter, after: &mut After) {
+        match &self.ended {
+            Some(error) => after.waiters.push((waiter, Err(error.clone()))),
+            None if self.life.is_serving() => after.waiters.push((waiter, Ok(()))),
+            None => {
+                self.serving.retain(|waiter| !waiter.is_canceled());
+                self.serving.push(waiter);
+            }
+        }
+    }
+
+    pub(crate) fn wait_for_room(&mut self, waiter: Waiter, after: &mut After) {
+        match &self.ended {
+            Some(error) => after.waiters.push((waiter, Err(error.clone()))),
+            None => {
+                self.room.retain(|waiter| !waiter.is_canceled());
+                self.room.push(waiter);
+            }
+        }
+    }
+
+    pub(crate) fn enter(
+        &mut self,
+        group: &Group,
+        ticket: Ticket,
+        terms: Terms,
+        after: &mut After,
+    ) -> Result<CallId> {
+        if let Some(error) = self.ended.clone().or(self.life.is_closing().then_some(Error::Closed))
+        {
+            after.dropped.push(ticket);
+            return Err(error);
+        }
+        let entered = self.calls.insert(ticket, terms);
+        let id = entered.map_err(|ticket| {
+            after.dropped.push(ticket);
+            let (found, limit) = (self.calls.len() as u64, self.calls.capacity() as u64);
+            Error::Overloaded { what: "calls", found, limit }
+        })?;
+        self.pump(group, Instant::now(), after);
+        let due = self.calls.next_due().is_some_and(|due| due < self.next_look);
+        after.wake |= due || self.process.as_ref().is_some_and(|process| process.full);
+        Ok(id)
+    }
+
+    pub(crate) fn lease(&mut self, group: &Group, bytes: u64) -> Result<Lease> {
+        if let Some(error) = &self.ended {
+            return Err(error.clone());
+        }
+        let limit = group.options.request_slab_bytes;
+        let full = || Error::Overloaded { what: "bytes of payloads", found: limit, limit };
+        let process = self.process.as_mut().ok_or_else(full)?;
+        let (id, part) = process.leases.take(bytes).ok_or_else(full)?;
+        let (slab, incarnation) = (process.requests.clone(), process.incarnation);
+        Ok(Lease { group: group.this(), slab, id, part, incarnation })
+    }
+
+    pub(crate) fn abandon(&mut self, group: &Group, id: CallId, after: &mut After) {
+        after.dropped.extend(self.calls.abandon(id));
+        // It may have been a suspect that others waited for.
+        self.pump(group, Instant::now(), after);
+    }
+
+    pub(crate) fn give_back(&mut self, group: &Group, id: LeaseId, after: &mut After) {
+        let given = self.process.as_mut().is_some_and(|process| process.leases.give_back(id));
+        if given {
+            self.has_room(group, Instant::now(), after);
+        }
+    }
+
+    pub(crate) fn process(&mut self, incarnation: u32) -> Option<&mut Process> {
+        self.process.as_mut().filter(|process| process.incarnation == incarnation)
+    }
+
+    pub(crate) fn close(&mut self, until: Instant, after: &mut After) {
+        let now = Instant::now();
+        let kill = self.life.close(until);
+        if kill || until <= now {
+            self.kill(Cause::Closed, Culprit::Outside, now);
+        } else if let Some(process) = &mut self.process {
+            process.tell(&ToProcess::End, Vec::new());
+        }
+        if self.life.has_ended() {
+            self.end(Error::Closed, after);
+        }
+        for ticket in self.calls.end_waiting() {
+            after.end(ticket, Outcome::Failed(Error::Closed));
+        }
+        after.wake = true;
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let health = match self.life.phase() {
+            Phase::Starting { .. } | Phase::Waiting(_) if !self.has_served => Health::Starting,
+            Phase::Starting { .. } | Phase::Waiting(_) | Phase::Killing { .. } => {
+                Health::Restarting
+            }
+            Phase::Serving(_) => Health::Serving,
+            Phase::Draining(_) => Health::Closing,
+            Phase::Ended if matches!(self.ended, Some(Error::GivenUp { .. })) => Health::GivenUp,
+            Phase::Ended => Health::Closed,
+        };
+        Stats {
+            health: Some(health),
+            process: self.process.as_ref().map(|process| process.pid.as_raw_nonzero().get() as u32),
+            calls: self.calls.len(),
+            running: self.calls.running(),
+            stuck: self.life.stuck(),
+            early_deaths: self.life.early_deaths(),
+            last_cause: self.last_cause.clone(),
+            ..self.stats.clone()
+        }
+    }
+
+    pub(crate) fn log(&self) -> String {
+        self.process
+            .as_ref()
+            .map_or_else(|| self.last_log.to_string(), |process| process.log.text())
+    }
+
+    /// Some of the slab became free.
+    fn has_room(&mut self, group: &Group, now: Instant, after: &mut After) {
+        after.waiters.extend(self.room.drain(..).map(|waiter| (waiter, Ok(()))));
+        self.pump(group, now, after);
+    }
+
+    /// Sends what can be sent.
+    fn pump(&mut self, group: &Group, now: Instant, after: &mut After) {
+        let Some(process) = &mut self.process else { return };
+        if !process.send_control() || !self.life.is_serving() {
+            return;
+        }
+        while let Some(id) = self.calls.next() {
+            let Some(ticket) = self.calls.value(id) else { return };
+            let payload = match place(group, process, ticket) {
+                Ok(payload) => payload,
+                // Until something is returned.
+                Err(NoRoom) => return,
+            };
+            let Ok(header) = codec::encode(&ToProcess::Call { id, payload }) else { return };
+            match process.send(&[&header, &ticket.request]) {
+                Sent::Yes => {
+                    if let Some((lease, _)) = payload {
+                        process.leases.send(lease);
+                    }
+                    self.calls.sent(id, now);
+                }
+                Sent::Full => return,
+                Sent::TooLong => {
+                    let bytes = (header.len() + ticket.request.len()) as u64;
+                    let limit = (bytes - 1).min(u64::from(group.options.most_message_bytes));
+                    let error = Error::TooLarge { what: "a request", bytes, limit };
+                    if let Some(ticket) = self.calls.abandon(id) {
+                        after.end(ticket, Outcome::Failed(error));
+                    }
+                }
+                // Its death is seen by its handle.
+                Sent::Gone => return,
+            }
+        }
+    }
+}
+
+/// The slab is full.
+struct NoRoom;
+
+/// Sees to it that a call's payload lies in the slab of this process.
+fn place(
+    group: &Group,
+    process: &mut Process,
+    ticket: &mut Ticket,
+) -> Result<Option<(LeaseId, Part)>, NoRoom> {
+    let Some(payload) = &ticket.payload else { return Ok(None) };
+    match payload {
+        Input::Lease(lease) if lease.incarnation == process.incarnation => {
+            return Ok(Some((lease.id, lease.part)));
+        }
+        Input::Lease(_) | Input::Bytes(_) => {}
+    }
+    let (id, part) = process.leases.take(payload.len()).ok_or(NoRoom)?;
+    let (slab, incarnation) = (process.requests.clone(), process.incarnation);
+    let mut lease = Lease { group: group.this(), slab, id, part, incarnation };
+    lease.copy_from_slice(payload.bytes());
+    // The lease of an earlier process: its table went with that, so its drop must not ask for it under this lock.
+    if let Some(Input::Lease(mut old)) = ticket.payload.replace(Input::Lease(lease)) {
+        old.group = std::sync::Weak::new();
+    }
+    Ok(Some((id, part)))
+}
+
+/// The longest packet of a worker with these options.
+pub(crate) fn packet_bytes(options: &Options) -> usize {
+    options.most_message_bytes as usize + MOST_HEADER
+}

@@ -1,0 +1,492 @@
+//! What happens to a worker on the supervisor's thread: messages, deaths, limits, starts.
+//!
+//! # Invariants
+//! 1. When a process died, the answers that it had sent are delivered first; then its other calls end or are sent again
+//!    (`answers_before_the_death_count`). So no call runs twice because its answer was late.
+#![forbid(unsafe_code)]
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+
+use super::{Core, Watch, Watched};
+use crate::calls::{Answered, Culprit};
+use crate::codec;
+use crate::error::{Cause, Error, WorkerLost};
+use crate::frame::{Ending, MOST_NAME, ToProcess, ToSupervisor, VERSION, Verdict};
+use crate::group::{After, Group, Outcome};
+use crate::heart;
+use crate::keep;
+use crate::life::Step;
+use crate::payload::Payload;
+use crate::process::{MOST_KEPT, Process};
+use crate::system::{self, Exit, Received};
+use crate::worker::Recovery;
+
+/// How many messages of one worker are heard before others get their turn.
+const MOST_AT_ONCE: usize = 256;
+
+impl Core {
+    pub(crate) fn turn(
+        &mut self,
+        group: &Group,
+        now: Instant,
+        ready: &Watch,
+        buffer: &mut [u8],
+        after: &mut After,
+    ) -> Watch {
+        let watched = ready.process.as_ref();
+        if let Some(watched) = watched.filter(|it| self.process(it.incarnation).is_some()) {
+            self.attend(group, now, &watched.flags, buffer, after);
+        }
+        self.stuck.retain(|process| {
+            let gone = system::reap(process.ends.handle.as_fd(), process.pid).is_some();
+            if gone {
+                self.life.unstuck();
+            }
+            !gone
+        });
+        self.hand_out(group);
+        self.look(group, now, after);
+        self.tick(group, now, buffer, after);
+        self.pump(group, now, after);
+        self.watch(now)
+    }
+
+    /// What to wait for.
+    fn watch(&mut self, now: Instant) -> Watch {
+        let process = self.process.as_ref().map(|process| {
+            let mut socket =
+                if process.deaf.is_some() { PollFlags::empty() } else { PollFlags::IN };
+            socket.set(PollFlags::OUT, process.full);
+            let pipe = |open| if open { PollFlags::IN } else { PollFlags::empty() };
+            let [output, errors] = process.open_pipes.map(pipe);
+            let flags = [socket, PollFlags::IN, output, errors];
+            Watched { incarnation: process.incarnation, ends: process.ends.clone(), flags }
+        });
+        let stuck = self.stuck.iter().map(|process| {
+            let none = PollFlags::empty();
+            let flags = [none, PollFlags::IN, none, none];
+            Watched { incarnation: process.incarnation, ends: process.ends.clone(), flags }
+        });
+        let stuck: Vec<_> = stuck.collect();
+        let told = self.process.as_ref().and_then(Process::ends_until);
+        let look = self.process.as_ref().map(|process| process.next_look);
+        let due = [self.life.next_due(&self.limits), self.calls.next_due(), told, look];
+        let due = due.into_iter().flatten().min();
+        self.next_look = due.unwrap_or(now + Duration::from_secs(3600));
+        let ended = self.life.has_ended() && process.is_none() && stuck.is_empty();
+        Watch { process, stuck, due, ended }
+    }
+
+    /// Attends to the descriptors of the process that are ready.
+    fn attend(
+        &mut self,
+        group: &Group,
+        now: Instant,
+        flags: &[PollFlags; 4],
+        buffer: &mut [u8],
+        after: &mut After,
+    ) {
+        let [socket, handle, output, errors] = *flags;
+        for (pipe, flags) in [output, errors].into_iter().enumerate() {
+            if let Some(process) = self.process.as_mut().filter(|_| !flags.is_empty()) {
+                process.read_log(pipe);
+            }
+        }
+        if !socket.is_empty() {
+            self.hear(group, now, MOST_AT_ONCE, buffer, after);
+        }
+        if handle.is_empty() {
+            return;
+        }
+        let Some(process) = &self.process else { return };
+        if let Some(exit) = system::reap(process.ends.handle.as_fd(), process.pid) {
+            self.bury(group, exit, now, buffer, after);
+        }
+    }
+
+    /// Hears what the process says.
+    fn hear(
+        &mut self,
+        group: &Group,
+        now: Instant,
+        most: usize,
+        buffer: &mut [u8],
+        after: &mut After,
+    ) {
+        for _ in 0..most {
+            let Some(process) = &mut self.process else { return };
+            let socket = process.ends.socket.as_fd();
+            let (received, beside) = system::receive(socket, buffer);
+            // Nobody but the process that was started is on the socket.
+            let is_packet = matches!(received, Received::Packet(_));
+            let is_hello = process.times.hello.is_none();
+            if is_packet && is_hello && beside.sender != Some(process.pid) {
+                return self.broken("a message of another process", now);
+            }
+            match received {
+                Received::Nothing => return,
+                Received::End => {
+                    process.deaf.get_or_insert(now);
+                    process.full = false;
+                    return;
+                }
+                Received::Packet(bytes) if bytes > buffer.len() => {
+                    return self.broken("a message that is too long", now);
+                }
+                Received::Packet(bytes) => {
+                    let Some((message, body)) = codec::header(&buffer[..bytes]) else {
+                        return self.broken("an unknown message", now);
+                    };
+                    self.message(group, message, body, beside.fds, now, after);
+                    let swamped = |process: &Process| process.is_swamped(group.options.most_calls);
+                    if self.process.as_ref().is_some_and(swamped) {
+                        return self.broken("it does not read what it asks for", now);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Hears a few messages for a caller that looks for its answer.
+    pub(crate) fn hear_now(
+        &mut self,
+        group: &Group,
+        now: Instant,
+        buffer: &mut [u8],
+        after: &mut After,
+    ) {
+        const A_FEW: usize = 8;
+        self.hear(group, now, A_FEW, buffer, after);
+        // What has to be done about its end is the supervisor's.
+        after.wake |= self.process.as_ref().is_some_and(|process| {
+            process.ends_until().is_some() || process.times.killed.is_some()
+        });
+    }
+
+    fn message(
+        &mut self,
+        group: &Group,
+        message: ToSupervisor<'_>,
+        body: &[u8],
+        fds: Vec<OwnedFd>,
+        now: Instant,
+        after: &mut After,
+    ) {
+        let Some(process) = &mut self.process else { return };
+        if !fds.is_empty() && !matches!(message, ToSupervisor::Sealed { .. }) {
+            return self.broken("descriptors that nobody asked for", now);
+        }
+        let owner = (group.number(), process.incarnation);
+        match message {
+            ToSupervisor::Hello { version, executable } => {
+                if (version, executable) != (VERSION, group.program.executable) {
+                    let text = "its file is not the one that was started".to_owned();
+                    process.told = Some((Ending::WrongProgram, text, now));
+                    return;
+                }
+                process.times.hello = Some(now);
+                // The senders of later packets are this process, or what inherited from it, which nothing does.
+                drop(system::name_senders(process.ends.socket.as_fd(), false));
+                self.life.said_hello();
+            }
+            ToSupervisor::Serving => {
+                if !self.life.serves(now) {
+                    return self.broken("a service that starts twice", now);
+                }
+                process.times.serving = Some(now);
+                self.serves(after);
+                self.has_room(group, now, after);
+            }
+            ToSupervisor::Answer { id, verdict, payload } => {
+                let payload = match payload
+                    .map(|(id, part)| (id, part, part.is_within(process.responses.bytes())))
+                {
+                    Some((_, _, false)) => {
+                        return self.broken("a payload outside of its slab", now);
+                    }
+                    payload => payload.map(|(id, part, _)| Payload {
+                        group: group.this(),
+                        slab: process.responses.clone(),
+                        id,
+                        part,
+                        incarnation: process.incarnation,
+                    }),
+                };
+                match self.calls.answered(id) {
+                    Answered::Ended(ticket) => {
+                        self.stats.answered += 1;
+                        let text = || String::from_utf8_lossy(body).into_owned();
+                        let outcome = match verdict {
+                            Verdict::Answered => {
+                                Outcome::Answered { response: body.to_vec(), payload }
+                            }
+                            verdict => {
+                                after.payloads.extend(payload);
+                                Outcome::Failed(match verdict {
+                                    Verdict::Panicked => Error::Panicked(text()),
+                                    Verdict::Malformed => {
+                                        Error::Decode { what: "message", error: text() }
+                                    }
+                                    Verdict::Failed | Verdict::Answered => Error::Service(text()),
+                                })
+                            }
+                        };
+                        after.end(ticket, outcome);
+                    }
+                    Answered::Abandoned => after.payloads.extend(payload),
+                    Answered::Stale => {
+                        self.stats.stale_messages += 1;
+                        after.payloads.extend(payload);
+                    }
+                }
+            }
+            ToSupervisor::Returned(lease) => {
+                if process.leases.returned(lease) {
+                    self.has_room(group, now, after);
+                } else {
+                    self.stats.stale_messages += 1;
+                }
+            }
+            ToSupervisor::Keep { name } | ToSupervisor::NotFilled { name }
+                if name.len() > MOST_NAME =>
+            {
+                self.broken("a name that is too long", now);
+            }
+            ToSupervisor::Keep { name } => {
+                process.requests_to_keep += 1;
+                if process.requests_to_keep > MOST_KEPT {
+                    return self.broken("it asks for kept memory without end", now);
+                }
+                process.asked.push(name.to_owned());
+                self.hand_out(group);
+            }
+            ToSupervisor::Sealed { name, generation } => {
+                if !keep::sealed(&group.key(name), owner, generation, fds) {
+                    return self.broken("sealed memory that it was not told to fill", now);
+                }
+                after.wake = true;
+            }
+            ToSupervisor::NotFilled { name } => {
+                after.wake |= keep::not_filled(&group.key(name), owner);
+            }
+            ToSupervisor::Ending(ending) => {
+                let text = String::from_utf8_lossy(body).into_owned();
+                process.told.get_or_insert((ending, text, now));
+            }
+        }
+    }
+
+    /// Hands kept memory to the process that asked for it, where it is complete or to be filled.
+    fn hand_out(&mut self, group: &Group) {
+        let Some(process) = &mut self.process else { return };
+        let owner = (group.number(), process.incarnation);
+        for name in std::mem::take(&mut process.asked) {
+            match keep::ask(&group.key(&name), owner) {
+                None => process.asked.push(name),
+                Some((generation, fds)) => {
+                    let (name, fill) = (name.as_str(), fds.is_empty());
+                    process.tell(&ToProcess::Kept { name, generation, fill }, fds);
+                }
+            }
+        }
+    }
+
+    /// The process does not keep to the protocol.
+    fn broken(&mut self, how: &'static str, now: Instant) {
+        self.kill(Cause::Protocol(how), Culprit::Running, now);
+    }
+
+    pub(super) fn kill(&mut self, cause: Cause, culprit: Culprit, now: Instant) {
+        if let Some(process) = &mut self.process {
+            process.kill(cause, culprit, now);
+            self.life.killed(now);
+        }
+    }
+
+    /// Looks at the process from outside.
+    fn look(&mut self, group: &Group, now: Instant, after: &mut After) {
+        let Some(process) = self.process.as_mut().filter(|process| process.next_look <= now) else {
+            return;
+        };
+        process.next_look = now + heart::EVERY;
+        if process.times.killed.is_some() {
+            return;
+        }
+        // Before its hello it has published nothing.
+        if process.times.hello.is_none() {
+            return;
+        }
+        let limit = group.options.executor.filter(|_| self.life.is_serving());
+        let beat = process.responses.status().read();
+        let stopped = system::is_stopped(process.pid);
+        let pulse = process.heart.look(now, beat, stopped, limit);
+        self.stats.is_stopped = pulse == heart::Pulse::Stopped;
+        self.stats.is_busy = pulse == heart::Pulse::Busy;
+        let pid = process.pid;
+        match pulse {
+            heart::Pulse::Dead => return self.kill(Cause::Dead, Culprit::Running, now),
+            heart::Pulse::Hung(time) => {
+                return self.kill(Cause::Hung(time), Culprit::Running, now);
+            }
+            heart::Pulse::Stopped => after.log(move || {
+                tracing::warn!(process = ?pid, "a worker's process is stopped or traced");
+            }),
+            heart::Pulse::Well | heart::Pulse::Busy => {}
+        }
+        let Some(limit) = group.options.resident_bytes else { return };
+        if let Some(resident) = system::resident_bytes(pid).filter(|bytes| *bytes > limit) {
+            self.kill(Cause::MemoryLimit { resident, limit }, Culprit::Running, now);
+        }
+    }
+
+    /// Does what is due.
+    fn tick(&mut self, group: &Group, now: Instant, buffer: &mut [u8], after: &mut After) {
+        if self.process.as_ref().and_then(Process::ends_until).is_some_and(|until| until <= now) {
+            self.kill(Cause::Protocol("it closed its socket"), Culprit::Running, now);
+        }
+        let expired = self.calls.expired(now);
+        for ticket in expired.given_up {
+            self.stats.deadlines += 1;
+            after.end(ticket, Outcome::Failed(Error::Deadline));
+        }
+        if let Some((id, limit)) = expired.over_limit {
+            self.kill(Cause::CallLimit(limit), Culprit::Call(id), now);
+        }
+        match self.life.tick(now, &self.limits) {
+            Step::Start => self.start(group, now, after),
+            Step::NoHello => self.kill(Cause::NoHello(self.limits.hello), Culprit::Outside, now),
+            Step::NoStart => self.kill(Cause::NoStart(self.limits.start), Culprit::Outside, now),
+            Step::NoEnd => self.kill(Cause::NoEnd, Culprit::Outside, now),
+            Step::SetAside => self.set_aside(group, now, buffer, after),
+            Step::Nothing | Step::GiveUp | Step::End => {}
+        }
+    }
+
+    fn start(&mut self, group: &Group, now: Instant, after: &mut After) {
+        self.incarnations += 1;
+        self.stats.starts += 1;
+        let (options, incarnation) = (&group.options, self.incarnations);
+        let started =
+            Process::start(group.program, group.service, &group.config, options, incarnation, now);
+        match started {
+            Ok(process) => {
+                let (pid, service) = (process.pid, group.service);
+                after.log(move || {
+                    tracing::info!(service, incarnation, process = ?pid, "worker started");
+                });
+                self.process = Some(process);
+            }
+            Err(error) => {
+                self.last_cause = Some(Cause::NotStarted(error.to_string()));
+                self.gone(group, now, false, after);
+            }
+        }
+    }
+
+    /// The process serves: whoever waited for it goes on.
+    fn serves(&mut self, after: &mut After) {
+        self.has_served = true;
+        after.waiters.extend(self.serving.drain(..).map(|waiter| (waiter, Ok(()))));
+        let Some(process) = &self.process else { return };
+        let times = process.times;
+        let (Some(hello), Some(serving)) = (times.hello, times.serving) else { return };
+        let reaped = self.reaped.take();
+        let recovery = Recovery {
+            killed_to_reaped: reaped.map_or(Duration::ZERO, |(killed, reaped)| reaped - killed),
+            reaped_to_started: reaped.map_or(Duration::ZERO, |(_, reaped)| times.started - reaped),
+            started_to_hello: hello - times.started,
+            hello_to_serving: serving - hello,
+        };
+        self.stats.last_start = Some(recovery);
+        let incarnation = process.incarnation;
+        after.log(move || tracing::info!(incarnation, ?recovery, "worker serves"));
+    }
+
+    /// The process cannot be killed: its calls end, its memory is left alone, and another one may start.
+    fn set_aside(&mut self, group: &Group, now: Instant, buffer: &mut [u8], after: &mut After) {
+        self.hear(group, now, usize::MAX, buffer, after);
+        let Some(process) = self.process.take() else { return };
+        after.wake |= keep::gone((group.number(), process.incarnation));
+        let (cause, culprit) = process.cause(Exit::Unknown);
+        let pid = process.pid;
+        after.log(
+            move || tracing::error!(process = ?pid, "a killed process does not go: set aside"),
+        );
+        self.stuck.push(process);
+        self.lose(cause, culprit, after);
+        self.gone(group, now, false, after);
+    }
+
+    /// The process is gone: everything that it said counts, and then nothing of it does any more.
+    fn bury(
+        &mut self,
+        group: &Group,
+        exit: Exit,
+        now: Instant,
+        buffer: &mut [u8],
+        after: &mut After,
+    ) {
+        self.hear(group, now, usize::MAX, buffer, after);
+        let Some(mut process) = self.process.take() else { return };
+        process.read_log(0);
+        process.read_log(1);
+        let (cause, culprit) = process.cause(exit);
+        after.wake |= keep::gone((group.number(), process.incarnation));
+        if matches!(process.told, Some((Ending::MemoryFault, ..))) {
+            keep::forget_gpu(&group.options.gpu);
+        }
+        self.last_log = process.log.text().into();
+        self.reaped = Some((process.times.killed.unwrap_or(now), now));
+        let (pid, text) = (process.pid, cause.to_string());
+        after.log(move || tracing::warn!(process = ?pid, cause = %text, "a worker's process died"));
+        // The memory of a process that is not reaped yet is not free yet.
+        let excused = matches!(cause, Cause::OutOfDeviceMemory(_)) && self.life.stuck() > 0;
+        self.lose(cause, culprit, after);
+        self.gone(group, now, excused, after);
+    }
+
+    /// Ends the calls that died with the process.
+    fn lose(&mut self, cause: Cause, culprit: Culprit, after: &mut After) {
+        self.stats.deaths += 1;
+        for lost in self.calls.died(culprit) {
+            self.stats.lost_calls += 1;
+            let error =
+                WorkerLost { cause: cause.clone(), guilt: lost.guilt, attempt: lost.attempt };
+            after.end(lost.value, Outcome::Failed(Error::Lost(error)));
+        }
+        self.last_cause = Some(cause);
+    }
+
+    /// There is no process: when the next one starts, or that none does.
+    fn gone(&mut self, group: &Group, now: Instant, excused: bool, after: &mut After) {
+        // A worker that never served is not tried again: whoever spawns it wants to know.
+        let hopeless = !self.has_served && !excused;
+        match self.life.gone(now, excused, &group.options.restart, &self.limits) {
+            Step::End => self.end(Error::Closed, after),
+            step if hopeless || step == Step::GiveUp => {
+                self.life.end();
+                let cause = self.last_cause.clone().unwrap_or(Cause::Unknown);
+                let error = Error::GivenUp {
+                    early_deaths: self.life.early_deaths(),
+                    cause,
+                    log: self.last_log.clone(),
+                };
+                self.end(error, after);
+            }
+            _ => {}
+        }
+    }
+
+    /// There will be no process any more.
+    pub(super) fn end(&mut self, error: Error, after: &mut After) {
+        for ticket in self.calls.end_all() {
+            after.end(ticket, Outcome::Failed(error.clone()));
+        }
+        let waiters = self.serving.drain(..).chain(self.room.drain(..));
+        after.waiters.extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
+        self.ended.get_or_insert(error);
+    }
+}

@@ -1,0 +1,236 @@
+//! What can go wrong, as plain data.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The result of a call of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a worker or a call failed: cheap to clone, `Send + Sync`.
+///
+/// | variant | what the caller can do |
+/// |---|---|
+/// | `NotInitialised`, `NotRegistered`, `InsideWorker`, `Unsupported`, `Unfit`, `Encode`, `TooLarge` | fix the program |
+/// | `Overloaded` | retry later |
+/// | `Lost` | retry, if the request may run again and is not the one that killed the process ([`Guilt`]) |
+/// | `Deadline` | give up, or wait longer |
+/// | `Service`, `Panicked`, `Decode` | as the service says; the worker goes on |
+/// | `GivenUp` | read the cause and the log; spawn a new worker |
+/// | `Closed` | – |
+/// | `System` | the system refuses what is needed |
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// `main` did not call [`init`](crate::init), or a test did not call what [`test_main!`](crate::test_main) defines. Nothing was started.
+    #[error(
+        "`gpu_await_worker::init` is not the first statement of `main`: a process started now would run the program again"
+    )]
+    NotInitialised,
+    /// [`init`](crate::init) does not name this service. Nothing was started.
+    #[error(
+        "`init` does not name the service {service}: a process of this program could not serve it"
+    )]
+    NotRegistered {
+        /// The name of its type.
+        service: &'static str,
+    },
+    /// A worker, or a program that it started, may not start workers.
+    #[error("this process is a worker's, or was started by one: it starts no workers")]
+    InsideWorker,
+    /// The platform, or its set-up, lacks what workers need.
+    #[error("workers need {what}")]
+    Unsupported {
+        /// What is missing.
+        what: &'static str,
+    },
+    /// An option does not fit another one, or the machine.
+    #[error("{what}: {found}, and the limit is {limit}")]
+    Unfit {
+        /// Which one.
+        what: &'static str,
+        /// Its value.
+        found: u64,
+        /// What is possible.
+        limit: u64,
+    },
+    /// There is no such GPU, or the parent's `CUDA_VISIBLE_DEVICES` hides it.
+    #[error("no GPU {wanted}: there are {found:?}")]
+    NoGpu {
+        /// As it was asked for.
+        wanted: String,
+        /// Those that there are.
+        found: Vec<String>,
+    },
+    /// The operating system refused a call.
+    #[error("{call}: {error}")]
+    System {
+        /// The call.
+        call: &'static str,
+        /// What it said.
+        error: String,
+    },
+    /// Everything that may be under way is: the call was not made.
+    #[error("{found} {what} are under way, and the limit is {limit}")]
+    Overloaded {
+        /// Calls, or bytes of payloads.
+        what: &'static str,
+        /// How many.
+        found: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// A message or payload that no process will take.
+    #[error("{bytes} bytes of {what}, and the limit is {limit}")]
+    TooLarge {
+        /// A request, a response, a payload.
+        what: &'static str,
+        /// Its size.
+        bytes: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// The value cannot be encoded.
+    #[error("the {what} cannot be encoded: {error}")]
+    Encode {
+        /// A request, a response, a configuration.
+        what: &'static str,
+        /// Why.
+        error: String,
+    },
+    /// What came cannot be decoded.
+    #[error("the {what} cannot be decoded: {error}")]
+    Decode {
+        /// A request, a response.
+        what: &'static str,
+        /// Why.
+        error: String,
+    },
+    /// The service returned this failure.
+    #[error("{0}")]
+    Service(String),
+    /// The service panicked in this call. Its process goes on.
+    #[error("the service panicked: {0}")]
+    Panicked(String),
+    /// The process died while it had the call.
+    #[error(transparent)]
+    Lost(#[from] WorkerLost),
+    /// The deadline of the call passed. If a process has the call it goes on with it.
+    #[error("the call's deadline passed")]
+    Deadline,
+    /// Processes died early too often: there will be no other one.
+    #[error("given up after {early_deaths} early deaths in a row, the last by: {cause}\n{log}")]
+    GivenUp {
+        /// How many there were.
+        early_deaths: u32,
+        /// Of the last one.
+        cause: Cause,
+        /// What that process wrote at its end.
+        log: Arc<str>,
+    },
+    /// The worker was closed.
+    #[error("the worker is closed")]
+    Closed,
+}
+
+/// How likely it is that a call killed its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Guilt {
+    /// It ran alone, or took longer than its limit.
+    Alone,
+    /// It was one of several that ran.
+    Suspect,
+    /// Something else ended the process: another call's limit, or the operator.
+    Innocent,
+}
+
+/// A process died while it had a call.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the worker's process died ({cause}) in attempt {attempt} of the call ({guilt:?})")]
+#[non_exhaustive]
+pub struct WorkerLost {
+    /// Why it died.
+    pub cause: Cause,
+    /// Whether this call may be the reason.
+    pub guilt: Guilt,
+    /// How often the call was sent.
+    pub attempt: u32,
+}
+
+/// Why a process died.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Cause {
+    /// Its device was lost: the driver's code, and the operations that were in flight with their lines, as far as they are known. In
+    /// verify mode that is the operation that faulted.
+    #[error("fault: {0}")]
+    Fault(String),
+    /// Its service did not start.
+    #[error("the service did not start: {0}")]
+    StartFailed(String),
+    /// Its service did not start for lack of device memory.
+    #[error("the service did not start: {0}")]
+    OutOfDeviceMemory(String),
+    /// It ended by itself, with this code.
+    #[error("it exited with {0}")]
+    Exited(i32),
+    /// It ended by this signal: 6 is an abort, 11 a stray pointer, 9 somebody's kill.
+    #[error("signal {0}")]
+    Signal(i32),
+    /// The kernel killed it for lack of memory.
+    #[error("killed by the kernel for lack of memory")]
+    OutOfMemory,
+    /// It took longer than the limit of a call.
+    #[error("a call took longer than {0:?}")]
+    CallLimit(Duration),
+    /// Nothing polled its executor for longer than the limit: a call of the driver, or code of the service, does not return.
+    #[error("its executor was not polled for {0:?}")]
+    Hung(Duration),
+    /// No thread of it ran, though it was not stopped.
+    #[error("no thread of it ran for 5 s")]
+    Dead,
+    /// It had more memory than its limit.
+    #[error("{resident} bytes resident, and the limit is {limit}")]
+    MemoryLimit {
+        /// What it had.
+        resident: u64,
+        /// What it may have.
+        limit: u64,
+    },
+    /// It did not say hello in time: perhaps its `main` does not call [`init`](crate::init) first.
+    #[error("no hello within {0:?}: is `gpu_await_worker::init` the first statement of `main`?")]
+    NoHello(Duration),
+    /// Its service did not start in time.
+    #[error("the service did not start within {0:?}")]
+    NoStart(Duration),
+    /// It did not end in time.
+    #[error("it did not end in time")]
+    NoEnd,
+    /// It sent what this version of the crate does not send.
+    #[error("it broke the protocol: {0}")]
+    Protocol(&'static str),
+    /// It is not the program that started it, or does not know the service.
+    #[error("another program: {0}")]
+    WrongProgram(String),
+    /// It would be a client of MPS, where the fault of one client ends all.
+    #[error("MPS is on: the fault of any client would end it, and its own would end the others")]
+    UnderMps,
+    /// The system did not start it.
+    #[error("{0}")]
+    NotStarted(String),
+    /// It was asked to end.
+    #[error("it was asked to end")]
+    Closed,
+    /// Somebody else waited for it: how it ended is not known.
+    #[error("unknown: somebody else waited for it")]
+    Unknown,
+}
+
+impl Error {
+    /// An error of the operating system.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn system(call: &'static str, error: std::io::Error) -> Self {
+        Error::System { call, error: error.to_string() }
+    }
+}

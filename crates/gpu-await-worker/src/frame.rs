@@ -1,0 +1,124 @@
+//! Messages between the supervisor and a process (pure): a header in postcard's format, and behind it what it describes.
+//!
+//! Each is one packet of the socket, so that none is ever half there. Headers borrow from the packet and allocate nothing; every number
+//! in one that came from the process is checked where it is used.
+//!
+//! # Invariants
+//! 1. Any bytes are a message or none: decoding never panics (`any_packet_is_a_message_or_none`).
+#![forbid(unsafe_code)]
+
+use serde::{Deserialize, Serialize};
+
+use crate::calls::CallId;
+use crate::leases::{LeaseId, Part};
+
+/// Of these messages. Both sides are one program, so it changes with that.
+pub(crate) const VERSION: u32 = 1;
+
+/// The longest header, in bytes.
+pub(crate) const MOST_HEADER: usize = 1 << 10;
+
+/// The longest name of kept memory, in bytes.
+pub(crate) const MOST_NAME: usize = 256;
+
+/// Which file a program was started from: device, inode, size, time of the last change in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Executable(pub(crate) u64, pub(crate) u64, pub(crate) u64, pub(crate) i64);
+
+/// What a process is to be, sent as it starts: with the slabs and the configuration as descriptors.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Setup<'m> {
+    pub(crate) version: u32,
+    pub(crate) executable: Executable,
+    pub(crate) service: &'m str,
+    pub(crate) incarnation: u32,
+    pub(crate) request_slab_bytes: u64,
+    pub(crate) response_slab_bytes: u64,
+    pub(crate) config_bytes: u64,
+    pub(crate) most_message_bytes: u32,
+    pub(crate) threads: u32,
+    pub(crate) hot_us: u32,
+    /// `None` for the host device; else the GPU's number among those that the process sees.
+    pub(crate) gpu: Option<u32>,
+    pub(crate) device_memory_bytes: Option<u64>,
+    pub(crate) verify: bool,
+    pub(crate) allow_mps: bool,
+}
+
+/// From the supervisor.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum ToProcess<'m> {
+    #[serde(borrow)]
+    Setup(Setup<'m>),
+    /// Behind it, the request.
+    Call { id: CallId, payload: Option<(LeaseId, Part)> },
+    /// The payload of an answer is not needed any more.
+    Release(LeaseId),
+    /// The memory that the process asked for: to fill under this number, or complete, with its descriptors.
+    Kept { name: &'m str, generation: u64, fill: bool },
+    /// Finish what is running, take no more calls, and end.
+    End,
+}
+
+/// How a call went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Verdict {
+    /// Behind the header, the response.
+    Answered,
+    /// Behind the header, why.
+    Failed,
+    Panicked,
+    /// The request or the response cannot be decoded or encoded.
+    Malformed,
+}
+
+/// Why a process ends of its own accord.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Ending {
+    /// It was told to, and has answered everything.
+    Done,
+    /// Its device is lost.
+    Fault,
+    /// Likewise, by an error of the memory itself: what is kept there may be wrong.
+    MemoryFault,
+    /// Its service did not start.
+    StartFailed,
+    /// Likewise, for lack of device memory.
+    OutOfMemory,
+    /// It is not the program that started it, or does not know the service.
+    WrongProgram,
+    /// It would be a client of MPS.
+    UnderMps,
+}
+
+/// From a process.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum ToSupervisor<'m> {
+    Hello {
+        version: u32,
+        executable: Executable,
+    },
+    Serving,
+    Answer {
+        id: CallId,
+        verdict: Verdict,
+        payload: Option<(LeaseId, Part)>,
+    },
+    /// The payload of a request is not needed any more.
+    Returned(LeaseId),
+    /// Asks for memory that the supervisor keeps.
+    Keep {
+        name: &'m str,
+    },
+    /// It filled and sealed it: with its descriptors.
+    Sealed {
+        name: &'m str,
+        generation: u64,
+    },
+    /// It could not fill it.
+    NotFilled {
+        name: &'m str,
+    },
+    /// Behind it, why.
+    Ending(Ending),
+}

@@ -1,0 +1,257 @@
+//! A worker, whatever process serves it: one lock around its calls, its life and its process.
+//!
+//! Callers enter and give up calls on their own threads, and send them there; the supervisor's thread alone starts, hears, kills and reaps
+//! processes ([`crate::core`]). Whatever runs foreign code (wakers, drops of payloads, subscribers) runs after the lock is released
+//! ([`After`]).
+#![forbid(unsafe_code)]
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use futures::channel::oneshot;
+use parking_lot::Mutex;
+
+use crate::calls::{CallId, Terms};
+use crate::core::{Core, Watch, packet_bytes};
+use crate::error::{Error, Result};
+use crate::frame::ToProcess;
+use crate::kept::Key;
+use crate::leases::LeaseId;
+use crate::options::Options;
+use crate::payload::{Input, Lease, Payload};
+use crate::program::Program;
+use crate::supervisor;
+use crate::worker::Stats;
+
+/// How a call ended.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Answered { response: Vec<u8>, payload: Option<Payload> },
+    Failed(Error),
+}
+
+/// A call that has not ended.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    pub(crate) request: Vec<u8>,
+    pub(crate) payload: Option<Input>,
+    pub(crate) reply: oneshot::Sender<Outcome>,
+}
+
+/// Who waits for something other than a call.
+pub(crate) type Waiter = oneshot::Sender<Result<()>>;
+
+/// What is done once the lock is released.
+#[derive(Default)]
+#[must_use]
+pub(crate) struct After {
+    pub(crate) ended: Vec<(Ticket, Outcome)>,
+    pub(crate) waiters: Vec<(Waiter, Result<()>)>,
+    pub(crate) payloads: Vec<Payload>,
+    pub(crate) dropped: Vec<Ticket>,
+    pub(crate) events: Vec<Box<dyn FnOnce() + Send>>,
+    /// The supervisor has something to do that it does not know of.
+    pub(crate) wake: bool,
+}
+
+impl After {
+    /// Ends a call.
+    pub(crate) fn end(&mut self, ticket: Ticket, outcome: Outcome) {
+        self.ended.push((ticket, outcome));
+    }
+
+    /// Tells subscribers of `tracing`.
+    pub(crate) fn log(&mut self, event: impl FnOnce() + Send + 'static) {
+        self.events.push(Box::new(event));
+    }
+
+    fn run(self) {
+        // Each may panic, and none may keep the others from running.
+        for (ticket, outcome) in self.ended {
+            let Ticket { request, payload, reply } = ticket;
+            // The payload first: whoever waits for the answer may count on its memory.
+            contain(|| drop((request, payload)));
+            contain(|| drop(reply.send(outcome)));
+        }
+        for (waiter, result) in self.waiters {
+            contain(|| drop(waiter.send(result)));
+        }
+        self.payloads.into_iter().for_each(|payload| contain(|| drop(payload)));
+        self.dropped.into_iter().for_each(|ticket| contain(|| drop(ticket)));
+        self.events.into_iter().for_each(contain);
+        if self.wake {
+            supervisor::wake();
+        }
+    }
+}
+
+/// Runs foreign code; a panic of it goes no further.
+fn contain(code: impl FnOnce()) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(code)) {
+        drop(crate::codec::panic_text(panic));
+    }
+}
+
+/// A worker. The public handle is [`Worker`](crate::Worker).
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(crate) options: Options,
+    pub(crate) service: &'static str,
+    pub(crate) config: Vec<u8>,
+    pub(crate) program: &'static Program,
+    this: Weak<Group>,
+    core: Mutex<Core>,
+}
+
+impl Group {
+    pub(crate) fn new(
+        options: Options,
+        service: &'static str,
+        config: Vec<u8>,
+        program: &'static Program,
+        now: Instant,
+    ) -> Arc<Group> {
+        Arc::new_cyclic(|this| Group {
+            core: Mutex::new(Core::new(&options, now)),
+            options,
+            service,
+            config,
+            program,
+            this: this.clone(),
+        })
+    }
+
+    pub(crate) fn this(&self) -> Weak<Group> {
+        self.this.clone()
+    }
+
+    /// Tells it from other workers, for as long as it lives.
+    pub(crate) fn number(&self) -> usize {
+        self.this.as_ptr().addr()
+    }
+
+    /// Under which memory of that name is kept.
+    pub(crate) fn key(&self, name: &str) -> Key {
+        (self.options.gpu.clone(), name.to_owned())
+    }
+
+    fn with<R>(&self, act: impl FnOnce(&mut Core, &mut After) -> R) -> R {
+        let mut after = After::default();
+        let result = act(&mut self.core.lock(), &mut after);
+        after.run();
+        result
+    }
+
+    /// Resolves when the worker serves, or has ended.
+    pub(crate) fn serving(&self) -> oneshot::Receiver<Result<()>> {
+        let (waiter, receiver) = oneshot::channel();
+        self.with(|core, after| core.wait_until_serving(waiter, after));
+        receiver
+    }
+
+    /// Resolves when there may be more room for leases, or the worker has ended.
+    pub(crate) fn room(&self) -> oneshot::Receiver<Result<()>> {
+        let (waiter, receiver) = oneshot::channel();
+        self.with(|core, after| core.wait_for_room(waiter, after));
+        receiver
+    }
+
+    /// Enters a call, and sends it if it can be sent now.
+    pub(crate) fn submit(
+        &self,
+        request: Vec<u8>,
+        payload: Option<Input>,
+        terms: Terms,
+    ) -> Result<(CallId, oneshot::Receiver<Outcome>)> {
+        let limit = u64::from(self.options.most_message_bytes);
+        if request.len() as u64 > limit {
+            let bytes = request.len() as u64;
+            return Err(Error::TooLarge { what: "a request", bytes, limit });
+        }
+        let limit = self.options.request_slab_bytes;
+        if let Some(bytes) = payload.as_ref().map(Input::len).filter(|bytes| *bytes > limit) {
+            return Err(Error::TooLarge { what: "a payload", bytes, limit });
+        }
+        let payload = payload.map(|payload| self.placed(payload));
+        let (reply, receiver) = oneshot::channel();
+        let ticket = Ticket { request, payload, reply };
+        self.with(|core, after| core.enter(self, ticket, terms, after)).map(|id| (id, receiver))
+    }
+
+    /// Copies bytes into the slab while no lock is held, if there is room now.
+    fn placed(&self, payload: Input) -> Input {
+        let Input::Bytes(bytes) = payload else { return payload };
+        match self.lease(bytes.len() as u64) {
+            Ok(mut lease) => {
+                lease.copy_from_slice(&bytes);
+                Input::Lease(lease)
+            }
+            Err(_) => Input::Bytes(bytes),
+        }
+    }
+
+    /// A part of the slab of the process that is there now.
+    pub(crate) fn lease(&self, bytes: u64) -> Result<Lease> {
+        let limit = self.options.request_slab_bytes;
+        if bytes > limit {
+            return Err(Error::TooLarge { what: "a payload", bytes, limit });
+        }
+        self.with(|core, _| core.lease(self, bytes))
+    }
+
+    /// Nobody waits for the call any more.
+    pub(crate) fn abandon(&self, id: CallId) {
+        self.with(|core, after| core.abandon(self, id, after));
+    }
+
+    pub(crate) fn give_back(&self, id: LeaseId) {
+        self.with(|core, after| core.give_back(self, id, after));
+    }
+
+    pub(crate) fn release(&self, incarnation: u32, id: LeaseId) {
+        self.with(|core, after| {
+            if let Some(process) = core.process(incarnation) {
+                process.tell(&ToProcess::Release(id), Vec::new());
+                after.wake |= process.full;
+            }
+        });
+    }
+
+    /// Hears what the process says now, on the caller's thread, unless another one is at it.
+    pub(crate) fn hear_now(&self, now: Instant) {
+        thread_local! {
+            static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+        }
+        let mut after = After::default();
+        let heard = BUFFER.try_with(|buffer| {
+            let Some(mut core) = self.core.try_lock() else { return };
+            let mut buffer = buffer.borrow_mut();
+            buffer.resize(packet_bytes(&self.options), 0);
+            core.hear_now(self, now, &mut buffer, &mut after);
+        });
+        // At the end of a thread its locals are gone: then the supervisor hears it.
+        after.wake |= heard.is_err();
+        after.run();
+    }
+
+    /// Ends the worker, by force after `limit`.
+    pub(crate) fn close(&self, limit: Duration) {
+        self.with(|core, after| core.close(Instant::now() + limit, after));
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        self.with(|core, _| core.stats())
+    }
+
+    /// The last lines of the process that is there, or of the last one.
+    pub(crate) fn log(&self) -> String {
+        self.with(|core, _| core.log())
+    }
+
+    /// What the supervisor does when something of this worker is ready or due.
+    pub(crate) fn turn(&self, now: Instant, ready: &Watch, buffer: &mut [u8]) -> Watch {
+        self.with(|core, after| core.turn(self, now, ready, buffer, after))
+    }
+}

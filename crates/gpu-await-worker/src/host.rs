@@ -1,0 +1,147 @@
+//! [`Host`]: what a service has of its process.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use gpu_await::{Device, Element, ErrorKind, Frozen, SharedBuffer};
+
+use crate::child::ChildTerms;
+use crate::frame::{Ending, MOST_NAME, ToSupervisor};
+use crate::serve::Link;
+use crate::service::Failure;
+
+/// What a [`Service`](crate::Service) has of its process: its device, and memory that outlives the process.
+#[derive(Clone, Debug)]
+pub struct Host {
+    device: Device,
+    link: Arc<Link>,
+}
+
+impl Host {
+    /// The device that the process was started for.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Device memory of `len` elements that outlives this process: filled by the first process that asks for it, and mapped by all others, read
+    /// only, as they ask for it under the same name. Weights that are loaded once stay on the GPU whatever happens to the process.
+    ///
+    /// `fill` gets the memory, unwritten, and writes all of it; then it is sealed with its digest. Other processes that ask meanwhile
+    /// wait. If this one dies before it is sealed, nothing of it is left, and the next that asks fills it. It is kept for each GPU, by the
+    /// front process, which makes no call of CUDA for it: see [`kept`](crate::kept), [`forget_kept`](crate::forget_kept). An error of the
+    /// GPU's memory (ECC) drops it.
+    ///
+    /// Ready proves that the contents are those that were sealed: each process computes their digest.
+    ///
+    /// # Ownership
+    /// The memory is free when the front keeps it no longer and no process maps it.
+    ///
+    /// # Cancel safety
+    /// Memory of a future that was dropped is not kept.
+    ///
+    /// # Errors
+    /// What `fill` fails with; memory of another type or length under that name; a name of more than 256 bytes; whatever
+    /// [`Device::shared`](gpu_await::Device::shared), `seal` and `import_shared` fail with.
+    ///
+    /// # Examples
+    /// ```
+    /// # use gpu_await_worker::{Failure, Host};
+    /// async fn weights(host: &Host) -> Result<gpu_await::Frozen<f32>, Failure> {
+    ///     host.keep("weights", 1 << 20, async |weights| {
+    ///         let loaded = vec![0.5f32; 1 << 20];
+    ///         let device = weights.device().clone();
+    ///         let loaded = device.upload(loaded).queued()?;
+    ///         device.copy(&loaded, weights.memory()).await?;
+    ///         Ok(())
+    ///     })
+    ///     .await
+    /// }
+    /// ```
+    pub async fn keep<T: Element>(
+        &self,
+        name: &str,
+        len: usize,
+        fill: impl AsyncFnOnce(&mut Filling<T>) -> Result<(), Failure>,
+    ) -> Result<Frozen<T>, Failure> {
+        if name.len() > MOST_NAME {
+            return Err(Failure::new(format!("a name of more than {MOST_NAME} bytes")));
+        }
+        let reply = self.link.keep(name).await;
+        let (generation, kept) = reply.ok_or_else(|| Failure::new("the supervisor is gone"))?;
+        if let Some(kept) = kept {
+            return Ok(self.device.import_shared(&kept, len, generation).await?);
+        }
+        let unfilled = Unfilled { link: &self.link, name };
+        let memory = self.device.shared::<T>(len).await?;
+        let mut filling = Filling { device: self.device.clone(), memory };
+        fill(&mut filling).await?;
+        let (frozen, descriptors) = filling.memory.seal(&self.device, generation).await?;
+        std::mem::forget(unfilled);
+        self.link.sealed(name, generation, &descriptors).await;
+        Ok(frozen)
+    }
+
+    pub(crate) async fn open(
+        terms: &ChildTerms,
+        link: &Arc<Link>,
+    ) -> Result<Host, (Ending, String)> {
+        let mut builder = Device::builder().verify(terms.verify);
+        if let Some(bytes) = terms.device_memory_bytes {
+            builder = builder.memory_limit_bytes(bytes);
+        }
+        let device = match terms.gpu {
+            None => builder.host(),
+            Some(_) if is_under_mps() && !terms.allow_mps => {
+                return Err((Ending::UnderMps, String::new()));
+            }
+            Some(gpu) => builder.cuda(gpu as usize).map_err(|error| match error.kind() {
+                ErrorKind::OutOfMemory => (Ending::OutOfMemory, error.to_string()),
+                _ => (Ending::StartFailed, error.to_string()),
+            })?,
+        };
+        Ok(Host { device, link: link.clone() })
+    }
+}
+
+/// Memory to be kept, while it is filled: see [`Host::keep`].
+#[derive(Debug)]
+pub struct Filling<T> {
+    device: Device,
+    memory: SharedBuffer<T>,
+}
+
+impl<T: Element> Filling<T> {
+    /// Its device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The memory, to be written like any buffer.
+    pub fn memory(&mut self) -> &mut SharedBuffer<T> {
+        &mut self.memory
+    }
+}
+
+/// Says that nothing was filled, unless it is forgotten.
+struct Unfilled<'k> {
+    link: &'k Arc<Link>,
+    name: &'k str,
+}
+
+impl Drop for Unfilled<'_> {
+    fn drop(&mut self) {
+        self.link.post(&ToSupervisor::NotFilled { name: self.name });
+    }
+}
+
+/// Whether a daemon of MPS takes the clients of this process's environment.
+fn is_under_mps() -> bool {
+    use rustix::fs::{Mode, OFlags};
+    let folder = std::env::var("CUDA_MPS_PIPE_DIRECTORY");
+    let control = format!("{}/control", folder.unwrap_or_else(|_| "/tmp/nvidia-mps".to_owned()));
+    // Its pipe can be opened for writing while somebody reads it.
+    rustix::fs::open(control, OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
+        .is_ok()
+}

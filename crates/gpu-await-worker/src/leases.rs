@@ -1,0 +1,151 @@
+//! Which parts of a slab of shared memory are in use, and by whom (pure).
+//!
+//! | state | meaning | left by |
+//! |---|---|---|
+//! | `Held` | this side writes it | `send`, `give_back` |
+//! | `Sent` | the other side uses it, whether or not somebody waits for the call | `returned` |
+//!
+//! A slab belongs to one process of a worker, and so does its table: both end with the process. So nothing that a dead process could
+//! still write is used again.
+//!
+//! # Invariants
+//! 1. No two leases overlap, and each lies in the slab (`leases_never_overlap`).
+//! 2. With nothing in use, all of the slab is one free part (`leases_never_overlap`).
+//! 3. A message about a lease that is not `Sent`, or under an earlier number, changes nothing (`stale_leases_change_nothing`).
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Leases begin at multiples of this: what copies of GPUs like best.
+const ALIGN: u64 = 256;
+
+/// The number of a lease: the process whose slab it is in, a slot, and how often that was used before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct LeaseId {
+    incarnation: u32,
+    slot: u32,
+    generation: u64,
+}
+
+/// A part of a slab, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Part {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+impl Part {
+    /// Whether it lies within a slab of that size, as the other side says.
+    pub(crate) fn is_within(self, slab_bytes: u64) -> bool {
+        self.offset.checked_add(self.len).is_some_and(|end| end <= slab_bytes)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holder {
+    Free,
+    Held,
+    Sent,
+}
+
+#[derive(Debug)]
+struct Slot {
+    generation: u64,
+    holder: Holder,
+    part: Part,
+}
+
+/// The leases of one slab.
+#[derive(Debug)]
+pub(crate) struct Leases {
+    incarnation: u32,
+    /// Free parts: where they begin, and how long they are. No two touch.
+    free: BTreeMap<u64, u64>,
+    slots: Vec<Slot>,
+    unused: Vec<u32>,
+    largest: u64,
+}
+
+impl Leases {
+    /// Of a slab's bytes from `first` to `end`.
+    pub(crate) fn new(incarnation: u32, first: u64, end: u64) -> Self {
+        let first = first.next_multiple_of(ALIGN);
+        let len = end.saturating_sub(first) / ALIGN * ALIGN;
+        let free = BTreeMap::from_iter((len > 0).then_some((first, len)));
+        Leases { incarnation, free, slots: Vec::new(), unused: Vec::new(), largest: len }
+    }
+
+    /// What an empty slab has room for.
+    pub(crate) fn largest(&self) -> u64 {
+        self.largest
+    }
+
+    /// Takes a part of `len` bytes, from the smallest free part that is large enough.
+    pub(crate) fn take(&mut self, len: u64) -> Option<(LeaseId, Part)> {
+        let whole = len.max(1).checked_next_multiple_of(ALIGN)?;
+        let fits = self.free.iter().filter(|(_, free)| **free >= whole);
+        let (offset, free) = fits.min_by_key(|(_, free)| **free).map(|(at, len)| (*at, *len))?;
+        self.free.remove(&offset);
+        if free > whole {
+            self.free.insert(offset + whole, free - whole);
+        }
+        let slot = self.unused.pop().unwrap_or_else(|| {
+            let part = Part { offset, len };
+            self.slots.push(Slot { generation: 0, holder: Holder::Free, part });
+            self.slots.len() as u32 - 1
+        });
+        let entry = &mut self.slots[slot as usize];
+        (entry.holder, entry.part) = (Holder::Held, Part { offset, len });
+        Some((
+            LeaseId { incarnation: self.incarnation, slot, generation: entry.generation },
+            entry.part,
+        ))
+    }
+
+    /// Hands it to the other side; false if it is not held.
+    pub(crate) fn send(&mut self, id: LeaseId) -> bool {
+        match self.slot(id) {
+            Some(slot) if slot.holder == Holder::Held => {
+                slot.holder = Holder::Sent;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Frees a lease that was never sent.
+    pub(crate) fn give_back(&mut self, id: LeaseId) -> bool {
+        self.release(id, Holder::Held)
+    }
+
+    /// The other side is done with it; false if it did not have it.
+    pub(crate) fn returned(&mut self, id: LeaseId) -> bool {
+        self.release(id, Holder::Sent)
+    }
+
+    fn slot(&mut self, id: LeaseId) -> Option<&mut Slot> {
+        let slot = self.slots.get_mut(id.slot as usize)?;
+        let is_it = id.incarnation == self.incarnation && id.generation == slot.generation;
+        (is_it && slot.holder != Holder::Free).then_some(slot)
+    }
+
+    fn release(&mut self, id: LeaseId, holder: Holder) -> bool {
+        let Some(slot) = self.slot(id).filter(|slot| slot.holder == holder) else { return false };
+        slot.holder = Holder::Free;
+        slot.generation += 1;
+        let Part { mut offset, len } = slot.part;
+        let mut len = len.max(1).next_multiple_of(ALIGN);
+        self.unused.push(id.slot);
+        if let Some(behind) = self.free.remove(&(offset + len)) {
+            len += behind;
+        }
+        let before = self.free.range(..offset).next_back().map(|(at, len)| (*at, *len));
+        if let Some((at, before)) = before.filter(|(at, len)| at + len == offset) {
+            (offset, len) = (at, before + len);
+        }
+        self.free.insert(offset, len);
+        true
+    }
+}

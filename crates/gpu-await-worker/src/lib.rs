@@ -1,0 +1,140 @@
+//! Processes that compute on a GPU for [`gpu-await`](gpu_await): a fault ends one of them, and the service goes on.
+//!
+//! A GPU fault ends every context of its process for good, and a kernel that never ends holds its stream for ever: both end with the process
+//! alone. So here a [`Service`] computes in a process that may die, and a [`Worker`] in the front calls it, kills it, and starts it again. The
+//! front makes no call of CUDA.
+//!
+//! | to | see |
+//! |---|---|
+//! | say what a process does | [`Service`], [`Host`], [`Failure`] |
+//! | make a program one that workers can run in | [`init`], [`test_main!`] |
+//! | start a worker, place it, limit it | [`Worker::builder`], [`gpus`], [`Restart`] |
+//! | call it | [`Worker::call`], [`Call`], [`Answer`] |
+//! | send and get large data | [`Lease`], [`Payload`]; in the process [`Payloads`] |
+//! | keep weights on the GPU across deaths | [`Host::keep`], [`kept`], [`forget_kept`] |
+//! | know what went wrong | [`Error`], [`WorkerLost`], [`Cause`], [`Guilt`], [`Worker::stats`], [`Worker::log`] |
+//!
+//! Every call ends exactly once. Calls go from any executor; the process runs on a tokio runtime of its own. One thread of the front looks
+//! after all workers.
+//!
+//! On Linux from 5.3 on; elsewhere a program compiles, and `spawn` is an [`Error::Unsupported`]. The crate's `DESIGN.md` has the states, the decisions and what is left out; the guide of `gpu-await` has a page
+//! [when the GPU faults](gpu_await::guide::faults).
+//!
+//! # Examples
+//! ```no_run
+//! use std::time::Duration;
+//!
+//! use gpu_await_worker::{Error, Failure, Host, Payloads, Service, Worker, init};
+//!
+//! struct Double(gpu_await::Stream);
+//!
+//! impl Service for Double {
+//!     type Config = ();
+//!     type Request = Vec<f32>;
+//!     type Response = Vec<f32>;
+//!
+//!     async fn start((): (), host: &Host) -> Result<Self, Failure> {
+//!         Ok(Double(host.device().stream()?))
+//!     }
+//!
+//!     async fn call(&self, x: Vec<f32>, _: &mut Payloads) -> Result<Vec<f32>, Failure> {
+//!         let x = self.0.upload(x).queued()?;
+//!         Ok(self.0.download(&x).await?.iter().map(|x| 2.0 * x).collect())
+//!     }
+//! }
+//!
+//! fn main() -> Result<(), Error> {
+//!     init::<Double>();
+//!     futures::executor::block_on(async {
+//!         let worker = Worker::<Double>::builder(()).spawn().await?;
+//!         let call = worker.call(vec![1.0, 2.0]).within(Duration::from_secs(1)).idempotent();
+//!         assert_eq!(call.await?, [2.0, 4.0]);
+//!         Ok(())
+//!     })
+//! }
+//! ```
+#![deny(unsafe_op_in_unsafe_fn)]
+
+#[cfg(target_os = "linux")]
+mod calls;
+#[cfg(target_os = "linux")]
+mod child;
+#[cfg(target_os = "linux")]
+mod codec;
+#[cfg(target_os = "linux")]
+mod core;
+#[cfg(not(target_os = "linux"))]
+mod elsewhere;
+mod error;
+#[cfg(target_os = "linux")]
+mod frame;
+#[cfg(target_os = "linux")]
+mod gpus;
+#[cfg(target_os = "linux")]
+mod group;
+#[cfg(target_os = "linux")]
+mod heart;
+#[cfg(target_os = "linux")]
+mod host;
+#[cfg(target_os = "linux")]
+mod inputs;
+#[cfg(target_os = "linux")]
+mod keep;
+#[cfg(target_os = "linux")]
+mod kept;
+#[cfg(target_os = "linux")]
+mod leases;
+#[cfg(target_os = "linux")]
+mod life;
+#[cfg(target_os = "linux")]
+mod log;
+#[cfg(all(test, target_os = "linux"))]
+mod models;
+#[cfg(target_os = "linux")]
+mod options;
+#[cfg(target_os = "linux")]
+mod payload;
+#[cfg(target_os = "linux")]
+mod pending;
+#[cfg(target_os = "linux")]
+mod process;
+#[cfg(target_os = "linux")]
+mod program;
+#[cfg(target_os = "linux")]
+mod registered;
+#[cfg(target_os = "linux")]
+mod restart;
+#[cfg(target_os = "linux")]
+mod serve;
+mod service;
+#[cfg(target_os = "linux")]
+mod slab;
+#[cfg(target_os = "linux")]
+mod supervisor;
+#[cfg(target_os = "linux")]
+mod system;
+#[cfg(target_os = "linux")]
+mod worker;
+
+#[cfg(not(target_os = "linux"))]
+pub use elsewhere::{Host, Payloads, Worker, WorkerBuilder, init};
+pub use error::{Cause, Error, Guilt, Result, WorkerLost};
+#[cfg(target_os = "linux")]
+pub use gpus::{Gpu, gpus};
+#[cfg(target_os = "linux")]
+pub use host::{Filling, Host};
+#[cfg(target_os = "linux")]
+pub use inputs::{Payloads, RequestPayload, ResponsePayload};
+#[cfg(target_os = "linux")]
+pub use keep::{KeptMemory, forget_kept, kept};
+#[cfg(target_os = "linux")]
+pub use payload::{Lease, Payload};
+#[cfg(target_os = "linux")]
+pub use pending::{Answer, AnswerWithPayload, Call};
+#[cfg(target_os = "linux")]
+pub use program::{init, testing};
+#[cfg(target_os = "linux")]
+pub use restart::Restart;
+pub use service::{Failure, Service, Services};
+#[cfg(target_os = "linux")]
+pub use worker::{Health, Recovery, Stats, Worker, WorkerBuilder};

@@ -1,0 +1,460 @@
+//! Tests of the pure modules: each beside a model that is slow and obvious.
+#![forbid(unsafe_code)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use crate::calls::{Answered, CallId, Calls, Culprit, Terms};
+use crate::codec;
+use crate::error::Guilt;
+use crate::frame::{ToProcess, ToSupervisor};
+use crate::heart::{Beat, EVERY, Heart, Pulse};
+use crate::kept::{Asked, Kept, Key};
+use crate::leases::{LeaseId, Leases, Part};
+use crate::life::{Life, Limits, Phase, Step};
+use crate::log::Log;
+use crate::restart::{Deaths, Next, Restart};
+
+#[derive(Clone, Debug)]
+enum Event {
+    Insert { attempts: u32, deadline: Option<u64>, limit: Option<u64> },
+    Send,
+    Answer(usize),
+    Abandon(usize),
+    Die(Option<usize>),
+    Pass(u64),
+    EndWaiting,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let time = || prop::option::of(1..20u64);
+    prop_oneof![
+        4 => (1..4u32, time(), time())
+            .prop_map(|(attempts, deadline, limit)| Event::Insert { attempts, deadline, limit }),
+        4 => Just(Event::Send),
+        3 => (0..12usize).prop_map(Event::Answer),
+        1 => (0..12usize).prop_map(Event::Abandon),
+        1 => prop::option::of(0..12usize).prop_map(Event::Die),
+        2 => (0..6u64).prop_map(Event::Pass),
+        1 => Just(Event::EndWaiting),
+    ]
+}
+
+/// A value that panics if it ends twice.
+#[derive(Debug, Default)]
+struct Ended(BTreeSet<u32>);
+
+impl Ended {
+    fn end(&mut self, value: u32) {
+        assert!(self.0.insert(value), "call {value} ended twice");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    #[test]
+    fn calls_end_once(events in prop::collection::vec(event(), 1..200)) {
+        const CAPACITY: usize = 8;
+        let start = Instant::now();
+        let mut now = start;
+        let mut calls = Calls::new(CAPACITY);
+        let (mut made, mut ended) = (0u32, Ended::default());
+        let mut ids: Vec<CallId> = Vec::new();
+        // What the process has: for invariants 3 and 4.
+        let mut running: BTreeSet<CallId> = BTreeSet::new();
+        for event in events {
+            match event {
+                Event::Insert { attempts, deadline, limit } => {
+                    let deadline = deadline.map(|ms| now + Duration::from_millis(ms));
+                    let limit = limit.map(Duration::from_millis);
+                    match calls.insert(made, Terms { deadline, limit, attempts }) {
+                        Ok(id) => {
+                            prop_assert!(!ids.contains(&id), "a number is used twice");
+                            ids.push(id);
+                        }
+                        Err(value) => {
+                            prop_assert_eq!(calls.len(), CAPACITY);
+                            ended.end(value);
+                        }
+                    }
+                    made += 1;
+                }
+                Event::Send => {
+                    if let Some(id) = calls.next() {
+                        prop_assert!(calls.value(id).is_some(), "a call to send has a caller");
+                        calls.sent(id, now);
+                        prop_assert!(running.insert(id), "a call runs twice at once");
+                    }
+                }
+                Event::Answer(at) => if let Some(id) = ids.get(at).copied() {
+                    let answered = calls.answered(id);
+                    prop_assert_eq!(answered == Answered::Stale, !running.remove(&id));
+                    if let Answered::Ended(value) = answered {
+                        ended.end(value);
+                    }
+                },
+                Event::Abandon(at) => if let Some(id) = ids.get(at).copied() {
+                    calls.abandon(id).into_iter().for_each(|value| ended.end(value));
+                },
+                Event::Die(at) => {
+                    let call = at.and_then(|at| running.iter().nth(at).copied());
+                    let alone = running.len() == 1;
+                    let culprit = call.map_or(Culprit::Running, Culprit::Call);
+                    for lost in calls.died(culprit) {
+                        prop_assert!(lost.attempt > 0);
+                        prop_assert_eq!(lost.guilt == Guilt::Innocent && call.is_none(), false);
+                        prop_assert!(!alone || lost.guilt == Guilt::Alone);
+                        ended.end(lost.value);
+                    }
+                    running.clear();
+                }
+                Event::Pass(ms) => {
+                    now += Duration::from_millis(ms);
+                    let expired = calls.expired(now);
+                    expired.given_up.into_iter().for_each(|value| ended.end(value));
+                    prop_assert!(calls.next_due().is_none_or(|due| due > now));
+                    if let Some((id, _)) = expired.over_limit {
+                        prop_assert!(running.contains(&id), "a limit of a call that does not run");
+                    }
+                }
+                Event::EndWaiting => {
+                    calls.end_waiting().into_iter().for_each(|value| ended.end(value));
+                    prop_assert!(calls.next().is_none());
+                }
+            }
+            prop_assert_eq!(calls.running(), running.len());
+            prop_assert!(calls.len() >= running.len() && calls.len() <= CAPACITY);
+        }
+        calls.end_all().into_iter().for_each(|value| ended.end(value));
+        prop_assert_eq!(ended.0.len(), made as usize, "a call never ended");
+        prop_assert_eq!(calls.len(), 0);
+    }
+
+    #[test]
+    fn suspects_run_alone(count in 2..6usize, fresh in 0..4usize) {
+        let now = Instant::now();
+        let terms = Terms { attempts: 3, ..Terms::default() };
+        let mut calls = Calls::new(16);
+        for value in 0..count {
+            let id = calls.insert(value, terms).unwrap();
+            calls.sent(id, now);
+        }
+        prop_assert!(calls.died(Culprit::Running).is_empty());
+        for value in 0..fresh {
+            calls.insert(100 + value, terms).unwrap();
+        }
+        for _ in 0..count {
+            let id = calls.next().unwrap();
+            prop_assert!(*calls.value(id).unwrap() < count, "suspects go first");
+            calls.sent(id, now);
+            prop_assert_eq!(calls.next(), None);
+            prop_assert!(matches!(calls.answered(id), Answered::Ended(_)));
+        }
+        prop_assert_eq!(calls.next().is_some(), fresh > 0);
+        // One that dies alone is guilty, and not sent again.
+        let id = calls.insert(7, terms).unwrap();
+        while let Some(next) = calls.next() {
+            calls.sent(next, now);
+            if next == id { continue }
+            let _ = calls.answered(next);
+        }
+        let lost = calls.died(Culprit::Running);
+        prop_assert_eq!(lost.len(), 1);
+        prop_assert_eq!(lost[0].guilt, Guilt::Alone);
+    }
+
+    #[test]
+    fn leases_never_overlap(steps in prop::collection::vec((0..3u8, 0..5000u64, 0..20usize), 1..200)) {
+        const FIRST: u64 = 4096;
+        const END: u64 = 20_000;
+        let mut leases = Leases::new(3, FIRST, END);
+        let mut held: Vec<(LeaseId, Part)> = Vec::new();
+        let mut used: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut sent: BTreeSet<usize> = BTreeSet::new();
+        for (what, bytes, at) in steps {
+            match what {
+                0 => if let Some((id, part)) = leases.take(bytes) {
+                    prop_assert!(part.offset >= FIRST && part.offset + part.len <= END);
+                    prop_assert_eq!(part.len, bytes);
+                    let before = used.range(..=part.offset).next_back();
+                    prop_assert!(before.is_none_or(|(at, len)| at + len <= part.offset));
+                    let behind = used.range(part.offset..).next();
+                    prop_assert!(behind.is_none_or(|(at, _)| part.offset + part.len <= *at));
+                    used.insert(part.offset, part.len.max(1));
+                    held.push((id, part));
+                },
+                1 => if let Some((id, part)) = held.get(at).copied().filter(|_| !sent.contains(&at)) {
+                    prop_assert!(leases.give_back(id));
+                    prop_assert!(!leases.give_back(id) && !leases.send(id));
+                    used.remove(&part.offset);
+                    held.remove(at);
+                    sent = sent.into_iter().map(|n| if n > at { n - 1 } else { n }).collect();
+                },
+                _ => if let Some((id, part)) = held.get(at).copied() {
+                    if sent.insert(at) {
+                        prop_assert!(leases.send(id) && !leases.send(id) && !leases.give_back(id));
+                    } else {
+                        prop_assert!(leases.returned(id) && !leases.returned(id));
+                        used.remove(&part.offset);
+                        held.remove(at);
+                        sent.remove(&at);
+                        sent = sent.into_iter().map(|n| if n > at { n - 1 } else { n }).collect();
+                    }
+                },
+            }
+        }
+        for (at, (id, _)) in held.iter().enumerate() {
+            let was_sent = sent.contains(&at);
+            let freed = if was_sent { leases.returned(*id) } else { leases.give_back(*id) };
+            prop_assert!(freed);
+        }
+        let (_, all) = leases.take(leases.largest()).expect("all of it is free, in one part");
+        prop_assert_eq!(all.len, leases.largest());
+    }
+
+    #[test]
+    fn stale_leases_change_nothing(bytes in 1..3000u64) {
+        let (mut leases, mut next) = (Leases::new(1, 0, 4096), Leases::new(2, 0, 4096));
+        let (old, _) = leases.take(bytes).unwrap();
+        prop_assert!(!leases.returned(old), "it was never sent");
+        prop_assert!(leases.send(old) && leases.returned(old));
+        let (new, _) = leases.take(bytes).unwrap();
+        prop_assert!(leases.send(new));
+        // The same slot: an earlier number, and another process's.
+        prop_assert!(!leases.returned(old) && !next.returned(new));
+        let (other, _) = next.take(bytes).unwrap();
+        prop_assert!(next.send(other) && !next.returned(new));
+        prop_assert!(leases.returned(new));
+    }
+
+    #[test]
+    fn delays_grow_and_end(served in prop::collection::vec(prop::option::of(0..30u64), 1..60)) {
+        let policy = Restart::default();
+        let (mut deaths, mut early, mut last) = (Deaths::default(), 0, Duration::ZERO);
+        for served in served.into_iter().map(|served| served.map(Duration::from_secs)) {
+            if served.is_some_and(|served| served >= policy.settled) {
+                (early, last) = (0, Duration::ZERO);
+            } else {
+                early += 1;
+            }
+            let next = deaths.count(&policy, served, false);
+            prop_assert_eq!(deaths.early(), early);
+            let Next::StartAfter(delay) = next else {
+                prop_assert!(early > policy.early_deaths);
+                return Ok(());
+            };
+            prop_assert!(early <= policy.early_deaths && delay <= policy.most_delay);
+            prop_assert!(delay >= last || served.is_some(), "{:?} after {:?}", delay, last);
+            prop_assert_eq!(delay.is_zero(), early <= 1 && served.is_some());
+            last = delay;
+        }
+    }
+
+    #[test]
+    fn a_worker_has_one_process(steps in prop::collection::vec(0..8u8, 1..300)) {
+        let limits = Limits {
+            hello: Duration::from_secs(1),
+            start: Duration::from_secs(5),
+            kill_grace: Duration::from_secs(2),
+            most_stuck: 1,
+        };
+        let policy = Restart { early_deaths: 1000, ..Restart::default() };
+        let mut now = Instant::now();
+        let mut life = Life::new(now);
+        // Processes as an outsider counts them.
+        let (mut alive, mut stuck) = (0u32, 0u32);
+        for step in steps {
+            let dead = |life: &mut Life, now| life.gone(now, false, &policy, &limits);
+            match step {
+                0..=2 => {
+                    now += Duration::from_millis(700);
+                    match life.tick(now, &limits) {
+                        Step::Start => alive += 1,
+                        Step::NoHello | Step::NoStart | Step::NoEnd => life.killed(now),
+                        Step::SetAside => {
+                            (alive, stuck) = (alive - 1, stuck + 1);
+                            let _ = dead(&mut life, now);
+                        }
+                        Step::Nothing | Step::GiveUp | Step::End => {}
+                    }
+                }
+                3 if alive > 0 => life.said_hello(),
+                4 if alive > 0 => drop(life.serves(now)),
+                5 if alive > 0 => life.killed(now),
+                6 if alive > 0 => {
+                    alive -= 1;
+                    let _ = dead(&mut life, now);
+                }
+                7 if stuck > 0 => {
+                    stuck -= 1;
+                    life.unstuck();
+                }
+                _ => {}
+            }
+            prop_assert!(alive <= 1);
+            prop_assert_eq!(life.stuck(), stuck as usize);
+            let has_process = !matches!(life.phase(), Phase::Waiting(_) | Phase::Ended);
+            prop_assert_eq!(has_process, alive == 1);
+            // Whatever it waits for, time or a death moves it on.
+            let waits = life.has_ended() || life.is_serving();
+            prop_assert!(waits || life.next_due(&limits).is_some());
+        }
+        if life.close(now) {
+            life.killed(now);
+        }
+        for _ in 0..20 {
+            now += Duration::from_secs(1);
+            match life.tick(now, &limits) {
+                Step::NoEnd => life.killed(now),
+                Step::SetAside => drop(life.gone(now, false, &policy, &limits)),
+                Step::Start => prop_assert!(false, "a closed worker starts a process"),
+                _ => {}
+            }
+        }
+        prop_assert!(life.has_ended());
+    }
+
+    #[test]
+    fn a_log_keeps_the_end(writes in prop::collection::vec("[a-z]{0,40}", 0..30)) {
+        let mut log = Log::new(64);
+        writes.iter().for_each(|write| log.push(write.as_bytes()));
+        let (all, text) = (writes.concat(), log.text());
+        let kept = text.rsplit('\n').next().unwrap();
+        prop_assert!(all.ends_with(kept));
+        prop_assert_eq!(kept.len(), all.len().min(64));
+        let dropped = all.len() - kept.len();
+        prop_assert_eq!(text.contains(&format!("[{dropped} bytes")), dropped > 0);
+    }
+
+    #[test]
+    fn any_packet_is_a_message_or_none(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let _ = codec::header::<ToSupervisor<'_>>(&bytes);
+        let _ = codec::header::<ToProcess<'_>>(&bytes);
+    }
+
+    #[test]
+    fn bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        drop(codec::decode::<Nested>(&bytes));
+        drop(codec::decode::<(Vec<String>, BTreeMap<u64, Vec<f64>>)>(&bytes));
+    }
+
+    #[test]
+    fn values_come_back(value in any::<(u8, i64, String, Vec<(f64, Option<bool>)>)>()) {
+        let bytes = codec::encode(&value).unwrap();
+        let again: (u8, i64, String, Vec<(f64, Option<bool>)>) = codec::decode(&bytes).unwrap();
+        prop_assert_eq!(codec::encode(&again).unwrap(), bytes.clone());
+        let mut longer = bytes;
+        longer.push(0);
+        prop_assert!(codec::decode::<(u8, i64, String, Vec<(f64, Option<bool>)>)>(&longer).is_err());
+    }
+}
+
+/// A value that nests.
+#[derive(Debug, Serialize, Deserialize)]
+enum Nested {
+    End,
+    One(Box<Nested>),
+    Many(Vec<Nested>),
+}
+
+#[test]
+fn deep_values_are_refused() {
+    // A million levels in a megabyte; a length without elements; a length that no memory has.
+    let deep = vec![1u8; 1 << 20];
+    assert!(codec::decode::<Nested>(&deep).is_err());
+    assert!(codec::decode::<Nested>(&[2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1]).is_err());
+    let shallow = [[1u8; 20].as_slice(), &[0]].concat();
+    assert!(matches!(codec::decode(&shallow), Ok(Nested::One(_))));
+}
+
+#[test]
+fn a_pause_of_the_supervisor_kills_nobody() {
+    let (mut heart, mut now) = (Heart::default(), Instant::now());
+    let still = Beat::default();
+    for _ in 0..9 {
+        assert_ne!(heart.look(now, still, false, None), Pulse::Dead);
+        now += EVERY;
+    }
+    // The supervisor itself was held up.
+    now += Duration::from_secs(60);
+    for look in 0..10 {
+        assert_ne!(heart.look(now, still, false, None), Pulse::Dead, "look {look}");
+        now += EVERY;
+    }
+    assert_eq!(heart.look(now, still, false, None), Pulse::Dead);
+}
+
+#[test]
+fn a_stopped_process_is_reported() {
+    let (mut heart, mut now) = (Heart::default(), Instant::now());
+    let still = Beat::default();
+    for _ in 0..100 {
+        let limit = Some(Duration::from_secs(60));
+        assert_eq!(heart.look(now, still, true, limit), Pulse::Stopped);
+        now += EVERY;
+    }
+    assert_eq!(heart.look(now, still, false, None), Pulse::Well);
+}
+
+#[test]
+fn a_blocked_executor_is_seen() {
+    let (mut heart, mut now) = (Heart::default(), Instant::now());
+    for look in 0..20u32 {
+        let beat = Beat { process: look.into(), executor: 1 };
+        let (limit, blocked) = (Duration::from_secs(6), EVERY * look);
+        let pulse = heart.look(now, beat, false, Some(limit));
+        match blocked > limit {
+            true => assert_eq!(pulse, Pulse::Hung(blocked)),
+            false => assert_eq!(pulse, if look < 10 { Pulse::Well } else { Pulse::Busy }),
+        }
+        now += EVERY;
+    }
+}
+
+proptest! {
+    #[test]
+    fn only_what_is_complete_is_kept(steps in prop::collection::vec((0..5u8, 0..4usize), 1..200)) {
+        let mut kept = Kept::new();
+        let key: Key = (None, "weights".to_owned());
+        // Who fills, and under which number; what is complete.
+        let (mut filler, mut complete): (Option<(usize, u64)>, Option<u64>) = (None, None);
+        for (what, asker) in steps {
+            let owner = (asker, 1);
+            match what {
+                0 | 1 => match kept.ask(&key, owner) {
+                    Asked::Fill(generation) => {
+                        prop_assert_eq!((filler, complete), (None, None));
+                        filler = Some((asker, generation));
+                    }
+                    Asked::Sealed(generation, memory) => {
+                        prop_assert_eq!((Some(generation), *memory), (complete, generation));
+                    }
+                    Asked::Wait => prop_assert!(filler.is_some() && complete.is_none()),
+                },
+                2 => {
+                    let generation = filler.map_or(7, |(_, generation)| generation);
+                    let may = filler == Some((asker, generation));
+                    prop_assert_eq!(kept.sealed(&key, owner, generation, generation).is_ok(), may);
+                    if may {
+                        (filler, complete) = (None, Some(generation));
+                    }
+                }
+                3 => {
+                    let changed = filler.is_some_and(|(by, _)| by == asker);
+                    prop_assert_eq!(kept.gone(owner, None), changed);
+                    if changed {
+                        filler = None;
+                    }
+                }
+                _ => {
+                    let gone = kept.forget(|(gpu, _)| gpu.is_none());
+                    prop_assert_eq!(gone.first().copied(), complete.take());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Payloads as the front sees them: [`Lease`] for a request, [`Payload`] of an answer.
+
+use std::fmt;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Weak};
+
+use crate::group::Group;
+use crate::leases::{LeaseId, Part};
+use crate::slab::Slab;
+use crate::system;
+
+/// Shared memory for the payload of a request, to be written before the call.
+///
+/// It dereferences to `[u8]`. It belongs to one process of the worker; if that dies before the call is sent, the bytes are copied for the
+/// next one. From the call on the process reads it, and only when the process has said that it is done, or was reaped, is the memory
+/// used again: also when the future of the call was dropped long before. Until then it counts against the slab, so that callers that give
+/// up meet back pressure.
+pub struct Lease {
+    pub(crate) group: Weak<Group>,
+    pub(crate) slab: Arc<Slab>,
+    pub(crate) id: LeaseId,
+    pub(crate) part: Part,
+    pub(crate) incarnation: u32,
+}
+
+impl Deref for Lease {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the slab is sealed against writes by other processes, and the lease is exclusive: it is behind no other
+        // `Lease`, and a shared borrow of this one writes nothing.
+        unsafe { self.slab.slice(self.part) }
+    }
+}
+
+impl DerefMut for Lease {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, with an exclusive borrow. A lease that was sent is in nobody's hands but the library's.
+        unsafe { self.slab.slice_mut(self.part) }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        // One that was sent is returned by the process, or goes with its slab.
+        if let Some(group) = self.group.upgrade() {
+            group.give_back(self.id);
+        }
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lease({} bytes)", self.part.len)
+    }
+}
+
+/// What to send beside a request: a [`Lease`], which costs no copy, or bytes, which are copied once.
+#[derive(Debug)]
+pub(crate) enum Input {
+    Bytes(Arc<[u8]>),
+    Lease(Lease),
+}
+
+impl Input {
+    pub(crate) fn len(&self) -> u64 {
+        match self {
+            Input::Bytes(bytes) => bytes.len() as u64,
+            Input::Lease(lease) => lease.part.len,
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match self {
+            Input::Bytes(bytes) => bytes,
+            Input::Lease(lease) => lease,
+        }
+    }
+}
+
+/// What came beside an answer, in memory that the process of the worker shares.
+///
+/// The process can still write it, by mistake, for as long as it lives. So nothing here makes a reference to it but
+/// [`as_slice`](Self::as_slice), which is `unsafe`: the bytes are copied, or written to a descriptor. When it is dropped, the process may
+/// use the memory for another answer; the memory of a process that died is never used again.
+pub struct Payload {
+    pub(crate) group: Weak<Group>,
+    pub(crate) slab: Arc<Slab>,
+    pub(crate) id: LeaseId,
+    pub(crate) part: Part,
+    pub(crate) incarnation: u32,
+}
+
+impl Payload {
+    /// The number of bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.part.len as usize
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.part.len == 0
+    }
+
+    /// Copies the beginning of it, as many bytes as both have; returns how many that were.
+    pub fn copy_to(&self, into: &mut [u8]) -> usize {
+        self.slab.copy_out(self.part, into);
+        into.len().min(self.len())
+    }
+
+    /// All of it, copied.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len()];
+        self.copy_to(&mut bytes);
+        bytes
+    }
+
+    /// Writes its bytes from `from` on to a file, a pipe or a socket; returns how many were written, as `write(2)` does.
+    ///
+    /// # Blocking
+    /// As the descriptor does.
+    ///
+    /// # Errors
+    /// Those of `write(2)`.
+    pub fn write_to(&self, file: impl AsFd, from: usize) -> io::Result<usize> {
+        let rest = self.len().checked_sub(from).ok_or(io::ErrorKind::InvalidInput)?;
+        let part = Part { offset: self.part.offset + from as u64, len: rest as u64 };
+        // SAFETY: the part is mapped for as long as the slab, which `self` holds.
+        unsafe { system::write_from(file.as_fd(), self.slab.at(part), rest) }
+    }
+
+    /// The address of its first byte, for copies by others.
+    #[must_use]
+    pub fn as_ptr(&self) -> *const u8 {
+        self.slab.at(self.part)
+    }
+
+    /// Its bytes in place.
+    ///
+    /// # Safety
+    /// The process of the worker does not write them while the slice lives. One that keeps to this crate never does, but a stray pointer
+    /// or a stray kernel of it may.
+    #[must_use]
+    pub unsafe fn as_slice(&self) -> &[u8] {
+        // SAFETY: as the caller says.
+        unsafe { self.slab.slice(self.part) }
+    }
+}
+
+impl Drop for Payload {
+    fn drop(&mut self) {
+        if let Some(group) = self.group.upgrade() {
+            group.release(self.incarnation, self.id);
+        }
+    }
+}
+
+impl fmt::Debug for Payload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Payload({} bytes)", self.part.len)
+    }
+}

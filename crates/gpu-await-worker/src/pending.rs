@@ -1,0 +1,229 @@
+//! [`Call`] and its future.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use futures::channel::oneshot;
+
+use crate::calls::{CallId, Terms};
+use crate::codec;
+use crate::error::{Error, Result};
+use crate::group::Outcome;
+use crate::options::capped;
+use crate::payload::{Input, Lease, Payload};
+use crate::service::Service;
+use crate::worker::Handle;
+
+/// A call that has not been sent: its options. Awaiting it sends it, and gives the response; so does [`send`](Self::send), at once.
+///
+/// # Examples
+/// ```no_run
+/// # use std::time::Duration;
+/// # async fn ask<S: gpu_await_worker::Service<Request = u32, Response = u32>>(worker: gpu_await_worker::Worker<S>)
+/// # -> Result<(), gpu_await_worker::Error> {
+/// let one = worker.call(1).await?;
+/// let two = worker.call(2).within(Duration::from_secs(1)).idempotent().await?;
+/// # Ok(()) }
+/// ```
+#[must_use = "a call is not made until it is awaited or sent"]
+pub struct Call<S: Service> {
+    handle: Arc<Handle>,
+    request: Result<Vec<u8>>,
+    payload: Option<Input>,
+    deadline: Option<Instant>,
+    limit: Option<Duration>,
+    attempts: u32,
+    service: PhantomData<fn() -> S>,
+}
+
+impl<S: Service> fmt::Debug for Call<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Call").field("payload", &self.payload).finish_non_exhaustive()
+    }
+}
+
+impl<S: Service> Call<S> {
+    pub(crate) fn new(handle: &Arc<Handle>, request: &S::Request) -> Self {
+        let encode = |error| Error::Encode { what: "request", error };
+        Call {
+            handle: handle.clone(),
+            request: codec::encode(request).map_err(encode),
+            payload: None,
+            deadline: None,
+            limit: None,
+            attempts: 1,
+            service: PhantomData,
+        }
+    }
+
+    /// Sends a leased payload with it, without a copy. The last one counts.
+    pub fn lease(mut self, lease: Lease) -> Self {
+        self.payload = Some(Input::Lease(lease));
+        self
+    }
+
+    /// Sends bytes with it as its payload, which are copied once.
+    pub fn payload(mut self, bytes: impl Into<Arc<[u8]>>) -> Self {
+        self.payload = Some(Input::Bytes(bytes.into()));
+        self
+    }
+
+    /// Gives up after this time, wherever the call is: it ends with [`Error::Deadline`]. The process goes on with it.
+    pub fn deadline(mut self, limit: Duration) -> Self {
+        self.deadline = Some(Instant::now() + capped(limit));
+        self
+    }
+
+    /// Kills the process if it takes longer than this for the call, counted from when it was sent: what else ends a kernel that does
+    /// not? It ends with [`Lost`](Error::Lost), and so do other calls, unless they are [idempotent](Self::idempotent).
+    pub fn within(mut self, limit: Duration) -> Self {
+        self.limit = Some(capped(limit));
+        self
+    }
+
+    /// The call may run again after a death, in part or as a whole: it is sent to the next process, up to three times in all, and within
+    /// its deadline.
+    ///
+    /// Calls that ran beside others when a process died are suspects: they are sent again one at a time, while nothing else runs. One that
+    /// was alone is not sent again.
+    pub fn idempotent(mut self) -> Self {
+        self.attempts = 3;
+        self
+    }
+
+    /// Sends it now, or when a process takes calls.
+    ///
+    /// # Blocking
+    /// Copies the payload, unless it is a lease.
+    pub fn send(self) -> Answer<S> {
+        let Call { handle, request, payload, deadline, limit, attempts, .. } = self;
+        let terms = Terms { deadline, limit, attempts };
+        let sent = request.and_then(|request| handle.group.submit(request, payload, terms));
+        let state = match sent {
+            Ok((id, reply)) => {
+                let hot = handle.group.options.hot;
+                let hot_until = (!hot.is_zero()).then(|| Instant::now() + hot);
+                State::Sent { handle, id, reply, hot_until }
+            }
+            Err(error) => State::Failed(error),
+        };
+        Answer { state, service: PhantomData }
+    }
+}
+
+impl<S: Service> IntoFuture for Call<S> {
+    type Output = Result<S::Response>;
+    type IntoFuture = Answer<S>;
+
+    fn into_future(self) -> Answer<S> {
+        self.send()
+    }
+}
+
+/// The answer to a [`Call`]: a future of the response. Ready proves that the service answered, or that it never will.
+///
+/// # Cancel safety
+/// Dropping it gives the answer up. A call that was sent goes on, and counts against the limits until the process is done with it.
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct Answer<S: Service> {
+    state: State,
+    service: PhantomData<fn() -> S>,
+}
+
+enum State {
+    Sent {
+        handle: Arc<Handle>,
+        id: CallId,
+        reply: oneshot::Receiver<Outcome>,
+        /// Until then it looks for the answer itself.
+        hot_until: Option<Instant>,
+    },
+    Failed(Error),
+    Done,
+}
+
+impl<S: Service> fmt::Debug for Answer<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.state {
+            State::Sent { .. } => "Answer(pending)",
+            State::Failed(_) => "Answer(failed)",
+            State::Done => "Answer(done)",
+        })
+    }
+}
+
+impl<S: Service> Answer<S> {
+    /// A future of the response and its payload.
+    pub fn with_payload(self) -> AnswerWithPayload<S> {
+        AnswerWithPayload(self)
+    }
+
+    fn poll_reply(&mut self, cx: &mut Context<'_>) -> Poll<Result<(S::Response, Option<Payload>)>> {
+        let outcome = match &mut self.state {
+            State::Sent { handle, reply, hot_until, .. } => {
+                let mut polled = Pin::new(&mut *reply).poll(cx);
+                if let Some(until) = hot_until.filter(|_| polled.is_pending()) {
+                    // Looks itself, and lets others run in between; later the supervisor wakes it.
+                    let now = Instant::now();
+                    if now >= until {
+                        *hot_until = None;
+                    } else {
+                        handle.group.hear_now(now);
+                        polled = Pin::new(reply).poll(cx);
+                        if polled.is_pending() {
+                            cx.waker().wake_by_ref();
+                        }
+                    }
+                }
+                match polled {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(outcome) => outcome.unwrap_or(Outcome::Failed(Error::Closed)),
+                }
+            }
+            State::Failed(error) => Outcome::Failed(error.clone()),
+            State::Done => panic!("an answer is not polled after it was ready"),
+        };
+        self.state = State::Done;
+        Poll::Ready(match outcome {
+            Outcome::Failed(error) => Err(error),
+            Outcome::Answered { response, payload } => codec::decode(&response)
+                .map(|response| (response, payload))
+                .map_err(|error| Error::Decode { what: "response", error }),
+        })
+    }
+}
+
+impl<S: Service> Drop for Answer<S> {
+    fn drop(&mut self) {
+        if let State::Sent { handle, id, .. } = &self.state {
+            handle.group.abandon(*id);
+        }
+    }
+}
+
+impl<S: Service> Future for Answer<S> {
+    type Output = Result<S::Response>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.poll_reply(cx).map_ok(|(response, _)| response)
+    }
+}
+
+/// The answer to a [`Call`] with its payload, if it has one: see [`Answer::with_payload`].
+#[must_use = "a future does nothing unless it is awaited"]
+#[derive(Debug)]
+pub struct AnswerWithPayload<S: Service>(Answer<S>);
+
+impl<S: Service> Future for AnswerWithPayload<S> {
+    type Output = Result<(S::Response, Option<Payload>)>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.poll_reply(cx)
+    }
+}

@@ -1,0 +1,259 @@
+//! One process of a worker, as its supervisor sees it: how it is started, what it has been told, what it has said.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::process::Pid;
+
+use crate::calls::Culprit;
+use crate::error::Cause;
+use crate::frame::{Ending, Setup, ToProcess, VERSION};
+use crate::heart::Heart;
+use crate::leases::Leases;
+use crate::log::Log;
+use crate::options::Options;
+use crate::program::{PARENT, Program};
+use crate::slab::{STATUS_BYTES, Slab};
+use crate::system::{self, Exit, Sent};
+
+/// How long a process that ends may take until it is killed.
+const ENDING: Duration = Duration::from_millis(200);
+
+/// How often a process may ask for memory that is kept.
+pub(crate) const MOST_KEPT: usize = 4096;
+
+/// What the supervisor polls of a process.
+#[derive(Debug)]
+pub(crate) struct Ends {
+    pub(crate) socket: OwnedFd,
+    pub(crate) handle: OwnedFd,
+    /// Its output and its errors.
+    pub(crate) pipes: [OwnedFd; 2],
+}
+
+/// A process that was started and has not been reaped.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) incarnation: u32,
+    pub(crate) pid: Pid,
+    pub(crate) ends: Arc<Ends>,
+    /// Those that have not ended.
+    pub(crate) open_pipes: [bool; 2],
+    pub(crate) log: Log,
+    pub(crate) requests: Arc<Slab>,
+    /// Of the slab of requests.
+    pub(crate) leases: Leases,
+    pub(crate) responses: Arc<Slab>,
+    pub(crate) heart: Heart,
+    pub(crate) next_look: Instant,
+    /// Messages that go out before any call.
+    control: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+    /// Memory that it asked for, and waits for.
+    pub(crate) asked: Vec<String>,
+    /// How often it asked.
+    pub(crate) requests_to_keep: usize,
+    /// The socket takes no more for now.
+    pub(crate) full: bool,
+    /// When it closed its end of the socket.
+    pub(crate) deaf: Option<Instant>,
+    /// Why it says that it ends, and when it said so.
+    pub(crate) told: Option<(Ending, String, Instant)>,
+    pub(crate) killed_for: Option<(Cause, Culprit)>,
+    pub(crate) times: Times,
+    killed_before: u64,
+}
+
+/// When it got where.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
+    pub(crate) started: Instant,
+    pub(crate) hello: Option<Instant>,
+    pub(crate) serving: Option<Instant>,
+    pub(crate) killed: Option<Instant>,
+}
+
+impl Process {
+    /// Starts one. The calling thread is one that never ends: the kernel kills the process with it.
+    pub(crate) fn start(
+        program: &Program,
+        service: &str,
+        config: &[u8],
+        options: &Options,
+        incarnation: u32,
+        now: Instant,
+    ) -> std::io::Result<Process> {
+        let requests = Slab::new("requests", options.request_slab_bytes, true)?;
+        let response_bytes = options.response_slab_bytes + STATUS_BYTES;
+        let responses = Slab::new("responses", response_bytes, false)?;
+        let configuration = Slab::new("configuration", config.len().max(1) as u64, false)?;
+        let all = crate::leases::Part { offset: 0, len: config.len() as u64 };
+        // SAFETY: new memory that nobody else knows of.
+        unsafe { configuration.slice_mut(all) }.copy_from_slice(config);
+
+        let (ours, theirs) = system::socket_pair()?;
+        let packet = options.most_message_bytes as usize + crate::frame::MOST_HEADER;
+        system::widen(ours.as_fd(), packet);
+        system::widen(theirs.as_fd(), packet);
+        let setup = ToProcess::Setup(Setup {
+            version: VERSION,
+            executable: program.executable,
+            service,
+            incarnation,
+            request_slab_bytes: requests.bytes(),
+            response_slab_bytes: responses.bytes(),
+            config_bytes: config.len() as u64,
+            most_message_bytes: options.most_message_bytes,
+            threads: options.threads,
+            hot_us: options.hot.as_micros().try_into().unwrap_or(u32::MAX),
+            gpu: options.gpu.as_ref().map(|_| 0),
+            device_memory_bytes: options.device_memory_bytes,
+            verify: options.verify,
+            allow_mps: options.allow_mps,
+        });
+        let setup = crate::codec::encode(&setup).map_err(std::io::Error::other)?;
+        let fds = [requests.fd(), responses.fd(), configuration.fd()];
+        if system::send(ours.as_fd(), &[&setup], &fds) != Sent::Yes {
+            return Err(std::io::Error::other("the socket takes no packet"));
+        }
+        system::name_senders(ours.as_fd(), true)?;
+
+        let killed_before = system::killed_for_memory();
+        use std::os::fd::AsRawFd;
+        let mut command = Command::new(format!("/proc/self/fd/{}", program.file.as_raw_fd()));
+        let name = std::env::args_os().next().unwrap_or_else(|| "worker".into());
+        command.arg0(name).args(&program.arguments);
+        command.envs(options.environment.iter().map(|(name, value)| (name, value)));
+        if let Some(gpu) = &options.gpu {
+            command.env("CUDA_VISIBLE_DEVICES", gpu);
+        }
+        command.env(PARENT, std::process::id().to_string());
+        // A group of its own: the signals of a terminal are not for it, and what it starts can be killed with it.
+        command.process_group(0);
+        command.stdin(Stdio::from(theirs)).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        let pipes =
+            [child.stdout.take().map(OwnedFd::from), child.stderr.take().map(OwnedFd::from)];
+        let [Some(output), Some(errors)] = pipes else {
+            return Err(std::io::Error::other("no pipes"));
+        };
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| std::io::Error::other("no process number"))?;
+        let handle = system::handle_of(pid).inspect_err(|_| {
+            // Without a handle nothing can be told apart from its successor: it is not to live.
+            drop(child.kill());
+            drop(child.wait());
+        })?;
+        for pipe in [&output, &errors] {
+            system::set_nonblocking(pipe.as_fd())?;
+        }
+        Ok(Process {
+            incarnation,
+            pid,
+            ends: Arc::new(Ends { socket: ours, handle, pipes: [output, errors] }),
+            open_pipes: [true; 2],
+            log: Log::new(options.log_bytes),
+            leases: Leases::new(incarnation, 0, requests.bytes()),
+            requests: Arc::new(requests),
+            responses: Arc::new(responses),
+            heart: Heart::default(),
+            next_look: now + crate::heart::EVERY,
+            control: VecDeque::new(),
+            asked: Vec::new(),
+            requests_to_keep: 0,
+            full: false,
+            deaf: None,
+            told: None,
+            killed_for: None,
+            times: Times { started: now, hello: None, serving: None, killed: None },
+            killed_before,
+        })
+    }
+
+    /// Sends a message in front of all calls, now or when the socket takes it.
+    pub(crate) fn tell(&mut self, message: &ToProcess<'_>, fds: Vec<OwnedFd>) {
+        // Headers of this crate's always encode.
+        if let Ok(message) = crate::codec::encode(message) {
+            self.control.push_back((message, fds));
+            self.send_control();
+        }
+    }
+
+    /// Whether more waits for it than a process leaves that reads what it is sent.
+    pub(crate) fn is_swamped(&self, most_calls: usize) -> bool {
+        self.control.len() > 2 * most_calls + MOST_KEPT
+    }
+
+    /// Sends what has waited; true if nothing waits any more.
+    pub(crate) fn send_control(&mut self) -> bool {
+        while let Some((message, fds)) = self.control.front() {
+            let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+            let sent = system::send(self.ends.socket.as_fd(), &[message], &fds);
+            self.full = sent == Sent::Full;
+            match sent {
+                Sent::Full => return false,
+                Sent::Yes | Sent::TooLong | Sent::Gone => drop(self.control.pop_front()),
+            }
+        }
+        true
+    }
+
+    /// Sends one packet.
+    pub(crate) fn send(&mut self, parts: &[&[u8]]) -> Sent {
+        let sent = system::send(self.ends.socket.as_fd(), parts, &[]);
+        self.full = sent == Sent::Full;
+        sent
+    }
+
+    /// Kills it, and notes why if it did not say so itself.
+    pub(crate) fn kill(&mut self, cause: Cause, culprit: Culprit, now: Instant) {
+        if self.killed_for.is_none() && self.told.is_none() {
+            self.killed_for = Some((cause, culprit));
+        }
+        self.times.killed.get_or_insert(now);
+        system::kill(self.ends.handle.as_fd(), self.pid);
+    }
+
+    /// When it is to be killed, if it says that it ends, or says nothing any more, and is still there.
+    pub(crate) fn ends_until(&self) -> Option<Instant> {
+        let told = self.told.as_ref().map(|(_, _, at)| *at).or(self.deaf)?;
+        self.times.killed.is_none().then_some(told + ENDING)
+    }
+
+    /// Takes what it wrote; of one pipe, or of both at its end.
+    pub(crate) fn read_log(&mut self, pipe: usize) {
+        let log = &mut self.log;
+        let open = system::drain(self.ends.pipes[pipe].as_fd(), |bytes| log.push(bytes));
+        self.open_pipes[pipe] &= open;
+    }
+
+    /// Why it ended, and whose fault that is.
+    pub(crate) fn cause(&self, exit: Exit) -> (Cause, Culprit) {
+        if let Some((cause, culprit)) = &self.killed_for {
+            return (cause.clone(), *culprit);
+        }
+        if let Some((ending, text, _)) = &self.told {
+            let text = text.clone();
+            return match ending {
+                Ending::Done => (Cause::Closed, Culprit::Outside),
+                Ending::Fault | Ending::MemoryFault => (Cause::Fault(text), Culprit::Running),
+                Ending::StartFailed => (Cause::StartFailed(text), Culprit::Outside),
+                Ending::OutOfMemory => (Cause::OutOfDeviceMemory(text), Culprit::Outside),
+                Ending::WrongProgram => (Cause::WrongProgram(text), Culprit::Outside),
+                Ending::UnderMps => (Cause::UnderMps, Culprit::Outside),
+            };
+        }
+        let cause = match exit {
+            Exit::Code(code) => Cause::Exited(code),
+            Exit::Signal(9) if system::killed_for_memory() > self.killed_before => {
+                Cause::OutOfMemory
+            }
+            Exit::Signal(signal) => Cause::Signal(signal),
+            Exit::Unknown => Cause::Unknown,
+        };
+        (cause, Culprit::Running)
+    }
+}

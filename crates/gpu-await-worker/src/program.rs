@@ -1,0 +1,156 @@
+//! What a program is to its workers: the front, one of their processes, or something that those started.
+//!
+//! A process of a worker is recognised by two things together: the variable that names the process which started it, and a packet socket
+//! as its standard input. Programs that it starts inherit the variable, which tells them that they are inside of a worker, and never the
+//! socket: it is close-on-exec from the first statement on.
+//!
+//! # Invariants
+//! 1. A child of a worker's process is never taken for a worker (`a_program_of_a_worker_is_none`).
+//! 2. Nothing is started in a program that would run itself again (`spawn_without_init_starts_nothing`).
+#![forbid(unsafe_code)]
+
+use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
+
+use crate::error::{Error, Result};
+use crate::frame::Executable;
+use crate::service::Services;
+use crate::{child, system};
+
+/// Names the process that started a worker's.
+pub(crate) const PARENT: &str = "GPU_AWAIT_WORKER_OF";
+
+/// The one argument of a worker's process, for whoever lists processes.
+const ARGUMENT: &str = "gpu-await-worker";
+
+/// How processes of this program are started.
+#[derive(Debug)]
+pub(crate) struct Program {
+    /// The file that this process was started from, whatever its path names by now.
+    pub(crate) file: OwnedFd,
+    pub(crate) executable: Executable,
+    pub(crate) arguments: Vec<String>,
+    services: Vec<&'static str>,
+    process: u32,
+}
+
+static PROGRAM: OnceLock<Result<Program>> = OnceLock::new();
+
+impl Program {
+    /// This process's, to start a service with that name.
+    pub(crate) fn get(service: &'static str) -> Result<&'static Program> {
+        if std::env::var_os(PARENT).is_some() {
+            return Err(Error::InsideWorker);
+        }
+        let program = PROGRAM.get().ok_or(Error::NotInitialised)?.as_ref().map_err(Clone::clone)?;
+        if program.process != std::process::id() {
+            return Err(Error::Unsupported {
+                what: "the process that called `init`, and no fork of it",
+            });
+        }
+        if !program.services.contains(&service) {
+            return Err(Error::NotRegistered { service });
+        }
+        Ok(program)
+    }
+}
+
+/// Makes this program one that workers can run in: the first statement of `main`, with the services that they serve.
+///
+/// In a process of a worker it serves, and does not return. Everywhere else it returns at once: it opens the program's own file, so that
+/// a new version of it on disk does no harm, and starts nothing.
+///
+/// # Examples
+/// ```no_run
+/// # struct Model;
+/// # impl gpu_await_worker::Service for Model {
+/// #     type Config = (); type Request = (); type Response = ();
+/// #     async fn start(_: (), _: &gpu_await_worker::Host) -> Result<Self, gpu_await_worker::Failure> { Ok(Model) }
+/// #     async fn call(&self, _: (), _: &mut gpu_await_worker::Payloads) -> Result<(), gpu_await_worker::Failure> { Ok(()) }
+/// # }
+/// fn main() {
+///     gpu_await_worker::init::<Model>();
+///     // Threads, runtimes and arguments from here on.
+/// }
+/// ```
+///
+/// In tests see [`test_main!`](crate::test_main).
+pub fn init<S: Services>() {
+    register::<S>(vec![ARGUMENT.to_owned()]);
+}
+
+/// [`init`], for a program that is started with these arguments.
+pub(crate) fn register<S: Services>(arguments: Vec<String>) {
+    serve_if_child::<S>();
+    PROGRAM.get_or_init(|| {
+        let open = || -> std::io::Result<Program> {
+            let file = system::own_program()?;
+            Ok(Program {
+                executable: system::identity(std::os::fd::AsFd::as_fd(&file))?,
+                file,
+                arguments,
+                services: S::names(),
+                process: std::process::id(),
+            })
+        };
+        open().map_err(|error| Error::system("opening /proc/self/exe", error))
+    });
+}
+
+/// Serves, if this is a process of a worker.
+pub(crate) fn serve_if_child<S: Services>() {
+    let parent = std::env::var(PARENT).ok().and_then(|parent| parent.parse().ok());
+    if let Some(parent) = parent.filter(|_| system::is_packet_socket(rustix::stdio::stdin())) {
+        child::run::<S>(parent);
+    }
+}
+
+/// Defines what a test binary needs to spawn workers: a test that a process of a worker runs, and that does nothing otherwise, and a
+/// function `gpu_await_worker_init`, which each test that spawns calls first. Takes the services.
+///
+/// # Examples
+/// ```no_run
+/// # struct Model;
+/// # impl gpu_await_worker::Service for Model {
+/// #     type Config = (); type Request = (); type Response = ();
+/// #     async fn start(_: (), _: &gpu_await_worker::Host) -> Result<Self, gpu_await_worker::Failure> { Ok(Model) }
+/// #     async fn call(&self, _: (), _: &mut gpu_await_worker::Payloads) -> Result<(), gpu_await_worker::Failure> { Ok(()) }
+/// # }
+/// gpu_await_worker::test_main!(Model);
+///
+/// // In each test that spawns:
+/// gpu_await_worker_init();
+/// ```
+#[macro_export]
+macro_rules! test_main {
+    ($($service:ty),+ $(,)?) => {
+        #[test]
+        fn gpu_await_worker_child() {
+            $crate::testing::child::<($($service,)+)>();
+        }
+
+        #[allow(dead_code, reason = "a binary may have no test that spawns")]
+        fn gpu_await_worker_init() {
+            $crate::testing::init::<($($service,)+)>(::core::module_path!());
+        }
+    };
+}
+
+/// What [`test_main!`](crate::test_main) expands to.
+#[doc(hidden)]
+pub mod testing {
+    use super::{register, serve_if_child};
+    use crate::service::Services;
+
+    pub fn child<S: Services>() {
+        serve_if_child::<S>();
+    }
+
+    pub fn init<S: Services>(module: &str) {
+        // Without the name of the crate, which libtest leaves out.
+        let path = module.split_once("::").map_or(String::new(), |(_, path)| format!("{path}::"));
+        let test = format!("{path}gpu_await_worker_child");
+        let options = ["--exact", "--nocapture", "--test-threads=1"].map(str::to_owned);
+        register::<S>([vec![test], options.to_vec()].concat());
+    }
+}

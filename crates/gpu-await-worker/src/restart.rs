@@ -1,0 +1,93 @@
+//! When a worker that died is started again, and when that is given up (pure).
+//!
+//! | state | meaning |
+//! |---|---|
+//! | no early death | the last process served for [`Restart::settled`] at least: the next one starts at once |
+//! | `n` early deaths | in a row: the next one starts after [`Restart::first_delay`], doubled each time, up to [`Restart::most_delay`] |
+//! | given up | more than [`Restart::early_deaths`] in a row |
+//!
+//! # Invariants
+//! 1. Between two starts beyond the first two in a row of early deaths lies a delay that never shrinks (`delays_grow_and_end`).
+//! 2. A process that served long enough makes up for all early deaths (`delays_grow_and_end`).
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+/// How a worker is started again when its process died.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use gpu_await_worker::Restart;
+/// let patient = Restart { early_deaths: 20, ..Restart::default() };
+/// assert_eq!(patient.settled, Duration::from_secs(1));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Restart {
+    /// A process that served this long before it died did not die early. 1 s.
+    pub settled: Duration,
+    /// The delay after the second early death in a row; the first costs none. 100 ms.
+    pub first_delay: Duration,
+    /// The longest delay. 10 s.
+    pub most_delay: Duration,
+    /// After one more early death in a row than this the worker is given up. 10.
+    pub early_deaths: u32,
+}
+
+impl Default for Restart {
+    fn default() -> Self {
+        Restart {
+            settled: Duration::from_secs(1),
+            first_delay: Duration::from_millis(100),
+            most_delay: Duration::from_secs(10),
+            early_deaths: 10,
+        }
+    }
+}
+
+/// What follows a death.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Next {
+    /// Start another process after this time.
+    StartAfter(Duration),
+    /// Start none.
+    GiveUp,
+}
+
+/// How many processes died early, in a row.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Deaths(u32);
+
+impl Deaths {
+    /// A process died: having served for that long, or without having served. `excused` deaths say nothing about the service, such as those
+    /// that the operator asked for, or a start beside a dying process that holds the memory.
+    pub(crate) fn count(
+        &mut self,
+        policy: &Restart,
+        served: Option<Duration>,
+        excused: bool,
+    ) -> Next {
+        if served.is_some_and(|served| served >= policy.settled) {
+            self.0 = 0;
+        } else if !excused {
+            self.0 += 1;
+        }
+        if self.0 > policy.early_deaths {
+            return Next::GiveUp;
+        }
+        // One death of a process that served is what this crate is for: its restart costs no delay.
+        let doublings = match (self.0, served) {
+            (0 | 1, Some(_)) => return Next::StartAfter(Duration::ZERO),
+            (n, _) => n.saturating_sub(if served.is_some() { 2 } else { 1 }),
+        };
+        let delay =
+            policy.first_delay.saturating_mul(1u32.checked_shl(doublings).unwrap_or(u32::MAX));
+        Next::StartAfter(delay.min(policy.most_delay))
+    }
+
+    /// How many there were, in a row.
+    pub(crate) fn early(self) -> u32 {
+        self.0
+    }
+}

@@ -1,0 +1,158 @@
+//! Memory that two processes see: a sealed `memfd`, mapped.
+//!
+//! | slab | the supervisor | the process |
+//! |---|---|---|
+//! | of requests | maps it for writing, then seals it: nobody else can write it | reads it: plain slices are sound there, because the supervisor leaves a lease alone that it has sent |
+//! | of responses | reads it, never by reference: the process may write it at any time | writes it; its first page has what it publishes about itself |
+//!
+//! Neither is inherited by a fork nor part of a core dump. A slab is new for each process and goes with the last lease in it, so nothing
+//! that a dead process might still write is ever used again.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::heart::Beat;
+use crate::leases::Part;
+use crate::system;
+
+/// The part of a slab of responses that is no lease.
+pub(crate) const STATUS_BYTES: u64 = 4096;
+
+/// A mapped slab.
+#[derive(Debug)]
+pub(crate) struct Slab {
+    fd: OwnedFd,
+    start: *mut u8,
+    len: usize,
+    writable: bool,
+}
+
+// SAFETY: the mapping belongs to no thread; every access goes through raw pointers, whose callers order them.
+unsafe impl Send for Slab {}
+// SAFETY: as above.
+unsafe impl Sync for Slab {}
+
+impl Slab {
+    /// New memory. `exclusive` memory can be written through this mapping and through no other.
+    pub(crate) fn new(name: &str, bytes: u64, exclusive: bool) -> io::Result<Slab> {
+        let fd = system::memory(name, bytes)?;
+        let slab = Slab::map(fd, bytes, true)?;
+        if exclusive {
+            system::seal_writes(slab.fd())?;
+        }
+        system::seal(slab.fd())?;
+        Ok(slab)
+    }
+
+    /// Memory that the other side made.
+    pub(crate) fn open(fd: OwnedFd, bytes: u64, writable: bool) -> io::Result<Slab> {
+        // Else it could be shortened under the mapping.
+        if system::sealed_bytes(fd.as_fd())? != bytes {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Slab::map(fd, bytes, writable)
+    }
+
+    fn map(fd: OwnedFd, bytes: u64, writable: bool) -> io::Result<Slab> {
+        let len = usize::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut access = ProtFlags::READ;
+        access.set(ProtFlags::WRITE, writable);
+        // SAFETY: a new mapping, at an address that the kernel chooses, of memory whose size is sealed.
+        let start = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, &fd, 0)?
+        };
+        for advice in [Advice::LinuxDontDump, Advice::LinuxDontFork] {
+            // SAFETY: the mapping is this slab's; the advice changes no contents. A child of a fork does not use it.
+            unsafe { rustix::mm::madvise(start, len, advice)? };
+        }
+        Ok(Slab { fd, start: start.cast(), len, writable })
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// The address of a part.
+    pub(crate) fn at(&self, part: Part) -> *mut u8 {
+        assert!(part.is_within(self.bytes()), "{part:?} is not within {} bytes", self.len);
+        // SAFETY: within the mapping, as just checked.
+        unsafe { self.start.add(part.offset as usize) }
+    }
+
+    /// Copies a part out, whatever the other side does meanwhile.
+    pub(crate) fn copy_out(&self, part: Part, into: &mut [u8]) {
+        let len = into.len().min(part.len as usize);
+        let from = self.at(part);
+        // SAFETY: `from` is mapped for `part.len` bytes, and `into` is a slice of at least `len`; they do not overlap, because
+        // a slab is behind no reference here.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), len) };
+    }
+
+    /// A part as a slice.
+    ///
+    /// # Safety
+    /// Nobody writes it while the slice lives.
+    pub(crate) unsafe fn slice(&self, part: Part) -> &[u8] {
+        let start = self.at(part);
+        // SAFETY: mapped and initialised (new memory is zeroed); not written meanwhile, as the caller says.
+        unsafe { std::slice::from_raw_parts(start, part.len as usize) }
+    }
+
+    /// A part as a slice to write.
+    ///
+    /// # Safety
+    /// Nobody else has a reference to it or writes it while the slice lives.
+    #[expect(clippy::mut_from_ref, reason = "parts are exclusive, as the caller says")]
+    pub(crate) unsafe fn slice_mut(&self, part: Part) -> &mut [u8] {
+        assert!(self.writable, "the mapping is for reading");
+        let start = self.at(part);
+        // SAFETY: mapped for writing; exclusive, as the caller says.
+        unsafe { std::slice::from_raw_parts_mut(start, part.len as usize) }
+    }
+
+    /// What a process publishes about itself.
+    pub(crate) fn status(&self) -> Status<'_> {
+        assert!(self.bytes() >= STATUS_BYTES, "a slab without a status page");
+        let words = self.start.cast::<[AtomicU64; 2]>();
+        // SAFETY: the first page is mapped and used for nothing else; the mapping is aligned to pages; both sides use atomics.
+        Status(unsafe { &*words })
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this slab's, and nothing refers to it any more. What fails stays mapped.
+        let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
+    }
+}
+
+/// The words that a process publishes: beats, and polls of its executor.
+pub(crate) struct Status<'s>(&'s [AtomicU64; 2]);
+
+impl Status<'_> {
+    // ORDERING: Relaxed everywhere: single numbers, which order nothing.
+
+    /// A beat of the thread that does nothing else.
+    pub(crate) fn beat(&self) {
+        self.0[0].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The executor was polled.
+    pub(crate) fn polled(&self) {
+        self.0[1].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn read(&self) -> Beat {
+        Beat {
+            process: self.0[0].load(Ordering::Relaxed),
+            executor: self.0[1].load(Ordering::Relaxed),
+        }
+    }
+}

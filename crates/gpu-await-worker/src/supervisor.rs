@@ -1,0 +1,127 @@
+//! The one thread that starts, hears, kills and reaps the processes of all workers of this process.
+//!
+//! It begins with the first worker and never ends: the kernel kills a process of a worker when the thread that started it ends. It waits
+//! in one `poll` for the sockets, handles and pipes of all, and blocks nowhere else: a death is seen by the handle, `waitid` is asked
+//! without waiting, pipes are read as far as they go.
+#![forbid(unsafe_code)]
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use crate::core::{Watch, Watched, packet_bytes};
+use crate::error::{Error, Result};
+use crate::group::Group;
+use crate::system;
+
+/// The thread's inbox.
+#[derive(Debug)]
+struct Supervisor {
+    event: OwnedFd,
+    new: Mutex<Vec<Arc<Group>>>,
+}
+
+static SUPERVISOR: OnceLock<Result<Supervisor>> = OnceLock::new();
+
+/// Has the thread look after a worker.
+pub(crate) fn supervise(group: Arc<Group>) -> Result<()> {
+    let supervisor = SUPERVISOR.get_or_init(begin).as_ref().map_err(Clone::clone)?;
+    supervisor.new.lock().push(group);
+    system::signal_event(supervisor.event.as_fd());
+    Ok(())
+}
+
+/// Has the thread look at everything.
+pub(crate) fn wake() {
+    if let Some(Ok(supervisor)) = SUPERVISOR.get() {
+        system::signal_event(supervisor.event.as_fd());
+    }
+}
+
+fn begin() -> Result<Supervisor> {
+    let event = system::event().map_err(|error| Error::system("eventfd", error))?;
+    let thread = std::thread::Builder::new().name("gpu-await-workers".to_owned());
+    // The static is set when this function returns, and the thread waits for that.
+    thread.spawn(run).map_err(|error| Error::system("starting a thread", error))?;
+    warn_of_group_kills();
+    Ok(Supervisor { event, new: Mutex::default() })
+}
+
+/// With `memory.oom.group`, the kernel kills the supervisor with a process that has too much memory.
+fn warn_of_group_kills() {
+    if system::memory_group_file("memory.oom.group").is_some_and(|on| on.trim() == "1") {
+        tracing::warn!(
+            "memory.oom.group is 1: the kernel kills this process together with a worker that has too much memory"
+        );
+    }
+}
+
+/// A worker, and what it waits for.
+struct Supervised {
+    group: Arc<Group>,
+    watch: Watch,
+}
+
+fn run() {
+    let Ok(supervisor) = SUPERVISOR.wait() else { return };
+    let mut workers: Vec<Supervised> = Vec::new();
+    let mut buffer = Vec::new();
+    loop {
+        for group in supervisor.new.lock().drain(..) {
+            let bytes = packet_bytes(&group.options).max(buffer.len());
+            buffer.resize(bytes, 0);
+            workers.push(Supervised { group, watch: Watch::default() });
+        }
+        let now = Instant::now();
+        for worker in &mut workers {
+            let ready = std::mem::take(&mut worker.watch);
+            let bytes = packet_bytes(&worker.group.options);
+            worker.watch = worker.group.turn(now, &ready, &mut buffer[..bytes]);
+        }
+        workers.retain(|worker| !worker.watch.ended);
+        wait(supervisor, &mut workers);
+    }
+}
+
+/// Waits until something is ready or due, and leaves in the watches what is ready.
+fn wait(supervisor: &Supervisor, workers: &mut [Supervised]) {
+    let due = workers.iter().filter_map(|worker| worker.watch.due).min();
+    let limit = due.map(|due| {
+        let rest = due.saturating_duration_since(Instant::now());
+        Timespec { tv_sec: rest.as_secs() as i64, tv_nsec: i64::from(rest.subsec_nanos()) }
+    });
+    let ready: Vec<PollFlags> = {
+        let mut fds = vec![PollFd::new(&supervisor.event, PollFlags::IN)];
+        for watched in workers.iter().flat_map(|worker| watched(&worker.watch)) {
+            let Watched { ends, flags, .. } = watched;
+            let all = [&ends.socket, &ends.handle, &ends.pipes[0], &ends.pipes[1]];
+            let wanted = all.into_iter().zip(flags).filter(|(_, flags)| !flags.is_empty());
+            fds.extend(wanted.map(|(fd, flags)| PollFd::new(fd, *flags)));
+        }
+        // What fails here is looked at again by the time that is due.
+        let polled = system::poll(&mut fds, limit);
+        if polled.is_err() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        fds.iter().map(PollFd::revents).collect()
+    };
+    let mut ready = ready.into_iter();
+    if ready.next().is_some_and(|flags| !flags.is_empty()) {
+        system::clear_event(supervisor.event.as_fd());
+    }
+    for worker in workers {
+        let Watch { process, stuck, .. } = &mut worker.watch;
+        for watched in process.iter_mut().chain(stuck) {
+            for flags in watched.flags.iter_mut().filter(|flags| !flags.is_empty()) {
+                *flags = ready.next().unwrap_or(PollFlags::empty());
+            }
+        }
+    }
+}
+
+fn watched(watch: &Watch) -> impl Iterator<Item = &Watched> {
+    watch.process.iter().chain(&watch.stuck)
+}

@@ -1,0 +1,395 @@
+//! Calls of the operating system: sockets, shared memory, processes. Every descriptor is close-on-exec from birth.
+//!
+//! Source: `unix(7)`, `memfd_create(2)`, `fcntl(2)` (seals), `pidfd_open(2)`, `waitid(2)`, `prctl(2)` (`PR_SET_PDEATHSIG`), `_exit(2)`.
+
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions};
+
+use tokio::io::unix::AsyncFd;
+
+use crate::frame::Executable;
+
+/// Whether a packet went out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Sent {
+    Yes,
+    /// The other side has not read enough.
+    Full,
+    /// It is longer than the socket takes.
+    TooLong,
+    /// The other side is gone.
+    Gone,
+}
+
+/// What came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Received {
+    /// A packet of so many bytes; more than the buffer holds if it was cut off.
+    Packet(usize),
+    Nothing,
+    /// The other side is gone, and everything that it sent was read.
+    End,
+}
+
+/// Two connected ends, for packets that arrive whole and in order.
+pub(crate) fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+/// Whether it is an end of such a pair.
+pub(crate) fn is_packet_socket(fd: BorrowedFd<'_>) -> bool {
+    let unix = rustix::net::sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX);
+    unix && rustix::net::sockopt::socket_type(fd) == Ok(SocketType::SEQPACKET)
+}
+
+/// Makes room for as many bytes on their way as the system allows, and at least for a packet of this size.
+pub(crate) fn widen(fd: BorrowedFd<'_>, bytes: usize) {
+    // Refused beyond `net.core.wmem_max`: the packet is refused then, with its size.
+    let _ = rustix::net::sockopt::set_socket_send_buffer_size(fd, bytes.max(1 << 20));
+}
+
+/// Has each packet from now on name its sender, as the kernel knows it.
+pub(crate) fn name_senders(fd: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+    Ok(rustix::net::sockopt::set_socket_passcred(fd, on)?)
+}
+
+/// Sends a packet in parts, with descriptors, without waiting.
+pub(crate) fn send(fd: BorrowedFd<'_>, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> Sent {
+    let slices: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Sent::TooLong;
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    loop {
+        return match rustix::net::sendmsg(fd, &slices, &mut control, flags) {
+            Ok(_) => Sent::Yes,
+            Err(Errno::INTR) => continue,
+            Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => Sent::Full,
+            Err(Errno::MSGSIZE) => Sent::TooLong,
+            Err(_) => Sent::Gone,
+        };
+    }
+}
+
+/// A socket that the runtime of the calling task watches.
+pub(crate) fn registered(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the descriptor is owned: it is open, and the same, for as long as what owns it, which the `AsyncFd` takes and gives
+    // to nobody.
+    Ok(unsafe { AsyncFd::register(socket) }?)
+}
+
+/// What comes beside a packet.
+#[derive(Debug, Default)]
+pub(crate) struct Beside {
+    pub(crate) fds: Vec<OwnedFd>,
+    /// Where senders are named.
+    pub(crate) sender: Option<Pid>,
+}
+
+/// Takes one packet, and what is beside it. What the caller does not use is closed.
+pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> (Received, Beside) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4), ScmCredentials(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = receive_with(fd, buffer, &mut control);
+    let mut beside = Beside::default();
+    for message in control.drain() {
+        match message {
+            RecvAncillaryMessage::ScmCredentials(credentials) => {
+                beside.sender = Some(credentials.pid)
+            }
+            RecvAncillaryMessage::ScmRights(rights) => beside.fds.extend(rights),
+            _ => {}
+        }
+    }
+    (received, beside)
+}
+
+/// Takes one packet and exactly so many descriptors; waits for it. Whatever else comes is closed.
+pub(crate) fn receive_fds<const N: usize>(
+    fd: BorrowedFd<'_>,
+    buffer: &mut [u8],
+) -> io::Result<(usize, [OwnedFd; N])> {
+    loop {
+        poll(&mut [PollFd::new(&fd, PollFlags::IN)], None)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let received = receive_with(fd, buffer, &mut control);
+        let rights = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+            _ => None,
+        });
+        let fds: Vec<OwnedFd> = rights.flatten().collect();
+        return match (received, <[OwnedFd; N]>::try_from(fds)) {
+            (Received::Nothing, _) => continue,
+            (Received::Packet(bytes), Ok(fds)) if bytes <= buffer.len() => Ok((bytes, fds)),
+            (Received::End, _) => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        };
+    }
+}
+
+fn receive_with(
+    fd: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    control: &mut RecvAncillaryBuffer<'_>,
+) -> Received {
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::TRUNC;
+    loop {
+        let mut slices = [IoSliceMut::new(&mut *buffer)];
+        return match rustix::net::recvmsg(fd, &mut slices, control, flags) {
+            Ok(message) if message.bytes == 0 => Received::End,
+            Ok(message) => Received::Packet(message.bytes),
+            Err(Errno::INTR | Errno::CONNRESET) => continue,
+            Err(Errno::AGAIN) => Received::Nothing,
+            Err(_) => Received::End,
+        };
+    }
+}
+
+/// Waits until one of them is ready, or for so long.
+pub(crate) fn poll(fds: &mut [PollFd<'_>], limit: Option<Timespec>) -> io::Result<()> {
+    match rustix::event::poll(fds, limit.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A counter that a poll wakes up for.
+pub(crate) fn event() -> io::Result<OwnedFd> {
+    Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+/// Wakes up whoever polls the event.
+pub(crate) fn signal_event(event: BorrowedFd<'_>) {
+    // Full means signalled.
+    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+}
+
+/// Takes its signals back.
+pub(crate) fn clear_event(event: BorrowedFd<'_>) {
+    let _ = rustix::io::read(event, &mut [0u8; 8]);
+}
+
+/// Memory of so many bytes, for a descriptor to be sent. Its size is final.
+pub(crate) fn memory(name: &str, bytes: u64) -> io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&fd, bytes)?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
+    Ok(fd)
+}
+
+/// Nobody who maps it from now on can write it.
+pub(crate) fn seal_writes(fd: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(rustix::fs::fcntl_add_seals(fd, SealFlags::FUTURE_WRITE)?)
+}
+
+/// Nobody can change what it allows.
+pub(crate) fn seal(fd: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(rustix::fs::fcntl_add_seals(fd, SealFlags::SEAL)?)
+}
+
+/// Checks that nobody can shrink it, and returns its size.
+pub(crate) fn sealed_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    let wanted = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    if !rustix::fs::fcntl_get_seals(fd)?.contains(wanted) {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    Ok(rustix::fs::fstat(fd)?.st_size as u64)
+}
+
+/// Which file it is.
+pub(crate) fn identity(file: BorrowedFd<'_>) -> io::Result<Executable> {
+    let stat = rustix::fs::fstat(file)?;
+    let changed = stat.st_mtime.wrapping_mul(1_000_000_000).wrapping_add(stat.st_mtime_nsec as i64);
+    Ok(Executable(stat.st_dev, stat.st_ino, stat.st_size as u64, changed))
+}
+
+/// The program of this process, whatever its path names by now.
+pub(crate) fn own_program() -> io::Result<OwnedFd> {
+    use rustix::fs::{Mode, OFlags};
+    Ok(rustix::fs::open("/proc/self/exe", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// A handle of a process that was just started, and has not been waited for.
+pub(crate) fn handle_of(pid: Pid) -> io::Result<OwnedFd> {
+    Ok(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::NONBLOCK)?)
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    Code(i32),
+    Signal(i32),
+    /// Somebody else waited for it.
+    Unknown,
+}
+
+/// Waits for a process without blocking. Kills what is left of its process group first, while the number is still taken.
+pub(crate) fn reap(pidfd: BorrowedFd<'_>, pid: Pid) -> Option<Exit> {
+    let look = |more| {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | more;
+        rustix::process::waitid(WaitId::PidFd(pidfd), options)
+    };
+    match look(WaitIdOptions::NOWAIT) {
+        Ok(None) | Err(Errno::INTR) => return None,
+        Ok(Some(_)) => kill_group(pid),
+        Err(_) => return Some(Exit::Unknown),
+    }
+    match look(WaitIdOptions::empty()) {
+        Ok(Some(status)) => Some(match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => Exit::Code(code),
+            (_, Some(signal)) => Exit::Signal(signal),
+            _ => Exit::Unknown,
+        }),
+        Ok(None) | Err(Errno::INTR) => None,
+        Err(_) => Some(Exit::Unknown),
+    }
+}
+
+/// Kills a process and its group.
+pub(crate) fn kill(pidfd: BorrowedFd<'_>, pid: Pid) {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    // The number is its own as long as nobody has waited for it.
+    if rustix::process::waitid(WaitId::PidFd(pidfd), options).is_ok() {
+        kill_group(pid);
+    }
+    // Gone is as good.
+    let _ = rustix::process::pidfd_send_signal(pidfd, Signal::KILL);
+}
+
+fn kill_group(pid: Pid) {
+    let _ = rustix::process::kill_process_group(pid, Signal::KILL);
+}
+
+/// Has the kernel kill this process when the thread that started it ends, and ends it if that was not `parent` or is gone.
+pub(crate) fn end_with(parent: u32) -> io::Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get() as u32);
+    if now == Some(parent) { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
+}
+
+/// What a worker changes of its process: no core dumps of mappings that are gigabytes long; a better victim for the kernel than its
+/// supervisor; the signals with which terminals and service managers end programs do nothing.
+pub(crate) fn settle_in() {
+    extern "C" fn nothing(_: libc::c_int) {}
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    let _ = rustix::process::setrlimit(Resource::Core, none);
+    drop(std::fs::write("/proc/self/oom_score_adj", "500"));
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        let handler = nothing as extern "C" fn(libc::c_int);
+        // SAFETY: the handler touches nothing. Programs that the service starts do not inherit a handler, as they would
+        // inherit that a signal is ignored.
+        unsafe { libc::signal(signal, handler as libc::sighandler_t) };
+    }
+}
+
+/// Ends the process now. No handler runs: a library's may wait for a kernel that never ends.
+pub(crate) fn end_process(code: i32) -> ! {
+    // SAFETY: nothing of this process is needed after it.
+    unsafe { libc::_exit(code) }
+}
+
+/// Writes bytes that another process may be changing.
+///
+/// # Safety
+/// `len` bytes from `start` are mapped.
+pub(crate) unsafe fn write_from(
+    fd: BorrowedFd<'_>,
+    start: *const u8,
+    len: usize,
+) -> io::Result<usize> {
+    use std::os::fd::AsRawFd;
+    // SAFETY: the kernel reads mapped memory, as the caller says; it makes no reference to it.
+    let written = unsafe { libc::write(fd.as_raw_fd(), start.cast(), len) };
+    usize::try_from(written).map_err(|_| io::Error::last_os_error())
+}
+
+/// Reads what a pipe has, without waiting: false once it has ended.
+pub(crate) fn drain(pipe: BorrowedFd<'_>, mut take: impl FnMut(&[u8])) -> bool {
+    let mut buffer = [0u8; 16 << 10];
+    // Whoever writes without end gets its turn again.
+    for _ in 0..16 {
+        match rustix::io::read(pipe, &mut buffer) {
+            Ok(0) => return false,
+            Ok(bytes) => take(&buffer[..bytes]),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return true,
+            Err(_) => return false,
+        }
+    }
+    true
+}
+
+/// Makes reads of it return at once.
+pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(rustix::io::ioctl_fionbio(fd, true)?)
+}
+
+/// Puts `/dev/null` in the place of standard input.
+pub(crate) fn close_stdin() -> io::Result<()> {
+    let null = File::open("/dev/null")?;
+    Ok(rustix::stdio::dup2_stdin(&null)?)
+}
+
+/// A copy of standard input that no other program inherits.
+pub(crate) fn take_stdin() -> io::Result<OwnedFd> {
+    Ok(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?)
+}
+
+/// How much memory a process has, in bytes.
+pub(crate) fn resident_bytes(pid: Pid) -> Option<u64> {
+    let text = read_proc(pid, "statm")?;
+    let pages: u64 = text.split_ascii_whitespace().nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}
+
+/// Whether a process is stopped, or a debugger has it.
+pub(crate) fn is_stopped(pid: Pid) -> bool {
+    let stat = read_proc(pid, "stat").unwrap_or_default();
+    let state = stat.rsplit(')').next().and_then(|rest| rest.split_ascii_whitespace().next());
+    matches!(state, Some("T" | "t"))
+}
+
+fn read_proc(pid: Pid, file: &str) -> Option<String> {
+    std::fs::read_to_string(format!("/proc/{}/{file}", pid.as_raw_nonzero())).ok()
+}
+
+/// A file of the memory controller of this process's control group.
+pub(crate) fn memory_group_file(name: &str) -> Option<String> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    std::fs::read_to_string(format!("/sys/fs/cgroup{path}/{name}")).ok()
+}
+
+/// How many processes of this one's control group the kernel has killed for lack of memory.
+pub(crate) fn killed_for_memory() -> u64 {
+    let events = memory_group_file("memory.events").unwrap_or_default();
+    let count = events.lines().find_map(|line| line.strip_prefix("oom_kill "));
+    count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+}
+
+/// Reads all of a sealed descriptor.
+pub(crate) fn read_all(fd: OwnedFd, bytes: u64) -> io::Result<Vec<u8>> {
+    if sealed_bytes(fd.as_fd())? < bytes {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut all = Vec::new();
+    File::from(fd).take(bytes).read_to_end(&mut all)?;
+    Ok(all)
+}

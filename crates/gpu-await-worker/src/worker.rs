@@ -1,0 +1,348 @@
+//! [`Worker`]: the handle of the front.
+#![forbid(unsafe_code)]
+
+use std::borrow::Borrow;
+use std::ffi::OsString;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::codec;
+use crate::error::{Cause, Error, Result};
+use crate::gpus;
+use crate::group::Group;
+use crate::options::{Options, capped};
+use crate::payload::Lease;
+use crate::pending::Call;
+use crate::program::Program;
+use crate::restart::Restart;
+use crate::service::Service;
+use crate::supervisor;
+
+/// A [`Service`] in a process of its own, which is started again when it dies. Cheap to clone, `Send + Sync`; used on any executor.
+///
+/// # Ownership
+/// The process ends with the last handle: calls that are under way keep one. It ends with the front process as well, however that ends.
+pub struct Worker<S: Service> {
+    handle: Arc<Handle>,
+    service: PhantomData<fn() -> S>,
+}
+
+/// Closes the worker when it goes.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    pub(crate) group: Arc<Group>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.group.close(Duration::ZERO);
+    }
+}
+
+impl<S: Service> Clone for Worker<S> {
+    fn clone(&self) -> Self {
+        Worker { handle: self.handle.clone(), service: PhantomData }
+    }
+}
+
+impl<S: Service> fmt::Debug for Worker<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let service = self.handle.group.service;
+        f.debug_struct("Worker").field("service", &service).field("stats", &self.stats()).finish()
+    }
+}
+
+impl<S: Service> Worker<S> {
+    /// Begins with this configuration, which each process of the worker gets.
+    pub fn builder(config: S::Config) -> WorkerBuilder<S> {
+        WorkerBuilder { config, options: Options::default() }
+    }
+
+    /// Makes a call: the request is encoded now, and sent now if the process takes calls, else as soon as one does.
+    ///
+    /// Awaiting it sends it; ready proves that the process answered, or that no process ever will: each call ends exactly once. Options
+    /// are set before: see [`Call`].
+    pub fn call(&self, request: impl Borrow<S::Request>) -> Call<S> {
+        Call::new(&self.handle, request.borrow())
+    }
+
+    /// Takes shared memory for the payload of a request, of `bytes` zeros or an earlier payload, if there is room now.
+    ///
+    /// # Errors
+    /// [`Error::Overloaded`] if there is none, or no process; [`Error::TooLarge`]; the worker has ended.
+    pub fn try_lease(&self, bytes: usize) -> Result<Lease> {
+        self.handle.group.lease(bytes as u64)
+    }
+
+    /// [`try_lease`](Self::try_lease) once there is room.
+    ///
+    /// # Cancel safety
+    /// Nothing is taken by a future that was dropped.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`]; the worker has ended.
+    pub async fn lease(&self, bytes: usize) -> Result<Lease> {
+        loop {
+            // Before the look, so that nothing is missed in between.
+            let room = self.handle.group.room();
+            match self.try_lease(bytes) {
+                Err(Error::Overloaded { .. }) => {}
+                lease => return lease,
+            }
+            room.await.unwrap_or(Err(Error::Closed))?;
+        }
+    }
+
+    /// Waits until a process serves: at once, or after a restart.
+    ///
+    /// # Errors
+    /// The worker has ended: [`Error::GivenUp`], [`Error::Closed`].
+    pub async fn serving(&self) -> Result<()> {
+        self.handle.group.serving().await.unwrap_or(Err(Error::Closed))
+    }
+
+    /// Ends the worker: calls that no process has fail with [`Error::Closed`], the process answers the others and ends, and is killed if
+    /// that takes longer than `limit`. Returns when it is gone.
+    pub async fn close(self, limit: Duration) {
+        self.handle.group.close(capped(limit));
+        while self.handle.group.room().await.is_ok_and(|result| result.is_ok()) {}
+    }
+
+    /// The figures of the worker.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.handle.group.stats()
+    }
+
+    /// The last lines that the process wrote to its output and its errors; of the one that died last, if there is none now.
+    #[must_use]
+    pub fn log(&self) -> String {
+        self.handle.group.log()
+    }
+}
+
+/// The options of a [`Worker`].
+#[must_use = "a builder does nothing until `spawn`"]
+pub struct WorkerBuilder<S: Service> {
+    config: S::Config,
+    options: Options,
+}
+
+impl<S: Service> fmt::Debug for WorkerBuilder<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkerBuilder").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl<S: Service> WorkerBuilder<S> {
+    /// How many calls may be under way, those included that nobody waits for any more. 4,096.
+    pub fn most_calls(mut self, calls: usize) -> Self {
+        self.options.most_calls = calls;
+        self
+    }
+
+    /// The longest request or response, encoded, without payload. 64 KiB; the system may take no more than 200 KiB.
+    pub fn most_message_bytes(mut self, bytes: u32) -> Self {
+        self.options.most_message_bytes = bytes;
+        self
+    }
+
+    /// The shared memory for payloads of requests and of responses, in bytes. 64 MiB each, of which what is used takes memory.
+    pub fn payload_bytes(mut self, requests: u64, responses: u64) -> Self {
+        self.options.request_slab_bytes = requests;
+        self.options.response_slab_bytes = responses;
+        self
+    }
+
+    /// Places the worker on the GPU with this UUID, or this beginning of one, out of [`gpus`](crate::gpus); or on a part of one, `MIG-..`. Its
+    /// processes see that GPU alone, as number 0. Without it they open the host device.
+    pub fn gpu(mut self, uuid: impl Into<String>) -> Self {
+        self.options.gpu = Some(uuid.into());
+        self
+    }
+
+    /// The limit of the device's account in the process, in bytes.
+    pub fn device_memory_bytes(mut self, bytes: u64) -> Self {
+        self.options.device_memory_bytes = Some(bytes);
+        self
+    }
+
+    /// Kills the process when it has more memory than this, in bytes; looked at twice a second. No limit.
+    pub fn resident_bytes(mut self, bytes: u64) -> Self {
+        self.options.resident_bytes = Some(bytes);
+        self
+    }
+
+    /// Opens the device in verify mode: an answer leaves the process only when the device was well behind it, and a fault names exactly
+    /// the operation that faulted. Each operation then takes a round trip.
+    pub fn verify(mut self, verify: bool) -> Self {
+        self.options.verify = verify;
+        self
+    }
+
+    /// Starts also where MPS is on, and the fault of one client ends all of them.
+    pub fn allow_mps(mut self, allow: bool) -> Self {
+        self.options.allow_mps = allow;
+        self
+    }
+
+    /// The threads of the process's runtime. 1: it polls everything on the thread that reads the calls, which saves a call two wake-ups; code that
+    /// blocks it delays other calls. With more, on a multi-threaded runtime, calls may compute on the CPU beside each other.
+    pub fn threads(mut self, threads: u32) -> Self {
+        self.options.threads = threads.max(1);
+        self
+    }
+
+    /// How long both sides look for the next message before they sleep: a call that comes, and an answer that is there, within this time costs
+    /// no wake-up, and each side may keep a core busy for as long after each message. Zero: both sleep at once.
+    ///
+    /// In the front it is the task that awaits the answer that looks; it lets other tasks run in between.
+    pub fn hot(mut self, time: Duration) -> Self {
+        self.options.hot = capped(time);
+        self
+    }
+
+    /// How long [`Service::start`] may take, in each process. 120 s.
+    pub fn start_limit(mut self, limit: Duration) -> Self {
+        self.options.start = capped(limit);
+        self
+    }
+
+    /// How long nothing may poll the process's executor, once the service has started, before the process counts as hung and is killed:
+    /// because a call of the driver, or blocking code of the service, does not return on all of its threads. A kernel that runs long does
+    /// not block it. No limit.
+    pub fn executor_limit(mut self, limit: Duration) -> Self {
+        self.options.executor = Some(capped(limit));
+        self
+    }
+
+    /// How long a killed process may take to go before it is set aside as stuck, and how many of these there may be before the worker is
+    /// given up. 5 s and 1.
+    pub fn stuck(mut self, grace: Duration, most: usize) -> Self {
+        self.options.kill_grace = capped(grace);
+        self.options.most_stuck = most;
+        self
+    }
+
+    /// When a process is started again.
+    pub fn restart(mut self, restart: Restart) -> Self {
+        let most_delay = capped(restart.most_delay);
+        self.options.restart = Restart { most_delay, ..restart };
+        self
+    }
+
+    /// How much of what the process writes is kept, in bytes. 64 KiB.
+    pub fn log_bytes(mut self, bytes: usize) -> Self {
+        self.options.log_bytes = bytes;
+        self
+    }
+
+    /// Sets a variable of the process's environment, which is the front's otherwise.
+    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.options.environment.push((name.into(), value.into()));
+        self
+    }
+
+    /// Starts the worker; ready proves that its service has started.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped takes the process with it.
+    ///
+    /// # Errors
+    /// Nothing is started without [`init`](crate::init), inside of a worker, or for a service that `init` does not name. If the first
+    /// process dies before it serves the worker is [given up](Error::GivenUp), with the cause and its log.
+    pub async fn spawn(self) -> Result<Worker<S>> {
+        let worker = self.begin()?;
+        worker.serving().await?;
+        Ok(worker)
+    }
+
+    /// Starts the worker, and waits for nothing: calls wait until it serves.
+    ///
+    /// # Errors
+    /// As [`spawn`](Self::spawn), but for what the process does: that fails the calls, and [`Worker::serving`].
+    pub fn begin(mut self) -> Result<Worker<S>> {
+        let service = std::any::type_name::<S>();
+        let program = Program::get(service)?;
+        if let Some(wanted) = &self.options.gpu {
+            self.options.gpu = Some(gpus::find(wanted)?);
+        }
+        let encode = |error| Error::Encode { what: "configuration", error };
+        let config = codec::encode(&self.config).map_err(encode)?;
+        let group = Group::new(self.options, service, config, program, Instant::now());
+        supervisor::supervise(group.clone())?;
+        Ok(Worker { handle: Arc::new(Handle { group }), service: PhantomData })
+    }
+}
+
+/// Whether a worker serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Health {
+    /// Its first process starts.
+    Starting,
+    /// Calls are answered.
+    Serving,
+    /// Its process died, or is dying; the next one starts, or will. Calls wait.
+    Restarting,
+    /// It ends, as it was asked to.
+    Closing,
+    /// It was closed.
+    Closed,
+    /// Its processes died early too often.
+    GivenUp,
+}
+
+/// How long the steps of the last start took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Recovery {
+    /// From `SIGKILL` until the process before it was gone; zero if it went by itself, or was the first.
+    pub killed_to_reaped: Duration,
+    /// Until the process was started: the delay of [`Restart`].
+    pub reaped_to_started: Duration,
+    /// Until it said hello.
+    pub started_to_hello: Duration,
+    /// Until its service had started.
+    pub hello_to_serving: Duration,
+}
+
+/// The figures of a [`Worker`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Whether it serves.
+    pub health: Option<Health>,
+    /// The number of its process.
+    pub process: Option<u32>,
+    /// Calls that have not ended, and abandoned ones that a process still has.
+    pub calls: usize,
+    /// Those of them that the process has.
+    pub running: usize,
+    /// Processes that were killed and are not gone.
+    pub stuck: usize,
+    /// Deaths in a row that were early.
+    pub early_deaths: u32,
+    /// Why a process died last.
+    pub last_cause: Option<Cause>,
+    /// How many processes were started.
+    pub starts: u64,
+    /// How many died.
+    pub deaths: u64,
+    /// Calls that were answered.
+    pub answered: u64,
+    /// Calls that ended with their process.
+    pub lost_calls: u64,
+    /// Calls whose deadline passed.
+    pub deadlines: u64,
+    /// Messages about calls and leases that there are not: none, unless a process misbehaves.
+    pub stale_messages: u64,
+    /// The process is stopped, or a debugger has it. It is not killed for that.
+    pub is_stopped: bool,
+    /// The executor of the process has not been polled for 5 s: something blocks it.
+    pub is_busy: bool,
+    /// The steps of the last start.
+    pub last_start: Option<Recovery>,
+}

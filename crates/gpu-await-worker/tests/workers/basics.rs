@@ -1,0 +1,168 @@
+//! Starting, calling, dying, starting again.
+
+use std::time::Duration;
+
+use gpu_await_worker::{Cause, Error, Guilt, Health, Worker};
+
+use crate::twin::{Do, Done, NeverStarts, Stranger, eventually, lives, lost, run, worker};
+
+#[test]
+fn a_worker_answers() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let answer = worker.call(Do::Double(vec![1.0, 2.5])).await.unwrap();
+        assert_eq!(answer, Done::Floats(vec![2.0, 5.0]));
+        let Done::Number(pid) = worker.call(Do::Pid).await.unwrap() else { panic!() };
+        assert_ne!(pid, std::process::id());
+        assert_eq!(worker.stats().process, Some(pid));
+        assert_eq!(worker.stats().health, Some(Health::Serving));
+        worker.close(Duration::from_secs(10)).await;
+        assert!(!lives(pid));
+    });
+}
+
+#[test]
+fn a_hot_worker_answers_as_well() {
+    run(async {
+        let worker = worker().hot(Duration::from_micros(200)).spawn().await.unwrap();
+        for n in 0..500 {
+            // At once, after the look, and beside others.
+            let delay = Duration::from_micros(u64::from(n % 5) * 100);
+            let (one, other) = (worker.call(Do::Later(n, delay)), worker.call(Do::Pid));
+            let (one, _) = futures::join!(one.send(), other.send());
+            assert_eq!(one, Ok(Done::Number(n)));
+        }
+        lost(worker.call(Do::Abort).await);
+        assert_eq!(worker.call(Do::Later(7, Duration::ZERO)).await, Ok(Done::Number(7)));
+    });
+}
+
+#[test]
+fn each_death_is_named() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        for (request, cause) in [
+            (Do::Abort, Cause::Signal(6)),
+            (Do::Exit(7), Cause::Exited(7)),
+            (Do::Stray, Cause::Signal(11)),
+        ] {
+            let lost = lost(worker.call(&request).await);
+            assert_eq!((lost.cause, lost.guilt, lost.attempt), (cause, Guilt::Alone, 1));
+            let answer = worker.call(Do::Double(vec![1.0])).await.unwrap();
+            assert_eq!(answer, Done::Floats(vec![2.0]));
+        }
+        let lost = lost(worker.call(Do::Fault).await);
+        let Cause::Fault(text) = &lost.cause else { panic!("{lost:?}") };
+        assert!(text.contains("an illegal address"), "{text}");
+        assert_eq!(worker.stats().deaths, 4);
+    });
+}
+
+#[test]
+fn errors_and_panics_are_the_calls_own() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let failed = worker.call(Do::Fail("no".into())).await;
+        assert_eq!(failed, Err(Error::Service("no".into())));
+        assert_eq!(worker.call(Do::Panic).await, Err(Error::Panicked("as asked".into())));
+        assert_eq!(worker.stats().deaths, 0);
+    });
+}
+
+#[test]
+fn a_first_start_that_fails_is_reported() {
+    run(async {
+        for (how, part) in
+            [("no weights", "no weights"), ("panic", "at the start"), ("abort", "signal 6")]
+        {
+            let spawned = Worker::<NeverStarts>::builder(how.to_owned()).spawn().await;
+            let error = spawned.unwrap_err();
+            assert!(matches!(error, Error::GivenUp { .. }), "{error:?}");
+            assert!(error.to_string().contains(part), "{error}");
+            assert!(error.to_string().contains("about to fail"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn what_cannot_work_starts_nothing() {
+    run(async {
+        let stranger = Worker::<Stranger>::builder(()).spawn().await;
+        assert!(matches!(stranger, Err(Error::NotRegistered { .. })), "{stranger:?}");
+        let worker = worker().spawn().await.unwrap();
+        let inside = worker.call(Do::Worker).await.unwrap();
+        assert_eq!(inside, Done::Text("InsideWorker".into()));
+    });
+}
+
+#[test]
+fn the_last_handle_ends_the_process() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let Done::Number(pid) = worker.call(Do::Pid).await.unwrap() else { panic!() };
+        let call = worker.call(Do::Later(1, Duration::from_secs(3600))).send();
+        drop(worker);
+        assert!(lives(pid));
+        drop(call);
+        eventually("the process is gone", || !lives(pid));
+    });
+}
+
+#[test]
+fn a_program_of_a_worker_is_none() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        // It inherits no descriptor, so it keeps nothing of the worker, whose death is seen all the same.
+        let Done::Number(program) = worker.call(Do::Program).await.unwrap() else { panic!() };
+        let fds = std::fs::read_dir(format!("/proc/{program}/fd")).unwrap();
+        let targets: Vec<_> = fds
+            .filter_map(|fd| std::fs::read_link(fd.unwrap().path()).ok())
+            .map(|target| target.to_string_lossy().into_owned())
+            .collect();
+        let kept =
+            targets.iter().filter(|target| target.contains("socket") || target.contains("memfd"));
+        assert_eq!(kept.count(), 0, "{targets:?}");
+        lost(worker.call(Do::Abort).await);
+        // It was in the group of the process.
+        eventually("the program is gone", || !lives(program));
+    });
+}
+
+#[test]
+fn a_fork_of_a_worker_goes_with_it() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        // It has the socket, and the slabs' descriptors: no end of file, but a death all the same.
+        let Done::Number(child) = worker.call(Do::Fork).await.unwrap() else { panic!() };
+        lost(worker.call(Do::Abort).await);
+        eventually("the fork is gone", || !lives(child));
+        assert_eq!(worker.call(Do::Later(1, Duration::ZERO)).await, Ok(Done::Number(1)));
+    });
+}
+
+#[test]
+fn answers_before_the_death_count() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        for _ in 0..5 {
+            assert_eq!(worker.call(Do::AnswerAndDie).await, Ok(Done::Nothing));
+            let deaths = worker.stats().deaths;
+            eventually("it died", || worker.stats().deaths > deaths);
+        }
+    });
+}
+
+#[test]
+fn output_is_kept_from_the_end() {
+    run(async {
+        let worker = worker().log_bytes(1000).spawn().await.unwrap();
+        // More than a pipe holds: nobody waits for a reader.
+        for _ in 0..20 {
+            worker.call(Do::Say("x".repeat(16_000))).await.unwrap();
+        }
+        worker.call(Do::Say("the end".into())).await.unwrap();
+        eventually("all is read", || worker.log().contains("the end"));
+        assert!(worker.log().len() < 1100, "{}", worker.log().len());
+        assert!(worker.log().contains("bytes before this were dropped"));
+    });
+}

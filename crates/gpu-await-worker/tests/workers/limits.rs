@@ -1,0 +1,220 @@
+//! Limits, deadlines, retries and restarts.
+
+use std::time::{Duration, Instant};
+
+use gpu_await_worker::{Cause, Error, Guilt, Health, Restart, Worker};
+
+use crate::twin::{Do, Done, Start, eventually, lives, lost, run, worker};
+
+const LONG: Duration = Duration::from_secs(3600);
+
+#[test]
+fn a_call_over_its_limit_ends_with_its_process() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let begun = Instant::now();
+        let limit = Duration::from_millis(100);
+        // Beside it, one that may run again, and one that may not.
+        let again = worker.call(Do::Later(1, Duration::from_millis(150))).idempotent().send();
+        let once = worker.call(Do::Later(2, LONG)).send();
+        let lost_one = lost(worker.call(Do::Loop).within(limit).await);
+        assert_eq!((lost_one.cause, lost_one.guilt), (Cause::CallLimit(limit), Guilt::Alone));
+        assert!(begun.elapsed() >= limit);
+        assert_eq!(lost(once.await).guilt, Guilt::Innocent);
+        assert_eq!(again.await, Ok(Done::Number(1)));
+    });
+}
+
+#[test]
+fn limits_may_be_endless() {
+    run(async {
+        let endless = Duration::MAX;
+        let worker = worker().start_limit(endless).stuck(endless, 1).executor_limit(endless);
+        let worker = worker.spawn().await.unwrap();
+        let call = worker.call(Do::Later(4, Duration::ZERO)).within(endless).deadline(endless);
+        assert_eq!(call.await, Ok(Done::Number(4)));
+        worker.close(endless).await;
+    });
+}
+
+#[test]
+fn a_limit_holds_without_a_caller() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        drop(worker.call(Do::Loop).within(Duration::from_millis(50)).send());
+        eventually("it was killed", || worker.stats().deaths == 1);
+        assert_eq!(worker.call(Do::Later(5, Duration::ZERO)).await, Ok(Done::Number(5)));
+    });
+}
+
+#[test]
+fn a_deadline_ends_a_call_and_no_process() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let late = worker.call(Do::Later(1, LONG)).deadline(Duration::from_millis(30)).await;
+        assert_eq!(late, Err(Error::Deadline));
+        assert_eq!(worker.stats().running, 1, "the process still has it");
+        assert_eq!(worker.call(Do::Later(2, Duration::ZERO)).await, Ok(Done::Number(2)));
+        assert_eq!(worker.stats().deaths, 0);
+    });
+}
+
+#[test]
+fn what_is_under_way_is_bounded() {
+    run(async {
+        let worker = worker().most_calls(4).spawn().await.unwrap();
+        let calls: Vec<_> = (0..4).map(|n| worker.call(Do::Later(n, LONG)).send()).collect();
+        let fifth = worker.call(Do::Pid).await;
+        assert_eq!(fifth, Err(Error::Overloaded { what: "calls", found: 4, limit: 4 }));
+        // Giving up makes no room: the process still has them.
+        drop(calls);
+        assert!(matches!(worker.call(Do::Pid).await, Err(Error::Overloaded { .. })));
+    });
+}
+
+#[test]
+fn the_guilty_call_is_found() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let brief = Duration::from_millis(30);
+        let good: Vec<_> =
+            (0..6).map(|n| worker.call(Do::Later(n, brief)).idempotent().send()).collect();
+        let poison = worker.call(Do::Abort).idempotent().send();
+        for (n, call) in good.into_iter().enumerate() {
+            assert_eq!(call.await, Ok(Done::Number(n as u32)));
+        }
+        let lost = lost(poison.await);
+        assert_eq!((lost.guilt, lost.attempt), (Guilt::Alone, 2));
+        assert_eq!(worker.stats().deaths, 2);
+    });
+}
+
+#[test]
+fn early_deaths_end_a_worker() {
+    run(async {
+        let restart = Restart {
+            first_delay: Duration::from_millis(1),
+            most_delay: Duration::from_millis(4),
+            early_deaths: 3,
+            ..Restart::default()
+        };
+        let worker = worker().restart(restart).spawn().await.unwrap();
+        for _ in 0..4 {
+            lost(worker.call(Do::Exit(3)).await);
+        }
+        let error = worker.serving().await.unwrap_err();
+        let Error::GivenUp { early_deaths, cause, .. } = &error else { panic!("{error:?}") };
+        assert_eq!((*early_deaths, cause), (4, &Cause::Exited(3)));
+        assert_eq!(worker.stats().health, Some(Health::GivenUp));
+        assert_eq!(worker.call(Do::Pid).await.unwrap_err(), error);
+    });
+}
+
+#[test]
+fn starts_that_fail_later_are_retried_and_given_up() {
+    run(async {
+        let path = std::env::temp_dir().join(format!("gpu-await-worker-{}", std::process::id()));
+        std::fs::write(&path, "").unwrap();
+        let once = Some(path.to_string_lossy().into_owned());
+        let restart = Restart {
+            first_delay: Duration::from_millis(1),
+            early_deaths: 2,
+            ..Restart::default()
+        };
+        let config = Start { once, ..Start::default() };
+        let worker = Worker::<crate::twin::Twin>::builder(config).restart(restart);
+        let worker = worker.spawn().await.unwrap();
+        lost(worker.call(Do::Abort).await);
+        let error = worker.call(Do::Pid).await.unwrap_err();
+        let Error::GivenUp { cause: Cause::StartFailed(why), .. } = &error else {
+            panic!("{error:?}")
+        };
+        assert!(why.contains("No such file"), "{why}");
+        assert_eq!(worker.stats().starts, 3);
+    });
+}
+
+#[test]
+fn a_start_that_takes_too_long_is_ended() {
+    run(async {
+        let config = Start { delay: LONG, ..Start::default() };
+        let limit = Duration::from_millis(200);
+        let spawned = Worker::<crate::twin::Twin>::builder(config).start_limit(limit).spawn().await;
+        let Err(Error::GivenUp { cause, .. }) = spawned else { panic!("{spawned:?}") };
+        assert_eq!(cause, Cause::NoStart(limit));
+    });
+}
+
+#[test]
+fn too_much_memory_ends_a_process() {
+    run(async {
+        let limit = 200 << 20;
+        let worker = worker().resident_bytes(limit).spawn().await.unwrap();
+        let lost = lost(worker.call(Do::Hoard(400 << 20)).await);
+        let Cause::MemoryLimit { resident, limit: found } = lost.cause else { panic!("{lost:?}") };
+        assert!(resident > limit && found == limit);
+    });
+}
+
+#[test]
+fn a_stopped_process_is_left_alone() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let pid = worker.stats().process.unwrap();
+        let stopped = worker.call(Do::Stop).send();
+        eventually("it is reported", || worker.stats().is_stopped);
+        assert_eq!(worker.stats().deaths, 0);
+        // SAFETY: signals a child of this process, which has not been waited for.
+        unsafe { libc::kill(pid as libc::pid_t, libc::SIGCONT) };
+        assert_eq!(stopped.await, Ok(Done::Nothing));
+    });
+}
+
+#[test]
+fn a_process_that_does_not_go_is_set_aside() {
+    run(async {
+        // No process is gone at the moment when it is killed.
+        let restart = Restart { early_deaths: 100, ..Restart::default() };
+        let worker = worker().stuck(Duration::ZERO, 1).restart(restart).spawn().await.unwrap();
+        let limit = Duration::from_millis(20);
+        let lost = lost(worker.call(Do::Loop).within(limit).await);
+        assert_eq!(lost.cause, Cause::CallLimit(limit));
+        assert_eq!(worker.call(Do::Later(1, Duration::ZERO)).await, Ok(Done::Number(1)));
+        eventually("it is reaped after all", || worker.stats().stuck == 0);
+    });
+}
+
+#[test]
+fn a_blocked_executor_ends_its_process() {
+    run(async {
+        let limit = Duration::from_millis(1500);
+        let worker = worker().threads(1).executor_limit(limit).spawn().await.unwrap();
+        let lost = lost(worker.call(Do::Loop).await);
+        assert!(matches!(lost.cause, Cause::Hung(time) if time > limit), "{lost:?}");
+    });
+}
+
+#[test]
+fn closing_answers_what_runs() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let pid = worker.stats().process.unwrap();
+        let runs = worker.call(Do::Later(1, Duration::from_millis(50))).send();
+        let other = worker.clone();
+        worker.close(Duration::from_secs(20)).await;
+        assert!(!lives(pid));
+        assert_eq!(runs.await, Ok(Done::Number(1)));
+        assert_eq!(other.call(Do::Pid).await, Err(Error::Closed));
+        assert_eq!(other.stats().health, Some(Health::Closed));
+    });
+}
+
+#[test]
+fn closing_kills_what_does_not_end() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let runs = worker.call(Do::Loop).send();
+        worker.close(Duration::from_millis(50)).await;
+        assert_eq!(lost(runs.await).cause, Cause::NoEnd);
+    });
+}

@@ -1,0 +1,12 @@
+//! Workers on the host device, whose services do what services must not.
+
+mod basics;
+mod front;
+mod fuzz;
+mod kept;
+mod limits;
+mod misbehave;
+mod payloads;
+mod twin;
+
+gpu_await_worker::test_main!(twin::Twin, twin::NeverStarts);

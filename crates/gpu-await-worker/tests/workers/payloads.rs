@@ -1,0 +1,138 @@
+//! Payloads: leases, copies, and what happens to both when nobody waits, or a process dies.
+
+use std::io::{Read, Seek};
+use std::time::Duration;
+
+use gpu_await_worker::Error;
+
+use crate::twin::{Do, Done, lost, run, worker};
+
+fn bytes(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|at| (at as u8).wrapping_mul(31).wrapping_add(seed)).collect()
+}
+
+#[test]
+fn payloads_go_both_ways() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        for len in [0, 1, 255, 256, 257, 1 << 20] {
+            let mut expected = bytes(len, 5);
+            let mut lease = worker.try_lease(len).unwrap();
+            lease.copy_from_slice(&expected);
+            let leased = worker.call(Do::Reverse).lease(lease).send().with_payload();
+            let copied = worker.call(Do::Reverse).payload(expected.clone()).send().with_payload();
+            expected.reverse();
+            for answer in [leased.await.unwrap(), copied.await.unwrap()] {
+                let (done, payload) = answer;
+                assert_eq!(done, Done::Number(len as u32));
+                let payload = payload.expect("it comes with a payload");
+                assert_eq!(payload.to_vec(), expected);
+                let mut file = std::fs::File::from(memory());
+                assert_eq!(payload.write_to(&file, len / 2).unwrap(), len - len / 2);
+                let mut written = Vec::new();
+                file.rewind().unwrap();
+                file.read_to_end(&mut written).unwrap();
+                assert_eq!(written, expected[len / 2..]);
+            }
+        }
+    });
+}
+
+#[test]
+fn payloads_go_to_the_device_and_back() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        for len in [0, 1, 1000, 100_000] {
+            let x: Vec<f32> = (0..len).map(|n| n as f32).collect();
+            let bytes: Vec<u8> = x.iter().flat_map(|x| x.to_ne_bytes()).collect();
+            let call = worker.call(Do::DoubleOnDevice).payload(bytes).send().with_payload();
+            let (_, payload) = call.await.unwrap();
+            let y: Vec<u8> = x.iter().flat_map(|x| (2.0 * x).to_ne_bytes()).collect();
+            assert_eq!(payload.unwrap().to_vec(), y);
+        }
+        let odd = worker.call(Do::DoubleOnDevice).payload(vec![1; 5]).await;
+        assert!(odd.unwrap_err().to_string().contains("not a whole number"));
+    });
+}
+
+fn memory() -> std::os::fd::OwnedFd {
+    use std::os::fd::FromRawFd;
+    // SAFETY: a name that ends with a zero; flags of the system's.
+    let fd = unsafe { libc::memfd_create(c"written".as_ptr(), libc::MFD_CLOEXEC) };
+    assert!(fd >= 0);
+    // SAFETY: just made, and nobody else's.
+    unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) }
+}
+
+#[test]
+fn memory_comes_back_when_the_process_is_done() {
+    run(async {
+        const SLAB: usize = 1 << 20;
+        let worker = worker().payload_bytes(SLAB as u64, SLAB as u64).spawn().await.unwrap();
+        let too_large = worker.try_lease(SLAB + 1);
+        assert!(matches!(too_large, Err(Error::TooLarge { .. })), "{too_large:?}");
+        for round in 0..20 {
+            // All of both slabs, again and again.
+            let mut lease = worker.lease(SLAB).await.unwrap();
+            assert!(matches!(worker.try_lease(1), Err(Error::Overloaded { .. })));
+            lease.fill(round);
+            let call = worker.call(Do::Reverse).lease(lease).send().with_payload();
+            if round % 3 == 0 {
+                // Nobody waits: the memory is not used again before the process is done with it.
+                drop(call);
+                continue;
+            }
+            // The response slab has a page of its own for the status.
+            let answer = call.await.unwrap();
+            assert!(answer.1.unwrap().to_vec().iter().all(|byte| *byte == round));
+        }
+        assert_eq!(worker.stats().stale_messages, 0);
+    });
+}
+
+#[test]
+fn a_lease_outlives_its_process() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let mut lease = worker.try_lease(10_000).unwrap();
+        lease.copy_from_slice(&bytes(10_000, 1));
+        let (_, kept) =
+            worker.call(Do::Reverse).payload(bytes(5000, 2)).send().with_payload().await.unwrap();
+        lost(worker.call(Do::Abort).await);
+        worker.serving().await.unwrap();
+        // What the dead process answered is still there, and what was to be sent to it goes to the next one.
+        let mut expected = bytes(5000, 2);
+        expected.reverse();
+        assert_eq!(kept.unwrap().to_vec(), expected);
+        let (_, answer) =
+            worker.call(Do::Reverse).lease(lease).send().with_payload().await.unwrap();
+        let mut expected = bytes(10_000, 1);
+        expected.reverse();
+        assert_eq!(answer.unwrap().to_vec(), expected);
+    });
+}
+
+#[test]
+fn calls_wait_for_room() {
+    run(async {
+        const SLAB: u64 = 64 << 10;
+        let worker = worker().payload_bytes(SLAB, SLAB).spawn().await.unwrap();
+        // Ten times what the slabs hold.
+        let calls = (0..40u8).map(|seed| {
+            let call =
+                worker.call(Do::Reverse).payload(bytes(16 << 10, seed)).send().with_payload();
+            async move {
+                let (_, payload) = call.await.unwrap();
+                let mut expected = bytes(16 << 10, seed);
+                expected.reverse();
+                assert_eq!(payload.unwrap().to_vec(), expected);
+            }
+        });
+        futures::future::join_all(calls).await;
+        let large = worker.call(Do::Reverse).payload(bytes(SLAB as usize + 1, 0)).await;
+        assert!(matches!(large, Err(Error::TooLarge { .. })), "{large:?}");
+        let long = worker.call(Do::Fail("x".repeat(100_000))).await;
+        assert!(matches!(long, Err(Error::TooLarge { .. })), "{long:?}");
+        assert_eq!(worker.call(Do::Later(3, Duration::ZERO)).await, Ok(Done::Number(3)));
+    });
+}

@@ -1,0 +1,317 @@
+//! Services that fail in every way, and what tests share.
+
+use std::time::Duration;
+
+use gpu_await::Stream;
+use gpu_await_worker::{Error, Failure, Host, Payloads, Service, Worker, WorkerBuilder};
+use serde::{Deserialize, Serialize};
+
+/// What a call makes the process do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Do {
+    /// Answers with the doubles, computed on the device.
+    Double(Vec<f32>),
+    /// Answers with its argument, later.
+    Later(u32, Duration),
+    /// Answers with the number of its process.
+    Pid,
+    /// Reverses its payload.
+    Reverse,
+    /// Doubles the numbers of its payload, on the device.
+    DoubleOnDevice,
+    /// Forks, and the child sleeps for ever with all that it inherits.
+    Fork,
+    /// Answers with the sum of what is kept under this name.
+    Keep(String, Filler),
+    /// Sends its supervisor what no service sends, from this seed.
+    Fuzz(u64),
+    /// Fails.
+    Fail(String),
+    Panic,
+    Abort,
+    Exit(i32),
+    /// Loses the device.
+    Fault,
+    /// Writes through a wild pointer.
+    Stray,
+    /// Blocks every thread of the runtime for ever.
+    Loop,
+    /// Stops itself.
+    Stop,
+    /// Starts a program that outlives the process, which holds what it inherits.
+    Program,
+    /// Starts a worker.
+    Worker,
+    /// Takes memory.
+    Hoard(usize),
+    /// Prints a line.
+    Say(String),
+    /// Answers, and ends the process in the same breath.
+    AnswerAndDie,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Done {
+    Floats(Vec<f32>),
+    Number(u32),
+    Text(String),
+    Nothing,
+}
+
+/// How memory to be kept is filled.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Filler {
+    Good,
+    Slow(Duration),
+    Fails,
+    Dies,
+}
+
+pub(crate) struct Twin {
+    stream: Stream,
+    twice: twice,
+    host: Host,
+}
+
+/// Its configuration: whether, and how often by now, the start goes wrong.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Start {
+    pub(crate) delay: Duration,
+    /// A file that is removed by the first start, and whose absence makes later ones fail.
+    pub(crate) once: Option<String>,
+}
+
+gpu_await::kernel! {
+    /// Panics, which loses a host device as a fault loses a GPU.
+    unsafe fn faulty(y: &mut [f32]);
+    launch = gpu_await::LaunchConfig::for_elements(y.len());
+    host = fault;
+}
+
+gpu_await::kernel! {
+    /// Doubles.
+    unsafe fn twice(x: &[f32], y: &mut [f32]) where x.len() == y.len();
+    launch = gpu_await::LaunchConfig::for_elements(y.len());
+    host = double;
+}
+
+fn double(_: &gpu_await::Grid, x: &[f32], y: &mut [f32]) {
+    y.iter_mut().zip(x).for_each(|(y, x)| *y = 2.0 * x);
+}
+
+fn fault(_: &gpu_await::Grid, _: &mut [f32]) {
+    panic!("an illegal address");
+}
+
+impl Service for Twin {
+    type Config = Start;
+    type Request = Do;
+    type Response = Done;
+
+    async fn start(config: Start, host: &Host) -> Result<Self, Failure> {
+        tokio::time::sleep(config.delay).await;
+        if let Some(once) = config.once {
+            std::fs::remove_file(once)?;
+        }
+        let twice = twice::load(host.device()).await?;
+        Ok(Twin { stream: host.device().stream()?, twice, host: host.clone() })
+    }
+
+    async fn call(&self, request: Do, payloads: &mut Payloads) -> Result<Done, Failure> {
+        Ok(match request {
+            Do::Double(x) => {
+                let x = self.stream.upload(x).queued()?;
+                let x = self.stream.download(&x).await?;
+                Done::Floats(x.iter().map(|x| 2.0 * x).collect())
+            }
+            Do::Later(number, delay) => {
+                tokio::time::sleep(delay).await;
+                Done::Number(number)
+            }
+            Do::Pid => Done::Number(std::process::id()),
+            Do::Reverse => {
+                let request = payloads.request().ok_or_else(|| Failure::new("no payload"))?;
+                let mut response = payloads.respond(request.len()).await?;
+                response.copy_from_slice(&request);
+                response.reverse();
+                payloads.attach(response);
+                Done::Number(request.len() as u32)
+            }
+            Do::DoubleOnDevice => {
+                let request = payloads.request().ok_or_else(|| Failure::new("no payload"))?;
+                let bytes = request.len();
+                let x = request.upload::<f32>(&self.stream).await?;
+                let mut y = self.stream.zeros::<f32>(x.len()).queued()?;
+                self.twice.launch(&self.stream, &x, &mut y).queued()?;
+                let response = payloads.respond(bytes).await?;
+                payloads.attach(response.download(&self.stream, &y).await?);
+                Done::Nothing
+            }
+            Do::Fork => {
+                // SAFETY: the child calls nothing but what may be called after a fork.
+                match unsafe { libc::fork() } {
+                    0 => loop {
+                        // SAFETY: waits, and touches no memory.
+                        unsafe { libc::pause() };
+                    },
+                    child => Done::Number(child as u32),
+                }
+            }
+            Do::Keep(name, filler) => {
+                let kept = self.host.keep::<u32>(&name, 1000, async |weights| {
+                    match filler {
+                        Filler::Dies => std::process::abort(),
+                        Filler::Fails => return Err(Failure::new("no weights")),
+                        Filler::Slow(time) => tokio::time::sleep(time).await,
+                        Filler::Good => {}
+                    }
+                    let device = weights.device().clone();
+                    // Another pid each time: who filled it can be told.
+                    device.fill(weights.memory(), std::process::id()).await?;
+                    Ok(())
+                });
+                let kept = self.stream.download(&kept.await?).await?;
+                assert!(kept.iter().all(|filler| *filler == kept[0]));
+                Done::Number(kept[0])
+            }
+            Do::Fuzz(seed) => {
+                crate::misbehave::misbehave(seed);
+                Done::Nothing
+            }
+            Do::Fail(why) => return Err(Failure::new(why)),
+            Do::Panic => panic!("as asked"),
+            Do::Abort => std::process::abort(),
+            Do::Exit(code) => std::process::exit(code),
+            Do::Fault => {
+                let kernel = faulty::load(&self.stream.device()).await?;
+                let mut y = self.stream.zeros::<f32>(4).queued()?;
+                kernel.launch(&self.stream, &mut y).await?;
+                Done::Nothing
+            }
+            Do::Stray => {
+                let nowhere = std::ptr::without_provenance_mut::<u8>(8);
+                // SAFETY: none; that is the point.
+                unsafe { nowhere.write_volatile(1) };
+                Done::Nothing
+            }
+            Do::Loop => {
+                for _ in 0..8 {
+                    tokio::spawn(async { std::thread::sleep(Duration::from_secs(3600)) });
+                }
+                std::thread::sleep(Duration::from_secs(3600));
+                Done::Nothing
+            }
+            Do::Stop => {
+                // SAFETY: stops this process, and touches no memory.
+                unsafe { libc::raise(libc::SIGSTOP) };
+                Done::Nothing
+            }
+            Do::Program => {
+                let child = std::process::Command::new("sleep").arg("3600").spawn()?;
+                Done::Number(child.id())
+            }
+            Do::Worker => match worker().spawn().await {
+                Err(error) => Done::Text(format!("{error:?}")),
+                Ok(_) => Done::Nothing,
+            },
+            Do::Hoard(bytes) => {
+                let hoard = vec![1u8; bytes];
+                tokio::time::sleep(Duration::from_secs(3600)).await;
+                Done::Number(hoard.len() as u32)
+            }
+            Do::Say(line) => {
+                println!("{line}");
+                Done::Nothing
+            }
+            Do::AnswerAndDie => {
+                // The answer of this call is sent before the timer fires; the socket is full of it when the process is gone.
+                std::thread::spawn(|| {
+                    std::thread::sleep(Duration::from_millis(20));
+                    std::process::abort();
+                });
+                Done::Nothing
+            }
+        })
+    }
+}
+
+/// A service whose start fails.
+#[derive(Debug)]
+pub(crate) struct NeverStarts;
+
+impl Service for NeverStarts {
+    type Config = String;
+    type Request = ();
+    type Response = ();
+
+    async fn start(config: String, _: &Host) -> Result<Self, Failure> {
+        println!("about to fail");
+        match config.as_str() {
+            "abort" => std::process::abort(),
+            "panic" => panic!("at the start"),
+            _ => Err(Failure::new(config)),
+        }
+    }
+
+    async fn call(&self, (): (), _: &mut Payloads) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+/// A service that `init` does not name.
+#[derive(Debug)]
+pub(crate) struct Stranger;
+
+impl Service for Stranger {
+    type Config = ();
+    type Request = ();
+    type Response = ();
+
+    async fn start((): (), _: &Host) -> Result<Self, Failure> {
+        Ok(Stranger)
+    }
+
+    async fn call(&self, (): (), _: &mut Payloads) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+/// A builder of the twin.
+pub(crate) fn worker() -> WorkerBuilder<Twin> {
+    Worker::builder(Start::default()).threads(2)
+}
+
+/// Runs a test with a limit: nothing here may wait for ever.
+pub(crate) fn run<F: Future>(test: F) -> F::Output {
+    super::gpu_await_worker_init();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        tokio::time::timeout(Duration::from_secs(60), test).await.expect("within a minute")
+    })
+}
+
+/// The loss that a call ended with.
+#[track_caller]
+pub(crate) fn lost<T: std::fmt::Debug>(result: Result<T, Error>) -> gpu_await_worker::WorkerLost {
+    match result {
+        Err(Error::Lost(lost)) => lost,
+        other => panic!("not lost: {other:?}"),
+    }
+}
+
+/// Waits until something holds, or panics after ten seconds.
+#[track_caller]
+pub(crate) fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let limit = std::time::Instant::now() + Duration::from_secs(10);
+    while !holds() {
+        assert!(std::time::Instant::now() < limit, "not so after ten seconds: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Whether there is a process with that number that has not ended.
+pub(crate) fn lives(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next());
+    !matches!(state, None | Some("Z" | "X"))
+}

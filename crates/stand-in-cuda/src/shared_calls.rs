@@ -1,0 +1,403 @@
+//! Memory with a file descriptor: reserved addresses, handles, mappings. Behind a descriptor is a file without a name, so that two processes
+//! under the stand-in have the same memory.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::fs::File;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+use std::sync::Arc;
+
+use crate::abi::{Address, Array, Code, Handle, Out, Outcome, code};
+use crate::world::{World, call};
+
+/// As an H200's.
+const GRANULARITY: usize = 2 << 20;
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+const POSIX_FILE_DESCRIPTOR: c_int = 1;
+
+/// What handles and addresses of such memory mean.
+pub(crate) struct Shared {
+    handles: BTreeMap<Handle, Arc<Shareable>>,
+    reserved: BTreeMap<Address, Reserved>,
+}
+
+/// Memory that a handle keeps, and a mapping.
+struct Shareable {
+    file: File,
+    bytes: usize,
+    device: usize,
+    /// It is counted while this process has it.
+    is_made_here: bool,
+}
+
+struct Reserved {
+    bytes: usize,
+    /// What is mapped there.
+    mapped: Option<Arc<Shareable>>,
+}
+
+impl Shared {
+    pub(crate) const fn new() -> Self {
+        Shared { handles: BTreeMap::new(), reserved: BTreeMap::new() }
+    }
+
+    /// Handles and reserved ranges that live.
+    pub(crate) fn live(&self) -> usize {
+        self.handles.len() + self.reserved.len()
+    }
+}
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct AllocationProp {
+    alloc_type: c_int,
+    handle_types: c_int,
+    location: [c_int; 2],
+    win32_meta_data: Handle,
+    flags: [u8; 8],
+}
+
+impl World {
+    /// Of pinned memory of a device, with a descriptor.
+    fn shareable(&mut self, given: &[AllocationProp]) -> Outcome<usize> {
+        match given.first() {
+            Some(&AllocationProp {
+                alloc_type: 1,
+                handle_types: POSIX_FILE_DESCRIPTOR,
+                location: [1, device],
+                win32_meta_data: 0,
+                flags: [0, 0, 0, 0, 0, 0, 0, 0],
+            }) => self.device(device),
+            _ => {
+                self.journal
+                    .misuse("an allocation's properties are not what they must be".to_owned());
+                Err(code::INVALID_VALUE)
+            }
+        }
+    }
+
+    fn keep(&mut self, shareable: Shareable) -> u64 {
+        let handle = self.next_handle();
+        self.shared.handles.insert(handle, Arc::new(shareable));
+        handle as u64
+    }
+
+    /// The end of a handle or a mapping.
+    fn let_go(&mut self, shareable: Arc<Shareable>) {
+        if let Some(Shareable { device, bytes, is_made_here: true, .. }) =
+            Arc::into_inner(shareable)
+        {
+            self.memory.give(device, bytes);
+        }
+    }
+
+    fn reserved_at(&mut self, address: Address, bytes: usize) -> Outcome<&mut Reserved> {
+        if self.shared.reserved.get(&address).is_none_or(|range| range.bytes != bytes) {
+            self.journal.misuse(format!("{bytes} bytes at {address:#x} are not a reserved range"));
+            return Err(code::INVALID_VALUE);
+        }
+        self.shared.reserved.get_mut(&address).ok_or(code::INVALID_VALUE)
+    }
+}
+
+/// # Safety
+/// `prop` is one description.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuMemGetAllocationGranularity(
+    bytes: Out<usize>,
+    prop: Array<AllocationProp>,
+    option: c_int,
+) -> Code {
+    // SAFETY: one description by this function's contract.
+    let given = unsafe { prop.read(1) };
+    call(
+        "cuMemGetAllocationGranularity",
+        |_| format!("option={option}"),
+        |mut world| {
+            world.shareable(&given)?;
+            bytes.put(GRANULARITY)
+        },
+    )
+}
+
+/// # Safety
+/// `prop` is one description.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuMemCreate(
+    handle: Out<u64>,
+    bytes: usize,
+    prop: Array<AllocationProp>,
+    flags: u64,
+) -> Code {
+    // SAFETY: one description by this function's contract.
+    let given = unsafe { prop.read(1) };
+    call(
+        "cuMemCreate",
+        |_| format!("bytes={bytes}"),
+        |mut world| {
+            world.live_current()?;
+            let device = world.shareable(&given)?;
+            handle.check()?;
+            if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || flags != 0 {
+                return Err(code::INVALID_VALUE);
+            }
+            if world.memory.left(device) < bytes as u64 {
+                return Err(code::OUT_OF_MEMORY);
+            }
+            let file = file_of(bytes)?;
+            world.memory.take(device, bytes);
+            handle.put(world.keep(Shareable { file, bytes, device, is_made_here: true }))
+        },
+    )
+}
+
+#[cfg(target_os = "linux")]
+fn file_of(bytes: usize) -> Outcome<File> {
+    // SAFETY: the name is a C string that lives. Not closed on `exec`: whether the driver's are, nobody says.
+    let number = unsafe { libc::memfd_create(c"stand-in".as_ptr(), libc::MFD_ALLOW_SEALING) };
+    if number < 0 {
+        return Err(code::OPERATING_SYSTEM);
+    }
+    // SAFETY: new, and nobody else has it.
+    let file = File::from(unsafe { OwnedFd::from_raw_fd(number) });
+    file.set_len(bytes as u64).map_err(|_| code::OUT_OF_MEMORY)?;
+    Ok(file)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn file_of(_: usize) -> Outcome<File> {
+    Err(code::NOT_SUPPORTED)
+}
+
+/// The descriptor is not closed on `exec`.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemExportToShareableHandle(
+    to: Out<c_void>,
+    handle: u64,
+    kind: c_int,
+    flags: u64,
+) -> Code {
+    call(
+        "cuMemExportToShareableHandle",
+        |_| format!("handle={handle:#x}"),
+        |world| {
+            let Some(known) = world.shared.handles.get(&(handle as Handle)) else {
+                return Err(code::INVALID_VALUE);
+            };
+            if kind != POSIX_FILE_DESCRIPTOR || flags != 0 {
+                return Err(code::INVALID_VALUE);
+            }
+            // SAFETY: it is open.
+            let number = unsafe { libc::dup(known.file.as_raw_fd()) };
+            if number < 0 {
+                return Err(code::OPERATING_SYSTEM);
+            }
+            to.of::<c_int>().put(number)
+        },
+    )
+}
+
+/// What is no memory of this driver is refused, as far as a file without a name can tell.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemImportFromShareableHandle(
+    handle: Out<u64>,
+    descriptor: Handle,
+    kind: c_int,
+) -> Code {
+    call(
+        "cuMemImportFromShareableHandle",
+        |_| format!("kind={kind}"),
+        |mut world| {
+            let device = world.live_current()?;
+            handle.check()?;
+            let number = c_int::try_from(descriptor).map_err(|_| code::INVALID_VALUE)?;
+            if kind != POSIX_FILE_DESCRIPTOR || number < 0 {
+                return Err(code::INVALID_VALUE);
+            }
+            // SAFETY: the caller's, which is open during the call.
+            let theirs = unsafe { BorrowedFd::borrow_raw(number) };
+            let file = File::from(theirs.try_clone_to_owned().map_err(|_| code::INVALID_VALUE)?);
+            let name = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
+            let bytes = file.metadata().map_or(0, |known| known.len()) as usize;
+            if !name.to_string_lossy().contains("stand-in") || bytes == 0 {
+                return Err(code::INVALID_VALUE);
+            }
+            handle.put(world.keep(Shareable { file, bytes, device, is_made_here: false }))
+        },
+    )
+}
+
+/// The memory stays while it is mapped.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemRelease(handle: u64) -> Code {
+    call(
+        "cuMemRelease",
+        |_| format!("handle={handle:#x}"),
+        |mut world| match world.shared.handles.remove(&(handle as Handle)) {
+            Some(known) => {
+                let device = known.device;
+                world.let_go(known);
+                world.alive(device)
+            }
+            None => {
+                world.journal.misuse(format!("{handle:#x} is no handle of memory"));
+                Err(code::INVALID_VALUE)
+            }
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemAddressReserve(
+    address: Out<Address>,
+    bytes: usize,
+    alignment: usize,
+    hint: Address,
+    flags: u64,
+) -> Code {
+    call(
+        "cuMemAddressReserve",
+        |_| format!("bytes={bytes}"),
+        |mut world| {
+            world.live_current()?;
+            address.check()?;
+            let is_odd = bytes == 0 || !bytes.is_multiple_of(GRANULARITY);
+            if is_odd || (alignment, hint, flags) != (0, 0, 0) {
+                return Err(code::INVALID_VALUE);
+            }
+            let start =
+                mmap(0, bytes, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)?;
+            world.shared.reserved.insert(start, Reserved { bytes, mapped: None });
+            address.put(start)
+        },
+    )
+}
+
+/// Nobody may use it before the access is set.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemMap(
+    address: Address,
+    bytes: usize,
+    offset: usize,
+    handle: u64,
+    flags: u64,
+) -> Code {
+    call(
+        "cuMemMap",
+        |_| format!("bytes={bytes} handle={handle:#x}"),
+        |mut world| {
+            if world.reserved_at(address, bytes)?.mapped.is_some() {
+                return Err(code::INVALID_VALUE);
+            }
+            let Some(known) = world.shared.handles.get(&(handle as Handle)).cloned() else {
+                return Err(code::INVALID_VALUE);
+            };
+            if known.bytes != bytes || (offset, flags) != (0, 0) {
+                return Err(code::INVALID_VALUE);
+            }
+            let (device, number) = (known.device, known.file.as_raw_fd());
+            mmap(address, bytes, libc::PROT_NONE, libc::MAP_SHARED | libc::MAP_FIXED, number)?;
+            world.reserved_at(address, bytes)?.mapped = Some(known);
+            world.memory.enter_mapping(address, bytes, device);
+            Ok(())
+        },
+    )
+}
+
+/// # Safety
+/// `descriptions` has `count` elements, each a `CUmemAccessDesc`.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuMemSetAccess(
+    address: Address,
+    bytes: usize,
+    descriptions: Array<[c_int; 3]>,
+    count: usize,
+) -> Code {
+    // SAFETY: `count` elements by this function's contract.
+    let given = unsafe { descriptions.read(count) };
+    let flags = given.first().map_or(0, |description| description[2]);
+    call(
+        "cuMemSetAccess",
+        |world| format!("{} flags={flags}", world.memory.label(address)),
+        |mut world| {
+            let Some(mapped) = &world.reserved_at(address, bytes)?.mapped else {
+                return Err(code::INVALID_VALUE);
+            };
+            let device = mapped.device;
+            world.alive(device)?;
+            if given.len() != 1 || given[0][..2] != [1, device as c_int] || !matches!(flags, 1 | 3)
+            {
+                return Err(code::INVALID_VALUE);
+            }
+            let writes = flags == 3;
+            let protection = libc::PROT_READ | if writes { libc::PROT_WRITE } else { 0 };
+            let pages = ptr::with_exposed_provenance_mut::<c_void>(address);
+            // SAFETY: pages of a mapping that this file made.
+            if unsafe { libc::mprotect(pages, bytes, protection) } != 0 {
+                return Err(code::OPERATING_SYSTEM);
+            }
+            world.memory.set_access(address, writes);
+            Ok(())
+        },
+    )
+}
+
+/// What was mapped is reserved again.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemUnmap(address: Address, bytes: usize) -> Code {
+    call(
+        "cuMemUnmap",
+        |world| world.memory.label(address),
+        |mut world| {
+            let Some(mapped) = world.reserved_at(address, bytes)?.mapped.take() else {
+                return Err(code::INVALID_VALUE);
+            };
+            let device = mapped.device;
+            world.let_go(mapped);
+            if let Some(owner) = world.memory.leave_mapping(address) {
+                world.check_unused(owner);
+            }
+            world.alive(device)?;
+            let how = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+            mmap(address, bytes, libc::PROT_NONE, how, -1).map(drop)
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemAddressFree(address: Address, bytes: usize) -> Code {
+    call(
+        "cuMemAddressFree",
+        |_| format!("bytes={bytes}"),
+        |mut world| {
+            if world.reserved_at(address, bytes)?.mapped.is_some() {
+                world.journal.misuse("a range is freed that something is mapped in".to_owned());
+                return Err(code::INVALID_VALUE);
+            }
+            world.shared.reserved.remove(&address);
+            let pages = ptr::with_exposed_provenance_mut::<c_void>(address);
+            // SAFETY: pages that this file reserved, and that nothing is mapped in.
+            if unsafe { libc::munmap(pages, bytes) } == 0 {
+                Ok(())
+            } else {
+                Err(code::OPERATING_SYSTEM)
+            }
+        },
+    )
+}
+
+/// Maps pages: anywhere for address 0, or over pages that this file reserved.
+fn mmap(
+    address: Address,
+    bytes: usize,
+    protection: c_int,
+    how: c_int,
+    file: c_int,
+) -> Outcome<Address> {
+    let at = ptr::with_exposed_provenance_mut::<c_void>(address);
+    // SAFETY: a new range, or, with `MAP_FIXED`, one that this file reserved, of this length.
+    let start = unsafe { libc::mmap(at, bytes, protection, how, file, 0) };
+    if start == libc::MAP_FAILED { Err(code::OUT_OF_MEMORY) } else { Ok(start.expose_provenance()) }
+}

@@ -1,0 +1,36 @@
+//! Driver calls for memory that several processes map: on Linux. A descriptor is passed as its number.
+
+#[cfg(target_os = "linux")]
+use super::{DevicePtr, DriverResult};
+
+/// A mapping of memory that other processes may map as well.
+#[cfg(target_os = "linux")]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SharedMapping {
+    pub(crate) ptr: DevicePtr,
+    /// A multiple of the granularity.
+    pub(crate) bytes: u64,
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) trait SharedCalls {}
+
+#[cfg(not(target_os = "linux"))]
+impl<B> SharedCalls for B {}
+
+/// Part of [`Backend`](super::Backend), whose contract the unsafe functions share.
+#[cfg(target_os = "linux")]
+pub(crate) trait SharedCalls {
+    /// The device's identity, the same in every process.
+    fn uuid(&self) -> DriverResult<[u8; 16]>;
+    /// What the size of such memory is a multiple of, in bytes: a power of two. 801 where there is none.
+    fn shared_granularity(&self) -> DriverResult<u64>;
+    /// Makes memory that this process may write, and a descriptor of it, which is the caller's.
+    fn shared_create(&self, bytes: u64) -> DriverResult<(SharedMapping, i32)>;
+    /// Maps all of the memory behind a descriptor, which stays the caller's, for reading.
+    fn shared_import(&self, descriptor: i32, bytes: u64) -> DriverResult<SharedMapping>;
+    /// Makes a mapping, with its descriptor, read-only: no command that uses it is under way.
+    unsafe fn shared_protect(&self, mapping: &SharedMapping, descriptor: i32) -> DriverResult<()>;
+    /// Ends a mapping that no command uses any more. The memory is free when nobody maps it or has a descriptor of it.
+    unsafe fn shared_unmap(&self, mapping: &SharedMapping) -> DriverResult<()>;
+}

@@ -1,0 +1,41 @@
+//! Problems of memory that several processes share.
+#![forbid(unsafe_code)]
+
+/// Why memory of another process cannot be used, or memory cannot be shared.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "fields are described by each variant")]
+pub enum SharedProblem {
+    /// A descriptor is of something else.
+    #[error("the descriptor of its {what} is of something else ({reason})")]
+    NotShared { what: &'static str, reason: String },
+    /// The header is of a version that this crate does not know.
+    #[error("its header is of version {found}, expected {expected}")]
+    Version { expected: u32, found: u32 },
+    /// Whoever made it has not sealed it: it is being filled, or its maker died.
+    #[error(
+        "it is not sealed: await the other side's `seal`, which its maker may not have lived to do"
+    )]
+    NotSealed,
+    /// It is memory of another GPU, or of another kind of device.
+    #[error("it is on {found}, expected {expected}")]
+    Device { expected: String, found: String },
+    /// Its elements are of another type.
+    #[error("its elements are {found}, expected {expected}")]
+    ElementType { expected: String, found: String },
+    /// It has another number of elements.
+    #[error("it has {found} elements, expected {expected}")]
+    Len { expected: u64, found: u64 },
+    /// It is of another generation.
+    #[error("it is of generation {found}, expected {expected}")]
+    Generation { expected: u64, found: u64 },
+    /// The memory is not as long, in bytes, as its header says or its elements need.
+    #[error("it is {found} bytes long, expected {expected}")]
+    Size { expected: u64, found: u64 },
+    /// Its contents are not those that were sealed.
+    #[error("its contents have changed: their digest is {found:#018x}, expected {expected:#018x}")]
+    Digest { expected: u64, found: u64 },
+    /// The operating system refused a call: too many descriptors, or no memory.
+    #[error("{call}: {}", std::io::Error::from_raw_os_error(*.code))]
+    System { call: &'static str, code: i32 },
+}

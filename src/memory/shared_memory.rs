@@ -1,0 +1,190 @@
+//! [`SharedMemory`]: memory with a descriptor, which other processes may map as well, in the address space of one device.
+//!
+//! # Invariants
+//! 1. It is unmapped when every use here is complete, by the thread that drops owners of memory, and is then out of the account
+//!    (`drops_in_any_order_leave_nothing`).
+//! 2. Memory that is made takes room of the limit before the driver is asked (`the_limit_bounds_shared_memory`).
+
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use super::MemoryInfo;
+use super::allocation::Allocation;
+use super::reclaim::claim::Backoff;
+use crate::backend::{DriverResult, SharedMapping};
+use crate::error::shared::SharedProblem;
+use crate::error::{DriverCode, ErrorDetail, Result};
+use crate::runtime::Engine;
+use crate::runtime::stream_state::StreamState;
+use crate::system::memfd;
+
+const INVALID_VALUE: i32 = 1;
+const OUT_OF_MEMORY: i32 = 2;
+
+/// Unmapped when it is dropped, unless the device is lost.
+pub(crate) struct SharedMemory {
+    engine: Arc<Engine>,
+    raw: SharedMapping,
+    is_made_here: bool,
+}
+
+impl SharedMemory {
+    /// Makes memory, in whole pieces of the granularity. Blocks for driver calls.
+    ///
+    /// # Errors
+    /// Out of memory, after all that streams keep and the pool reserves was returned; a driver's refusal; the system refuses a descriptor.
+    pub(crate) fn create(stream: &Arc<StreamState>, bytes: u64) -> Result<(SharedMemory, OwnedFd)> {
+        let engine = stream.engine();
+        engine.check_open()?;
+        let full = || MemoryInfo::out_of_memory(stream, "shared".into(), bytes);
+        if !claim(stream, bytes) {
+            return Err(full());
+        }
+        match create(engine, bytes) {
+            Ok((raw, number)) => {
+                let mapping = SharedMemory { engine: engine.clone(), raw, is_made_here: true };
+                // SAFETY: the backend made it for this call.
+                let descriptor = unsafe { memfd::take_over(number) };
+                Ok((mapping, descriptor.map_err(|why| system("fcntl", &why))?))
+            }
+            Err(code) => {
+                let mut account = engine.account.lock();
+                account.unshare(bytes);
+                if code.code == OUT_OF_MEMORY {
+                    account.refuse(bytes);
+                }
+                drop(account);
+                Err(if code.code == OUT_OF_MEMORY { full() } else { engine.refused(code) })
+            }
+        }
+    }
+
+    /// Maps all of the memory behind a descriptor, for reading. Blocks for driver calls.
+    ///
+    /// # Errors
+    /// A descriptor of something else, or of less memory; a driver's refusal.
+    pub(crate) fn import(
+        engine: &Arc<Engine>,
+        memory: BorrowedFd<'_>,
+        bytes: u64,
+    ) -> Result<SharedMemory> {
+        engine.check_open()?;
+        let raw = engine.backend.shared_import(memory.as_raw_fd(), bytes);
+        let raw = raw.map_err(|code| is_of_something_else(engine, code))?;
+        engine.account.lock().import(bytes);
+        Ok(SharedMemory { engine: engine.clone(), raw, is_made_here: false })
+    }
+
+    /// The mapping, for [`protect`] while the memory exists.
+    pub(crate) fn raw(&self) -> SharedMapping {
+        self.raw
+    }
+
+    /// The first `bytes` of it, as memory like any other: `written` by another process, or by nobody.
+    pub(crate) fn into_allocation(self, bytes: u64, written: bool) -> Allocation {
+        let (engine, ptr) = (self.engine.clone(), self.raw.ptr);
+        if bytes > 0 {
+            // SAFETY: it is mapped, and its owner is dropped behind the last use.
+            unsafe { engine.backend.adopt(ptr, bytes) };
+        }
+        Allocation::mapped(&engine, ptr, bytes, written, Box::new(self))
+    }
+}
+
+/// Takes room of the limit; false if there is none, also when all that streams keep was returned.
+fn claim(stream: &Arc<StreamState>, bytes: u64) -> bool {
+    let (engine, mut backoff) = (stream.engine(), Backoff::default());
+    let is_claimed = || engine.account.lock().share(bytes);
+    if is_claimed() {
+        return true;
+    }
+    loop {
+        give_back(engine);
+        if is_claimed() {
+            return true;
+        }
+        // Another thread may be moving it.
+        if !engine.is_there(stream, bytes) || !backoff.pause() {
+            return false;
+        }
+    }
+}
+
+/// Makes it, if it must be of what the pool reserves and does not use: frees on streams that are about to run.
+fn create(engine: &Arc<Engine>, bytes: u64) -> DriverResult<(SharedMapping, i32)> {
+    let mut backoff = Backoff::default();
+    loop {
+        match engine.backend.shared_create(bytes) {
+            Err(DriverCode { code: OUT_OF_MEMORY, .. }) => {}
+            made => return made,
+        }
+        let reserved = engine.backend.pool_info()?.reserved;
+        give_back(engine);
+        engine.backend.pool_trim(0)?;
+        if reserved <= engine.account.lock().figures().held() || !backoff.pause() {
+            return engine.backend.shared_create(bytes);
+        }
+    }
+}
+
+/// Returns to the pool what streams and graphs keep.
+fn give_back(engine: &Arc<Engine>) {
+    engine.graph_memory.give_up();
+    engine.flush();
+    engine.collect_freed();
+}
+
+/// Makes a mapping read-only. Blocks for a driver call.
+///
+/// # Safety
+/// The memory exists during the call, nothing writes it any more, and every use of it is complete.
+pub(crate) unsafe fn protect(
+    engine: &Engine,
+    mapping: &SharedMapping,
+    memory: BorrowedFd<'_>,
+) -> Result<()> {
+    engine.check_open()?;
+    // SAFETY: the caller's promise is that of the backend.
+    let protected = unsafe { engine.backend.shared_protect(mapping, memory.as_raw_fd()) };
+    protected.map_err(|code| engine.refused(code))
+}
+
+/// The error of an import that the driver refused. Which codes it has for other descriptors is nowhere said.
+fn is_of_something_else(engine: &Engine, code: DriverCode) -> crate::Error {
+    let error = engine.refused(code);
+    if error.is_device_lost() || code.code == OUT_OF_MEMORY {
+        return error;
+    }
+    let reason = match code.code {
+        INVALID_VALUE => "or of another size".to_owned(),
+        _ => code.to_string(),
+    };
+    ErrorDetail::BadShared { problem: SharedProblem::NotShared { what: "memory", reason } }.into()
+}
+
+/// What the operating system refused.
+pub(crate) fn system(call: &'static str, why: &std::io::Error) -> crate::Error {
+    let code = why.raw_os_error().unwrap_or(0);
+    ErrorDetail::BadShared { problem: SharedProblem::System { call, code } }.into()
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        let SharedMemory { engine, raw, is_made_here } = self;
+        if engine.is_usable() {
+            // SAFETY: the owner of memory is dropped when every use is complete; before it became memory there was none.
+            let unmapped = unsafe { engine.backend.shared_unmap(raw) };
+            if unmapped.is_err() {
+                engine.count_unreturned();
+            }
+        }
+        let mut account = engine.account.lock();
+        if *is_made_here {
+            account.unshare(raw.bytes)
+        } else {
+            account.unimport(raw.bytes)
+        }
+        drop(account);
+        engine.memory_moved();
+    }
+}
