@@ -42,7 +42,8 @@ fn taken(number: i32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Takes over a descriptor that a driver made, and keeps started programs from inheriting it.
+/// Takes over a descriptor that a driver made, and keeps started programs from inheriting it: those that another thread started before this
+/// call have it, unless the driver had seen to that.
 ///
 /// # Safety
 /// It is open, and the caller's.

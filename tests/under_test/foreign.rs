@@ -603,6 +603,16 @@ pub(crate) const PROBES: &[Probe] = &[
             Ok(())
         },
     },
+    #[cfg(all(target_os = "linux", not(miri)))]
+    Probe {
+        calls: &["seal"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let mut buffer = block_on(pair.theirs.shared::<u32>(8))?;
+            pair.theirs.fill(&mut buffer, 1).queued()?;
+            block_on(buffer.seal(&pair.ours, 1)).map(drop)
+        },
+    },
     Probe {
         calls: &["all_done", "and", "join_all"],
         outcome: Works,
