@@ -10,6 +10,7 @@
 //! | `equal`, `high` | the same awaited | everywhere |
 //! | `raw_partition` | by the bare driver in the partition, from 1 stream | in a partition of the rest, on 1 stream |
 //! | `partition`, `partition_8`, `partition_32` | in the partition, from 1, 8 and 32 streams | in a partition of the rest, on as many |
+//! | `partition_block_on` | the same as `partition`, awaited by the thread in `block_on` instead of in a task of one of the workers | the same |
 //! | `partition_8_high`, `partition_32_high` | the same with the highest priority | the same |
 //! | `partition_memory` | in the partition, from 1 stream | there, and copies memory of the device |
 //!
@@ -68,6 +69,20 @@ fn awaits(runtime: &Runtime, spin: &spin, streams: &[Stream]) -> Sorted {
         runtime.block_on(task).expect("no panic").expect("the kernel is launched")
     });
     Sorted::new(times.collect())
+}
+
+/// The same on one stream, by the calling thread.
+fn awaits_here(runtime: &Runtime, spin: &spin, stream: &Stream) -> Sorted {
+    let (mut times, end) = (Vec::new(), Instant::now() + window(PHASE));
+    runtime.block_on(async {
+        while times.is_empty() || Instant::now() < end {
+            let start = Instant::now();
+            let launched = spin.launch(stream, LaunchConfig::new(SMALL.0, SMALL.1), SMALL_NS);
+            launched.await.expect("the kernel is launched");
+            times.push(us(start.elapsed()));
+        }
+    });
+    Sorted::new(times)
 }
 
 fn told(phase: &str, times: &Sorted) {
@@ -168,6 +183,7 @@ fn neighbours(device: &Device, runtime: &Runtime, spin: &spin) {
             let first = streams_of(&small, count, highest);
             told(&format!("{phase}_high"), &awaits(runtime, spin, &first));
         } else {
+            told(&format!("{phase}_block_on"), &awaits_here(runtime, spin, &inside[0]));
             // Its launches are smaller by its part, so that as many of them are its share.
             print("isolation.hog.kept", hog.rate(PHASE) / everywhere, "ratio");
         }

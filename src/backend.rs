@@ -22,11 +22,11 @@ pub(crate) mod twin;
 use std::any::Any;
 use std::ffi::c_void;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 pub(crate) use event::EventCalls;
 pub(crate) use graph::{GraphCalls, KernelCall, NodeLaunch, RawGraph};
-pub(crate) use memory::MemoryCalls;
+pub(crate) use memory::{MemoryCalls, PeerMemory};
 pub(crate) use module::ModuleCalls;
 pub(crate) use partition::{PartitionCalls, RawPartition};
 pub(crate) use shared::SharedCalls;
@@ -72,6 +72,8 @@ pub(crate) struct RawFunction {
     pub(crate) function: u64,
     /// The same in any context: what a graph's node takes that names one.
     pub(crate) kernel: u64,
+    /// The device's own context.
+    pub(crate) context: u64,
 }
 
 /// An address in a device's memory.
@@ -277,6 +279,14 @@ pub(crate) struct RowCopy {
     pub(crate) rows: u64,
 }
 
+impl RowCopy {
+    /// One row: so many bytes of device memory.
+    pub(crate) fn whole(to: DevicePtr, from: DevicePtr, bytes: u64) -> Self {
+        let (to, from) = (Place::Device(to), Place::Device(from));
+        RowCopy { to, to_pitch: bytes, from, from_pitch: bytes, row_bytes: bytes, rows: 1 }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
     Device(DevicePtr),
@@ -339,8 +349,10 @@ pub(crate) trait Backend:
     /// Lets this device's copies reach the other's memory directly; false if it cannot. Repeated calls are
     /// harmless.
     fn enable_peer(&self, other: &dyn Backend) -> DriverResult<bool>;
-    /// Called when another device is about to access this one's memory.
-    fn begin_peer_access(&self) {}
+    /// Called when another device is about to access this one's memory; a host device's.
+    fn begin_peer_access(&self) -> Option<Weak<dyn PeerMemory>> {
+        None
+    }
     /// The context as cudarc's `Arc<CudaContext>`, where there is one.
     fn cudarc_context(&self) -> Option<Arc<dyn Any + Send + Sync>> {
         None

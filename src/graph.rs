@@ -5,10 +5,12 @@
 //!
 //! | module | decides |
 //! |---|---|
+//! | [`across`] | a graph of several devices |
 //! | [`slots`] | what may be passed |
 //! | [`instance`] | a graph on one stream: when the closure runs, and when the graph is compiled |
 #![forbid(unsafe_code)]
 
+mod across;
 mod instance;
 pub(crate) mod slots;
 
@@ -52,6 +54,7 @@ use slots::{GraphArgs, GraphSlots, Passed, Seal};
 /// [`Event::record_in`](crate::Event::record_in) records an event at a place in the graph, for its time.
 ///
 /// Nodes that touch different memory run side by side, whatever the order in which they are written.
+/// [`Device::graph_across`] makes a graph whose nodes are of several devices.
 ///
 /// Clones are the same graph. Each stream has a compiled graph of its own, so that launches on several streams overlap.
 ///
@@ -140,6 +143,11 @@ impl OnOneStream {
 /// Writes a graph's list.
 trait Draw<S: GraphSlots>: Send + Sync {
     fn draw(&self, queue: &Queue<'_>, slots: S::Of<'_>) -> Result<()>;
+
+    /// The other devices that it writes launches of.
+    fn others(&self) -> &[Device] {
+        &[]
+    }
 }
 
 /// The graph's state and closure.
@@ -187,13 +195,17 @@ impl Device {
                 "the closure of a graph captures nothing: pass what it uses as the first argument of `graph`, or for a slot"
             );
         }
-        let definition = Arc::new(Definition { state, closure });
-        let (engine, instances, report) = (self.engine().clone(), Arc::default(), Arc::default());
-        Graph { kept: definition.clone(), definition, engine, instances, report }
+        Graph::of(self, Definition { state, closure })
     }
 }
 
 impl<S: GraphSlots> Graph<S> {
+    fn of(device: &Device, definition: impl Draw<S> + 'static) -> Self {
+        let definition = Arc::new(definition);
+        let (engine, instances, report) = (device.engine().clone(), Arc::default(), Arc::default());
+        Graph { kept: definition.clone(), definition, engine, instances, report }
+    }
+
     /// Launches it with one argument for each slot: `&` a buffer or view for an [`In`](crate::In), `&mut` one for an
     /// [`InOut`](crate::InOut) or [`Out`](crate::Out), a number for a number.
     ///
@@ -253,6 +265,8 @@ impl<S: GraphSlots> Graph<S> {
         if queue.is_drawing() {
             return Err(self.refuse(&passed, ErrorDetail::NotInGraph { op: NAME.into() }.into()));
         }
+        // Not under the instance's lock: what the list kept ends with it.
+        queue.end_list(&Footprint::new(NAME));
         let instance = self.instance(queue.handle());
         let submitted = {
             let mut instance = instance.lock();
@@ -268,7 +282,7 @@ impl<S: GraphSlots> Graph<S> {
         // Not under the lock, as the drop may free; and the closure may launch other graphs elsewhere.
         drop(released);
         let spans = passed.arrays.iter().map(|(span, _)| span);
-        let graph_list = GraphList::of(std::mem::take(&mut drawn.list), spans);
+        let graph_list = GraphList::of(std::mem::take(&mut drawn.list), engine, spans);
         let recording = queue.recording(&graph_list);
         let recorded = self.definition.draw(&recording, slots);
         recording.release_last();
@@ -308,6 +322,9 @@ impl<S: GraphSlots> Graph<S> {
         let mut report = Report::default();
         let submitted = instance.submit(queue, passed, &self.kept, &mut report);
         self.report.lock().add(&report);
+        if let Ok(Untold::Launch(ticket)) = submitted {
+            across::enter(queue.stream(), ticket, self.definition.others());
+        }
         submitted.map_err(|error| poisoned(passed, error))
     }
 
@@ -327,7 +344,9 @@ impl<S: GraphSlots> Graph<S> {
         let weak: Weak<dyn OfStream> = Arc::<Mutex<Instance>>::downgrade(&instance);
         stream.has(weak);
         let weak: Weak<dyn KeepsMemory> = Arc::<Mutex<Instance>>::downgrade(&instance);
-        self.engine.graph_memory.enter(weak);
+        for engine in self.definition.others().iter().map(Device::engine).chain([&self.engine]) {
+            engine.graph_memory.enter(weak.clone());
+        }
         drop(gone);
         instance
     }

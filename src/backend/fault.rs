@@ -5,18 +5,17 @@
 
 use std::any::Any;
 use std::ffi::c_void;
-use std::sync::Arc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
 use super::{
     Arguments, Backend, DeviceKind, DevicePtr, DriverResult, EventCalls, EventOptions, Function,
     GraphCalls, Grid, HostCallback, HostPtr, KernelAttributes, KernelCall, LaunchShape, Limits,
-    MemoryAt, MemoryCalls, ModuleCalls, NodeLaunch, PartitionCalls, Pattern, PoolInfo, Query,
-    RawEvent, RawFunction, RawGraph, RawModule, RawPartition, RawStream, RowCopy, StreamCalls,
-    StreamInfo, StreamOptions,
+    MemoryAt, MemoryCalls, ModuleCalls, NodeLaunch, PartitionCalls, Pattern, PeerMemory, PoolInfo,
+    Query, RawEvent, RawFunction, RawGraph, RawModule, RawPartition, RawStream, RowCopy,
+    StreamCalls, StreamInfo, StreamOptions,
 };
 #[cfg(target_os = "linux")]
 use super::{SharedCalls, SharedMapping};
@@ -182,8 +181,8 @@ impl Backend for Wrapper {
         Ok(reached && !self.control.unreachable.load(Ordering::Relaxed))
     }
 
-    fn begin_peer_access(&self) {
-        self.inner.begin_peer_access();
+    fn begin_peer_access(&self) -> Option<Weak<dyn PeerMemory>> {
+        self.inner.begin_peer_access()
     }
 
     fn cudarc_context(&self) -> Option<Arc<dyn Any + Send + Sync>> {

@@ -38,13 +38,13 @@ mod state;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use self::memory::Memory;
 use self::queue::HostStream;
-use crate::backend::{Backend, DeviceKind, DriverResult, Limits};
+use crate::backend::{Backend, DeviceKind, DriverResult, Limits, PeerMemory};
 use crate::error::{DriverCode, LossCause};
 use crate::system;
 use crate::thread::role;
@@ -82,7 +82,9 @@ struct HostCore {
     streams: RwLock<BTreeMap<u64, Arc<HostStream>>>,
     /// Held while something is put on the legacy default stream or on one ordered with it.
     legacy_order: Mutex<()>,
-    memory: Mutex<Memory>,
+    memory: Arc<Mutex<Memory>>,
+    /// Other devices' memory that this one reaches.
+    reached: Mutex<Vec<Weak<dyn PeerMemory>>>,
     /// Values used by other libraries' work that may still run after the loss.
     buried: Mutex<Vec<Box<dyn Any + Send>>>,
     fault: OnceLock<String>,
@@ -105,10 +107,11 @@ impl HostBackend {
             shared: Arc::new(HostCore {
                 streams: RwLock::default(),
                 legacy_order: Mutex::default(),
-                memory: Mutex::new(Memory {
+                memory: Arc::new(Mutex::new(Memory {
                     limit: memory_limit.unwrap_or_else(system::physical_memory),
                     ..Memory::default()
-                }),
+                })),
+                reached: Mutex::default(),
                 buried: Mutex::default(),
                 fault: OnceLock::new(),
                 host_fn_turn: Mutex::new(()),
@@ -217,13 +220,17 @@ impl Backend for HostBackend {
 
     fn enable_peer(&self, other: &dyn Backend) -> DriverResult<bool> {
         self.shared.healthy("enable_peer")?;
-        other.begin_peer_access();
-        Ok(other.kind() == DeviceKind::Host)
+        let memory = other.begin_peer_access();
+        let is_host = memory.is_some();
+        self.shared.reached.lock().extend(memory);
+        Ok(is_host)
     }
 
-    fn begin_peer_access(&self) {
+    fn begin_peer_access(&self) -> Option<Weak<dyn PeerMemory>> {
         // ORDERING: Relaxed: set before the first copy, and read when nothing refers to this device any more.
         self.shared.has_peers.store(true, Ordering::Relaxed);
+        let memory: Weak<dyn PeerMemory> = Arc::<Mutex<Memory>>::downgrade(&self.shared.memory);
+        Some(memory)
     }
 }
 

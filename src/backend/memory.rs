@@ -63,3 +63,9 @@ pub(crate) trait MemoryCalls {
         count: u64,
     ) -> DriverResult<()>;
 }
+
+/// Memory of a device, for others that reach it.
+pub(crate) trait PeerMemory: Send + Sync {
+    /// Whether all of that is allocated.
+    fn has(&self, ptr: DevicePtr, bytes: u64) -> bool;
+}

@@ -26,6 +26,8 @@ pub(super) enum Writer<'s> {
 #[derive(Default)]
 pub(crate) struct GraphList {
     list: RefCell<List>,
+    /// The number of the device whose streams launch it.
+    home: u64,
     /// Parts of the memory that was passed, by the address of its reference count: the caller borrows them.
     passed: Vec<(usize, Range<u64>)>,
     /// Other memory that the list touches: it is available for no other use while the closure borrows it, nor after
@@ -41,15 +43,19 @@ pub(crate) struct GraphList {
 pub(crate) type FinishedList = (List, Vec<KeptByGraph>, Vec<Event>);
 
 impl GraphList {
-    /// For a launch with these arguments; `list` is rewritten.
-    pub(crate) fn of<'a>(mut list: List, passed: impl Iterator<Item = &'a Span<'a>>) -> Self {
+    /// For a launch on a stream of that device with these arguments; `list` is rewritten.
+    pub(crate) fn of<'a>(
+        mut list: List,
+        home: &Engine,
+        passed: impl Iterator<Item = &'a Span<'a>>,
+    ) -> Self {
         let part = |span: &Span<'_>| (Arc::as_ptr(span.memory).addr(), span.range.clone());
         list.begin();
         let (list, passed) = (RefCell::new(list), passed.map(part).collect());
-        GraphList { list, passed, ..GraphList::default() }
+        GraphList { list, home: home.id, passed, ..GraphList::default() }
     }
 
-    /// Writes a launch down.
+    /// Writes a launch of a device down.
     pub(super) fn write(
         &self,
         engine: &Engine,
@@ -69,13 +75,19 @@ impl GraphList {
         };
         let (mut list, mut kept) = (self.list.borrow_mut(), self.kept.borrow_mut());
         let entry = LaunchEntry { at, is_barrier: self.barrier.replace(false) };
+        let mut is_across = engine.id != self.home;
         draw(&mut list, engine, footprint, (launch, entry), |access, is_new| {
+            is_across |= access.memory.engine().id != self.home;
             if is_new && !is_passed(access.memory, &access.range) {
                 let mut part = KeptByGraph::new(access.memory);
                 part.keep(&access.range);
                 kept.push(part);
             }
-        })
+        })?;
+        if is_across {
+            list.goes_across();
+        }
+        Ok(())
     }
 
     /// Writes the record of an event down.

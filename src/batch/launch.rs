@@ -55,6 +55,12 @@ impl<'s> Queue<'s> {
         }
     }
 
+    /// Its launches are recorded where the other's are, at the same line.
+    pub(crate) fn writes_with(&mut self, other: &Queue<'s>) {
+        self.writer = other.writer;
+        self.at.set(other.at.get());
+    }
+
     /// Whether launches are recorded before they are on the stream.
     pub(super) fn writes_down(&self) -> bool {
         self.writer.is_some()
@@ -229,7 +235,7 @@ impl<'s> Queue<'s> {
 
     /// Submits the recorded list of a replayed batch, if there is one: the operation must not run before it.
     #[cold]
-    pub(super) fn end_list(&self, footprint: &Footprint<'_>) -> bool {
+    pub(crate) fn end_list(&self, footprint: &Footprint<'_>) -> bool {
         let Some(Writer::Replay(run)) = self.writer else { return false };
         let was_open = run.is_open();
         run.submit(|| Some(site(footprint, self.at.get())));

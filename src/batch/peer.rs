@@ -6,12 +6,15 @@
 //!
 //! The stream on the source's side belongs to the copy alone, so no other work queues behind it while it waits for this stream
 //! (`a_held_copy_through_the_host_delays_no_other`).
+//!
+//! In the list of a graph it is a launch that reads the other device's memory, and is refused where the device does not reach that.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
 
+use super::graph_list;
 use super::queue::Queue;
-use crate::backend::StreamOptions;
+use crate::backend::{RowCopy, StreamOptions};
 use crate::error::Result;
 use crate::memory::pinned_pool::PinnedBlock;
 use crate::memory::view::Span;
@@ -34,9 +37,16 @@ impl Queue<'_> {
     ) -> Result<()> {
         let source = from.memory.engine();
         let same_kind = source.backend.kind() == self.stream.engine().backend.kind();
+        let bytes = to.range.end - to.range.start;
         let is_there = || check_is_there(self.stream.engine(), source);
         let reaches = || self.home.reaches(source);
         match role::check("submitting work").and_then(|()| is_there()).and_then(|()| reaches()) {
+            Ok(true) if self.is_drawing() => {
+                Ok(self.submit_copy(footprint, &RowCopy::whole(to.ptr(), from.ptr(), bytes))?)
+            }
+            Ok(false) if self.is_drawing() && same_kind => {
+                Err(graph_list::refused(footprint).into())
+            }
             // A device of another kind: refused with the right error.
             Ok(direct) if direct || !same_kind => {
                 self.submit(footprint, 1, &mut |raw| Ok(raw.copy(to, from)?))?;

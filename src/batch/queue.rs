@@ -17,7 +17,7 @@ use std::marker::PhantomData;
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::backend::{Place, RowCopy};
+use crate::backend::RowCopy;
 use crate::batch::graph_list::Writer;
 use crate::batch::settle::{Lent, Settled};
 use crate::batch::source::{Pool, Source, copied};
@@ -377,11 +377,8 @@ impl<'s> Queue<'s> {
             if from.memory.engine().id != self.stream.engine().id {
                 return self.copy_from_peer(&mut footprint, &from, &to);
             }
-            let bytes = from.range.end - from.range.start;
-            let (to, from) = (Place::Device(to.ptr()), Place::Device(from.ptr()));
-            let row =
-                RowCopy { to, to_pitch: bytes, from, from_pitch: bytes, row_bytes: bytes, rows: 1 };
-            Ok(self.submit_copy(&mut footprint, &row)?)
+            let copy = RowCopy::whole(to.ptr(), from.ptr(), to.range.end - to.range.start);
+            Ok(self.submit_copy(&mut footprint, &copy)?)
         })
     }
 

@@ -38,7 +38,7 @@ use crate::submit::{
     Calls, CompiledGraph, Footprint, GraphCell, KernelLaunch, LaunchEntry, List, ListShape, Raw,
     SubmitError, submit_in_front, submit_listed,
 };
-use crate::thread::contain;
+use crate::thread::{contain, locks};
 
 /// What a replayed batch remembers; see [`Stream::replay`](crate::Stream::replay).
 ///
@@ -410,6 +410,7 @@ impl<'s> Run<'s> {
         if !self.is_open.replace(false) {
             return;
         }
+        locks::assert_none("a recorded list");
         let mut region = self.region.borrow_mut();
         let reported = region.last.len();
         let mut done: SmallVec<[Box<dyn Listed>; 2]> = SmallVec::new();

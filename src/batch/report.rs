@@ -63,8 +63,8 @@ pub enum ListOutcome {
     /// Launched one by one, as it differs from the list at its position in the last run: this launch is of
     /// another kernel.
     Differs(OpSite),
-    /// Launched one by one: this launch is of the same kernel as in the last run but waits for other
-    /// launches, because it uses other memory or a [barrier](crate::Queue::barrier) was added or removed.
+    /// Launched one by one: this launch is of the same kernel as the one at its place in the last run but waits for other launches,
+    /// because it uses other memory, a [barrier](crate::Queue::barrier) was added or removed, or the list begins later or earlier.
     Reordered(OpSite),
     /// Launched one by one: from this launch on, it is longer than in the last run.
     Longer(OpSite),

@@ -177,6 +177,9 @@ impl Instance {
             return Ok(Untold::Events(events.clone()));
         }
         let mut footprint = Footprint::new("a graph");
+        if list.is_across() {
+            footprint.allows_peers();
+        }
         for Use { whose, range, mode, tracking } in &*uses {
             let (memory, start) = match whose {
                 Whose::Passed(number) => {

@@ -152,7 +152,8 @@ pub struct BatcherStats {
     pub refused: u64,
     /// Those of them that could not be answered in time.
     pub refused_early: u64,
-    /// Requests whose deadline came before their batch.
+    /// Requests that waited until their deadline, or until less was left than their batch is likely to take. They failed with
+    /// [`ErrorDetail::Expired`](crate::ErrorDetail::Expired): of [kind](crate::Error::kind) `TimedOut` the first, `Overloaded` the second.
     pub expired: u64,
     /// Requests refused because the worker was gone, or because the pool had no stream for their batch: it was closed, or its last device lost;
     /// or because the system refused the thread that tells deadlines where there is no pool.

@@ -80,6 +80,8 @@ pub(crate) struct List {
     are_apart: bool,
     /// Changes with the shape.
     shape: u64,
+    /// Some of it is of another device than the stream.
+    is_across: bool,
     scratch: Scratch,
     pub(super) refused: Option<Error>,
     pub(super) interrupted_by: Option<Interruption>,
@@ -225,12 +227,22 @@ impl List {
         self.kernels.iter().map(|kernel| &kernel.code)
     }
 
+    /// This run has written something that is of another device than the stream.
+    pub(crate) fn goes_across(&mut self) {
+        self.is_across = true;
+    }
+
+    /// Whether it did.
+    pub(crate) fn is_across(&self) -> bool {
+        self.is_across
+    }
+
     /// Whether there is something in it that only a graph runs.
     pub(crate) fn needs_graph(&self) -> bool {
         let needs = |kernel: &ListedKernel| {
             matches!(kernel.function, Function::Captured(_) | Function::Record(_))
         };
-        self.kernels.iter().any(needs)
+        self.is_across || self.kernels.iter().any(needs)
     }
 
     /// Operations that differ from those that were noted last, by their numbers.
@@ -553,7 +565,7 @@ impl List {
     /// Begins the next run.
     pub(crate) fn begin(&mut self) {
         (self.known, self.written) = (self.operations.len(), 0);
-        self.cut_at = None;
+        (self.cut_at, self.is_across) = (None, false);
     }
 
     /// Lets go of the memory that this run touched: not under a lock.

@@ -1,6 +1,6 @@
 //! Copies between two GPUs.
 
-use gpu_await::Device;
+use gpu_await::{Device, InOut, kernels};
 
 use super::foreign::Pair;
 use super::foreign_arrays;
@@ -46,6 +46,50 @@ fn access_is_enabled_once_a_pair_and_a_copy_is_one_driver_call() {
         driver.clear();
         assert!(soon(again.enable_peer(&a)).await.unwrap());
         assert!(driver.names().iter().all(|name| !ACCESS.contains(&name.as_str())));
+        drop((x, y));
+    });
+}
+
+/// One launch, whose nodes name their GPU's context.
+#[test]
+fn a_graph_of_two_gpus_is_one_launch() {
+    async_under_the_stand_in(async |driver| {
+        driver.set_devices(2);
+        let devices = [Device::cuda(0).unwrap(), Device::cuda(1).unwrap()];
+        let (s, t) = (devices[0].stream().unwrap(), devices[1].stream().unwrap());
+        let kernels = (
+            soon(kernels::scale::load(&devices[0])).await.unwrap(),
+            soon(kernels::scale::load(&devices[1])).await.unwrap(),
+        );
+        let graph = devices[0].graph_across::<(InOut<f32>, InOut<f32>, f32), _, _, 1>(
+            [&devices[1]],
+            kernels,
+            |q, [other], (here, there), (mut x, mut y, a)| {
+                here.launch(q, a, &mut x)?;
+                there.launch(other, a, &mut y)
+            },
+        );
+        let (mut x, mut y) =
+            (soon(s.full(5, 1.0f32)).await.unwrap(), soon(t.full(5, 2.0f32)).await.unwrap());
+        for (a, calls) in [
+            (3.0, &["cuGraphAddKernelNode_v2", "cuGraphAddKernelNode_v2", "cuGraphLaunch"][..]),
+            (3.0, &["cuGraphLaunch"]),
+            (
+                2.0,
+                &[
+                    "cuGraphExecKernelNodeSetParams_v2",
+                    "cuGraphExecKernelNodeSetParams_v2",
+                    "cuGraphLaunch",
+                ],
+            ),
+        ] {
+            driver.clear();
+            soon(graph.launch(&s, (&mut x, &mut y, a))).await.unwrap();
+            let names = driver.names();
+            let of_nodes = |name: &&String| name.contains("KernelNode") || name.contains("Launch");
+            assert_eq!(names.iter().filter(of_nodes).collect::<Vec<_>>(), calls);
+        }
+        soon(async { futures::try_join!(s.done(), t.done()) }).await.unwrap();
         drop((x, y));
     });
 }

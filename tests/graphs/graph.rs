@@ -494,6 +494,32 @@ async fn a_graph_is_ordered_with_other_streams() -> Result<()> {
     Ok(())
 }
 
+/// The list that a launch of the graph ends is the last to keep the memory of a dropped buffer.
+#[tokio::test]
+async fn a_graph_ends_the_list_of_a_replay() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let (graph, _) = counted(&device);
+    let axpy = kernels::axpy::load(&device).await?;
+    let x = stream.full(LEN, 1.0f32).queued()?;
+    let mut y = stream.full(LEN, 0.0f32).queued()?;
+    axpy.launch(&stream, 0.0, &x, &mut y).await?;
+    let mut region = Region::new();
+    let mut wanted = 0.0;
+    for _ in 0..3 {
+        let replayed = stream.replay(&mut region, |q| {
+            let through = q.full(LEN, 3.0f32)?;
+            axpy.launch(q, 1.0, &through, &mut y)?;
+            drop(through);
+            graph.launch(q, (&x, &mut y, 1.0))
+        });
+        replayed.await?;
+        wanted = 2.0 * (wanted + 3.0) + 2.0;
+        assert_eq!(stream.download(&y).await?, [wanted; LEN]);
+    }
+    Ok(())
+}
+
 /// A graph on each of two devices, launched together, with what the second needs of the first copied between them: nothing is
 /// waited for but the end.
 #[tokio::test]

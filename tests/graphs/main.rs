@@ -5,8 +5,10 @@ mod under_test {
     pub(crate) mod cases;
     pub(crate) mod eventually;
     pub(crate) mod modes;
+    pub(crate) mod random;
 }
 
+mod across;
 mod capture;
 mod captured;
 mod fills_and_copies;

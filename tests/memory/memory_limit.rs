@@ -728,6 +728,8 @@ fn streams_go_while_graphs_give_up_memory() {
     const ROUNDS: usize = 2_000;
     let (round_ended, rounds) = mpsc::channel();
     let runs = thread::spawn(move || streams_and_takers(ROUNDS, &|| round_ended.send(()).is_ok()));
+    // The device is open, after other tests' turns on a GPU.
+    rounds.recv().expect("it opens");
     for round in 0..ROUNDS {
         match rounds.recv_timeout(Duration::from_secs(20)) {
             Ok(()) => {}
@@ -753,6 +755,7 @@ fn streams_and_takers(rounds: usize, ended: &dyn Fn() -> bool) -> Result<()> {
     });
     let other = device.stream()?;
     let mut y = other.full(16, 0.0f32).queued()?;
+    ended();
     for round in 0..rounds {
         let stream = device.stream()?;
         graph.launch(&stream, (&mut y,)).synchronize()?;

@@ -54,14 +54,15 @@ impl NodeParams {
             return Err(code::INVALID_VALUE);
         }
         let size = (self.grid, self.block, self.shared_mem_bytes);
-        let mut prepared = prepare(world, device, self.code(), size, arguments?)?;
         // With a function, to which context the node belongs is the function's.
-        if world.kernels.contains_key(&self.code()) {
-            let context = if self.context == 0 { current_context() } else { self.context };
-            world.context(context)?;
-            prepared.green = world.green_of_context(context);
-        }
-        Ok(prepared)
+        let context = world.kernels.contains_key(&self.code()).then_some(match self.context {
+            0 => current_context(),
+            context => context,
+        });
+        let device = context.map_or(Ok(device), |context| world.context(context))?;
+        let green = context.and_then(|context| world.green_of_context(context));
+        let prepared = prepare(world, device, self.code(), size, arguments?)?;
+        Ok(Launch { green, ..prepared })
     }
 }
 

@@ -41,7 +41,8 @@ impl CudaBackend {
                 }
                 _ => {
                     let mut pointers = launch.args.pointers();
-                    let params = NodeParams::new(launch, &mut pointers, partition)?;
+                    let params =
+                        NodeParams::new(launch, &mut pointers, self.raw_context as u64, partition)?;
                     let params = &raw const params;
                     driver!(self.cuGraphAddKernelNode_v2(to, graph, waits_for, count, params))
                 }
@@ -104,7 +105,8 @@ impl GraphCalls for CudaBackend {
         let _bound = self.bind()?;
         for (node, launch) in changes {
             let mut pointers = launch.args.pointers();
-            let params = NodeParams::new(launch, &mut pointers, partition)?;
+            let params =
+                NodeParams::new(launch, &mut pointers, self.raw_context as u64, partition)?;
             let (exec, node) = (graph.exec as Handle, graph.nodes[node] as Handle);
             driver!(self.cuGraphExecKernelNodeSetParams_v2(exec, node, &raw const params))?;
         }

@@ -104,7 +104,8 @@ impl ModuleCalls for CudaBackend {
             (std::ptr::null_mut(), std::ptr::null_mut());
         driver!(self.cuLibraryGetKernel(&raw mut kernel, module.0 as Handle, name.as_ptr()))?;
         driver!(self.cuKernelGetFunction(&raw mut function, kernel))?;
-        Ok(RawFunction { function: function as u64, kernel: kernel as u64 })
+        let context = self.raw_context as u64;
+        Ok(RawFunction { function: function as u64, kernel: kernel as u64, context })
     }
 
     unsafe fn function_attributes(&self, function: RawFunction) -> DriverResult<KernelAttributes> {

@@ -63,19 +63,22 @@ impl NodeParams {
         }
     }
 
-    /// Points to `params`, which must outlive the call that it is passed to.
+    /// Points to `params`, which must outlive the call that it is passed to. The graph is of the device with the context `home`, and of a
+    /// partition of that, if it is; a function of another device runs there.
     pub(super) fn new(
         launch: NodeLaunch<'_>,
         params: &mut ArgPointers,
+        home: u64,
         partition: Option<RawPartition>,
     ) -> DriverResult<Self> {
-        let Function::Device(RawFunction { function, kernel }) = *launch.function else {
+        let Function::Device(RawFunction { function, kernel, context }) = *launch.function else {
             return Err(DriverCode { call: "cuGraphAddKernelNode", code: NOT_SUPPORTED });
         };
         let grid = &launch.shape.grid;
         let none: *mut c_void = std::ptr::null_mut();
         // With a function the driver pays no attention to the context.
         let (function, kernel, context) = match partition {
+            _ if context != home => (0, kernel, context),
             Some(RawPartition { context, .. }) => (0, kernel, context),
             None => (function, 0, 0),
         };

@@ -4,12 +4,15 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Weak;
+
+use parking_lot::Mutex;
 
 use super::run::Command;
 use super::{ALIGNMENT, HostBackend, HostCore, INVALID_VALUE, OUT_OF_MEMORY, POISON, permitted};
 use crate::backend::{
-    DevicePtr, DriverResult, HostPtr, MemoryAt, MemoryCalls, Pattern, Place, PoolInfo, RawStream,
-    RowCopy,
+    DevicePtr, DriverResult, HostPtr, MemoryAt, MemoryCalls, Pattern, PeerMemory, Place, PoolInfo,
+    RawStream, RowCopy,
 };
 use crate::error::DriverCode;
 use crate::thread::contain::contain;
@@ -43,6 +46,22 @@ pub(super) struct HostBlock {
     pub(super) live: bool,
 }
 
+impl Memory {
+    fn has(&self, ptr: DevicePtr, bytes: u64) -> bool {
+        let block = self.blocks.range(..=ptr.0).next_back();
+        let is_block =
+            block.is_some_and(|(start, block)| block.live && ptr.0 + bytes <= start + block.bytes);
+        let has = |range: &Range<u64>| range.start <= ptr.0 && ptr.0 + bytes <= range.end;
+        is_block || self.adopted.iter().any(has)
+    }
+}
+
+impl PeerMemory for Mutex<Memory> {
+    fn has(&self, ptr: DevicePtr, bytes: u64) -> bool {
+        self.lock().has(ptr, bytes)
+    }
+}
+
 impl Drop for HostCore {
     fn drop(&mut self) {
         drop_values(std::mem::take(self.buried.get_mut()));
@@ -50,10 +69,10 @@ impl Drop for HostCore {
             // Another device may still copy from this memory, and after a loss this device does not wait for that
             // copy.
             #[cfg(target_os = "linux")]
-            std::mem::forget(std::mem::take(&mut self.memory.get_mut().shared));
+            std::mem::forget(std::mem::take(&mut self.memory.lock().shared));
             return;
         }
-        for (start, block) in std::mem::take(&mut self.memory.get_mut().blocks) {
+        for (start, block) in std::mem::take(&mut self.memory.lock().blocks) {
             free_block(start, block.bytes);
         }
     }
@@ -90,17 +109,18 @@ impl HostCore {
         spawn("gpu-await-reaper", Box::new(drop_all)).ok();
     }
 
-    /// The address, if all of it is live memory of this device.
+    /// The address, if all of it is live memory of this device, or of one that it reaches.
     pub(super) fn touch(&self, ptr: DevicePtr, bytes: u64) -> std::result::Result<*mut u8, String> {
-        let memory = self.memory.lock();
-        let block = memory.blocks.range(..=ptr.0).next_back();
-        let is_ours =
-            block.is_some_and(|(start, block)| block.live && ptr.0 + bytes <= start + block.bytes);
-        let has = |range: &Range<u64>| range.start <= ptr.0 && ptr.0 + bytes <= range.end;
-        if is_ours || memory.adopted.iter().any(has) {
+        if self.memory.lock().has(ptr, bytes) || self.reaches(ptr, bytes) {
             return Ok(ptr.0 as *mut u8);
         }
         Err(format!("illegal address: {bytes} bytes at {:#x} are not live memory", ptr.0))
+    }
+
+    #[cold]
+    fn reaches(&self, ptr: DevicePtr, bytes: u64) -> bool {
+        let reached = self.reached.lock();
+        reached.iter().filter_map(Weak::upgrade).any(|memory| memory.has(ptr, bytes))
     }
 
     pub(super) fn copy_rows(&self, copy: &RowCopy) -> std::result::Result<(), String> {

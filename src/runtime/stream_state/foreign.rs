@@ -9,6 +9,7 @@
 //! | is of the same device, and its work would wait for such a stream | that operation is refused, and the stream goes on |
 #![forbid(unsafe_code)]
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
@@ -16,6 +17,7 @@ use smallvec::SmallVec;
 use super::{Point, StreamState, UNKNOWN};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::runtime::device_state::any_lost;
+use crate::runtime::progress::Progress;
 use crate::thread::role;
 use gpu_await_protocol::point::Track;
 
@@ -131,6 +133,16 @@ impl StreamState {
         let mut foreign = self.foreign.lock();
         foreign.extend(on.into_iter().map(|on| (ticket, on)));
         self.note_foreign(!foreign.is_empty());
+    }
+
+    /// Enters that `ticket` is not complete unless the devices of these streams are there until then.
+    pub(crate) fn is_lost_with(
+        &self,
+        ticket: u64,
+        streams: impl Iterator<Item = Arc<Progress<StreamState>>>,
+    ) {
+        // Of a ticket that never comes.
+        self.waits_for(ticket, streams.map(|stream| Point { stream, ticket: u64::MAX }));
     }
 
     /// Calls `look` for the points on other devices that `ticket` waits for, directly or indirectly, until it

@@ -1,0 +1,152 @@
+//! Graphs of several devices: one list, one launch, one future.
+//!
+//! The closure gets a queue for each device. They write to one list, whose edges come from what its launches touch, wherever that is. A node
+//! runs on the device of the queue that it was written to, beside the nodes of other devices.
+//!
+//! | | the graph's device | the others |
+//! |---|---|---|
+//! | their launches | are confined to the partition of the stream, if it has one | run on the whole device: one whose default stream is in a partition is refused |
+//! | memory that the closure allocates | is the stream's | is the default stream's; kept by the graph likewise |
+//! | memory that is touched | is used by the launch of the graph, as by any operation of its stream | the same |
+//! | is lost | the launch resolves with that | with [`ErrorDetail::DependencyLost`] |
+//!
+//! A list of several devices is only launched as a graph: one by one, its launches would all run on one of them.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use super::slots::GraphSlots;
+use super::{Draw, Graph};
+use crate::batch::queue::Queue;
+use crate::device::Device;
+use crate::error::{ErrorDetail, Result};
+use crate::runtime::stream_state::StreamState;
+use crate::submit::{check_is_there, of_dependency};
+
+/// A graph's state and closure, and its other devices.
+struct Across<State, F, const N: usize> {
+    others: [Device; N],
+    state: State,
+    closure: F,
+}
+
+impl<S, State, F, const N: usize> Draw<S> for Across<State, F, N>
+where
+    S: GraphSlots,
+    State: Send + Sync,
+    F: for<'a> Fn(&Queue<'_>, [&Queue<'_>; N], &State, S::Of<'a>) -> Result<()> + Send + Sync,
+{
+    fn draw(&self, queue: &Queue<'_>, slots: S::Of<'_>) -> Result<()> {
+        let others = self.open_beside(queue)?;
+        let drawn = (self.closure)(queue, others.each_ref(), &self.state, slots);
+        others.iter().for_each(Queue::release_last);
+        drawn.map_err(|error| of_dependency(queue.stream().engine(), error))
+    }
+
+    fn others(&self) -> &[Device] {
+        &self.others
+    }
+}
+
+impl<State, F, const N: usize> Across<State, F, N> {
+    /// A queue for each of the other devices, whose launches are written to the same list.
+    fn open_beside<'q>(&'q self, queue: &'q Queue<'_>) -> Result<[Queue<'q>; N]> {
+        let engine = queue.stream().engine();
+        for device in &self.others {
+            if device.engine().partition.is_some() {
+                let what = "a graph's node on another device whose streams are in a partition";
+                let device = device.engine().label().to_owned();
+                return Err(ErrorDetail::Unsupported { what, device }.into());
+            }
+            // A host device's memory is its own until another one reaches it.
+            let reached = check_is_there(engine, device.engine())
+                .and_then(|()| queue.home().reaches(device.engine()));
+            reached.map_err(|error| of_dependency(engine, error))?;
+        }
+        Ok(self.others.each_ref().map(|device| {
+            let stream = device.default_stream();
+            let mut other = Queue::new(stream.handle(), stream.home(), None, None, false);
+            other.writes_with(queue);
+            other
+        }))
+    }
+}
+
+impl Device {
+    /// Makes a [`Graph`] whose nodes run on this device and on others: one launch, and one future for all of it.
+    ///
+    /// The closure is that of [`graph`](Self::graph), with a queue for each of the other devices besides. What it writes to a queue runs
+    /// on that queue's device, with kernels that were loaded there and with memory that is there. The launches are one list: one that
+    /// reads what another writes runs behind it, and what touches different memory runs side by side, on all of the devices.
+    /// [`Queue::copy`] moves data between two of them, from the queue of the destination.
+    ///
+    /// The graph is launched on streams of this device, and any slot may be given memory of any of them. Other work that uses the same
+    /// memory is ordered with the launch, on whichever stream and device it is.
+    ///
+    /// # Errors
+    /// None here; of a launch, besides those of [`Graph::launch`]: [`ErrorDetail::NotInGraph`] for a copy between devices of which one
+    /// does not reach the other's memory ([`enable_peer`](Self::enable_peer) tells), [`ErrorDetail::Unsupported`] for another device
+    /// whose streams are in a partition; [`ErrorDetail::DependencyLost`] if another device is lost or closed before the launch is complete.
+    /// A graph that the driver does not compile is not launched.
+    ///
+    /// # Ownership
+    /// The graph keeps the other devices open.
+    ///
+    /// # Source
+    /// `cuGraphAddKernelNode`, whose nodes name their context.
+    ///
+    /// # Examples
+    /// A step on two devices: each updates its part, then the second gets a copy of the first's last elements.
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// use gpu_await::{Device, InOut, kernels};
+    /// let devices = [Device::host(), Device::host()];
+    /// let state = (kernels::scale::load(&devices[0]).await?, kernels::scale::load(&devices[1]).await?);
+    /// let step = devices[0].graph_across::<(InOut<f32>, InOut<f32>, f32), _, _, 1>(
+    ///     [&devices[1]],
+    ///     state,
+    ///     |q0, [q1], (scale0, scale1), (mut x0, mut x1, a)| {
+    ///         scale0.launch(q0, a, &mut x0)?;
+    ///         scale1.launch(q1, a, &mut x1)?;
+    ///         let end = x0.len() - 2..;
+    ///         q1.copy(&x0.slice(end)?, &mut x1.slice_mut(..2)?)
+    ///     },
+    /// );
+    /// let streams = [devices[0].stream()?, devices[1].stream()?];
+    /// let (mut x0, mut x1) = (streams[0].full(8, 1.0f32).queued()?, streams[1].full(8, 3.0f32).queued()?);
+    /// step.launch(&streams[0], (&mut x0, &mut x1, 2.0)).await?;
+    /// assert_eq!(streams[1].download(&x1).await?, [2.0, 2.0, 6.0, 6.0, 6.0, 6.0, 6.0, 6.0]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn graph_across<S, State, F, const N: usize>(
+        &self,
+        others: [&Device; N],
+        state: State,
+        closure: F,
+    ) -> Graph<S>
+    where
+        S: GraphSlots,
+        State: Send + Sync + 'static,
+        F: for<'a> Fn(&Queue<'_>, [&Queue<'_>; N], &State, S::Of<'a>) -> Result<()>
+            + Send
+            + Sync
+            + 'static,
+    {
+        const {
+            assert!(
+                size_of::<F>() == 0,
+                "the closure of a graph captures nothing: pass what it uses as the state of `graph_across`, or for a slot"
+            );
+        }
+        Graph::of(self, Across { others: others.map(Device::clone), state, closure })
+    }
+}
+
+/// The ticket of the stream is complete only if none of these is lost before.
+pub(super) fn enter(stream: &StreamState, ticket: u64, others: &[Device]) {
+    if !others.is_empty() {
+        let states =
+            others.iter().map(|device| Arc::clone(device.default_stream().handle().progress()));
+        stream.is_lost_with(ticket, states);
+    }
+}
