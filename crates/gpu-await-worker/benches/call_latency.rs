@@ -24,8 +24,8 @@ fn main() {
         let worker = builder(0).payload_bytes(64 << 20, 64 << 20).spawn().await.expect("it starts");
         let x = vec![1.0f32; 256];
 
-        let one = builder(0).threads(1).spawn().await.expect("it starts");
-        let hot = builder(0).threads(1).hot(Duration::from_micros(100)).spawn().await;
+        let four = builder(0).threads(4).spawn().await.expect("it starts");
+        let hot = builder(0).hot(Duration::from_micros(100)).spawn().await;
         let hot = hot.expect("it starts");
 
         let mut inside =
@@ -34,24 +34,24 @@ fn main() {
         let mut called = latencies(rounds, async || drop(worker.call(&ask).await.unwrap())).await;
         let ask = Ask::Echo(x.clone());
         let mut echoed = latencies(rounds, async || drop(worker.call(&ask).await.unwrap())).await;
-        let mut ones = latencies(rounds, async || drop(one.call(&ask).await.unwrap())).await;
+        let mut fours = latencies(rounds, async || drop(four.call(&ask).await.unwrap())).await;
         let mut hots = latencies(rounds, async || drop(hot.call(&ask).await.unwrap())).await;
         let ask = Ask::Small(x.clone());
-        let mut one = latencies(rounds, async || drop(one.call(&ask).await.unwrap())).await;
+        let mut four = latencies(rounds, async || drop(four.call(&ask).await.unwrap())).await;
         let mut hot = latencies(rounds, async || drop(hot.call(&ask).await.unwrap())).await;
         for (name, values) in [
             ("in_process", &mut inside),
             ("call", &mut called),
             ("echo", &mut echoed),
-            ("one_thread.call", &mut one),
-            ("one_thread.echo", &mut ones),
+            ("four_threads.call", &mut four),
+            ("four_threads.echo", &mut fours),
             ("hot.call", &mut hot),
             ("hot.echo", &mut hots),
         ] {
             print(&format!("worker.{name}.p50_us"), quantile(values, 0.5), "us");
             print(&format!("worker.{name}.p99_us"), quantile(values, 0.99), "us");
         }
-        for (name, values) in [("added", &mut one), ("hot.added", &mut hot)] {
+        for (name, values) in [("added", &mut called), ("hot.added", &mut hot)] {
             let added = quantile(values, 0.5) - quantile(&mut inside, 0.5);
             print(&format!("worker.{name}.p50_us"), added, "us");
         }

@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use gpu_await::{Frozen, Grid, LaunchConfig, Stream, kernel};
-use gpu_await_worker::{Error, Failure, Host, Payloads, Service, Worker, gpus, init};
+use gpu_await_worker::{Error, Failure, Host, Payloads, Service, Worker, gpus, init, kept};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -124,7 +124,9 @@ async fn front() -> Result<(), Box<dyn std::error::Error>> {
         let answer = get(&address.to_string(), path).await?;
         println!("{path:<11} {:>5} ms  {answer}", begun.elapsed().as_millis());
     }
-    println!("its log: {}", worker.log().trim());
+    for kept in kept() {
+        println!("kept all the while: {}, {} elements", kept.name, kept.info.len);
+    }
     worker.close(LIMIT).await;
     Ok(())
 }

@@ -16,7 +16,7 @@ use crate::codec;
 use crate::error::{Cause, Error, WorkerLost};
 use crate::frame::{Ending, MOST_NAME, ToProcess, ToSupervisor, VERSION, Verdict};
 use crate::group::{After, Group, Outcome};
-use crate::heart;
+use crate::heart::{self, Pulse};
 use crate::keep;
 use crate::life::Step;
 use crate::payload::Payload;
@@ -323,18 +323,20 @@ impl Core {
         let beat = process.responses.status().read();
         let stopped = system::is_stopped(process.pid);
         let pulse = process.heart.look(now, beat, stopped, limit);
-        self.stats.is_stopped = pulse == heart::Pulse::Stopped;
-        self.stats.is_busy = pulse == heart::Pulse::Busy;
+        let (stopped, busy) = (pulse == Pulse::Stopped, pulse == Pulse::Busy);
+        let was_stopped = std::mem::replace(&mut self.stats.is_stopped, stopped);
+        let was_busy = std::mem::replace(&mut self.stats.is_busy, busy);
         let pid = process.pid;
         match pulse {
-            heart::Pulse::Dead => return self.kill(Cause::Dead, Culprit::Running, now),
-            heart::Pulse::Hung(time) => {
-                return self.kill(Cause::Hung(time), Culprit::Running, now);
-            }
-            heart::Pulse::Stopped => after.log(move || {
+            Pulse::Dead => return self.kill(Cause::Dead, Culprit::Running, now),
+            Pulse::Hung(time) => return self.kill(Cause::Hung(time), Culprit::Running, now),
+            Pulse::Stopped if !was_stopped => after.log(move || {
                 tracing::warn!(process = ?pid, "a worker's process is stopped or traced");
             }),
-            heart::Pulse::Well | heart::Pulse::Busy => {}
+            Pulse::Busy if !was_busy => after.log(move || {
+                tracing::warn!(process = ?pid, "the executor of a worker's process is blocked");
+            }),
+            Pulse::Well | Pulse::Stopped | Pulse::Busy => {}
         }
         let Some(limit) = group.options.resident_bytes else { return };
         if let Some(resident) = system::resident_bytes(pid).filter(|bytes| *bytes > limit) {

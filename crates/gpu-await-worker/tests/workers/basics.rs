@@ -1,7 +1,11 @@
 //! Starting, calling, dying, starting again.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
+use futures::FutureExt;
 use gpu_await_worker::{Cause, Error, Guilt, Health, Worker};
 
 use crate::twin::{Do, Done, NeverStarts, Stranger, eventually, lives, lost, run, worker};
@@ -140,15 +144,42 @@ fn a_fork_of_a_worker_goes_with_it() {
     });
 }
 
+/// A waker that holds up the thread that calls it.
+#[derive(Default)]
+struct Holds {
+    is_held: AtomicBool,
+    may_go: AtomicBool,
+}
+
+impl Wake for Holds {
+    fn wake(self: Arc<Self>) {
+        self.is_held.store(true, Ordering::SeqCst);
+        eventually("it may go on", || self.may_go.load(Ordering::SeqCst));
+    }
+}
+
 #[test]
 fn answers_before_the_death_count() {
     run(async {
-        let worker = worker().spawn().await.unwrap();
-        for _ in 0..5 {
-            assert_eq!(worker.call(Do::AnswerAndDie).await, Ok(Done::Nothing));
-            let deaths = worker.stats().deaths;
-            eventually("it died", || worker.stats().deaths > deaths);
+        // One thread: the process has answered what came before when it comes to the call that kills it.
+        let worker = worker().threads(1).spawn().await.unwrap();
+        let pid = worker.stats().process.unwrap();
+        // The supervisor hears nothing meanwhile.
+        let holds = Arc::new(Holds::default());
+        let waker = Waker::from(holds.clone());
+        let mut first = worker.call(Do::Later(0, Duration::from_millis(20))).send();
+        assert!(first.poll_unpin(&mut Context::from_waker(&waker)).is_pending());
+        eventually("the supervisor is held up", || holds.is_held.load(Ordering::SeqCst));
+        // More than it hears at once.
+        let calls: Vec<_> = (0..300).map(|_| worker.call(Do::Pid).idempotent().send()).collect();
+        let killer = worker.call(Do::Abort).send();
+        eventually("it died", || !lives(pid));
+        holds.may_go.store(true, Ordering::SeqCst);
+        for call in calls {
+            assert_eq!(call.await, Ok(Done::Number(pid)), "it ran twice, or was lost");
         }
+        assert_eq!(lost(killer.await).guilt, Guilt::Alone);
+        assert_eq!(first.await, Ok(Done::Number(0)));
     });
 }
 

@@ -2,7 +2,6 @@
 
 mod basics;
 mod front;
-mod fuzz;
 mod kept;
 mod limits;
 mod misbehave;

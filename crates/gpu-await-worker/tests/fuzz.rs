@@ -1,12 +1,21 @@
 //! A process that sends its supervisor anything: bytes, and messages that are almost right.
 //!
-//! `GPU_AWAIT_TEST_SECONDS` says for how long.
+//! `GPU_AWAIT_TEST_SECONDS` says for how long. In a binary of its own: a process may say that its device's memory is wrong, and what is kept
+//! there is dropped then.
+
+#[path = "workers/misbehave.rs"]
+mod misbehave;
+#[path = "workers/twin.rs"]
+#[expect(dead_code, reason = "what other tests use")]
+mod twin;
 
 use std::time::{Duration, Instant};
 
 use gpu_await_worker::{Error, Restart};
 
-use crate::twin::{Do, Done, run, worker};
+use twin::{Do, Done, run, worker};
+
+gpu_await_worker::test_main!(twin::Twin, twin::NeverStarts);
 
 #[test]
 fn nothing_that_a_process_sends_harms_its_supervisor() {
