@@ -21,7 +21,7 @@ use crate::batch::queue::Queue;
 use crate::device::Device;
 use crate::error::{ErrorDetail, Result};
 use crate::runtime::stream_state::StreamState;
-use crate::submit::{check_is_there, of_dependency};
+use crate::submit::{check_is_there, of_dependency, wrong_device};
 
 /// A graph's state and closure, and its other devices.
 struct Across<State, F, const N: usize> {
@@ -58,6 +58,9 @@ impl<State, F, const N: usize> Across<State, F, N> {
                 let device = device.engine().label().to_owned();
                 return Err(ErrorDetail::Unsupported { what, device }.into());
             }
+            if device.engine().backend.kind() != engine.backend.kind() {
+                return Err(wrong_device("another device of the graph", engine, device.engine()));
+            }
             // A host device's memory is its own until another one reaches it.
             let reached = check_is_there(engine, device.engine())
                 .and_then(|()| queue.home().reaches(device.engine()));
@@ -84,7 +87,8 @@ impl Device {
     /// memory is ordered with the launch, on whichever stream and device it is.
     ///
     /// # Errors
-    /// None here; of a launch, besides those of [`Graph::launch`]: [`ErrorDetail::NotInGraph`] for a copy between devices of which one
+    /// None here; of a launch, besides those of [`Graph::launch`]: [`ErrorDetail::WrongDevice`] for a GPU beside a host device;
+    /// [`ErrorDetail::NotInGraph`] for a copy between devices of which one
     /// does not reach the other's memory ([`enable_peer`](Self::enable_peer) tells), [`ErrorDetail::Unsupported`] for another device
     /// whose streams are in a partition; [`ErrorDetail::DependencyLost`] if another device is lost or closed before the launch is complete.
     /// A graph that the driver does not compile is not launched.

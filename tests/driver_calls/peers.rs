@@ -1,6 +1,6 @@
 //! Copies between two GPUs.
 
-use gpu_await::{Device, InOut, kernels};
+use gpu_await::{Device, ErrorDetail, InOut, kernels};
 
 use super::foreign::Pair;
 use super::foreign_arrays;
@@ -90,6 +90,14 @@ fn a_graph_of_two_gpus_is_one_launch() {
             assert_eq!(names.iter().filter(of_nodes).collect::<Vec<_>>(), calls);
         }
         soon(async { futures::try_join!(s.done(), t.done()) }).await.unwrap();
+        let host = Device::host();
+        let mixed = devices[0].graph_across::<(InOut<f32>,), _, _, 1>(
+            [&host],
+            kernels::scale::load(&host).await.unwrap(),
+            |_, [other], scale, (mut x,)| scale.launch(other, 2.0, &mut x),
+        );
+        let error = soon(mixed.launch(&s, (&mut x,))).await.unwrap_err();
+        assert!(matches!(error.detail(), ErrorDetail::WrongDevice { .. }), "{error}");
         drop((x, y));
     });
 }

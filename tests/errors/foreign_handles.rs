@@ -87,6 +87,8 @@ const NOT_TRIED: &[(&str, &str)] = &[
     ("one", "likewise"),
     ("on", "a question: `streams/partitions.rs` has its check"),
     ("high_priority_streams", "makes streams of that device, as `streams`"),
+    ("graph_across", "makes a graph of all these devices: `graphs/across.rs` has its checks"),
+    ("adopt_registered", "for this workspace's crates, and no public interface"),
 ];
 
 /// A new public function that takes what a device made is tried with another device's as well.
