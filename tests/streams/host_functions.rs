@@ -618,6 +618,8 @@ const CALL_NO_DRIVER: &[&str] = &[
     "Uses::writes",
     // what a device is, and options
     "Device::builder",
+    "Device::graph_across",
+    "memory::adopt_registered",
     "Device::kind",
     "Device::verifies",
     "Device::ordinal",
