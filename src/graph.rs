@@ -266,7 +266,7 @@ impl<S: GraphSlots> Graph<S> {
             return Err(self.refuse(&passed, ErrorDetail::NotInGraph { op: NAME.into() }.into()));
         }
         // Not under the instance's lock: what the list kept ends with it.
-        queue.end_list(&Footprint::new(NAME));
+        queue.end_list(Name::Verb(NAME));
         let instance = self.instance(queue.handle());
         let submitted = {
             let mut instance = instance.lock();

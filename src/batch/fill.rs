@@ -126,7 +126,7 @@ impl<'s> Queue<'s> {
         write: impl Fn(&Raw<'_>, DevicePtr, u64) -> std::result::Result<(), Refusal>,
     ) -> Result<DeviceBuffer<T>, SubmitError> {
         let made = self.make_once(&footprint, len, written, &write);
-        if made.as_ref().is_err_and(is_short) && self.end_list(&footprint()) {
+        if made.as_ref().is_err_and(is_short) && self.end_list(footprint().name()) {
             return self.make_once(&footprint, len, written, &write);
         }
         made

@@ -1,9 +1,8 @@
 //! Launches, which replayed batches and graphs record, and how other operations are handled between them.
 #![forbid(unsafe_code)]
 
-use std::cell::Cell;
-use std::marker::PhantomData;
 use std::panic::Location;
+use std::sync::Arc;
 
 use crate::backend::{DevicePtr, Pattern, RowCopy};
 use crate::batch::graph_list;
@@ -11,12 +10,14 @@ use crate::batch::graph_list::{GraphList, Writer};
 use crate::batch::queue::Queue;
 use crate::batch::region::Run;
 use crate::batch::report::{ListOutcome, OpSite};
+use crate::device::home::Home;
 use crate::error::Result;
 use crate::error::refused::AtLine;
 use crate::event::Event;
+use crate::runtime::stream_state::StreamHandle;
 use crate::submit::{
-    Calls, Footprint, KernelLaunch, LateOutcomes, MemoryKernels, Raw, Recorder, Refusal,
-    SubmitError, capture, is_plain, submit_nothing,
+    Calls, Footprint, KernelLaunch, MemoryKernels, Name, Raw, Recorder, Refusal, SubmitError,
+    capture, is_plain, submit_nothing,
 };
 
 /// While it exists, operations put on the queue are parts of one verb. It has the line where the queue was opened.
@@ -37,28 +38,26 @@ impl<'s> Queue<'s> {
 
     /// A queue of the same stream whose launches are recorded in a graph's list.
     pub(crate) fn recording<'d>(&'d self, graph_list: &'d GraphList) -> Queue<'d> {
-        let (stream, home, at) = (self.stream, self.home, self.at.clone());
-        let in_verb = Cell::new(false);
-        let (last, writer) = (Cell::new(0), Some(Writer::Graph(graph_list)));
-        let (outcomes, not_send) = (LateOutcomes::default(), PhantomData);
-        Queue {
-            stream,
-            home,
-            last,
-            refused: None,
-            lease: None,
-            writer,
-            at,
-            in_verb,
-            outcomes,
-            not_send,
-        }
+        self.recorded_by(Some(Writer::Graph(graph_list)), self.stream, self.home)
     }
 
-    /// Its launches are recorded where the other's are, at the same line.
-    pub(crate) fn writes_with(&mut self, other: &Queue<'s>) {
-        self.writer = other.writer;
-        self.at.set(other.at.get());
+    /// A queue of another stream whose launches are recorded where this one's are.
+    pub(crate) fn beside<'d>(
+        &'d self,
+        stream: &'d Arc<StreamHandle>,
+        home: &'d Arc<Home>,
+    ) -> Queue<'d> {
+        self.recorded_by(self.writer, stream, home)
+    }
+
+    /// Opened at the same line.
+    fn recorded_by<'d>(
+        &'d self,
+        writer: Option<Writer<'d>>,
+        stream: &'d Arc<StreamHandle>,
+        home: &'d Arc<Home>,
+    ) -> Queue<'d> {
+        Queue { writer, at: self.at.clone(), ..Queue::new(stream, home, None, None, false) }
     }
 
     /// Whether launches are recorded before they are on the stream.
@@ -203,7 +202,7 @@ impl<'s> Queue<'s> {
             && !self.stream.engine().options.verify;
         let at = self.at.get();
         if !is_listed {
-            let site = site(footprint, at);
+            let site = site(footprint.name(), at);
             let outcome = match footprint.is_slow_to_submit() {
                 true => ListOutcome::FirstLaunch(site),
                 false => ListOutcome::Unlisted(site),
@@ -235,10 +234,10 @@ impl<'s> Queue<'s> {
 
     /// Submits the recorded list of a replayed batch, if there is one: the operation must not run before it.
     #[cold]
-    pub(crate) fn end_list(&self, footprint: &Footprint<'_>) -> bool {
+    pub(crate) fn end_list(&self, operation: Name<'_>) -> bool {
         let Some(Writer::Replay(run)) = self.writer else { return false };
         let was_open = run.is_open();
-        run.submit(|| Some(site(footprint, self.at.get())));
+        run.submit(|| Some(site(operation, self.at.get())));
         was_open
     }
 
@@ -281,7 +280,9 @@ impl<'s> Queue<'s> {
             Writer::Replay(run) if run.is_open() && footprint.can_be_in_front() => {
                 return run.write_in_front(footprint, self.at.get(), (commands, calls));
             }
-            Writer::Replay(run) => run.submit(|| Some(site(footprint, self.at.get()))),
+            Writer::Replay(_) => {
+                self.end_list(footprint.name());
+            }
             Writer::Graph(_) if footprint.only_makes_a_buffer() => {}
             Writer::Graph(_) => return Err(graph_list::refused(footprint)),
         }
@@ -289,8 +290,8 @@ impl<'s> Queue<'s> {
     }
 }
 
-fn site(footprint: &Footprint<'_>, at: &'static Location<'static>) -> OpSite {
-    match footprint.name().of_kernel() {
+fn site(operation: Name<'_>, at: &'static Location<'static>) -> OpSite {
+    match operation.of_kernel() {
         Ok(kernel) => OpSite::kernel(kernel, at),
         Err(verb) => OpSite::verb(verb, at),
     }

@@ -68,9 +68,7 @@ impl<State, F, const N: usize> Across<State, F, N> {
         }
         Ok(self.others.each_ref().map(|device| {
             let stream = device.default_stream();
-            let mut other = Queue::new(stream.handle(), stream.home(), None, None, false);
-            other.writes_with(queue);
-            other
+            queue.beside(stream.handle(), stream.home())
         }))
     }
 }

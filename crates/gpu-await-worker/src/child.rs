@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::frame::{Ending, MOST_HEADER, Setup, ToProcess, ToSupervisor, VERSION};
+use crate::frame::{ChildTerms, Ending, MOST_HEADER, Setup, ToProcess, ToSupervisor, VERSION};
 use crate::service::Services;
 use crate::slab::{STATUS_BYTES, Slab};
 use crate::system::{self, Sent};
@@ -26,19 +26,6 @@ pub struct Child {
     pub(crate) responses: Arc<Slab>,
     pub(crate) config: Vec<u8>,
     pub(crate) terms: ChildTerms,
-}
-
-/// What its supervisor says.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ChildTerms {
-    pub(crate) incarnation: u32,
-    pub(crate) most_message_bytes: u32,
-    pub(crate) threads: u32,
-    pub(crate) hot_us: u32,
-    pub(crate) gpu: Option<u32>,
-    pub(crate) device_memory_bytes: Option<u64>,
-    pub(crate) verify: bool,
-    pub(crate) allow_mps: bool,
 }
 
 /// Serves what the supervisor asks for; `parent` started this process.
@@ -65,19 +52,9 @@ pub(crate) fn run<S: Services>(parent: u32) -> ! {
         Ok((requests, responses, config)) => {
             let hello = ToSupervisor::Hello { version: VERSION, executable: setup.executable };
             say(socket.as_fd(), &hello, b"");
-            let terms = ChildTerms {
-                incarnation: setup.incarnation,
-                most_message_bytes: setup.most_message_bytes,
-                threads: setup.threads,
-                hot_us: setup.hot_us,
-                gpu: setup.gpu,
-                device_memory_bytes: setup.device_memory_bytes,
-                verify: setup.verify,
-                allow_mps: setup.allow_mps,
-            };
             let responses = Arc::new(responses);
             watch(&socket, &responses);
-            let child = Child { socket, requests, responses, config, terms };
+            let child = Child { socket, requests, responses, config, terms: setup.terms };
             let child = S::serve(setup.service, child);
             let why = format!("its `init` does not name {}", setup.service);
             end(child.socket.as_fd(), Ending::WrongProgram, &why)

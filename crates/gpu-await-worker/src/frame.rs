@@ -31,10 +31,16 @@ pub(crate) struct Setup<'m> {
     pub(crate) version: u32,
     pub(crate) executable: Executable,
     pub(crate) service: &'m str,
-    pub(crate) incarnation: u32,
     pub(crate) request_slab_bytes: u64,
     pub(crate) response_slab_bytes: u64,
     pub(crate) config_bytes: u64,
+    pub(crate) terms: ChildTerms,
+}
+
+/// How a process is to serve.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct ChildTerms {
+    pub(crate) incarnation: u32,
     pub(crate) most_message_bytes: u32,
     pub(crate) threads: u32,
     pub(crate) hot_us: u32,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gpu_await::{Device, Element, ErrorKind, Frozen, SharedBuffer};
 
-use crate::child::ChildTerms;
+use crate::frame::ChildTerms;
 use crate::frame::{Ending, MOST_NAME, ToSupervisor};
 use crate::serve::Link;
 use crate::service::Failure;

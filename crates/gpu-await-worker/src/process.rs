@@ -11,7 +11,7 @@ use rustix::process::Pid;
 
 use crate::calls::Culprit;
 use crate::error::Cause;
-use crate::frame::{Ending, Setup, ToProcess, VERSION};
+use crate::frame::{ChildTerms, Ending, Setup, ToProcess, VERSION};
 use crate::heart::Heart;
 use crate::leases::Leases;
 use crate::log::Log;
@@ -102,17 +102,19 @@ impl Process {
             version: VERSION,
             executable: program.executable,
             service,
-            incarnation,
             request_slab_bytes: requests.bytes(),
             response_slab_bytes: responses.bytes(),
             config_bytes: config.len() as u64,
-            most_message_bytes: options.most_message_bytes,
-            threads: options.threads,
-            hot_us: options.hot.as_micros().try_into().unwrap_or(u32::MAX),
-            gpu: options.gpu.as_ref().map(|_| 0),
-            device_memory_bytes: options.device_memory_bytes,
-            verify: options.verify,
-            allow_mps: options.allow_mps,
+            terms: ChildTerms {
+                incarnation,
+                most_message_bytes: options.most_message_bytes,
+                threads: options.threads,
+                hot_us: options.hot.as_micros().try_into().unwrap_or(u32::MAX),
+                gpu: options.gpu.as_ref().map(|_| 0),
+                device_memory_bytes: options.device_memory_bytes,
+                verify: options.verify,
+                allow_mps: options.allow_mps,
+            },
         });
         let setup = crate::codec::encode(&setup).map_err(std::io::Error::other)?;
         let fds = [requests.fd(), responses.fd(), configuration.fd()];

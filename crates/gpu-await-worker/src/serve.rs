@@ -16,9 +16,9 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot};
 
 use crate::calls::CallId;
-use crate::child::{self, Child, ChildTerms};
+use crate::child::{self, Child};
 use crate::codec;
-use crate::frame::{Ending, MOST_HEADER, ToProcess, ToSupervisor, Verdict};
+use crate::frame::{ChildTerms, Ending, MOST_HEADER, ToProcess, ToSupervisor, Verdict};
 use crate::host::Host;
 use crate::inputs::{Payloads, RequestPayload, Requests, Room};
 use crate::leases::{LeaseId, Part};
