@@ -15,6 +15,8 @@
 mod measure;
 #[path = "raw/mixed.rs"]
 mod mixed;
+#[path = "raw/churn.rs"]
+mod raw_churn;
 
 use std::sync::Arc;
 use std::thread;

@@ -14,6 +14,8 @@
 
 #[path = "measure.rs"]
 mod measure;
+#[path = "raw/churn.rs"]
+mod raw_churn;
 #[path = "raw/two_gpus.rs"]
 mod two_gpus;
 
