@@ -121,9 +121,11 @@ fn no_death_loses_a_call_or_leaves_anything() {
     gpu_await_worker_init();
     let deaths = std::env::var("GPU_AWAIT_TEST_DEATHS").ok().and_then(|text| text.parse().ok());
     let deaths = deaths.unwrap_or(200);
+    // Whoever started the tests may have left them descriptors.
+    let before = has().0;
     storm(20);
     // The supervisor's thread lets go of a worker just after it said that it has ended.
-    eventually("one event, and no process", || has().0 <= 9);
+    eventually("one event, and no process", || has().0 <= before + 1);
     let (fds, threads, bytes) = has();
     let calls = storm(deaths);
     eventually("no descriptor is left", || has().0 <= fds);
