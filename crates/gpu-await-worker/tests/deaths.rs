@@ -82,9 +82,13 @@ async fn client(worker: Worker<Twin>, seed: u64, done: Arc<AtomicU64>, deaths: u
     }
 }
 
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
 /// Until so many have died, on two workers with clients beside each other.
 fn storm(deaths: u64) -> u64 {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = runtime();
     let done = Arc::new(AtomicU64::new(0));
     runtime.block_on(async {
         let mut clients = Vec::new();
@@ -121,7 +125,9 @@ fn no_death_loses_a_call_or_leaves_anything() {
     gpu_await_worker_init();
     let deaths = std::env::var("GPU_AWAIT_TEST_DEATHS").ok().and_then(|text| text.parse().ok());
     let deaths = deaths.unwrap_or(200);
-    // Whoever started the tests may have left them descriptors.
+    // Whoever started the tests may have left them descriptors, and the first runtime of a process opens some for
+    // good, where tokio is built with signals.
+    drop(runtime());
     let before = has().0;
     storm(20);
     // The supervisor's thread lets go of a worker just after it said that it has ended.
