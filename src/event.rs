@@ -281,10 +281,13 @@ impl Event {
                 shared.observer.get_or_init(|| stream)
             }
         };
-        let ticket =
-            submit(stream, Location::caller(), &mut Footprint::new("event"), 1, &mut |raw| {
-                Ok(raw.wait_shared(&shared.event)?)
-            })?;
+        let ticket = submit(
+            stream,
+            Location::caller(),
+            (&mut Footprint::new("event"), true),
+            1,
+            &mut |raw| Ok(raw.wait_shared(&shared.event)?),
+        )?;
         Ok(Op::pending(stream, ticket, HostValue::here(())))
     }
 

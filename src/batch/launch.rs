@@ -17,7 +17,7 @@ use crate::event::Event;
 use crate::runtime::stream_state::StreamHandle;
 use crate::submit::{
     Calls, Footprint, KernelLaunch, MemoryKernels, Name, Raw, Recorder, Refusal, SubmitError,
-    capture, is_plain, submit_nothing,
+    capture, submit_nothing,
 };
 
 /// While it exists, operations put on the queue are parts of one verb. It has the line where the queue was opened.
@@ -221,10 +221,7 @@ impl<'s> Queue<'s> {
             self.release_last();
         }
         let op = footprint.name();
-        let is_plain = !self.outcomes.is_used() && is_plain(footprint, self.stream);
-        if !is_plain {
-            self.outcomes.look(footprint);
-        }
+        let is_plain = self.look(footprint);
         let written = run.write((footprint, is_plain), launch, at);
         self.outcomes.enter(footprint, self.stream, &written, at);
         let ticket = self.note(written)?;

@@ -36,7 +36,8 @@ use crate::runtime::marker::Marker;
 use crate::runtime::stream_state::{StreamHandle, StreamState};
 use crate::stream::lease::Lease;
 use crate::submit::{
-    Calls, Footprint, LateOutcomes, Raw, Refusal, SubmitError, check_can_wait, submit, wrong_device,
+    Calls, Footprint, LateOutcomes, Raw, Refusal, SubmitError, check_can_wait, put_list_in_front,
+    submit, wrong_device,
 };
 use crate::thread::role;
 
@@ -174,10 +175,21 @@ impl<'s> Queue<'s> {
         calls: &mut (impl FnMut(&Raw<'_>) -> std::result::Result<(), Refusal> + ?Sized),
     ) -> Result<u64, SubmitError> {
         self.release_last();
-        self.outcomes.look(footprint);
-        let submitted = submit(self.stream, self.at.get(), footprint, commands, calls);
+        put_list_in_front(self.stream, footprint, self.at.get());
+        let is_plain = self.look(footprint);
+        let submitted = submit(self.stream, self.at.get(), (footprint, is_plain), commands, calls);
         self.outcomes.enter(footprint, self.stream, &submitted, self.at.get());
         submitted
+    }
+
+    /// Finds the outcomes that the operation's inputs depend on; whether there is [nothing to look for](Footprint::is_plain).
+    #[inline(always)]
+    pub(super) fn look(&self, footprint: &mut Footprint<'_>) -> bool {
+        let is_plain = !self.outcomes.is_used() && footprint.is_plain(self.stream);
+        if !is_plain {
+            self.outcomes.look(footprint);
+        }
+        is_plain
     }
 
     /// Drops interest in the last operation's marker: another follows.

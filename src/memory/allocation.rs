@@ -27,7 +27,7 @@ use sync_wrapper::SyncWrapper;
 use crate::backend::DevicePtr;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::reclaim::retired::Remnant;
-use crate::runtime::late_work::LateWork;
+use crate::runtime::late_work::{AnyWork, LateWork};
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, Point, Progress};
 use crate::thread::{exit, locks};
@@ -106,7 +106,7 @@ pub(crate) struct Allocation {
     ptr: DevicePtr,
     bytes: u64,
     hazards: Mutex<AllocationHazards>,
-    /// The last answer of [`Hazards::only_user`], or [`NOBODY`]; changed under their lock.
+    /// The last answer of [`Hazards::only_user`], or [`NOBODY`], also while there is late work; changed under their lock.
     only_user: AtomicU64,
     /// A part of it was frozen: readers on this device may be unknown. For the drop alone, which is that of all parts; how a part is
     /// used says its [`Tracking`](crate::memory::view::Tracking).
@@ -289,7 +289,8 @@ impl Allocation {
         f(&self.hazards.lock())
     }
 
-    /// Whether no other stream's use of the memory is pending, and all of it is worth reading, so that a use there waits for nothing.
+    /// Whether no other stream's use of the memory is pending, all of it is worth reading, and nothing that wrote it can fail any more:
+    /// a use there waits for nothing and fails by nothing.
     #[inline]
     pub(crate) fn is_only_used_by(&self, stream: u64) -> bool {
         // ORDERING: Relaxed: the caller holds a borrow of the range that it will use. A conflicting use on another stream was entered
@@ -338,8 +339,20 @@ impl Allocation {
     }
 
     fn note_only_user(&self, hazards: &AllocationHazards) {
+        let user = hazards.only_user().filter(|_| !self.late.is_used());
         // ORDERING: Relaxed: see `is_only_used_by`.
-        self.only_user.store(hazards.only_user().unwrap_or(NOBODY), Ordering::Relaxed);
+        self.only_user.store(user.unwrap_or(NOBODY), Ordering::Relaxed);
+    }
+
+    /// The range was written by an operation of that work, which can still fail.
+    pub(crate) fn enter_late(
+        &self,
+        range: &Range<u64>,
+        by: (u64, u64),
+        work: impl Iterator<Item = Weak<AnyWork>>,
+    ) {
+        self.late.enter(range, by, work);
+        self.note_only_user(&self.hazards.lock());
     }
 
     /// Whether the first part of the range that cannot be read is one whose producer failed.

@@ -326,17 +326,37 @@ impl<'a> Footprint<'a> {
         }
     }
 
+    /// Whether an operation takes nothing but its own calls: all that it touches is memory of the stream's device that waits for nothing
+    /// and is the stream's alone. Then [`prepare`](Self::prepare) has nothing to look for.
+    #[inline]
+    pub(crate) fn is_plain(&self, stream: &StreamState) -> bool {
+        let (engine, id) = (stream.engine(), stream.id());
+        let is_plain = |Access { memory, tracking, .. }: &Access<'_>| {
+            Arc::ptr_eq(memory.engine(), engine)
+                && (*tracking != Tracking::Tracked || memory.is_only_used_by(id))
+        };
+        self.loan == LoanPhase::Neither
+            && !self.is_lent()
+            && self.after().is_empty()
+            && self.accesses.iter().all(is_plain)
+    }
+
+    /// Everything before an operation takes its ticket: the checks, and the points of other streams that it must wait for.
+    #[inline]
+    pub(super) fn prepare(&mut self, stream: &Arc<StreamState>, is_plain: bool) -> Result<()> {
+        let engine = stream.engine();
+        if is_plain {
+            self.validate_place(engine)?;
+            return stream.check_moves();
+        }
+        self.validate(engine)?;
+        self.find_edges(stream)
+    }
+
     /// Rejects arguments that are invalid on every device, whatever the contents.
     #[inline]
     pub(crate) fn validate(&self, engine: &Engine) -> Result<()> {
         self.validate_place(engine)?;
-        if self.accesses.is_empty() && self.extras.is_none() {
-            return Ok(());
-        }
-        self.validate_parts(engine)
-    }
-
-    fn validate_parts(&self, engine: &Engine) -> Result<()> {
         for Access { memory, .. } in &self.accesses {
             let theirs = memory.engine();
             if theirs.id != engine.id {

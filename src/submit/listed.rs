@@ -128,22 +128,8 @@ impl Listed for List {
     }
 }
 
-/// Whether a launch takes nothing but itself: all that it touches is memory of the stream's device that waits for nothing, fails by
-/// nothing and is the stream's alone.
-#[inline]
-pub(crate) fn is_plain(footprint: &Footprint<'_>, stream: &StreamState) -> bool {
-    let (engine, id) = (stream.engine(), stream.id());
-    !footprint.is_lent()
-        && footprint.after().is_empty()
-        && footprint.accesses.iter().all(|Access { memory, tracking, .. }| {
-            Arc::ptr_eq(memory.engine(), engine)
-                && (*tracking != Tracking::Tracked || memory.is_only_used_by(id))
-                && !memory.late().is_used()
-        })
-}
-
 /// Appends a launch to the owner's list on `stream`, as [`submit`](super::submit) would put it there. The flag beside the footprint is
-/// what [`is_plain`] says of the launch. Returns the list's ticket.
+/// what [`Footprint::is_plain`] says of the launch. Returns the list's ticket.
 pub(crate) fn submit_listed(
     stream: &Arc<StreamState>,
     (footprint, is_plain): (&mut Footprint<'_>, bool),
@@ -245,11 +231,7 @@ fn in_turn(
     if footprint.peers {
         footprint.enter_frozen_peers(engine);
     }
-    let ready = match is_plain {
-        true => footprint.validate_place(engine).and_then(|()| stream.check_moves()),
-        false => footprint.validate(engine).and_then(|()| footprint.find_edges(stream)),
-    };
-    if let Err(error) = ready {
+    if let Err(error) = footprint.prepare(stream, is_plain) {
         return Err(footprint.poison(error).into());
     }
     let before = footprint.lent().len();

@@ -473,7 +473,7 @@ impl LateOutcomes {
         }
         for access in footprint.tracked().filter(|access| access.mode.writes()) {
             let work = late.iter().map(|late| Arc::downgrade(&late.outcome) as Weak<AnyWork>);
-            access.memory.late().enter(&access.range, (stream.id(), ticket), work);
+            access.memory.enter_late(&access.range, (stream.id(), ticket), work);
             late.iter().for_each(|late| late.outcome.enter_written(access.memory));
         }
     }
