@@ -57,7 +57,7 @@ pub(crate) use self::graph::{CompiledGraph, GraphCell, Kept};
 pub use self::kernel_chain::{KernelChain, is_captured, partition_of};
 pub(crate) use self::lent::SubmitError;
 pub(crate) use self::list::{LaunchEntry, List, ListShape};
-pub(crate) use self::listed::{draw, submit_in_front, submit_listed};
+pub(crate) use self::listed::{record, submit_in_front, submit_listed};
 pub(crate) use self::memory_kernels::MemoryKernels;
 pub(crate) use self::name::Name;
 pub(crate) use self::open_uses::OpenUses;

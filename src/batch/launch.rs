@@ -96,7 +96,7 @@ impl<'s> Queue<'s> {
     }
 
     /// Whether its launches are the list of a graph.
-    pub(crate) fn is_drawing(&self) -> bool {
+    pub(crate) fn is_recording_graph(&self) -> bool {
         matches!(self.writer, Some(Writer::Graph(_)))
     }
 
@@ -240,7 +240,7 @@ impl<'s> Queue<'s> {
 
     /// Captures work of another library for the list of the graph.
     #[cold]
-    pub(crate) fn draw_captured(
+    pub(crate) fn record_captured(
         &self,
         footprint: &mut Footprint<'_>,
         recorder: &Recorder,
@@ -255,7 +255,7 @@ impl<'s> Queue<'s> {
 
     /// Writes the record of an event to the list of the graph.
     #[cold]
-    pub(crate) fn draw_event(&self, event: &Event) -> Result<()> {
+    pub(crate) fn record_event(&self, event: &Event) -> Result<()> {
         match self.writer {
             Some(Writer::Graph(graph_list)) => {
                 graph_list.record(self.stream.engine(), event, self.at.get())

@@ -41,10 +41,10 @@ impl Queue<'_> {
         let is_there = || check_is_there(self.stream.engine(), source);
         let reaches = || self.home.reaches(source);
         match role::check("submitting work").and_then(|()| is_there()).and_then(|()| reaches()) {
-            Ok(true) if self.is_drawing() => {
+            Ok(true) if self.is_recording_graph() => {
                 Ok(self.submit_copy(footprint, &RowCopy::whole(to.ptr(), from.ptr(), bytes))?)
             }
-            Ok(false) if self.is_drawing() && same_kind => {
+            Ok(false) if self.is_recording_graph() && same_kind => {
                 Err(graph_list::refused(footprint).into())
             }
             // A device of another kind: refused with the right error.

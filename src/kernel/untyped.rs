@@ -182,7 +182,7 @@ pub trait VerbParts {
     fn home(&self) -> &Arc<Home>;
 
     /// Whether its launches are the list of a graph.
-    fn is_drawing(&self) -> bool;
+    fn is_recording_graph(&self) -> bool;
 
     /// How many multiprocessors its launches run on: those of its stream. A graph is also launched on streams with others.
     fn multiprocessors(&self) -> u32;
@@ -239,8 +239,8 @@ impl VerbParts for Queue<'_> {
         Queue::home(self)
     }
 
-    fn is_drawing(&self) -> bool {
-        Queue::is_drawing(self)
+    fn is_recording_graph(&self) -> bool {
+        Queue::is_recording_graph(self)
     }
 
     fn multiprocessors(&self) -> u32 {

@@ -244,7 +244,7 @@ fn in_turn(
 }
 
 /// Writes a launch to a list that belongs to no stream: its uses are tracked nowhere, but told to `used` as by [`List::write`].
-pub(crate) fn draw(
+pub(crate) fn record(
     list: &mut List,
     engine: &Engine,
     footprint: &mut Footprint<'_>,
