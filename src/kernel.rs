@@ -272,12 +272,12 @@ impl<S: Signature> Kernel<S> {
             .and_then(|()| core.check_resident(&config, queue.stream()))
             .map_err(|error| footprint.poison(error))?;
         if *waits {
-            footprint.may_be_held_up();
+            footprint.may_be_held_up = true;
         }
         // ORDERING: Relaxed, here and below: a hint.
         if !core.launched.load(Ordering::Relaxed) {
             core.launched.store(true, Ordering::Relaxed);
-            footprint.may_block();
+            footprint.may_block = true;
         }
         let shape = LaunchShape {
             cooperative: config.is_cooperative(),

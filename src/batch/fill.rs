@@ -157,7 +157,7 @@ impl<'s> Queue<'s> {
             footprint.makes(written);
             if bytes > block_cache::LARGEST {
                 // No block of that size is cached, and the driver's pool may have to grow.
-                footprint.may_block();
+                footprint.may_block = true;
             }
             footprint.claims(claim);
             let name = footprint.name();

@@ -203,7 +203,7 @@ impl<'s> Queue<'s> {
         let at = self.at.get();
         if !is_listed {
             let site = site(footprint.name(), at);
-            let outcome = match footprint.is_slow_to_submit() {
+            let outcome = match footprint.may_block {
                 true => ListOutcome::FirstLaunch(site),
                 false => ListOutcome::Unlisted(site),
             };

@@ -369,7 +369,7 @@ impl<'s> Queue<'s> {
             let from = source.span();
             let to = destination.span_mut();
             let mut footprint = Footprint::new("copy");
-            footprint.allows_peers();
+            footprint.peers = true;
             footprint.reads(&from);
             footprint.overwrites(&to);
             if source_len != destination_len {
@@ -406,7 +406,7 @@ impl<'s> Queue<'s> {
         self.verb(|| {
             let host_fn = HostFn::new(self.stream.engine(), function);
             let mut footprint = Footprint::new("host_fn");
-            footprint.may_be_held_up();
+            footprint.may_be_held_up = true;
             // While it is lent, the driver's share is not the last.
             footprint.calls(Box::new(host_fn.share()));
             let submitted = self.submit(&mut footprint, 1, &mut |raw| {
@@ -472,7 +472,7 @@ impl<'s> Queue<'s> {
         }
         if !shared.is_empty() {
             waits = true;
-            footprint.may_be_held_up();
+            footprint.may_be_held_up = true;
         }
         if !waits {
             return role::check("submitting work");

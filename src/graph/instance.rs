@@ -178,7 +178,7 @@ impl Instance {
         }
         let mut footprint = Footprint::new("a graph");
         if list.is_across() {
-            footprint.allows_peers();
+            footprint.peers = true;
         }
         for Use { whose, range, mode, tracking } in &*uses {
             let (memory, start) = match whose {
@@ -195,7 +195,7 @@ impl Instance {
         let known = compiled.clone();
         let mut graph = known.as_ref().and_then(|cell| cell.lock());
         if graph.is_none() && !*is_refused {
-            footprint.may_block();
+            footprint.may_block = true;
             new = GraphCell::new(queue.handle().engine());
             graph = new.enter(queue.handle(), list.needs_graph());
             *compiled = graph.is_some().then(|| new.clone());

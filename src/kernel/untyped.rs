@@ -130,7 +130,7 @@ impl UntypedKernel {
         // ORDERING: Relaxed, twice: a hint, as for any kernel.
         if !self.launched.load(Ordering::Relaxed) {
             self.launched.store(true, Ordering::Relaxed);
-            footprint.may_block();
+            footprint.may_block = true;
         }
         let grid = Grid {
             grid_dim: [blocks, 1, 1],

@@ -20,6 +20,7 @@ use gpu_await_protocol::sync::Mutex;
 
 use super::code::{KernelCode, KernelLaunch};
 use super::footprint::Footprint;
+use super::lent::only_kept;
 use super::name::Name;
 use super::outcome::{Dependency, LateOutcomes, RunOutcome, WorkOfOutcome, WorkOutcome};
 use super::raw::{Raw, Refusal};
@@ -82,7 +83,7 @@ pub(crate) fn capture(
 ) -> Result<Arc<Captured>, SubmitError> {
     let engine = stream.engine();
     footprint.validate(engine).map_err(|error| footprint.poison(error))?;
-    let Some(mut kept) = footprint.take_kept() else {
+    let Some(mut kept) = only_kept(footprint.take_lent()) else {
         // Lent memory is the caller's again when the first launch is complete.
         let op = footprint.name().to_arc();
         return Err(footprint.poison(ErrorDetail::NotInGraph { op }.into()).into());

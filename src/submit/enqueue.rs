@@ -315,7 +315,7 @@ impl<'a, P> Uses<'a, P> {
         let takes_long = stream.foreign_takes_long();
         if takes_long {
             // Waiters for earlier work do not wait for the library.
-            footprint.may_block();
+            footprint.may_block = true;
         }
         let is_timed = takes_long || stream.submitted().is_multiple_of(TIMED);
         let (name, engine) = (footprint.name(), stream.engine());

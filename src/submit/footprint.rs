@@ -30,9 +30,13 @@ pub struct Footprint<'a> {
     extras: Option<Extras>,
     makes: Makes,
     loan: LoanPhase,
-    pub(super) may_be_held_up: bool,
-    pub(super) may_block: bool,
-    pub(super) peers: bool,
+    /// It may be held up by something other than the stream's own work.
+    pub(crate) may_be_held_up: bool,
+    /// The driver may take long with the calls, for a reason other than a full queue: a kernel's first launch, memory that its pool has
+    /// to get from the system.
+    pub(crate) may_block: bool,
+    /// It may touch memory of other devices of the same kind.
+    pub(crate) peers: bool,
 }
 
 /// What an operation makes, which others will depend on.
@@ -139,26 +143,10 @@ impl<'a> Footprint<'a> {
         self.extras().after.extend(claim.take_waits());
     }
 
-    /// The operation may be held up by something other than the stream's own work.
-    pub(crate) fn may_be_held_up(&mut self) {
-        self.may_be_held_up = true;
-    }
-
-    /// The driver may take long with the calls, for a reason other than a full queue: a kernel's first
-    /// launch, memory that its pool has to get from the system.
-    pub(crate) fn may_block(&mut self) {
-        self.may_block = true;
-    }
-
     /// Whether a launch may be written to a list: nothing but work of its own stream holds it up, and the driver takes
     /// no longer than it should.
     pub(crate) fn can_be_listed(&self) -> bool {
         !self.may_block && self.is_of_the_stream_alone()
-    }
-
-    /// Whether submitting it may take long: of a launch, that the kernel was never launched before.
-    pub(crate) fn is_slow_to_submit(&self) -> bool {
-        self.may_block
     }
 
     /// Whether the operation may go in front of the recorded list: all memory that it touches is its own allocation.
@@ -256,11 +244,6 @@ impl<'a> Footprint<'a> {
     #[inline]
     pub(super) fn take_record(&mut self) -> Option<EventHandle> {
         self.extras.as_mut()?.record.take()
-    }
-
-    /// Allows memory of other devices of the same kind.
-    pub(crate) fn allows_peers(&mut self) {
-        self.peers = true;
     }
 
     /// Records `event` behind the operation, which makes it the operation's marker.
@@ -497,18 +480,6 @@ impl<'a> Footprint<'a> {
     /// Keeps a share of a driver callback until the operation is complete.
     pub(crate) fn calls(&mut self, callback: Box<dyn Callback>) {
         self.extras().lent.push(LentValue::Callback(callback));
-    }
-
-    /// Takes the users' values that it keeps, if it is lent nothing else.
-    pub(super) fn take_kept(&mut self) -> Option<Vec<Box<dyn Any + Send>>> {
-        if !self.lent().iter().all(|value| matches!(value, LentValue::Kept(_))) {
-            return None;
-        }
-        let kept = self.take_lent().into_iter().filter_map(|lent| match lent {
-            LentValue::Kept(value) => Some(value),
-            _ => None,
-        });
-        Some(kept.collect())
     }
 
     /// Keeps a user's value until the operation is complete.
