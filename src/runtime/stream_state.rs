@@ -10,10 +10,9 @@
 //! | anybody | queries the driver, raises `completed`, wakes | [`StreamState::sweep`] | [`look`] |
 //! | the poller | looks when the work may be complete | [`StreamState::visit`] | [`visit`] |
 //! | a drop | caches the memory for the stream, frees it in stream order, or defers it | [`StreamState::free_in_order`] | [`freed`] |
-//! | an allocation | reuses memory that the stream freed | [`StreamState::reuse`], [`StreamState::take_freed`] | [`freed`] |
+//! | an allocation | reuses memory that the stream freed | [`FreedMemory::reuse`], [`StreamState::take_freed`] | [`freed`] |
 //!
-//! Locks, in the order in which they may be held together: submission lock, then one of `markers`, `lent`, `deferred`, `block_cache`,
-//! `freed`; then the device's account. The lock of `queue` is never held with another.
+//! Locks, in the order in which they may be held together: submission lock, then one of those of `markers`, `lent` and `memory`; then the device's account. The lock of `queue` is never held with another.
 
 mod for_others;
 mod foreign;
@@ -29,16 +28,15 @@ mod submitter;
 mod visit;
 
 use std::any::Any;
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
 
 use gpu_await_protocol::sync::Mutex;
 
-use self::freed::Freed;
+use self::freed::FreedMemory;
 pub(crate) use self::handle::{OfStream, StreamHandle};
-use self::lent::LentMemory;
+use self::lent::LentQueue;
 pub(crate) use self::lent::{Callback, Payload};
 use self::markers::{Followed, Markers};
 pub(crate) use self::poll::WaitState;
@@ -51,9 +49,8 @@ use super::progress::Progress;
 use super::words::Word;
 use crate::backend::{RawStream, StreamOptions};
 use crate::error::{DriverCode, Error, Result};
-use crate::memory::reclaim::retired::{Block, Remnant};
+use crate::memory::reclaim::retired::Remnant;
 use crate::thread::{contain, locks, role};
-use gpu_await_protocol::block_cache::BlockCache;
 use gpu_await_protocol::cadence;
 use gpu_await_protocol::estimator::Estimator;
 use gpu_await_protocol::sharing::Sharing;
@@ -93,10 +90,8 @@ pub(crate) struct StreamState {
     tidy_from: AtomicU64,
     gate: SweepGate,
     queue: WaitQueue<Waker>,
-    lent: Counted<VecDeque<LentMemory>>,
-    deferred: Counted<Vec<Block>>,
-    block_cache: Mutex<BlockCache<Block>>,
-    freed: Mutex<Freed>,
+    lent: LentQueue,
+    memory: FreedMemory,
     word: Option<Word>,
     /// The last value that the stream was asked to write into `word`; [`UNKNOWN`] after a refusal.
     told: AtomicU64,
@@ -191,10 +186,8 @@ impl StreamState {
             tidy_from: AtomicU64::new(2 * cadence::MARK_EVERY),
             gate: SweepGate::new(),
             queue: WaitQueue::new(),
-            lent: Counted::default(),
-            deferred: Counted::default(),
-            block_cache: Mutex::new(BlockCache::new(engine.options.block_cache_bytes)),
-            freed: Mutex::default(),
+            lent: LentQueue::default(),
+            memory: FreedMemory::new(engine.options.block_cache_bytes),
             word,
             told: AtomicU64::new(0),
             deserted: AtomicBool::new(false),
@@ -423,8 +416,7 @@ impl StreamState {
         let lost = engine.lost().is_some();
         if lost || stuck {
             // Lent while the device was being lost: the device may not have stopped.
-            let lent = std::mem::take(self.lent.get_mut());
-            self.quarantine(lent);
+            self.lent.quarantine(&engine);
         }
         if lost {
             let left = self.take_left().into_iter().map(Remnant::from);
@@ -434,9 +426,7 @@ impl StreamState {
             return;
         }
         // Any are left only when nothing steps the device any more.
-        for lent in std::mem::take(self.lent.get_mut()) {
-            self.give_up(lent.payload);
-        }
+        self.lent.give_up(&engine);
         // So that an allocation finds it.
         for block in self.take_left() {
             engine.retire_block(&self.progress, block);

@@ -116,7 +116,7 @@ impl<'l> Claim<'l> {
         let engine = stream.engine();
         let mut claim = Claim::of_nothing_yet(stream, bytes);
         if !forced {
-            claim.ptr = stream.reuse(claim.block);
+            claim.ptr = stream.memory().reuse(&engine.account, claim.block);
             if claim.ptr.is_some() || claim.settle() {
                 return Ok(Some(claim));
             }
@@ -287,7 +287,8 @@ impl<'l> Claim<'l> {
         for stream in std::iter::once(self.stream).chain(others.clone()) {
             let own = stream.id() == self.stream.id();
             let may_go = |block: &Block| own || stream.is_complete(block.ticket);
-            for block in stream.take_kept(self.lacks(forced), may_go) {
+            let lacks = self.lacks(forced);
+            for block in stream.memory().take_kept(&engine.account, lacks, may_go) {
                 self.blocks.push(Taken::of(stream, block));
             }
         }
@@ -370,10 +371,12 @@ impl<'l> Claim<'l> {
         let taken = match &candidate.from {
             From::Kept(stream, block) => {
                 let same = |kept: &Block| kept.ptr == block.ptr && kept.ticket == block.ticket;
-                stream.take_kept(1, same).pop().map(|block| Taken::of(stream, block))
+                let account = &self.stream.engine().account;
+                let block = stream.memory().take_kept(account, 1, same).pop();
+                block.map(|block| Taken::of(stream, block))
             }
             From::Deferred(stream, block) => {
-                let block = stream.take_deferred(block.ptr, block.ticket);
+                let block = stream.memory().take_deferred(block.ptr, block.ticket);
                 block.map(|block| Taken::of(stream, block))
             }
             From::Retired(ptr) => self.stream.engine().with_retired(|retired| {

@@ -47,13 +47,13 @@ impl DeviceStream for StreamState {
 
     fn collect_freed(&self, mark: bool) {
         StreamState::collect_freed(self);
-        if let Some(last) = self.frees_in_order().last().filter(|_| mark) {
+        if let Some(last) = self.memory.frees_in_order().last().filter(|_| mark) {
             self.want(last.ticket);
         }
     }
 
     fn take_all_kept(&self) -> Vec<Block> {
-        StreamState::take_all_kept(self)
+        self.memory.take_kept(&self.engine.account, u64::MAX, |_| true)
     }
 
     fn may_sit_in_driver(self: &Arc<Self>) -> bool {

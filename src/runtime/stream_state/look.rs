@@ -2,17 +2,14 @@
 //!
 //! Waiters and the poller may all look; one look serves all.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use super::lent::LentMemory;
-use super::{Payload, StreamState};
+use super::StreamState;
 use crate::backend::{Query, RawStream};
 use crate::error::DriverCode;
-use crate::memory::reclaim::retired::LentBlock;
 use crate::runtime::event_pool::EventHandle;
 use crate::thread::contain::wake;
 use crate::thread::{exit, role};
@@ -158,7 +155,7 @@ impl StreamState {
     /// Wakes the waiters of complete work, and takes back memory lent to it.
     pub(super) fn settle(&self) {
         self.wake_settled();
-        self.take_back();
+        self.lent.take_back(&self.engine, &self.progress.timeline);
         self.forget_foreign();
     }
 
@@ -324,80 +321,19 @@ impl StreamState {
 
     /// Takes back everything that the device has finished with, including what another thread is taking back.
     pub(crate) fn take_all_back(&self) {
-        self.take_back();
-        drop(self.lent.lock());
-    }
-
-    /// Takes back lent memory that the device has finished with, and sends users' values to be dropped.
-    fn take_back(&self) {
-        // A submitter's concurrent additions are not complete yet.
-        while !self.lent.is_empty() {
-            let mut blocks: SmallVec<[Arc<dyn LentBlock>; 8]> = SmallVec::new();
-            let mut any = false;
-            {
-                let mut lent = self.lent.lock();
-                let completed = self.completed();
-                while blocks.len() < 8 && lent.front().is_some_and(|l| l.ticket <= completed) {
-                    let Some(lent) = lent.pop_front() else { break };
-                    any = true;
-                    // ORDERING: Relaxed: a statistic.
-                    self.engine.counters.lent_bytes.fetch_sub(lent.bytes, Ordering::Relaxed);
-                    match lent.payload {
-                        Payload::Memory(memory) => blocks.push(memory),
-                        // Under the lock: a thread that finds it empty also finds them sent.
-                        Payload::Callback(callback) => self.engine.drop_later(callback),
-                        Payload::Kept(value) => self.engine.drop_later(value),
-                    }
-                }
-            }
-            if !any {
-                return;
-            }
-        }
+        self.lent.take_back(&self.engine, &self.progress.timeline);
+        self.lent.wait_for_takers();
     }
 
     /// After the loss: wakes all waiters and quarantines memory that is still lent, because the copy engines
     /// may not have stopped. At the end of the process the work goes on, and what is lent stays where it is.
     pub(crate) fn mourn(&self) {
         if !exit::begun() {
-            self.take_back();
-            let lent = std::mem::take(&mut *self.lent.lock());
-            self.quarantine(lent);
+            self.lent.take_back(&self.engine, &self.progress.timeline);
+            self.lent.quarantine(&self.engine);
         }
         self.wake_settled();
         self.forget_foreign();
-    }
-
-    /// Quarantines memory lent to a lost device.
-    pub(super) fn quarantine(&self, lent: VecDeque<LentMemory>) {
-        for LentMemory { bytes, payload, .. } in lent {
-            self.give_up(payload);
-            // ORDERING: Relaxed: a statistic.
-            self.engine.counters.lent_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        }
-    }
-
-    /// Releases a lent value whose use will never be seen to end. At the end of the process the device may go on, and the
-    /// value stays.
-    pub(super) fn give_up(&self, payload: Payload) {
-        if exit::begun() {
-            return std::mem::forget(payload);
-        }
-        match payload {
-            // It holds its device, which must not stay as well.
-            Payload::Memory(memory) => self.engine.set_aside(&*memory),
-            Payload::Callback(callback) => {
-                if let Some(function) = callback.give_up() {
-                    self.engine.drop_later(function);
-                }
-                self.engine.drop_later(callback);
-            }
-            Payload::Kept(value) if self.engine.lost().is_some() => self.engine.bury(value),
-            Payload::Kept(value) => {
-                std::mem::forget(value);
-                self.engine.count_unreturned();
-            }
-        }
     }
 
     /// Whether nothing is left on the stream, by asking the driver.

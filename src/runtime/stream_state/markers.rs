@@ -155,6 +155,25 @@ impl StreamState {
         Ok(self.marker_for_others(ticket))
     }
 
+    /// An event at or behind `ticket`, which may not be issued yet, without blocking; `None` if that cannot
+    /// be had, or the ticket is complete.
+    pub(crate) fn try_event_behind(self: &Arc<Self>, ticket: u64) -> Option<Marker> {
+        self.marker_for_others(ticket).or_else(|| {
+            let placed = self.try_with(|turn| {
+                if turn.stream.submitted() < ticket {
+                    let ticket = turn.next_ticket();
+                    turn.publish(ticket, 0, false);
+                }
+                turn.place_event()
+            });
+            if placed.is_none() {
+                // The lock's holder, or the ticket's submitter, serves this.
+                self.want(ticket);
+            }
+            self.marker_for_others(ticket)
+        })
+    }
+
     /// Whether the operation that is submitted, which touches buffers, is followed by an event.
     pub(super) fn is_next_followed(&self) -> bool {
         self.followed.next(self.engine.is_exact())

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::freed::InOrder;
-use super::lent::LentMemory;
 use super::listed::{ListOwner, Lists};
 use super::{Payload, Point, StreamState, UNKNOWN};
 use crate::error::DriverCode;
@@ -398,9 +397,7 @@ impl Turn<'_, '_> {
 
     /// Lends host memory to the device until `ticket` is complete.
     pub(crate) fn lend(&mut self, ticket: u64, bytes: u64, payload: Payload) {
-        // ORDERING: Relaxed: a statistic; added before the thread that takes the memory back subtracts it.
-        self.stream.engine.counters.lent_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.stream.lent.lock().push_back(LentMemory { ticket, bytes, payload });
+        self.stream.lent.lend(&self.stream.engine, ticket, bytes, payload);
     }
 
     /// Frees memory behind everything submitted so far.
@@ -436,7 +433,7 @@ impl Turn<'_, '_> {
     #[inline]
     pub(super) fn free_deferred(&mut self) {
         // A thread that adds one calls the poller, which comes here as well.
-        if !self.stream.deferred.is_empty() {
+        if self.stream.memory.has_deferred() {
             self.free_all_deferred();
         }
     }
@@ -444,8 +441,7 @@ impl Turn<'_, '_> {
     fn free_all_deferred(&mut self) {
         // An allocation finds them in one place or the other; it holds this and waits for no stream.
         let _pressing = self.stream.engine.pressing.lock();
-        let deferred = std::mem::take(&mut *self.stream.deferred.lock());
-        for block in deferred {
+        for block in self.stream.memory.take_all_deferred() {
             self.free(block);
         }
     }

@@ -50,7 +50,7 @@ impl StreamState {
     #[inline]
     pub(super) fn owes(&self) -> bool {
         !self.lent.is_empty()
-            || !self.deferred.is_empty()
+            || self.memory.has_deferred()
             || (self.is_deserted() && self.in_flight() > 0)
     }
 
