@@ -38,11 +38,10 @@ use self::freed::FreedMemory;
 pub(crate) use self::handle::{OfStream, StreamHandle};
 use self::lent::LentQueue;
 pub(crate) use self::lent::{Callback, Payload};
-use self::markers::{Followed, Markers};
+use self::markers::Markers;
 pub(crate) use self::poll::WaitState;
 use self::submitter::Submitter;
 pub(crate) use self::submitter::{Listed, Turn};
-use super::counted::Counted;
 use super::engine::Engine;
 use super::partitions::Share;
 use super::progress::Progress;
@@ -51,19 +50,14 @@ use crate::backend::{RawStream, StreamOptions};
 use crate::error::{DriverCode, Error, Result};
 use crate::memory::reclaim::retired::Remnant;
 use crate::thread::{contain, locks, role};
-use gpu_await_protocol::cadence;
 use gpu_await_protocol::estimator::Estimator;
 use gpu_await_protocol::sharing::Sharing;
 use gpu_await_protocol::submission::SubmissionLock;
-use gpu_await_protocol::sweep::SweepGate;
 use gpu_await_protocol::timeline::Timeline;
 use gpu_await_protocol::wait_queue::WaitQueue;
 
 /// Events that a new stream has.
 const EVENTS_IN_STOCK: usize = 8;
-
-/// No value that a word will have: whether it is still to be written is not known.
-const UNKNOWN: u64 = u64::MAX;
 
 pub(crate) struct StreamState {
     progress: Arc<Progress<StreamState>>,
@@ -84,17 +78,10 @@ pub(crate) struct StreamState {
     /// Another library's last calls took long, or there were none.
     foreign_takes_long: AtomicBool,
     submission: SubmissionLock<Submitter>,
-    markers: Counted<Markers>,
-    followed: Followed,
-    /// The number of markers from which on a submitter looks, if nothing waits.
-    tidy_from: AtomicU64,
-    gate: SweepGate,
+    markers: Markers,
     queue: WaitQueue<Waker>,
     lent: LentQueue,
     memory: FreedMemory,
-    word: Option<Word>,
-    /// The last value that the stream was asked to write into `word`; [`UNKNOWN`] after a refusal.
-    told: AtomicU64,
     /// The last handle is gone: nothing more is put on it.
     deserted: AtomicBool,
     /// The highest ticket behind which a doorbell was armed.
@@ -181,15 +168,10 @@ impl StreamState {
             owned,
             owner,
             submission: SubmissionLock::new(Submitter::new()),
-            markers: Counted::default(),
-            followed: Followed::new(),
-            tidy_from: AtomicU64::new(2 * cadence::MARK_EVERY),
-            gate: SweepGate::new(),
+            markers: Markers::new(word),
             queue: WaitQueue::new(),
             lent: LentQueue::default(),
             memory: FreedMemory::new(engine.options.block_cache_bytes),
-            word,
-            told: AtomicU64::new(0),
             deserted: AtomicBool::new(false),
             armed: AtomicU64::new(0),
             pace: Pace::default(),
@@ -291,8 +273,7 @@ impl StreamState {
         if self.owes() {
             self.see_to_dues();
         }
-        // ORDERING: Relaxed: numbers that protect nothing.
-        if self.markers.len() >= self.tidy_from.load(Ordering::Relaxed) {
+        if self.markers.are_untidy() {
             self.tidy();
         }
         result
@@ -338,14 +319,6 @@ impl StreamState {
     fn try_with<R>(self: &Arc<Self>, f: impl FnOnce(&mut Turn<'_, '_>) -> R) -> Option<R> {
         self.submission.try_with(self, |locked| f(&mut Turn { stream: self, locked }))
     }
-
-    // ---- drops ----------------------------------------------------------------------------
-
-    /// Whether nothing is left on the stream, where that can be asked.
-    fn is_known_to_be_through(&self) -> bool {
-        let may_ask = role::may_call_driver() && !crate::thread::exit::begun();
-        may_ask && self.is_through() == Ok(true)
-    }
 }
 
 impl PartialEq for StreamState {
@@ -381,16 +354,11 @@ impl StreamState {
     /// Lets go of everything that it has; for its drop.
     fn end(&mut self) {
         let engine = self.engine.clone();
-        // Not `completed`: an event in front of the word's last value may have raised that, and the
-        // late write would complete the tickets of the line's next stream.
-        // ORDERING: Relaxed, see `mark_tail`.
-        let told = self.told.load(Ordering::Relaxed);
-        if let Some(word) = self.word.take() {
-            if word.read() >= told || (told == UNKNOWN && self.is_known_to_be_through()) {
-                engine.words.put(word);
-            } else {
-                engine.words.retain(word);
-            }
+        if let Some(word) = self.markers.take_word() {
+            engine.words.take_back(word, || {
+                let may_ask = role::may_call_driver() && !crate::thread::exit::begun();
+                may_ask && self.is_through() == Ok(true)
+            });
         }
         if let Some(owner) = self.owner.take() {
             engine.drop_later(owner);
@@ -404,15 +372,7 @@ impl StreamState {
             engine.state.ready_tasks.enter();
             contain::wake(waker);
         }
-        let markers = self.markers.get_mut();
-        // Before the engine, whose end destroys the pool's events.
-        markers.spare.clear();
-        for marker in markers.queue.drain(..) {
-            if marker.ticket > self.progress.timeline.completed() {
-                // It is still pending: never to be lent again.
-                marker.event.spoil();
-            }
-        }
+        self.markers.clear(self.progress.timeline.completed());
         let lost = engine.lost().is_some();
         if lost || stuck {
             // Lent while the device was being lost: the device may not have stopped.

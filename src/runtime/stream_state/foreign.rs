@@ -10,11 +10,10 @@
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use super::{Point, StreamState, UNKNOWN};
+use super::{Point, StreamState};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::runtime::device_state::any_lost;
 use crate::runtime::progress::Progress;
@@ -106,11 +105,7 @@ impl StreamState {
             return false;
         }
         // Only a ticket with a marker in front of the wait can ever be seen complete.
-        let marker = self.markers.read().queue.front().map(|marker| marker.ticket);
-        // ORDERING: Relaxed: a hint, as in `word_is_late`.
-        let told = self.told.load(Ordering::Relaxed);
-        let written = (told != UNKNOWN && told > self.completed()).then_some(told);
-        let next = marker.into_iter().chain(written).min().unwrap_or_else(|| self.submitted());
+        let next = self.markers.next(self.completed()).unwrap_or_else(|| self.submitted());
         // Kept for futures that ask after the stream is gone.
         let why = self.dependency_lost(next).filter(|_| !self.is_complete(next));
         why.map(|why| self.progress.stuck.set(why)).is_some()

@@ -19,6 +19,7 @@ use gpu_await_protocol::sync::Mutex;
 
 use super::StreamState;
 use crate::runtime::weak_list::WeakList;
+use crate::runtime::words::Word;
 use crate::thread::locks;
 
 /// An object made for one stream and useless without it, whose owner may hold it for longer: compiled graphs, and the memory
@@ -77,7 +78,9 @@ impl StreamState {
     /// Whether a write of its word may be pending: the poller then keeps the stream until the word's line can be returned. A lost device
     /// keeps its lines.
     fn awaits_its_word(&self) -> bool {
-        self.word_may_be_late() && self.engine.lost().is_none() && !self.is_stuck()
+        self.markers.word().is_some_and(Word::may_be_late)
+            && self.engine.lost().is_none()
+            && !self.is_stuck()
     }
 
     /// Whether it has no handle.

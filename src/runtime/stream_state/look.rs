@@ -5,19 +5,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use smallvec::SmallVec;
-
 use super::StreamState;
+use super::markers::Asking;
 use crate::backend::{Query, RawStream};
-use crate::error::DriverCode;
-use crate::runtime::event_pool::EventHandle;
+use crate::error::{DriverCode, Result};
 use crate::thread::contain::wake;
 use crate::thread::{exit, role};
 use gpu_await_protocol::cadence;
 use gpu_await_protocol::cadence::{Age, Plan};
-
-/// Events that a stream keeps for its next markers.
-const SPARE_EVENTS: usize = 64;
 
 impl StreamState {
     /// [`sweep`](Self::sweep), or by the poller where no driver call may be made.
@@ -79,15 +74,15 @@ impl StreamState {
         let mut moved = false;
         // A lost device would only say so again.
         if self.engine.lost().is_none() {
-            if !self.may_have_moved() {
+            if !self.markers.may_say_more(self.completed()) {
                 // ORDERING: Relaxed, here and in `learn`: times, for guesses.
                 self.pace.pending_at.store(now, Ordering::Relaxed);
                 return false;
             }
-            self.gate.run(|| {
+            self.markers.look(|asking| {
                 let before = self.completed();
                 // Waiters learn of a loss from `mourn`, below.
-                self.ask().or_else(|code| self.judge(code, || self.ask())).ok();
+                self.ask(asking).ok();
                 if self.completed() > before {
                     moved = true;
                     self.learn(now);
@@ -104,7 +99,13 @@ impl StreamState {
     /// submitter, under its lock.
     pub(super) fn ask_quietly(&self) {
         // The next look reports a loss.
-        self.gate.run(|| drop(self.ask().or_else(|code| self.judge(code, || self.ask()))));
+        self.markers.look(|asking| drop(self.ask(asking)));
+    }
+
+    /// Raises `completed` as far as the markers allow.
+    fn ask(&self, asking: Asking<'_>) -> Result<()> {
+        let ask = || asking.ask(&self.progress.timeline, &*self.engine.backend);
+        ask().or_else(|code| self.judge(code, ask))
     }
 
     /// Whether a shared stream is idle, other libraries' work included; `None` if its tickets answer that, once
@@ -135,7 +136,7 @@ impl StreamState {
     }
 
     /// Whether the stream is ordered with the legacy default stream.
-    pub(crate) fn is_blocking(&self) -> crate::Result<bool> {
+    pub(crate) fn is_blocking(&self) -> Result<bool> {
         role::check("asking how a stream was made")?;
         if self.raw.0 == RawStream::LEGACY.0 {
             return Ok(true);
@@ -143,13 +144,6 @@ impl StreamState {
         // SAFETY: the driver stream is this one's, or its owner keeps it.
         let info = unsafe { self.engine.backend.stream_info(self.raw) };
         info.map(|info| info.blocking).map_err(|code| self.refused(code))
-    }
-
-    /// Whether the driver, or the stream's word, could say something new.
-    fn may_have_moved(&self) -> bool {
-        // A thread that waits for a marker sees the new length, see `Submitter::enter`.
-        !self.markers.is_empty()
-            || self.word.as_ref().is_some_and(|word| word.read() > self.completed())
     }
 
     /// Wakes the waiters of complete work, and takes back memory lent to it.
@@ -172,82 +166,7 @@ impl StreamState {
                 self.activate_by(self.engine.now());
             }
         }
-        // ORDERING: Relaxed, as in `with`.
-        self.tidy_from.store(2 * self.markers.len().max(cadence::MARK_EVERY), Ordering::Relaxed);
-    }
-
-    /// Raises `completed` as far as the markers allow. Only one thread at a time.
-    ///
-    /// The newest marker is asked first: a pending answer costs an eighth of a complete one, which
-    /// speaks for all in front of it.
-    fn ask(&self) -> std::result::Result<(), DriverCode> {
-        if let Some(word) = &self.word {
-            self.progress.timeline.complete(word.read());
-        }
-        // A thread that waits for a marker sees the new length, see `Submitter::enter`.
-        if self.markers.is_empty() {
-            return Ok(());
-        }
-        // Markers below `done` are complete, those from `pending` on were not.
-        let (mut done, mut pending) = (0, usize::MAX);
-        let mut back = 1;
-        loop {
-            let next = {
-                let markers = self.markers.read();
-                let end = pending.min(markers.queue.len());
-                // Ever further back from the newest; between a complete and a pending one, halfway.
-                let index =
-                    if done > 0 { done + (end - done) / 2 } else { end.saturating_sub(back) };
-                let marker = markers.queue.get(index).filter(|_| index < end);
-                marker.map(|marker| (index, marker.ticket, marker.event.raw()))
-            };
-            let Some((index, ticket, event)) = next else { break };
-            let answer = if self.is_complete(ticket) {
-                // The word said so, or the stream.
-                Query::Complete
-            } else {
-                // SAFETY: the marker keeps its event, and only this function, one thread at a time,
-                // removes markers.
-                unsafe { self.engine.backend.event_query(event) }?
-            };
-            match answer {
-                Query::Complete => {
-                    self.progress.timeline.complete(ticket);
-                    done = index + 1;
-                    if pending == usize::MAX {
-                        break;
-                    }
-                }
-                Query::Pending => {
-                    if index == 0 {
-                        break;
-                    }
-                    pending = index;
-                    back *= 2;
-                }
-            }
-        }
-        if done > 0 {
-            self.drop_markers();
-        }
-        Ok(())
-    }
-
-    /// Takes the events of markers that are complete for later ones, or gives them back to the pool.
-    fn drop_markers(&self) {
-        let completed = self.completed();
-        // Dropped after the lock.
-        let mut surplus: SmallVec<[EventHandle; 4]> = SmallVec::new();
-        let mut markers = self.markers.lock();
-        while markers.queue.front().is_some_and(|marker| marker.ticket <= completed) {
-            let Some(marker) = markers.queue.pop_front() else { break };
-            if marker.event.is_sole() && markers.spare.len() < SPARE_EVENTS {
-                markers.spare.push(marker.event);
-            } else {
-                surplus.push(marker.event);
-            }
-        }
-        drop(markers);
+        self.markers.tidied();
     }
 
     /// Reports to the tracer that the stream was seen to have moved.

@@ -65,7 +65,7 @@ impl StreamState {
             engine.partitions.tell_of_queues(engine.label(), engine.streams().len() + 1);
         }
         let stream = StreamState::over(engine, raw, options, name, word, Origin::Ours(partition));
-        stream.stock_events(EVENTS_IN_STOCK);
+        stream.markers.stock_events(engine, EVENTS_IN_STOCK);
         Ok(stream)
     }
 

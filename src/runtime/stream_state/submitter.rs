@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use super::freed::InOrder;
 use super::listed::{ListOwner, Lists};
-use super::{Payload, Point, StreamState, UNKNOWN};
+use super::{Payload, Point, StreamState};
 use crate::error::DriverCode;
 use crate::memory::reclaim::retired::Block;
 use crate::runtime::event_pool::EventHandle;
@@ -59,18 +59,13 @@ impl Markable for Submitter {
         if stream.is_complete(tail) {
             return Some(tail);
         }
-        let word = stream.word.as_ref().filter(|_| stream.prefers_words());
+        let word = stream.markers.word().filter(|word| word.is_usable() && stream.prefers_words());
         let placed = match word {
-            Some(word) => {
-                // ORDERING: Relaxed: read by `StreamState::drop`, which is exclusive. Before the call,
-                // because a failed one may have been submitted all the same.
-                stream.told.store(tail, Ordering::Relaxed);
-                // SAFETY: the driver stream is this one's, the word is its own until the stream is gone
-                // and the last value was seen.
-                unsafe { stream.engine.backend.write_word(stream.raw, word.device_ptr(), tail) }
-                    // ORDERING: Relaxed, as above.
-                    .inspect_err(|_| stream.told.store(UNKNOWN, Ordering::Relaxed))
-            }
+            // SAFETY: the driver stream is this one's, the word is its own until the stream is gone
+            // and the last value was seen.
+            Some(word) => word.tell(tail, |address| unsafe {
+                stream.engine.backend.write_word(stream.raw, address, tail)
+            }),
             None => self.record_event(stream, tail),
         };
         match placed {
@@ -173,8 +168,7 @@ impl Submitter {
 
     fn enter(&mut self, stream: &StreamState, ticket: u64, event: EventHandle) {
         self.touched = false;
-        // `publish_mark` releases the new length: a thread that reads the submission lock's `marked` sees it.
-        stream.markers.lock().queue.push_back(Marker { ticket, event });
+        stream.markers.enter(Marker { ticket, event });
     }
 }
 
@@ -209,7 +203,9 @@ impl Turn<'_, '_> {
         self.stream.progress.timeline.publish(ticket);
         self.locked.state.count(ticket, commands);
         self.locked.state.touched |= touched;
-        if self.stream.is_shared() || (touched && self.stream.is_next_followed()) {
+        if self.stream.is_shared()
+            || (touched && self.stream.markers.is_next_followed(self.stream.engine.is_exact()))
+        {
             if let Err(code) = self.place_event() {
                 self.stream.refused(code);
             }
@@ -286,7 +282,7 @@ impl Turn<'_, '_> {
     /// Places an event at the tail that other streams can wait for.
     pub(crate) fn place_event(&mut self) -> std::result::Result<(), DriverCode> {
         let tail = self.stream.submitted();
-        if self.stream.marker_behind(tail).is_none() && !self.stream.is_complete(tail) {
+        if self.stream.markers.behind(tail).is_none() && !self.stream.is_complete(tail) {
             self.locked.state.record_event(self.stream, tail)?;
             self.locked.state.sent_at_mark = self.locked.state.sent;
             self.locked.publish_mark(tail);

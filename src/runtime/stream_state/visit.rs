@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use super::{StreamState, UNKNOWN};
+use super::StreamState;
 use crate::runtime::engine::Engine;
 use crate::runtime::marker::Marker;
 use crate::runtime::progress::StreamRef;
@@ -71,15 +71,8 @@ impl StreamState {
 
     /// A word that is still to be written keeps its line, and so the stream.
     pub(super) fn word_is_late(&self) -> bool {
-        // ORDERING: Relaxed: a hint; `StreamState::drop` asks again.
-        let is_unknown = self.told.load(Ordering::Relaxed) == UNKNOWN;
-        self.word_may_be_late() && (!is_unknown || self.is_through() == Ok(false))
-    }
-
-    /// Whether a word may still be written, as far as is known without asking the driver.
-    pub(super) fn word_may_be_late(&self) -> bool {
-        // ORDERING: Relaxed, as above.
-        self.word.as_ref().is_some_and(|word| word.read() < self.told.load(Ordering::Relaxed))
+        let has_work = || self.is_through() == Ok(false);
+        self.markers.word().is_some_and(|word| word.is_late(has_work))
     }
 
     /// When the poller looks next; `u64::MAX`: not on account of a waiter.
@@ -198,11 +191,11 @@ impl StreamState {
         if self.is_complete(ticket) || self.armed.load(Ordering::Relaxed) >= ticket {
             return;
         }
-        let mut marker = self.marker_behind(ticket);
+        let mut marker = self.markers.behind(ticket);
         if marker.is_none() {
             // Words have no event to wait for: place one.
             self.try_with(|turn| turn.place_event().ok());
-            marker = self.marker_behind(ticket);
+            marker = self.markers.behind(ticket);
         }
         let Some(Marker { event, .. }) = marker else { return };
         let engine = &self.engine;
