@@ -23,6 +23,7 @@ mod listed;
 mod look;
 mod markers;
 mod opening;
+mod pace;
 mod poll;
 mod submitter;
 mod visit;
@@ -38,10 +39,12 @@ use self::freed::FreedMemory;
 pub(crate) use self::handle::{OfStream, StreamHandle};
 use self::lent::LentQueue;
 pub(crate) use self::lent::{Callback, Payload};
+pub(crate) use self::listed::Listed;
 use self::markers::Markers;
+use self::pace::Pace;
 pub(crate) use self::poll::WaitState;
-use self::submitter::Submitter;
-pub(crate) use self::submitter::{Listed, Turn};
+pub(crate) use self::submitter::Turn;
+use self::submitter::{Announced, Submitter};
 use super::engine::Engine;
 use super::partitions::Share;
 use super::progress::Progress;
@@ -50,7 +53,6 @@ use crate::backend::{RawStream, StreamOptions};
 use crate::error::{DriverCode, Error, Result};
 use crate::memory::reclaim::retired::Remnant;
 use crate::thread::{contain, locks, role};
-use gpu_await_protocol::estimator::Estimator;
 use gpu_await_protocol::sharing::Sharing;
 use gpu_await_protocol::submission::SubmissionLock;
 use gpu_await_protocol::timeline::Timeline;
@@ -79,18 +81,13 @@ pub(crate) struct StreamState {
     foreign_takes_long: AtomicBool,
     submission: SubmissionLock<Submitter>,
     markers: Markers,
-    queue: WaitQueue<Waker>,
+    waiters: WaitQueue<Waker>,
     lent: LentQueue,
     memory: FreedMemory,
     /// The last handle is gone: nothing more is put on it.
     deserted: AtomicBool,
-    /// The highest ticket behind which a doorbell was armed.
-    armed: AtomicU64,
     pace: Pace,
-    /// The ticket of the open list; 0 if there is none.
-    listed: AtomicU64,
-    /// The last ticket whose driver calls were expected to block the thread.
-    blocks_at: AtomicU64,
+    announced: Announced,
     /// Tickets that wait, with all behind them, for another device: for a stream of it, or for one of this
     /// device that does.
     foreign: Mutex<Vec<(u64, Point)>>,
@@ -109,25 +106,6 @@ enum Origin {
     Shared(Option<Owner>, Option<Arc<Share>>),
     /// The engine's.
     Engine,
-}
-
-/// When the stream's work was waited for, looked at, and how long it took; times of the engine's
-/// clock, in nanoseconds.
-#[derive(Default)]
-struct Pace {
-    /// When the work at the head was first waited for, or the work in front of it was complete.
-    head_since: AtomicU64,
-    /// When the stream was last seen not to have moved.
-    pending_at: AtomicU64,
-    /// When a task last looked for itself.
-    checked_at: AtomicU64,
-    /// The end of the last window for which a task was woken to check.
-    alerted: AtomicU64,
-    /// When the poller last woke a task, until that is polled; 0: it did not.
-    woken_at: AtomicU64,
-    estimator: Mutex<Estimator>,
-    /// Whether all work that it remembers is short.
-    is_short: AtomicBool,
 }
 
 impl StreamState {
@@ -169,14 +147,12 @@ impl StreamState {
             owner,
             submission: SubmissionLock::new(Submitter::new()),
             markers: Markers::new(word),
-            queue: WaitQueue::new(),
+            waiters: WaitQueue::new(),
             lent: LentQueue::default(),
             memory: FreedMemory::new(engine.options.block_cache_bytes),
             deserted: AtomicBool::new(false),
-            armed: AtomicU64::new(0),
             pace: Pace::default(),
-            listed: AtomicU64::new(0),
-            blocks_at: AtomicU64::new(0),
+            announced: Announced::default(),
             foreign: Mutex::default(),
         });
         engine.add_stream(&stream);
@@ -257,6 +233,17 @@ impl StreamState {
     /// Drops a future's interest in a marker of its own.
     pub(crate) fn release(&self, ticket: u64) {
         self.progress.release(ticket);
+    }
+
+    /// The futures that wait.
+    pub(crate) fn waiters(&self) -> &WaitQueue<Waker> {
+        &self.waiters
+    }
+
+    /// What a submitter announces to threads without its lock.
+    #[inline]
+    pub(crate) fn announced(&self) -> &Announced {
+        &self.announced
     }
 
     // ---- submitting -----------------------------------------------------------------------
@@ -368,7 +355,7 @@ impl StreamState {
             engine.give_up_stream();
         }
         // Waiters are left only if nothing will ever complete them: they look again, and get an error.
-        for waker in self.queue.close() {
+        for waker in self.waiters.close() {
             engine.state.ready_tasks.enter();
             contain::wake(waker);
         }

@@ -70,7 +70,7 @@ impl StreamState {
             share.stream_ends();
         }
         // If the poller does not have the stream, this is the last reference.
-        if self.has_dues() || self.queue.is_watched() || self.awaits_its_word() {
+        if self.has_dues() || self.waiters.is_watched() || self.awaits_its_word() {
             self.activate();
         }
     }

@@ -11,8 +11,7 @@ use crate::backend::{Query, RawStream};
 use crate::error::{DriverCode, Result};
 use crate::thread::contain::wake;
 use crate::thread::{exit, role};
-use gpu_await_protocol::cadence;
-use gpu_await_protocol::cadence::{Age, Plan};
+use gpu_await_protocol::cadence::Plan;
 
 impl StreamState {
     /// [`sweep`](Self::sweep), or by the poller where no driver call may be made.
@@ -45,8 +44,7 @@ impl StreamState {
 
     /// Whether a submitting thread may be blocked in the driver, which then creates no events for others.
     pub(super) fn is_blocked(self: &Arc<Self>) -> bool {
-        // ORDERING: Relaxed: a hint.
-        self.blocks_at.load(Ordering::Relaxed) > self.submitted() && self.is_submitted_to()
+        self.announced.may_block_behind(self.submitted()) && self.is_submitted_to()
     }
 
     /// Whether a thread is submitting to it.
@@ -75,8 +73,7 @@ impl StreamState {
         // A lost device would only say so again.
         if self.engine.lost().is_none() {
             if !self.markers.may_say_more(self.completed()) {
-                // ORDERING: Relaxed, here and in `learn`: times, for guesses.
-                self.pace.pending_at.store(now, Ordering::Relaxed);
+                self.pace.was_pending(now);
                 return false;
             }
             self.markers.look(|asking| {
@@ -85,9 +82,9 @@ impl StreamState {
                 self.ask(asking).ok();
                 if self.completed() > before {
                     moved = true;
-                    self.learn(now);
+                    self.pace.moved(now, || self.waiters.is_waited_for());
                 } else {
-                    self.pace.pending_at.store(now, Ordering::Relaxed);
+                    self.pace.was_pending(now);
                 }
             });
         }
@@ -158,11 +155,11 @@ impl StreamState {
     #[cold]
     pub(super) fn tidy(self: &Arc<Self>) {
         // Otherwise the poller looks.
-        if !self.queue.is_waited_for() {
+        if !self.waiters.is_waited_for() {
             self.look(self.engine.now());
             self.forget_foreign();
             // A future that began to wait during the look.
-            if self.queue.is_waited_for() {
+            if self.waiters.is_waited_for() {
                 self.activate_by(self.engine.now());
             }
         }
@@ -186,40 +183,14 @@ impl StreamState {
         }
     }
 
-    /// Remembers how long the work at the head took, if it was waited for.
-    fn learn(&self, now: u64) {
-        let pace = &self.pace;
-        let since = pace.head_since.swap(now, Ordering::Relaxed);
-        // A future that checks is not entered yet.
-        if self.queue.is_waited_for() || self.is_checked(now) {
-            let pending_at = pace.pending_at.load(Ordering::Relaxed);
-            let mut estimator = pace.estimator.lock();
-            estimator.learn(pending_at.saturating_sub(since), now.saturating_sub(since));
-            pace.is_short.store(estimator.is_short(cadence::WORD_MOST_NS), Ordering::Relaxed);
-        }
-    }
-
-    /// The time of the last look.
-    pub(super) fn looked_at(&self) -> u64 {
-        let pace = &self.pace;
-        // ORDERING: Relaxed: times, for guesses.
-        pace.pending_at.load(Ordering::Relaxed).max(pace.head_since.load(Ordering::Relaxed))
-    }
-
     /// The plan for the wait for the work at the head, and when that began; `ahead_ns` more is allowed for.
     #[inline(always)]
     pub(super) fn plan(&self, now: u64, ahead_ns: u64) -> (u64, Plan) {
-        // ORDERING: Relaxed: a guess.
-        let since = self.pace.head_since.load(Ordering::Relaxed);
         let engine = &self.engine;
-        let age = Age {
-            age_ns: now.saturating_sub(since),
-            lag_ns: engine.lag_ns.load(Ordering::Relaxed) + ahead_ns,
-            rest_ns: engine.rest(),
-            // ORDERING: Relaxed: a guess; only the poller arms.
-            is_armed: self.armed.load(Ordering::Relaxed) > self.completed(),
-        };
-        (since, cadence::plan(engine.options.completion, age, &self.pace.estimator.lock()))
+        // ORDERING: Relaxed: a guess.
+        let lag_ns = engine.lag_ns.load(Ordering::Relaxed) + ahead_ns;
+        let completion = engine.options.completion;
+        self.pace.plan(completion, self.completed(), now, lag_ns, engine.rest())
     }
 
     fn wake_settled(&self) {
@@ -227,7 +198,7 @@ impl StreamState {
             let lost = self.engine.lost().is_some() || self.dependency_lost(u64::MAX).is_some();
             if lost { u64::MAX } else { self.completed() }
         };
-        self.queue.settle(upto, |ticket, waker| {
+        self.waiters.settle(upto, |ticket, waker| {
             if self.engine.tracer.is_on() && self.is_complete(ticket) {
                 self.engine.tracer.woken(self.id(), ticket, self.engine.now());
             }

@@ -397,8 +397,7 @@ impl StreamState {
         let engine = &self.engine;
         engine.options.completion.always_words()
             || (!self.is_shared()
-                // ORDERING: Relaxed: a guess.
-                && self.pace.is_short.load(Ordering::Relaxed)
-                && engine.checkers.held(self.looked_at()) <= 1)
+                && self.pace.is_short()
+                && engine.checkers.held(self.pace.looked_at()) <= 1)
     }
 }

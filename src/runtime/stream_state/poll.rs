@@ -119,8 +119,11 @@ impl StreamState {
         cx: &mut Context<'_>,
     ) -> Poll<Result<()>> {
         let was_entered = wait.key.is_some();
-        if was_entered {
-            self.learn_lag();
+        if was_entered && let Some(woken_at) = self.pace.take_woken() {
+            let lag = self.engine.now().saturating_sub(woken_at);
+            let lag_ns = &self.engine.lag_ns;
+            // ORDERING: Relaxed: times, for guesses.
+            lag_ns.store(cadence::lag(lag_ns.load(Ordering::Relaxed), lag), Ordering::Relaxed);
         }
         if let Some(outcome) = self.outcome(ticket) {
             self.forget(wait);
@@ -133,7 +136,9 @@ impl StreamState {
                 return Poll::Pending;
             }
             // Woken for nothing, unless it is ahead of time, to check.
-            Stage::Waiting if was_entered && self.is_entered(wait, cx) && !self.is_alerted(now) => {
+            Stage::Waiting
+                if was_entered && self.is_entered(wait, cx) && !self.pace.is_alerted(now) =>
+            {
                 return Poll::Pending;
             }
             Stage::Checking { .. } => {}
@@ -145,9 +150,8 @@ impl StreamState {
         if !may_ask {
             self.stop_checking(wait);
         }
-        if matches!(stage, Stage::New | Stage::Next) && !self.queue.is_waited_for() {
-            // ORDERING: Relaxed: a time, for guesses.
-            self.pace.head_since.store(now, Ordering::Relaxed);
+        if matches!(stage, Stage::New | Stage::Next) && !self.waiters.is_waited_for() {
+            self.pace.waited_for(now);
         }
         let put_off = matches!(stage, Stage::New) && may_ask && self.lets_others_go(wait);
         if put_off {
@@ -156,7 +160,7 @@ impl StreamState {
         let may_look = may_ask && !put_off;
         let checking = may_look && self.may_check(wait, now);
         // If others wait, another task looks for them.
-        let comes_to_look = || matches!(stage, Stage::PutOff) || !self.queue.is_waited_for();
+        let comes_to_look = || matches!(stage, Stage::PutOff) || !self.waiters.is_waited_for();
         let looks = checking || (may_look && comes_to_look());
         if looks && self.look(now) {
             let outcome = self.outcome(ticket);
@@ -179,7 +183,7 @@ impl StreamState {
         };
         if !self.is_entered(wait, cx) {
             let outcome = || self.outcome(ticket);
-            match self.queue.register(&mut wait.key, ticket, cx.waker(), due, outcome) {
+            match self.waiters.register(&mut wait.key, ticket, cx.waker(), due, outcome) {
                 Registered::Waiting(call) => self.call(call),
                 Registered::Settled(outcome) => {
                     self.forget(wait);
@@ -187,7 +191,7 @@ impl StreamState {
                 }
             }
         } else if !comes_again {
-            self.call(self.queue.look_by(due));
+            self.call(self.waiters.look_by(due));
         }
         let may_stay = may_ask && !wait.never_checks;
         let is_polled_again =
@@ -259,7 +263,7 @@ impl StreamState {
         now: u64,
     ) -> bool {
         let may_ask = role::may_call_driver();
-        if !may_ask || self.is_alerted(now) || !self.is_entered(wait, cx) {
+        if !may_ask || self.pace.is_alerted(now) || !self.is_entered(wait, cx) {
             self.engine.checkers.leave(permit);
             return false;
         }
@@ -272,7 +276,7 @@ impl StreamState {
     /// Whether the stream has the future, with this waker. If it was taken out, it was woken, and is
     /// polled now.
     fn is_entered(&self, wait: &mut WaitState, cx: &Context<'_>) -> bool {
-        let entry = self.queue.entry(wait.key, cx.waker());
+        let entry = self.waiters.entry(wait.key, cx.waker());
         if entry == Entry::Taken {
             wait.key = None;
             self.engine.state.ready_tasks.leave();
@@ -291,7 +295,7 @@ impl StreamState {
     /// Drops a future's registration.
     pub(crate) fn forget(&self, wait: &mut WaitState) {
         self.stop_checking(wait);
-        if !self.queue.leave(&mut wait.key, contain::let_go) {
+        if !self.waiters.leave(&mut wait.key, contain::let_go) {
             self.engine.state.ready_tasks.leave();
         }
     }
@@ -337,8 +341,7 @@ impl StreamState {
             let is_late = away_ns > cadence::CHECK_AGAIN_NS;
             if now < permit.until() && !is_late && self.engine.checkers.may_yield(now) {
                 wait.stage = Stage::Checking { permit, checked_at: now };
-                // ORDERING: Relaxed: a time, for guesses.
-                self.pace.checked_at.store(now, Ordering::Relaxed);
+                self.pace.check(now);
                 return true;
             }
             // Another window may be open already.
@@ -350,7 +353,7 @@ impl StreamState {
             return false;
         }
         // One task per stream: its look serves the others.
-        if self.is_checked(now) {
+        if self.pace.is_checked(now) {
             return false;
         }
         // A task that was woken to check may come sooner than most.
@@ -362,8 +365,7 @@ impl StreamState {
         let permit = self.engine.checkers.enter(now, since + until_ns);
         let Some(permit) = permit else { return false };
         wait.stage = Stage::Checking { permit, checked_at: now };
-        // ORDERING: Relaxed: a time, for guesses.
-        self.pace.checked_at.store(now, Ordering::Relaxed);
+        self.pace.check(now);
         true
     }
 
@@ -376,29 +378,14 @@ impl StreamState {
         if let Stage::Checking { permit, .. } | Stage::Awake(permit) = wait.stage {
             wait.stage = Stage::Waiting;
             self.engine.checkers.leave(permit);
-            // ORDERING: Relaxed: a time, for guesses.
-            self.pace.checked_at.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// If the poller woke a task, and this is its poll: remembers how long that took.
-    fn learn_lag(&self) {
-        // ORDERING: Relaxed, here and below: times, for guesses.
-        if self.pace.woken_at.load(Ordering::Relaxed) == 0 {
-            return;
-        }
-        let woken_at = self.pace.woken_at.swap(0, Ordering::Relaxed);
-        let lag = self.engine.now().saturating_sub(woken_at);
-        if woken_at != 0 {
-            let lag_ns = &self.engine.lag_ns;
-            lag_ns.store(cadence::lag(lag_ns.load(Ordering::Relaxed), lag), Ordering::Relaxed);
+            self.pace.check(0);
         }
     }
 
     /// When the poller must look for a future that was polled at `now` and does not check.
     fn due(&self, now: u64) -> u64 {
         // Another task may check: the poller need not come before that stops.
-        if self.is_checked(now) {
+        if self.pace.is_checked(now) {
             return now + cadence::CHECK_AGAIN_NS;
         }
         let (since, plan) = self.plan(now, 0);

@@ -1,12 +1,11 @@
 //! A submitter's turn: what it may do while it holds the submission lock.
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::freed::InOrder;
-use super::listed::{ListOwner, Lists};
+use super::listed::{Listed, Lists};
 use super::{Payload, Point, StreamState};
 use crate::error::DriverCode;
 use crate::memory::reclaim::retired::Block;
@@ -44,7 +43,7 @@ pub(crate) struct Submitter {
     pub(crate) touched: bool,
     /// Up to which ticket this stream already waits for others; the last few of them.
     waited: VecDeque<(u64, u64)>,
-    lists: Lists<dyn Listed>,
+    pub(super) lists: Lists<dyn Listed>,
 }
 
 impl Markable for Submitter {
@@ -172,10 +171,42 @@ impl Submitter {
     }
 }
 
-/// Operations in their order; see [`listed`](super::listed).
-pub(crate) trait Listed: Any + Send {
-    /// Makes their driver calls; returns how many. It remembers refusals.
-    fn put(&mut self, turn: &mut Turn<'_, '_>) -> u32;
+/// What a submitter announces to threads without its lock.
+#[derive(Default)]
+pub(crate) struct Announced {
+    /// The ticket of the open list; 0 if there is none.
+    list: AtomicU64,
+    /// The last ticket whose driver calls were expected to block the thread.
+    blocks_at: AtomicU64,
+}
+
+impl Announced {
+    /// A list is open under this ticket; 0: none is any more.
+    pub(super) fn list(&self, ticket: u64) {
+        self.list.store(ticket, Ordering::SeqCst);
+    }
+
+    /// Whether a list is open, or was a moment ago.
+    #[inline]
+    pub(crate) fn has_list(&self) -> bool {
+        self.list.load(Ordering::SeqCst) != 0
+    }
+
+    /// Whether one is open under this ticket, or one in front of it.
+    pub(super) fn has_list_within(&self, ticket: u64) -> bool {
+        let list = self.list.load(Ordering::SeqCst);
+        list != 0 && list <= ticket
+    }
+
+    fn block_at(&self, ticket: u64) {
+        // ORDERING: Relaxed, here and below: a hint, see `may_sit_in_driver`.
+        self.blocks_at.store(ticket, Ordering::Relaxed);
+    }
+
+    /// Whether the driver calls of a ticket behind this one may block their thread.
+    pub(super) fn may_block_behind(&self, ticket: u64) -> bool {
+        self.blocks_at.load(Ordering::Relaxed) > ticket
+    }
 }
 
 /// A stream's submission lock, held: the submitter's interface.
@@ -243,8 +274,7 @@ impl Turn<'_, '_> {
     /// so that others who wait for that find it without this lock.
     #[cold]
     pub(crate) fn expect_to_block(&mut self) {
-        // ORDERING: Relaxed: a hint, see `may_sit_in_driver`.
-        self.stream.blocks_at.store(self.stream.submitted() + 1, Ordering::Relaxed);
+        self.stream.announced.block_at(self.stream.submitted() + 1);
         if let Err(code) = self.place_event() {
             self.stream.refused(code);
         }
@@ -328,67 +358,6 @@ impl Turn<'_, '_> {
             }
         }
         Ok(())
-    }
-
-    /// Ensures that the owner's list is the open one, and returns its ticket.
-    pub(crate) fn open_list(
-        &mut self,
-        owner: ListOwner,
-        fresh: impl FnOnce() -> Box<dyn Listed>,
-    ) -> u64 {
-        if !self.locked.state.lists.is_open_for(owner) {
-            // Puts another's on the stream.
-            let ticket = self.next_ticket();
-            self.locked.state.lists.open = Some((owner, fresh()));
-            self.stream.listed.store(ticket, Ordering::SeqCst);
-        }
-        self.stream.submitted() + 1
-    }
-
-    /// Whether a list is open.
-    #[inline]
-    pub(crate) fn has_open_list(&self) -> bool {
-        self.locked.state.lists.open.is_some()
-    }
-
-    /// Whether the owner's list is the open one.
-    pub(crate) fn has_list_of(&self, owner: ListOwner) -> bool {
-        self.locked.state.lists.is_open_for(owner)
-    }
-
-    /// The open list.
-    pub(crate) fn list(&mut self) -> Option<&mut dyn Listed> {
-        self.locked.state.lists.open.as_mut().map(|(_, list)| &mut **list)
-    }
-
-    /// Takes the owner's open list, which has the next ticket: the caller publishes that.
-    pub(crate) fn take_list(&mut self, owner: ListOwner) -> Option<Box<dyn Listed>> {
-        let (_, list) = self.locked.state.lists.open.take_if(|(known, _)| *known == owner)?;
-        self.stream.listed.store(0, Ordering::SeqCst);
-        Some(list)
-    }
-
-    /// Takes one of the owner's lists that another thread put on the stream.
-    pub(crate) fn fetch_list(&mut self, owner: ListOwner) -> Option<Box<dyn Listed>> {
-        self.locked.state.lists.fetch(owner)
-    }
-
-    /// Puts the open list on the stream, if there is one.
-    #[inline]
-    pub(crate) fn put_list(&mut self) {
-        if self.locked.state.lists.open.is_some() {
-            self.put_open_list();
-        }
-    }
-
-    #[cold]
-    fn put_open_list(&mut self) {
-        let Some((owner, mut list)) = self.locked.state.lists.open.take() else { return };
-        self.stream.listed.store(0, Ordering::SeqCst);
-        let ticket = self.stream.submitted() + 1;
-        let commands = list.put(self);
-        self.publish(ticket, commands, true);
-        self.locked.state.lists.put.push((owner, list));
     }
 
     /// Lends host memory to the device until `ticket` is complete.

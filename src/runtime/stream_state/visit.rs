@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
@@ -21,12 +20,12 @@ impl StreamState {
     /// Hands the stream to the poller, which looks at it when it is due to.
     pub(crate) fn activate(self: &Arc<Self>) {
         let due = self.engine.now() + cadence::MARK_WITHIN_NS;
-        self.call(if self.queue.hand_over() { Notify::HandOver } else { Notify::Before(due) });
+        self.call(if self.waiters.hand_over() { Notify::HandOver } else { Notify::Before(due) });
     }
 
     /// Has the poller look at `due`, at the latest.
     pub(super) fn activate_by(self: &Arc<Self>, due: u64) {
-        self.call(self.queue.look_by(due));
+        self.call(self.waiters.look_by(due));
     }
 
     /// Notifies the poller.
@@ -39,11 +38,7 @@ impl StreamState {
 
     /// Takes the stream from the poller; false if there is work after all.
     pub(crate) fn deactivate(&self) -> bool {
-        self.queue.give_up(|| self.has_dues() || (self.word_is_late() && !self.is_stuck()))
-    }
-
-    pub(crate) fn has_waiters(&self) -> bool {
-        self.queue.is_waited_for()
+        self.waiters.give_up(|| self.has_dues() || (self.word_is_late() && !self.is_stuck()))
     }
 
     /// Whether memory waits to be taken back or freed, or work that nothing else waits for to end.
@@ -75,35 +70,28 @@ impl StreamState {
         self.markers.word().is_some_and(|word| word.is_late(has_work))
     }
 
-    /// When the poller looks next; `u64::MAX`: not on account of a waiter.
-    pub(crate) fn next_look(&self) -> u64 {
-        self.queue.next_look()
-    }
-
     /// The poller's look: wakes the waiters of complete work, and decides when to look again. True if the
     /// stream was seen to have moved.
     pub(crate) fn visit(self: &Arc<Self>, now: u64) -> bool {
-        self.queue.begin_look();
+        self.waiters.begin_look();
         // Requests of host functions, which place no markers.
         self.submission.serve(self);
-        if self.is_checked(now) {
+        if self.pace.is_checked(now) {
             // A task looks for itself, and for the others, until it stops.
-            self.queue.look_again(now + cadence::CHECK_AGAIN_NS);
+            self.waiters.look_again(now + cadence::CHECK_AGAIN_NS);
             return false;
         }
-        // ORDERING: Relaxed: a time, for a guess.
-        let (since, waited_for) =
-            (self.pace.head_since.load(Ordering::Relaxed), self.queue.is_waited_for());
+        let (since, waited_for) = (self.pace.head_since(), self.waiters.is_waited_for());
         let moved = self.look(now);
         if moved {
             self.trace_seen();
         }
         if moved && waited_for {
             self.engine.checkers.woke(now);
-            self.woke(now, since);
+            self.pace.woke(now, since);
         }
         self.settle();
-        let Some(ticket) = self.queue.first() else { return moved };
+        let Some(ticket) = self.waiters.first() else { return moved };
         self.want(ticket);
         self.ask_after_others();
         if self.engine.options.completion.rings() {
@@ -115,29 +103,8 @@ impl StreamState {
         {
             self.alert(now, since, since + until_ns);
         }
-        self.queue.look_again((since + plan.look_ns).max(now + 1));
+        self.waiters.look_again((since + plan.look_ns).max(now + 1));
         moved
-    }
-
-    /// Whether a task looks for itself, and was polled lately.
-    pub(super) fn is_checked(&self, now: u64) -> bool {
-        // ORDERING: Relaxed: a time, for guesses.
-        let checked_at = self.pace.checked_at.load(Ordering::Relaxed);
-        checked_at + cadence::CHECK_AGAIN_NS > now && checked_at != 0
-    }
-
-    /// Whether a window is open for which a task was woken to check.
-    pub(super) fn is_alerted(&self, now: u64) -> bool {
-        // ORDERING: Relaxed: a time, for a guess.
-        self.pace.alerted.load(Ordering::Relaxed) > now
-    }
-
-    /// Records that a task is woken now that waited since then: its poll shows how long that takes.
-    pub(super) fn woke(&self, now: u64, since: u64) {
-        if now.saturating_sub(since) >= cadence::LAG_FROM_NS {
-            // ORDERING: Relaxed: a time, for a guess.
-            self.pace.woken_at.store(now, Ordering::Relaxed);
-        }
     }
 
     /// Wakes the first waiter, so that it checks for itself until `until`, if tasks may check and none was
@@ -145,23 +112,20 @@ impl StreamState {
     /// the poller keeps looking.
     pub(super) fn alert(&self, now: u64, since: u64, until: u64) {
         let engine = &self.engine;
-        // ORDERING: Relaxed: only the poller alerts.
         if !engine.options.completion.checks()
-            || self.pace.alerted.load(Ordering::Relaxed) == until
+            || self.pace.is_alerted_until(until)
             || !engine.checkers.may_yield(now)
             || engine.checkers.held(now) > 0
         {
             return;
         }
-        // ORDERING: Relaxed, as above.
-        self.pace.alerted.store(until, Ordering::Relaxed);
-        self.woke(now, since);
-        self.queue.wake_first(wake_by_ref);
+        self.pace.alert(now, since, until);
+        self.waiters.wake_first(wake_by_ref);
     }
 
     /// Ensures that awaited work has a marker, and that owed work is done.
     pub(crate) fn press(self: &Arc<Self>) {
-        if let Some(ticket) = self.queue.first() {
+        if let Some(ticket) = self.waiters.first() {
             self.want(ticket);
         }
         if self.has_dues() {
@@ -187,8 +151,7 @@ impl StreamState {
 
     /// Has a doorbell armed behind the marker of `ticket`, which is awaited.
     pub(super) fn arm(self: &Arc<Self>, ticket: u64) {
-        // ORDERING: Relaxed: only the poller arms.
-        if self.is_complete(ticket) || self.armed.load(Ordering::Relaxed) >= ticket {
+        if self.is_complete(ticket) || self.pace.is_armed(ticket) {
             return;
         }
         let mut marker = self.markers.behind(ticket);
@@ -204,11 +167,10 @@ impl StreamState {
             let error = engine.refused(code);
             contain::log(|| tracing::debug!(device = engine.label(), %error, "no doorbell"));
         };
-        if let Err(code) = bell.place(&*engine.backend, &event, self.queue.next_look_cell()) {
+        if let Err(code) = bell.place(&*engine.backend, &event, self.waiters.next_look_cell()) {
             return no_doorbell(engine, code);
         }
-        // ORDERING: Relaxed, as above.
-        self.armed.store(ticket, Ordering::Relaxed);
+        self.pace.arm(ticket);
         let stream = Arc::downgrade(self);
         engine.errand(move |engine| {
             // The work may have been complete long before.
