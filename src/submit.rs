@@ -124,7 +124,7 @@ fn submit_as<T: TracedAs>(
     if footprint.peers {
         footprint.enter_frozen_peers(engine);
     }
-    if stream.announced().has_list() {
+    if stream.announced.has_list() {
         put_list_in_front(stream, footprint, at);
     }
     let ready = footprint.validate(engine).and_then(|()| footprint.find_edges(stream));
@@ -198,7 +198,7 @@ pub(crate) fn submit_nothing(
     at: &'static Location<'static>,
     footprint: &Footprint<'_>,
 ) -> Result<()> {
-    if stream.announced().has_list() {
+    if stream.announced.has_list() {
         put_list_in_front(stream, footprint, at);
     }
     footprint.validate(stream.engine())?;

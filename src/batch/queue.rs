@@ -184,7 +184,7 @@ impl<'s> Queue<'s> {
     #[inline]
     pub(crate) fn release_last(&self) {
         if self.last.get() != 0 {
-            self.stream.release(self.last.get());
+            self.stream.progress().release(self.last.get());
         }
     }
 

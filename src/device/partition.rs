@@ -141,7 +141,7 @@ impl Stream {
     /// Returns the partition that the stream is in, if it is.
     #[must_use]
     pub fn in_partition(&self) -> Option<Partition> {
-        let share = self.state().partition()?.clone();
+        let share = self.state().driver.partition()?.clone();
         Some(Partition { device: self.device(), share })
     }
 
@@ -150,7 +150,7 @@ impl Stream {
     /// [partition]: Self::in_partition
     #[must_use]
     pub fn multiprocessors(&self) -> u32 {
-        self.state().multiprocessors()
+        self.state().driver.multiprocessors(&*self.engine().backend)
     }
 }
 

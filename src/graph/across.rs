@@ -149,6 +149,6 @@ pub(super) fn enter(stream: &StreamState, ticket: u64, others: &[Device]) {
     if !others.is_empty() {
         let states =
             others.iter().map(|device| Arc::clone(device.default_stream().handle().progress()));
-        stream.is_lost_with(ticket, states);
+        stream.foreign.is_lost_with(ticket, states);
     }
 }

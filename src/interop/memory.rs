@@ -283,7 +283,7 @@ impl<P> MemoryLoan<'_, P> {
     /// library put there.
     #[must_use]
     pub fn raw_stream(&self) -> u64 {
-        self.stream.state().raw().0
+        self.stream.state().driver.raw().0
     }
 
     /// Resolves when a thread of the host, or a stream that the crate does not know, may use the memory. Puts nothing on a
@@ -482,7 +482,7 @@ impl<P> MemoryLoan<'_, P> {
         let Some(open) = open.take() else { return then(queue, Ok(None)) };
         if !is_awaited.get() {
             // It needs no marker in front of the end.
-            stream.state().release(*begins);
+            stream.state().progress().release(*begins);
         }
         let (outcome, name, commands) = (outcome.get(), uses.name(), uses.commands());
         let ended = uses.close(stream.engine(), |footprint| {

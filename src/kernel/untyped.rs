@@ -244,7 +244,8 @@ impl VerbParts for Queue<'_> {
     }
 
     fn multiprocessors(&self) -> u32 {
-        self.stream().multiprocessors().max(1)
+        let stream = self.stream();
+        stream.driver.multiprocessors(&*stream.engine().backend).max(1)
     }
 
     fn multiprocessors_of_device(&self) -> u32 {

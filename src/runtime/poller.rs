@@ -180,7 +180,7 @@ impl Poller {
         let now = engine.now();
         self.begin_turn(engine, now);
         let mut visited = false;
-        for stream in self.active.iter().filter(|stream| stream.waiters().next_look() <= now) {
+        for stream in self.active.iter().filter(|stream| stream.waiters.next_look() <= now) {
             visited = true;
             moved |= stream.visit(now);
         }
@@ -212,7 +212,7 @@ impl Poller {
         let lingers_ns = attention.lingers_ns();
         // They will not be used again.
         self.active.retain(|stream| !(stream.is_deserted() && stream.deactivate()));
-        let waited_for = self.active.iter().any(|stream| stream.waiters().is_waited_for());
+        let waited_for = self.active.iter().any(|stream| stream.waiters.is_waited_for());
         let owes = self.owes(engine);
         if waited_for || owes {
             // Words and doorbells say nothing of a device that died; a query does.
@@ -232,7 +232,7 @@ impl Poller {
             (false, false) => now + lingers_ns,
         };
         for stream in &self.active {
-            until = until.min(stream.waiters().next_look());
+            until = until.min(stream.waiters.next_look());
         }
         until
     }

@@ -1,7 +1,16 @@
 //! One stream, as the completion engine sees it.
 //!
-//! [`StreamState`] ties the pure parts to a driver stream: the timeline, the submission lock, the markers on it, its waiters, and the host
-//! memory lent to it.
+//! [`StreamState`] has these parts, each with state and methods of its own, and what takes several of them:
+//!
+//! | part | what it is | in |
+//! |---|---|---|
+//! | `driver` | the driver's stream, and whose it is | [`driver_stream`] |
+//! | `submission`, `announced` | the submission lock, and what its holder lets others know | [`submitter`], [`listed`] |
+//! | `markers` | how the device tells how far it is | [`markers`] |
+//! | `waiters`, `pace` | the futures that wait, and when to look for them | [`poll`], [`look`], [`visit`], [`pace`] |
+//! | `lent` | host memory and values that the device may touch | [`lent`] |
+//! | `memory` | device memory that was freed on it | [`freed`] |
+//! | `foreign` | what it waits for on other devices | [`foreign`] |
 //!
 //! | who | does | through | in |
 //! |---|---|---|---|
@@ -12,9 +21,10 @@
 //! | a drop | caches the memory for the stream, frees it in stream order, or defers it | [`StreamState::free_in_order`] | [`freed`] |
 //! | an allocation | reuses memory that the stream freed | [`FreedMemory::reuse`], [`StreamState::take_freed`] | [`freed`] |
 //!
-//! Locks, in the order in which they may be held together: submission lock, then one of those of `markers`, `lent` and `memory`; then the device's account. The lock of `queue` is never held with another.
+//! Locks, in the order in which they may be held together: submission lock, then one of those of `markers`, `lent` and `memory`; then the
+//! device's account. The lock of `waiters` is never held with another.
 
-mod for_others;
+mod driver_stream;
 mod foreign;
 mod freed;
 mod handle;
@@ -28,13 +38,13 @@ mod poll;
 mod submitter;
 mod visit;
 
-use std::any::Any;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::task::Waker;
 
-use gpu_await_protocol::sync::Mutex;
-
+use self::driver_stream::DriverStream;
+pub(crate) use self::driver_stream::Owner;
+use self::foreign::ForeignWaits;
 use self::freed::FreedMemory;
 pub(crate) use self::handle::{OfStream, StreamHandle};
 use self::lent::LentQueue;
@@ -45,161 +55,40 @@ use self::pace::Pace;
 pub(crate) use self::poll::WaitState;
 pub(crate) use self::submitter::Turn;
 use self::submitter::{Announced, Submitter};
-use super::engine::Engine;
-use super::partitions::Share;
-use super::progress::Progress;
-use super::words::Word;
-use crate::backend::{RawStream, StreamOptions};
+use super::engine::{DeviceStream, Engine};
+use super::progress::{PointStream, Progress};
 use crate::error::{DriverCode, Error, Result};
-use crate::memory::reclaim::retired::Remnant;
+use crate::memory::reclaim::retired::{Block, Remnant};
 use crate::thread::{contain, locks, role};
-use gpu_await_protocol::sharing::Sharing;
 use gpu_await_protocol::submission::SubmissionLock;
-use gpu_await_protocol::timeline::Timeline;
 use gpu_await_protocol::wait_queue::WaitQueue;
-
-/// Events that a new stream has.
-const EVENTS_IN_STOCK: usize = 8;
 
 pub(crate) struct StreamState {
     progress: Arc<Progress<StreamState>>,
     engine: Arc<Engine<StreamState>>,
-    raw: RawStream,
-    /// The options of its driver stream.
-    options: StreamOptions,
-    /// The multiprocessors that it is confined to.
-    partition: Option<Arc<Share>>,
-    /// That the driver knows its context no more, of a stream that others made.
-    detached: OnceLock<Error>,
-    name: Option<Box<str>>,
-    /// The driver stream is ours to destroy.
-    owned: bool,
-    /// The owner of an adopted stream, if there is one.
-    owner: Option<Owner>,
-    sharing: Sharing,
-    /// Another library's last calls took long, or there were none.
-    foreign_takes_long: AtomicBool,
+    pub(crate) driver: DriverStream,
     submission: SubmissionLock<Submitter>,
-    markers: Markers,
-    waiters: WaitQueue<Waker>,
+    pub(crate) markers: Markers,
+    pub(crate) waiters: WaitQueue<Waker>,
     lent: LentQueue,
-    memory: FreedMemory,
+    pub(crate) memory: FreedMemory,
     /// The last handle is gone: nothing more is put on it.
     deserted: AtomicBool,
     pace: Pace,
-    announced: Announced,
-    /// Tickets that wait, with all behind them, for another device: for a stream of it, or for one of this
-    /// device that does.
-    foreign: Mutex<Vec<(u64, Point)>>,
+    pub(crate) announced: Announced,
+    pub(crate) foreign: ForeignWaits,
 }
 
 /// A point on a stream of this device or another.
 type Point = gpu_await_protocol::point::Point<Arc<Progress<StreamState>>>;
 
-/// The owner of an adopted stream.
-pub(crate) type Owner = Box<dyn Any + Send + Sync>;
-
-/// Whose the driver stream is.
-enum Origin {
-    Ours(Option<Arc<Share>>),
-    /// Adopted from another library, which puts work on it as well.
-    Shared(Option<Owner>, Option<Arc<Share>>),
-    /// The engine's.
-    Engine,
-}
-
 impl StreamState {
-    fn over(
-        engine: &Arc<Engine<StreamState>>,
-        raw: RawStream,
-        options: StreamOptions,
-        name: Option<Box<str>>,
-        word: Option<Word>,
-        origin: Origin,
-    ) -> Arc<StreamHandle> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let (owned, shared, owner, partition) = match origin {
-            Origin::Ours(partition) => (true, false, None, partition),
-            Origin::Shared(owner, partition) => (false, true, owner, partition),
-            Origin::Engine => (false, false, None, engine.partition.clone()),
-        };
-        // ORDERING: Relaxed: only uniqueness matters.
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let progress = |stream: &Weak<StreamState>| Progress {
-            id,
-            timeline: Timeline::new(),
-            device: engine.state.clone(),
-            stream: stream.clone(),
-            waits_for_others: AtomicBool::new(false),
-            stuck: OnceLock::new(),
-        };
-        let stream = Arc::new_cyclic(|this| StreamState {
-            progress: Arc::new(progress(this)),
-            engine: engine.clone(),
-            raw,
-            options,
-            partition,
-            detached: OnceLock::new(),
-            name,
-            sharing: Sharing::new(shared),
-            foreign_takes_long: AtomicBool::new(true),
-            owned,
-            owner,
-            submission: SubmissionLock::new(Submitter::new()),
-            markers: Markers::new(word),
-            waiters: WaitQueue::new(),
-            lent: LentQueue::default(),
-            memory: FreedMemory::new(engine.options.block_cache_bytes),
-            deserted: AtomicBool::new(false),
-            pace: Pace::default(),
-            announced: Announced::default(),
-            foreign: Mutex::default(),
-        });
-        engine.add_stream(&stream);
-        StreamHandle::new(stream)
-    }
-
     pub(crate) fn id(&self) -> u64 {
         self.progress.id
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine<StreamState>> {
         &self.engine
-    }
-
-    pub(crate) fn raw(&self) -> RawStream {
-        self.raw
-    }
-
-    /// The options of its driver stream; see [`is_blocking`](Self::is_blocking) for the driver's answer.
-    pub(crate) fn options(&self) -> StreamOptions {
-        self.options
-    }
-
-    pub(crate) fn name(&self) -> Option<&str> {
-        self.name.as_deref()
-    }
-
-    /// Which others put work on the stream.
-    #[inline]
-    pub(crate) fn sharing(&self) -> &Sharing {
-        &self.sharing
-    }
-
-    #[inline]
-    fn is_shared(&self) -> bool {
-        self.sharing.is_shared()
-    }
-
-    /// Whether the calls of another library are expected to take long: as the last time, or for the first time.
-    pub(crate) fn foreign_takes_long(&self) -> bool {
-        // ORDERING: Relaxed, here and below: a guess.
-        self.foreign_takes_long.load(Ordering::Relaxed)
-    }
-
-    /// Records whether another library's calls took long.
-    pub(crate) fn foreign_took_long(&self, long: bool) {
-        self.foreign_takes_long.store(long, Ordering::Relaxed);
     }
 
     #[inline]
@@ -228,22 +117,6 @@ impl StreamState {
     #[inline]
     pub(crate) fn point(&self, ticket: u64) -> Point {
         Point { stream: self.progress.clone(), ticket }
-    }
-
-    /// Drops a future's interest in a marker of its own.
-    pub(crate) fn release(&self, ticket: u64) {
-        self.progress.release(ticket);
-    }
-
-    /// The futures that wait.
-    pub(crate) fn waiters(&self) -> &WaitQueue<Waker> {
-        &self.waiters
-    }
-
-    /// What a submitter announces to threads without its lock.
-    #[inline]
-    pub(crate) fn announced(&self) -> &Announced {
-        &self.announced
     }
 
     // ---- submitting -----------------------------------------------------------------------
@@ -292,7 +165,7 @@ impl StreamState {
                 ticket: other.submitted(),
                 stream: other.clone(),
             };
-            self.waits_for(ticket, others.map(on));
+            self.foreign.add(ticket, others.map(on));
             Ok(ticket)
         });
         match marked {
@@ -316,7 +189,7 @@ impl PartialEq for StreamState {
 
 impl std::fmt::Debug for StreamState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.name {
+        match self.driver.name() {
             Some(name) => write!(f, "stream {} \"{name}\" of {}", self.id(), self.engine.label()),
             None => write!(f, "stream {} of {}", self.id(), self.engine.label()),
         }
@@ -328,7 +201,7 @@ impl Drop for StreamState {
         locks::assert_none("a stream's state");
         self.end();
         if self.is_deserted()
-            && let Some(share) = self.partition.take()
+            && let Some(share) = self.driver.take_partition()
         {
             share.stream_ended();
         }
@@ -344,14 +217,14 @@ impl StreamState {
         if let Some(word) = self.markers.take_word() {
             engine.words.take_back(word, || {
                 let may_ask = role::may_call_driver() && !crate::thread::exit::begun();
-                may_ask && self.is_through() == Ok(true)
+                may_ask && self.driver.is_through(&*engine.backend) == Ok(true)
             });
         }
-        if let Some(owner) = self.owner.take() {
+        if let Some(owner) = self.driver.take_owner() {
             engine.drop_later(owner);
         }
         let stuck = self.is_stuck();
-        if stuck && self.owned {
+        if stuck && self.driver.is_owned() {
             engine.give_up_stream();
         }
         // Waiters are left only if nothing will ever complete them: they look again, and get an error.
@@ -378,7 +251,10 @@ impl StreamState {
         for block in self.take_left() {
             engine.retire_block(&self.progress, block);
         }
-        let Some(raw) = self.owned.then_some(self.raw) else { return };
+        if !self.driver.is_owned() {
+            return;
+        }
+        let raw = self.driver.raw();
         let keeper = engine.clone();
         engine.act(move || {
             // SAFETY: `open` made the driver stream, and nothing else refers to it.
@@ -386,5 +262,61 @@ impl StreamState {
                 keeper.count_unreturned();
             }
         });
+    }
+}
+
+impl PointStream for StreamState {
+    fn end_elsewhere(self) {
+        self.engine.clone().drop_stream(self);
+    }
+
+    fn is_settled(&self, ticket: u64) -> bool {
+        self.outcome(ticket).is_some()
+    }
+
+    fn ask_after(self: &Arc<Self>, ticket: u64) {
+        self.want(ticket);
+        self.ask_here_or_there();
+    }
+
+    fn expect(&self, ticket: u64) {
+        let tail = self.submitted();
+        self.want(ticket);
+        if !self.is_complete(ticket) {
+            self.markers.expect(ticket, tail);
+        }
+    }
+
+    fn dependency_lost(&self, ticket: u64) -> Option<Error> {
+        self.foreign.dependency_lost(ticket)
+    }
+}
+
+impl DeviceStream for StreamState {
+    fn progress(&self) -> &Arc<Progress<StreamState>> {
+        StreamState::progress(self)
+    }
+
+    fn sweep(&self) -> bool {
+        StreamState::sweep(self)
+    }
+
+    fn mourn(&self) {
+        StreamState::mourn(self);
+    }
+
+    fn collect_freed(&self, mark: bool) {
+        StreamState::collect_freed(self);
+        if let Some(last) = self.memory.frees_in_order().last().filter(|_| mark) {
+            self.want(last.ticket);
+        }
+    }
+
+    fn take_all_kept(&self) -> Vec<Block> {
+        self.memory.take_kept(&self.engine.account, u64::MAX, |_| true)
+    }
+
+    fn may_sit_in_driver(self: &Arc<Self>) -> bool {
+        self.announced.may_block_behind(self.submitted()) && self.is_submitted_to()
     }
 }

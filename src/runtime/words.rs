@@ -151,16 +151,11 @@ impl Word {
         self.told.load(Ordering::Relaxed) != UNKNOWN
     }
 
-    /// Whether a write may still come, as far as is known without asking the driver.
-    pub(crate) fn may_be_late(&self) -> bool {
-        // ORDERING: Relaxed, here and below: a hint; the end of the stream asks again.
-        self.read() < self.told.load(Ordering::Relaxed)
-    }
-
-    /// Whether a write may still come. After a refused one, only if the stream has work left.
+    /// Whether a write may still come. After a refused one, only if the stream has work left, as far as the caller knows.
     pub(crate) fn is_late(&self, has_work: impl FnOnce() -> bool) -> bool {
-        let is_unknown = self.told.load(Ordering::Relaxed) == UNKNOWN;
-        self.may_be_late() && (!is_unknown || has_work())
+        // ORDERING: Relaxed, here and below: a hint; the end of the stream asks again.
+        let told = self.told.load(Ordering::Relaxed);
+        self.read() < told && (told != UNKNOWN || has_work())
     }
 
     /// The ticket that the last write will tell of, if that is behind `completed`.

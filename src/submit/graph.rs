@@ -143,14 +143,14 @@ impl Drop for GraphCell {
 impl Raw<'_> {
     /// Compiles a list's launches for this stream.
     pub(crate) fn compile(&self, list: &List, keeps: Option<&Kept>) -> DriverResult<CompiledGraph> {
-        if self.stream.is_confined_by_others() {
+        if self.stream.driver.is_confined_by_others() {
             return Err(DriverCode {
                 call: "cuGraphAddKernelNode",
                 code: DriverCode::NOT_SUPPORTED,
             });
         }
         let mut launches = (0..list.len()).map(|number| list.launch(number));
-        let partition = self.stream.partition().cloned();
+        let partition = self.stream.driver.partition().cloned();
         let raw = {
             let _alone = partition.as_ref().map(|share| share.compile());
             let confined = partition.as_ref().map(|share| share.raw());

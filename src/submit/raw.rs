@@ -60,7 +60,7 @@ impl<'a> Raw<'a> {
     #[inline(always)]
     pub(super) fn noting(turn: &Turn<'a, '_>, note: Option<&'a Cell<Note>>) -> Self {
         let stream = turn.stream;
-        Raw { stream, backend: &*stream.engine().backend, raw: stream.raw(), note }
+        Raw { stream, backend: &*stream.engine().backend, raw: stream.driver.raw(), note }
     }
 }
 

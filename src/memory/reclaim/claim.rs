@@ -116,7 +116,7 @@ impl<'l> Claim<'l> {
         let engine = stream.engine();
         let mut claim = Claim::of_nothing_yet(stream, bytes);
         if !forced {
-            claim.ptr = stream.memory().reuse(&engine.account, claim.block);
+            claim.ptr = stream.memory.reuse(&engine.account, claim.block);
             if claim.ptr.is_some() || claim.settle() {
                 return Ok(Some(claim));
             }
@@ -288,7 +288,7 @@ impl<'l> Claim<'l> {
             let own = stream.id() == self.stream.id();
             let may_go = |block: &Block| own || stream.is_complete(block.ticket);
             let lacks = self.lacks(forced);
-            for block in stream.memory().take_kept(&engine.account, lacks, may_go) {
+            for block in stream.memory.take_kept(&engine.account, lacks, may_go) {
                 self.blocks.push(Taken::of(stream, block));
             }
         }
@@ -372,11 +372,11 @@ impl<'l> Claim<'l> {
             From::Kept(stream, block) => {
                 let same = |kept: &Block| kept.ptr == block.ptr && kept.ticket == block.ticket;
                 let account = &self.stream.engine().account;
-                let block = stream.memory().take_kept(account, 1, same).pop();
+                let block = stream.memory.take_kept(account, 1, same).pop();
                 block.map(|block| Taken::of(stream, block))
             }
             From::Deferred(stream, block) => {
-                let block = stream.memory().take_deferred(block.ptr, block.ticket);
+                let block = stream.memory.take_deferred(block.ptr, block.ticket);
                 block.map(|block| Taken::of(stream, block))
             }
             From::Retired(ptr) => self.stream.engine().with_retired(|retired| {

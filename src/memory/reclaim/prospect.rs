@@ -86,12 +86,12 @@ impl Engine {
                 let from = from(other.clone(), block);
                 Candidate { from, bytes: block.bytes, waits: waits(block.ticket) }
             };
-            let kept = other.memory().kept_blocks().into_iter();
+            let kept = other.memory.kept_blocks().into_iter();
             candidates.extend(kept.map(|block| candidate(From::Kept, block)));
-            let deferred = other.memory().deferred_blocks().into_iter();
+            let deferred = other.memory.deferred_blocks().into_iter();
             candidates.extend(deferred.map(|block| candidate(From::Deferred, block)));
             if !own {
-                candidates.extend(other.memory().frees_in_order().into_iter().map(|freed| {
+                candidates.extend(other.memory.frees_in_order().into_iter().map(|freed| {
                     Candidate {
                         from: From::Freed(other.clone(), freed.ticket),
                         bytes: freed.bytes,
@@ -127,7 +127,7 @@ impl Engine {
         let streams = self.streams();
         let _pressing = self.pressing.lock();
         let may_wait = self.options.on_pressure == Pressure::Wait;
-        let (mut usable, mut not) = (self.freeing_bytes() + stream.memory().freed_bytes(), 0);
+        let (mut usable, mut not) = (self.freeing_bytes() + stream.memory.freed_bytes(), 0);
         for Candidate { from, bytes, waits } in self.candidates(&streams, stream) {
             let may_go = !matches!(from, From::Nobody) && (may_wait || waits.is_empty());
             *if may_go { &mut usable } else { &mut not } += bytes;
@@ -157,7 +157,7 @@ impl Engine {
             .iter()
             .filter(|candidate| candidate.waits.is_empty())
             .filter(|candidate| !matches!(candidate.from, From::Nobody));
-        let at_once = stream.memory().freed_bytes()
+        let at_once = stream.memory.freed_bytes()
             + self.freeing_bytes()
             + at_once.map(|candidate| candidate.bytes).sum::<u64>();
         let kept_in_use = candidates
@@ -182,7 +182,7 @@ impl Engine {
         if hopeless || (driver_refused && in_vain) {
             return is(Prospect::Never);
         }
-        let of_stream = stream.memory().frees_in_order().into_iter();
+        let of_stream = stream.memory.frees_in_order().into_iter();
         let of_stream = of_stream.map(|freed| stream.point(freed.behind));
         let mut waits = UserList::new();
         for used in candidates.into_iter().flat_map(|candidate| candidate.waits).chain(of_stream) {

@@ -152,11 +152,6 @@ impl FreedMemory {
         self.in_order.lock().queue.iter().map(|freed| freed.bytes).sum()
     }
 
-    /// The ticket behind the last free.
-    fn last_free(&self) -> u64 {
-        self.in_order.lock().last
-    }
-
     fn enter(&self, entry: InOrder) {
         let mut freed = self.in_order.lock();
         freed.last = freed.last.max(entry.behind);
@@ -212,11 +207,6 @@ impl FreedMemory {
 }
 
 impl StreamState {
-    /// The device memory that was freed on the stream.
-    pub(crate) fn memory(&self) -> &FreedMemory {
-        &self.memory
-    }
-
     /// Frees a buffer's block behind everything submitted so far, where another allocation may use it; never
     /// blocks.
     pub(crate) fn free_in_order(self: &Arc<Self>, ptr: DevicePtr, bytes: u64) {
@@ -287,7 +277,7 @@ impl StreamState {
     /// The ticket behind the last free, if that was not seen to be complete: the driver may not know either.
     /// A free that waits for something counts only if the caller `may_wait` as well.
     pub(crate) fn unproven_free(&self, may_wait: bool) -> Option<u64> {
-        let last = self.memory.last_free();
+        let last = self.memory.in_order.lock().last;
         (last > self.completed() && (may_wait || self.is_complete(last - 1))).then_some(last)
     }
 

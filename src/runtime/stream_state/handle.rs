@@ -19,7 +19,6 @@ use gpu_await_protocol::sync::Mutex;
 
 use super::StreamState;
 use crate::runtime::weak_list::WeakList;
-use crate::runtime::words::Word;
 use crate::thread::locks;
 
 /// An object made for one stream and useless without it, whose owner may hold it for longer: compiled graphs, and the memory
@@ -66,7 +65,7 @@ impl StreamState {
     fn desert(self: &Arc<Self>) {
         // ORDERING: SeqCst: against `deactivate`, which stores that it lets go and then looks at this.
         self.deserted.store(true, Ordering::SeqCst);
-        if let Some(share) = &self.partition {
+        if let Some(share) = self.driver.partition() {
             share.stream_ends();
         }
         // If the poller does not have the stream, this is the last reference.
@@ -78,7 +77,7 @@ impl StreamState {
     /// Whether a write of its word may be pending: the poller then keeps the stream until the word's line can be returned. A lost device
     /// keeps its lines.
     fn awaits_its_word(&self) -> bool {
-        self.markers.word().is_some_and(Word::may_be_late)
+        self.markers.word().is_some_and(|word| word.is_late(|| true))
             && self.engine.lost().is_none()
             && !self.is_stuck()
     }

@@ -31,26 +31,11 @@ pub(crate) trait Listed: Any + Send {
 }
 
 /// The lists of a stream, under its submission lock.
-pub(super) struct Lists<L: ?Sized> {
-    pub(super) open: Option<(ListOwner, Box<L>)>,
+#[derive(Default)]
+pub(super) struct Lists {
+    open: Option<(ListOwner, Box<dyn Listed>)>,
     /// Put on the stream by others than their owners.
-    pub(super) put: Vec<(ListOwner, Box<L>)>,
-}
-
-impl<L: ?Sized> Lists<L> {
-    pub(super) const fn new() -> Self {
-        Lists { open: None, put: Vec::new() }
-    }
-
-    pub(super) fn is_open_for(&self, owner: ListOwner) -> bool {
-        self.open.as_ref().is_some_and(|(known, _)| *known == owner)
-    }
-
-    /// Takes the first of the owner's lists that another thread put on the stream.
-    pub(super) fn fetch(&mut self, owner: ListOwner) -> Option<Box<L>> {
-        let at = self.put.iter().position(|(known, _)| *known == owner)?;
-        Some(self.put.remove(at).1)
-    }
+    put: Vec<(ListOwner, Box<dyn Listed>)>,
 }
 
 impl Turn<'_, '_> {
@@ -60,7 +45,7 @@ impl Turn<'_, '_> {
         owner: ListOwner,
         fresh: impl FnOnce() -> Box<dyn Listed>,
     ) -> u64 {
-        if !self.locked.state.lists.is_open_for(owner) {
+        if !self.has_list_of(owner) {
             // Puts another's on the stream.
             let ticket = self.next_ticket();
             self.locked.state.lists.open = Some((owner, fresh()));
@@ -77,7 +62,8 @@ impl Turn<'_, '_> {
 
     /// Whether the owner's list is the open one.
     pub(crate) fn has_list_of(&self, owner: ListOwner) -> bool {
-        self.locked.state.lists.is_open_for(owner)
+        let open = &self.locked.state.lists.open;
+        open.as_ref().is_some_and(|(known, _)| *known == owner)
     }
 
     /// The open list.
@@ -94,7 +80,9 @@ impl Turn<'_, '_> {
 
     /// Takes one of the owner's lists that another thread put on the stream.
     pub(crate) fn fetch_list(&mut self, owner: ListOwner) -> Option<Box<dyn Listed>> {
-        self.locked.state.lists.fetch(owner)
+        let put = &mut self.locked.state.lists.put;
+        let at = put.iter().position(|(known, _)| *known == owner)?;
+        Some(put.remove(at).1)
     }
 
     /// Puts the open list on the stream, if there is one.

@@ -1,14 +1,14 @@
 //! A look at a stream: how far it is, and which waiters that wakes.
 //!
 //! Waiters and the poller may all look; one look serves all.
+#![forbid(unsafe_code)]
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::StreamState;
 use super::markers::Asking;
-use crate::backend::{Query, RawStream};
-use crate::error::{DriverCode, Result};
+use crate::error::Result;
 use crate::thread::contain::wake;
 use crate::thread::{exit, role};
 use gpu_await_protocol::cadence::Plan;
@@ -29,22 +29,17 @@ impl StreamState {
         let tail = self.submitted();
         // A stream that is shared may be captured by others, which a query would void; the whole device's has no
         // work of its own.
-        let is_ours = self.owned && !self.is_shared();
+        let is_ours = self.driver.is_owned() && !self.driver.sharing().is_shared();
         if is_ours && !self.is_complete(tail) && role::may_call_driver() {
             // Under the lock: the driver does not answer about a stream on which it holds a thread.
             self.try_with(|turn| {
-                if turn.stream.is_through() == Ok(true) {
+                if turn.stream.driver.is_through(&*turn.stream.engine.backend) == Ok(true) {
                     turn.stream.progress.timeline.complete(turn.stream.submitted());
                 }
             });
         }
         self.want(tail);
         self.ask_here_or_there();
-    }
-
-    /// Whether a submitting thread may be blocked in the driver, which then creates no events for others.
-    pub(super) fn is_blocked(self: &Arc<Self>) -> bool {
-        self.announced.may_block_behind(self.submitted()) && self.is_submitted_to()
     }
 
     /// Whether a thread is submitting to it.
@@ -109,8 +104,8 @@ impl StreamState {
     /// the work that a loan left has a ticket. On a lost device nothing more will happen. Where no driver call may
     /// be made, it is not known to be idle.
     pub(crate) fn is_idle_shared(self: &Arc<Self>) -> Option<bool> {
-        let is_shared = self.is_shared();
-        if !is_shared && !self.sharing.is_owed() {
+        let is_shared = self.driver.sharing().is_shared();
+        if !is_shared && !self.driver.sharing().is_owed() {
             return None;
         }
         let lost = self.engine.lost().is_some();
@@ -121,33 +116,21 @@ impl StreamState {
             // The lock's holder is submitting something.
             return self.try_with(|turn| turn.cover_loans()).is_none().then_some(false);
         }
-        // SAFETY: the driver stream is this one's, or its owner keeps it.
-        match unsafe { self.engine.backend.stream_query(self.raw) } {
-            Ok(answer) => Some(answer == Query::Complete),
+        match self.driver.is_through(&*self.engine.backend) {
+            Ok(is_through) => Some(is_through),
             Err(code) => {
                 self.refused(code);
                 // Nothing more will happen.
-                Some(self.engine.lost().is_some() || self.detached.get().is_some())
+                Some(self.engine.lost().is_some() || self.foreign.is_detached())
             }
         }
-    }
-
-    /// Whether the stream is ordered with the legacy default stream.
-    pub(crate) fn is_blocking(&self) -> Result<bool> {
-        role::check("asking how a stream was made")?;
-        if self.raw.0 == RawStream::LEGACY.0 {
-            return Ok(true);
-        }
-        // SAFETY: the driver stream is this one's, or its owner keeps it.
-        let info = unsafe { self.engine.backend.stream_info(self.raw) };
-        info.map(|info| info.blocking).map_err(|code| self.refused(code))
     }
 
     /// Wakes the waiters of complete work, and takes back memory lent to it.
     pub(super) fn settle(&self) {
         self.wake_settled();
         self.lent.take_back(&self.engine, &self.progress.timeline);
-        self.forget_foreign();
+        self.foreign.forget();
     }
 
     /// Takes back the events of complete work, on a stream that is never awaited and so looked at by nothing
@@ -157,7 +140,7 @@ impl StreamState {
         // Otherwise the poller looks.
         if !self.waiters.is_waited_for() {
             self.look(self.engine.now());
-            self.forget_foreign();
+            self.foreign.forget();
             // A future that began to wait during the look.
             if self.waiters.is_waited_for() {
                 self.activate_by(self.engine.now());
@@ -195,7 +178,8 @@ impl StreamState {
 
     fn wake_settled(&self) {
         let upto = || {
-            let lost = self.engine.lost().is_some() || self.dependency_lost(u64::MAX).is_some();
+            let lost =
+                self.engine.lost().is_some() || self.foreign.dependency_lost(u64::MAX).is_some();
             if lost { u64::MAX } else { self.completed() }
         };
         self.waiters.settle(upto, |ticket, waker| {
@@ -223,13 +207,6 @@ impl StreamState {
             self.lent.quarantine(&self.engine);
         }
         self.wake_settled();
-        self.forget_foreign();
-    }
-
-    /// Whether nothing is left on the stream, by asking the driver.
-    pub(super) fn is_through(&self) -> std::result::Result<bool, DriverCode> {
-        // SAFETY: the driver stream is this one's, or its owner keeps it.
-        let answer = unsafe { self.engine.backend.stream_query(self.raw) }?;
-        Ok(answer == Query::Complete)
+        self.foreign.forget();
     }
 }

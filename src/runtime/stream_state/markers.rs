@@ -53,7 +53,7 @@ impl Length for PlacedEvents {
 }
 
 /// Whether operations that touch buffers are followed by events, so that who depends on one waits for nothing behind it: another stream, or
-/// the host that waits for memory ([`expect`](StreamState::expect)).
+/// the host that waits for memory ([`expect`](Markers::expect)).
 ///
 /// | operations followed | until |
 /// |---|---|
@@ -140,10 +140,6 @@ impl Markers {
         events.spare.len() + events.queue.len() >= least
     }
 
-    fn spare(&self) -> Option<EventHandle> {
-        self.events.lock().spare.pop()
-    }
-
     /// Enters an event that was recorded behind a ticket.
     pub(super) fn enter(&self, marker: Marker) {
         // The submission lock's `publish_mark` releases the new length: a thread that reads its `marked` sees it.
@@ -163,7 +159,7 @@ impl Markers {
     }
 
     /// The host waits for `ticket`, which is marked as well as it can be; `tail` was the last when it began to.
-    fn expect(&self, ticket: u64, tail: u64) {
+    pub(super) fn expect(&self, ticket: u64, tail: u64) {
         let marked = self.behind(ticket).map_or(tail, |marker| marker.ticket);
         self.followed.waited(ticket, marked);
     }
@@ -289,14 +285,10 @@ impl Asking<'_> {
 }
 
 impl StreamState {
-    pub(crate) fn markers(&self) -> &Markers {
-        &self.markers
-    }
-
     /// An event for a marker. Before one is created, which may take long beside a full queue, the events of
     /// complete work are taken back: a stream that is never awaited is not looked at otherwise.
     pub(super) fn event(&self) -> std::result::Result<EventHandle, DriverCode> {
-        let spare = || self.markers.spare();
+        let spare = || self.markers.events.lock().spare.pop();
         if let Some(event) = spare().or_else(|| self.engine.idle_event()) {
             return Ok(event);
         }
@@ -325,12 +317,16 @@ impl StreamState {
         self.put_listed(u64::MAX);
         // Where no driver call may be made, the known state must do.
         let silent = self.engine.lost().is_some() || role::current() != Role::Free;
-        if silent || !(self.is_shared() || self.sharing.is_owed()) {
+        if silent || !(self.driver.sharing().is_shared() || self.driver.sharing().is_owed()) {
             return self.submitted();
         }
         self.with(|turn| {
             // Work that an ended loan left is covered by the turn.
-            if turn.stream.is_shared() { turn.publish_empty() } else { turn.stream.submitted() }
+            if turn.stream.driver.sharing().is_shared() {
+                turn.publish_empty()
+            } else {
+                turn.stream.submitted()
+            }
         })
     }
 
@@ -381,22 +377,13 @@ impl StreamState {
         })
     }
 
-    /// The host will wait for `ticket`, which nobody held when later work was submitted.
-    pub(crate) fn expect(&self, ticket: u64) {
-        let tail = self.submitted();
-        self.want(ticket);
-        if !self.is_complete(ticket) {
-            self.markers.expect(ticket, tail);
-        }
-    }
-
     /// Whether a word is the better marker. It is read without entering the driver, but takes longer to submit, threads that
     /// submit words delay one another, and streams that share a hardware queue wait for it: only for short work with few
     /// waiters.
     pub(super) fn prefers_words(&self) -> bool {
         let engine = &self.engine;
         engine.options.completion.always_words()
-            || (!self.is_shared()
+            || (!self.driver.sharing().is_shared()
                 && self.pace.is_short()
                 && engine.checkers.held(self.pace.looked_at()) <= 1)
     }

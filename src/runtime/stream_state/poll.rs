@@ -300,11 +300,6 @@ impl StreamState {
         }
     }
 
-    /// Whether `ticket` is complete or never will be.
-    pub(crate) fn is_settled(&self, ticket: u64) -> bool {
-        self.outcome(ticket).is_some()
-    }
-
     /// Blocks the calling thread until `ticket` is complete.
     pub(crate) fn block_until(&self, ticket: u64) -> Result<()> {
         let mut relax = Relax::default();
@@ -318,13 +313,13 @@ impl StreamState {
         }
     }
 
-    fn outcome(&self, ticket: u64) -> Option<Result<()>> {
+    pub(super) fn outcome(&self, ticket: u64) -> Option<Result<()>> {
         if self.is_complete(ticket) {
             return Some(Ok(()));
         }
         let lost = match self.engine.lost() {
             Some(lost) => lost.clone(),
-            None => self.dependency_lost(ticket)?,
+            None => self.foreign.dependency_lost(ticket)?,
         };
         // Work that completed before the loss is complete.
         Some(if self.is_complete(ticket) { Ok(()) } else { Err(lost) })

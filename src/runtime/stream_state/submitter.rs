@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::freed::InOrder;
-use super::listed::{Listed, Lists};
+use super::listed::Lists;
 use super::{Payload, Point, StreamState};
 use crate::error::DriverCode;
 use crate::memory::reclaim::retired::Block;
@@ -43,7 +43,7 @@ pub(crate) struct Submitter {
     pub(crate) touched: bool,
     /// Up to which ticket this stream already waits for others; the last few of them.
     waited: VecDeque<(u64, u64)>,
-    pub(super) lists: Lists<dyn Listed>,
+    pub(super) lists: Lists,
 }
 
 impl Markable for Submitter {
@@ -63,7 +63,7 @@ impl Markable for Submitter {
             // SAFETY: the driver stream is this one's, the word is its own until the stream is gone
             // and the last value was seen.
             Some(word) => word.tell(tail, |address| unsafe {
-                stream.engine.backend.write_word(stream.raw, address, tail)
+                stream.engine.backend.write_word(stream.driver.raw(), address, tail)
             }),
             None => self.record_event(stream, tail),
         };
@@ -91,7 +91,7 @@ impl Submitter {
             asked_at: 0,
             touched: false,
             waited: VecDeque::new(),
-            lists: Lists::new(),
+            lists: Lists::default(),
         }
     }
 
@@ -155,7 +155,8 @@ impl Submitter {
     ) -> std::result::Result<(), DriverCode> {
         let event = stream.event()?;
         // SAFETY: the driver stream is this one's; the event is pooled, so nothing is pending on it.
-        let recorded = unsafe { stream.engine.backend.event_record(event.raw(), stream.raw) };
+        let recorded =
+            unsafe { stream.engine.backend.event_record(event.raw(), stream.driver.raw()) };
         if let Err(code) = recorded {
             // It may have been recorded all the same: never to be lent again.
             event.spoil();
@@ -234,7 +235,7 @@ impl Turn<'_, '_> {
         self.stream.progress.timeline.publish(ticket);
         self.locked.state.count(ticket, commands);
         self.locked.state.touched |= touched;
-        if self.stream.is_shared()
+        if self.stream.driver.sharing().is_shared()
             || (touched && self.stream.markers.is_next_followed(self.stream.engine.is_exact()))
         {
             if let Err(code) = self.place_event() {
@@ -255,18 +256,18 @@ impl Turn<'_, '_> {
     /// Publishes the ticket that is owed to work of others, if they no longer use the stream.
     #[inline]
     pub(super) fn cover_loans(&mut self) {
-        if self.stream.sharing().is_owed() {
+        if self.stream.driver.sharing().is_owed() {
             self.cover_loans_now();
         }
     }
 
     #[cold]
     fn cover_loans_now(&mut self) {
-        if self.stream.sharing().take_owed() {
+        if self.stream.driver.sharing().take_owed() {
             let ticket = self.publish_empty();
-            self.stream.sharing().settle();
+            self.stream.driver.sharing().settle();
             // Nothing holds it yet.
-            self.stream.release(ticket);
+            self.stream.progress.release(ticket);
         }
     }
 
@@ -341,10 +342,10 @@ impl Turn<'_, '_> {
     ) -> std::result::Result<(), DriverCode> {
         let backend = &self.stream.engine.backend;
         // SAFETY: the driver stream is this one's and the handle keeps the event.
-        unsafe { backend.stream_wait_event(self.stream.raw, event.raw()) }?;
+        unsafe { backend.stream_wait_event(self.stream.driver.raw(), event.raw()) }?;
         if other.device().id != self.stream.engine.id || other.waits_for_others() {
             let on = Point { stream: other.clone(), ticket: *ticket };
-            self.stream.waits_for(self.stream.submitted() + 1, [on]);
+            self.stream.foreign.add(self.stream.submitted() + 1, [on]);
         }
         let waited = &mut self.locked.state.waited;
         match waited.iter_mut().find(|(stream, _)| *stream == other.id()) {
@@ -376,14 +377,14 @@ impl Turn<'_, '_> {
         // SAFETY: the owner gave the memory up; every use of it is on this stream, in front of
         // here, or complete.
         // STREAM: the free runs behind them.
-        if let Err(code) = unsafe { engine.backend.free(self.stream.raw, ptr) } {
+        if let Err(code) = unsafe { engine.backend.free(self.stream.driver.raw(), ptr) } {
             engine.leaked(bytes, code);
             return;
         }
         let (mut ticket, behind) = (self.stream.submitted(), self.stream.submitted() + 1);
         // On a shared stream the free may be behind others' work, which no earlier ticket covers. With a
         // limit others may have to wait for the free, and for nothing behind it.
-        if self.stream.is_shared() || engine.options.memory_limit.is_some() {
+        if self.stream.driver.sharing().is_shared() || engine.options.memory_limit.is_some() {
             self.put_list();
             let behind = self.stream.submitted() + 1;
             self.publish(behind, 0, false);

@@ -66,7 +66,7 @@ impl StreamState {
 
     /// A word that is still to be written keeps its line, and so the stream.
     pub(super) fn word_is_late(&self) -> bool {
-        let has_work = || self.is_through() == Ok(false);
+        let has_work = || self.driver.is_through(&*self.engine.backend) == Ok(false);
         self.markers.word().is_some_and(|word| word.is_late(has_work))
     }
 
@@ -138,7 +138,7 @@ impl StreamState {
     /// nothing of theirs is awaited.
     pub(super) fn ask_after_others(&self) {
         let mut others: SmallVec<[StreamRef<StreamState>; 2]> = SmallVec::new();
-        self.visit_foreign(u64::MAX, |on| {
+        self.foreign.visit(u64::MAX, |on| {
             others.extend(on.stream.stream());
             None::<()>
         });
