@@ -102,7 +102,7 @@ pub struct MemoryInfo {
 impl MemoryInfo {
     pub(crate) fn of(engine: &Engine) -> Result<MemoryInfo> {
         // Work that nothing waits for may have freed memory: this finds out.
-        engine.streams().iter().for_each(|stream| stream.ask_after_all());
+        engine.registry.streams().iter().for_each(|stream| stream.ask_after_all());
         let reach = Reach::of(engine)?;
         engine.collect_freed();
         let (figures, room) = {

@@ -67,7 +67,7 @@ impl Home {
         let crew = Arc::new(Crew::new());
         if !engine.options.stepped {
             crew.start();
-            engine.start_reaper();
+            engine.background.start_reaper();
         }
         let pins_ahead = !engine.options.stepped && !engine.options.pins_on_demand;
         let pinned = PinnedPool::new(engine, pins_ahead.then_some(&crew));
@@ -199,7 +199,7 @@ impl Home {
             let whole = self.whole.lock().take();
             drop(whole);
         }
-        let streams = self.engine.streams_unlocked();
+        let streams = self.engine.registry.streams_unlocked();
         let streams = streams.iter().filter(|stream| !stream.is_given_up());
         streams.map(|stream| stream.point(stream.tail())).collect()
     }
@@ -215,14 +215,14 @@ impl Home {
 
     /// Whether there are streams without a handle that will never finish.
     fn has_given_up_streams(&self) -> bool {
-        let gone = self.engine.has_given_up_streams();
-        gone || self.engine.streams().iter().any(|stream| stream.is_given_up())
+        let gone = self.engine.registry.has_given_up_streams();
+        gone || self.engine.registry.streams().iter().any(|stream| stream.is_given_up())
     }
 
     /// Streams that users know of.
     pub(crate) fn streams(&self) -> usize {
         let whole = usize::from(self.whole.lock().is_some());
-        self.engine.streams().len() - whole
+        self.engine.registry.streams().len() - whole
     }
 
     /// The stream of the calling thread; it is let go when the thread ends.

@@ -84,7 +84,8 @@ impl Device {
         let turn = engine.partitions.turn().await;
         let taken = offload(move || {
             let refused = |code| engine.refused(code);
-            let share = engine.partitions.take_soon(multiprocessors, || engine.attention.call());
+            let share =
+                engine.partitions.take_soon(multiprocessors, || engine.pacing.attention.call());
             // Given up, it goes before the next one's turn.
             (share.map_err(|why| why.explain(engine.label(), multiprocessors, refused)), turn)
         });

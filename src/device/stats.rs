@@ -74,7 +74,7 @@ impl Device {
     /// The rest of its work.
     pub(crate) fn unfinished(&self) -> Unfinished {
         let mut left = Unfinished::default();
-        for stream in self.engine().streams() {
+        for stream in self.engine().registry.streams() {
             stream.ask_after_all();
             let operations = stream.in_flight();
             left.streams += u64::from(operations > 0);
@@ -82,7 +82,7 @@ impl Device {
         }
         let Stats { loans, permits, pending_bytes, .. } = self.stats();
         // ORDERING: Relaxed: a statistic.
-        let drops = self.engine().to_drop.load(Ordering::Relaxed);
+        let drops = self.engine().background.values_to_drop();
         Unfinished { loans, permits, pending_bytes, drops, ..left }
     }
 
@@ -91,7 +91,7 @@ impl Device {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let engine = self.engine();
-        let streams = engine.streams();
+        let streams = engine.registry.streams();
         let mut in_flight = 0;
         for stream in &streams {
             stream.ask_after_all();
@@ -129,7 +129,7 @@ impl Device {
             wake_ups: read(&counters.wake_ups),
             graphs: engine.graphs.graphs() as u64,
             graphs_evicted: engine.graphs.evicted(),
-            unreturned: read(&counters.unreturned) + engine.left_without_a_thread(),
+            unreturned: read(&counters.unreturned) + engine.background.left_without_a_thread(),
         }
     }
 }

@@ -179,7 +179,7 @@ impl Stream {
                 outcome: OnceCell::new(),
             }),
             Err(error) => {
-                engine.let_go(open);
+                engine.background.let_go(open);
                 Err(error.called_at(queue.at.get()))
             }
         }
@@ -502,7 +502,7 @@ impl<P> MemoryLoan<'_, P> {
             outcome.has_no_end();
         }
         // A closing device is woken here, or where user code may run.
-        stream.engine().let_go(open);
+        stream.engine().background.let_go(open);
         then(queue, ended)
     }
 }

@@ -325,7 +325,7 @@ impl Allocation {
     fn let_go(&self, hazards: &mut AllocationHazards) {
         let replaced = std::mem::take(&mut hazards.replaced);
         if replaced.iter().any(|poison| poison.cause.is_foreign()) {
-            self.engine().drop_later(Box::new(replaced));
+            self.engine().background.drop_later(Box::new(replaced));
         }
     }
 

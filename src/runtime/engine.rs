@@ -26,6 +26,7 @@ mod ending;
 mod errands;
 mod late_events;
 mod loss;
+mod pacing;
 mod retirement;
 
 use std::collections::VecDeque;
@@ -38,15 +39,15 @@ use crossbeam_utils::CachePadded;
 use gpu_await_protocol::sync::Mutex;
 use slab::Slab;
 
-use super::attention::Attention;
-use super::clock::Clock;
+use self::errands::Background;
+use self::pacing::Pacing;
 use super::device_state::DeviceState;
 use super::doorbell::Bells;
 use super::graph_budget::GraphBudget;
 use super::graph_memory::GraphMemory;
 use super::loans::Loans;
 use super::partitions::{Partitions, Share};
-use super::progress::{PointStream, Progress, StreamRef};
+use super::progress::{PointStream, Progress};
 use super::registry::Registry;
 use super::tracer::Tracer;
 use super::words::Words;
@@ -59,13 +60,10 @@ use crate::memory::reclaim::reclaimers::Reclaimers;
 use crate::memory::reclaim::retired::{Block, Retired};
 use crate::runtime::event_pool::{EventHandle, EventPool};
 use crate::thread::exit::ExitGuard;
-use crate::thread::reaper::Reaper;
 use crate::thread::{locks, role, worker};
 use gpu_await_protocol::account::{Account, block};
 use gpu_await_protocol::block_cache;
-use gpu_await_protocol::cadence;
 use gpu_await_protocol::cadence::Completion;
-use gpu_await_protocol::checkers::Checkers;
 
 /// How a device's completions are learned; from the builder.
 #[derive(Clone, Copy, Debug, Default)]
@@ -105,9 +103,8 @@ pub(crate) struct Engine<S: DeviceStream> {
     timed_events: Arc<EventPool>,
     pub(crate) words: Words,
     pub(crate) bells: Bells,
-    reaper: Reaper,
-    errands: Reaper,
-    pub(crate) attention: Arc<Attention>,
+    pub(crate) background: Background,
+    pub(crate) pacing: Pacing,
     /// Our own stream for frees of retired memory and for asking how the device is: never full.
     pub(crate) private: RawStream,
     /// A stream on which others' work is captured, once there was one. Held while that is done.
@@ -118,13 +115,9 @@ pub(crate) struct Engine<S: DeviceStream> {
     pub(crate) graphs: GraphBudget,
     pub(crate) graph_memory: GraphMemory,
     pub(crate) loans: Arc<Loans>,
-    /// Values of the program's that the reaper has not dropped.
-    pub(crate) to_drop: Arc<AtomicU64>,
     pub(crate) tracer: Tracer,
-    registry: Registry<S>,
+    pub(crate) registry: Registry<S>,
     retired: Mutex<Vec<Retired<S>>>,
-    /// How often something was retired.
-    retirements: AtomicU64,
     /// Frees of retired memory, each with an event behind it; used with a memory limit.
     freeing: Mutex<VecDeque<(EventHandle, u64)>>,
     pub(crate) account: CachePadded<Mutex<Account>>,
@@ -133,16 +126,6 @@ pub(crate) struct Engine<S: DeviceStream> {
     pub(crate) pressing: Mutex<()>,
     pub(crate) reclaimers: Reclaimers,
     closed: AtomicBool,
-    /// Set once a stream went whose work will never be complete.
-    gave_up: AtomicBool,
-    /// Set once a buffer was used by two streams: from then on dependencies are exact, where streams depend on one another.
-    crossed: AtomicBool,
-    pub(crate) checkers: CachePadded<Checkers>,
-    /// How long the poller rests between two rounds, at least.
-    rest_ns: AtomicU64,
-    /// How long a task took lately from being woken to check to being polled.
-    pub(crate) lag_ns: AtomicU64,
-    pub(crate) clock: Arc<Clock>,
     /// Wakers of futures and pools that wait for the loss of the device; `None` from the close, which takes
     /// the waker, until the next poll.
     mourners: Mutex<Slab<Option<Waker>>>,
@@ -203,21 +186,16 @@ impl<S: DeviceStream> Engine<S> {
         let private = StreamOptions { partition: confined, ..StreamOptions::default() };
         let private = backend.stream_create(private).inspect_err(|_| partitions.give_up())?;
         let state = Arc::new(DeviceState::new(id, backend.kind(), label));
-        let attention = Arc::new(Attention::new(&state, options.stepped));
+        let pacing = Pacing::new(&state, options.stepped);
         let engine = Arc::new(Engine {
             id,
-            clock: match options.stepped {
-                true => Clock::of_steps(),
-                false => Clock::of_poller(&attention),
-            },
-            attention,
+            background: Background::new(&backend, &state, &pacing.attention, options.stepped),
+            pacing,
             state,
             events: Arc::default(),
             timed_events: Arc::default(),
             words: Words::default(),
             bells: Bells::default(),
-            reaper: Reaper::new("gpu-await-reaper"),
-            errands: Reaper::new("gpu-await-errand"),
             private,
             captures: Mutex::default(),
             partitions,
@@ -225,28 +203,21 @@ impl<S: DeviceStream> Engine<S> {
             graphs: GraphBudget::new(options.graph_limit),
             graph_memory: GraphMemory::default(),
             loans: Arc::default(),
-            to_drop: Arc::default(),
             tracer: Tracer::new(),
             registry: Registry::new(),
             retired: Mutex::default(),
-            retirements: AtomicU64::new(0),
             freeing: Mutex::default(),
             account: CachePadded::new(Mutex::new(Account::new(limit))),
             pressing: Mutex::default(),
             reclaimers: Reclaimers::default(),
             closed: AtomicBool::new(false),
-            gave_up: AtomicBool::new(false),
-            crossed: AtomicBool::new(false),
-            checkers: CachePadded::new(Checkers::new()),
-            lag_ns: AtomicU64::new(0),
-            rest_ns: AtomicU64::new(cadence::REST_LEAST_NS),
             mourners: Mutex::default(),
             counters: CachePadded::default(),
             leaving: Mutex::default(),
             options,
             backend,
         });
-        super::exit::watch(&engine.attention).map(|()| engine)
+        super::exit::watch(&engine.pacing.attention).map(|()| engine)
     }
 
     /// The device's last handle is gone. The poller keeps streams for a while, and with them this: no
@@ -255,7 +226,7 @@ impl<S: DeviceStream> Engine<S> {
         if !self.options.stepped {
             *self.leaving.lock() = Some(ExitGuard::leaving());
         }
-        self.attention.hurry();
+        self.pacing.attention.hurry();
     }
 
     /// `cuda:0`, `host:3`: for messages.
@@ -263,81 +234,17 @@ impl<S: DeviceStream> Engine<S> {
         &self.state.label
     }
 
-    pub(crate) fn add_stream(&self, stream: &Arc<S>) {
-        self.registry.insert(stream.progress().id, Arc::downgrade(stream));
-    }
-
-    /// Removes a stream whose drop has let go of all that it had.
-    pub(crate) fn remove_stream(&self, id: u64) {
-        self.registry.remove(id);
-    }
-
     /// Hands a stream to the poller, unless that has ended.
     pub(crate) fn hand_over(&self, stream: Arc<S>) {
         if self.registry.hand_over(stream) {
-            self.attention.call();
+            self.pacing.attention.call();
         }
-    }
-
-    /// Takes the streams that were handed over; true if there were any.
-    pub(crate) fn take_handed_over(&self, into: &mut Vec<Arc<S>>) -> bool {
-        self.registry.take_handed_over(into)
-    }
-
-    /// The poller has ended: releases the streams that it was handed, and those that it will be.
-    pub(crate) fn let_go_of_all(&self) {
-        self.registry.let_go_of_all();
-    }
-
-    pub(crate) fn streams(&self) -> Vec<StreamRef<S>> {
-        self.registry.streams()
-    }
-
-    /// The streams. The caller must hold no lock: dropping this list may end one of them.
-    pub(crate) fn streams_unlocked(&self) -> Vec<Arc<S>> {
-        self.streams().into_iter().map(StreamRef::unlocked).collect()
-    }
-
-    /// How long the poller rests between two rounds, at least, in nanoseconds.
-    pub(crate) fn rest(&self) -> u64 {
-        // ORDERING: Relaxed: a guess.
-        self.rest_ns.load(Ordering::Relaxed)
-    }
-
-    /// Records how long a round of the poller took.
-    pub(crate) fn spent(&self, ns: u64) {
-        // ORDERING: Relaxed, as above; only the poller writes.
-        self.rest_ns.store(cadence::rest(ns), Ordering::Relaxed);
-    }
-
-    /// Called when a stream goes whose work will never be complete.
-    pub(crate) fn give_up_stream(&self) {
-        // ORDERING: Release pairs with `has_given_up_streams`: a thread that no longer finds the stream reads
-        // this.
-        self.gave_up.store(true, Ordering::Release);
-    }
-
-    pub(crate) fn has_given_up_streams(&self) -> bool {
-        // ORDERING: Acquire, see above.
-        self.gave_up.load(Ordering::Acquire)
     }
 
     pub(crate) fn is_closed(&self) -> bool {
         // ORDERING: Relaxed: a submission that races with `close` may be on either side of it; one that takes its
         // stream's lock after the closing thread sees it.
         self.closed.load(Ordering::Relaxed)
-    }
-
-    /// Whether dependencies between streams are exact, so that operations are followed by events as long as these are used.
-    pub(crate) fn is_exact(&self) -> bool {
-        // ORDERING: Relaxed: a submitter that misses the switch by one operation makes a later
-        // dependency wait longer, never shorter.
-        self.crossed.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_exact(&self) {
-        // ORDERING: Relaxed, as above.
-        self.crossed.store(true, Ordering::Relaxed);
     }
 
     /// Borrows an event for a marker.
@@ -405,7 +312,7 @@ impl<S: DeviceStream> Engine<S> {
 
     /// The engine's clock, in nanoseconds.
     pub(crate) fn now(&self) -> u64 {
-        self.clock.now()
+        self.pacing.clock.now()
     }
 
     /// The size of the block for a buffer of this many bytes.
@@ -443,7 +350,7 @@ impl<S: DeviceStream> Engine<S> {
     /// Called when memory was freed or came free: a future may be waiting for it.
     pub(crate) fn memory_moved(&self) {
         if self.reclaimers.are_there() {
-            self.attention.call();
+            self.pacing.attention.call();
         }
     }
 
@@ -459,7 +366,7 @@ impl<S: DeviceStream> Engine<S> {
 impl<S: DeviceStream> Drop for Engine<S> {
     fn drop(&mut self) {
         locks::assert_none("a device");
-        self.attention.stop();
+        self.pacing.attention.stop();
         if !self.is_usable() {
             // The device may still write there.
             self.words.leak();

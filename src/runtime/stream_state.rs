@@ -147,7 +147,7 @@ impl StreamState {
         let engine = &self.engine;
         let event = engine.event().map_err(|code| engine.refused(code))?;
         // Their last handles are not dropped under the lock.
-        let streams = engine.streams();
+        let streams = engine.registry.streams();
         let marked = self.with(|turn| {
             let ticket = turn.next_ticket();
             // SAFETY: the event is pooled, so nothing is pending on it, and the handle keeps it.
@@ -206,7 +206,7 @@ impl Drop for StreamState {
             share.stream_ended();
         }
         // Last: `close` waits for a stream that is registered and has no owner, which frees what it has.
-        self.engine.remove_stream(self.id());
+        self.engine.registry.remove(self.id());
     }
 }
 
@@ -221,11 +221,11 @@ impl StreamState {
             });
         }
         if let Some(owner) = self.driver.take_owner() {
-            engine.drop_later(owner);
+            engine.background.drop_later(owner);
         }
         let stuck = self.is_stuck();
         if stuck && self.driver.is_owned() {
-            engine.give_up_stream();
+            engine.registry.give_up_stream();
         }
         // Waiters are left only if nothing will ever complete them: they look again, and get an error.
         for waker in self.waiters.close() {
@@ -256,7 +256,7 @@ impl StreamState {
         }
         let raw = self.driver.raw();
         let keeper = engine.clone();
-        engine.act(move || {
+        engine.background.act(move || {
             // SAFETY: `open` made the driver stream, and nothing else refers to it.
             if unsafe { keeper.backend.stream_destroy(raw) }.is_err() {
                 keeper.count_unreturned();
@@ -267,7 +267,7 @@ impl StreamState {
 
 impl PointStream for StreamState {
     fn end_elsewhere(self) {
-        self.engine.clone().drop_stream(self);
+        self.engine.clone().background.drop_stream(self);
     }
 
     fn is_settled(&self, ticket: u64) -> bool {

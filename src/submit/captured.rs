@@ -110,7 +110,11 @@ pub(crate) fn capture(
         }
         Err(refusal) => {
             // The device's context is current there.
-            engine.drop_later(Box::new((kept, recorder.twins.take(), recorder.told.take())));
+            engine.background.drop_later(Box::new((
+                kept,
+                recorder.twins.take(),
+                recorder.told.take(),
+            )));
             let error = explain(stream, footprint.name(), refusal);
             Err(footprint.poison(error).into())
         }

@@ -425,7 +425,7 @@ impl<'a> Footprint<'a> {
             return Ok(());
         }
         if self.tracked().next().is_some() {
-            stream.engine().set_exact();
+            stream.engine().registry.set_exact();
         }
         // Ours, for a look only, and never together with the other stream's lock below.
         stream.with(|turn| {
@@ -436,7 +436,7 @@ impl<'a> Footprint<'a> {
             let pending = on.pending_for(&stream.engine().state, *ticket)?;
             let Some(other) = pending else { continue };
             if other.engine().id != stream.engine().id {
-                other.engine().set_exact();
+                other.engine().registry.set_exact();
             }
             if edge.marker.is_none() {
                 let marker = other.event_behind(*ticket);

@@ -272,7 +272,7 @@ impl<M: Exportable> Drop for Exported<M> {
             // It is unknown when the consumer's work is complete: a later mark is behind it as well.
             Err(_) => {
                 let again = Exported { memory: Some(memory), under_way_on: Some(home.clone()) };
-                engine.drop_again(Box::new(again));
+                engine.background.drop_again(Box::new(again));
             }
         }
     }
@@ -379,5 +379,5 @@ unsafe extern "C" fn delete<M: Exportable>(tensor: *mut DLManagedTensorVersioned
     let Some(engine) = exported.memory.as_ref().map(|memory| memory.engine().clone()) else {
         return;
     };
-    engine.drop_later(Box::new(exported));
+    engine.background.drop_later(Box::new(exported));
 }

@@ -143,7 +143,7 @@ impl<'l> Claim<'l> {
             }
             engine.look_everywhere();
             // The last handle of a stream is not dropped under the lock: that wakes.
-            let streams = engine.streams();
+            let streams = engine.registry.streams();
             let settled = {
                 let _pressing = engine.pressing.lock();
                 claim.gather(&streams, forced);

@@ -124,7 +124,7 @@ impl Engine {
     /// Whether `stream` could now have a block that it did not get a moment ago, counting memory that it may
     /// take over and memory that another thread is moving.
     pub(crate) fn is_there(&self, stream: &Arc<StreamState>, block: u64) -> bool {
-        let streams = self.streams();
+        let streams = self.registry.streams();
         let _pressing = self.pressing.lock();
         let may_wait = self.options.on_pressure == Pressure::Wait;
         let (mut usable, mut not) = (self.freeing_bytes() + stream.memory.freed_bytes(), 0);
@@ -150,7 +150,7 @@ impl Engine {
     ) -> Outlook {
         let block = block(bytes);
         self.collect_freed();
-        let streams = self.streams();
+        let streams = self.registry.streams();
         let _pressing = self.pressing.lock();
         let candidates = self.candidates(&streams, stream);
         let at_once = candidates

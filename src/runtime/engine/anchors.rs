@@ -52,7 +52,7 @@ impl<S: DeviceStream> Engine<S> {
     pub(crate) fn timed_event_now(&self) -> Option<EventHandle> {
         let pooled = self.timed_events.get_idle();
         pooled.or_else(|| {
-            let may_make = !self.streams().iter().any(|stream| stream.may_sit_in_driver());
+            let may_make = !self.registry.streams().iter().any(|stream| stream.may_sit_in_driver());
             may_make.then(|| self.timed_event().ok()).flatten()
         })
     }

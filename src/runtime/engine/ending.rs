@@ -54,7 +54,7 @@ impl<S: DeviceStream> Engine<S> {
             contain::let_go(stale);
             if is_first {
                 // From now on the poller checks an idle device as well.
-                self.attention.call();
+                self.pacing.attention.call();
             }
         }
         // Read again: `lose` sets the loss before it takes the mourners.
@@ -88,7 +88,7 @@ impl<S: DeviceStream> Engine<S> {
         let mourners = std::mem::take(&mut *self.mourners.lock());
         mourners.into_iter().filter_map(|(_, waker)| waker).for_each(contain::wake);
         self.reclaimers.take_older(u64::MAX).into_iter().for_each(contain::wake);
-        for stream in self.streams() {
+        for stream in self.registry.streams() {
             stream.mourn();
         }
     }

@@ -108,7 +108,7 @@ impl<S: DeviceStream> Engine<S> {
             ErrorDetail::DeviceLost { device, cause }.into()
         });
         self.backend.abandon();
-        self.attention.call();
+        self.pacing.attention.call();
         lost.clone()
     }
 }

@@ -26,13 +26,13 @@ impl<S: DeviceStream> Engine<S> {
     pub(crate) fn retire(self: &Arc<Self>, what: Remnant, users: UserList<S>) {
         let engine = self.clone();
         self.retired.lock().push(Retired { what, users, engine });
-        // Behind the entry: who has read the new number finds it. ORDERING: Release, against `retirements`.
-        self.retirements.fetch_add(1, Ordering::Release);
+        // Behind the entry: who has read the new number finds it.
+        self.background.count_retirement();
         if self.state.lost().is_some() {
             // There is no poller any more.
             self.sweep_retired(false);
         }
-        self.attention.call();
+        self.pacing.attention.call();
     }
 
     /// Drops a value that holds no memory in any account, when its users have finished with it. After `main` it is leaked.
@@ -58,17 +58,6 @@ impl<S: DeviceStream> Engine<S> {
     /// Whether something is to be freed when work is complete.
     pub(crate) fn has_retired(&self) -> bool {
         !self.retired.lock().is_empty() || !self.freeing.lock().is_empty()
-    }
-
-    /// How often something was retired, or sent to be dropped.
-    pub(crate) fn retirements(&self) -> u64 {
-        // ORDERING: Acquire: what was counted is in its place.
-        self.retirements.load(Ordering::Acquire)
-    }
-
-    /// Whether a stream is being dropped, which frees what it has.
-    pub(crate) fn ends_a_stream(&self) -> bool {
-        self.registry.is_one_ending()
     }
 
     /// Whether something is to be freed that no other device's stream uses.
@@ -176,7 +165,7 @@ impl<S: DeviceStream> Engine<S> {
 
     /// Asks how far every stream is, updates the account, and wakes the waiters of complete work.
     pub(crate) fn look_everywhere(&self) {
-        for stream in self.streams() {
+        for stream in self.registry.streams() {
             stream.sweep();
             stream.collect_freed(false);
         }
@@ -190,7 +179,7 @@ impl<S: DeviceStream> Engine<S> {
         match limited.then(|| self.record_aside()).flatten() {
             Some(event) => {
                 self.freeing.lock().push_back((event, bytes));
-                self.attention.call();
+                self.pacing.attention.call();
             }
             None => {
                 self.account.lock().release(bytes);
@@ -260,7 +249,7 @@ impl<S: DeviceStream> Engine<S> {
     /// Frees `what` when everything submitted so far on the device is complete, and the points of `users` as
     /// well.
     pub(crate) fn retire_behind_all(self: &Arc<Self>, what: Remnant, mut users: UserList<S>) {
-        for stream in self.streams() {
+        for stream in self.registry.streams() {
             let stream = stream.progress().clone();
             users.push(Point { ticket: stream.submitted(), stream });
         }
@@ -273,7 +262,7 @@ impl<S: DeviceStream> Engine<S> {
         if self.state.lost().is_some() {
             self.account.lock().release(bytes);
             if let Remnant::Foreign { owner, .. } = what {
-                self.bury(owner);
+                self.background.bury(owner);
             }
             return;
         }
@@ -285,20 +274,22 @@ impl<S: DeviceStream> Engine<S> {
         match what {
             Remnant::Memory { .. } => free(&what),
             // Unloading may take its time, and an owner's drop is the user's: the caller may be the poller.
-            Remnant::Module(_) | Remnant::Foreign { .. } => self.reap(move || free(&what)),
+            Remnant::Module(_) | Remnant::Foreign { .. } => {
+                self.background.reap(move || free(&what))
+            }
         }
     }
 
     /// Whether no stream is known to have work.
     fn is_idle(&self) -> bool {
-        self.streams().iter().all(|stream| stream.progress().is_idle())
+        self.registry.streams().iter().all(|stream| stream.progress().is_idle())
     }
 
     /// Updates the account with the frees on streams that are known to be complete, and ensures that the rest
     /// will be known.
     pub(crate) fn collect_freed(&self) {
         let may_ask = role::may_call_driver();
-        for stream in self.streams() {
+        for stream in self.registry.streams() {
             stream.collect_freed(may_ask);
         }
         self.collect_freeing();
@@ -321,7 +312,7 @@ impl<S: DeviceStream> Engine<S> {
 
     /// Empties the block caches of all streams. Waits for nothing.
     pub(crate) fn empty_caches(self: &Arc<Self>) {
-        for stream in self.streams() {
+        for stream in self.registry.streams() {
             stream.sweep();
             for block in stream.take_all_kept() {
                 self.retire_block(stream.progress(), block);

@@ -165,7 +165,7 @@ impl StreamState {
         let device = self.engine.label().to_owned();
         let error = || ErrorDetail::StreamDetached { device, code }.into();
         let detached = self.foreign.detach(error);
-        self.engine.attention.call();
+        self.engine.pacing.attention.call();
         detached
     }
 

@@ -88,8 +88,8 @@ impl LentQueue {
                     match lent.payload {
                         Payload::Memory(memory) => blocks.push(memory),
                         // Under the lock: a thread that finds it empty also finds them sent.
-                        Payload::Callback(callback) => engine.drop_later(callback),
-                        Payload::Kept(value) => engine.drop_later(value),
+                        Payload::Callback(callback) => engine.background.drop_later(callback),
+                        Payload::Kept(value) => engine.background.drop_later(value),
                     }
                 }
             }
@@ -134,11 +134,11 @@ fn give_up(engine: &Engine<StreamState>, payload: Payload) {
         Payload::Memory(memory) => engine.set_aside(&*memory),
         Payload::Callback(callback) => {
             if let Some(function) = callback.give_up() {
-                engine.drop_later(function);
+                engine.background.drop_later(function);
             }
-            engine.drop_later(callback);
+            engine.background.drop_later(callback);
         }
-        Payload::Kept(value) if engine.lost().is_some() => engine.bury(value),
+        Payload::Kept(value) if engine.lost().is_some() => engine.background.bury(value),
         Payload::Kept(value) => {
             std::mem::forget(value);
             engine.count_unreturned();

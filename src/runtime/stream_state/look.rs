@@ -170,10 +170,9 @@ impl StreamState {
     #[inline(always)]
     pub(super) fn plan(&self, now: u64, ahead_ns: u64) -> (u64, Plan) {
         let engine = &self.engine;
-        // ORDERING: Relaxed: a guess.
-        let lag_ns = engine.lag_ns.load(Ordering::Relaxed) + ahead_ns;
+        let lag_ns = engine.pacing.lag_ns() + ahead_ns;
         let completion = engine.options.completion;
-        self.pace.plan(completion, self.completed(), now, lag_ns, engine.rest())
+        self.pace.plan(completion, self.completed(), now, lag_ns, engine.pacing.rest_ns())
     }
 
     fn wake_settled(&self) {

@@ -385,6 +385,6 @@ impl StreamState {
         engine.options.completion.always_words()
             || (!self.driver.sharing().is_shared()
                 && self.pace.is_short()
-                && engine.checkers.held(self.pace.looked_at()) <= 1)
+                && engine.pacing.checkers.held(self.pace.looked_at()) <= 1)
     }
 }

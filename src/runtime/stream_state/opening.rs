@@ -68,7 +68,7 @@ impl StreamState {
                 false => None,
             };
             if mode.rings() {
-                engine.bells.stock(backend, &engine.attention)?;
+                engine.bells.stock(backend, &engine.pacing.attention)?;
             }
             Ok((options, word))
         };
@@ -78,7 +78,7 @@ impl StreamState {
             engine.refused(code)
         })?;
         if partition.is_some() && backend.kind() == DeviceKind::Cuda {
-            engine.partitions.tell_of_queues(engine.label(), engine.streams().len() + 1);
+            engine.partitions.tell_of_queues(engine.label(), engine.registry.streams().len() + 1);
         }
         let driver = DriverStream::new(raw, options, name, partition, Origin::Ours);
         let stream = StreamState::over(engine, driver, word);
@@ -143,7 +143,7 @@ impl StreamState {
                 announced: Announced::default(),
             }
         });
-        engine.add_stream(&stream);
+        engine.registry.insert(stream.id(), Arc::downgrade(&stream));
         StreamHandle::new(stream)
     }
 }

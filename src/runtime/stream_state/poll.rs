@@ -13,7 +13,6 @@
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use super::StreamState;
@@ -120,10 +119,7 @@ impl StreamState {
     ) -> Poll<Result<()>> {
         let was_entered = wait.key.is_some();
         if was_entered && let Some(woken_at) = self.pace.take_woken() {
-            let lag = self.engine.now().saturating_sub(woken_at);
-            let lag_ns = &self.engine.lag_ns;
-            // ORDERING: Relaxed: times, for guesses.
-            lag_ns.store(cadence::lag(lag_ns.load(Ordering::Relaxed), lag), Ordering::Relaxed);
+            self.engine.pacing.learn_lag(self.engine.now().saturating_sub(woken_at));
         }
         if let Some(outcome) = self.outcome(ticket) {
             self.forget(wait);
@@ -235,7 +231,7 @@ impl StreamState {
 
     /// Lets another thread have the core, unless that was costly lately.
     pub(crate) fn yield_thread(&self) {
-        let (checkers, before) = (&self.engine.checkers, self.engine.now());
+        let (checkers, before) = (&self.engine.pacing.checkers, self.engine.now());
         if checkers.may_yield(before) {
             std::thread::yield_now();
             let now = self.engine.now();
@@ -249,7 +245,7 @@ impl StreamState {
         if options.stepped || !options.completion.checks() {
             return false;
         }
-        let permit = self.engine.checkers.stay_awake(now);
+        let permit = self.engine.pacing.checkers.stay_awake(now);
         permit.map(|permit| wait.stage = Stage::Awake(permit)).is_some()
     }
 
@@ -264,10 +260,12 @@ impl StreamState {
     ) -> bool {
         let may_ask = role::may_call_driver();
         if !may_ask || self.pace.is_alerted(now) || !self.is_entered(wait, cx) {
-            self.engine.checkers.leave(permit);
+            self.engine.pacing.checkers.leave(permit);
             return false;
         }
-        let Some(permit) = self.engine.checkers.keep_awake(permit, now) else { return false };
+        let Some(permit) = self.engine.pacing.checkers.keep_awake(permit, now) else {
+            return false;
+        };
         wait.stage = Stage::Awake(permit);
         self.yield_now(wait, cx);
         true
@@ -330,11 +328,11 @@ impl StreamState {
         if let Stage::Checking { permit, checked_at } = wait.stage {
             let away_ns = now.saturating_sub(checked_at);
             if away_ns > cadence::SLICE_NS && system::was_preempted() {
-                self.engine.checkers.was_away(away_ns, now);
+                self.engine.pacing.checkers.was_away(away_ns, now);
             }
             // An executor that has other things to do: the poller looks by now.
             let is_late = away_ns > cadence::CHECK_AGAIN_NS;
-            if now < permit.until() && !is_late && self.engine.checkers.may_yield(now) {
+            if now < permit.until() && !is_late && self.engine.pacing.checkers.may_yield(now) {
                 wait.stage = Stage::Checking { permit, checked_at: now };
                 self.pace.check(now);
                 return true;
@@ -357,7 +355,7 @@ impl StreamState {
         if !self.is_worth_a_check(&plan, now) {
             return false;
         }
-        let permit = self.engine.checkers.enter(now, since + until_ns);
+        let permit = self.engine.pacing.checkers.enter(now, since + until_ns);
         let Some(permit) = permit else { return false };
         wait.stage = Stage::Checking { permit, checked_at: now };
         self.pace.check(now);
@@ -366,13 +364,13 @@ impl StreamState {
 
     /// A length that does not repeat is no reason to check, but to have one task awake.
     pub(super) fn is_worth_a_check(&self, plan: &Plan, now: u64) -> bool {
-        plan.repeats || self.engine.checkers.all_sleep(now)
+        plan.repeats || self.engine.pacing.checkers.all_sleep(now)
     }
 
     fn stop_checking(&self, wait: &mut WaitState) {
         if let Stage::Checking { permit, .. } | Stage::Awake(permit) = wait.stage {
             wait.stage = Stage::Waiting;
-            self.engine.checkers.leave(permit);
+            self.engine.pacing.checkers.leave(permit);
             self.pace.check(0);
         }
     }

@@ -236,7 +236,8 @@ impl Turn<'_, '_> {
         self.locked.state.count(ticket, commands);
         self.locked.state.touched |= touched;
         if self.stream.driver.sharing().is_shared()
-            || (touched && self.stream.markers.is_next_followed(self.stream.engine.is_exact()))
+            || (touched
+                && self.stream.markers.is_next_followed(self.stream.engine.registry.is_exact()))
         {
             if let Err(code) = self.place_event() {
                 self.stream.refused(code);

@@ -32,7 +32,7 @@ impl StreamState {
     pub(super) fn call(self: &Arc<Self>, call: Notify) {
         match call {
             Notify::HandOver => self.engine.hand_over(self.clone()),
-            Notify::Before(due) => self.engine.attention.call_before(due),
+            Notify::Before(due) => self.engine.pacing.attention.call_before(due),
         }
     }
 
@@ -87,7 +87,7 @@ impl StreamState {
             self.trace_seen();
         }
         if moved && waited_for {
-            self.engine.checkers.woke(now);
+            self.engine.pacing.checkers.woke(now);
             self.pace.woke(now, since);
         }
         self.settle();
@@ -114,8 +114,8 @@ impl StreamState {
         let engine = &self.engine;
         if !engine.options.completion.checks()
             || self.pace.is_alerted_until(until)
-            || !engine.checkers.may_yield(now)
-            || engine.checkers.held(now) > 0
+            || !engine.pacing.checkers.may_yield(now)
+            || engine.pacing.checkers.held(now) > 0
         {
             return;
         }

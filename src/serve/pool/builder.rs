@@ -199,7 +199,7 @@ impl StreamPoolBuilder {
         let is_first = |slot: &usize| (0..*slot).all(|other| engine_id(other) != engine_id(*slot));
         let devices = (0..slots.len()).filter(is_first).collect();
         let shared = PoolCore {
-            clock: slots[0].engine.clock.clone(),
+            clock: slots[0].engine.pacing.clock.clone(),
             slots,
             moving: Mutex::default(),
             devices,
