@@ -109,7 +109,7 @@ impl Stream {
                     partition: (info.green != 0)
                         .then_some(RawPartition { green: info.green, context: 0 }),
                 };
-                partition = engine.partitions.share_of(info.green);
+                partition = engine.shares.partitions.share_of(info.green);
                 (raw, options, "adopted")
             }
         };

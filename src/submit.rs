@@ -135,7 +135,7 @@ fn submit_as<T: TracedAs>(
     let submitted = stream.with(|turn| {
         // A closing thread takes each stream's lock after setting the flag, and waits for the work submitted
         // before.
-        if engine.is_closed() && !footprint.ends_loan() {
+        if engine.ending.is_closed() && !footprint.ends_loan() {
             return Err(Refusal::Closed);
         }
         let ticket = turn.next_ticket();

@@ -217,7 +217,7 @@ impl Gate {
             let is_open = move || {
                 device.lost().is_some() || word.upgrade().is_none_or(|word| word.get() != 0)
             };
-            Closed::begin(home.engine.id, is_open)
+            Closed::begin(home.engine.state.id, is_open)
         });
         let timeout_ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         kernel.launch(stream, &word, timeout_ns).queued()?;
@@ -603,7 +603,7 @@ impl Stepper {
         active.retain(|stream| !stream.deactivate());
         self.active.lock().append(&mut active);
         engine.sweep_retired(false);
-        engine.wake_reclaimers();
+        engine.memory.wake_reclaimers();
     }
 
     /// Places the markers that are due; true if that made something to run.

@@ -50,10 +50,10 @@ impl Device {
         let mut limit = Limit::after(self, limit);
         // No loan begins any more, and one that ends during this wait puts a ticket behind the work that is
         // waited for.
-        let lends = engine.loans.open() > 0;
+        let lends = engine.memory.loans.open() > 0;
         self.work_done(&mut limit).await?;
         if lends {
-            let ended = limit.before(pin!(engine.loans.ended())).await;
+            let ended = limit.before(pin!(engine.memory.loans.ended())).await;
             ended.ok_or_else(|| limit.passed())?;
             // Other libraries' work on their streams up to then.
             self.work_done(&mut limit).await?;
@@ -101,7 +101,7 @@ impl Device {
             engine.registry.streams_unlocked().iter().for_each(|stream| stream.take_all_back());
             engine.look_everywhere();
             engine.sweep_retired(true);
-            let owes = engine.owes_frees();
+            let owes = engine.memory.owes_frees();
             if engine.options.stepped {
                 // Drops take the time of the system's clock.
                 engine.background.reaped().await;
@@ -111,7 +111,7 @@ impl Device {
                     .await
                     .ok_or_else(|| limit.passed())?;
             }
-            let owes = owes || engine.owes_frees();
+            let owes = owes || engine.memory.owes_frees();
             // Read last: what was nowhere to be seen was on its way, and is counted.
             let is_quiet = engine.background.retirements() == before;
             let is_over = is_quiet && (engine.options.stepped || !owes);

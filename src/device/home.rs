@@ -126,7 +126,8 @@ impl Home {
 
     /// Whether copies of this device reach the other's memory directly; enables that once per pair.
     pub(crate) fn reaches(&self, other: &Engine) -> Result<bool> {
-        let known = |peers: &[(u64, bool)]| peers.iter().find(|(id, _)| *id == other.id).copied();
+        let known =
+            |peers: &[(u64, bool)]| peers.iter().find(|(id, _)| *id == other.state.id).copied();
         if let Some((_, direct)) = known(&self.peers.lock()) {
             return Ok(direct);
         }
@@ -135,7 +136,7 @@ impl Home {
         let direct = asked.map_err(|code| self.engine.refused(code))?;
         let mut peers = self.peers.lock();
         if known(&peers).is_none() {
-            peers.push((other.id, direct));
+            peers.push((other.state.id, direct));
         }
         Ok(direct)
     }

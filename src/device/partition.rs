@@ -81,11 +81,13 @@ impl Device {
         let engine = self.engine().clone();
         engine.check_open()?;
         // One at a time: however many are given up, there is one thread for them.
-        let turn = engine.partitions.turn().await;
+        let turn = engine.shares.partitions.turn().await;
         let taken = offload(move || {
             let refused = |code| engine.refused(code);
-            let share =
-                engine.partitions.take_soon(multiprocessors, || engine.pacing.attention.call());
+            let share = engine
+                .shares
+                .partitions
+                .take_soon(multiprocessors, || engine.pacing.attention.call());
             // Given up, it goes before the next one's turn.
             (share.map_err(|why| why.explain(engine.label(), multiprocessors, refused)), turn)
         });

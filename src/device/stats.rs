@@ -98,25 +98,26 @@ impl Device {
             in_flight += stream.in_flight();
         }
         engine.collect_freed();
-        let memory = engine.account.lock().figures();
-        let counters = &engine.counters;
+        let memory = engine.memory.account.lock().figures();
+        let counters = &engine.state.counters;
         let (pinned_bytes, pinned_used_bytes) = self.home.pinned.reserved_and_used();
         // ORDERING: Relaxed: statistics.
         let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         Stats {
             in_flight,
             streams: self.home.streams(),
-            partitions: engine.partitions.shares(),
+            partitions: engine.shares.partitions.shares(),
             unreserved_multiprocessors: engine
+                .shares
                 .partitions
                 .free(engine.backend.limits().multiprocessors),
-            streams_outside_partitions: match engine.partitions.shares() {
+            streams_outside_partitions: match engine.shares.partitions.shares() {
                 0 => 0,
                 _ => streams.iter().filter(|stream| stream.is_outside()).count(),
             },
             lent_bytes: read(&counters.lent_bytes),
             quarantined_bytes: read(&counters.quarantined_bytes),
-            loans: engine.loans.open(),
+            loans: engine.memory.loans.open(),
             permits: read(&engine.state.permits),
             allocated_bytes: memory.allocated,
             pending_bytes: memory.pending,

@@ -85,7 +85,7 @@ impl Drop for SharedEvent {
             // SAFETY: this process made or opened the handle, and nothing here uses it any more. Pending
             // waits and records of it are allowed.
             if unsafe { keeper.backend.event_destroy(raw) }.is_err() {
-                keeper.count_unreturned();
+                keeper.state.count_unreturned();
             }
         });
     }

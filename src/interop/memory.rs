@@ -159,7 +159,7 @@ impl Stream {
             queue.at.set(at);
         }
         // Counted before it is submitted: a concurrent close finds one or the other.
-        let open = engine.loans.begin();
+        let open = engine.memory.loans.begin();
         let mut begins = 0;
         let opened = uses.open(engine, |footprint| {
             begins = queue.submit(footprint, 0, &mut |_| Ok(()))?;

@@ -111,8 +111,8 @@ impl Core {
 
     /// The multiprocessors of a stream; without one, those of the device's streams.
     pub(super) fn multiprocessors(&self, stream: Option<&StreamState>) -> u32 {
-        let share =
-            stream.map_or(self.engine.partition.as_ref(), |stream| stream.driver.partition());
+        let share = stream
+            .map_or(self.engine.shares.partition.as_ref(), |stream| stream.driver.partition());
         let all = || self.engine.backend.limits().multiprocessors;
         share.map_or_else(all, |share| share.multiprocessors())
     }

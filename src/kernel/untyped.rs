@@ -270,7 +270,7 @@ impl VerbParts for Queue<'_> {
 
     fn check_memory<'m>(&self, memory: impl IntoIterator<Item = &'m Span<'m>>) -> Result<()> {
         let engine = self.stream().engine();
-        match memory.into_iter().find(|span| span.memory.engine().id != engine.id) {
+        match memory.into_iter().find(|span| span.memory.engine().state.id != engine.state.id) {
             Some(other) => Err(wrong_device("a buffer", engine, other.memory.engine())),
             None => Ok(()),
         }

@@ -175,7 +175,7 @@ impl Poller {
     fn round(&mut self, engine: &Arc<Engine>) -> bool {
         // Here, and so once more after the poller announced its sleep: there may be no stream.
         engine.mourn();
-        engine.wake_reclaimers();
+        engine.memory.wake_reclaimers();
         let mut moved = engine.registry.take_handed_over(&mut self.active);
         let now = engine.now();
         self.begin_turn(engine, now);
@@ -239,7 +239,7 @@ impl Poller {
 
     /// When to check an idle device next.
     fn next_watch(&mut self, engine: &Engine, now: u64) -> u64 {
-        if !engine.is_watched() {
+        if !engine.ending.is_watched() {
             return u64::MAX;
         }
         if now >= self.last_probe + cadence::WATCH_NS {
@@ -257,7 +257,7 @@ impl Poller {
 
     /// Whether memory waits to be taken back or freed.
     fn owes(&self, engine: &Engine) -> bool {
-        engine.has_retired()
+        engine.memory.has_retired()
             || engine.background.left_without_a_thread() > 0
             || self.active.iter().any(|stream| stream.has_dues())
     }

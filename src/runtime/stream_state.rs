@@ -145,7 +145,7 @@ impl StreamState {
     pub(crate) fn mark_everything(self: &Arc<Self>) -> Result<Option<u64>> {
         const NOT_SUPPORTED: i32 = 801;
         let engine = &self.engine;
-        let event = engine.event().map_err(|code| engine.refused(code))?;
+        let event = engine.pools.event().map_err(|code| engine.refused(code))?;
         // Their last handles are not dropped under the lock.
         let streams = engine.registry.streams();
         let marked = self.with(|turn| {
@@ -215,7 +215,7 @@ impl StreamState {
     fn end(&mut self) {
         let engine = self.engine.clone();
         if let Some(word) = self.markers.take_word() {
-            engine.words.take_back(word, || {
+            engine.pools.words.take_back(word, || {
                 let may_ask = role::may_call_driver() && !crate::thread::exit::begun();
                 may_ask && self.driver.is_through(&*engine.backend) == Ok(true)
             });
@@ -259,7 +259,7 @@ impl StreamState {
         engine.background.act(move || {
             // SAFETY: `open` made the driver stream, and nothing else refers to it.
             if unsafe { keeper.backend.stream_destroy(raw) }.is_err() {
-                keeper.count_unreturned();
+                keeper.state.count_unreturned();
             }
         });
     }
@@ -313,7 +313,7 @@ impl DeviceStream for StreamState {
     }
 
     fn take_all_kept(&self) -> Vec<Block> {
-        self.memory.take_kept(&self.engine.account, u64::MAX, |_| true)
+        self.memory.take_kept(&self.engine.memory.account, u64::MAX, |_| true)
     }
 
     fn may_sit_in_driver(self: &Arc<Self>) -> bool {

@@ -243,7 +243,7 @@ impl Drop for CaptureRemains {
         let Some(_in_driver) = self.engine.in_driver() else { return };
         // SAFETY: nothing made from it exists any more.
         if unsafe { self.engine.backend.graph_destroy(&self.raw) }.is_err() {
-            self.engine.count_unreturned();
+            self.engine.state.count_unreturned();
         }
     }
 }

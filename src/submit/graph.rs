@@ -190,7 +190,7 @@ impl CompiledGraph {
     /// Launches it, which has the launches of the list, as the turn's next ticket; returns how many commands that were.
     pub(crate) fn launch(&mut self, list: &mut List, turn: &mut Turn<'_, '_>) -> u32 {
         let (stream, engine) = (turn.stream, turn.stream.engine());
-        if engine.is_closed() {
+        if engine.ending.is_closed() {
             list.refuse(stream, 0, Refusal::Closed);
             return 0;
         }
@@ -228,7 +228,7 @@ impl Drop for GraphRemains {
         let Some(_in_driver) = self.engine.in_driver() else { return };
         // SAFETY: its last launch is complete, and nothing else refers to it.
         if unsafe { self.engine.backend.graph_destroy(&self.raw) }.is_err() {
-            self.engine.count_unreturned();
+            self.engine.state.count_unreturned();
         }
     }
 }

@@ -154,7 +154,7 @@ impl Raw<'_> {
         self.moved(TracedWork::Copy, bytes);
         let (to, from) = (dst.ptr(), src.ptr());
         let peer = src.memory.engine();
-        if peer.id == self.stream.engine().id {
+        if peer.state.id == self.stream.engine().state.id {
             // SAFETY: both ranges are in the footprint and hold `bytes` bytes.
             return unsafe { self.backend.copy_on_device(self.raw, to, from, bytes) };
         }

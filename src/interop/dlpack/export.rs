@@ -357,7 +357,7 @@ fn hand_over<M: Exportable>(memory: &mut M, consumer: DlpackConsumer) -> Result<
             // Before `order`, which would poison the outputs of a refused operation.
             memory.check()?;
             let (ours, theirs) = (memory.engine(), stream.engine());
-            if ours.id != theirs.id {
+            if ours.state.id != theirs.state.id {
                 return Err(wrong_device("the consumer's stream", ours, theirs));
             }
             let home = stream.home();

@@ -211,15 +211,15 @@ impl StreamState {
     /// blocks.
     pub(crate) fn free_in_order(self: &Arc<Self>, ptr: DevicePtr, bytes: u64) {
         let block = Block { ptr, bytes, ticket: self.submitted() };
-        let account = &self.engine.account;
-        if !self.memory.cache(account, block, || self.engine.is_closed()) {
+        let account = &self.engine.memory.account;
+        if !self.memory.cache(account, block, || self.engine.ending.is_closed()) {
             account.lock().retire(bytes);
             self.give_back(block);
         } else if self.engine.options.memory_limit.is_some() {
             // With a limit, others may wait for the block: they must not wait for later work.
             self.want(block.ticket);
         }
-        self.engine.memory_moved();
+        self.engine.memory.moved();
     }
 
     /// Frees memory behind everything submitted so far; never blocks.
@@ -258,7 +258,7 @@ impl StreamState {
             self.give_up_freed();
         }
         let lost = self.engine.lost().is_some();
-        self.memory.release(&self.engine.account, |ticket| lost || self.is_complete(ticket));
+        self.memory.release(&self.engine.memory.account, |ticket| lost || self.is_complete(ticket));
     }
 
     /// Leaks the memory that the stuck stream would have freed: no allocation may take it over or wait for
@@ -268,9 +268,10 @@ impl StreamState {
         let never = |ticket: u64| !self.is_complete(ticket);
         let freed: u64 = self.memory.take_frees(never).iter().map(|entry| entry.bytes).sum();
         if freed > 0 {
-            self.engine.leak(freed);
+            self.engine.memory.leak(freed);
         }
-        let blocks = self.memory.take_blocks(&self.engine.account, |block| never(block.ticket));
+        let blocks =
+            self.memory.take_blocks(&self.engine.memory.account, |block| never(block.ticket));
         blocks.into_iter().for_each(|block| self.engine.retire_block(&self.progress, block));
     }
 
@@ -286,12 +287,12 @@ impl StreamState {
         let lost = self.engine.lost().is_some();
         for InOrder { ticket, bytes, .. } in self.memory.take_frees(|_| true) {
             if lost || self.is_complete(ticket) {
-                self.engine.account.lock().release(bytes);
+                self.engine.memory.account.lock().release(bytes);
             } else {
                 // The driver never runs this free.
-                self.engine.leak(bytes);
+                self.engine.memory.leak(bytes);
             }
         }
-        self.memory.take_blocks(&self.engine.account, |_| true)
+        self.memory.take_blocks(&self.engine.memory.account, |_| true)
     }
 }

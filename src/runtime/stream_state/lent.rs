@@ -67,7 +67,7 @@ impl LentQueue {
         payload: Payload,
     ) {
         // ORDERING: Relaxed: a statistic; added before the thread that takes the memory back subtracts it.
-        engine.counters.lent_bytes.fetch_add(bytes, Ordering::Relaxed);
+        engine.state.counters.lent_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.0.lock().push_back(LentMemory { ticket, bytes, payload });
     }
 
@@ -84,7 +84,7 @@ impl LentQueue {
                     let Some(lent) = lent.pop_front() else { break };
                     any = true;
                     // ORDERING: Relaxed: a statistic.
-                    engine.counters.lent_bytes.fetch_sub(lent.bytes, Ordering::Relaxed);
+                    engine.state.counters.lent_bytes.fetch_sub(lent.bytes, Ordering::Relaxed);
                     match lent.payload {
                         Payload::Memory(memory) => blocks.push(memory),
                         // Under the lock: a thread that finds it empty also finds them sent.
@@ -109,7 +109,7 @@ impl LentQueue {
         for LentMemory { bytes, payload, .. } in self.take_all() {
             give_up(engine, payload);
             // ORDERING: Relaxed: a statistic.
-            engine.counters.lent_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            engine.state.counters.lent_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 
@@ -141,7 +141,7 @@ fn give_up(engine: &Engine<StreamState>, payload: Payload) {
         Payload::Kept(value) if engine.lost().is_some() => engine.background.bury(value),
         Payload::Kept(value) => {
             std::mem::forget(value);
-            engine.count_unreturned();
+            engine.state.count_unreturned();
         }
     }
 }

@@ -186,7 +186,7 @@ impl StreamState {
                 self.engine.tracer.woken(self.id(), ticket, self.engine.now());
             }
             // ORDERING: Relaxed: a statistic.
-            self.engine.counters.wake_ups.fetch_add(1, Ordering::Relaxed);
+            self.engine.state.counters.wake_ups.fetch_add(1, Ordering::Relaxed);
             self.engine.state.ready_tasks.enter();
             wake(waker);
         });

@@ -16,8 +16,7 @@ use crate::backend::{Backend, DriverResult, Query};
 use crate::error::{DriverCode, Result};
 use crate::runtime::counted::{Counted, Length};
 use crate::runtime::engine::Engine;
-use crate::runtime::event_pool::EventHandle;
-use crate::runtime::marker::Marker;
+use crate::runtime::event_pool::{EventHandle, Marker};
 use crate::runtime::words::Word;
 use crate::thread::role;
 use crate::thread::role::Role;
@@ -129,7 +128,7 @@ impl Markers {
     /// without a pause the driver may delay that for 100 ms.
     pub(crate) fn stock_events(&self, engine: &Engine<StreamState>, least: usize) {
         while !self.has_events(least) {
-            let Ok(event) = engine.event() else { return };
+            let Ok(event) = engine.pools.event() else { return };
             self.events.lock().spare.push(event);
         }
     }
@@ -234,7 +233,7 @@ impl Asking<'_> {
         if let Some(word) = &markers.word {
             timeline.complete(word.read());
         }
-        // A thread that waits for a marker sees the new length, see `Submitter::enter`.
+        // A thread that waits for a marker sees the new length, see `Markers::enter`.
         if markers.events.is_empty() {
             return Ok(());
         }
@@ -289,11 +288,11 @@ impl StreamState {
     /// complete work are taken back: a stream that is never awaited is not looked at otherwise.
     pub(super) fn event(&self) -> std::result::Result<EventHandle, DriverCode> {
         let spare = || self.markers.events.lock().spare.pop();
-        if let Some(event) = spare().or_else(|| self.engine.idle_event()) {
+        if let Some(event) = spare().or_else(|| self.engine.pools.idle_event()) {
             return Ok(event);
         }
         self.ask_quietly();
-        spare().map_or_else(|| self.engine.event(), Ok)
+        spare().map_or_else(|| self.engine.pools.event(), Ok)
     }
 
     /// Ensures that at most this many tickets at the tail have no marker at or behind them.

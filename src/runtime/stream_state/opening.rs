@@ -34,7 +34,7 @@ impl StreamState {
         options: StreamOptions,
         name: Option<Box<str>>,
     ) -> Result<Arc<StreamHandle>> {
-        StreamState::open_in(engine, engine.partition.clone(), options, name)
+        StreamState::open_in(engine, engine.shares.partition.clone(), options, name)
     }
 
     /// A stream with a driver stream of its own, in a share.
@@ -62,13 +62,13 @@ impl StreamState {
             }
             let mode = engine.options.completion;
             let word = match mode.may_use_words() && backend.limits().words {
-                true if mode.always_words() => Some(engine.words.get(backend)?),
+                true if mode.always_words() => Some(engine.pools.words.get(backend)?),
                 // If there is no word, events serve as well.
-                true => engine.words.get(backend).ok(),
+                true => engine.pools.words.get(backend).ok(),
                 false => None,
             };
             if mode.rings() {
-                engine.bells.stock(backend, &engine.pacing.attention)?;
+                engine.pools.bells.stock(backend, &engine.pacing.attention)?;
             }
             Ok((options, word))
         };
@@ -78,7 +78,10 @@ impl StreamState {
             engine.refused(code)
         })?;
         if partition.is_some() && backend.kind() == DeviceKind::Cuda {
-            engine.partitions.tell_of_queues(engine.label(), engine.registry.streams().len() + 1);
+            engine
+                .shares
+                .partitions
+                .tell_of_queues(engine.label(), engine.registry.streams().len() + 1);
         }
         let driver = DriverStream::new(raw, options, name, partition, Origin::Ours);
         let stream = StreamState::over(engine, driver, word);
@@ -104,8 +107,8 @@ impl StreamState {
     /// which it puts no work, and leaves it to the engine.
     pub(crate) fn open_whole(engine: &Arc<Engine<StreamState>>) -> Result<Arc<StreamHandle>> {
         engine.check_open()?;
-        let (raw, name) = (engine.private, Some("whole device".into()));
-        let (options, partition) = (StreamOptions::default(), engine.partition.clone());
+        let (raw, name) = (engine.shares.private, Some("whole device".into()));
+        let (options, partition) = (StreamOptions::default(), engine.shares.partition.clone());
         let driver = DriverStream::new(raw, options, name, partition, Origin::Engine);
         Ok(StreamState::over(engine, driver, None))
     }
@@ -151,13 +154,13 @@ impl StreamState {
 impl StreamState {
     /// Whether work is put on it that is in no share.
     pub(crate) fn is_outside(&self) -> bool {
-        let is_ours = self.driver.raw().0 == self.engine.private.0;
+        let is_ours = self.driver.raw().0 == self.engine.shares.private.0;
         let is_confined = self.driver.partition().is_some() || self.driver.is_confined_by_others();
         !is_confined && !self.is_deserted() && !is_ours
     }
 
     /// The stream on which work is captured for it; held while that is done.
     pub(crate) fn captures(&self) -> &Mutex<Option<RawStream>> {
-        self.driver.partition().map_or(&self.engine.captures, |share| share.captures())
+        self.driver.partition().map_or(&self.engine.shares.captures, |share| share.captures())
     }
 }

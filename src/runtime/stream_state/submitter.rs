@@ -9,8 +9,7 @@ use super::listed::Lists;
 use super::{Payload, Point, StreamState};
 use crate::error::DriverCode;
 use crate::memory::reclaim::retired::Block;
-use crate::runtime::event_pool::EventHandle;
-use crate::runtime::marker::Marker;
+use crate::runtime::event_pool::{EventHandle, Marker};
 use crate::runtime::progress::Progress;
 use gpu_await_protocol::cadence;
 use gpu_await_protocol::point::Track;
@@ -115,7 +114,7 @@ impl Submitter {
             self.pass_step();
         }
         let crowded = self.sent - self.done + u64::from(commands) > cadence::CROWDED;
-        if crowded && let Err(code) = stream.engine.stock_events() {
+        if crowded && let Err(code) = stream.engine.pools.stock_events() {
             // While a full queue blocks this thread the driver creates no events for others.
             stream.engine.refused(code);
         }
@@ -344,7 +343,7 @@ impl Turn<'_, '_> {
         let backend = &self.stream.engine.backend;
         // SAFETY: the driver stream is this one's and the handle keeps the event.
         unsafe { backend.stream_wait_event(self.stream.driver.raw(), event.raw()) }?;
-        if other.device().id != self.stream.engine.id || other.waits_for_others() {
+        if other.device().id != self.stream.engine.state.id || other.waits_for_others() {
             let on = Point { stream: other.clone(), ticket: *ticket };
             self.stream.foreign.add(self.stream.submitted() + 1, [on]);
         }
@@ -372,7 +371,7 @@ impl Turn<'_, '_> {
         let Block { ptr, bytes, .. } = block;
         let engine = &self.stream.engine;
         if engine.lost().is_some() {
-            engine.account.lock().release(bytes);
+            engine.memory.account.lock().release(bytes);
             return;
         }
         // SAFETY: the owner gave the memory up; every use of it is on this stream, in front of
@@ -407,7 +406,7 @@ impl Turn<'_, '_> {
 
     fn free_all_deferred(&mut self) {
         // An allocation finds them in one place or the other; it holds this and waits for no stream.
-        let _pressing = self.stream.engine.pressing.lock();
+        let _pressing = self.stream.engine.memory.pressing.lock();
         for block in self.stream.memory.take_all_deferred() {
             self.free(block);
         }

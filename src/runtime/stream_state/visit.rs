@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::StreamState;
 use crate::runtime::engine::Engine;
-use crate::runtime::marker::Marker;
+use crate::runtime::event_pool::Marker;
 use crate::runtime::progress::StreamRef;
 use crate::thread::contain;
 use crate::thread::contain::wake_by_ref;
@@ -162,7 +162,7 @@ impl StreamState {
         }
         let Some(Marker { event, .. }) = marker else { return };
         let engine = &self.engine;
-        let Some(bell) = engine.bells.take() else { return };
+        let Some(bell) = engine.pools.bells.take() else { return };
         let no_doorbell = |engine: &Engine<StreamState>, code| {
             let error = engine.refused(code);
             contain::log(|| tracing::debug!(device = engine.label(), %error, "no doorbell"));
