@@ -203,7 +203,7 @@ impl Device {
         let engine = self.engine().clone();
         engine.check_health()?;
         offload(move || {
-            engine.graph_memory.give_up();
+            engine.memory.graphs.give_up();
             engine.flush();
             engine.backend.pool_trim(keep_bytes).map_err(|code| engine.refused(code))
         })
@@ -250,7 +250,7 @@ impl Device {
         role::check_driver("enabling peer access")?;
         let (home, other) = (self.home.clone(), other.engine().clone());
         home.engine.check_open()?;
-        if home.engine.id == other.id {
+        if home.engine.state.id == other.state.id {
             return Ok(true);
         }
         offload(move || home.reaches(&other)).await?
@@ -355,7 +355,7 @@ impl fmt::Display for Device {
 /// Handles of one opened device are equal; devices opened separately are not, even over one GPU.
 impl PartialEq for Device {
     fn eq(&self, other: &Self) -> bool {
-        self.engine().id == other.engine().id
+        self.engine().state.id == other.engine().state.id
     }
 }
 
@@ -363,7 +363,7 @@ impl Eq for Device {}
 
 impl Hash for Device {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.engine().id.hash(state);
+        self.engine().state.id.hash(state);
     }
 }
 

@@ -259,7 +259,7 @@ impl<S: GraphSlots> Graph<S> {
         S::enter(&slots, &mut passed);
         role::check("submitting work").map_err(|error| self.refuse(&passed, error))?;
         let engine = queue.stream().engine();
-        if engine.id != self.engine.id {
+        if engine.state.id != self.engine.state.id {
             return Err(self.refuse(&passed, wrong_device(NAME, engine, &self.engine)));
         }
         if queue.is_recording_graph() {
@@ -345,7 +345,7 @@ impl<S: GraphSlots> Graph<S> {
         stream.has(weak);
         let weak: Weak<dyn KeepsMemory> = Arc::<Mutex<Instance>>::downgrade(&instance);
         for engine in self.definition.others().iter().map(Device::engine).chain([&self.engine]) {
-            engine.graph_memory.enter(weak.clone());
+            engine.memory.graphs.enter(weak.clone());
         }
         drop(gone);
         instance

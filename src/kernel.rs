@@ -259,7 +259,7 @@ impl<S: Signature> Kernel<S> {
         let ArgList { block, footprint, waits } = &mut list;
         footprint.launches(&core.name);
         let engine = queue.stream().engine();
-        if core.engine.id != engine.id {
+        if core.engine.state.id != engine.state.id {
             return Err(footprint.poison(wrong_device("the kernel", engine, &core.engine)));
         }
         let config = match config {

@@ -102,11 +102,11 @@ pub struct MemoryInfo {
 impl MemoryInfo {
     pub(crate) fn of(engine: &Engine) -> Result<MemoryInfo> {
         // Work that nothing waits for may have freed memory: this finds out.
-        engine.streams().iter().for_each(|stream| stream.ask_after_all());
+        engine.registry.streams().iter().for_each(|stream| stream.ask_after_all());
         let reach = Reach::of(engine)?;
         engine.collect_freed();
         let (figures, room) = {
-            let account = engine.account.lock();
+            let account = engine.memory.account.lock();
             (account.figures(), account.room())
         };
         Ok(MemoryInfo {
@@ -118,7 +118,7 @@ impl MemoryInfo {
             leaked_bytes: figures.leaked,
             shared_bytes: figures.shared,
             imported_bytes: figures.imported,
-            partitions_bytes: engine.partitions.bytes(),
+            partitions_bytes: engine.shares.partitions.bytes(),
             used_bytes: figures.allocated + figures.pending,
             used_peak_bytes: figures.used_peak,
             reserved_bytes: reach.pool.reserved,
@@ -194,7 +194,7 @@ impl Reach {
             advice: match prospect {
                 Prospect::Fits => MemoryAdvice::TryAgain,
                 Prospect::Later(_) => MemoryAdvice::Reclaim,
-                Prospect::Never if engine.loans.open() > 0 => MemoryAdvice::EndLoans,
+                Prospect::Never if engine.memory.loans.open() > 0 => MemoryAdvice::EndLoans,
                 Prospect::Never => MemoryAdvice::DropBuffers,
             },
             driver_refused: *driver_refused,

@@ -131,7 +131,7 @@ fn submit_as<T: TracedAs>(
     let submitted = stream.with(|turn| {
         // A closing thread takes each stream's lock after setting the flag, and waits for the work submitted
         // before.
-        if engine.is_closed() && !footprint.ends_loan() {
+        if engine.ending.is_closed() && !footprint.ends_loan() {
             return Err(Refusal::Closed);
         }
         let ticket = turn.next_ticket();
@@ -207,7 +207,7 @@ pub(crate) fn put_list_in_front(
     footprint: &Footprint<'_>,
     at: &'static Location<'static>,
 ) {
-    if stream.has_list() {
+    if stream.announced.has_list() {
         put_list(stream, footprint, at);
     }
 }

@@ -188,7 +188,7 @@ impl<'s> Queue<'s> {
             // Once more, after dropping the claim's memory.
             Err(failed) if is_short(&failed) => {
                 drop(claim);
-                engine.account.lock().refuse(block(bytes));
+                engine.memory.account.lock().refuse(block(bytes));
                 return Err(MemoryInfo::out_of_memory(self.stream, op(), bytes).into());
             }
             Err(failed) => return Err(failed),

@@ -69,8 +69,8 @@ impl Queue<'_> {
         let blocks: Vec<Arc<PinnedBlock>> =
             (0..parts.min(BLOCKS)).map(|_| block()).collect::<Result<_>>()?;
         // The two streams wait for single parts of each other's work, not for what lies behind them.
-        source.set_exact();
-        self.stream.engine().set_exact();
+        source.registry.set_exact();
+        self.stream.engine().registry.set_exact();
         let mut emptied = [0; BLOCKS];
         for part in 0..parts {
             let start = (part * PART_BYTES) as u64;

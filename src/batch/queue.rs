@@ -32,7 +32,7 @@ use crate::memory::view::{Readable, Writable};
 use crate::op::host_fn::HostFn;
 use crate::op::{HostValue, Values};
 use crate::runtime::MarkedPoint;
-use crate::runtime::marker::Marker;
+use crate::runtime::event_pool::Marker;
 use crate::runtime::stream_state::{StreamHandle, StreamState};
 use crate::stream::lease::Lease;
 use crate::submit::{
@@ -196,7 +196,7 @@ impl<'s> Queue<'s> {
     #[inline]
     pub(crate) fn release_last(&self) {
         if self.last.get() != 0 {
-            self.stream.release(self.last.get());
+            self.stream.progress().release(self.last.get());
         }
     }
 
@@ -375,7 +375,7 @@ impl<'s> Queue<'s> {
             if source_len != destination_len {
                 return Err(footprint.poison(lengths("copy", source_len, destination_len)));
             }
-            if to.memory.engine().id != self.stream.engine().id {
+            if to.memory.engine().state.id != self.stream.engine().state.id {
                 let found = to.memory.engine().clone();
                 return Err(footprint.poison(wrong_device(
                     "the destination",
@@ -386,7 +386,7 @@ impl<'s> Queue<'s> {
             if from.range.is_empty() {
                 return self.submit_nothing(&footprint);
             }
-            if from.memory.engine().id != self.stream.engine().id {
+            if from.memory.engine().state.id != self.stream.engine().state.id {
                 return self.copy_from_peer(&mut footprint, &from, &to);
             }
             let copy = RowCopy::whole(to.ptr(), from.ptr(), to.range.end - to.range.start);
@@ -436,7 +436,7 @@ impl<'s> Queue<'s> {
             role::check("submitting work")?;
             let engine = self.stream.engine();
             engine.check_open()?;
-            let event = if timing { engine.timed_event() } else { engine.event() };
+            let event = if timing { engine.pools.timed_event() } else { engine.pools.event() };
             let event = event.map_err(|code| engine.refused(code))?;
             let mut footprint = Footprint::new(op);
             footprint.records(event.clone());
@@ -465,7 +465,7 @@ impl<'s> Queue<'s> {
                 }
             };
             let point = &at.point;
-            if point.stream.device().id != self.stream.engine().id || !point.is_complete() {
+            if point.stream.device().id != self.stream.engine().state.id || !point.is_complete() {
                 waits = true;
                 footprint.comes_after(at);
             }

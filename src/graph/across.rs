@@ -53,7 +53,7 @@ impl<State, F, const N: usize> Across<State, F, N> {
     fn open_beside<'q>(&'q self, queue: &'q Queue<'_>) -> Result<[Queue<'q>; N]> {
         let engine = queue.stream().engine();
         for device in &self.others {
-            if device.engine().partition.is_some() {
+            if device.engine().shares.partition.is_some() {
                 let what = "a graph's node on another device whose streams are in a partition";
                 let device = device.engine().label().to_owned();
                 return Err(ErrorDetail::Unsupported { what, device }.into());
@@ -149,6 +149,6 @@ pub(super) fn enter(stream: &StreamState, ticket: u64, others: &[Device]) {
     if !others.is_empty() {
         let states =
             others.iter().map(|device| Arc::clone(device.default_stream().handle().progress()));
-        stream.is_lost_with(ticket, states);
+        stream.foreign.is_lost_with(ticket, states);
     }
 }

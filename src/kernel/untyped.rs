@@ -244,7 +244,8 @@ impl VerbParts for Queue<'_> {
     }
 
     fn multiprocessors(&self) -> u32 {
-        self.stream().multiprocessors().max(1)
+        let stream = self.stream();
+        stream.driver.multiprocessors(&*stream.engine().backend).max(1)
     }
 
     fn multiprocessors_of_device(&self) -> u32 {
@@ -269,7 +270,7 @@ impl VerbParts for Queue<'_> {
 
     fn check_memory<'m>(&self, memory: impl IntoIterator<Item = &'m Span<'m>>) -> Result<()> {
         let engine = self.stream().engine();
-        match memory.into_iter().find(|span| span.memory.engine().id != engine.id) {
+        match memory.into_iter().find(|span| span.memory.engine().state.id != engine.state.id) {
             Some(other) => Err(wrong_device("a buffer", engine, other.memory.engine())),
             None => Ok(()),
         }

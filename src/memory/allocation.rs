@@ -234,7 +234,7 @@ impl Allocation {
     pub(crate) fn release(&mut self) -> Option<Box<dyn Any + Send>> {
         match std::mem::replace(&mut self.backing, Backing::Foreign { owner: None }) {
             Backing::Pool { block, .. } => {
-                self.engine.account.lock().abandon(block);
+                self.engine.memory.account.lock().abandon(block);
                 None
             }
             Backing::Foreign { owner, .. } => owner.map(SyncWrapper::into_inner),
@@ -268,7 +268,7 @@ impl Allocation {
     pub(crate) fn never_free(&self) {
         // ORDERING: Relaxed, here and below: the caller has a share, whose drop orders this before the drop of the last.
         self.in_use_for_ever.store(true, Ordering::Relaxed);
-        self.engine().count_unreturned();
+        self.engine().state.count_unreturned();
     }
 
     /// Whether it is known when the work that uses it ends.
@@ -326,7 +326,7 @@ impl Allocation {
     fn let_go(&self, hazards: &mut AllocationHazards) {
         let replaced = std::mem::take(&mut hazards.replaced);
         if replaced.iter().any(|poison| poison.cause.is_foreign()) {
-            self.engine().drop_later(Box::new(replaced));
+            self.engine().background.drop_later(Box::new(replaced));
         }
     }
 
@@ -383,10 +383,10 @@ impl Allocation {
         let engine = self.engine.clone();
         match &mut self.backing {
             Backing::Pool { block, .. } if engine.lost().is_some() => {
-                engine.account.lock().abandon(*block);
+                engine.memory.account.lock().abandon(*block);
             }
             Backing::Pool { block, .. } => {
-                let mut account = engine.account.lock();
+                let mut account = engine.memory.account.lock();
                 account.retire(*block);
                 account.leak(*block);
             }
@@ -408,7 +408,7 @@ impl Drop for Allocation {
         let (ptr, bytes) = (self.ptr, self.bytes);
         let what = match &mut self.backing {
             Backing::Pool { block, .. } if bytes == 0 || !engine.is_usable() => {
-                return engine.account.lock().abandon(*block);
+                return engine.memory.account.lock().abandon(*block);
             }
             Backing::Pool { home, block } => {
                 let home = if is_frozen { None } else { home.upgrade() };
@@ -418,7 +418,7 @@ impl Drop for Allocation {
                         return home.free_in_order(ptr, *block);
                     }
                 }
-                engine.account.lock().retire(*block);
+                engine.memory.account.lock().retire(*block);
                 Remnant::Memory { ptr, bytes: *block }
             }
             Backing::Foreign { owner, .. } => {
@@ -435,7 +435,7 @@ impl Drop for Allocation {
         }
         // A home stream's uses are among them: the free is on none of the users' streams.
         engine.retire(what, users);
-        engine.memory_moved();
+        engine.memory.moved();
     }
 }
 

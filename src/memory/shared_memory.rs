@@ -48,7 +48,7 @@ impl SharedMemory {
                 Ok((mapping, descriptor.map_err(|why| system("fcntl", &why))?))
             }
             Err(code) => {
-                let mut account = engine.account.lock();
+                let mut account = engine.memory.account.lock();
                 account.unshare(bytes);
                 if code.code == OUT_OF_MEMORY {
                     account.refuse(bytes);
@@ -71,7 +71,7 @@ impl SharedMemory {
         engine.check_open()?;
         let raw = engine.backend.shared_import(memory.as_raw_fd(), bytes);
         let raw = raw.map_err(|code| is_of_something_else(engine, code))?;
-        engine.account.lock().import(bytes);
+        engine.memory.account.lock().import(bytes);
         Ok(SharedMemory { engine: engine.clone(), raw, is_made_here: false })
     }
 
@@ -94,7 +94,7 @@ impl SharedMemory {
 /// Takes room of the limit; false if there is none, also when all that streams keep was returned.
 fn claim(stream: &Arc<StreamState>, bytes: u64) -> bool {
     let (engine, mut backoff) = (stream.engine(), Backoff::default());
-    let is_claimed = || engine.account.lock().share(bytes);
+    let is_claimed = || engine.memory.account.lock().share(bytes);
     if is_claimed() {
         return true;
     }
@@ -121,7 +121,7 @@ fn create(engine: &Arc<Engine>, bytes: u64) -> DriverResult<(SharedMapping, i32)
         let reserved = engine.backend.pool_info()?.reserved;
         give_back(engine);
         engine.backend.pool_trim(0)?;
-        if reserved <= engine.account.lock().figures().held() || !backoff.pause() {
+        if reserved <= engine.memory.account.lock().figures().held() || !backoff.pause() {
             return engine.backend.shared_create(bytes);
         }
     }
@@ -129,7 +129,7 @@ fn create(engine: &Arc<Engine>, bytes: u64) -> DriverResult<(SharedMapping, i32)
 
 /// Returns to the pool what streams and graphs keep.
 fn give_back(engine: &Arc<Engine>) {
-    engine.graph_memory.give_up();
+    engine.memory.graphs.give_up();
     engine.flush();
     engine.collect_freed();
 }
@@ -175,16 +175,16 @@ impl Drop for SharedMemory {
             // SAFETY: the owner of memory is dropped when every use is complete; before it became memory there was none.
             let unmapped = unsafe { engine.backend.shared_unmap(raw) };
             if unmapped.is_err() {
-                engine.count_unreturned();
+                engine.state.count_unreturned();
             }
         }
-        let mut account = engine.account.lock();
+        let mut account = engine.memory.account.lock();
         if *is_made_here {
             account.unshare(raw.bytes)
         } else {
             account.unimport(raw.bytes)
         }
         drop(account);
-        engine.memory_moved();
+        engine.memory.moved();
     }
 }

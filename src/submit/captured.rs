@@ -111,7 +111,11 @@ pub(crate) fn capture(
         }
         Err(refusal) => {
             // The device's context is current there.
-            engine.drop_later(Box::new((kept, recorder.twins.take(), recorder.told.take())));
+            engine.background.drop_later(Box::new((
+                kept,
+                recorder.twins.take(),
+                recorder.told.take(),
+            )));
             let error = explain(stream, footprint.name(), refusal);
             Err(footprint.poison(error).into())
         }
@@ -123,7 +127,7 @@ pub(super) fn captured(
     stream: &Arc<StreamState>,
     calls: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
 ) -> std::result::Result<RawGraph, Refusal> {
-    if stream.is_confined_by_others() {
+    if stream.driver.is_confined_by_others() {
         let (call, code) = ("cuStreamBeginCapture", DriverCode::NOT_SUPPORTED);
         return Err(Refusal::Driver(DriverCode { call, code }));
     }
@@ -131,10 +135,10 @@ pub(super) fn captured(
     let backend = &*engine.backend;
     let mut spare = stream.captures().lock();
     let raw = match *spare {
-        _ if backend.kind() == DeviceKind::Host => stream.raw(),
+        _ if backend.kind() == DeviceKind::Host => stream.driver.raw(),
         Some(raw) => raw,
         None => {
-            let partition = stream.partition().map(|share| share.raw());
+            let partition = stream.driver.partition().map(|share| share.raw());
             let options = StreamOptions { partition, ..StreamOptions::default() };
             *spare.insert(backend.stream_create(options)?)
         }
@@ -220,7 +224,7 @@ impl CapturedGraph {
     }
 
     pub(super) fn new(stream: &StreamState, raw: RawGraph, kept: Vec<Box<dyn Any + Send>>) -> Self {
-        let (engine, _partition) = (stream.engine().clone(), stream.partition().cloned());
+        let (engine, _partition) = (stream.engine().clone(), stream.driver.partition().cloned());
         let _kept = Mutex::new(kept);
         CapturedGraph { remains: Some(CaptureRemains { engine, _partition, raw, _kept }) }
     }
@@ -240,7 +244,7 @@ impl Drop for CaptureRemains {
         let Some(_in_driver) = self.engine.in_driver() else { return };
         // SAFETY: nothing made from it exists any more.
         if unsafe { self.engine.backend.graph_destroy(&self.raw) }.is_err() {
-            self.engine.count_unreturned();
+            self.engine.state.count_unreturned();
         }
     }
 }

@@ -281,7 +281,7 @@ impl<'a> Footprint<'a> {
     pub(super) fn enter_frozen_peers(&mut self, engine: &Engine) {
         let frozen = |access: &&mut Access<'_>| access.tracking == Tracking::Frozen;
         for access in self.accesses.iter_mut().filter(frozen) {
-            if access.memory.engine().id != engine.id {
+            if access.memory.engine().state.id != engine.state.id {
                 access.tracking = Tracking::Tracked;
             }
         }
@@ -304,7 +304,7 @@ impl<'a> Footprint<'a> {
         role::check("submitting work")?;
         match engine.lost() {
             Some(lost) => Err(lost.clone()),
-            None if self.ends_loan() || !engine.is_closed() => Ok(()),
+            None if self.ends_loan() || !engine.ending.is_closed() => Ok(()),
             None => Err(engine.closed()),
         }
     }
@@ -342,7 +342,7 @@ impl<'a> Footprint<'a> {
         self.validate_place(engine)?;
         for Access { memory, .. } in &self.accesses {
             let theirs = memory.engine();
-            if theirs.id != engine.id {
+            if theirs.state.id != engine.state.id {
                 check_device("a buffer", engine, theirs, self.peers)?;
                 check_is_there(engine, theirs)?;
             }
@@ -428,7 +428,7 @@ impl<'a> Footprint<'a> {
             return Ok(());
         }
         if self.tracked().next().is_some() {
-            stream.engine().set_exact();
+            stream.engine().registry.set_exact();
         }
         // Ours, for a look only, and never together with the other stream's lock below.
         stream.with(|turn| {
@@ -438,8 +438,8 @@ impl<'a> Footprint<'a> {
             let Point { stream: on, ticket } = &edge.point;
             let pending = on.pending_for(&stream.engine().state, *ticket)?;
             let Some(other) = pending else { continue };
-            if other.engine().id != stream.engine().id {
-                other.engine().set_exact();
+            if other.engine().state.id != stream.engine().state.id {
+                other.engine().registry.set_exact();
             }
             if edge.marker.is_none() {
                 let marker = other.event_behind(*ticket);

@@ -112,7 +112,7 @@ impl List {
 impl Listed for List {
     fn put(&mut self, turn: &mut Turn<'_, '_>) -> u32 {
         let (stream, engine) = (turn.stream, turn.stream.engine());
-        if engine.is_closed() {
+        if engine.ending.is_closed() {
             self.refuse(stream, 0, Refusal::Closed);
             return 0;
         }
@@ -235,8 +235,9 @@ fn in_turn(
         return Err(footprint.poison(error).into());
     }
     let before = footprint.lent().len();
-    let submitted = stream
-        .with(|turn| if engine.is_closed() { Err(Refusal::Closed) } else { put(turn, footprint) });
+    let submitted = stream.with(|turn| {
+        if engine.ending.is_closed() { Err(Refusal::Closed) } else { put(turn, footprint) }
+    });
     submitted.map_err(|refusal| {
         let error = footprint.poison_entered(explain(stream, footprint.name, refusal));
         SubmitError { error, lent: footprint.lent().len() < before }

@@ -47,6 +47,7 @@ use crate::runtime::{Engine, MarkedPoint, Point, Retired, UserList};
 use crate::thread::relax::Relax;
 use crate::thread::role;
 use gpu_await_protocol::account::{block, choose};
+use gpu_await_protocol::block_cache;
 use gpu_await_protocol::point::Track;
 
 /// How long an allocation waits for memory that exists, and that another thread's call is moving or keeping
@@ -116,7 +117,7 @@ impl<'l> Claim<'l> {
         let engine = stream.engine();
         let mut claim = Claim::of_nothing_yet(stream, bytes);
         if !forced {
-            claim.ptr = stream.reuse(claim.block);
+            claim.ptr = stream.memory.reuse(&engine.memory.account, claim.block);
             if claim.ptr.is_some() || claim.settle() {
                 return Ok(Some(claim));
             }
@@ -126,10 +127,10 @@ impl<'l> Claim<'l> {
         let mut is_given_up = false;
         // Memory that graphs keep and do not use now; taken once per allocation.
         let mut of_graphs =
-            || !std::mem::replace(&mut is_given_up, true) && engine.graph_memory.give_up();
+            || !std::mem::replace(&mut is_given_up, true) && engine.memory.graphs.give_up();
         loop {
             engine.check_open()?;
-            let most = engine.account.lock().most();
+            let most = engine.memory.account.lock().most();
             if forced || most < claim.block {
                 claim.shrink();
             }
@@ -143,9 +144,9 @@ impl<'l> Claim<'l> {
             }
             engine.look_everywhere();
             // The last handle of a stream is not dropped under the lock: that wakes.
-            let streams = engine.streams();
+            let streams = engine.registry.streams();
             let settled = {
-                let _pressing = engine.pressing.lock();
+                let _pressing = engine.memory.pressing.lock();
                 claim.gather(&streams, forced);
                 claim.settle() || claim.shrink() && claim.settle()
             };
@@ -167,7 +168,7 @@ impl<'l> Claim<'l> {
         Claim {
             stream,
             asked: bytes,
-            block: stream.engine().block_bytes(bytes),
+            block: block_bytes(stream.engine(), bytes),
             ptr: None,
             freed: 0,
             moved: SmallVec::new(),
@@ -189,7 +190,7 @@ impl<'l> Claim<'l> {
     /// A buffer of nothing.
     pub(crate) fn of_nothing(engine: &Engine) {
         // Zero bytes fit any limit.
-        let _ = engine.account.lock().claim(0, 0);
+        let _ = engine.memory.account.lock().claim(0, 0);
     }
 
     /// The size of the buffer.
@@ -266,7 +267,7 @@ impl<'l> Claim<'l> {
         let taken = self.taken();
         match forced {
             true => self.block.saturating_sub(taken),
-            false => self.stream.engine().account.lock().lacks(self.block, taken),
+            false => self.stream.engine().memory.account.lock().lacks(self.block, taken),
         }
     }
 
@@ -274,7 +275,7 @@ impl<'l> Claim<'l> {
     fn settle(&mut self) -> bool {
         self.freed += self.stream.take_freed(self.block.saturating_sub(self.taken()), None);
         let taken = self.taken();
-        let claimed = self.stream.engine().account.lock().claim(self.block, taken);
+        let claimed = self.stream.engine().memory.account.lock().claim(self.block, taken);
         self.claimed = claimed.then_some(taken);
         claimed
     }
@@ -287,7 +288,8 @@ impl<'l> Claim<'l> {
         for stream in std::iter::once(self.stream).chain(others.clone()) {
             let own = stream.id() == self.stream.id();
             let may_go = |block: &Block| own || stream.is_complete(block.ticket);
-            for block in stream.take_kept(self.lacks(forced), may_go) {
+            let lacks = self.lacks(forced);
+            for block in stream.memory.take_kept(&engine.memory.account, lacks, may_go) {
                 self.blocks.push(Taken::of(stream, block));
             }
         }
@@ -297,7 +299,7 @@ impl<'l> Claim<'l> {
             .filter(|candidate| !matches!(candidate.from, From::Nobody))
             .partition(|candidate| candidate.waits.is_empty());
         self.take_over(free, forced);
-        self.aside = engine.take_freeing(self.lacks(forced));
+        self.aside = engine.memory.take_freeing(self.lacks(forced));
         if self.aside > 0 || forced {
             self.behind = engine.behind_frees();
         }
@@ -370,13 +372,15 @@ impl<'l> Claim<'l> {
         let taken = match &candidate.from {
             From::Kept(stream, block) => {
                 let same = |kept: &Block| kept.ptr == block.ptr && kept.ticket == block.ticket;
-                stream.take_kept(1, same).pop().map(|block| Taken::of(stream, block))
-            }
-            From::Deferred(stream, block) => {
-                let block = stream.take_deferred(block.ptr, block.ticket);
+                let account = &self.stream.engine().memory.account;
+                let block = stream.memory.take_kept(account, 1, same).pop();
                 block.map(|block| Taken::of(stream, block))
             }
-            From::Retired(ptr) => self.stream.engine().with_retired(|retired| {
+            From::Deferred(stream, block) => {
+                let block = stream.memory.take_deferred(block.ptr, block.ticket);
+                block.map(|block| Taken::of(stream, block))
+            }
+            From::Retired(ptr) => self.stream.engine().memory.with_retired(|retired| {
                 let index = retired.iter().position(|retired| {
                     matches!(retired.what, Remnant::Memory { ptr: there, .. } if there == *ptr)
                         // The address may have been reused meanwhile.
@@ -404,7 +408,7 @@ impl<'l> Claim<'l> {
 
     fn unclaim(&mut self) {
         if let Some(taken) = self.claimed.take() {
-            self.stream.engine().account.lock().unclaim(self.block, taken);
+            self.stream.engine().memory.account.lock().unclaim(self.block, taken);
         }
     }
 
@@ -415,6 +419,12 @@ impl<'l> Claim<'l> {
         (self.freed, self.aside) = (0, 0);
         self.stream.put_freed(taken.saturating_sub(self.block));
     }
+}
+
+/// The size of the block for a buffer of this many bytes.
+fn block_bytes(engine: &Engine, bytes: u64) -> u64 {
+    let is_cached = engine.options.block_cache_bytes > 0;
+    block_cache::rounded(bytes).filter(|_| is_cached).unwrap_or_else(|| block(bytes))
 }
 
 impl Taken {
@@ -444,6 +454,6 @@ impl Drop for Claim<'_> {
         for Taken { ptr, bytes, users } in self.blocks.drain(..) {
             engine.retire(Remnant::Memory { ptr, bytes }, users);
         }
-        engine.memory_moved();
+        engine.memory.moved();
     }
 }
