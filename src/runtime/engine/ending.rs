@@ -48,6 +48,7 @@ impl DeviceEnd {
         }
     }
 
+    #[inline]
     pub(crate) fn is_closed(&self) -> bool {
         // ORDERING: Relaxed: a submission that races with `close` may be on either side of it; one that takes its
         // stream's lock after the closing thread sees it.

@@ -41,6 +41,7 @@ impl Pacing {
     }
 
     /// How long the poller rests between two rounds, at least, in nanoseconds.
+    #[inline]
     pub(crate) fn rest_ns(&self) -> u64 {
         self.rest_ns.load(Ordering::Relaxed)
     }
@@ -51,6 +52,7 @@ impl Pacing {
     }
 
     /// How long a task took lately from being woken to check to being polled.
+    #[inline]
     pub(crate) fn lag_ns(&self) -> u64 {
         self.lag_ns.load(Ordering::Relaxed)
     }

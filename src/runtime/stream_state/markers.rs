@@ -107,11 +107,13 @@ impl Markers {
     }
 
     /// The stream's word, if it has one.
+    #[inline]
     pub(super) fn word(&self) -> Option<&Word> {
         self.word.as_ref()
     }
 
     /// Whether the driver, or the word, could say more than that `completed` is.
+    #[inline]
     pub(super) fn may_say_more(&self, completed: u64) -> bool {
         // A thread that waits for a marker sees the new length, see `enter`.
         !self.events.is_empty() || self.word.as_ref().is_some_and(|word| word.read() > completed)
@@ -164,6 +166,7 @@ impl Markers {
     }
 
     /// Whether the operation that is submitted, which touches buffers, is followed by an event.
+    #[inline]
     pub(super) fn is_next_followed(&self, buffers_are_shared: bool) -> bool {
         self.followed.next(buffers_are_shared)
     }
@@ -182,6 +185,7 @@ impl Markers {
     }
 
     /// Calls `look`, which may ask, unless another thread does; that one then asks once more.
+    #[inline]
     pub(super) fn look(&self, mut look: impl FnMut(Asking<'_>)) {
         self.gate.run(|| look(Asking(self)));
     }

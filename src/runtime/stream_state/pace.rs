@@ -33,21 +33,25 @@ pub(super) struct Pace {
 
 impl Pace {
     /// The work at the head is waited for from now on.
+    #[inline]
     pub(super) fn waited_for(&self, now: u64) {
         self.head_since.store(now, Ordering::Relaxed);
     }
 
+    #[inline]
     pub(super) fn head_since(&self) -> u64 {
         self.head_since.load(Ordering::Relaxed)
     }
 
     /// A look saw nothing new.
+    #[inline]
     pub(super) fn was_pending(&self, now: u64) {
         self.pending_at.store(now, Ordering::Relaxed);
     }
 
     /// A look saw that the stream moved. Remembers how long the work at the head took, if it was waited for: a future that
     /// checks is not entered yet.
+    #[inline]
     pub(super) fn moved(&self, now: u64, has_waiters: impl FnOnce() -> bool) {
         let since = self.head_since.swap(now, Ordering::Relaxed);
         if has_waiters() || self.is_checked(now) {
@@ -59,27 +63,32 @@ impl Pace {
     }
 
     /// The time of the last look.
+    #[inline]
     pub(super) fn looked_at(&self) -> u64 {
         self.pending_at.load(Ordering::Relaxed).max(self.head_since())
     }
 
     /// Whether all work that it remembers is short.
+    #[inline]
     pub(super) fn is_short(&self) -> bool {
         self.is_short.load(Ordering::Relaxed)
     }
 
     /// Whether a task looks for itself, and was polled lately.
+    #[inline]
     pub(super) fn is_checked(&self, now: u64) -> bool {
         let checked_at = self.checked_at.load(Ordering::Relaxed);
         checked_at + cadence::CHECK_AGAIN_NS > now && checked_at != 0
     }
 
     /// A task looks for itself at `now`; 0: it stops.
+    #[inline]
     pub(super) fn check(&self, now: u64) {
         self.checked_at.store(now, Ordering::Relaxed);
     }
 
     /// Whether a window is open for which a task was woken to check.
+    #[inline]
     pub(super) fn is_alerted(&self, now: u64) -> bool {
         self.alerted.load(Ordering::Relaxed) > now
     }
@@ -103,6 +112,7 @@ impl Pace {
     }
 
     /// When the poller woke the task that is polled now, if it did.
+    #[inline]
     pub(super) fn take_woken(&self) -> Option<u64> {
         if self.woken_at.load(Ordering::Relaxed) == 0 {
             return None;
@@ -111,6 +121,7 @@ impl Pace {
     }
 
     /// Whether a doorbell was armed at or behind `ticket`.
+    #[inline]
     pub(super) fn is_armed(&self, ticket: u64) -> bool {
         self.armed.load(Ordering::Relaxed) >= ticket
     }
