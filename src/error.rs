@@ -13,6 +13,7 @@ pub(crate) mod advice;
 mod codes;
 pub(crate) mod foreign;
 pub(crate) mod image;
+pub(crate) mod piece;
 pub(crate) mod refused;
 pub(crate) mod shared;
 pub(crate) mod tensor;
@@ -26,6 +27,7 @@ use admitter::Admitter;
 use advice::{MemoryAdvice, leaked_suffix, operation, refused_suffix, shared_suffix, within};
 use foreign::ForeignError;
 use image::{ImageProblem, ParamLayout};
+use piece::PieceProblem;
 use shared::SharedProblem;
 use tensor::TensorProblem;
 use unfinished::Unfinished;
@@ -304,6 +306,9 @@ pub enum ErrorDetail {
     /// Two lengths that must agree do not (both in elements).
     #[error("{op}: the source has {source_len} elements, the destination {destination_len}")]
     LengthMismatch { op: &'static str, source_len: usize, destination_len: usize },
+    /// A piece of a copy of many pieces cannot be copied with the others; `piece` is its number, from 0.
+    #[error("{op}: piece {piece}: {problem}")]
+    BadPiece { op: &'static str, piece: usize, problem: PieceProblem },
     /// An argument's length (in elements) is not the one that the operation or its plan requires.
     #[error("{op}: {what} has {found} elements, expected {expected}")]
     WrongLength { op: &'static str, what: &'static str, expected: usize, found: usize },
@@ -679,6 +684,7 @@ impl ErrorDetail {
             | D::BadMemory { .. }
             | D::BadTensor { .. }
             | D::LengthMismatch { .. }
+            | D::BadPiece { .. }
             | D::OutOfBounds { .. }
             | D::WrongLength { .. }
             | D::LiteralOutOfRange { .. }

@@ -170,6 +170,7 @@ pub use half;
 pub use tower_service;
 
 pub use backend::{DeviceKind, Grid, KernelAttributes};
+pub use batch::pieces::CopyBy;
 pub use batch::queue::Queue;
 pub use batch::region::Region;
 pub use batch::report::{ListOutcome, ListReport, OpSite, Report};
@@ -185,6 +186,7 @@ pub use error::admitter::{Admitter, AdmitterKind};
 pub use error::advice::MemoryAdvice;
 pub use error::foreign::ForeignError;
 pub use error::image::{ImageProblem, ParamLayout};
+pub use error::piece::PieceProblem;
 pub use error::refused::Refused;
 pub use error::shared::SharedProblem;
 pub use error::tensor::TensorProblem;

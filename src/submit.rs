@@ -59,6 +59,7 @@ pub(crate) use self::lent::SubmitError;
 pub(crate) use self::list::{LaunchEntry, List, ListShape};
 pub(crate) use self::listed::{draw, is_plain, submit_in_front, submit_listed};
 pub(crate) use self::memory_kernels::MemoryKernels;
+pub(crate) use self::memory_kernels::pieces::{FEW, PieceWords};
 pub(crate) use self::name::Name;
 pub(crate) use self::open_uses::OpenUses;
 pub use self::outcome::WorkOutcome;

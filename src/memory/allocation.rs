@@ -24,7 +24,7 @@ use std::sync::{Arc, Weak};
 use gpu_await_protocol::sync::Mutex;
 use sync_wrapper::SyncWrapper;
 
-use crate::backend::DevicePtr;
+use crate::backend::{DevicePtr, HostPtr};
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::reclaim::retired::Remnant;
 use crate::runtime::late_work::LateWork;
@@ -104,6 +104,8 @@ pub(crate) struct Allocation {
     engine: Arc<Engine>,
     backing: Backing,
     ptr: DevicePtr,
+    /// Of pinned memory: where the host finds it.
+    host: Option<HostPtr>,
     bytes: u64,
     hazards: Mutex<AllocationHazards>,
     /// The last answer of [`Hazards::only_user`], or [`NOBODY`]; changed under their lock.
@@ -211,6 +213,7 @@ impl Allocation {
             engine: engine.clone(),
             backing,
             ptr,
+            host: None,
             bytes,
             hazards,
             only_user,
@@ -219,6 +222,16 @@ impl Allocation {
             kept_by_graphs,
             late: LateWork::default(),
         }
+    }
+
+    /// The same, which the host finds there.
+    pub(crate) fn on_host(mut self, at: HostPtr) -> Self {
+        self.host = Some(at);
+        self
+    }
+
+    pub(crate) fn host(&self) -> Option<HostPtr> {
+        self.host
     }
 
     /// The owner of adopted memory.

@@ -70,6 +70,7 @@ impl<T: Element> PinnedBuffer<T> {
         }
         let keeper: Arc<dyn LentBlock> = block;
         let memory = Allocation::foreign(&engine, ptr, bytes, None, Box::new(keeper));
+        let memory = memory.on_host(self.host());
         Mapped { device: DeviceBuffer::new(memory, self.len()), host: self }
     }
 }

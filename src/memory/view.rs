@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::Element;
 use super::allocation::Allocation;
-use crate::backend::DevicePtr;
+use crate::backend::{DevicePtr, HostPtr};
 use crate::error::{ErrorDetail, Result};
 
 /// A borrowed range of a [`DeviceBuffer`](super::buffer::DeviceBuffer), for reading.
@@ -62,6 +62,12 @@ impl<'a> Span<'a> {
     /// The address of its beginning.
     pub(crate) fn ptr(&self) -> DevicePtr {
         self.memory.ptr().offset(self.range.start)
+    }
+
+    /// Where the host finds it, if it is pinned memory.
+    pub(crate) fn host(&self) -> Option<HostPtr> {
+        let start = self.memory.host()?;
+        Some(HostPtr(start.0 + self.range.start as usize))
     }
 
     /// [`ptr`](Self::ptr), as a number.

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
-    Batcher, Copy2d, CudaSource, Device, DeviceKind, DlpackConsumer, DlpackTensor, Error, Event,
-    Image, InOut, Kernel, LaunchConfig, Mapped, Module, Op, Partition, PooledStream, RawQueue,
-    Result, Stream, StreamPool, Uses, join_all, kernels,
+    Batcher, Copy2d, CopyBy, CudaSource, Device, DeviceKind, DlpackConsumer, DlpackTensor, Error,
+    Event, Image, InOut, Kernel, LaunchConfig, Mapped, Module, Op, Partition, PooledStream,
+    RawQueue, Result, Stream, StreamPool, Uses, join_all, kernels,
 };
 use tower::Service;
 
@@ -264,6 +264,7 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
     both!(refuses "Stream::download_into" "Device::download_into", s, (p, b) = (pinned()?, other.clone()) => s.download_into(&*b, p).submitted());
     both!(refuses "Stream::download_vec" "Device::download_vec", s, b = other.clone() => s.download_vec(&*b).submitted());
     both!(refuses "Stream::copy" "Device::copy", s, (b, mut to) = (other.clone(), buffer()?) => s.copy(&*b, &mut to).queued());
+    both!(refuses "Stream::copy_many" "Device::copy_many", s, (b, mut to) = (other.clone(), buffer()?) => s.copy_many(vec![(b.view(), to.view_mut())], CopyBy::Auto).queued());
     both!(refuses "Stream::copy_2d" "Device::copy_2d", s, (b, mut to) = (other.clone(), buffer()?) => s.copy_2d(&*b, &mut to, Copy2d::new(2, 2)).queued());
     both!(refuses "Stream::upload_2d" "Device::upload_2d", s, (p, mut to) = (pinned()?, buffer()?) => s.upload_2d(p, &mut to, Copy2d::new(2, 2)).submitted());
     both!(refuses "Stream::download_2d" "Device::download_2d", s, (b, p) = (other.clone(), pinned()?) => s.download_2d(&*b, p, Copy2d::new(2, 2)).submitted());
@@ -306,6 +307,8 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
         .download_into(&*b, p));
     queue!("Queue::download_vec", q, b = other.clone() => q.download_vec(&*b));
     queue!("Queue::copy", q, (b, mut to) = (other.clone(), buffer()?) => q.copy(&*b, &mut to));
+    queue!("Queue::copy_many", q, (b, mut to) = (other.clone(), buffer()?) => q
+        .copy_many(vec![(b.view(), to.view_mut())], CopyBy::Kernel));
     queue!("Queue::copy_2d", q, (b, mut to) = (other.clone(), buffer()?) => q.copy_2d(
         &*b,
         &mut to,
