@@ -309,6 +309,11 @@ pub enum ErrorDetail {
     /// A piece of a copy of many pieces cannot be copied with the others; `piece` is its number, from 0.
     #[error("{op}: piece {piece}: {problem}")]
     BadPiece { op: &'static str, piece: usize, problem: PieceProblem },
+    /// A block of a slab was asked for twice, to be written: as number `first` and number `second` of a list.
+    #[error(
+        "block {block} is in the list twice, at {first} and {second}: it can be borrowed for writing once"
+    )]
+    RepeatedBlock { block: u32, first: usize, second: usize },
     /// An argument's length (in elements) is not the one that the operation or its plan requires.
     #[error("{op}: {what} has {found} elements, expected {expected}")]
     WrongLength { op: &'static str, what: &'static str, expected: usize, found: usize },
@@ -685,6 +690,7 @@ impl ErrorDetail {
             | D::BadTensor { .. }
             | D::LengthMismatch { .. }
             | D::BadPiece { .. }
+            | D::RepeatedBlock { .. }
             | D::OutOfBounds { .. }
             | D::WrongLength { .. }
             | D::LiteralOutOfRange { .. }

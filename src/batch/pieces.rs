@@ -16,6 +16,7 @@ use crate::batch::queue::Queue;
 use crate::error::piece::PieceProblem;
 use crate::error::{ErrorDetail, Result};
 use crate::memory::Element;
+use crate::memory::grouped::{Group, grouped};
 use crate::memory::pinned::PinnedBuffer;
 use crate::memory::view::{Span, View, ViewMut};
 use crate::submit::{
@@ -23,6 +24,7 @@ use crate::submit::{
 };
 use crate::thread::role;
 use gpu_await_protocol::copies::{Mover, Touched, mover, overlap};
+use gpu_await_protocol::hazard::Mode;
 
 const OP: &str = "copy_many";
 /// The multiprocessors that the kernel takes on a stream without a partition: enough for the bus.
@@ -67,7 +69,8 @@ impl Queue<'_> {
             let spans =
                 pieces.iter().map(|(from, to)| CopyPiece { from: from.whole(), to: to.whole() });
             let spans: Vec<_> = spans.collect();
-            let whole = footprint(&spans);
+            let groups = self.groups(&spans);
+            let whole = footprint(&groups);
             let copied = match wrong {
                 Some(error) => Err(error.into()),
                 None => self.copy_pieces(&whole, &spans, by),
@@ -99,14 +102,28 @@ impl Queue<'_> {
                 direct.push(piece);
                 continue;
             }
-            let mut footprint = Footprint::new(OP);
-            piece.is_touched_by(&mut footprint);
+            let groups = self.groups([piece]);
+            let mut footprint = footprint(&groups);
             self.copy_from_peer(&mut footprint, &piece.from, &piece.to)?;
         }
         if pieces.iter().all(|piece| piece.from.range.is_empty()) {
             return self.submit_nothing(whole);
         }
         if direct.is_empty() { Ok(()) } else { Ok(self.copy_direct(&direct, by)?) }
+    }
+
+    /// What the pieces touch.
+    // A launch of a graph uses its slabs as wholes, and overwrites no whole one.
+    fn groups<'p: 'a, 'a>(
+        &self,
+        pieces: impl IntoIterator<Item = &'a CopyPiece<'p>>,
+    ) -> Vec<Group<'a>> {
+        let in_graph = self.is_drawing();
+        grouped(pieces.into_iter().flat_map(|CopyPiece { from, to }| {
+            let keeps = in_graph && to.memory.block_bytes() > 0;
+            let mode = if keeps { Mode::ReadWrite } else { Mode::Overwrite };
+            [(from.clone(), Mode::Read), (to.clone(), mode)]
+        }))
     }
 
     /// Whether the device reaches the memory itself; another kind of device's counts as reached, and is refused later.
@@ -131,7 +148,8 @@ impl Queue<'_> {
         };
         if mover == Mover::CopyEngine {
             let commands = u32::try_from(pieces.len()).unwrap_or(u32::MAX);
-            let mut footprint = footprint(pieces.iter().copied());
+            let groups = self.groups(pieces.iter().copied());
+            let mut footprint = footprint(&groups);
             return self
                 .submit(&mut footprint, commands, &mut |raw| {
                     Ok(pieces.iter().try_for_each(|piece| piece.copy(raw))?)
@@ -147,7 +165,8 @@ impl Queue<'_> {
         kernels: &MemoryKernels,
         pieces: &[&CopyPiece<'_>],
     ) -> Result<(), SubmitError> {
-        let mut footprint = footprint(pieces.iter().copied());
+        let groups = self.groups(pieces.iter().copied());
+        let mut footprint = footprint(&groups);
         let words: Vec<PieceWords> = pieces.iter().map(|piece| piece.words()).collect();
         let mut table = None;
         if words.len() > FEW {
@@ -171,13 +190,7 @@ impl Queue<'_> {
     }
 }
 
-impl<'a> CopyPiece<'a> {
-    fn is_touched_by(&self, footprint: &mut Footprint<'a>) {
-        footprint.allows_peers();
-        footprint.reads(&self.from);
-        footprint.overwrites(&self.to);
-    }
-
+impl CopyPiece<'_> {
     fn words(&self) -> PieceWords {
         [self.to.address(), self.from.address(), self.to.size_bytes()]
     }
@@ -192,9 +205,10 @@ impl<'a> CopyPiece<'a> {
     }
 }
 
-fn footprint<'a, 'p: 'a>(pieces: impl IntoIterator<Item = &'a CopyPiece<'p>>) -> Footprint<'p> {
+fn footprint<'a>(groups: &'a [Group<'a>]) -> Footprint<'a> {
     let mut footprint = Footprint::new(OP);
-    pieces.into_iter().for_each(|piece| piece.is_touched_by(&mut footprint));
+    footprint.allows_peers();
+    groups.iter().for_each(|group| footprint.touches_group(group));
     footprint
 }
 

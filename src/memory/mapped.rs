@@ -86,6 +86,11 @@ impl<T: Element> Mapped<T> {
         &mut self.host
     }
 
+    /// The memory as the device sees it, and on the host.
+    pub(super) fn into_parts(self) -> (DeviceBuffer<T>, PinnedBuffer<T>) {
+        (self.device, self.host)
+    }
+
     /// The memory alone: no use is pending.
     pub(crate) fn into_host(self) -> PinnedBuffer<T> {
         self.host

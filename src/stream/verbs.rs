@@ -20,6 +20,7 @@ use crate::event::Event;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::copy_2d::Copy2d;
 use crate::memory::pinned::PinnedBuffer;
+use crate::memory::slab::DeviceSlab;
 use crate::memory::view::{Readable, View, ViewMut, Writable};
 use crate::memory::{Element, Number};
 use crate::op::Op;
@@ -207,6 +208,19 @@ verbs! {
         destination: &mut impl Writable<T>,
     ) -> Op<()> {
         self.one(|queue| queue.copy(source, destination))
+    }
+
+    /// Allocates device memory in `blocks` blocks of `block_len` elements, zeroed. Ready proves *complete on the device*.
+    ///
+    /// See [`DeviceSlab`]. The library remembers 16 bytes a block on the host.
+    ///
+    /// # Errors
+    /// Out of device memory; [`ErrorDetail::TooLarge`], also of 2^32 blocks or more; a device that is lost or closed.
+    ///
+    /// # Source
+    /// `cuMemAllocFromPoolAsync`, `cuMemsetD8Async`.
+    pub fn slab<T: Element>(&self, blocks: usize, block_len: usize) -> Op<DeviceSlab<T>> {
+        self.one(|queue| queue.slab(blocks, block_len))
     }
 
     /// Copies many pieces of memory as one operation: to the device, back, within it, from other devices. Ready proves *complete on the

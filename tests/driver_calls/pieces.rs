@@ -1,6 +1,9 @@
-//! What copies of many pieces call, and each of these calls failing.
+//! What copies of many pieces and slabs call, and each of these calls failing.
 
-use gpu_await::{Completion, CopyBy, DeviceBuffer, ErrorDetail, ErrorKind, Mapped, Op, Stream};
+use gpu_await::{
+    BlockTable, Completion, CopyBy, DeviceBuffer, ErrorDetail, ErrorKind, Mapped, Op, Stream,
+    kernels,
+};
 
 use super::{Line, async_under_the_stand_in, device_with, my_calls, my_names, soon};
 
@@ -110,5 +113,77 @@ fn a_device_without_the_kernel() {
         assert_eq!(names, ["cuMemcpyHtoDAsync_v2"; 9]);
         let error = soon(up(&stream, &host, &mut x, CopyBy::Kernel)).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    });
+}
+
+/// Two launches that name other blocks of a slab run side by side; those that name one of each other's are ordered by one wait.
+#[test]
+fn launches_wait_for_the_blocks_that_they_name() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let (a, b) = (device.stream().unwrap(), device.stream().unwrap());
+        let scale = soon(kernels::scale::load(&device)).await.unwrap();
+        let mut slab = soon(a.slab::<f32>(2000, 16)).await.unwrap();
+        // Both streams have used it, and events follow uses that are to be exact.
+        scale.launch(&a, 1.0, &mut slab).queued().unwrap();
+        soon(scale.launch(&b, 1.0, &mut slab)).await.unwrap();
+        let held = driver.hold();
+        let even: Vec<u32> = (0..1000).map(|at| at * 2).collect();
+        scale.launch(&a, 1.0, &mut slab.naming_mut(&even).unwrap()).queued().unwrap();
+        let calls = |launch: Op<()>| {
+            launch.queued().unwrap();
+            let names = my_names(driver);
+            driver.clear();
+            (names.iter().filter(|name| *name == "cuStreamWaitEvent").count(), names)
+        };
+        driver.clear();
+        // Beside it.
+        let odd: Vec<u32> = even.iter().map(|at| at + 1).collect();
+        let (waits, names) = calls(scale.launch(&b, 1.0, &mut slab.naming_mut(&odd).unwrap()));
+        assert_eq!(waits, 0, "{names:?}");
+        let (waits, names) = calls(b.fill(&mut slab.block_mut(7).unwrap(), 1.0));
+        assert_eq!(waits, 0, "{names:?}");
+        let (waits, names) = calls(scale.launch(&b, 1.0, &mut slab.naming_mut(&[]).unwrap()));
+        assert_eq!(waits, 0, "{names:?}");
+        // Behind it, once.
+        let (waits, names) =
+            calls(scale.launch(&b, 1.0, &mut slab.naming_mut(&[3, 1998, 4]).unwrap()));
+        assert_eq!(waits, 1, "{names:?}");
+        let (waits, names) = calls(b.fill(&mut slab.block_mut(8).unwrap(), 1.0));
+        assert_eq!(waits, 0, "it is behind that already: {names:?}");
+        // The other way round: behind what the second stream did with one of these.
+        let (waits, names) = calls(scale.launch(&a, 1.0, &mut slab.naming_mut(&even).unwrap()));
+        assert_eq!(waits, 1, "{names:?}");
+        // A use of all of it is behind all.
+        let (waits, names) = calls(scale.launch(&b, 1.0, &mut slab));
+        assert_eq!(waits, 1, "{names:?}");
+        drop(held);
+        soon(device.done()).await.unwrap();
+    });
+}
+
+/// Each call that makes slabs and tables is refused once: what was taken comes back, and the next one works.
+#[test]
+fn slabs_and_tables_that_are_refused() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let stream = device.stream().unwrap();
+        for call in ["cuMemAllocFromPoolAsync", "cuMemsetD8Async"] {
+            driver.fail(call, 1, 999);
+            let error = stream.slab::<f32>(1000, 1024).queued().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Driver, "{call}: {error}");
+            driver.forgive();
+            drop(soon(stream.slab::<f32>(1000, 1024)).await.unwrap());
+        }
+        driver.fail("cuMemHostRegister_v2", 1, 999);
+        let error = soon(device.host_slab::<f32>(1000, 1024)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Driver, "{error}");
+        let mut host = soon(device.host_slab::<f32>(1000, 1024)).await.unwrap();
+        soon(host.host_mut(999)).await.unwrap().fill(1.0);
+        let slab = soon(stream.slab::<f32>(10, 16)).await.unwrap();
+        driver.fail("cuMemcpyHtoDAsync_v2", 1, 999);
+        let table = BlockTable::new(&stream, slab.blocks(&[1, 2]).unwrap());
+        assert_eq!(table.unwrap_err().kind(), ErrorKind::Driver);
+        BlockTable::new(&stream, slab.blocks(&[1, 2]).unwrap()).unwrap();
     });
 }

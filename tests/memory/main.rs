@@ -27,6 +27,7 @@ mod parts;
 mod pieces;
 #[cfg(all(target_os = "linux", not(miri)))]
 mod shared;
+mod slabs;
 mod staged;
 mod unwritten;
 

@@ -7,8 +7,9 @@
 
 use futures::executor::block_on;
 use gpu_await::{
-    Copy2d, CopyBy, Device, DeviceBuffer, DeviceKind, DlpackConsumer, Error, ErrorDetail, Event,
-    Kernel, LaunchConfig, PinnedBuffer, RawQueue, Result, Stream, Uses, kernels,
+    BlockTable, Copy2d, CopyBy, Device, DeviceBuffer, DeviceKind, DlpackConsumer, Error,
+    ErrorDetail, Event, Kernel, LaunchConfig, PinnedBuffer, RawQueue, Result, Stream, Uses,
+    kernels,
 };
 
 pub(crate) const LEN: usize = 64;
@@ -448,6 +449,14 @@ pub(crate) const PROBES: &[Probe] = &[
             pair.tries(|stream| {
                 stream.copy_many(vec![(x.view(), y.view_mut())], CopyBy::Auto).queued()
             })
+        },
+    },
+    Probe {
+        calls: &["new"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let x = pair.their_buffer();
+            pair.tries(|stream| BlockTable::new(stream, vec![x.view()]).map(drop))
         },
     },
     Probe {
