@@ -235,7 +235,8 @@ verbs! {
     /// | [`CopyBy::CopyEngine`] | 1.6, 17, 48 | one call of the driver a piece |
     /// | [`CopyBy::Kernel`] | 43, 51, 52 | multiprocessors: as many blocks as eight hold, or the stream's [partition](crate::Partition) |
     ///
-    /// Those are copies from pinned memory to an H200. [`CopyBy::Auto`] takes the kernel for four pieces or more of less than 1 MiB on average.
+    /// Those are calls of the bare driver and a kernel that reads a table of pieces, from pinned memory to an H200. [`CopyBy::Auto`] takes the
+    /// kernel for four pieces or more of less than 1 MiB on average.
     ///
     /// # Ownership
     /// The views are borrowed for the call. The kernel finds more than 170 pieces in pinned memory, which the operation keeps until it is complete.

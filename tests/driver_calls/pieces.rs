@@ -187,3 +187,21 @@ fn slabs_and_tables_that_are_refused() {
         BlockTable::new(&stream, slab.blocks(&[1, 2]).unwrap()).unwrap();
     });
 }
+
+/// The kernel takes what eight multiprocessors hold, or the partition of its stream.
+#[test]
+fn the_kernel_takes_no_more_than_its_share() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let share = soon(device.reserve_partition(16)).await.unwrap();
+        for (stream, blocks) in [(device.stream().unwrap(), 64), (share.stream().unwrap(), 128)] {
+            let host = stream.pinned::<u8>(400 * PIECE).unwrap().into_mapped();
+            let mut x = soon(stream.zeros::<u8>(400 * PIECE)).await.unwrap();
+            driver.clear();
+            up(&stream, &host, &mut x, CopyBy::Auto).queued().unwrap();
+            let calls = my_calls(driver);
+            let grid = format!("grid={blocks}x1x1");
+            assert!(calls.iter().any(|call| Line(call).has(&grid)), "{blocks}: {calls:#?}");
+        }
+    });
+}

@@ -334,3 +334,29 @@ async fn a_slab_of_another_device() -> Result<()> {
     let _: &Device = &b;
     Ok(())
 }
+
+/// The twin of a launch gets a slice of the whole slab, so nothing else may use any of it meanwhile.
+#[tokio::test]
+async fn a_twin_has_the_slab_for_itself() -> Result<()> {
+    let device = Device::host();
+    let (a, b) = (device.stream()?, device.stream()?);
+    let scale = kernels::scale::load(&device).await?;
+    let mut slab = a.slab::<f32>(8, LEN).await?;
+    let gate = Gate::close(&a)?;
+    scale.launch(&a, 2.0, &mut slab.naming_mut(&[1])?).queued()?;
+    let mut fill = b.fill(&mut slab.block_mut(5)?, 1.0);
+    assert!((&mut fill).now_or_never().is_none());
+    gate.open();
+    fill.await?;
+    // One that reads it goes beside others that read, whatever it names.
+    let add = kernels::add::load(&device).await?;
+    let mut out = [a.zeros::<f32>(8 * LEN).await?, b.zeros::<f32>(8 * LEN).await?];
+    let [x, y] = &mut out;
+    let gate = Gate::close(&a)?;
+    add.launch(&a, &slab.naming(&[1])?, &slab.naming(&[2])?, x).queued()?;
+    add.launch(&b, &slab.naming(&[1])?, &slab.naming(&[])?, y).await?;
+    let mut fill = b.fill(&mut slab.block_mut(3)?, 1.0);
+    assert!((&mut fill).now_or_never().is_none());
+    gate.open();
+    fill.await
+}

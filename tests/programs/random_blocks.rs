@@ -1,8 +1,11 @@
 //! Random programs on slabs against a sequential model: copies of many pieces, launches that name blocks, tables, replayed batches, blocks in the
 //! host's hands, and futures that are dropped, on three streams some of which are held up.
 
+use std::cell::Cell;
+use std::task::{Context, Poll, Waker};
+
 use futures::executor::block_on;
-use gpu_await::testing::{self, Gate};
+use gpu_await::testing::{self, Gate, Stepper};
 use gpu_await::{
     BlockSlicesMut, BlockTableMut, CopyBy, Device, DeviceSlab, Grid, HostSlab, LaunchConfig, Op,
     Queue, Region, Result, Stream, kernel,
@@ -132,7 +135,16 @@ fn step() -> impl Strategy<Value = Step> {
 
 type Tier = Vec<[u32; LEN]>;
 
+/// How the device gets on.
+enum Pace {
+    /// On threads of its own.
+    Real,
+    /// By commands that these numbers choose, over and over.
+    Stepped(Stepper, Vec<usize>, Cell<usize>),
+}
+
 struct World {
+    pace: Pace,
     device: Device,
     streams: Vec<Stream>,
     regions: Vec<Region>,
@@ -145,10 +157,11 @@ struct World {
 }
 
 impl World {
-    fn new(device: &Device) -> Result<World> {
+    fn new(device: &Device, pace: Pace) -> Result<World> {
         let streams = (0..STREAMS).map(|_| device.stream()).collect::<Result<Vec<_>>>()?;
         let zeros = || vec![[0; LEN]; BLOCKS as usize];
         Ok(World {
+            pace,
             slab: streams[0].slab(BLOCKS as usize, LEN).queued()?,
             host: block_on(device.host_slab(BLOCKS as usize, LEN))?,
             regions: (0..STREAMS).map(|_| Region::new()).collect(),
@@ -161,6 +174,21 @@ impl World {
         })
     }
 
+    /// Awaits a future: everything may get on.
+    fn wait<F: Future>(pace: &Pace, gates: &mut Vec<Gate>, future: F) -> F::Output {
+        gates.clear();
+        let Pace::Stepped(stepper, choices, at) = pace else { return block_on(future) };
+        let mut future = std::pin::pin!(future);
+        loop {
+            let polled = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            if let Poll::Ready(output) = polled {
+                return output;
+            }
+            at.set(at.get() + 1);
+            let _ = stepper.step(choices[at.get() % choices.len()]);
+        }
+    }
+
     fn end(&mut self, op: Op<()>, end: End) -> Result<()> {
         match end {
             End::Queued => op.queued(),
@@ -168,10 +196,7 @@ impl World {
                 drop(op);
                 Ok(())
             }
-            End::Awaited => {
-                self.gates.clear();
-                block_on(op)
-            }
+            End::Awaited => Self::wait(&self.pace, &mut self.gates, op),
         }
     }
 
@@ -217,15 +242,16 @@ impl World {
                 self.end(op, *end)?;
             }
             Step::HostWrites(block, value) => {
-                self.gates.clear();
-                let found = block_on(self.host.host_mut(*block))?;
+                let World { pace, gates, host, .. } = self;
+                let found = Self::wait(pace, gates, host.host_mut(*block))?;
                 assert_eq!(*found, self.model.1[*block as usize]);
                 found.fill(*value);
                 self.model.1[*block as usize] = [*value; LEN];
             }
             Step::HostReads(block) => {
-                self.gates.clear();
-                assert_eq!(*block_on(self.host.host(*block))?, self.model.1[*block as usize]);
+                let World { pace, gates, host, .. } = self;
+                let found = Self::wait(pace, gates, host.host(*block))?;
+                assert_eq!(*found, self.model.1[*block as usize]);
             }
             // Whatever runs: what is lent is right.
             Step::HostTries(block) => {
@@ -240,10 +266,14 @@ impl World {
             }
             Step::Download(block, on) => {
                 let op = self.streams[*on].download(&self.slab.block(*block)?);
-                self.gates.clear();
-                assert_eq!(block_on(op)?, self.model.0[*block as usize]);
+                let found = Self::wait(&self.pace, &mut self.gates, op)?;
+                assert_eq!(found, self.model.0[*block as usize]);
             }
-            Step::Hold(on) => self.gates.push(Gate::close(&self.streams[*on])?),
+            // A gate would hold up the thread that steps, which chooses anyway.
+            Step::Hold(on) => match &self.pace {
+                Pace::Real => self.gates.push(Gate::close(&self.streams[*on])?),
+                Pace::Stepped(stepper, ..) => drop(stepper.step(*on)),
+            },
             Step::Renew(on) => {
                 self.slab = self.streams[*on].slab(BLOCKS as usize, LEN).queued()?;
                 self.model.0 = vec![[0; LEN]; BLOCKS as usize];
@@ -278,19 +308,17 @@ impl World {
     }
 
     fn check(&mut self) -> Result<()> {
-        self.gates.clear();
         for block in 0..BLOCKS {
-            assert_eq!(
-                *block_on(self.host.host(block))?,
-                self.model.1[block as usize],
-                "host {block}"
-            );
+            let World { pace, gates, host, .. } = self;
+            let found = Self::wait(pace, gates, host.host(block))?;
+            assert_eq!(*found, self.model.1[block as usize], "host {block}");
         }
-        let all = block_on(self.streams[1].download(&self.slab))?;
+        let all = self.streams[1].download(&self.slab);
+        let all = Self::wait(&self.pace, &mut self.gates, all)?;
         for (block, (found, expected)) in all.chunks(LEN).zip(&self.model.0).enumerate() {
             assert_eq!(found, expected, "device {block}");
         }
-        block_on(self.device.done())
+        Self::wait(&self.pace, &mut self.gates, self.device.done())
     }
 }
 
@@ -342,11 +370,21 @@ proptest! {
 
     #[test]
     fn slabs_hold_what_a_sequential_program_leaves(steps in prop::collection::vec(step(), 1..40)) {
-        let device = testing::device();
-        let mut world = World::new(&device).unwrap();
-        for step in &steps {
-            world.step(step).unwrap();
-        }
-        world.check().unwrap();
+        run(&testing::device(), Pace::Real, &steps).unwrap();
     }
+
+    /// In every order that the waits allow.
+    #[test]
+    fn slabs_of_a_stepped_device(
+        steps in prop::collection::vec(step(), 1..40), choices in prop::collection::vec(0..STREAMS, 1..60),
+    ) {
+        let (device, stepper) = testing::manual();
+        run(&device, Pace::Stepped(stepper, choices, Cell::new(0)), &steps).unwrap();
+    }
+}
+
+fn run(device: &Device, pace: Pace, steps: &[Step]) -> Result<()> {
+    let mut world = World::new(device, pace)?;
+    steps.iter().try_for_each(|step| world.step(step))?;
+    world.check()
 }
