@@ -18,8 +18,9 @@ use std::sync::Arc;
 use self::home::Home;
 use self::loss::Loss;
 use crate::backend::{Backend, DeviceKind};
-use crate::error::Result;
 use crate::error::refused::Here;
+use crate::error::{ErrorDetail, Result};
+use crate::memory::host_slab::HostSlab;
 use crate::memory::pinned::{PinnedBuffer, PinnedFlag};
 use crate::memory::{Element, MemoryInfo};
 use crate::op::join::join_all;
@@ -160,6 +161,22 @@ impl Device {
         let line = self.home.crew.next_of_pinned();
         let zeroed = move || PinnedBuffer::zeroed(&pool, len);
         self.home.crew.offload(line, Unwanted::IsLeft, zeroed).await?
+    }
+
+    /// Takes pinned host memory from the device's pool, in `blocks` blocks of `block_len` zeros each; see [`HostSlab`]. Zeroing more than 1 MiB and
+    /// growing the pool happen off the executor.
+    ///
+    /// # Errors
+    /// As [`pinned`](Self::pinned); [`ErrorDetail::TooLarge`], also of 2^32 blocks or more.
+    pub async fn host_slab<T: Element>(
+        &self,
+        blocks: usize,
+        block_len: usize,
+    ) -> Result<HostSlab<T>> {
+        let too_large = ErrorDetail::TooLarge { len: usize::MAX, element_bytes: size_of::<T>() };
+        let is_numbered = u32::try_from(blocks).is_ok();
+        let len = blocks.checked_mul(block_len).filter(|_| is_numbered).ok_or(too_large)?;
+        Ok(HostSlab::new(self.pinned_async(len).await?, block_len))
     }
 
     /// Makes a word that the host and running kernels share; it begins as zero.

@@ -31,6 +31,7 @@ pub(crate) mod plain;
 pub(crate) mod rows;
 pub(crate) mod signature;
 pub(crate) mod source;
+pub(crate) mod table;
 pub(crate) mod untyped;
 mod values;
 

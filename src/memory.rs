@@ -10,6 +10,7 @@
 //! | `SharedMemory` | memory with a descriptor, mapped |
 //! | [`PinnedBuffer`](pinned::PinnedBuffer) | host memory that the device copies at full speed |
 //! | [`Mapped`](mapped::Mapped) | pinned memory that kernels use in place |
+//! | [`DeviceSlab`](slab::DeviceSlab), [`HostSlab`](host_slab::HostSlab) | device memory and pinned memory in blocks, tracked by block |
 //! | [`Room`](pageable::Room) | a `Vec` that several threads fill |
 //! | [`PinnedFlag`](pinned::PinnedFlag) | a word that the host and a running kernel share |
 
@@ -18,6 +19,8 @@ pub(crate) mod buffer;
 pub(crate) mod chunks;
 pub(crate) mod copy_2d;
 pub(crate) mod frozen;
+pub(crate) mod grouped;
+pub(crate) mod host_slab;
 pub(crate) mod mapped;
 pub(crate) mod pageable;
 pub(crate) mod pinned;
@@ -26,6 +29,7 @@ pub(crate) mod raw_slice;
 pub(crate) mod reclaim;
 #[cfg(target_os = "linux")]
 pub(crate) mod shared_memory;
+pub(crate) mod slab;
 pub(crate) mod untracked;
 pub(crate) mod view;
 pub(crate) mod view_2d;

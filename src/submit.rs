@@ -59,6 +59,7 @@ pub(crate) use self::lent::SubmitError;
 pub(crate) use self::list::{LaunchEntry, List, ListShape};
 pub(crate) use self::listed::{record, submit_in_front, submit_listed};
 pub(crate) use self::memory_kernels::MemoryKernels;
+pub(crate) use self::memory_kernels::pieces::{FEW, PieceWords};
 pub(crate) use self::name::Name;
 pub(crate) use self::open_uses::OpenUses;
 pub use self::outcome::WorkOutcome;
@@ -151,7 +152,7 @@ fn submit_as<T: TracedAs>(
             })?;
         }
         for access in footprint.entered() {
-            access.memory.enter(&access.range, access.mode, turn.stream.progress(), ticket);
+            access.memory.enter(&access.order(), access.mode, turn.stream.progress(), ticket);
         }
         let raw = Raw::noting(turn, traced.note());
         traced.starts(&raw);

@@ -11,6 +11,7 @@ use crate::memory::buffer::DeviceBuffer;
 use crate::memory::pinned::bytes_of;
 use crate::memory::reclaim::claim::{Backoff, Claim};
 use crate::memory::reclaim::prospect::Prospect;
+use crate::memory::slab::DeviceSlab;
 use crate::memory::view::Writable;
 use crate::memory::{Element, MemoryInfo, Number, Reach};
 use crate::submit::{Footprint, Raw, Refusal, SubmitError};
@@ -51,6 +52,25 @@ impl<'s> Queue<'s> {
             }
             let fill = |raw: &Raw<'_>, ptr, bytes| Ok(raw.fill(ptr, zero, bytes)?);
             Ok(self.make(|| Footprint::new("zeros"), len, true, fill)?)
+        })
+    }
+
+    /// See [`Stream::slab`](crate::Stream::slab).
+    ///
+    /// # Errors
+    /// Out of device memory; a lost or closed device; in a graph.
+    #[track_caller]
+    pub fn slab<T: Element>(&self, blocks: usize, block_len: usize) -> Result<DeviceSlab<T>> {
+        self.verb(|| {
+            let element_bytes = size_of::<T>();
+            let too_large = ErrorDetail::TooLarge { len: usize::MAX, element_bytes };
+            let is_numbered = u32::try_from(blocks).is_ok();
+            let len = blocks.checked_mul(block_len).filter(|_| is_numbered).ok_or(too_large)?;
+            let zero = Pattern { bytes: [0; 16], len: 1 };
+            // Not in a recorded list, which would have a share of the memory.
+            let fill = |raw: &Raw<'_>, ptr, bytes| Ok(raw.fill(ptr, zero, bytes)?);
+            let memory = self.make(|| Footprint::new("slab"), len, true, fill)?;
+            Ok(DeviceSlab::new(memory, block_len))
         })
     }
 

@@ -189,7 +189,7 @@ impl Instance {
                 Whose::Kept(number) => (kept[*number].memory(), 0),
             };
             let range = start + range.start..start + range.end;
-            footprint.touches(&Span { memory, range, tracking: *tracking }, *mode);
+            footprint.touches(&Span { memory, range, tracking: *tracking, named: None }, *mode);
         }
         let new: Arc<GraphCell>;
         let known = compiled.clone();

@@ -16,6 +16,8 @@
 //! 2. The last share is dropped under no lock of this crate's (checked where [`locks`](crate::thread::locks) are counted).
 #![forbid(unsafe_code)]
 
+mod hazards;
+
 use std::any::Any;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,13 +26,15 @@ use std::sync::{Arc, Weak};
 use gpu_await_protocol::sync::Mutex;
 use sync_wrapper::SyncWrapper;
 
-use crate::backend::DevicePtr;
+pub(crate) use self::hazards::{AllocationHazards, BlockSet};
+use crate::backend::{DevicePtr, HostPtr};
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::reclaim::retired::Remnant;
 use crate::runtime::late_work::{AnyWork, LateWork};
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, Point, Progress};
 use crate::thread::{exit, locks};
+use gpu_await_protocol::block_hazards::{BlockHazards, Blocks};
 use gpu_await_protocol::hazard::{Content, Hazards, Mode};
 use gpu_await_protocol::point::Track;
 
@@ -76,10 +80,10 @@ impl PartialEq for Poison {
 /// Refuses contents that are not worth reading.
 pub(crate) fn check_content(
     hazards: &AllocationHazards,
-    range: &Range<u64>,
+    part: &Blocks<'_>,
     op: impl FnOnce() -> Arc<str>,
 ) -> Result<()> {
-    match hazards.unreadable(range) {
+    match hazards.unreadable(part) {
         None => Ok(()),
         Some((_, Content::Poisoned { by, .. })) => Err(by.upstream(op())),
         Some((part, _)) => {
@@ -87,9 +91,6 @@ pub(crate) fn check_content(
         }
     }
 }
-
-/// The uses of each part.
-pub(crate) type AllocationHazards = Hazards<Arc<Progress>, Poison>;
 
 /// Whose memory an allocation is.
 enum Backing {
@@ -104,6 +105,10 @@ pub(crate) struct Allocation {
     engine: Arc<Engine>,
     backing: Backing,
     ptr: DevicePtr,
+    /// Of pinned memory: where the host finds it.
+    host: Option<HostPtr>,
+    /// Of a slab.
+    block_bytes: u64,
     bytes: u64,
     hazards: Mutex<AllocationHazards>,
     /// The last answer of [`Hazards::only_user`], or [`NOBODY`], also while there is late work; changed under their lock.
@@ -201,16 +206,19 @@ impl Allocation {
         engine: &Arc<Engine>,
         backing: Backing,
         ptr: DevicePtr,
-        hazards: AllocationHazards,
+        hazards: Hazards<Arc<Progress>, Poison>,
         bytes: u64,
     ) -> Self {
         let only_user = AtomicU64::new(hazards.only_user().unwrap_or(NOBODY));
-        let (hazards, kept_by_graphs) = (Mutex::new(hazards), Mutex::default());
+        let hazards = Mutex::new(AllocationHazards::Ranges(hazards));
+        let kept_by_graphs = Mutex::default();
         let (frozen, in_use_for_ever) = (AtomicBool::new(false), AtomicBool::new(false));
         Allocation {
             engine: engine.clone(),
             backing,
             ptr,
+            host: None,
+            block_bytes: 0,
             bytes,
             hazards,
             only_user,
@@ -219,6 +227,30 @@ impl Allocation {
             kept_by_graphs,
             late: LateWork::default(),
         }
+    }
+
+    /// The same, which the host finds there.
+    pub(crate) fn on_host(mut self, at: HostPtr) -> Self {
+        self.host = Some(at);
+        self
+    }
+
+    /// Tracks the uses by block, of memory that was written as a whole. There is one use at most.
+    pub(crate) fn divide(&mut self, block_bytes: u64) {
+        debug_assert!(self.bytes.is_multiple_of(block_bytes));
+        let writer = self.hazards.get_mut().users().pop();
+        let slab = BlockHazards::new((self.bytes / block_bytes) as usize, block_bytes, writer);
+        *self.hazards.get_mut() = AllocationHazards::Slab(Box::new(slab));
+        self.block_bytes = block_bytes;
+    }
+
+    /// The size of a slab's blocks; 0 of other memory.
+    pub(crate) fn block_bytes(&self) -> u64 {
+        self.block_bytes
+    }
+
+    pub(crate) fn host(&self) -> Option<HostPtr> {
+        self.host
     }
 
     /// The owner of adopted memory.
@@ -300,21 +332,14 @@ impl Allocation {
 
     /// Enters a use by `ticket` of `stream`.
     #[inline]
-    pub(crate) fn enter(
-        &self,
-        range: &Range<u64>,
-        mode: Mode,
-        stream: &Arc<Progress>,
-        ticket: u64,
-    ) {
+    pub(crate) fn enter(&self, part: &Blocks<'_>, mode: Mode, stream: &Arc<Progress>, ticket: u64) {
         let mut hazards = self.hazards.lock();
-        hazards.keeps_writers = self.late.is_used();
-        hazards.record(range, mode, stream, ticket);
+        hazards.record(part, mode, (stream, ticket), self.late.is_used());
         // ORDERING: Relaxed: under the lock.
         if self.only_user.load(Ordering::Relaxed) != stream.id() {
             self.note_only_user(&hazards);
         }
-        if !hazards.replaced.is_empty() {
+        if !hazards.replaced().is_empty() {
             self.let_go(&mut hazards);
         }
     }
@@ -324,7 +349,7 @@ impl Allocation {
     #[cold]
     #[inline(never)]
     fn let_go(&self, hazards: &mut AllocationHazards) {
-        let replaced = std::mem::take(&mut hazards.replaced);
+        let replaced = std::mem::take(hazards.replaced());
         if replaced.iter().any(|poison| poison.cause.is_foreign()) {
             self.engine().background.drop_later(Box::new(replaced));
         }
@@ -333,7 +358,7 @@ impl Allocation {
     /// Poisons the ranges whose last writer is a ticket of a stream.
     pub(crate) fn poison_written(&self, range: &Range<u64>, by: (u64, u64), poison: &Poison) {
         let mut hazards = self.hazards.lock();
-        hazards.poison_written(range, by, poison);
+        hazards.poison_written(&Blocks::Range(range), by, poison);
         self.note_only_user(&hazards);
         self.let_go(&mut hazards);
     }
@@ -357,13 +382,14 @@ impl Allocation {
 
     /// Whether the first part of the range that cannot be read is one whose producer failed.
     pub(crate) fn is_poisoned(&self, range: &Range<u64>) -> bool {
-        matches!(self.hazards.lock().unreadable(range), Some((_, Content::Poisoned { .. })))
+        let hazards = self.hazards.lock();
+        matches!(hazards.unreadable(&Blocks::Range(range)), Some((_, Content::Poisoned { .. })))
     }
 
     /// Poisons the outputs of a failed operation. `leaves_data`: it was never entered, and would have updated the range.
-    pub(crate) fn poison(&self, range: &Range<u64>, leaves_data: bool, poison: &Poison) {
+    pub(crate) fn poison(&self, part: &Blocks<'_>, leaves_data: bool, poison: &Poison) {
         let mut hazards = self.hazards.lock();
-        hazards.poison(range, leaves_data, poison);
+        hazards.poison(part, leaves_data, poison);
         self.note_only_user(&hazards);
         self.let_go(&mut hazards);
     }
@@ -371,10 +397,11 @@ impl Allocation {
     /// Makes a part readable again that operations which failed would have updated; an error in the name of `op` if it is not.
     pub(crate) fn clear_poison(&self, range: &Range<u64>, op: &'static str) -> Result<()> {
         let mut hazards = self.hazards.lock();
-        hazards.clear_poison(range);
+        let part = Blocks::Range(range);
+        hazards.clear_poison(&part);
         self.note_only_user(&hazards);
         self.let_go(&mut hazards);
-        check_content(&hazards, range, || op.into())
+        check_content(&hazards, &part, || op.into())
     }
 
     /// Leaks the memory with its device, which would free it at its end.

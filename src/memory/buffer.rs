@@ -52,6 +52,11 @@ impl<T: Element> DeviceBuffer<T> {
         Arc::get_mut(&mut self.memory).filter(|memory| all && memory.can_be_freed())
     }
 
+    /// The memory and where its part of it begins, while the part is borrowed exclusively.
+    pub(super) fn place(&mut self) -> (&Arc<Allocation>, u64) {
+        (&self.memory, self.start_bytes)
+    }
+
     /// The memory, and where its part of it begins and how long it is.
     pub(super) fn into_memory(self) -> (Arc<Allocation>, u64, usize) {
         (self.memory, self.start_bytes, self.len)

@@ -1,17 +1,19 @@
 //! The memory that an operation touches, and the waits that follow from it.
 #![forbid(unsafe_code)]
 
+mod access;
+
 use std::any::Any;
-use std::ops::Range;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+pub(crate) use self::access::Access;
 use super::devices::{check_can_wait, check_device, check_is_there, of_dependency};
 use super::lent::{LentValue, LentValues};
 use super::name::Name;
 use crate::error::{Error, Result};
-use crate::memory::allocation::{Allocation, AllocationHazards, Poison, check_content};
+use crate::memory::allocation::{AllocationHazards, Poison, check_content};
 use crate::memory::pinned_pool::PinnedBlock;
 use crate::memory::reclaim::claim::Claim;
 use crate::memory::view::{Span, Tracking};
@@ -70,13 +72,6 @@ struct Extras {
 /// Points of other streams.
 type Edges = SmallVec<[MarkedPoint; 2]>;
 
-pub(crate) struct Access<'a> {
-    pub(crate) memory: &'a Arc<Allocation>,
-    pub(crate) range: Range<u64>,
-    pub(super) mode: Mode,
-    pub(super) tracking: Tracking,
-}
-
 impl<'a> Footprint<'a> {
     /// An operation of that name, which touches nothing yet.
     #[inline]
@@ -120,7 +115,7 @@ impl<'a> Footprint<'a> {
     /// Touches a part of an allocation.
     pub(crate) fn touches(&mut self, span: &Span<'a>, mode: Mode) {
         let (memory, range, tracking) = (span.memory, span.range.clone(), span.tracking);
-        self.accesses.push(Access { memory, range, mode, tracking });
+        self.accesses.push(Access { memory, range, mode, tracking, named: None, is_open: false });
     }
 
     /// Touches what a part of the operation touches, and is lent what that is lent.
@@ -265,7 +260,7 @@ impl<'a> Footprint<'a> {
         let mut poison = None;
         for access in self.tracked().filter(|access| access.mode.writes()) {
             let poison = poison.get_or_insert_with(|| Poison::of(&error, || self.name.to_arc()));
-            access.memory.poison(&access.range, leaves_data(access.mode), poison);
+            access.memory.poison(&access.part(), leaves_data(access.mode), poison);
         }
         error
     }
@@ -358,7 +353,7 @@ impl<'a> Footprint<'a> {
     fn failed_content(&self) -> Option<Error> {
         let mut reads = self.tracked().filter(|access| access.mode != Mode::Overwrite);
         reads.find_map(|access| {
-            access.memory.with_hazards(|hazards| match hazards.unreadable(&access.range) {
+            access.memory.with_hazards(|hazards| match hazards.unreadable(&access.part()) {
                 Some((_, Content::Poisoned { by, .. })) => Some(by.upstream(self.name.to_arc())),
                 _ => None,
             })
@@ -376,7 +371,7 @@ impl<'a> Footprint<'a> {
         if access.mode == Mode::Overwrite || self.ends_loan() {
             return Ok(());
         }
-        check_content(hazards, &access.range, || self.name.to_arc())
+        check_content(hazards, &access.part(), || self.name.to_arc())
     }
 
     /// Finds the points of other streams that this operation must wait for, each with its event, and leaves
@@ -419,7 +414,7 @@ impl<'a> Footprint<'a> {
             };
             access.memory.with_hazards(|hazards| {
                 self.check_content(access, hazards)?;
-                hazards.dependencies(&access.range, access.mode, stream.id(), add);
+                hazards.dependencies(&access.order(), access.mode, stream.id(), add);
                 Ok::<_, Error>(())
             })?;
         }

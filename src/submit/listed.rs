@@ -30,6 +30,7 @@ use crate::memory::allocation::Poison;
 use crate::memory::view::Tracking;
 use crate::runtime::Engine;
 use crate::runtime::stream_state::{Listed, StreamState, Turn};
+use gpu_await_protocol::block_hazards::Blocks;
 
 impl List {
     /// Whether a library is notified of each launch of its work in the list.
@@ -104,7 +105,8 @@ impl List {
         let error = explain(stream, Name::Kernel(name), refusal).called_at(self.at(first));
         let poison = Poison { producer: name.clone(), cause: error.clone() };
         let written = self.accesses(first).filter(|(_, _, mode, _)| mode.writes());
-        written.for_each(|(memory, range, ..)| memory.poison(range, false, &poison));
+        written
+            .for_each(|(memory, range, ..)| memory.poison(&Blocks::Range(range), false, &poison));
         self.refused.get_or_insert(error);
     }
 }
@@ -146,10 +148,11 @@ pub(crate) fn submit_listed(
         let stream = turn.stream;
         let list = turn.list().and_then(|list| (list as &mut dyn Any).downcast_mut::<List>());
         let Some(list) = list else { unreachable!("the owner opened it") };
-        list.write(launch, footprint, entry, |Access { memory, range, mode, tracking }, is_new| {
-            // What the list entered holds if nothing else has used the memory since, or has failed to.
-            if *tracking == Tracking::Tracked && (is_new || !is_plain) {
-                memory.enter(range, *mode, stream.progress(), ticket);
+        list.write(launch, footprint, entry, |access, is_new| {
+            let Access { memory, mode, tracking, named, .. } = access;
+            // What the list entered holds if nothing else has used the memory since, or has failed to. Of a slab each entered others.
+            if *tracking == Tracking::Tracked && (is_new || !is_plain || named.is_some()) {
+                memory.enter(&access.order(), *mode, stream.progress(), ticket);
             }
         });
         Ok(ticket)

@@ -24,8 +24,10 @@ mod mapped_values;
 mod memory;
 mod memory_limit;
 mod parts;
+mod pieces;
 #[cfg(all(target_os = "linux", not(miri)))]
 mod shared;
+mod slabs;
 mod staged;
 mod unwritten;
 

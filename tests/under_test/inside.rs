@@ -47,6 +47,7 @@ const WITHOUT_LINE: &[&str] = &[
     "Device::cuda_or_host",
     "Device::enable_peer",
     "Device::from_cudarc",
+    "Device::host_slab",
     "Device::import_event",
     "Device::import_shared",
     "Device::pinned_async",
