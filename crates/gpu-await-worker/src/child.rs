@@ -116,8 +116,10 @@ fn say(socket: BorrowedFd<'_>, message: &ToSupervisor<'_>, body: &[u8]) {
     let Ok(header) = codec::encode(message) else { return };
     let limit = Timespec { tv_sec: PARTING.as_secs() as i64, tv_nsec: 0 };
     for _ in 0..10 {
-        if system::send(socket, &[&header, body], &[]) != Sent::Full {
-            return;
+        match system::send(socket, &[&header, body], &[]) {
+            Sent::Full => {}
+            Sent::NoMemory => std::thread::sleep(PARTING / 10),
+            Sent::Yes | Sent::TooLong | Sent::Gone => return,
         }
         drop(system::poll(&mut [PollFd::new(&socket, PollFlags::OUT)], Some(limit)));
     }

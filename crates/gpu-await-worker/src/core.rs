@@ -132,7 +132,7 @@ impl Core {
         })?;
         self.pump(group, Instant::now(), after);
         let due = self.calls.next_due().is_some_and(|due| due < self.next_look);
-        after.wake |= due || self.process.as_ref().is_some_and(|process| process.full);
+        after.wake |= due || self.process.as_ref().is_some_and(Process::has_to_send);
         Ok(id)
     }
 
@@ -238,10 +238,10 @@ impl Core {
                     }
                     self.calls.sent(id, now);
                 }
-                Sent::Full => return,
+                Sent::Full | Sent::NoMemory => return,
                 Sent::TooLong => {
-                    let bytes = (header.len() + ticket.request.len()) as u64;
-                    let limit = (bytes - 1).min(u64::from(group.options.most_message_bytes));
+                    let bytes = ticket.request.len() as u64;
+                    let limit = process.most_packet().saturating_sub(header.len()) as u64;
                     let error = Error::TooLarge { what: "a request", bytes, limit };
                     if let Some(ticket) = self.calls.abandon(id) {
                         after.end(ticket, Outcome::Failed(error));

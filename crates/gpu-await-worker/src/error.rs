@@ -44,14 +44,14 @@ pub enum Error {
         /// What is missing.
         what: &'static str,
     },
-    /// An option does not fit another one, or the machine.
+    /// An option of the builder is outside of its limits. Nothing was started.
     #[error("{what}: {found}, and the limit is {limit}")]
     Unfit {
         /// Which one.
         what: &'static str,
         /// Its value.
         found: u64,
-        /// What is possible.
+        /// The least or the most that is possible.
         limit: u64,
     },
     /// There is no such GPU, or the parent's `CUDA_VISIBLE_DEVICES` hides it.

@@ -74,8 +74,15 @@ pub(crate) enum Verdict {
     /// Behind the header, why.
     Failed,
     Panicked,
-    /// The request or the response cannot be decoded or encoded.
-    Malformed,
+    /// The request cannot be decoded: behind the header, why.
+    Undecodable,
+    /// The response cannot be encoded: behind the header, why.
+    Unencodable,
+    /// The response is longer than may be sent.
+    TooLarge {
+        bytes: u64,
+        limit: u64,
+    },
 }
 
 /// Why a process ends of its own accord.

@@ -214,7 +214,7 @@ impl Group {
         self.with(|core, after| {
             if let Some(process) = core.process(incarnation) {
                 process.tell(&ToProcess::Release(id), Vec::new());
-                after.wake |= process.full;
+                after.wake |= process.has_to_send();
             }
         });
     }
@@ -227,9 +227,11 @@ impl Group {
         let mut after = After::default();
         let heard = BUFFER.try_with(|buffer| {
             let Some(mut core) = self.core.try_lock() else { return };
-            let mut buffer = buffer.borrow_mut();
-            buffer.resize(packet_bytes(&self.options), 0);
-            core.hear_now(self, now, &mut buffer, &mut after);
+            let (mut buffer, bytes) = (buffer.borrow_mut(), packet_bytes(&self.options));
+            // It never shrinks: what grows is written.
+            let longer = buffer.len().max(bytes);
+            buffer.resize(longer, 0);
+            core.hear_now(self, now, &mut buffer[..bytes], &mut after);
         });
         // At the end of a thread its locals are gone: then the supervisor hears it.
         after.wake |= heard.is_err();

@@ -58,6 +58,8 @@ pub(crate) struct Process {
     pub(crate) requests_to_keep: usize,
     /// The socket takes no more for now.
     pub(crate) full: bool,
+    /// The kernel had no memory for a packet.
+    pub(crate) starved: bool,
     /// When it closed its end of the socket.
     pub(crate) deaf: Option<Instant>,
     /// Why it says that it ends, and when it said so.
@@ -167,6 +169,7 @@ impl Process {
             asked: Vec::new(),
             requests_to_keep: 0,
             full: false,
+            starved: false,
             deaf: None,
             told: None,
             killed_for: None,
@@ -194,9 +197,9 @@ impl Process {
         while let Some((message, fds)) = self.control.front() {
             let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
             let sent = system::send(self.ends.socket.as_fd(), &[message], &fds);
-            self.full = sent == Sent::Full;
+            (self.full, self.starved) = (sent == Sent::Full, sent == Sent::NoMemory);
             match sent {
-                Sent::Full => return false,
+                Sent::Full | Sent::NoMemory => return false,
                 Sent::Yes | Sent::TooLong | Sent::Gone => drop(self.control.pop_front()),
             }
         }
@@ -206,8 +209,18 @@ impl Process {
     /// Sends one packet.
     pub(crate) fn send(&mut self, parts: &[&[u8]]) -> Sent {
         let sent = system::send(self.ends.socket.as_fd(), parts, &[]);
-        self.full = sent == Sent::Full;
+        (self.full, self.starved) = (sent == Sent::Full, sent == Sent::NoMemory);
         sent
+    }
+
+    /// Whether something waits that the supervisor has to send.
+    pub(crate) fn has_to_send(&self) -> bool {
+        self.full || self.starved
+    }
+
+    /// The longest packet that its socket takes.
+    pub(crate) fn most_packet(&self) -> usize {
+        system::most_packet(self.ends.socket.as_fd())
     }
 
     /// Kills it, and notes why if it did not say so itself.

@@ -26,6 +26,9 @@ use crate::registered::register;
 use crate::service::{Failure, Service};
 use crate::system::{self, Received, Sent};
 
+/// When a packet is sent again that the kernel had no memory for.
+const AGAIN: Duration = Duration::from_millis(10);
+
 /// How often the executor is seen to run.
 const POLLED: Duration = Duration::from_millis(250);
 
@@ -59,6 +62,8 @@ impl Link {
                     sent => Ok(sent),
                 });
             match sent {
+                // The socket is as ready as before: nothing wakes it up.
+                Ok(Ok(Sent::NoMemory)) => tokio::time::sleep(AGAIN).await,
                 Ok(sent) => return sent.unwrap_or(Sent::Gone),
                 Err(_would_block) => {}
             }
@@ -76,7 +81,10 @@ impl Link {
     /// Sends a short message now, or later in front of nothing.
     pub(crate) fn post(self: &Arc<Self>, message: &ToSupervisor<'_>) {
         let Ok(header) = codec::encode(message) else { return };
-        if system::send(self.socket.as_fd(), &[&header], &[]) != Sent::Full {
+        if !matches!(
+            system::send(self.socket.as_fd(), &[&header], &[]),
+            Sent::Full | Sent::NoMemory
+        ) {
             return;
         }
         self.waiting.lock().push(header);
@@ -376,10 +384,10 @@ impl Serving {
             let sent = payload.as_ref().map(|payload| payload.sent());
             let answer = ToSupervisor::Answer { id, verdict, payload: sent };
             if link.say(&answer, &body).await == Sent::TooLong {
-                let verdict = Verdict::Malformed;
-                let why = format!("a response of {} bytes: the system takes less", body.len());
+                let limit = system::most_packet(link.socket.as_fd()).saturating_sub(MOST_HEADER);
+                let verdict = Verdict::TooLarge { bytes: body.len() as u64, limit: limit as u64 };
                 let answer = ToSupervisor::Answer { id, verdict, payload: None };
-                let _ = link.say(&answer, why.as_bytes()).await;
+                let _ = link.say(&answer, b"").await;
             }
             if running.count.fetch_sub(1, Ordering::SeqCst) == 1 {
                 running.none.notify_one();
@@ -398,7 +406,7 @@ async fn call<S: Service>(
 ) -> (Verdict, Vec<u8>, Option<crate::inputs::ResponsePayload>) {
     let request = match codec::decode(request) {
         Ok(request) => request,
-        Err(error) => return (Verdict::Malformed, error.into_bytes(), None),
+        Err(error) => return (Verdict::Undecodable, codec::cut(&error, most).to_vec(), None),
     };
     let called = AssertUnwindSafe(service.call(request, &mut payloads)).catch_unwind().await;
     let response = match called {
@@ -416,9 +424,9 @@ async fn call<S: Service>(
     match codec::encode(&response) {
         Ok(bytes) if bytes.len() <= most => (Verdict::Answered, bytes, payloads.into_response()),
         Ok(bytes) => {
-            let why = format!("a response of {} bytes, and the limit is {most}", bytes.len());
-            (Verdict::Malformed, why.into_bytes(), None)
+            let verdict = Verdict::TooLarge { bytes: bytes.len() as u64, limit: most as u64 };
+            (verdict, Vec::new(), None)
         }
-        Err(error) => (Verdict::Malformed, codec::cut(&error, most).to_vec(), None),
+        Err(error) => (Verdict::Unencodable, codec::cut(&error, most).to_vec(), None),
     }
 }

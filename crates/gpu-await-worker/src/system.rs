@@ -27,6 +27,8 @@ pub(crate) enum Sent {
     Yes,
     /// The other side has not read enough.
     Full,
+    /// The kernel has no memory for it now, whatever the other side reads.
+    NoMemory,
     /// It is longer than the socket takes.
     TooLong,
     /// The other side is gone.
@@ -62,6 +64,11 @@ pub(crate) fn widen(fd: BorrowedFd<'_>, bytes: usize) {
     let _ = rustix::net::sockopt::set_socket_send_buffer_size(fd, bytes.max(1 << 20));
 }
 
+/// The longest packet that it takes: the kernel keeps 32 bytes of the buffer for itself (`unix_dgram_sendmsg`).
+pub(crate) fn most_packet(fd: BorrowedFd<'_>) -> usize {
+    rustix::net::sockopt::socket_send_buffer_size(fd).unwrap_or(0).saturating_sub(32)
+}
+
 /// Has each packet from now on name its sender, as the kernel knows it.
 pub(crate) fn name_senders(fd: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     Ok(rustix::net::sockopt::set_socket_passcred(fd, on)?)
@@ -80,7 +87,8 @@ pub(crate) fn send(fd: BorrowedFd<'_>, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) 
         return match rustix::net::sendmsg(fd, &slices, &mut control, flags) {
             Ok(_) => Sent::Yes,
             Err(Errno::INTR) => continue,
-            Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => Sent::Full,
+            Err(Errno::AGAIN) => Sent::Full,
+            Err(Errno::NOBUFS | Errno::NOMEM) => Sent::NoMemory,
             Err(Errno::MSGSIZE) => Sent::TooLong,
             Err(_) => Sent::Gone,
         };

@@ -137,19 +137,22 @@ impl<S: Service> fmt::Debug for WorkerBuilder<S> {
 }
 
 impl<S: Service> WorkerBuilder<S> {
-    /// How many calls may be under way, those included that nobody waits for any more. 4,096.
+    /// How many calls may be under way, those included that nobody waits for any more. 4,096; from 1 to 2²⁰.
     pub fn most_calls(mut self, calls: usize) -> Self {
         self.options.most_calls = calls;
         self
     }
 
-    /// The longest request or response, encoded, without payload. 64 KiB; the system may take no more than 200 KiB.
+    /// The longest request or response, encoded, without payload. 64 KiB; from 64 bytes to 4 MiB, because the thread that hears all workers
+    /// reads each message whole: large data goes as a [payload](Lease). The system's sockets may take less (twice `net.core.wmem_max`, some
+    /// 400 KiB where that is not set): a longer message is refused then, with that limit.
     pub fn most_message_bytes(mut self, bytes: u32) -> Self {
         self.options.most_message_bytes = bytes;
         self
     }
 
-    /// The shared memory for payloads of requests and of responses, in bytes. 64 MiB each, of which what is used takes memory.
+    /// The shared memory for payloads of requests and of responses, in bytes. 64 MiB each, of which what is used takes memory; from 4 KiB to
+    /// 1 TiB, rounded up to whole pages.
     pub fn payload_bytes(mut self, requests: u64, responses: u64) -> Self {
         self.options.request_slab_bytes = requests;
         self.options.response_slab_bytes = responses;
@@ -169,7 +172,7 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// Kills the process when it has more memory than this, in bytes; looked at twice a second. No limit.
+    /// Kills the process when it has more memory than this, in bytes, 1 MiB at least; looked at twice a second. No limit.
     pub fn resident_bytes(mut self, bytes: u64) -> Self {
         self.options.resident_bytes = Some(bytes);
         self
@@ -188,14 +191,14 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// The threads of the process's runtime. 1: it polls everything on the thread that reads the calls, which saves a call two wake-ups; code that
+    /// The threads of the process's runtime, up to 1,024. 1: it polls everything on the thread that reads the calls, which saves a call two wake-ups; code that
     /// blocks it delays other calls. With more, on a multi-threaded runtime, calls may compute on the CPU beside each other.
     pub fn threads(mut self, threads: u32) -> Self {
-        self.options.threads = threads.max(1);
+        self.options.threads = threads;
         self
     }
 
-    /// How long both sides look for the next message before they sleep: a call that comes, and an answer that is there, within this time costs
+    /// How long both sides look for the next message before they sleep, up to 1 s: a call that comes, and an answer that is there, within this time costs
     /// no wake-up, and each side may keep a core busy for as long after each message. Zero: both sleep at once.
     ///
     /// In the front it is the task that awaits the answer that looks; it lets other tasks run in between.
@@ -212,7 +215,7 @@ impl<S: Service> WorkerBuilder<S> {
 
     /// How long nothing may poll the process's executor, once the service has started, before the process counts as hung and is killed:
     /// because a call of the driver, or blocking code of the service, does not return on all of its threads. A kernel that runs long does
-    /// not block it. No limit.
+    /// not block it. No limit; 500 ms at least, which is how often it is looked at.
     pub fn executor_limit(mut self, limit: Duration) -> Self {
         self.options.executor = Some(capped(limit));
         self
@@ -233,13 +236,13 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// How much of what the process writes is kept, in bytes. 64 KiB.
+    /// How much of what the process writes is kept, in bytes. 64 KiB; up to 64 MiB.
     pub fn log_bytes(mut self, bytes: usize) -> Self {
         self.options.log_bytes = bytes;
         self
     }
 
-    /// Sets a variable of the process's environment, which is the front's otherwise.
+    /// Sets a variable of the process's environment, which is the front's otherwise. Up to 128 KiB with its name, and 1 MiB in all.
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.options.environment.push((name.into(), value.into()));
         self
@@ -251,7 +254,8 @@ impl<S: Service> WorkerBuilder<S> {
     /// A future that is dropped takes the process with it.
     ///
     /// # Errors
-    /// Nothing is started without [`init`](crate::init), inside of a worker, or for a service that `init` does not name. If the first
+    /// Nothing is started without [`init`](crate::init), inside of a worker, for a service that `init` does not name, or with an option
+    /// outside of its limits ([`Error::Unfit`]). If the first
     /// process dies before it serves the worker is [given up](Error::GivenUp), with the cause and its log.
     pub async fn spawn(self) -> Result<Worker<S>> {
         let worker = self.begin()?;
@@ -263,15 +267,16 @@ impl<S: Service> WorkerBuilder<S> {
     ///
     /// # Errors
     /// As [`spawn`](Self::spawn), but for what the process does: that fails the calls, and [`Worker::serving`].
-    pub fn begin(mut self) -> Result<Worker<S>> {
+    pub fn begin(self) -> Result<Worker<S>> {
         let service = std::any::type_name::<S>();
         let program = Program::get(service)?;
-        if let Some(wanted) = &self.options.gpu {
-            self.options.gpu = Some(gpus::find(wanted)?);
+        let mut options = self.options.checked()?;
+        if let Some(wanted) = &options.gpu {
+            options.gpu = Some(gpus::find(wanted)?);
         }
         let encode = |error| Error::Encode { what: "configuration", error };
         let config = codec::encode(&self.config).map_err(encode)?;
-        let group = Group::new(self.options, service, config, program, Instant::now());
+        let group = Group::new(options, service, config, program, Instant::now());
         supervisor::supervise(group.clone())?;
         Ok(Worker { handle: Arc::new(Handle { group }), service: PhantomData })
     }

@@ -24,6 +24,9 @@ use crate::process::{MOST_KEPT, Process};
 use crate::system::{self, Exit, Received};
 use crate::worker::Recovery;
 
+/// When a packet is sent again that the kernel had no memory for.
+const AGAIN: Duration = Duration::from_millis(10);
+
 /// How many messages of one worker are heard before others get their turn.
 const MOST_AT_ONCE: usize = 256;
 
@@ -73,7 +76,9 @@ impl Core {
         let stuck: Vec<_> = stuck.collect();
         let told = self.process.as_ref().and_then(Process::ends_until);
         let look = self.process.as_ref().map(|process| process.next_look);
-        let due = [self.life.next_due(&self.limits), self.calls.next_due(), told, look];
+        let starved = self.process.as_ref().is_some_and(|process| process.starved);
+        let again = starved.then(|| now + AGAIN);
+        let due = [self.life.next_due(&self.limits), self.calls.next_due(), told, look, again];
         let due = due.into_iter().flatten().min();
         self.next_look = due.unwrap_or(now + Duration::from_secs(3600));
         let ended = self.life.has_ended() && process.is_none() && stuck.is_empty();
@@ -225,13 +230,7 @@ impl Core {
                             }
                             verdict => {
                                 after.payloads.extend(payload);
-                                Outcome::Failed(match verdict {
-                                    Verdict::Panicked => Error::Panicked(text()),
-                                    Verdict::Malformed => {
-                                        Error::Decode { what: "message", error: text() }
-                                    }
-                                    Verdict::Failed | Verdict::Answered => Error::Service(text()),
-                                })
+                                Outcome::Failed(failure(verdict, text()))
                             }
                         };
                         after.end(ticket, outcome);
@@ -490,5 +489,16 @@ impl Core {
         let waiters = self.serving.drain(..).chain(self.room.drain(..));
         after.waiters.extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
         self.ended.get_or_insert(error);
+    }
+}
+
+/// What a call ends with that was not answered.
+fn failure(verdict: Verdict, text: String) -> Error {
+    match verdict {
+        Verdict::Panicked => Error::Panicked(text),
+        Verdict::Undecodable => Error::Decode { what: "request", error: text },
+        Verdict::Unencodable => Error::Encode { what: "response", error: text },
+        Verdict::TooLarge { bytes, limit } => Error::TooLarge { what: "a response", bytes, limit },
+        Verdict::Failed | Verdict::Answered => Error::Service(text),
     }
 }

@@ -5,6 +5,7 @@ mod front;
 mod kept;
 mod limits;
 mod misbehave;
+mod options;
 mod payloads;
 mod twin;
 
