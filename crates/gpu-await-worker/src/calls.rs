@@ -2,7 +2,7 @@
 //!
 //! | place | meaning | left by |
 //! |---|---|---|
-//! | `Queued` | no process has it; the caller waits | `sent`; the deadline, a dropped future or the end of the worker end it |
+//! | `Queued` | no process has it, perhaps because there is no memory for its payload; the caller waits | `sent`; the deadline, a dropped future or the end of the worker end it |
 //! | `Suspect` | it was running when a process died, and may be why; it is sent when nothing else runs | as `Queued` |
 //! | `Sent` | a process has it; the caller waits | `answered`, `died`; a deadline or a dropped future makes it `Abandoned` |
 //! | `Abandoned` | a process has it; nobody waits | `answered`, `died` |
@@ -46,6 +46,8 @@ pub(crate) enum Culprit {
     Running,
     /// This call, which took longer than its limit.
     Call(CallId),
+    /// Perhaps one of those that were running: somebody killed the process.
+    Unclear,
     /// None of them.
     Outside,
 }
@@ -124,6 +126,8 @@ pub(crate) struct Calls<T> {
     unused: Vec<u32>,
     /// In order. Those that ended meanwhile are skipped.
     queued: VecDeque<CallId>,
+    /// Those of the queue that wait for memory, in order: they hold up one another, and nobody who has what he needs.
+    roomless: VecDeque<CallId>,
     suspects: VecDeque<CallId>,
     /// The suspect that runs.
     alone: Option<CallId>,
@@ -139,6 +143,7 @@ impl<T> Calls<T> {
             slots: Vec::new(),
             unused: Vec::new(),
             queued: VecDeque::new(),
+            roomless: VecDeque::new(),
             suspects: VecDeque::new(),
             alone: None,
             running: 0,
@@ -175,27 +180,56 @@ impl<T> Calls<T> {
         self.due.extend(terms.deadline.map(|deadline| (deadline, id)));
         self.queued.push_back(id);
         // Callers that come and give up while no process takes calls.
-        if self.queued.len() > 2 * self.capacity {
-            let slots = &self.slots;
-            self.queued.retain(|id| place(slots, *id) == Some(Place::Queued));
+        for queue in [&mut self.queued, &mut self.roomless] {
+            if queue.len() > 2 * self.capacity {
+                queue.retain(|id| place(&self.slots, *id) == Some(Place::Queued));
+            }
         }
         Ok(id)
     }
 
-    /// The call to send next, if one may be sent now.
-    pub(crate) fn next(&mut self) -> Option<CallId> {
+    /// The call to send next, if one may be sent now; with `room`, one that waited for memory goes first.
+    pub(crate) fn next(&mut self, room: bool) -> Option<CallId> {
         let slots = &self.slots;
         while self.suspects.front().is_some_and(|id| place(slots, *id) != Some(Place::Suspect)) {
             self.suspects.pop_front();
         }
-        while self.queued.front().is_some_and(|id| place(slots, *id) != Some(Place::Queued)) {
-            self.queued.pop_front();
+        for queue in [&mut self.queued, &mut self.roomless] {
+            while queue.front().is_some_and(|id| place(slots, *id) != Some(Place::Queued)) {
+                queue.pop_front();
+            }
         }
         match (self.alone, self.suspects.front()) {
             (Some(_), _) => None,
             (None, Some(suspect)) => (self.running == 0).then_some(*suspect),
-            (None, None) => self.queued.front().copied(),
+            (None, None) => {
+                let roomless = self.roomless.front().filter(|_| room);
+                roomless.or(self.queued.front()).copied()
+            }
         }
+    }
+
+    /// There is no memory for the one that `next` named: it lets others pass.
+    pub(crate) fn wait_for_room(&mut self, id: CallId) {
+        if self.roomless.front() != Some(&id) {
+            self.queued.pop_front();
+            self.roomless.push_back(id);
+        }
+    }
+
+    /// Whether another call has waited for memory for longer.
+    pub(crate) fn is_behind_roomless(&self, id: CallId) -> bool {
+        self.roomless.front().is_some_and(|first| *first != id)
+    }
+
+    /// Whether a call waits for memory.
+    pub(crate) fn has_roomless(&self) -> bool {
+        !self.roomless.is_empty()
+    }
+
+    /// Whether it may be sent once more.
+    pub(crate) fn may_run_again(&mut self, id: CallId) -> bool {
+        self.entry(id).is_some_and(|entry| entry.attempt < entry.terms.attempts)
     }
 
     /// What was entered, while its caller waits.
@@ -214,6 +248,7 @@ impl<T> Calls<T> {
                 self.suspects.pop_front();
                 self.alone = Some(id);
             }
+            _ if self.roomless.front() == Some(&id) => drop(self.roomless.pop_front()),
             _ => drop(self.queued.pop_front()),
         }
         self.running += 1;
@@ -262,7 +297,9 @@ impl<T> Calls<T> {
             let guilt = match culprit {
                 Culprit::Call(guilty) if guilty == id => Guilt::Alone,
                 Culprit::Running if alone => Guilt::Alone,
-                Culprit::Running => Guilt::Suspect,
+                // A call that is alone for the second time has had its chance.
+                Culprit::Unclear if alone && entry.attempt > 1 => Guilt::Alone,
+                Culprit::Running | Culprit::Unclear => Guilt::Suspect,
                 Culprit::Call(_) | Culprit::Outside => Guilt::Innocent,
             };
             let attempt = entry.attempt;

@@ -16,7 +16,7 @@ use crate::codec;
 use crate::error::{Cause, Error, Result};
 use crate::frame::{MOST_HEADER, ToProcess};
 use crate::group::{After, Group, Outcome, Ticket, Waiter};
-use crate::leases::{LeaseId, Part};
+use crate::leases::{LeaseId, Leases, Part};
 use crate::life::{Life, Limits, Phase};
 use crate::options::Options;
 use crate::payload::{Input, Lease};
@@ -49,6 +49,8 @@ pub(crate) struct Core {
     life: Life,
     limits: Limits,
     process: Option<Process>,
+    /// Of the slab of requests.
+    leases: Leases,
     /// Killed, and not reaped for too long.
     stuck: Vec<Process>,
     incarnations: u32,
@@ -77,6 +79,7 @@ impl Core {
                 most_stuck: options.most_stuck,
             },
             process: None,
+            leases: Leases::new(0, 0, options.request_slab_bytes),
             stuck: Vec::new(),
             incarnations: 0,
             has_served: false,
@@ -142,10 +145,13 @@ impl Core {
         }
         let limit = group.options.request_slab_bytes;
         let full = || Error::Overloaded { what: "bytes of payloads", found: limit, limit };
-        let process = self.process.as_mut().ok_or_else(full)?;
-        let (id, part) = process.leases.take(bytes).ok_or_else(full)?;
-        let (slab, incarnation) = (process.requests.clone(), process.incarnation);
-        Ok(Lease { group: group.this(), slab, id, part, incarnation })
+        let (id, part) = self.leases.take(bytes).ok_or_else(full)?;
+        Ok(Lease { group: group.this(), slab: group.requests.clone(), id, part })
+    }
+
+    /// Whether a call waits for memory.
+    pub(crate) fn has_roomless(&self) -> bool {
+        self.calls.has_roomless()
     }
 
     pub(crate) fn abandon(&mut self, group: &Group, id: CallId, after: &mut After) {
@@ -155,8 +161,7 @@ impl Core {
     }
 
     pub(crate) fn give_back(&mut self, group: &Group, id: LeaseId, after: &mut After) {
-        let given = self.process.as_mut().is_some_and(|process| process.leases.give_back(id));
-        if given {
+        if self.leases.give_back(id) {
             self.has_room(group, Instant::now(), after);
         }
     }
@@ -223,20 +228,30 @@ impl Core {
         if !process.send_control() || !self.life.is_serving() {
             return;
         }
-        while let Some(id) = self.calls.next() {
+        let mut room = true;
+        while let Some(id) = self.calls.next(room) {
+            room &= !self.calls.is_behind_roomless(id);
             let Some(ticket) = self.calls.value(id) else { return };
-            let payload = match place(group, process, ticket) {
+            let payload = match place(group, &mut self.leases, ticket, room) {
                 Ok(payload) => payload,
-                // Until something is returned.
-                Err(NoRoom) => return,
+                // Until something is returned: perhaps by a call behind it, which has its memory.
+                Err(NoRoom) => {
+                    room = false;
+                    self.calls.wait_for_room(id);
+                    continue;
+                }
             };
             let Ok(header) = codec::encode(&ToProcess::Call { id, payload }) else { return };
             match process.send(&[&header, &ticket.request]) {
                 Sent::Yes => {
-                    if let Some((lease, _)) = payload {
-                        process.leases.send(lease);
-                    }
                     self.calls.sent(id, now);
+                    if let Some((lease, _)) = payload {
+                        self.leases.send(lease);
+                        // Else it has to be there for the next process, whatever this one says.
+                        if !self.calls.may_run_again(id) {
+                            self.leases.give_back(lease);
+                        }
+                    }
                 }
                 Sent::Full | Sent::NoMemory => return,
                 Sent::TooLong => {
@@ -257,27 +272,23 @@ impl Core {
 /// The slab is full.
 struct NoRoom;
 
-/// Sees to it that a call's payload lies in the slab of this process.
+/// Sees to it that a call's payload lies in the slab, if it may take room there.
 fn place(
     group: &Group,
-    process: &mut Process,
+    leases: &mut Leases,
     ticket: &mut Ticket,
+    room: bool,
 ) -> Result<Option<(LeaseId, Part)>, NoRoom> {
-    let Some(payload) = &ticket.payload else { return Ok(None) };
-    match payload {
-        Input::Lease(lease) if lease.incarnation == process.incarnation => {
-            return Ok(Some((lease.id, lease.part)));
-        }
-        Input::Lease(_) | Input::Bytes(_) => {}
-    }
-    let (id, part) = process.leases.take(payload.len()).ok_or(NoRoom)?;
-    let (slab, incarnation) = (process.requests.clone(), process.incarnation);
-    let mut lease = Lease { group: group.this(), slab, id, part, incarnation };
-    lease.copy_from_slice(payload.bytes());
-    // The lease of an earlier process: its table went with that, so its drop must not ask for it under this lock.
-    if let Some(Input::Lease(mut old)) = ticket.payload.replace(Input::Lease(lease)) {
-        old.group = std::sync::Weak::new();
-    }
+    let bytes = match &ticket.payload {
+        None => return Ok(None),
+        Some(Input::Lease(lease)) => return Ok(Some((lease.id, lease.part))),
+        Some(Input::Bytes(bytes)) => bytes,
+    };
+    let taken = if room { leases.take(bytes.len() as u64) } else { None };
+    let (id, part) = taken.ok_or(NoRoom)?;
+    let mut lease = Lease { group: group.this(), slab: group.requests.clone(), id, part };
+    lease.copy_from_slice(bytes);
+    ticket.payload = Some(Input::Lease(lease));
     Ok(Some((id, part)))
 }
 

@@ -139,9 +139,9 @@ pub enum Error {
 pub enum Guilt {
     /// It ran alone, or took longer than its limit.
     Alone,
-    /// It was one of several that ran.
+    /// It was one of several that ran; or it ran alone, and somebody killed the process: the operator, or the kernel for lack of memory.
     Suspect,
-    /// Something else ended the process: another call's limit, or the operator.
+    /// Something else ended the process: another call's limit, or the end of the worker.
     Innocent,
 }
 

@@ -22,6 +22,7 @@ use crate::leases::LeaseId;
 use crate::options::Options;
 use crate::payload::{Input, Lease, Payload};
 use crate::program::Program;
+use crate::slab::Slab;
 use crate::supervisor;
 use crate::worker::Stats;
 
@@ -101,6 +102,8 @@ pub(crate) struct Group {
     pub(crate) service: &'static str,
     pub(crate) config: Vec<u8>,
     pub(crate) program: &'static Program,
+    /// The memory for payloads of requests. Its processes can only read it, so it serves one after the other.
+    pub(crate) requests: Arc<Slab>,
     this: Weak<Group>,
     core: Mutex<Core>,
 }
@@ -112,15 +115,18 @@ impl Group {
         config: Vec<u8>,
         program: &'static Program,
         now: Instant,
-    ) -> Arc<Group> {
-        Arc::new_cyclic(|this| Group {
+    ) -> Result<Arc<Group>> {
+        let requests = Slab::new("requests", options.request_slab_bytes, true);
+        let requests = Arc::new(requests.map_err(|error| Error::system("shared memory", error))?);
+        Ok(Arc::new_cyclic(|this| Group {
             core: Mutex::new(Core::new(&options, now)),
             options,
             service,
             config,
             program,
+            requests,
             this: this.clone(),
-        })
+        }))
     }
 
     pub(crate) fn this(&self) -> Weak<Group> {
@@ -180,19 +186,30 @@ impl Group {
         self.with(|core, after| core.enter(self, ticket, terms, after)).map(|id| (id, receiver))
     }
 
-    /// Copies bytes into the slab while no lock is held, if there is room now.
+    /// Copies bytes into the slab while no lock is held, if there is room now and nobody waits for it.
     fn placed(&self, payload: Input) -> Input {
-        let Input::Bytes(bytes) = payload else { return payload };
-        match self.lease(bytes.len() as u64) {
-            Ok(mut lease) => {
+        let bytes: Arc<[u8]> = match payload {
+            Input::Lease(lease) if Arc::ptr_eq(&lease.slab, &self.requests) => {
+                return Input::Lease(lease);
+            }
+            // Of another worker.
+            Input::Lease(lease) => (*lease).into(),
+            Input::Bytes(bytes) => bytes,
+        };
+        let lease = self.with(|core, _| match core.has_roomless() {
+            true => None,
+            false => core.lease(self, bytes.len() as u64).ok(),
+        });
+        match lease {
+            Some(mut lease) => {
                 lease.copy_from_slice(&bytes);
                 Input::Lease(lease)
             }
-            Err(_) => Input::Bytes(bytes),
+            None => Input::Bytes(bytes),
         }
     }
 
-    /// A part of the slab of the process that is there now.
+    /// A part of the slab, if there is room now.
     pub(crate) fn lease(&self, bytes: u64) -> Result<Lease> {
         let limit = self.options.request_slab_bytes;
         if bytes > limit {

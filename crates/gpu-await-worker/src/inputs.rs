@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::frame::ToSupervisor;
-use crate::leases::{LeaseId, Leases, Part};
+use crate::leases::{LeaseId, Leases, Part, Returned};
 use crate::serve::Link;
 use crate::service::Failure;
 use crate::slab::{STATUS_BYTES, Slab};
@@ -300,7 +300,7 @@ impl Room {
 
     /// The supervisor is done with it.
     pub(crate) fn released(&self, id: LeaseId) {
-        if self.leases.lock().returned(id) {
+        if self.leases.lock().returned(id) == Returned::Free {
             self.freed.notify_waiters();
         }
     }

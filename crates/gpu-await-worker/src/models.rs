@@ -13,7 +13,7 @@ use crate::error::Guilt;
 use crate::frame::{ToProcess, ToSupervisor};
 use crate::heart::{Beat, EVERY, Heart, Pulse};
 use crate::kept::{Asked, Kept, Key};
-use crate::leases::{LeaseId, Leases, Part};
+use crate::leases::{LeaseId, Leases, Part, Returned};
 use crate::life::{Life, Limits, Phase, Step};
 use crate::log::Log;
 use crate::restart::{Deaths, Next, Restart};
@@ -84,7 +84,7 @@ proptest! {
                     made += 1;
                 }
                 Event::Send => {
-                    if let Some(id) = calls.next() {
+                    if let Some(id) = calls.next(true) {
                         prop_assert!(calls.value(id).is_some(), "a call to send has a caller");
                         calls.sent(id, now);
                         prop_assert!(running.insert(id), "a call runs twice at once");
@@ -123,7 +123,7 @@ proptest! {
                 }
                 Event::EndWaiting => {
                     calls.end_waiting().into_iter().for_each(|value| ended.end(value));
-                    prop_assert!(calls.next().is_none());
+                    prop_assert!(calls.next(true).is_none());
                 }
             }
             prop_assert_eq!(calls.running(), running.len());
@@ -148,16 +148,16 @@ proptest! {
             calls.insert(100 + value, terms).unwrap();
         }
         for _ in 0..count {
-            let id = calls.next().unwrap();
+            let id = calls.next(true).unwrap();
             prop_assert!(*calls.value(id).unwrap() < count, "suspects go first");
             calls.sent(id, now);
-            prop_assert_eq!(calls.next(), None);
+            prop_assert_eq!(calls.next(true), None);
             prop_assert!(matches!(calls.answered(id), Answered::Ended(_)));
         }
-        prop_assert_eq!(calls.next().is_some(), fresh > 0);
+        prop_assert_eq!(calls.next(true).is_some(), fresh > 0);
         // One that dies alone is guilty, and not sent again.
         let id = calls.insert(7, terms).unwrap();
-        while let Some(next) = calls.next() {
+        while let Some(next) = calls.next(true) {
             calls.sent(next, now);
             if next == id { continue }
             let _ = calls.answered(next);
@@ -198,7 +198,8 @@ proptest! {
                     if sent.insert(at) {
                         prop_assert!(leases.send(id) && !leases.send(id) && !leases.give_back(id));
                     } else {
-                        prop_assert!(leases.returned(id) && !leases.returned(id));
+                        prop_assert_eq!(leases.returned(id), Returned::Free);
+                        prop_assert_eq!(leases.returned(id), Returned::Stale);
                         used.remove(&part.offset);
                         held.remove(at);
                         sent.remove(&at);
@@ -209,7 +210,10 @@ proptest! {
         }
         for (at, (id, _)) in held.iter().enumerate() {
             let was_sent = sent.contains(&at);
-            let freed = if was_sent { leases.returned(*id) } else { leases.give_back(*id) };
+            let freed = match was_sent {
+                true => leases.returned(*id) == Returned::Free,
+                false => leases.give_back(*id),
+            };
             prop_assert!(freed);
         }
         let (_, all) = leases.take(leases.largest()).expect("all of it is free, in one part");
@@ -220,15 +224,93 @@ proptest! {
     fn stale_leases_change_nothing(bytes in 1..3000u64) {
         let (mut leases, mut next) = (Leases::new(1, 0, 4096), Leases::new(2, 0, 4096));
         let (old, _) = leases.take(bytes).unwrap();
-        prop_assert!(!leases.returned(old), "it was never sent");
-        prop_assert!(leases.send(old) && leases.returned(old));
+        prop_assert_eq!(leases.returned(old), Returned::Stale, "it was never sent");
+        prop_assert!(leases.send(old));
+        prop_assert_eq!(leases.returned(old), Returned::Kept);
+        prop_assert_eq!(leases.returned(old), Returned::Stale);
+        prop_assert!(leases.give_back(old) && !leases.give_back(old));
         let (new, _) = leases.take(bytes).unwrap();
         prop_assert!(leases.send(new));
         // The same slot: an earlier number, and another process's.
-        prop_assert!(!leases.returned(old) && !next.returned(new));
+        prop_assert_eq!((leases.returned(old), next.returned(new)), (Returned::Stale, Returned::Stale));
         let (other, _) = next.take(bytes).unwrap();
-        prop_assert!(next.send(other) && !next.returned(new));
-        prop_assert!(leases.returned(new));
+        prop_assert!(next.send(other) && !leases.give_back(new));
+        prop_assert_eq!(next.returned(new), Returned::Stale);
+        prop_assert_eq!(leases.returned(new), Returned::Free);
+    }
+
+    #[test]
+    fn a_retried_call_keeps_its_bytes(
+        steps in prop::collection::vec((0..7u8, 0..8usize, 1..3000u64, 1..4u32), 1..300),
+    ) {
+        const END: usize = 8192;
+        let now = Instant::now();
+        let (mut calls, mut leases) = (Calls::new(8), Leases::new(0, 0, END as u64));
+        // Whose bytes lie where; the calls with their leases, as the front has them; what the process reads.
+        let mut memory = vec![0u32; END];
+        let mut read: BTreeMap<CallId, (LeaseId, Part, u32)> = BTreeMap::new();
+        let mut ids: Vec<CallId> = Vec::new();
+        let mut tag = 0u32;
+        for (what, at, bytes, attempts) in steps {
+            let dropped: Vec<(LeaseId, Part, u32)> = match what {
+                0 | 1 => {
+                    let Some((lease, part)) = leases.take(bytes) else { continue };
+                    tag += 1;
+                    memory[part.offset as usize..][..part.len as usize].fill(tag);
+                    match calls.insert((lease, part, tag), Terms { attempts, ..Terms::default() }) {
+                        Ok(id) => { ids.push(id); Vec::new() }
+                        Err(ticket) => vec![ticket],
+                    }
+                }
+                2 => {
+                    let Some(id) = calls.next(true) else { continue };
+                    let ticket = *calls.value(id).unwrap();
+                    calls.sent(id, now);
+                    prop_assert!(leases.send(ticket.0), "the lease of a call is its own");
+                    if !calls.may_run_again(id) {
+                        leases.give_back(ticket.0);
+                    }
+                    read.insert(id, ticket);
+                    Vec::new()
+                }
+                // The process drops the payload, and goes on with the call.
+                3 => {
+                    let Some(id) = read.keys().nth(at).copied() else { continue };
+                    let (lease, ..) = read.remove(&id).unwrap();
+                    prop_assert_ne!(leases.returned(lease), Returned::Stale);
+                    Vec::new()
+                }
+                4 => {
+                    let Some(id) = ids.get(at).copied() else { continue };
+                    match calls.answered(id) {
+                        Answered::Ended(ticket) => vec![ticket],
+                        Answered::Abandoned | Answered::Stale => Vec::new(),
+                    }
+                }
+                5 => {
+                    let Some(id) = ids.get(at).copied() else { continue };
+                    calls.abandon(id).into_iter().collect()
+                }
+                _ => {
+                    read.clear();
+                    leases.other_side_gone();
+                    let culprit = [Culprit::Running, Culprit::Outside, Culprit::Unclear][at % 3];
+                    calls.died(culprit).into_iter().map(|lost| lost.value).collect()
+                }
+            };
+            for (lease, ..) in dropped {
+                leases.give_back(lease);
+            }
+            // What the process reads, and what a call may send, is as it was written.
+            let waiting = ids.iter().filter_map(|id| {
+                let again = calls.may_run_again(*id);
+                calls.value(*id).filter(|_| again).copied()
+            });
+            for (_, part, tag) in waiting.chain(read.values().copied()) {
+                let bytes = &memory[part.offset as usize..][..part.len as usize];
+                prop_assert!(bytes.iter().all(|byte| *byte == tag), "bytes of another lease");
+            }
+        }
     }
 
     #[test]

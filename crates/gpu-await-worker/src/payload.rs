@@ -13,16 +13,15 @@ use crate::system;
 
 /// Shared memory for the payload of a request, to be written before the call.
 ///
-/// It dereferences to `[u8]`. It belongs to one process of the worker; if that dies before the call is sent, the bytes are copied for the
-/// next one. From the call on the process reads it, and only when the process has said that it is done, or was reaped, is the memory
-/// used again: also when the future of the call was dropped long before. Until then it counts against the slab, so that callers that give
-/// up meet back pressure.
+/// It dereferences to `[u8]`, and belongs to the worker, whatever becomes of its processes. From the call on the process reads it. The memory
+/// is used again when the process has said that it is done, or was reaped, also if the future of the call was dropped long before; that of
+/// a call that [may run again](crate::Call::idempotent), only when the call has ended as well. Until then it counts against
+/// [`payload_bytes`](crate::WorkerBuilder::payload_bytes), so that callers that give up meet back pressure. A call of another worker gets a copy.
 pub struct Lease {
     pub(crate) group: Weak<Group>,
     pub(crate) slab: Arc<Slab>,
     pub(crate) id: LeaseId,
     pub(crate) part: Part,
-    pub(crate) incarnation: u32,
 }
 
 impl Deref for Lease {
@@ -69,13 +68,6 @@ impl Input {
         match self {
             Input::Bytes(bytes) => bytes.len() as u64,
             Input::Lease(lease) => lease.part.len,
-        }
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        match self {
-            Input::Bytes(bytes) => bytes,
-            Input::Lease(lease) => lease,
         }
     }
 }

@@ -91,7 +91,9 @@ impl<S: Service> Call<S> {
     /// its deadline.
     ///
     /// Calls that ran beside others when a process died are suspects: they are sent again one at a time, while nothing else runs. One that
-    /// was alone is not sent again.
+    /// was alone is not sent again, unless somebody killed the process (`SIGKILL` from outside): then it is sent again once, alone.
+    ///
+    /// The memory of its payload is used again when it has ended.
     pub fn idempotent(mut self) -> Self {
         self.attempts = 3;
         self

@@ -13,7 +13,6 @@ use crate::calls::Culprit;
 use crate::error::Cause;
 use crate::frame::{ChildTerms, Ending, Setup, ToProcess, VERSION};
 use crate::heart::Heart;
-use crate::leases::Leases;
 use crate::log::Log;
 use crate::options::Options;
 use crate::program::{PARENT, Program};
@@ -44,9 +43,6 @@ pub(crate) struct Process {
     /// Those that have not ended.
     pub(crate) open_pipes: [bool; 2],
     pub(crate) log: Log,
-    pub(crate) requests: Arc<Slab>,
-    /// Of the slab of requests.
-    pub(crate) leases: Leases,
     pub(crate) responses: Arc<Slab>,
     pub(crate) heart: Heart,
     pub(crate) next_look: Instant,
@@ -85,10 +81,10 @@ impl Process {
         service: &str,
         config: &[u8],
         options: &Options,
+        requests: &Slab,
         incarnation: u32,
         now: Instant,
     ) -> std::io::Result<Process> {
-        let requests = Slab::new("requests", options.request_slab_bytes, true)?;
         let response_bytes = options.response_slab_bytes + STATUS_BYTES;
         let responses = Slab::new("responses", response_bytes, false)?;
         let configuration = Slab::new("configuration", config.len().max(1) as u64, false)?;
@@ -160,8 +156,6 @@ impl Process {
             ends: Arc::new(Ends { socket: ours, handle, pipes: [output, errors] }),
             open_pipes: [true; 2],
             log: Log::new(options.log_bytes),
-            leases: Leases::new(incarnation, 0, requests.bytes()),
-            requests: Arc::new(requests),
             responses: Arc::new(responses),
             heart: Heart::default(),
             next_look: now + crate::heart::EVERY,
@@ -263,9 +257,11 @@ impl Process {
         }
         let cause = match exit {
             Exit::Code(code) => Cause::Exited(code),
+            // Somebody's kill says nothing about what was running.
             Exit::Signal(9) if system::killed_for_memory() > self.killed_before => {
-                Cause::OutOfMemory
+                return (Cause::OutOfMemory, Culprit::Unclear);
             }
+            Exit::Signal(9) => return (Cause::Signal(9), Culprit::Unclear),
             Exit::Signal(signal) => Cause::Signal(signal),
             Exit::Unknown => Cause::Unknown,
         };

@@ -5,8 +5,9 @@
 //! | of requests | maps it for writing, then seals it: nobody else can write it | reads it: plain slices are sound there, because the supervisor leaves a lease alone that it has sent |
 //! | of responses | reads it, never by reference: the process may write it at any time | writes it; its first page has what it publishes about itself |
 //!
-//! Neither is inherited by a fork nor part of a core dump. A slab is new for each process and goes with the last lease in it, so nothing
-//! that a dead process might still write is ever used again.
+//! Neither is inherited by a fork nor part of a core dump. The slab of requests serves all processes of a worker, which can only read it. The
+//! slab of responses is new for each process and goes with the last lease in it, so nothing that a dead process might still write is ever
+//! used again.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

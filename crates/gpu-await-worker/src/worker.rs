@@ -71,7 +71,7 @@ impl<S: Service> Worker<S> {
     /// Takes shared memory for the payload of a request, of `bytes` zeros or an earlier payload, if there is room now.
     ///
     /// # Errors
-    /// [`Error::Overloaded`] if there is none, or no process; [`Error::TooLarge`]; the worker has ended.
+    /// [`Error::Overloaded`] if there is none; [`Error::TooLarge`]; the worker has ended.
     pub fn try_lease(&self, bytes: usize) -> Result<Lease> {
         self.handle.group.lease(bytes as u64)
     }
@@ -276,7 +276,7 @@ impl<S: Service> WorkerBuilder<S> {
         }
         let encode = |error| Error::Encode { what: "configuration", error };
         let config = codec::encode(&self.config).map_err(encode)?;
-        let group = Group::new(options, service, config, program, Instant::now());
+        let group = Group::new(options, service, config, program, Instant::now())?;
         supervisor::supervise(group.clone())?;
         Ok(Worker { handle: Arc::new(Handle { group }), service: PhantomData })
     }

@@ -18,6 +18,7 @@ use crate::frame::{Ending, MOST_NAME, ToProcess, ToSupervisor, VERSION, Verdict}
 use crate::group::{After, Group, Outcome};
 use crate::heart::{self, Pulse};
 use crate::keep;
+use crate::leases::Returned;
 use crate::life::Step;
 use crate::payload::Payload;
 use crate::process::{MOST_KEPT, Process};
@@ -242,13 +243,11 @@ impl Core {
                     }
                 }
             }
-            ToSupervisor::Returned(lease) => {
-                if process.leases.returned(lease) {
-                    self.has_room(group, now, after);
-                } else {
-                    self.stats.stale_messages += 1;
-                }
-            }
+            ToSupervisor::Returned(lease) => match self.leases.returned(lease) {
+                Returned::Free => self.has_room(group, now, after),
+                Returned::Kept => {}
+                Returned::Stale => self.stats.stale_messages += 1,
+            },
             ToSupervisor::Keep { name } | ToSupervisor::NotFilled { name }
                 if name.len() > MOST_NAME =>
             {
@@ -370,8 +369,15 @@ impl Core {
         self.incarnations += 1;
         self.stats.starts += 1;
         let (options, incarnation) = (&group.options, self.incarnations);
-        let started =
-            Process::start(group.program, group.service, &group.config, options, incarnation, now);
+        let started = Process::start(
+            group.program,
+            group.service,
+            &group.config,
+            options,
+            &group.requests,
+            incarnation,
+            now,
+        );
         match started {
             Ok(process) => {
                 let (pid, service) = (process.pid, group.service);
@@ -452,6 +458,9 @@ impl Core {
     /// Ends the calls that died with the process.
     fn lose(&mut self, cause: Cause, culprit: Culprit, after: &mut After) {
         self.stats.deaths += 1;
+        if self.leases.other_side_gone() {
+            after.waiters.extend(self.room.drain(..).map(|waiter| (waiter, Ok(()))));
+        }
         for lost in self.calls.died(culprit) {
             self.stats.lost_calls += 1;
             let error =

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use gpu_await_worker::{Cause, Error, Guilt, Health, Restart, Worker};
 
-use crate::twin::{Do, Done, Start, eventually, lives, lost, run, worker};
+use crate::twin::{Do, Done, Start, eventually, kill, lives, lost, run, worker};
 
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -86,6 +86,29 @@ fn the_guilty_call_is_found() {
         let lost = lost(poison.await);
         assert_eq!((lost.guilt, lost.attempt), (Guilt::Alone, 2));
         assert_eq!(worker.stats().deaths, 2);
+    });
+}
+
+#[test]
+fn a_kill_from_outside_blames_no_call_at_once() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let brief = Duration::from_millis(50);
+        // It is sent again, alone, once.
+        let again = worker.call(Do::Later(1, brief)).idempotent().send();
+        kill(&worker);
+        assert_eq!(again.await, Ok(Done::Number(1)));
+        assert_eq!(worker.stats().deaths, 1);
+        let once = worker.call(Do::Later(2, brief)).send();
+        eventually("it runs", || worker.stats().running == 1);
+        kill(&worker);
+        let once = lost(once.await);
+        assert_eq!((once.cause, once.guilt, once.attempt), (Cause::Signal(9), Guilt::Suspect, 1));
+        // One that is killed each time is guilty in the end.
+        worker.serving().await.unwrap();
+        let poison = worker.call(Do::KillMe).idempotent();
+        let poison = lost(poison.await);
+        assert_eq!((poison.guilt, poison.attempt), (Guilt::Alone, 2));
     });
 }
 

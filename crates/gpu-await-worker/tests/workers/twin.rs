@@ -17,6 +17,8 @@ pub(crate) enum Do {
     Pid,
     /// Reverses its payload.
     Reverse,
+    /// Answers with the first byte of its payload, later, if all are the same; keeps the payload for as long, drops it, or uploads it.
+    First(Use, Duration),
     /// Doubles the numbers of its payload, on the device.
     DoubleOnDevice,
     /// Forks, and the child sleeps for ever with all that it inherits.
@@ -29,6 +31,8 @@ pub(crate) enum Do {
     Fail(String),
     Panic,
     Abort,
+    /// Kills itself, as the system does a process that has too much memory.
+    KillMe,
     Exit(i32),
     /// Loses the device.
     Fault,
@@ -56,6 +60,14 @@ pub(crate) enum Done {
     Number(u32),
     Text(String),
     Nothing,
+}
+
+/// What a call does with its payload once it has read it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Use {
+    Keep,
+    Drop,
+    Upload,
 }
 
 /// How memory to be kept is filled.
@@ -137,6 +149,22 @@ impl Service for Twin {
                 payloads.attach(response);
                 Done::Number(request.len() as u32)
             }
+            Do::First(how, delay) => {
+                let request = payloads.request().ok_or_else(|| Failure::new("no payload"))?;
+                let bytes = request.to_vec();
+                let mut kept = None;
+                match how {
+                    Use::Keep => kept = Some(request),
+                    Use::Drop => drop(request),
+                    Use::Upload => drop(request.upload::<u8>(&self.stream).await?),
+                }
+                tokio::time::sleep(delay).await;
+                drop(kept);
+                match bytes.iter().all(|byte| *byte == bytes[0]) {
+                    true => Done::Number(bytes[0].into()),
+                    false => Done::Text("they differ".to_owned()),
+                }
+            }
             Do::DoubleOnDevice => {
                 let request = payloads.request().ok_or_else(|| Failure::new("no payload"))?;
                 let bytes = request.len();
@@ -181,6 +209,11 @@ impl Service for Twin {
             Do::Fail(why) => return Err(Failure::new(why)),
             Do::Panic => panic!("as asked"),
             Do::Abort => std::process::abort(),
+            Do::KillMe => {
+                // SAFETY: ends this process, and touches no memory.
+                unsafe { libc::raise(libc::SIGKILL) };
+                Done::Nothing
+            }
             Do::Exit(code) => std::process::exit(code),
             Do::Fault => {
                 let kernel = faulty::load(&self.stream.device()).await?;
@@ -288,6 +321,13 @@ pub(crate) fn run<F: Future>(test: F) -> F::Output {
     runtime.block_on(async {
         tokio::time::timeout(Duration::from_secs(60), test).await.expect("within a minute")
     })
+}
+
+/// Kills the process of a worker from outside.
+pub(crate) fn kill<S: Service>(worker: &Worker<S>) {
+    let pid = worker.stats().process.expect("it has a process");
+    // SAFETY: signals a child of this process, which the worker waits for.
+    unsafe { libc::kill(pid as libc::pid_t, libc::SIGKILL) };
 }
 
 /// The loss that a call ended with.
