@@ -359,6 +359,11 @@ impl<T> Calls<T> {
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
+    /// All that have not ended, whatever state the rest is in.
+    pub(crate) fn into_values(self) -> impl Iterator<Item = T> {
+        self.slots.into_iter().filter_map(|slot| slot.entry?.value)
+    }
+
     fn ids(&self) -> impl Iterator<Item = CallId> {
         let used = self.slots.iter().enumerate().filter(|(_, slot)| slot.entry.is_some());
         used.map(|(at, slot)| CallId { slot: at as u32, generation: slot.generation })

@@ -39,13 +39,18 @@ pub(crate) fn header<'m, T: Deserialize<'m>>(message: &'m [u8]) -> Option<(T, &'
     postcard::take_from_bytes(message).ok()
 }
 
-/// What a panic says.
-pub(crate) fn panic_text(panic: Box<dyn std::any::Any + Send>) -> String {
-    let text = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+/// What a panic says, which goes on.
+pub(crate) fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
+    match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
         (Some(text), _) => (*text).to_owned(),
         (_, Some(text)) => text.clone(),
         _ => "a panic without a message".to_owned(),
-    };
+    }
+}
+
+/// What a panic says, which ends here.
+pub(crate) fn panic_text(panic: Box<dyn std::any::Any + Send>) -> String {
+    let text = text_of(&*panic);
     // A payload may panic when it is dropped.
     if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
         std::mem::forget(again);

@@ -6,6 +6,7 @@
 
 mod events;
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,12 +17,13 @@ use crate::codec;
 use crate::error::{Cause, Error, Result};
 use crate::frame::{MOST_HEADER, ToProcess};
 use crate::group::{After, Group, Outcome, Ticket, Waiter};
+use crate::keep;
 use crate::leases::{LeaseId, Leases, Part};
 use crate::life::{Life, Limits, Phase};
 use crate::options::Options;
 use crate::payload::{Input, Lease};
 use crate::process::{Ends, Process};
-use crate::system::Sent;
+use crate::system::{self, Sent};
 use crate::worker::{Health, Stats};
 
 /// What the supervisor's thread waits for, of one worker: descriptors with what is awaited, or, after a poll, what is there.
@@ -92,6 +94,44 @@ impl Core {
             stats: Stats::default(),
             reaped: None,
         }
+    }
+
+    /// What was under the lock is half done, because of a panic: ends all calls, and kills the process. Trusts nothing but lists of them.
+    pub(crate) fn give_up(&mut self, group: &Group, why: &str, after: &mut After) {
+        if self.ended.is_some() && self.process.is_none() {
+            return;
+        }
+        let old = std::mem::replace(self, Core::new(&group.options, Instant::now()));
+        let cause = Cause::Supervisor(why.to_owned());
+        let error = Error::GivenUp {
+            early_deaths: old.life.early_deaths(),
+            cause: cause.clone(),
+            log: old.last_log,
+        };
+        let error = old.ended.unwrap_or(error);
+        for process in old.process.into_iter().chain(old.stuck) {
+            system::kill(process.ends.handle.as_fd(), process.pid);
+            after.wake |= keep::gone((group.number(), process.incarnation));
+            self.stuck.push(process);
+        }
+        self.life = Life::over(self.stuck.len());
+        (self.stats, self.last_cause) = (old.stats, Some(cause));
+        self.ended = Some(error.clone());
+        for ticket in old.calls.into_values() {
+            after.end(ticket, Outcome::Failed(error.clone()));
+        }
+        let waiters = old.serving.into_iter().chain(old.room);
+        after.waiters.extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
+        after.wake = true;
+    }
+
+    /// Why a call or a waiter ended without a word: a panic had it in its hands.
+    pub(crate) fn why_forgotten(&self) -> Error {
+        self.ended.clone().unwrap_or_else(|| Error::GivenUp {
+            early_deaths: self.life.early_deaths(),
+            cause: Cause::Supervisor("it was forgotten".to_owned()),
+            log: self.last_log.clone(),
+        })
     }
 
     pub(crate) fn wait_until_serving(&mut self, waiter: Waiter, after: &mut After) {

@@ -118,7 +118,7 @@ pub enum Error {
     /// The deadline of the call passed. If a process has the call it goes on with it.
     #[error("the call's deadline passed")]
     Deadline,
-    /// Processes died early too often: there will be no other one.
+    /// Processes died early too often, or the first one did not serve: there will be no other one.
     #[error("given up after {early_deaths} early deaths in a row, the last by: {cause}\n{log}")]
     GivenUp {
         /// How many there were.
@@ -222,6 +222,9 @@ pub enum Cause {
     /// It was asked to end.
     #[error("it was asked to end")]
     Closed,
+    /// The code that looks after workers panicked. The process was killed; other workers go on.
+    #[error("the supervisor panicked, which is a bug of this crate: {0}")]
+    Supervisor(String),
     /// Somebody else waited for it: how it ended is not known.
     #[error("unknown: somebody else waited for it")]
     Unknown,

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -106,6 +106,8 @@ pub(crate) struct Group {
     pub(crate) requests: Arc<Slab>,
     this: Weak<Group>,
     core: Mutex<Core>,
+    #[cfg(test)]
+    pub(crate) trips: supervisor::tests::Trips,
 }
 
 impl Group {
@@ -126,6 +128,8 @@ impl Group {
             program,
             requests,
             this: this.clone(),
+            #[cfg(test)]
+            trips: Default::default(),
         }))
     }
 
@@ -144,10 +148,29 @@ impl Group {
     }
 
     fn with<R>(&self, act: impl FnOnce(&mut Core, &mut After) -> R) -> R {
+        self.guarded(|after| act(&mut self.core.lock(), after))
+    }
+
+    /// A panic under the lock leaves nothing half done: it ends the worker, and goes on.
+    fn guarded<R>(&self, act: impl FnOnce(&mut After) -> R) -> R {
         let mut after = After::default();
-        let result = act(&mut self.core.lock(), &mut after);
+        let acted = catch_unwind(AssertUnwindSafe(|| act(&mut after)));
+        if let Err(panic) = &acted {
+            let why = crate::codec::text_of(&**panic);
+            self.core.lock().give_up(self, &why, &mut after);
+        }
         after.run();
-        result
+        acted.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// Ends the worker because of a panic.
+    pub(crate) fn give_up(&self, why: &str) {
+        self.with(|core, after| core.give_up(self, why, after));
+    }
+
+    /// Why a call or a waiter was forgotten.
+    pub(crate) fn why_forgotten(&self) -> Error {
+        self.with(|core, _| core.why_forgotten())
     }
 
     /// Resolves when the worker serves, or has ended.
@@ -241,18 +264,18 @@ impl Group {
         thread_local! {
             static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
         }
-        let mut after = After::default();
-        let heard = BUFFER.try_with(|buffer| {
-            let Some(mut core) = self.core.try_lock() else { return };
-            let (mut buffer, bytes) = (buffer.borrow_mut(), packet_bytes(&self.options));
-            // It never shrinks: what grows is written.
-            let longer = buffer.len().max(bytes);
-            buffer.resize(longer, 0);
-            core.hear_now(self, now, &mut buffer[..bytes], &mut after);
+        self.guarded(|after| {
+            let heard = BUFFER.try_with(|buffer| {
+                let Some(mut core) = self.core.try_lock() else { return };
+                let (mut buffer, bytes) = (buffer.borrow_mut(), packet_bytes(&self.options));
+                // It never shrinks: what grows is written.
+                let longer = buffer.len().max(bytes);
+                buffer.resize(longer, 0);
+                core.hear_now(self, now, &mut buffer[..bytes], after);
+            });
+            // At the end of a thread its locals are gone: then the supervisor hears it.
+            after.wake |= heard.is_err();
         });
-        // At the end of a thread its locals are gone: then the supervisor hears it.
-        after.wake |= heard.is_err();
-        after.run();
     }
 
     /// Ends the worker, by force after `limit`.
@@ -271,6 +294,10 @@ impl Group {
 
     /// What the supervisor does when something of this worker is ready or due.
     pub(crate) fn turn(&self, now: Instant, ready: &Watch, buffer: &mut [u8]) -> Watch {
-        self.with(|core, after| core.turn(self, now, ready, buffer, after))
+        let turn = || self.with(|core, after| core.turn(self, now, ready, buffer, after));
+        catch_unwind(AssertUnwindSafe(turn)).unwrap_or_else(|panic| {
+            drop(crate::codec::panic_text(panic));
+            self.with(|core, _| core.watch(now))
+        })
     }
 }

@@ -77,6 +77,11 @@ impl Life {
         Life { phase: Phase::Waiting(now), deaths: Deaths::default(), stuck: 0, closing: false }
     }
 
+    /// One that has ended, with so many processes that are not gone.
+    pub(crate) fn over(stuck: usize) -> Self {
+        Life { phase: Phase::Ended, deaths: Deaths::default(), stuck, closing: false }
+    }
+
     pub(crate) fn phase(&self) -> Phase {
         self.phase
     }

@@ -185,7 +185,9 @@ impl<S: Service> Answer<S> {
                 }
                 match polled {
                     Poll::Pending => return Poll::Pending,
-                    Poll::Ready(outcome) => outcome.unwrap_or(Outcome::Failed(Error::Closed)),
+                    Poll::Ready(outcome) => {
+                        outcome.unwrap_or_else(|_| Outcome::Failed(handle.group.why_forgotten()))
+                    }
                 }
             }
             State::Failed(error) => Outcome::Failed(error.clone()),

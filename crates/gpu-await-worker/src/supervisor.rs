@@ -3,15 +3,24 @@
 //! It begins with the first worker and never ends: the kernel kills a process of a worker when the thread that started it ends. It waits
 //! in one `poll` for the sockets, handles and pipes of all, and blocks nowhere else: a death is seen by the handle, `waitid` is asked
 //! without waiting, pipes are read as far as they go.
+//!
+//! # Invariants
+//! 1. A panic on this thread ends the worker that it was looking after, or, if it was looking after none, all of them: with a cause, and each
+//!    call of theirs. The thread goes on (`a_panic_ends_one_worker`, `a_panic_between_workers_ends_all`).
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+pub(crate) mod tests;
+
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+use crate::codec::panic_text;
 use crate::core::{Watch, Watched, packet_bytes};
 use crate::error::{Error, Result};
 use crate::group::Group;
@@ -70,20 +79,36 @@ fn run() {
     let mut workers: Vec<Supervised> = Vec::new();
     let mut buffer = Vec::new();
     loop {
-        for group in supervisor.new.lock().drain(..) {
-            let bytes = packet_bytes(&group.options).max(buffer.len());
-            buffer.resize(bytes, 0);
-            workers.push(Supervised { group, watch: Watch::default() });
-        }
-        let now = Instant::now();
+        let round = || look_after(supervisor, &mut workers, &mut buffer);
+        let Err(panic) = catch_unwind(AssertUnwindSafe(round)) else { continue };
+        let why = panic_text(panic);
         for worker in &mut workers {
-            let ready = std::mem::take(&mut worker.watch);
-            let bytes = packet_bytes(&worker.group.options);
-            worker.watch = worker.group.turn(now, &ready, &mut buffer[..bytes]);
+            worker.group.give_up(&why);
+            worker.watch = Watch::default();
         }
-        workers.retain(|worker| !worker.watch.ended);
-        wait(supervisor, &mut workers);
+        // Whatever it is may happen again.
+        std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Gives each worker its turn, and waits.
+fn look_after(supervisor: &Supervisor, workers: &mut Vec<Supervised>, buffer: &mut Vec<u8>) {
+    let new = std::mem::take(&mut *supervisor.new.lock());
+    workers.extend(new.into_iter().map(|group| Supervised { group, watch: Watch::default() }));
+    let longest = workers.iter().map(|worker| packet_bytes(&worker.group.options)).max();
+    if let Some(longest) = longest.filter(|longest| *longest > buffer.len()) {
+        buffer.resize(longest, 0);
+    }
+    let now = Instant::now();
+    for worker in &mut *workers {
+        let ready = std::mem::take(&mut worker.watch);
+        let bytes = packet_bytes(&worker.group.options);
+        worker.watch = worker.group.turn(now, &ready, &mut buffer[..bytes]);
+    }
+    workers.retain(|worker| !worker.watch.ended);
+    #[cfg(test)]
+    tests::trip();
+    wait(supervisor, workers);
 }
 
 /// Waits until something is ready or due, and leaves in the watches what is ready.
@@ -104,7 +129,7 @@ fn wait(supervisor: &Supervisor, workers: &mut [Supervised]) {
         // What fails here is looked at again by the time that is due.
         let polled = system::poll(&mut fds, limit);
         if polled.is_err() {
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(10));
         }
         fds.iter().map(PollFd::revents).collect()
     };

@@ -25,7 +25,7 @@ use crate::supervisor;
 /// # Ownership
 /// The process ends with the last handle: calls that are under way keep one. It ends with the front process as well, however that ends.
 pub struct Worker<S: Service> {
-    handle: Arc<Handle>,
+    pub(crate) handle: Arc<Handle>,
     service: PhantomData<fn() -> S>,
 }
 
@@ -91,7 +91,7 @@ impl<S: Service> Worker<S> {
                 Err(Error::Overloaded { .. }) => {}
                 lease => return lease,
             }
-            room.await.unwrap_or(Err(Error::Closed))?;
+            room.await.unwrap_or_else(|_| Err(self.handle.group.why_forgotten()))?;
         }
     }
 
@@ -100,7 +100,8 @@ impl<S: Service> Worker<S> {
     /// # Errors
     /// The worker has ended: [`Error::GivenUp`], [`Error::Closed`].
     pub async fn serving(&self) -> Result<()> {
-        self.handle.group.serving().await.unwrap_or(Err(Error::Closed))
+        let group = &self.handle.group;
+        group.serving().await.unwrap_or_else(|_| Err(group.why_forgotten()))
     }
 
     /// Ends the worker: calls that no process has fail with [`Error::Closed`], the process answers the others and ends, and is killed if

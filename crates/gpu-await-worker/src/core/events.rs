@@ -51,6 +51,8 @@ impl Core {
             }
             !gone
         });
+        #[cfg(test)]
+        group.trips.trip(crate::supervisor::tests::Trip::Turn);
         self.hand_out(group);
         self.look(group, now, after);
         self.tick(group, now, buffer, after);
@@ -59,7 +61,7 @@ impl Core {
     }
 
     /// What to wait for.
-    fn watch(&mut self, now: Instant) -> Watch {
+    pub(crate) fn watch(&mut self, now: Instant) -> Watch {
         let process = self.process.as_ref().map(|process| {
             let mut socket =
                 if process.deaf.is_some() { PollFlags::empty() } else { PollFlags::IN };
@@ -423,7 +425,7 @@ impl Core {
             move || tracing::error!(process = ?pid, "a killed process does not go: set aside"),
         );
         self.stuck.push(process);
-        self.lose(cause, culprit, after);
+        self.lose(group, cause, culprit, after);
         self.gone(group, now, false, after);
     }
 
@@ -451,17 +453,20 @@ impl Core {
         after.log(move || tracing::warn!(process = ?pid, cause = %text, "a worker's process died"));
         // The memory of a process that is not reaped yet is not free yet.
         let excused = matches!(cause, Cause::OutOfDeviceMemory(_)) && self.life.stuck() > 0;
-        self.lose(cause, culprit, after);
+        self.lose(group, cause, culprit, after);
         self.gone(group, now, excused, after);
     }
 
     /// Ends the calls that died with the process.
-    fn lose(&mut self, cause: Cause, culprit: Culprit, after: &mut After) {
+    #[cfg_attr(not(test), expect(unused_variables, reason = "tests panic here"))]
+    fn lose(&mut self, group: &Group, cause: Cause, culprit: Culprit, after: &mut After) {
         self.stats.deaths += 1;
         if self.leases.other_side_gone() {
             after.waiters.extend(self.room.drain(..).map(|waiter| (waiter, Ok(()))));
         }
         for lost in self.calls.died(culprit) {
+            #[cfg(test)]
+            group.trips.trip(crate::supervisor::tests::Trip::Lose);
             self.stats.lost_calls += 1;
             let error =
                 WorkerLost { cause: cause.clone(), guilt: lost.guilt, attempt: lost.attempt };
