@@ -109,7 +109,7 @@ pub enum Error {
     /// The service returned this failure.
     #[error("{0}")]
     Service(String),
-    /// The service panicked in this call. Its process goes on.
+    /// The service panicked in this call, or what it dropped did. Its process goes on.
     #[error("the service panicked: {0}")]
     Panicked(String),
     /// The process died while it had the call.

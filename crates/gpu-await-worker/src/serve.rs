@@ -228,9 +228,10 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
     let (service, started) = oneshot::channel();
     let starting = link.clone();
     runtime.spawn(async move {
-        match start::<S>(&config, &terms, &starting, slabs).await {
-            Ok(started) => drop(service.send(Arc::new(started))),
-            Err((ending, why)) => starting.end(ending, &why),
+        match guarded(start::<S>(&config, &terms, &starting, slabs)).await {
+            Ok(Ok(started)) => drop(service.send(Arc::new(started))),
+            Ok(Err((ending, why))) => starting.end(ending, &why),
+            Err(panic) => starting.end(Ending::StartFailed, &panic),
         }
     });
     let process = Serving {
@@ -269,12 +270,7 @@ async fn start<S: Service>(
             watching.end(fault_of(&error), &error.to_string())
         }
     });
-    let started = AssertUnwindSafe(S::start(config, &host)).catch_unwind().await;
-    match started {
-        Ok(Ok(service)) => Ok(service),
-        Ok(Err(failure)) => Err((ending_of(&failure), failure.to_string())),
-        Err(panic) => Err((Ending::StartFailed, codec::panic_text(panic))),
-    }
+    S::start(config, &host).await.map_err(|failure| (ending_of(&failure), failure.to_string()))
 }
 
 /// Whether a loss says that the device's memory is wrong: an ECC error that was not corrected.
@@ -303,6 +299,17 @@ fn ending_of(failure: &Failure) -> Ending {
 struct Running {
     count: AtomicUsize,
     none: Notify,
+}
+
+/// A call that runs, until it is dropped.
+struct Runs(Arc<Running>);
+
+impl Drop for Runs {
+    fn drop(&mut self) {
+        if self.0.count.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.none.notify_one();
+        }
+    }
 }
 
 /// A process that takes messages.
@@ -378,7 +385,9 @@ impl Serving {
         let payloads = Payloads::new(payload, self.room.clone());
         let most_response = self.most_response;
         running.count.fetch_add(1, Ordering::SeqCst);
+        let runs = Runs(running);
         async move {
+            let _runs = runs;
             let (verdict, body, payload) =
                 call(&*service, &link, payloads, &request, most_response).await;
             let sent = payload.as_ref().map(|payload| payload.sent());
@@ -389,14 +398,11 @@ impl Serving {
                 let answer = ToSupervisor::Answer { id, verdict, payload: None };
                 let _ = link.say(&answer, b"").await;
             }
-            if running.count.fetch_sub(1, Ordering::SeqCst) == 1 {
-                running.none.notify_one();
-            }
         }
     }
 }
 
-/// Runs one call.
+/// Runs one call: whatever is the service's runs, and is dropped, where its panics end.
 async fn call<S: Service>(
     service: &S,
     link: &Arc<Link>,
@@ -404,29 +410,38 @@ async fn call<S: Service>(
     request: &[u8],
     most: usize,
 ) -> (Verdict, Vec<u8>, Option<crate::inputs::ResponsePayload>) {
-    let request = match codec::decode(request) {
-        Ok(request) => request,
-        Err(error) => return (Verdict::Undecodable, codec::cut(&error, most).to_vec(), None),
-    };
-    let called = AssertUnwindSafe(service.call(request, &mut payloads)).catch_unwind().await;
-    let response = match called {
-        Ok(Ok(response)) => response,
-        Ok(Err(failure)) => {
-            if failure.kind() == Some(ErrorKind::DeviceLost) {
-                link.end(Ending::Fault, &failure.to_string());
+    let cut = |text: &str| codec::cut(text, most).to_vec();
+    let called = guarded(async {
+        let request = match codec::decode(request) {
+            Ok(request) => request,
+            Err(error) => return (Verdict::Undecodable, cut(&error)),
+        };
+        let response = match service.call(request, &mut payloads).await {
+            Ok(response) => response,
+            Err(failure) => {
+                if failure.kind() == Some(ErrorKind::DeviceLost) {
+                    link.end(Ending::Fault, &failure.to_string());
+                }
+                return (Verdict::Failed, cut(&failure.to_string()));
             }
-            return (Verdict::Failed, codec::cut(&failure.to_string(), most).to_vec(), None);
+        };
+        match codec::encode(&response) {
+            Ok(bytes) if bytes.len() <= most => (Verdict::Answered, bytes),
+            Ok(bytes) => {
+                let verdict = Verdict::TooLarge { bytes: bytes.len() as u64, limit: most as u64 };
+                (verdict, Vec::new())
+            }
+            Err(error) => (Verdict::Unencodable, cut(&error)),
         }
-        Err(panic) => {
-            return (Verdict::Panicked, codec::cut(&codec::panic_text(panic), most).to_vec(), None);
-        }
-    };
-    match codec::encode(&response) {
-        Ok(bytes) if bytes.len() <= most => (Verdict::Answered, bytes, payloads.into_response()),
-        Ok(bytes) => {
-            let verdict = Verdict::TooLarge { bytes: bytes.len() as u64, limit: most as u64 };
-            (verdict, Vec::new(), None)
-        }
-        Err(error) => (Verdict::Unencodable, codec::cut(&error, most).to_vec(), None),
+    });
+    match called.await {
+        Ok((Verdict::Answered, body)) => (Verdict::Answered, body, payloads.into_response()),
+        Ok((verdict, body)) => (verdict, body, None),
+        Err(panic) => (Verdict::Panicked, cut(&panic), None),
     }
+}
+
+/// Runs code of the service; a panic of it, of what it drops and of its own payload is an error. All of that has to be dropped within.
+async fn guarded<T>(code: impl Future<Output = T>) -> Result<T, String> {
+    AssertUnwindSafe(code).catch_unwind().await.map_err(codec::panic_text)
 }

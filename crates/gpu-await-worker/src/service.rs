@@ -12,7 +12,8 @@ use crate::{Host, Payloads};
 
 /// What a process of a worker does: it starts once, and is called from then on, many times at once.
 ///
-/// Its methods run in the process of the worker, on a tokio runtime of its own. A panic in `call` is that call's error. What ends the
+/// Its methods run in the process of the worker, on a tokio runtime of its own. A panic in `call`, in its future as it is dropped, or in the
+/// code of requests and responses (`Serialize`, `Deserialize`, `Drop`) is that call's error. What ends the
 /// process (a fault of the GPU, an abort, a stray pointer) ends the calls that it had, and no others.
 ///
 /// # Examples

@@ -5,8 +5,9 @@ mod front;
 mod kept;
 mod limits;
 mod misbehave;
+mod odd;
 mod options;
 mod payloads;
 mod twin;
 
-gpu_await_worker::test_main!(twin::Twin, twin::NeverStarts);
+gpu_await_worker::test_main!(twin::Twin, twin::NeverStarts, odd::Odd);
