@@ -11,7 +11,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// | variant | what the caller can do |
 /// |---|---|
-/// | `NotInitialised`, `NotRegistered`, `InsideWorker`, `Unsupported`, `Unfit`, `Encode`, `TooLarge` | fix the program |
+/// | `NotInitialised`, `NotRegistered`, `InsideWorker`, `Forked`, `Unsupported`, `Unfit`, `Encode`, `TooLarge` | fix the program |
 /// | `Overloaded` | retry later |
 /// | `Lost` | retry, if the request may run again and is not the one that killed the process ([`Guilt`]) |
 /// | `Deadline` | give up, or wait longer |
@@ -38,6 +38,9 @@ pub enum Error {
     /// A worker, or a program that it started, may not start workers.
     #[error("this process is a worker's, or was started by one: it starts no workers")]
     InsideWorker,
+    /// This process is a fork of the one that the handle, or `init`, belongs to, and has none of its threads: nothing was done.
+    #[error("a fork of the process that its workers belong to: they are its parent's")]
+    Forked,
     /// The platform, or its set-up, lacks what workers need.
     #[error("workers need {what}")]
     Unsupported {

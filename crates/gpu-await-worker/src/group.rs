@@ -6,11 +6,14 @@
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
+use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use futures::FutureExt;
 use futures::channel::oneshot;
+use gpu_await::sibling::Process;
 use parking_lot::Mutex;
 
 use crate::calls::{CallId, Terms};
@@ -105,6 +108,8 @@ pub(crate) struct Group {
     /// The memory for payloads of requests. Its processes can only read it, so it serves one after the other.
     pub(crate) requests: Arc<Slab>,
     this: Weak<Group>,
+    /// Whose it is. A fork has no thread that would answer, and its copy of the lock may be locked for good.
+    process: Process,
     core: Mutex<Core>,
     #[cfg(test)]
     pub(crate) trips: supervisor::tests::Trips,
@@ -128,6 +133,7 @@ impl Group {
             program,
             requests,
             this: this.clone(),
+            process: Process::remembered(),
             #[cfg(test)]
             trips: Default::default(),
         }))
@@ -145,6 +151,18 @@ impl Group {
     /// Under which memory of that name is kept.
     pub(crate) fn key(&self, name: &str) -> Key {
         (self.options.gpu.clone(), name.to_owned())
+    }
+
+    /// Refused in a fork of the process that it belongs to.
+    pub(crate) fn check_here(&self) -> Result<()> {
+        if self.process.is_here() { Ok(()) } else { Err(Error::Forked) }
+    }
+
+    /// For drops, which do nothing in a fork.
+    fn if_here(&self, act: impl FnOnce(&mut Core, &mut After)) {
+        if self.process.is_here() {
+            self.with(act);
+        }
     }
 
     fn with<R>(&self, act: impl FnOnce(&mut Core, &mut After) -> R) -> R {
@@ -174,17 +192,25 @@ impl Group {
     }
 
     /// Resolves when the worker serves, or has ended.
-    pub(crate) fn serving(&self) -> oneshot::Receiver<Result<()>> {
+    pub(crate) fn serving(&self) -> impl Future<Output = Result<()>> {
         let (waiter, receiver) = oneshot::channel();
-        self.with(|core, after| core.wait_until_serving(waiter, after));
-        receiver
+        self.if_here(|core, after| core.wait_until_serving(waiter, after));
+        self.told(receiver)
     }
 
     /// Resolves when there may be more room for leases, or the worker has ended.
-    pub(crate) fn room(&self) -> oneshot::Receiver<Result<()>> {
+    pub(crate) fn room(&self) -> impl Future<Output = Result<()>> {
         let (waiter, receiver) = oneshot::channel();
-        self.with(|core, after| core.wait_for_room(waiter, after));
-        receiver
+        self.if_here(|core, after| core.wait_for_room(waiter, after));
+        self.told(receiver)
+    }
+
+    async fn told(&self, mut told: oneshot::Receiver<Result<()>>) -> Result<()> {
+        poll_fn(|cx| {
+            self.check_here()?;
+            told.poll_unpin(cx).map(|told| told.unwrap_or_else(|_| Err(self.why_forgotten())))
+        })
+        .await
     }
 
     /// Enters a call, and sends it if it can be sent now.
@@ -194,6 +220,7 @@ impl Group {
         payload: Option<Input>,
         terms: Terms,
     ) -> Result<(CallId, oneshot::Receiver<Outcome>)> {
+        self.check_here()?;
         let limit = u64::from(self.options.most_message_bytes);
         if request.len() as u64 > limit {
             let bytes = request.len() as u64;
@@ -234,6 +261,7 @@ impl Group {
 
     /// A part of the slab, if there is room now.
     pub(crate) fn lease(&self, bytes: u64) -> Result<Lease> {
+        self.check_here()?;
         let limit = self.options.request_slab_bytes;
         if bytes > limit {
             return Err(Error::TooLarge { what: "a payload", bytes, limit });
@@ -243,15 +271,15 @@ impl Group {
 
     /// Nobody waits for the call any more.
     pub(crate) fn abandon(&self, id: CallId) {
-        self.with(|core, after| core.abandon(self, id, after));
+        self.if_here(|core, after| core.abandon(self, id, after));
     }
 
     pub(crate) fn give_back(&self, id: LeaseId) {
-        self.with(|core, after| core.give_back(self, id, after));
+        self.if_here(|core, after| core.give_back(self, id, after));
     }
 
     pub(crate) fn release(&self, incarnation: u32, id: LeaseId) {
-        self.with(|core, after| {
+        self.if_here(|core, after| {
             if let Some(process) = core.process(incarnation) {
                 process.tell(&ToProcess::Release(id), Vec::new());
                 after.wake |= process.has_to_send();
@@ -280,16 +308,22 @@ impl Group {
 
     /// Ends the worker, by force after `limit`.
     pub(crate) fn close(&self, limit: Duration) {
-        self.with(|core, after| core.close(Instant::now() + limit, after));
+        self.if_here(|core, after| core.close(Instant::now() + limit, after));
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        self.with(|core, _| core.stats())
+        match self.process.is_here() {
+            true => self.with(|core, _| core.stats()),
+            false => Stats::default(),
+        }
     }
 
     /// The last lines of the process that is there, or of the last one.
     pub(crate) fn log(&self) -> String {
-        self.with(|core, _| core.log())
+        match self.process.is_here() {
+            true => self.with(|core, _| core.log()),
+            false => String::new(),
+        }
     }
 
     /// What the supervisor does when something of this worker is ready or due.

@@ -249,8 +249,8 @@ impl DerefMut for ResponsePayload {
 
 impl Drop for ResponsePart {
     fn drop(&mut self) {
-        // One that was sent is returned by the supervisor.
-        if self.room.leases.lock().give_back(self.id) {
+        // One that was sent is returned by the supervisor. In a fork of the process the lock may be locked for good.
+        if self.room.slab.is_here() && self.room.leases.lock().give_back(self.id) {
             self.room.freed.notify_waiters();
         }
     }

@@ -7,6 +7,7 @@ use gpu_await::{SharedDescriptors, SharedInfo};
 use parking_lot::Mutex;
 
 use crate::kept::{Asked, Kept, Key, Owner};
+use crate::program;
 
 static KEPT: Mutex<Kept<SharedDescriptors>> = Mutex::new(Kept::new());
 
@@ -22,9 +23,12 @@ pub struct KeptMemory {
     pub info: SharedInfo,
 }
 
-/// Returns what this process keeps for the processes of its workers.
+/// Returns what this process keeps for the processes of its workers; nothing in a fork, whose parent keeps it.
 #[must_use]
 pub fn kept() -> Vec<KeptMemory> {
+    if program::is_fork() {
+        return Vec::new();
+    }
     let kept = KEPT.lock();
     let complete = kept.sealed_entries().filter_map(|((gpu, name), memory)| {
         let info = memory.info().ok()?;
@@ -36,7 +40,7 @@ pub fn kept() -> Vec<KeptMemory> {
 /// Keeps it no longer: the memory is free when no process maps it, and the next process that asks for it fills it. Returns whether there
 /// was such memory.
 pub fn forget_kept(gpu: Option<&str>, name: &str) -> bool {
-    forget(|(of, named)| of.as_deref() == gpu && named == name)
+    !program::is_fork() && forget(|(of, named)| of.as_deref() == gpu && named == name)
 }
 
 /// An error of the GPU's memory: what is kept there may be wrong.

@@ -118,8 +118,11 @@ impl Payload {
     /// As the descriptor does.
     ///
     /// # Errors
-    /// Those of `write(2)`.
+    /// Those of `write(2)`; in a fork, where the memory is not.
     pub fn write_to(&self, file: impl AsFd, from: usize) -> io::Result<usize> {
+        if !self.slab.is_here() {
+            return Err(io::Error::other("shared memory of the parent of this fork"));
+        }
         let rest = self.len().checked_sub(from).ok_or(io::ErrorKind::InvalidInput)?;
         let part = Part { offset: self.part.offset + from as u64, len: rest as u64 };
         // SAFETY: the part is mapped for as long as the slab, which `self` holds.

@@ -168,6 +168,9 @@ impl<S: Service> Answer<S> {
 
     fn poll_reply(&mut self, cx: &mut Context<'_>) -> Poll<Result<(S::Response, Option<Payload>)>> {
         let outcome = match &mut self.state {
+            State::Sent { handle, .. } if handle.group.check_here().is_err() => {
+                Outcome::Failed(Error::Forked)
+            }
             State::Sent { handle, reply, hot_until, .. } => {
                 let mut polled = Pin::new(&mut *reply).poll(cx);
                 if let Some(until) = hot_until.filter(|_| polled.is_pending()) {

@@ -12,6 +12,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 
+use gpu_await::sibling::Process;
+
 use crate::error::{Error, Result};
 use crate::frame::Executable;
 use crate::service::Services;
@@ -31,7 +33,7 @@ pub(crate) struct Program {
     pub(crate) executable: Executable,
     pub(crate) arguments: Vec<String>,
     services: Vec<&'static str>,
-    process: u32,
+    process: Process,
 }
 
 static PROGRAM: OnceLock<Result<Program>> = OnceLock::new();
@@ -43,16 +45,20 @@ impl Program {
             return Err(Error::InsideWorker);
         }
         let program = PROGRAM.get().ok_or(Error::NotInitialised)?.as_ref().map_err(Clone::clone)?;
-        if program.process != std::process::id() {
-            return Err(Error::Unsupported {
-                what: "the process that called `init`, and no fork of it",
-            });
+        if !program.process.is_here() {
+            return Err(Error::Forked);
         }
         if !program.services.contains(&service) {
             return Err(Error::NotRegistered { service });
         }
         Ok(program)
     }
+}
+
+/// Whether this is a fork of the process that called [`init`].
+pub(crate) fn is_fork() -> bool {
+    let program = PROGRAM.get().and_then(|program| program.as_ref().ok());
+    program.is_some_and(|program| !program.process.is_here())
 }
 
 /// Makes this program one that workers can run in: the first statement of `main`, with the services that they serve.
@@ -90,7 +96,7 @@ pub(crate) fn register<S: Services>(arguments: Vec<String>) {
                 file,
                 arguments,
                 services: S::names(),
-                process: std::process::id(),
+                process: Process::remembered(),
             })
         };
         open().map_err(|error| Error::system("opening /proc/self/exe", error))

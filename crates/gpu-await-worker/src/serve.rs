@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
+use gpu_await::sibling::Process;
 use gpu_await::{ErrorDetail, ErrorKind, LossCause, SharedDescriptors};
 use parking_lot::Mutex;
 use tokio::io::unix::AsyncFd;
@@ -40,6 +41,7 @@ pub(crate) struct Link {
     /// A task sends what waits.
     is_flushing: AtomicBool,
     runtime: tokio::runtime::Handle,
+    process: Process,
     /// Who waits for memory that the supervisor keeps.
     asked: Mutex<Vec<(String, oneshot::Sender<KeptReply>)>>,
 }
@@ -78,8 +80,11 @@ impl Link {
         }
     }
 
-    /// Sends a short message now, or later in front of nothing.
+    /// Sends a short message now, or later in front of nothing. A fork of the process says nothing in its name.
     pub(crate) fn post(self: &Arc<Self>, message: &ToSupervisor<'_>) {
+        if !self.process.is_here() {
+            return;
+        }
         let Ok(header) = codec::encode(message) else { return };
         if !matches!(
             system::send(self.socket.as_fd(), &[&header], &[]),
@@ -213,6 +218,7 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
         waiting: Mutex::default(),
         is_flushing: AtomicBool::new(false),
         runtime: runtime.clone(),
+        process: Process::remembered(),
         asked: Mutex::default(),
     });
     let status = responses.clone();

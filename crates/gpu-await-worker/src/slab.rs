@@ -13,6 +13,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use gpu_await::sibling::Process;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::heart::Beat;
@@ -25,7 +26,10 @@ pub(crate) const STATUS_BYTES: u64 = 4096;
 /// A mapped slab.
 #[derive(Debug)]
 pub(crate) struct Slab {
-    fd: OwnedFd,
+    /// Not closed in a fork, where the number may be another file's by then.
+    fd: Option<OwnedFd>,
+    /// Where it is mapped: a fork has something else there, or nothing.
+    process: Process,
     start: *mut u8,
     len: usize,
     writable: bool,
@@ -69,19 +73,26 @@ impl Slab {
             // SAFETY: the mapping is this slab's; the advice changes no contents. A child of a fork does not use it.
             unsafe { rustix::mm::madvise(start, len, advice)? };
         }
-        Ok(Slab { fd, start: start.cast(), len, writable })
+        let (fd, process) = (Some(fd), Process::remembered());
+        Ok(Slab { fd, process, start: start.cast(), len, writable })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.fd.as_ref().expect("it is taken when the slab is dropped").as_fd()
     }
 
     pub(crate) fn bytes(&self) -> u64 {
         self.len as u64
     }
 
+    /// Whether this process mapped it, and is no fork of that.
+    pub(crate) fn is_here(&self) -> bool {
+        self.process.is_here()
+    }
+
     /// The address of a part.
     pub(crate) fn at(&self, part: Part) -> *mut u8 {
+        assert!(self.is_here(), "shared memory of the parent of this fork");
         assert!(part.is_within(self.bytes()), "{part:?} is not within {} bytes", self.len);
         // SAFETY: within the mapping, as just checked.
         unsafe { self.start.add(part.offset as usize) }
@@ -129,6 +140,10 @@ impl Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
+        if !self.is_here() {
+            std::mem::forget(self.fd.take());
+            return;
+        }
         // SAFETY: the mapping is this slab's, and nothing refers to it any more. What fails stays mapped.
         let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
     }

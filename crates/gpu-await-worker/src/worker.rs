@@ -24,6 +24,9 @@ use crate::supervisor;
 ///
 /// # Ownership
 /// The process ends with the last handle: calls that are under way keep one. It ends with the front process as well, however that ends.
+///
+/// In a fork of the front every handle answers with [`Error::Forked`], and drops of them do nothing: the workers are the parent's. Their shared
+/// memory is not there: reading a [`Lease`] or a [`Payload`](crate::Payload) panics.
 pub struct Worker<S: Service> {
     pub(crate) handle: Arc<Handle>,
     service: PhantomData<fn() -> S>,
@@ -91,7 +94,7 @@ impl<S: Service> Worker<S> {
                 Err(Error::Overloaded { .. }) => {}
                 lease => return lease,
             }
-            room.await.unwrap_or_else(|_| Err(self.handle.group.why_forgotten()))?;
+            room.await?;
         }
     }
 
@@ -100,15 +103,14 @@ impl<S: Service> Worker<S> {
     /// # Errors
     /// The worker has ended: [`Error::GivenUp`], [`Error::Closed`].
     pub async fn serving(&self) -> Result<()> {
-        let group = &self.handle.group;
-        group.serving().await.unwrap_or_else(|_| Err(group.why_forgotten()))
+        self.handle.group.serving().await
     }
 
     /// Ends the worker: calls that no process has fail with [`Error::Closed`], the process answers the others and ends, and is killed if
     /// that takes longer than `limit`. Returns when it is gone.
     pub async fn close(self, limit: Duration) {
         self.handle.group.close(capped(limit));
-        while self.handle.group.room().await.is_ok_and(|result| result.is_ok()) {}
+        while self.handle.group.room().await.is_ok() {}
     }
 
     /// The figures of the worker.
@@ -319,7 +321,7 @@ pub struct Recovery {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Whether it serves.
+    /// Whether it serves; `None`, and all figures zero, in a fork of the process that it belongs to.
     pub health: Option<Health>,
     /// The number of its process.
     pub process: Option<u32>,

@@ -23,6 +23,8 @@ pub(crate) enum Do {
     DoubleOnDevice,
     /// Forks, and the child sleeps for ever with all that it inherits.
     Fork,
+    /// Forks; the child drops its copy of the payload. Answers later.
+    ForkThatDrops(Duration),
     /// Answers with the sum of what is kept under this name.
     Keep(String, Filler),
     /// Sends its supervisor what no service sends, from this seed.
@@ -184,6 +186,20 @@ impl Service for Twin {
                     },
                     child => Done::Number(child as u32),
                 }
+            }
+            Do::ForkThatDrops(delay) => {
+                let request = payloads.request();
+                // SAFETY: the child drops a value, which may not wait for another thread, and then waits.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    drop(request);
+                    loop {
+                        // SAFETY: waits, and touches no memory.
+                        unsafe { libc::pause() };
+                    }
+                }
+                tokio::time::sleep(delay).await;
+                Done::Number(child as u32)
             }
             Do::Keep(name, filler) => {
                 let kept = self.host.keep::<u32>(&name, 1000, async |weights| {
