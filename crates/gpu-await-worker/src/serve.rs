@@ -348,7 +348,7 @@ impl Serving {
                 },
             };
             // Without a packet the supervisor is gone.
-            let Some((bytes, fds)) = packet else { system::end_process(1) };
+            let Some((bytes, fds)) = packet else { child::end_with_front() };
             let Some((message, body)) = codec::header(&buffer[..bytes]) else {
                 return "its supervisor sent an unknown message".to_owned();
             };

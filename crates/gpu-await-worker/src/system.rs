@@ -285,11 +285,22 @@ fn kill_group(pid: Pid) {
     let _ = rustix::process::kill_process_group(pid, Signal::KILL);
 }
 
-/// Has the kernel kill this process when the thread that started it ends, and ends it if that was not `parent` or is gone.
-pub(crate) fn end_with(parent: u32) -> io::Result<()> {
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get() as u32);
-    if now == Some(parent) { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
+/// A handle of the process that started this one, which has to be `parent`. Has the kernel wake this process when it ends, should it be
+/// stopped then: the signal is `SIGCONT`, so that its threads run, and the one that watches the handle can end more than the process.
+pub(crate) fn watch_parent(parent: u32) -> io::Result<OwnedFd> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::CONT))?;
+    let gone = || io::Error::from(io::ErrorKind::NotFound);
+    let pid = i32::try_from(parent).ok().and_then(Pid::from_raw).ok_or_else(gone)?;
+    let handle = handle_of(pid)?;
+    // The number was the parent's when the handle was opened, if it is now.
+    if rustix::process::getppid() == Some(pid) { Ok(handle) } else { Err(gone()) }
+}
+
+/// Ends this process now, and all that it started, unless that left its group.
+pub(crate) fn end_group() -> ! {
+    // The number is this process's as long as it lives; whoever changed its group is left alone, with the group that it joined.
+    kill_group(rustix::process::getpid());
+    end_process(1)
 }
 
 /// What a worker changes of its process: no core dumps of mappings that are gigabytes long; a better victim for the kernel than its

@@ -23,7 +23,8 @@ use crate::supervisor;
 /// A [`Service`] in a process of its own, which is started again when it dies. Cheap to clone, `Send + Sync`; used on any executor.
 ///
 /// # Ownership
-/// The process ends with the last handle: calls that are under way keep one. It ends with the front process as well, however that ends.
+/// The process ends with the last handle: calls that are under way keep one. It ends with the front process as well, however that
+/// ends, and so does what it started, unless that left its process group (`setsid`).
 ///
 /// In a fork of the front every handle answers with [`Error::Forked`], and drops of them do nothing: the workers are the parent's. Their shared
 /// memory is not there: reading a [`Lease`] or a [`Payload`](crate::Payload) panics.

@@ -44,6 +44,8 @@ pub(crate) enum Do {
     Loop,
     /// Stops itself.
     Stop,
+    /// Blocks and ignores every signal that can be.
+    BlockSignals,
     /// Starts a program that outlives the process, which holds what it inherits.
     Program,
     /// Starts a worker.
@@ -91,6 +93,8 @@ pub(crate) struct Twin {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Start {
     pub(crate) delay: Duration,
+    /// Starts a program first, which outlives the process.
+    pub(crate) program: bool,
     /// A file that is removed by the first start, and whose absence makes later ones fail.
     pub(crate) once: Option<String>,
 }
@@ -123,6 +127,9 @@ impl Service for Twin {
     type Response = Done;
 
     async fn start(config: Start, host: &Host) -> Result<Self, Failure> {
+        if config.program {
+            std::process::Command::new("sleep").arg("3600").spawn()?;
+        }
         tokio::time::sleep(config.delay).await;
         if let Some(once) = config.once {
             std::fs::remove_file(once)?;
@@ -253,6 +260,21 @@ impl Service for Twin {
             Do::Stop => {
                 // SAFETY: stops this process, and touches no memory.
                 unsafe { libc::raise(libc::SIGSTOP) };
+                Done::Nothing
+            }
+            Do::BlockSignals => {
+                for signal in 1..32 {
+                    // SAFETY: changes no memory of this program; what cannot be ignored is refused.
+                    unsafe { libc::signal(signal, libc::SIG_IGN) };
+                }
+                // SAFETY: a set of signals is plain numbers, which the call fills.
+                let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
+                // SAFETY: the set is this function's.
+                unsafe { libc::sigfillset(&raw mut all) };
+                // SAFETY: the set is initialised; no old one is wanted.
+                unsafe {
+                    libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, std::ptr::null_mut())
+                };
                 Done::Nothing
             }
             Do::Program => {
