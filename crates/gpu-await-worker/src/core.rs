@@ -6,6 +6,7 @@
 
 mod events;
 
+use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -63,6 +64,8 @@ pub(crate) struct Core {
     room: Vec<Waiter>,
     last_log: Arc<str>,
     last_cause: Option<Cause>,
+    /// The last few.
+    causes: VecDeque<Cause>,
     /// When the supervisor looks next, unless it is woken.
     next_look: Instant,
     stats: Stats,
@@ -90,6 +93,7 @@ impl Core {
             room: Vec::new(),
             last_log: "".into(),
             last_cause: None,
+            causes: VecDeque::new(),
             next_look: now,
             stats: Stats::default(),
             reaped: None,
@@ -103,12 +107,7 @@ impl Core {
         }
         let old = std::mem::replace(self, Core::new(&group.options, Instant::now()));
         let cause = Cause::Supervisor(why.to_owned());
-        let error = Error::GivenUp {
-            early_deaths: old.life.early_deaths(),
-            cause: cause.clone(),
-            log: old.last_log,
-        };
-        let error = old.ended.unwrap_or(error);
+        let error = old.ended.clone().unwrap_or_else(|| old.given_up(cause.clone()));
         for process in old.process.into_iter().chain(old.stuck) {
             system::kill(process.ends.handle.as_fd(), process.pid);
             after.wake |= keep::gone((group.number(), process.incarnation));
@@ -127,11 +126,19 @@ impl Core {
 
     /// Why a call or a waiter ended without a word: a panic had it in its hands.
     pub(crate) fn why_forgotten(&self) -> Error {
-        self.ended.clone().unwrap_or_else(|| Error::GivenUp {
-            early_deaths: self.life.early_deaths(),
-            cause: Cause::Supervisor("it was forgotten".to_owned()),
+        let cause = || Cause::Supervisor("it was forgotten".to_owned());
+        self.ended.clone().unwrap_or_else(|| self.given_up(cause()))
+    }
+
+    fn given_up(&self, cause: Cause) -> Error {
+        let early_deaths = self.life.early_deaths();
+        let before = (early_deaths as usize).min(self.causes.len());
+        Error::GivenUp {
+            early_deaths,
+            cause,
+            causes: self.causes.range(self.causes.len() - before..).cloned().collect(),
             log: self.last_log.clone(),
-        })
+        }
     }
 
     pub(crate) fn wait_until_serving(&mut self, waiter: Waiter, after: &mut After) {

@@ -122,12 +122,17 @@ pub enum Error {
     #[error("the call's deadline passed")]
     Deadline,
     /// Processes died early too often, or the first one did not serve: there will be no other one.
-    #[error("given up after {early_deaths} early deaths in a row, the last by: {cause}\n{log}")]
+    #[error(
+        "given up after {early_deaths} early deaths in a row, the last by: {cause}{}\n{log}",
+        before(causes)
+    )]
     GivenUp {
         /// How many there were.
         early_deaths: u32,
         /// Of the last one.
         cause: Cause,
+        /// Of the last ones, up to 16, in their order.
+        causes: Arc<[Cause]>,
         /// What that process wrote at its end.
         log: Arc<str>,
     },
@@ -231,6 +236,15 @@ pub enum Cause {
     /// Somebody else waited for it: how it ended is not known.
     #[error("unknown: somebody else waited for it")]
     Unknown,
+}
+
+/// What came before the last cause.
+fn before(causes: &[Cause]) -> String {
+    let Some((_, before)) = causes.split_last().filter(|(_, before)| !before.is_empty()) else {
+        return String::new();
+    };
+    let before: Vec<_> = before.iter().map(Cause::to_string).collect();
+    format!("; before it: {}", before.join("; "))
 }
 
 impl Error {

@@ -19,7 +19,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::restart::{Deaths, Next, Restart};
+use crate::restart::{Deaths, Next, Restart, Sign};
 
 /// How long each state may take.
 #[derive(Clone, Copy, Debug)]
@@ -191,7 +191,7 @@ impl Life {
     pub(crate) fn gone(
         &mut self,
         now: Instant,
-        excused: bool,
+        sign: Sign,
         policy: &Restart,
         limits: &Limits,
     ) -> Step {
@@ -207,7 +207,7 @@ impl Life {
             return Step::End;
         }
         let served = served.map(|since| now.saturating_duration_since(since));
-        match self.deaths.count(policy, served, excused) {
+        match self.deaths.count(policy, served, sign) {
             Next::StartAfter(delay) if self.stuck <= limits.most_stuck => {
                 self.phase = Phase::Waiting(now + delay);
                 Step::Nothing

@@ -16,7 +16,7 @@ use crate::kept::{Asked, Kept, Key};
 use crate::leases::{LeaseId, Leases, Part, Returned};
 use crate::life::{Life, Limits, Phase, Step};
 use crate::log::Log;
-use crate::restart::{Deaths, Next, Restart};
+use crate::restart::{Deaths, Next, Restart, Sign};
 
 #[derive(Clone, Debug)]
 enum Event {
@@ -314,16 +314,22 @@ proptest! {
     }
 
     #[test]
-    fn delays_grow_and_end(served in prop::collection::vec(prop::option::of(0..30u64), 1..60)) {
-        let policy = Restart::default();
-        let (mut deaths, mut early, mut last) = (Deaths::default(), 0, Duration::ZERO);
-        for served in served.into_iter().map(|served| served.map(Duration::from_secs)) {
+    fn delays_grow_and_end(
+        served in prop::collection::vec((prop::option::of(0..3u64), any::<bool>()), 1..60),
+    ) {
+        let policy = Restart { early_deaths: 5, ..Restart::default() };
+        let (mut deaths, mut quick, mut early) = (Deaths::default(), 0, 0);
+        let mut last = Duration::ZERO;
+        for (served, calls) in served {
+            let served = served.map(Duration::from_secs);
+            let calls = calls && served.is_some();
             if served.is_some_and(|served| served >= policy.settled) {
-                (early, last) = (0, Duration::ZERO);
+                (quick, early, last) = (0, 0, Duration::ZERO);
             } else {
-                early += 1;
+                (quick, early) = (quick + 1, early + u32::from(!calls));
             }
-            let next = deaths.count(&policy, served, false);
+            let sign = if calls { Sign::InCalls } else { Sign::Early };
+            let next = deaths.count(&policy, served, sign);
             prop_assert_eq!(deaths.early(), early);
             let Next::StartAfter(delay) = next else {
                 prop_assert!(early > policy.early_deaths);
@@ -331,7 +337,7 @@ proptest! {
             };
             prop_assert!(early <= policy.early_deaths && delay <= policy.most_delay);
             prop_assert!(delay >= last || served.is_some(), "{:?} after {:?}", delay, last);
-            prop_assert_eq!(delay.is_zero(), early <= 1 && served.is_some());
+            prop_assert_eq!(delay.is_zero(), quick <= 1 && served.is_some());
             last = delay;
         }
     }
@@ -350,7 +356,7 @@ proptest! {
         // Processes as an outsider counts them.
         let (mut alive, mut stuck) = (0u32, 0u32);
         for step in steps {
-            let dead = |life: &mut Life, now| life.gone(now, false, &policy, &limits);
+            let dead = |life: &mut Life, now| life.gone(now, Sign::Early, &policy, &limits);
             match step {
                 0..=2 => {
                     now += Duration::from_millis(700);
@@ -392,7 +398,7 @@ proptest! {
             now += Duration::from_secs(1);
             match life.tick(now, &limits) {
                 Step::NoEnd => life.killed(now),
-                Step::SetAside => drop(life.gone(now, false, &policy, &limits)),
+                Step::SetAside => drop(life.gone(now, Sign::Early, &policy, &limits)),
                 Step::Start => prop_assert!(false, "a closed worker starts a process"),
                 _ => {}
             }

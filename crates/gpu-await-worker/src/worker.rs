@@ -300,7 +300,7 @@ pub enum Health {
     Closing,
     /// It was closed.
     Closed,
-    /// Its processes died early too often.
+    /// Its processes died early too often, or the first one did not serve.
     GivenUp,
 }
 
@@ -332,7 +332,7 @@ pub struct Stats {
     pub running: usize,
     /// Processes that were killed and are not gone.
     pub stuck: usize,
-    /// Deaths in a row that were early.
+    /// Deaths in a row that were early: quick, and while no call ran. See [`Restart`].
     pub early_deaths: u32,
     /// Why a process died last.
     pub last_cause: Option<Cause>,

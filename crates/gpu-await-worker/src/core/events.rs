@@ -22,11 +22,15 @@ use crate::leases::Returned;
 use crate::life::Step;
 use crate::payload::Payload;
 use crate::process::{MOST_KEPT, Process};
+use crate::restart::Sign;
 use crate::system::{self, Exit, Received};
 use crate::worker::Recovery;
 
 /// When a packet is sent again that the kernel had no memory for.
 const AGAIN: Duration = Duration::from_millis(10);
+
+/// How many causes of deaths are remembered.
+const MOST_CAUSES: usize = 16;
 
 /// How many messages of one worker are heard before others get their turn.
 const MOST_AT_ONCE: usize = 256;
@@ -389,8 +393,8 @@ impl Core {
                 self.process = Some(process);
             }
             Err(error) => {
-                self.last_cause = Some(Cause::NotStarted(error.to_string()));
-                self.gone(group, now, false, after);
+                self.caused(Cause::NotStarted(error.to_string()));
+                self.gone(group, now, Sign::Early, after);
             }
         }
     }
@@ -425,8 +429,9 @@ impl Core {
             move || tracing::error!(process = ?pid, "a killed process does not go: set aside"),
         );
         self.stuck.push(process);
+        let sign = self.sign();
         self.lose(group, cause, culprit, after);
-        self.gone(group, now, false, after);
+        self.gone(group, now, sign, after);
     }
 
     /// The process is gone: everything that it said counts, and then nothing of it does any more.
@@ -453,8 +458,14 @@ impl Core {
         after.log(move || tracing::warn!(process = ?pid, cause = %text, "a worker's process died"));
         // The memory of a process that is not reaped yet is not free yet.
         let excused = matches!(cause, Cause::OutOfDeviceMemory(_)) && self.life.stuck() > 0;
+        let sign = if excused { Sign::None } else { self.sign() };
         self.lose(group, cause, culprit, after);
-        self.gone(group, now, excused, after);
+        self.gone(group, now, sign, after);
+    }
+
+    /// What the death of the process says, before its calls are lost.
+    fn sign(&self) -> Sign {
+        if self.calls.running() > 0 { Sign::InCalls } else { Sign::Early }
     }
 
     /// Ends the calls that died with the process.
@@ -472,23 +483,28 @@ impl Core {
                 WorkerLost { cause: cause.clone(), guilt: lost.guilt, attempt: lost.attempt };
             after.end(lost.value, Outcome::Failed(Error::Lost(error)));
         }
+        self.caused(cause);
+    }
+
+    /// Notes why a process died.
+    fn caused(&mut self, cause: Cause) {
+        if self.causes.len() == MOST_CAUSES {
+            self.causes.pop_front();
+        }
+        self.causes.push_back(cause.clone());
         self.last_cause = Some(cause);
     }
 
     /// There is no process: when the next one starts, or that none does.
-    fn gone(&mut self, group: &Group, now: Instant, excused: bool, after: &mut After) {
+    fn gone(&mut self, group: &Group, now: Instant, sign: Sign, after: &mut After) {
         // A worker that never served is not tried again: whoever spawns it wants to know.
-        let hopeless = !self.has_served && !excused;
-        match self.life.gone(now, excused, &group.options.restart, &self.limits) {
+        let hopeless = !self.has_served && sign != Sign::None;
+        match self.life.gone(now, sign, &group.options.restart, &self.limits) {
             Step::End => self.end(Error::Closed, after),
             step if hopeless || step == Step::GiveUp => {
                 self.life.end();
                 let cause = self.last_cause.clone().unwrap_or(Cause::Unknown);
-                let error = Error::GivenUp {
-                    early_deaths: self.life.early_deaths(),
-                    cause,
-                    log: self.last_log.clone(),
-                };
+                let error = self.given_up(cause);
                 self.end(error, after);
             }
             _ => {}

@@ -122,14 +122,33 @@ fn early_deaths_end_a_worker() {
             ..Restart::default()
         };
         let worker = worker().restart(restart).spawn().await.unwrap();
-        for _ in 0..4 {
-            lost(worker.call(Do::Exit(3)).await);
+        // Nobody calls it when it dies.
+        for death in 1..=4 {
+            worker.serving().await.unwrap();
+            worker.call(Do::ExitLater(3)).await.unwrap();
+            eventually("it died", || worker.stats().deaths == death);
         }
         let error = worker.serving().await.unwrap_err();
-        let Error::GivenUp { early_deaths, cause, .. } = &error else { panic!("{error:?}") };
-        assert_eq!((*early_deaths, cause), (4, &Cause::Exited(3)));
+        let Error::GivenUp { early_deaths, causes, .. } = &error else { panic!("{error:?}") };
+        assert_eq!((*early_deaths, &**causes), (4, &[const { Cause::Exited(3) }; 4][..]));
         assert_eq!(worker.stats().health, Some(Health::GivenUp));
         assert_eq!(worker.call(Do::Pid).await.unwrap_err(), error);
+    });
+}
+
+#[test]
+fn calls_that_kill_it_do_not_end_a_worker() {
+    run(async {
+        let restart = Restart { most_delay: Duration::from_millis(4), ..Restart::default() };
+        let restart = Restart { first_delay: Duration::from_millis(1), early_deaths: 2, ..restart };
+        let worker = worker().restart(restart).spawn().await.unwrap();
+        for _ in 0..6 {
+            lost(worker.call(Do::Exit(3)).await);
+            lost(worker.call(Do::Loop).within(Duration::from_millis(1)).await);
+        }
+        let stats = worker.stats();
+        assert_eq!((stats.deaths, stats.early_deaths), (12, 0));
+        assert_eq!(worker.call(Do::Later(1, Duration::ZERO)).await, Ok(Done::Number(1)));
     });
 }
 
@@ -153,7 +172,8 @@ fn starts_that_fail_later_are_retried_and_given_up() {
             panic!("{error:?}")
         };
         assert!(why.contains("No such file"), "{why}");
-        assert_eq!(worker.stats().starts, 3);
+        // The first death, in a call, was not early.
+        assert_eq!(worker.stats().starts, 4);
     });
 }
 

@@ -36,6 +36,8 @@ pub(crate) enum Do {
     /// Kills itself, as the system does a process that has too much memory.
     KillMe,
     Exit(i32),
+    /// Answers, and exits a moment later.
+    ExitLater(i32),
     /// Loses the device.
     Fault,
     /// Writes through a wild pointer.
@@ -238,6 +240,13 @@ impl Service for Twin {
                 Done::Nothing
             }
             Do::Exit(code) => std::process::exit(code),
+            Do::ExitLater(code) => {
+                std::thread::spawn(move || {
+                    std::thread::sleep(Duration::from_millis(50));
+                    std::process::exit(code);
+                });
+                Done::Nothing
+            }
             Do::Fault => {
                 let kernel = faulty::load(&self.stream.device()).await?;
                 let mut y = self.stream.zeros::<f32>(4).queued()?;
