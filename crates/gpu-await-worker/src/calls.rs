@@ -28,12 +28,25 @@ pub(crate) struct CallId {
     generation: u64,
 }
 
+impl CallId {
+    pub(crate) fn slot(self) -> u32 {
+        self.slot
+    }
+
+    pub(crate) fn generation(self) -> u64 {
+        self.generation
+    }
+}
+
+/// The least time until a call that has not begun is looked at again.
+const AGAIN: Duration = Duration::from_millis(1);
+
 /// What its caller allows.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms {
     /// When the caller gives up.
     pub(crate) deadline: Option<Instant>,
-    /// How long a process may take for it before it is killed.
+    /// How long a process may take for it, once it has begun, before it is killed.
     pub(crate) limit: Option<Duration>,
     /// How often it may be sent: more than once only if that does no harm.
     pub(crate) attempts: u32,
@@ -96,20 +109,10 @@ struct Entry<T> {
     terms: Terms,
     /// How often it was sent.
     attempt: u32,
+    /// When to look whether it has taken longer than its limit.
+    limit_due: Option<Instant>,
     /// `None` once abandoned.
     value: Option<T>,
-}
-
-impl<T> Entry<T> {
-    /// When its process is to be killed, and the limit that says so.
-    fn limit(&self) -> Option<(Instant, Duration)> {
-        match self.place {
-            Place::Sent(since) | Place::Abandoned(since) => {
-                self.terms.limit.map(|limit| (since + limit, limit))
-            }
-            Place::Queued | Place::Suspect => None,
-        }
-    }
 }
 
 #[derive(Debug)]
@@ -175,7 +178,8 @@ impl<T> Calls<T> {
             self.slots.len() as u32 - 1
         });
         let id = CallId { slot, generation: self.slots[slot as usize].generation };
-        let entry = Entry { place: Place::Queued, terms, attempt: 0, value: Some(value) };
+        let entry =
+            Entry { place: Place::Queued, terms, attempt: 0, limit_due: None, value: Some(value) };
         self.slots[slot as usize].entry = Some(entry);
         self.due.extend(terms.deadline.map(|deadline| (deadline, id)));
         self.queued.push_back(id);
@@ -243,6 +247,7 @@ impl<T> Calls<T> {
         let was = std::mem::replace(&mut entry.place, Place::Sent(now));
         entry.attempt += 1;
         let limit = entry.terms.limit.map(|limit| now + limit);
+        entry.limit_due = limit;
         match was {
             Place::Suspect => {
                 self.suspects.pop_front();
@@ -304,7 +309,7 @@ impl<T> Calls<T> {
             };
             let attempt = entry.attempt;
             if guilt != Guilt::Alone && attempt < entry.terms.attempts {
-                let limit = entry.limit().map(|(at, _)| (at, id));
+                let limit = entry.limit_due.take().map(|at| (at, id));
                 let suspect = guilt == Guilt::Suspect;
                 entry.place = if suspect { Place::Suspect } else { Place::Queued };
                 if let Some(limit) = limit {
@@ -329,16 +334,34 @@ impl<T> Calls<T> {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// Ends what has waited too long.
-    pub(crate) fn expired(&mut self, now: Instant) -> Expired<T> {
+    /// Ends what has waited too long. `begun` says since when its process is at a call; one that is not waits on, behind others.
+    pub(crate) fn expired(
+        &mut self,
+        now: Instant,
+        begun: impl Fn(CallId) -> Option<Instant>,
+    ) -> Expired<T> {
         let mut expired = Expired { given_up: Vec::new(), over_limit: None };
         while let Some((due, id)) = self.due.first().copied().filter(|(due, _)| *due <= now) {
             self.due.remove(&(due, id));
             let Some(entry) = self.entry(id) else { continue };
-            let limit = entry.limit().filter(|(at, _)| *at == due);
-            match limit.map(|(_, limit)| limit) {
-                Some(limit) => expired.over_limit = expired.over_limit.or(Some((id, limit))),
-                None => expired.given_up.extend(self.abandon(id)),
+            let gives_up = entry.terms.deadline == Some(due);
+            let limit = entry.terms.limit.filter(|_| entry.limit_due == Some(due));
+            if let Some(limit) = limit {
+                let over = begun(id).map(|since| since + limit);
+                entry.limit_due = match over {
+                    Some(over) if over <= now => {
+                        expired.over_limit = expired.over_limit.or(Some((id, limit)));
+                        None
+                    }
+                    Some(over) => Some(over),
+                    // It begins later than now.
+                    None => Some(now + limit.max(AGAIN)),
+                };
+                let again = entry.limit_due.map(|due| (due, id));
+                self.due.extend(again);
+            }
+            if gives_up {
+                expired.given_up.extend(self.abandon(id));
             }
         }
         expired
@@ -380,8 +403,7 @@ impl<T> Calls<T> {
         let entry = slot.entry.take()?;
         slot.generation += 1;
         self.unused.push(id.slot);
-        let limit = entry.limit().map(|(at, _)| at);
-        for due in entry.terms.deadline.into_iter().chain(limit) {
+        for due in entry.terms.deadline.into_iter().chain(entry.limit_due) {
             self.due.remove(&(due, id));
         }
         if let Place::Sent(_) | Place::Abandoned(_) = entry.place {

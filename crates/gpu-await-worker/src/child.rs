@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::frame::{ChildTerms, Ending, MOST_HEADER, Setup, ToProcess, ToSupervisor, VERSION};
 use crate::service::Services;
-use crate::slab::{STATUS_BYTES, Slab};
+use crate::slab::Slab;
 use crate::system::{self, Sent};
 use crate::{codec, serve};
 
@@ -78,7 +78,7 @@ fn begin(
     let open = || -> std::io::Result<_> {
         let requests = Slab::open(requests, setup.request_slab_bytes, false)?;
         let responses = Slab::open(responses, setup.response_slab_bytes, true)?;
-        if responses.bytes() < STATUS_BYTES {
+        if responses.bytes() < setup.terms.status_bytes {
             return Err(std::io::ErrorKind::InvalidData.into());
         }
         Ok((requests, responses, system::read_all(config, setup.config_bytes)?))

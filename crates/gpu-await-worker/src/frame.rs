@@ -41,6 +41,8 @@ pub(crate) struct Setup<'m> {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct ChildTerms {
     pub(crate) incarnation: u32,
+    /// Of the slab of responses, in front of all leases.
+    pub(crate) status_bytes: u64,
     pub(crate) most_message_bytes: u32,
     pub(crate) threads: u32,
     pub(crate) hot_us: u32,

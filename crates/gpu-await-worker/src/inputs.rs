@@ -15,7 +15,7 @@ use crate::frame::ToSupervisor;
 use crate::leases::{LeaseId, Leases, Part, Returned};
 use crate::serve::Link;
 use crate::service::Failure;
-use crate::slab::{STATUS_BYTES, Slab};
+use crate::slab::Slab;
 
 /// The payloads of one call, for its [`Service`](crate::Service).
 #[derive(Debug)]
@@ -273,8 +273,8 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    pub(crate) fn new(slab: Arc<Slab>, incarnation: u32) -> Self {
-        let leases = Leases::new(incarnation, STATUS_BYTES, slab.bytes());
+    pub(crate) fn new(slab: Arc<Slab>, status_bytes: u64, incarnation: u32) -> Self {
+        let leases = Leases::new(incarnation, status_bytes, slab.bytes());
         let (leases, freed) = (Mutex::new(leases), Notify::new());
         Room { slab, registered: AtomicBool::new(false), leases, freed }
     }

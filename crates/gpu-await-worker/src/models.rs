@@ -26,6 +26,7 @@ enum Event {
     Abandon(usize),
     Die(Option<usize>),
     Pass(u64),
+    Begin(usize),
     EndWaiting,
 }
 
@@ -39,6 +40,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => (0..12usize).prop_map(Event::Abandon),
         1 => prop::option::of(0..12usize).prop_map(Event::Die),
         2 => (0..6u64).prop_map(Event::Pass),
+        3 => (0..12usize).prop_map(Event::Begin),
         1 => Just(Event::EndWaiting),
     ]
 }
@@ -66,14 +68,22 @@ proptest! {
         let mut ids: Vec<CallId> = Vec::new();
         // What the process has: for invariants 3 and 4.
         let mut running: BTreeSet<CallId> = BTreeSet::new();
+        // Since when the process is at a call; the limits; whether it is to be killed.
+        let mut begun: BTreeMap<CallId, Instant> = BTreeMap::new();
+        let mut limits: BTreeMap<CallId, Duration> = BTreeMap::new();
+        let mut killed = false;
         for event in events {
             match event {
+                Event::Begin(at) => if let Some(id) = running.iter().nth(at) {
+                    begun.entry(*id).or_insert(now);
+                },
                 Event::Insert { attempts, deadline, limit } => {
                     let deadline = deadline.map(|ms| now + Duration::from_millis(ms));
                     let limit = limit.map(Duration::from_millis);
                     match calls.insert(made, Terms { deadline, limit, attempts }) {
                         Ok(id) => {
                             prop_assert!(!ids.contains(&id), "a number is used twice");
+                            limits.extend(limit.map(|limit| (id, limit)));
                             ids.push(id);
                         }
                         Err(value) => {
@@ -111,14 +121,22 @@ proptest! {
                         ended.end(lost.value);
                     }
                     running.clear();
+                    begun.clear();
+                    killed = false;
                 }
                 Event::Pass(ms) => {
                     now += Duration::from_millis(ms);
-                    let expired = calls.expired(now);
+                    let expired = calls.expired(now, |id| begun.get(&id).copied());
                     expired.given_up.into_iter().for_each(|value| ended.end(value));
                     prop_assert!(calls.next_due().is_none_or(|due| due > now));
-                    if let Some((id, _)) = expired.over_limit {
+                    if let Some((id, limit)) = expired.over_limit {
                         prop_assert!(running.contains(&id), "a limit of a call that does not run");
+                        prop_assert!(now - begun[&id] >= limit, "a limit that is not over");
+                        killed = true;
+                    }
+                    for (id, limit) in running.iter().filter_map(|id| Some((id, limits.get(id)?))) {
+                        let over = begun.get(id).is_some_and(|since| now - *since >= *limit);
+                        prop_assert!(!over || killed, "{:?} is over its limit", id);
                     }
                 }
                 Event::EndWaiting => {

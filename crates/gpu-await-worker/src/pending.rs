@@ -80,8 +80,12 @@ impl<S: Service> Call<S> {
         self
     }
 
-    /// Kills the process if it takes longer than this for the call, counted from when it was sent: what else ends a kernel that does
-    /// not? It ends with [`Lost`](Error::Lost), and so do other calls, unless they are [idempotent](Self::idempotent).
+    /// Kills the process if it takes longer than this for the call: what else ends a kernel that does not? It ends with
+    /// [`Lost`](Error::Lost), and so do other calls, unless they are [idempotent](Self::idempotent).
+    ///
+    /// It is counted from when the process begins with the call. Waiting is not: for a process that takes calls, for room for its payload,
+    /// and, in the process, behind other calls. A [`deadline`](Self::deadline) bounds all of that. One that waits behind a call which has no
+    /// limit, and blocks the executor, waits with it: see [`executor_limit`](crate::WorkerBuilder::executor_limit).
     pub fn within(mut self, limit: Duration) -> Self {
         self.limit = Some(capped(limit));
         self

@@ -16,7 +16,7 @@ use crate::heart::Heart;
 use crate::log::Log;
 use crate::options::Options;
 use crate::program::{PARENT, Program};
-use crate::slab::{STATUS_BYTES, Slab};
+use crate::slab::{Slab, status_bytes};
 use crate::system::{self, Exit, Sent};
 
 /// How long a process that ends may take until it is killed.
@@ -85,7 +85,8 @@ impl Process {
         incarnation: u32,
         now: Instant,
     ) -> std::io::Result<Process> {
-        let response_bytes = options.response_slab_bytes + STATUS_BYTES;
+        let status_bytes = status_bytes(options.most_calls);
+        let response_bytes = options.response_slab_bytes + status_bytes;
         let responses = Slab::new("responses", response_bytes, false)?;
         let configuration = Slab::new("configuration", config.len().max(1) as u64, false)?;
         let all = crate::leases::Part { offset: 0, len: config.len() as u64 };
@@ -105,6 +106,7 @@ impl Process {
             config_bytes: config.len() as u64,
             terms: ChildTerms {
                 incarnation,
+                status_bytes,
                 most_message_bytes: options.most_message_bytes,
                 threads: options.threads,
                 hot_us: options.hot.as_micros().try_into().unwrap_or(u32::MAX),

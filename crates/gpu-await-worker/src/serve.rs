@@ -228,7 +228,7 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
             tokio::time::sleep(POLLED).await;
         }
     });
-    let room = Arc::new(Room::new(responses, terms.incarnation));
+    let room = Arc::new(Room::new(responses, terms.status_bytes, terms.incarnation));
     let requests = Arc::new(Requests { slab: requests, registered: AtomicBool::new(false) });
     let slabs = (requests.clone(), room.clone());
     let (service, started) = oneshot::channel();
@@ -388,12 +388,13 @@ impl Serving {
         let (service, link, running) = (service.clone(), self.link.clone(), self.running.clone());
         let payload = payload
             .map(|(id, part)| RequestPayload::new(link.clone(), self.requests.clone(), id, part));
-        let payloads = Payloads::new(payload, self.room.clone());
+        let (payloads, room) = (Payloads::new(payload, self.room.clone()), self.room.clone());
         let most_response = self.most_response;
         running.count.fetch_add(1, Ordering::SeqCst);
         let runs = Runs(running);
         async move {
             let _runs = runs;
+            room.slab.begun(id.slot()).begins(id.generation());
             let (verdict, body, payload) =
                 call(&*service, &link, payloads, &request, most_response).await;
             let sent = payload.as_ref().map(|payload| payload.sent());

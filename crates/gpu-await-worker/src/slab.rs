@@ -12,6 +12,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use gpu_await::sibling::Process;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -20,8 +21,14 @@ use crate::heart::Beat;
 use crate::leases::Part;
 use crate::system;
 
-/// The part of a slab of responses that is no lease.
-pub(crate) const STATUS_BYTES: u64 = 4096;
+/// The page that a process publishes about itself in, and what a call takes behind it.
+const PAGE: u64 = 4096;
+const CALL_BYTES: u64 = size_of::<[AtomicU64; 2]>() as u64;
+
+/// The part of a slab of responses that is no lease, for so many calls.
+pub(crate) fn status_bytes(most_calls: usize) -> u64 {
+    PAGE + (most_calls as u64 * CALL_BYTES).next_multiple_of(PAGE)
+}
 
 /// A mapped slab.
 #[derive(Debug)]
@@ -131,10 +138,19 @@ impl Slab {
 
     /// What a process publishes about itself.
     pub(crate) fn status(&self) -> Status<'_> {
-        assert!(self.bytes() >= STATUS_BYTES, "a slab without a status page");
-        let words = self.start.cast::<[AtomicU64; 2]>();
-        // SAFETY: the first page is mapped and used for nothing else; the mapping is aligned to pages; both sides use atomics.
-        Status(unsafe { &*words })
+        Status(self.words(0))
+    }
+
+    /// What a process publishes about the call in a slot.
+    pub(crate) fn begun(&self, slot: u32) -> Begun<'_> {
+        Begun(self.words(PAGE + u64::from(slot) * CALL_BYTES))
+    }
+
+    /// Two words of the part that is no lease, as the caller knows.
+    fn words(&self, offset: u64) -> &[AtomicU64; 2] {
+        let words = self.at(Part { offset, len: CALL_BYTES }).cast::<[AtomicU64; 2]>();
+        // SAFETY: within the mapping, as `at` checks, which is aligned to pages, as `offset` is to a pair of words; both sides use atomics there.
+        unsafe { &*words }
     }
 }
 
@@ -170,5 +186,26 @@ impl Status<'_> {
             process: self.0[0].load(Ordering::Relaxed),
             executor: self.0[1].load(Ordering::Relaxed),
         }
+    }
+}
+
+/// When a process began with the call in a slot, and which call that was.
+pub(crate) struct Begun<'s>(&'s [AtomicU64; 2]);
+
+impl Begun<'_> {
+    /// It begins now.
+    pub(crate) fn begins(&self, generation: u64) {
+        self.0[0].store(system::monotonic_ns(), Ordering::Relaxed);
+        // ORDERING: Release, of the load in `age`: whoever sees the call sees its moment.
+        self.0[1].store(generation.wrapping_add(1), Ordering::Release);
+    }
+
+    /// How long ago that was; `None` before.
+    pub(crate) fn age(&self, generation: u64) -> Option<Duration> {
+        // ORDERING: Acquire, as above.
+        let is_it = self.0[1].load(Ordering::Acquire) == generation.wrapping_add(1);
+        // A process may write any moment: one that is to come is now.
+        let age = || system::monotonic_ns().saturating_sub(self.0[0].load(Ordering::Relaxed));
+        is_it.then(|| Duration::from_nanos(age()))
     }
 }

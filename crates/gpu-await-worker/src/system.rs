@@ -318,6 +318,12 @@ pub(crate) fn settle_in() {
     }
 }
 
+/// The clock that all processes of a machine share.
+pub(crate) fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
+}
+
 /// Ends the process now. No handler runs: a library's may wait for a kernel that never ends.
 pub(crate) fn end_process(code: i32) -> ! {
     // SAFETY: nothing of this process is needed after it.

@@ -353,7 +353,11 @@ impl Core {
         if self.process.as_ref().and_then(Process::ends_until).is_some_and(|until| until <= now) {
             self.kill(Cause::Protocol("it closed its socket"), Culprit::Running, now);
         }
-        let expired = self.calls.expired(now);
+        let process = self.process.as_ref();
+        let expired = self.calls.expired(now, |id| {
+            let age = process?.responses.begun(id.slot()).age(id.generation())?;
+            Some(now.checked_sub(age).unwrap_or(now))
+        });
         for ticket in expired.given_up {
             self.stats.deadlines += 1;
             after.end(ticket, Outcome::Failed(Error::Deadline));

@@ -26,6 +26,27 @@ fn a_call_over_its_limit_ends_with_its_process() {
 }
 
 #[test]
+fn a_limit_does_not_count_the_calls_in_front() {
+    run(async {
+        let worker = worker().threads(1).spawn().await.unwrap();
+        let time = Duration::from_millis(10);
+        let limit = Duration::from_millis(200);
+        let calls = (0..60).map(|n| worker.call(Do::Block(n, time)).within(limit).into_future());
+        for (n, answer) in futures::future::join_all(calls).await.into_iter().enumerate() {
+            assert_eq!(answer, Ok(Done::Number(n as u32)));
+        }
+        // One that has begun has no more than its limit, whatever waits behind it.
+        let begun = Instant::now();
+        let endless = worker.call(Do::Loop).within(limit).send();
+        let behind = worker.call(Do::Block(7, time)).within(limit).idempotent().send();
+        assert_eq!(lost(endless.await).guilt, Guilt::Alone);
+        assert!(begun.elapsed() < 10 * limit, "{:?}", begun.elapsed());
+        assert_eq!(behind.await, Ok(Done::Number(7)));
+        assert_eq!(worker.stats().deaths, 1);
+    });
+}
+
+#[test]
 fn limits_may_be_endless() {
     run(async {
         let endless = Duration::MAX;

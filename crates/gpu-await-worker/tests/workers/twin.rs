@@ -13,6 +13,8 @@ pub(crate) enum Do {
     Double(Vec<f32>),
     /// Answers with its argument, later.
     Later(u32, Duration),
+    /// Blocks the thread that polls it, and answers with its argument.
+    Block(u32, Duration),
     /// Answers with the number of its process.
     Pid,
     /// Reverses its payload.
@@ -149,6 +151,10 @@ impl Service for Twin {
             }
             Do::Later(number, delay) => {
                 tokio::time::sleep(delay).await;
+                Done::Number(number)
+            }
+            Do::Block(number, time) => {
+                std::thread::sleep(time);
                 Done::Number(number)
             }
             Do::Pid => Done::Number(std::process::id()),
