@@ -215,7 +215,8 @@ pub enum Cause {
     /// It did not end in time.
     #[error("it did not end in time")]
     NoEnd,
-    /// It sent what this version of the crate does not send.
+    /// It sent what this version of the crate does not send, or not then: the service, or something that it started, writes to a socket that is
+    /// not its own, or to memory.
     #[error("it broke the protocol: {0}")]
     Protocol(&'static str),
     /// It is not the program that started it, or does not know the service.
@@ -227,7 +228,7 @@ pub enum Cause {
     /// The system did not start it.
     #[error("{0}")]
     NotStarted(String),
-    /// It was asked to end.
+    /// It was asked to end, by [`Worker::close`](crate::Worker::close) or the drop of the last handle.
     #[error("it was asked to end")]
     Closed,
     /// The code that looks after workers panicked. The process was killed; other workers go on.

@@ -193,6 +193,9 @@ impl Core {
         }
         let owner = (group.number(), process.incarnation);
         match message {
+            ToSupervisor::Hello { .. } if process.times.hello.is_some() => {
+                self.broken("a second hello", now);
+            }
             ToSupervisor::Hello { version, executable } => {
                 if (version, executable) != (VERSION, group.program.executable) {
                     let text = "its file is not the one that was started".to_owned();
@@ -277,6 +280,18 @@ impl Core {
                 after.wake |= keep::not_filled(&group.key(name), owner);
             }
             ToSupervisor::Ending(ending) => {
+                let serves = process.times.serving.is_some();
+                let is_its = match ending {
+                    Ending::Done => self.life.is_closing(),
+                    Ending::Fault | Ending::MemoryFault => true,
+                    Ending::StartFailed
+                    | Ending::OutOfMemory
+                    | Ending::WrongProgram
+                    | Ending::UnderMps => !serves,
+                };
+                if !is_its {
+                    return self.broken("an end that it has no reason for", now);
+                }
                 let text = String::from_utf8_lossy(body).into_owned();
                 process.told.get_or_insert((ending, text, now));
             }
@@ -476,6 +491,8 @@ impl Core {
     #[cfg_attr(not(test), expect(unused_variables, reason = "tests panic here"))]
     fn lose(&mut self, group: &Group, cause: Cause, culprit: Culprit, after: &mut After) {
         self.stats.deaths += 1;
+        // They are the next process's from now on.
+        (self.stats.is_stopped, self.stats.is_busy) = (false, false);
         if self.leases.other_side_gone() {
             after.waiters.extend(self.room.drain(..).map(|waiter| (waiter, Ok(()))));
         }

@@ -235,6 +235,21 @@ fn a_stopped_process_is_left_alone() {
 }
 
 #[test]
+fn figures_are_of_the_process_that_is_there() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let stopped = worker.call(Do::Stop).send();
+        eventually("it is reported", || worker.stats().is_stopped);
+        kill(&worker);
+        lost(stopped.await);
+        eventually("it is gone", || worker.stats().deaths == 1);
+        assert!(!worker.stats().is_stopped);
+        worker.serving().await.unwrap();
+        assert!(!worker.stats().is_stopped && !worker.stats().is_busy);
+    });
+}
+
+#[test]
 fn a_process_that_does_not_go_is_set_aside() {
     run(async {
         // No process is gone at the moment when it is killed.

@@ -31,6 +31,8 @@ pub(crate) enum Do {
     Keep(String, Filler),
     /// Sends its supervisor what no service sends, from this seed.
     Fuzz(u64),
+    /// Sends its supervisor this, and stays for a while.
+    Send(Vec<u8>),
     /// Fails.
     Fail(String),
     Panic,
@@ -235,6 +237,11 @@ impl Service for Twin {
             }
             Do::Fuzz(seed) => {
                 crate::misbehave::misbehave(seed);
+                Done::Nothing
+            }
+            Do::Send(packet) => {
+                crate::misbehave::send(&packet);
+                tokio::time::sleep(Duration::from_secs(5)).await;
                 Done::Nothing
             }
             Do::Fail(why) => return Err(Failure::new(why)),
