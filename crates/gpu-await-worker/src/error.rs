@@ -32,7 +32,7 @@ pub enum Error {
         "`init` does not name the service {service}: a process of this program could not serve it"
     )]
     NotRegistered {
-        /// The name of its type.
+        /// Its name.
         service: &'static str,
     },
     /// A worker, or a program that it started, may not start workers.

@@ -46,6 +46,12 @@ pub trait Service: Sized + Send + Sync + 'static {
     /// What a call answers: small, likewise.
     type Response: Serialize + DeserializeOwned + Send + 'static;
 
+    /// Tells it from the other services of a program, in its processes: the name of its type. Two types that Rust names alike, such as those of
+    /// two functions' blocks, need names of their own: [`init`](crate::init) refuses them otherwise.
+    fn name() -> &'static str {
+        std::any::type_name::<Self>()
+    }
+
     /// Loads models, compiles kernels, opens streams of [`Host::device`].
     ///
     /// # Errors
@@ -132,12 +138,14 @@ pub trait Services: sealed::Services {}
 impl<S: sealed::Services> Services for S {}
 
 pub(crate) mod sealed {
+    use std::any::TypeId;
+
     use super::Service;
 
     /// How a service is found by name.
     pub trait Services {
-        /// The names of all.
-        fn names() -> Vec<&'static str>;
+        /// The names of all, and the types that have them.
+        fn names() -> Vec<(&'static str, TypeId)>;
 
         /// Serves the one with that name, which does not return; returns if there is none.
         #[cfg(target_os = "linux")]
@@ -146,20 +154,20 @@ pub(crate) mod sealed {
     }
 
     impl<S: Service> Services for S {
-        fn names() -> Vec<&'static str> {
-            vec![std::any::type_name::<S>()]
+        fn names() -> Vec<(&'static str, TypeId)> {
+            vec![(S::name(), TypeId::of::<S>())]
         }
 
         #[cfg(target_os = "linux")]
         fn serve(name: &str, child: crate::child::Child) -> crate::child::Child {
-            if name == std::any::type_name::<S>() { child.serve::<S>() } else { child }
+            if name == S::name() { child.serve::<S>() } else { child }
         }
     }
 
     macro_rules! tuples {
         ($($($service:ident)+;)+) => {$(
             impl<$($service: Service),+> Services for ($($service,)+) {
-                fn names() -> Vec<&'static str> {
+                fn names() -> Vec<(&'static str, TypeId)> {
                     [$(<$service as Services>::names()),+].concat()
                 }
 

@@ -272,8 +272,7 @@ impl<S: Service> WorkerBuilder<S> {
     /// # Errors
     /// As [`spawn`](Self::spawn), but for what the process does: that fails the calls, and [`Worker::serving`].
     pub fn begin(self) -> Result<Worker<S>> {
-        let service = std::any::type_name::<S>();
-        let program = Program::get(service)?;
+        let (service, program) = (S::name(), Program::get::<S>()?);
         let mut options = self.options.checked()?;
         if let Some(wanted) = &options.gpu {
             options.gpu = Some(gpus::find(wanted)?);
