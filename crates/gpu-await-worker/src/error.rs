@@ -4,6 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(target_os = "linux")]
+use crate::codec::Refused;
+
 /// The result of a call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -11,7 +14,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// | variant | what the caller can do |
 /// |---|---|
-/// | `NotInitialised`, `NotRegistered`, `InsideWorker`, `Forked`, `Unsupported`, `Unfit`, `Encode`, `TooLarge` | fix the program |
+/// | `NotInitialised`, `NotRegistered`, `InsideWorker`, `Forked`, `Unsupported`, `Unfit`, `Encode`, `TooLarge`, `TooDeep` | fix the program |
 /// | `Overloaded` | retry later |
 /// | `Lost` | retry, if the request may run again and is not the one that killed the process ([`Guilt`]) |
 /// | `Deadline` | give up, or wait longer |
@@ -92,6 +95,14 @@ pub enum Error {
         bytes: u64,
         /// The limit.
         limit: u64,
+    },
+    /// A value that nests deeper than is encoded and decoded. Each option, newtype, list, map, struct and variant with contents is a level.
+    #[error("the {what} nests deeper than {limit} levels")]
+    TooDeep {
+        /// A request, a response, a configuration.
+        what: &'static str,
+        /// How deep it may be: 128, or less on a thread whose stack has no room for more.
+        limit: u32,
     },
     /// The value cannot be encoded.
     #[error("the {what} cannot be encoded: {error}")]
@@ -248,9 +259,25 @@ fn before(causes: &[Cause]) -> String {
     format!("; before it: {}", before.join("; "))
 }
 
+#[cfg(target_os = "linux")]
 impl Error {
+    /// A value that is not encoded.
+    pub(crate) fn encode(what: &'static str, refused: Refused) -> Self {
+        match refused {
+            Refused::TooDeep(limit) => Error::TooDeep { what, limit },
+            Refused::Because(error) => Error::Encode { what, error },
+        }
+    }
+
+    /// A value that is not decoded.
+    pub(crate) fn decode(what: &'static str, refused: Refused) -> Self {
+        match refused {
+            Refused::TooDeep(limit) => Error::TooDeep { what, limit },
+            Refused::Because(error) => Error::Decode { what, error },
+        }
+    }
+
     /// An error of the operating system.
-    #[cfg(target_os = "linux")]
     pub(crate) fn system(call: &'static str, error: std::io::Error) -> Self {
         Error::System { call, error: error.to_string() }
     }

@@ -80,6 +80,11 @@ pub(crate) enum Verdict {
     Undecodable,
     /// The response cannot be encoded: behind the header, why.
     Unencodable,
+    /// The request, or the response, nests too deep.
+    TooDeep {
+        response: bool,
+        limit: u32,
+    },
     /// The response is longer than may be sent.
     TooLarge {
         bytes: u64,

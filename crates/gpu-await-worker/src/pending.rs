@@ -50,10 +50,9 @@ impl<S: Service> fmt::Debug for Call<S> {
 
 impl<S: Service> Call<S> {
     pub(crate) fn new(handle: &Arc<Handle>, request: &S::Request) -> Self {
-        let encode = |error| Error::Encode { what: "request", error };
         Call {
             handle: handle.clone(),
-            request: codec::encode(request).map_err(encode),
+            request: codec::encode(request).map_err(|why| Error::encode("request", why)),
             payload: None,
             deadline: None,
             limit: None,
@@ -205,7 +204,7 @@ impl<S: Service> Answer<S> {
             Outcome::Failed(error) => Err(error),
             Outcome::Answered { response, payload } => codec::decode(&response)
                 .map(|response| (response, payload))
-                .map_err(|error| Error::Decode { what: "response", error }),
+                .map_err(|why| Error::decode("response", why)),
         })
     }
 }

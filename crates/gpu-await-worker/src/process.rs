@@ -116,7 +116,8 @@ impl Process {
                 allow_mps: options.allow_mps,
             },
         });
-        let setup = crate::codec::encode(&setup).map_err(std::io::Error::other)?;
+        let setup =
+            crate::codec::encode(&setup).map_err(|why| std::io::Error::other(why.to_string()))?;
         let fds = [requests.fd(), responses.fd(), configuration.fd()];
         if system::send(ours.as_fd(), &[&setup], &fds) != Sent::Yes {
             return Err(std::io::Error::other("the socket takes no packet"));

@@ -18,7 +18,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::calls::CallId;
 use crate::child::{self, Child};
-use crate::codec;
+use crate::codec::{self, Refused};
 use crate::frame::{ChildTerms, Ending, MOST_HEADER, ToProcess, ToSupervisor, Verdict};
 use crate::host::Host;
 use crate::inputs::{Payloads, RequestPayload, Requests, Room};
@@ -421,7 +421,10 @@ async fn call<S: Service>(
     let called = guarded(async {
         let request = match codec::decode(request) {
             Ok(request) => request,
-            Err(error) => return (Verdict::Undecodable, cut(&error)),
+            Err(Refused::TooDeep(limit)) => {
+                return (Verdict::TooDeep { response: false, limit }, Vec::new());
+            }
+            Err(Refused::Because(why)) => return (Verdict::Undecodable, cut(&why)),
         };
         let response = match service.call(request, &mut payloads).await {
             Ok(response) => response,
@@ -438,7 +441,10 @@ async fn call<S: Service>(
                 let verdict = Verdict::TooLarge { bytes: bytes.len() as u64, limit: most as u64 };
                 (verdict, Vec::new())
             }
-            Err(error) => (Verdict::Unencodable, cut(&error)),
+            Err(Refused::TooDeep(limit)) => {
+                (Verdict::TooDeep { response: true, limit }, Vec::new())
+            }
+            Err(Refused::Because(why)) => (Verdict::Unencodable, cut(&why)),
         }
     });
     match called.await {

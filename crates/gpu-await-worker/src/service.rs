@@ -40,7 +40,9 @@ use crate::{Host, Payloads};
 pub trait Service: Sized + Send + Sync + 'static {
     /// What it needs to start. The same for each process of a worker.
     type Config: Serialize + DeserializeOwned + Send + 'static;
-    /// What a call asks: small, as large data are [payloads](Payloads). Zero-sized elements in lists take time for each and no byte of
+    /// What a call asks: small, as large data are [payloads](Payloads). At most 128 levels deep, of options, newtypes, lists, maps, structs and
+    /// variants ([`Error::TooDeep`](crate::Error::TooDeep)). The format (postcard's) has no names of fields, and says of no value what it is: serde's
+    /// `untagged`, `tag`, `flatten` and `skip_serializing_if` do not work in it. Zero-sized elements in lists take time for each and no byte of
     /// the message: do not use them.
     type Request: Serialize + DeserializeOwned + Send + 'static;
     /// What a call answers: small, likewise.

@@ -277,8 +277,8 @@ impl<S: Service> WorkerBuilder<S> {
         if let Some(wanted) = &options.gpu {
             options.gpu = Some(gpus::find(wanted)?);
         }
-        let encode = |error| Error::Encode { what: "configuration", error };
-        let config = codec::encode(&self.config).map_err(encode)?;
+        let config =
+            codec::encode(&self.config).map_err(|why| Error::encode("configuration", why))?;
         let group = Group::new(options, service, config, program, Instant::now())?;
         supervisor::supervise(group.clone())?;
         Ok(Worker { handle: Arc::new(Handle { group }), service: PhantomData })

@@ -27,6 +27,7 @@ fn is_its_own(error: &Error) -> bool {
             | Error::Decode { .. }
             | Error::Encode { .. }
             | Error::TooLarge { .. }
+            | Error::TooDeep { .. }
     )
 }
 

@@ -549,6 +549,10 @@ fn failure(verdict: Verdict, text: String) -> Error {
         Verdict::Panicked => Error::Panicked(text),
         Verdict::Undecodable => Error::Decode { what: "request", error: text },
         Verdict::Unencodable => Error::Encode { what: "response", error: text },
+        Verdict::TooDeep { response, limit } => {
+            let what = if response { "response" } else { "request" };
+            Error::TooDeep { what, limit }
+        }
         Verdict::TooLarge { bytes, limit } => Error::TooLarge { what: "a response", bytes, limit },
         Verdict::Failed | Verdict::Answered => Error::Service(text),
     }

@@ -230,3 +230,47 @@ fn a_start_that_panics_as_it_is_dropped_is_reported() {
         }
     });
 }
+
+#[test]
+fn deep_values_are_refused_both_ways() {
+    run(async {
+        let worker = odd(When::Never).spawn().await.unwrap();
+        let ask = |ask| futures::executor::block_on(worker.call(ask).into_future());
+        let check = |most: u32| {
+            // Levels of a list are an option and a newtype each.
+            for levels in [0, 1, most / 2 - 4] {
+                assert_eq!(ask(Ask::Down(List::of(levels))), Ok(Answer::Number(levels)));
+                assert_eq!(ask(Ask::Up(levels)), Ok(Answer::List(List::of(levels))));
+            }
+            for levels in [64, 500, 1_000_000] {
+                for (value, name) in
+                    [(Ask::Down(List::of(levels)), "request"), (Ask::Up(levels), "response")]
+                {
+                    let Err(Error::TooDeep { what, limit }) = ask(value) else {
+                        panic!("{levels}")
+                    };
+                    assert_eq!(what, name);
+                    assert!((most..=128).contains(&limit), "{limit}");
+                }
+            }
+            assert_eq!(worker.stats().deaths, 0);
+        };
+        std::thread::scope(|threads| {
+            // On a thread with little stack as well.
+            for (stack, most) in [(64 << 10, 16), (4 << 20, 128)] {
+                let thread = std::thread::Builder::new().stack_size(stack);
+                thread.spawn_scoped(threads, move || check(most)).unwrap().join().unwrap();
+            }
+        });
+    });
+}
+
+#[test]
+fn what_the_format_cannot_do_is_said() {
+    run(async {
+        let worker = odd(When::Never).spawn().await.unwrap();
+        let error = worker.call(Ask::Untagged(Untagged::Number(1))).await.unwrap_err();
+        assert!(matches!(error, Error::Decode { what: "request", .. }), "{error:?}");
+        assert!(error.to_string().contains("`untagged`"), "{error}");
+    });
+}
