@@ -247,7 +247,7 @@ impl Core {
         };
         Stats {
             health: Some(health),
-            process: self.process.as_ref().map(|process| process.pid.as_raw_nonzero().get() as u32),
+            process: self.process.as_ref().map(|process| process.number()),
             calls: self.calls.len(),
             running: self.calls.running(),
             stuck: self.life.stuck(),

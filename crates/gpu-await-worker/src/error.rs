@@ -223,6 +223,19 @@ pub enum Cause {
     /// Its service did not start in time.
     #[error("the service did not start within {0:?}")]
     NoStart(Duration),
+    /// Its service did not start in time, because it waited for kept memory that another process, or itself, has not filled: see
+    /// [`Host::keep`](crate::Host::keep).
+    #[error(
+        "the service did not start within {limit:?}: it waited for kept memory {name:?}, which process {process} fills"
+    )]
+    KeptNotFilled {
+        /// The name of the memory.
+        name: String,
+        /// The number of the process that was told to fill it.
+        process: u32,
+        /// How long the start may take.
+        limit: Duration,
+    },
     /// It did not end in time.
     #[error("it did not end in time")]
     NoEnd,

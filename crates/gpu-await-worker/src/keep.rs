@@ -54,8 +54,8 @@ fn forget(chosen: impl Fn(&Key) -> bool) -> bool {
 }
 
 /// What a process that asks gets: a number, and the descriptors of complete memory; none of memory to fill. `None`: it waits.
-pub(crate) fn ask(key: &Key, asker: Owner) -> Option<(u64, Vec<OwnedFd>)> {
-    match KEPT.lock().ask(key, asker) {
+pub(crate) fn ask(key: &Key, asker: Owner, process: u32) -> Option<(u64, Vec<OwnedFd>)> {
+    match KEPT.lock().ask(key, asker, process) {
         Asked::Fill(generation) => Some((generation, Vec::new())),
         // Without descriptors to spare it waits until there are.
         Asked::Sealed(generation, memory) => {
@@ -64,6 +64,11 @@ pub(crate) fn ask(key: &Key, asker: Owner) -> Option<(u64, Vec<OwnedFd>)> {
         }
         Asked::Wait => None,
     }
+}
+
+/// The number of the process that fills it.
+pub(crate) fn filler(key: &Key) -> Option<u32> {
+    KEPT.lock().filler(key)
 }
 
 /// A process sealed it; false if it was not to, or this is not what it says.

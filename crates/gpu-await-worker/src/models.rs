@@ -578,7 +578,7 @@ proptest! {
         for (what, asker) in steps {
             let owner = (asker, 1);
             match what {
-                0 | 1 => match kept.ask(&key, owner) {
+                0 | 1 => match kept.ask(&key, owner, 7) {
                     Asked::Fill(generation) => {
                         prop_assert_eq!((filler, complete), (None, None));
                         filler = Some((asker, generation));

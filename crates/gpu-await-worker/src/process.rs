@@ -210,6 +210,11 @@ impl Process {
         sent
     }
 
+    /// Its number.
+    pub(crate) fn number(&self) -> u32 {
+        self.pid.as_raw_nonzero().get() as u32
+    }
+
     /// Whether something waits that the supervisor has to send.
     pub(crate) fn has_to_send(&self) -> bool {
         self.full || self.starved

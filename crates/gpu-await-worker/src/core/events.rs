@@ -303,7 +303,7 @@ impl Core {
         let Some(process) = &mut self.process else { return };
         let owner = (group.number(), process.incarnation);
         for name in std::mem::take(&mut process.asked) {
-            match keep::ask(&group.key(&name), owner) {
+            match keep::ask(&group.key(&name), owner, process.number()) {
                 None => process.asked.push(name),
                 Some((generation, fds)) => {
                     let (name, fill) = (name.as_str(), fds.is_empty());
@@ -383,11 +383,21 @@ impl Core {
         match self.life.tick(now, &self.limits) {
             Step::Start => self.start(group, now, after),
             Step::NoHello => self.kill(Cause::NoHello(self.limits.hello), Culprit::Outside, now),
-            Step::NoStart => self.kill(Cause::NoStart(self.limits.start), Culprit::Outside, now),
+            Step::NoStart => self.kill(self.no_start(group), Culprit::Outside, now),
             Step::NoEnd => self.kill(Cause::NoEnd, Culprit::Outside, now),
             Step::SetAside => self.set_aside(group, now, buffer, after),
             Step::Nothing | Step::GiveUp | Step::End => {}
         }
+    }
+
+    /// Why the service did not start in time.
+    fn no_start(&self, group: &Group) -> Cause {
+        let limit = self.limits.start;
+        let waits = self.process.iter().flat_map(|process| &process.asked).find_map(|name| {
+            let process = keep::filler(&group.key(name))?;
+            Some(Cause::KeptNotFilled { name: name.clone(), process, limit })
+        });
+        waits.unwrap_or(Cause::NoStart(limit))
     }
 
     fn start(&mut self, group: &Group, now: Instant, after: &mut After) {

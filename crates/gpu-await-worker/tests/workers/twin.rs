@@ -85,6 +85,10 @@ pub(crate) enum Use {
 pub(crate) enum Filler {
     Good,
     Slow(Duration),
+    /// Puts other memory, of so many elements, in the place of what is kept.
+    Swaps(usize),
+    /// Asks for the same name while it fills.
+    Nests,
     Fails,
     Dies,
 }
@@ -101,6 +105,8 @@ pub(crate) struct Start {
     pub(crate) delay: Duration,
     /// Starts a program first, which outlives the process.
     pub(crate) program: bool,
+    /// The name of kept memory that it needs.
+    pub(crate) keep: Option<String>,
     /// A file that is removed by the first start, and whose absence makes later ones fail.
     pub(crate) once: Option<String>,
 }
@@ -139,6 +145,9 @@ impl Service for Twin {
         tokio::time::sleep(config.delay).await;
         if let Some(once) = config.once {
             std::fs::remove_file(once)?;
+        }
+        if let Some(name) = config.keep {
+            drop(host.keep::<u32>(&name, 1000, async |_| Ok(())).await?);
         }
         let twice = twice::load(host.device()).await?;
         Ok(Twin { stream: host.device().stream()?, twice, host: host.clone() })
@@ -224,6 +233,17 @@ impl Service for Twin {
                         Filler::Dies => std::process::abort(),
                         Filler::Fails => return Err(Failure::new("no weights")),
                         Filler::Slow(time) => tokio::time::sleep(time).await,
+                        Filler::Swaps(len) => {
+                            let device = weights.device().clone();
+                            let mut other = device.shared::<u32>(len).await?;
+                            device.fill(&mut other, 1).await?;
+                            std::mem::swap(weights.memory(), &mut other);
+                            return Ok(());
+                        }
+                        Filler::Nests => {
+                            let again = self.host.keep::<u32>(&name, 1000, async |_| Ok(()));
+                            drop(again.await?);
+                        }
                         Filler::Good => {}
                     }
                     let device = weights.device().clone();
