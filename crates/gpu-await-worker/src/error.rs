@@ -16,6 +16,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// |---|---|
 /// | `NotInitialised`, `NotRegistered`, `InsideWorker`, `Forked`, `Unsupported`, `Unfit`, `Encode`, `TooLarge`, `TooDeep` | fix the program |
 /// | `Overloaded` | retry later |
+/// | `PayloadsHeld` | drop payloads of earlier answers, and retry |
 /// | `Lost` | retry, if the request may run again and is not the one that killed the process ([`Guilt`]) |
 /// | `Deadline` | give up, or wait longer |
 /// | `Service`, `Panicked`, `Decode` | as the service says; the worker goes on |
@@ -84,6 +85,19 @@ pub enum Error {
         /// How many.
         found: u64,
         /// The limit.
+        limit: u64,
+    },
+    /// There was no room for the payload of a response: the program holds the payloads of other answers, and dropped none for longer than
+    /// [`held_payload_limit`](crate::WorkerBuilder::held_payload_limit). The service ran, perhaps in part.
+    #[error(
+        "no room for a payload of {bytes} bytes: the program holds payloads of {held} bytes, and there are {limit}: drop some, or give the worker more (`payload_bytes`)"
+    )]
+    PayloadsHeld {
+        /// Of the payload.
+        bytes: u64,
+        /// What the program holds.
+        held: u64,
+        /// What there is for payloads of responses.
         limit: u64,
     },
     /// A message or payload that no process will take.

@@ -43,6 +43,8 @@ pub(crate) struct ChildTerms {
     pub(crate) incarnation: u32,
     /// Of the slab of responses, in front of all leases.
     pub(crate) status_bytes: u64,
+    /// How long payloads that the front holds may be why a response waits.
+    pub(crate) held_ms: u64,
     pub(crate) most_message_bytes: u32,
     pub(crate) threads: u32,
     pub(crate) hot_us: u32,
@@ -84,6 +86,12 @@ pub(crate) enum Verdict {
     TooDeep {
         response: bool,
         limit: u32,
+    },
+    /// There was no room for the payload of the response: the front holds so many bytes.
+    PayloadsHeld {
+        bytes: u64,
+        held: u64,
+        limit: u64,
     },
     /// The response is longer than may be sent.
     TooLarge {

@@ -96,6 +96,16 @@ impl Leases {
         self.largest
     }
 
+    /// How many bytes this side has, and how many the other side alone.
+    pub(crate) fn used(&self) -> (u64, u64) {
+        let bytes = |wanted: fn(Holder) -> bool| {
+            let slots = self.slots.iter().filter(|slot| wanted(slot.holder));
+            slots.map(|slot| slot.part.len.max(1).next_multiple_of(ALIGN)).sum()
+        };
+        let here = bytes(|holder| matches!(holder, Holder::Held | Holder::Both));
+        (here, bytes(|holder| holder == Holder::Sent))
+    }
+
     /// Takes a part of `len` bytes, from the smallest free part that is large enough.
     pub(crate) fn take(&mut self, len: u64) -> Option<(LeaseId, Part)> {
         let whole = len.max(1).checked_next_multiple_of(ALIGN)?;

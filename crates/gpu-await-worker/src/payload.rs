@@ -76,7 +76,8 @@ impl Input {
 ///
 /// The process can still write it, by mistake, for as long as it lives. So nothing here makes a reference to it but
 /// [`as_slice`](Self::as_slice), which is `unsafe`: the bytes are copied, or written to a descriptor. When it is dropped, the process may
-/// use the memory for another answer; the memory of a process that died is never used again.
+/// use the memory for another answer; the memory of a process that died is never used again. Until then it counts against
+/// [`payload_bytes`](crate::WorkerBuilder::payload_bytes): other calls wait for its room.
 pub struct Payload {
     pub(crate) group: Weak<Group>,
     pub(crate) slab: Arc<Slab>,

@@ -164,7 +164,8 @@ impl<S: Service> fmt::Debug for Answer<S> {
 }
 
 impl<S: Service> Answer<S> {
-    /// A future of the response and its payload.
+    /// A future of the response and its payload, which takes room for other answers until it is dropped: see
+    /// [`payload_bytes`](crate::WorkerBuilder::payload_bytes).
     pub fn with_payload(self) -> AnswerWithPayload<S> {
         AnswerWithPayload(self)
     }

@@ -107,6 +107,7 @@ impl Process {
             terms: ChildTerms {
                 incarnation,
                 status_bytes,
+                held_ms: options.held.as_millis().try_into().unwrap_or(u64::MAX),
                 most_message_bytes: options.most_message_bytes,
                 threads: options.threads,
                 hot_us: options.hot.as_micros().try_into().unwrap_or(u32::MAX),

@@ -228,7 +228,7 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
             tokio::time::sleep(POLLED).await;
         }
     });
-    let room = Arc::new(Room::new(responses, terms.status_bytes, terms.incarnation));
+    let room = Arc::new(Room::new(responses, &terms));
     let requests = Arc::new(Requests { slab: requests, registered: AtomicBool::new(false) });
     let slabs = (requests.clone(), room.clone());
     let (service, started) = oneshot::channel();
@@ -429,6 +429,9 @@ async fn call<S: Service>(
         let response = match service.call(request, &mut payloads).await {
             Ok(response) => response,
             Err(failure) => {
+                if let Some((bytes, held, limit)) = failure.held() {
+                    return (Verdict::PayloadsHeld { bytes, held, limit }, Vec::new());
+                }
                 if failure.kind() == Some(ErrorKind::DeviceLost) {
                     link.end(Ending::Fault, &failure.to_string());
                 }

@@ -92,13 +92,31 @@ pub trait Service: Sized + Send + Sync + 'static {
 pub struct Failure {
     text: String,
     kind: Option<ErrorKind>,
+    /// The bytes that there was no room for, those that the front holds, and those that there are.
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "there are no payloads"))]
+    held: Option<(u64, u64, u64)>,
 }
 
 impl Failure {
     /// With this text.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
-        Failure { text: text.into(), kind: None }
+        Failure { text: text.into(), kind: None, held: None }
+    }
+
+    /// There is no room for a payload of `bytes`, because the front holds so many.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn of_held(bytes: u64, held: u64, limit: u64) -> Self {
+        let text = format!(
+            "no room for a payload of {bytes} bytes: the front holds {held} of {limit}, and lets go of none"
+        );
+        Failure { held: Some((bytes, held, limit)), ..Failure::new(text) }
+    }
+
+    /// What it was made of by [`of_held`](Self::of_held).
+    #[cfg(target_os = "linux")]
+    pub(crate) fn held(&self) -> Option<(u64, u64, u64)> {
+        self.held
     }
 
     /// What an error of `gpu-await` says that can be done; `None` of other errors.
@@ -124,7 +142,7 @@ impl<E: std::error::Error + 'static> From<E> for Failure {
             }
             next = error.source();
         }
-        Failure { text, kind }
+        Failure { text, kind, held: None }
     }
 }
 

@@ -80,7 +80,7 @@ impl<S: Service> Worker<S> {
         self.handle.group.lease(bytes as u64)
     }
 
-    /// [`try_lease`](Self::try_lease) once there is room.
+    /// [`try_lease`](Self::try_lease) once there is room, without a limit: a caller that has one drops the future (`tokio::time::timeout`).
     ///
     /// # Cancel safety
     /// Nothing is taken by a future that was dropped.
@@ -157,9 +157,21 @@ impl<S: Service> WorkerBuilder<S> {
 
     /// The shared memory for payloads of requests and of responses, in bytes. 64 MiB each, of which what is used takes memory; from 4 KiB to
     /// 1 TiB, rounded up to whole pages.
+    ///
+    /// A [`Lease`] and a [`Payload`](crate::Payload) count against it until they are dropped, and nobody but their holder can make room: calls whose
+    /// answers are held until all of them are there (`join_all`) need memory for all of them. A response that waits for such room ends after
+    /// [`held_payload_limit`](Self::held_payload_limit); a lease, and a call whose payload waits for leases that the program holds, wait until one
+    /// is dropped, or for a [`deadline`](Call::deadline).
     pub fn payload_bytes(mut self, requests: u64, responses: u64) -> Self {
         self.options.request_slab_bytes = requests;
         self.options.response_slab_bytes = responses;
+        self
+    }
+
+    /// How long a response may wait for room while nothing but payloads that the program itself holds fill the memory: then its call ends
+    /// with [`Error::PayloadsHeld`]. 10 s.
+    pub fn held_payload_limit(mut self, limit: Duration) -> Self {
+        self.options.held = capped(limit);
         self
     }
 

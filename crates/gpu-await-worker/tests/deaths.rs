@@ -80,7 +80,8 @@ async fn client(worker: Worker<Twin>, seed: u64, done: Arc<AtomicU64>, deaths: u
                 Error::Decode { .. }
                 | Error::Encode { .. }
                 | Error::TooLarge { .. }
-                | Error::TooDeep { .. },
+                | Error::TooDeep { .. }
+                | Error::PayloadsHeld { .. },
             ) => {}
             Err(error) => panic!("{error:?}"),
         }

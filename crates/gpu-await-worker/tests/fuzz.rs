@@ -28,6 +28,7 @@ fn is_its_own(error: &Error) -> bool {
             | Error::Encode { .. }
             | Error::TooLarge { .. }
             | Error::TooDeep { .. }
+            | Error::PayloadsHeld { .. }
     )
 }
 

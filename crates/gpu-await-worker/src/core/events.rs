@@ -563,6 +563,7 @@ fn failure(verdict: Verdict, text: String) -> Error {
             let what = if response { "response" } else { "request" };
             Error::TooDeep { what, limit }
         }
+        Verdict::PayloadsHeld { bytes, held, limit } => Error::PayloadsHeld { bytes, held, limit },
         Verdict::TooLarge { bytes, limit } => Error::TooLarge { what: "a response", bytes, limit },
         Verdict::Failed | Verdict::Answered => Error::Service(text),
     }

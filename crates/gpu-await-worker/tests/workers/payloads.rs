@@ -234,3 +234,35 @@ fn a_lease_of_another_worker_is_copied() {
         drop(decoy);
     });
 }
+
+#[test]
+fn payloads_that_the_program_holds_are_named() {
+    run(async {
+        const PART: usize = 4096;
+        const PARTS: usize = 4;
+        let slab = (PART * PARTS) as u64;
+        let limit = Duration::from_millis(100);
+        let worker = worker().payload_bytes(1 << 20, slab).held_payload_limit(limit);
+        let worker = worker.spawn().await.unwrap();
+        let call = || worker.call(Do::Reverse).payload(vec![1; PART]).send().with_payload();
+        // All answers at once, and nobody lets go of any.
+        let calls = futures::future::join_all((0..3 * PARTS).map(|_| call()));
+        let ended = tokio::time::timeout(Duration::from_secs(5), calls).await.expect("all end");
+        let (held, refused): (Vec<_>, Vec<_>) = ended.into_iter().partition(Result::is_ok);
+        assert_eq!((held.len(), refused.len()), (PARTS, 2 * PARTS));
+        for refused in refused {
+            let wanted = Error::PayloadsHeld { bytes: PART as u64, held: slab, limit: slab };
+            assert_eq!(refused.map(drop), Err(wanted));
+        }
+        assert_eq!(worker.stats().calls, 0);
+        // One that waits has the room of the first that goes.
+        let waits = call();
+        drop(held);
+        assert!(waits.await.is_ok());
+        // Memory that a call has, in the process, is no reason: it waits for that.
+        let slow = worker.call(Do::Hold(slab as usize, 4 * limit)).send();
+        eventually("it runs", || worker.stats().running == 1);
+        assert!(call().await.is_ok());
+        assert!(slow.await.is_ok());
+    });
+}

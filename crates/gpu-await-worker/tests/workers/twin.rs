@@ -19,6 +19,8 @@ pub(crate) enum Do {
     Pid,
     /// Reverses its payload.
     Reverse,
+    /// Takes memory for so long a response, and gives it back later.
+    Hold(usize, Duration),
     /// Answers with the first byte of its payload, later, if all are the same; keeps the payload for as long, drops it, or uploads it.
     First(Use, Duration),
     /// Doubles the numbers of its payload, on the device.
@@ -176,6 +178,12 @@ impl Service for Twin {
                 response.reverse();
                 payloads.attach(response);
                 Done::Number(request.len() as u32)
+            }
+            Do::Hold(bytes, time) => {
+                let held = payloads.respond(bytes).await?;
+                tokio::time::sleep(time).await;
+                drop(held);
+                Done::Nothing
             }
             Do::First(how, delay) => {
                 let request = payloads.request().ok_or_else(|| Failure::new("no payload"))?;
