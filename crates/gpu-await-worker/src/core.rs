@@ -54,8 +54,12 @@ pub(crate) struct Core {
     process: Option<Process>,
     /// Of the slab of requests.
     leases: Leases,
+    /// The number of one that is being started.
+    starting: Option<u32>,
     /// Killed, and not reaped for too long.
     stuck: Vec<Process>,
+    /// Those that nobody wanted any more when they had started: killed.
+    unwanted: Vec<Process>,
     incarnations: u32,
     has_served: bool,
     /// Why there will be no process any more.
@@ -85,7 +89,9 @@ impl Core {
             },
             process: None,
             leases: Leases::new(0, 0, options.request_slab_bytes),
+            starting: None,
             stuck: Vec::new(),
+            unwanted: Vec::new(),
             incarnations: 0,
             has_served: false,
             ended: None,
@@ -105,9 +111,11 @@ impl Core {
         if self.ended.is_some() && self.process.is_none() {
             return;
         }
-        let old = std::mem::replace(self, Core::new(&group.options, Instant::now()));
         let cause = Cause::Supervisor(why.to_owned());
-        let error = old.ended.clone().unwrap_or_else(|| old.given_up(cause.clone()));
+        let error = self.given_up(cause.clone());
+        let old = std::mem::replace(self, Core::new(&group.options, Instant::now()));
+        (self.unwanted, self.incarnations) = (old.unwanted, old.incarnations);
+        let error = old.ended.unwrap_or(error);
         for process in old.process.into_iter().chain(old.stuck) {
             system::kill(process.ends.handle.as_fd(), process.pid);
             after.wake |= keep::gone((group.number(), process.incarnation));

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::channel::oneshot;
-use gpu_await::sibling::Process;
+use gpu_await::sibling::Process as Whose;
 use parking_lot::Mutex;
 
 use crate::calls::{CallId, Terms};
@@ -24,6 +24,7 @@ use crate::kept::Key;
 use crate::leases::LeaseId;
 use crate::options::Options;
 use crate::payload::{Input, Lease, Payload};
+use crate::process::Process;
 use crate::program::Program;
 use crate::slab::Slab;
 use crate::supervisor;
@@ -109,7 +110,7 @@ pub(crate) struct Group {
     pub(crate) requests: Arc<Slab>,
     this: Weak<Group>,
     /// Whose it is. A fork has no thread that would answer, and its copy of the lock may be locked for good.
-    process: Process,
+    process: Whose,
     core: Mutex<Core>,
     #[cfg(test)]
     pub(crate) trips: supervisor::tests::Trips,
@@ -133,7 +134,7 @@ impl Group {
             program,
             requests,
             this: this.clone(),
-            process: Process::remembered(),
+            process: Whose::remembered(),
             #[cfg(test)]
             trips: Default::default(),
         }))
@@ -324,6 +325,11 @@ impl Group {
             true => self.with(|core, _| core.log()),
             false => String::new(),
         }
+    }
+
+    /// A process was started, or not.
+    pub(crate) fn started(&self, incarnation: u32, started: std::io::Result<Process>) {
+        self.with(|core, after| core.started(self, incarnation, started, Instant::now(), after));
     }
 
     /// What the supervisor does when something of this worker is ready or due.

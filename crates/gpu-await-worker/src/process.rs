@@ -12,10 +12,10 @@ use rustix::process::Pid;
 use crate::calls::Culprit;
 use crate::error::Cause;
 use crate::frame::{ChildTerms, Ending, Setup, ToProcess, VERSION};
+use crate::group::Group;
 use crate::heart::Heart;
 use crate::log::Log;
-use crate::options::Options;
-use crate::program::{PARENT, Program};
+use crate::program::PARENT;
 use crate::slab::{Slab, status_bytes};
 use crate::system::{self, Exit, Sent};
 
@@ -76,15 +76,8 @@ pub(crate) struct Times {
 
 impl Process {
     /// Starts one. The calling thread is one that never ends: the kernel kills the process with it.
-    pub(crate) fn start(
-        program: &Program,
-        service: &str,
-        config: &[u8],
-        options: &Options,
-        requests: &Slab,
-        incarnation: u32,
-        now: Instant,
-    ) -> std::io::Result<Process> {
+    pub(crate) fn start(group: &Group, incarnation: u32, now: Instant) -> std::io::Result<Process> {
+        let Group { options, program, config, requests, service, .. } = group;
         let status_bytes = status_bytes(options.most_calls);
         let response_bytes = options.response_slab_bytes + status_bytes;
         let responses = Slab::new("responses", response_bytes, false)?;

@@ -64,6 +64,8 @@ pub(crate) enum Sign {
     Early,
     /// Calls ran: one of them may be the reason.
     InCalls,
+    /// The system refused this process what a start needs.
+    Refused,
     /// Nothing, such as one that the operator asked for, or a start beside a dying process that holds the memory.
     None,
 }

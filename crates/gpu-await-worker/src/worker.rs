@@ -349,6 +349,8 @@ pub struct Stats {
     pub last_cause: Option<Cause>,
     /// How many processes were started.
     pub starts: u64,
+    /// How many starts the system refused: for lack of descriptors, memory, or processes. They are tried again, after a delay that grows.
+    pub refused_starts: u64,
     /// How many died.
     pub deaths: u64,
     /// Calls that were answered.

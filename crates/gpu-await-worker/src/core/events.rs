@@ -23,6 +23,7 @@ use crate::life::Step;
 use crate::payload::Payload;
 use crate::process::{MOST_KEPT, Process};
 use crate::restart::Sign;
+use crate::supervisor;
 use crate::system::{self, Exit, Received};
 use crate::worker::Recovery;
 
@@ -48,12 +49,15 @@ impl Core {
         if let Some(watched) = watched.filter(|it| self.process(it.incarnation).is_some()) {
             self.attend(group, now, &watched.flags, buffer, after);
         }
+        let is_there =
+            |process: &Process| system::reap(process.ends.handle.as_fd(), process.pid).is_none();
+        self.unwanted.retain(is_there);
         self.stuck.retain(|process| {
-            let gone = system::reap(process.ends.handle.as_fd(), process.pid).is_some();
-            if gone {
+            let is_there = is_there(process);
+            if !is_there {
                 self.life.unstuck();
             }
-            !gone
+            is_there
         });
         #[cfg(test)]
         group.trips.trip(crate::supervisor::tests::Trip::Turn);
@@ -75,7 +79,7 @@ impl Core {
             let flags = [socket, PollFlags::IN, output, errors];
             Watched { incarnation: process.incarnation, ends: process.ends.clone(), flags }
         });
-        let stuck = self.stuck.iter().map(|process| {
+        let stuck = self.stuck.iter().chain(&self.unwanted).map(|process| {
             let none = PollFlags::empty();
             let flags = [none, PollFlags::IN, none, none];
             Watched { incarnation: process.incarnation, ends: process.ends.clone(), flags }
@@ -88,7 +92,8 @@ impl Core {
         let due = [self.life.next_due(&self.limits), self.calls.next_due(), told, look, again];
         let due = due.into_iter().flatten().min();
         self.next_look = due.unwrap_or(now + Duration::from_secs(3600));
-        let ended = self.life.has_ended() && process.is_none() && stuck.is_empty();
+        let is_gone = process.is_none() && stuck.is_empty() && self.starting.is_none();
+        let ended = self.life.has_ended() && is_gone;
         Watch { process, stuck, due, ended }
     }
 
@@ -381,8 +386,8 @@ impl Core {
             self.kill(Cause::CallLimit(limit), Culprit::Call(id), now);
         }
         match self.life.tick(now, &self.limits) {
-            Step::Start => self.start(group, now, after),
-            Step::NoHello => self.kill(Cause::NoHello(self.limits.hello), Culprit::Outside, now),
+            Step::Start => self.start(group),
+            Step::NoHello => self.no_hello(group, now, after),
             Step::NoStart => self.kill(self.no_start(group), Culprit::Outside, now),
             Step::NoEnd => self.kill(Cause::NoEnd, Culprit::Outside, now),
             Step::SetAside => self.set_aside(group, now, buffer, after),
@@ -400,32 +405,66 @@ impl Core {
         waits.unwrap_or(Cause::NoStart(limit))
     }
 
-    fn start(&mut self, group: &Group, now: Instant, after: &mut After) {
+    /// Has one started, on the thread for that.
+    fn start(&mut self, group: &Group) {
         self.incarnations += 1;
-        self.stats.starts += 1;
-        let (options, incarnation) = (&group.options, self.incarnations);
-        let started = Process::start(
-            group.program,
-            group.service,
-            &group.config,
-            options,
-            &group.requests,
-            incarnation,
-            now,
-        );
-        match started {
-            Ok(process) => {
-                let (pid, service) = (process.pid, group.service);
-                after.log(move || {
-                    tracing::info!(service, incarnation, process = ?pid, "worker started");
-                });
-                self.process = Some(process);
-            }
-            Err(error) => {
-                self.caused(Cause::NotStarted(error.to_string()));
-                self.gone(group, now, Sign::Early, after);
-            }
+        self.starting = Some(self.incarnations);
+        if let Some(group) = group.this().upgrade() {
+            supervisor::start(group, self.incarnations);
         }
+    }
+
+    /// It was started, or not.
+    pub(crate) fn started(
+        &mut self,
+        group: &Group,
+        incarnation: u32,
+        started: std::io::Result<Process>,
+        now: Instant,
+        after: &mut After,
+    ) {
+        after.wake = true;
+        let is_wanted = self.starting == Some(incarnation);
+        if is_wanted {
+            self.starting = None;
+        }
+        match started {
+            Ok(process) if is_wanted => {
+                self.stats.starts += 1;
+                let (pid, service) = (process.number(), group.service);
+                after.log(move || tracing::info!(service, incarnation, pid, "worker started"));
+                self.process = Some(process);
+                if self.life.is_closing() {
+                    self.kill(Cause::Closed, Culprit::Outside, now);
+                }
+            }
+            Ok(process) => {
+                system::kill(process.ends.handle.as_fd(), process.pid);
+                self.unwanted.push(process);
+            }
+            Err(error) if is_wanted => {
+                self.stats.refused_starts += 1;
+                let (service, why) = (group.service, error.to_string());
+                after.log(move || {
+                    tracing::warn!(service, incarnation, %why, "a worker's process was not started");
+                });
+                self.caused(Cause::NotStarted(error.to_string()));
+                self.gone(group, now, Sign::Refused, after);
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// It has not said hello in time.
+    fn no_hello(&mut self, group: &Group, now: Instant, after: &mut After) {
+        let cause = Cause::NoHello(self.limits.hello);
+        if self.process.is_some() {
+            return self.kill(cause, Culprit::Outside, now);
+        }
+        // It does not even execute its program: it is killed when it does.
+        self.starting = None;
+        self.caused(cause);
+        self.gone(group, now, Sign::Early, after);
     }
 
     /// The process serves: whoever waited for it goes on.

@@ -14,9 +14,16 @@ pub(crate) enum Trip {
 
 /// Panics at one of these places, once.
 #[derive(Debug, Default)]
-pub(crate) struct Trips(AtomicU8);
+pub(crate) struct Trips(AtomicU8, AtomicBool);
 
 impl Trips {
+    /// Waits in the start of a process.
+    pub(crate) fn slow(&self) {
+        while self.1.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     pub(crate) fn trip(&self, at: Trip) {
         let armed = self.0.compare_exchange(at as u8, 0, Ordering::SeqCst, Ordering::SeqCst);
         assert!(armed.is_err(), "injected");
@@ -143,5 +150,38 @@ fn a_panic_between_workers_ends_all() {
         }
         let next = worker().await;
         assert!(next.call(NOW).await.is_ok());
+    });
+}
+
+#[test]
+fn a_slow_start_holds_up_nobody() {
+    run(async {
+        let calm = worker().await;
+        let slow = Worker::<Later>::builder(()).restart(crate::Restart::default()).spawn().await;
+        let slow = slow.unwrap();
+        slow.handle.group.trips.1.store(true, Ordering::SeqCst);
+        assert!(matches!(slow.call(None).await, Err(Error::Lost(_))));
+        // The other worker answers, and the handles of this one do.
+        let begun = std::time::Instant::now();
+        for _ in 0..3 {
+            let late = calm.call(LONG).deadline(Duration::from_millis(20)).await;
+            assert_eq!(late, Err(Error::Deadline));
+            assert!(calm.call(NOW).await.is_ok());
+            assert_eq!(slow.stats().process, None);
+            drop((slow.log(), slow.try_lease(1)));
+            let late = slow.call(NOW).deadline(Duration::from_millis(20)).await;
+            assert_eq!(late, Err(Error::Deadline));
+        }
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        slow.handle.group.trips.1.store(false, Ordering::SeqCst);
+        assert!(slow.call(NOW).await.is_ok());
+        // One that nobody wants any more, when it has started at last.
+        slow.handle.group.trips.1.store(true, Ordering::SeqCst);
+        assert!(matches!(slow.call(None).await, Err(Error::Lost(_))));
+        let (group, waits) = (slow.handle.group.clone(), slow.call(NOW).send());
+        let closing = tokio::spawn(slow.close(Duration::ZERO));
+        assert_eq!(waits.await, Err(Error::Closed));
+        group.trips.1.store(false, Ordering::SeqCst);
+        closing.await.unwrap();
     });
 }
