@@ -66,7 +66,12 @@ pub(crate) struct Core {
     ended: Option<Error>,
     serving: Vec<Waiter>,
     room: Vec<Waiter>,
+    /// Of the process that died last.
     last_log: Arc<str>,
+    /// Its end.
+    last_lines: Arc<str>,
+    /// Which one that was, and why.
+    last_death: Option<(u32, String)>,
     last_cause: Option<Cause>,
     /// The last few.
     causes: VecDeque<Cause>,
@@ -98,6 +103,8 @@ impl Core {
             serving: Vec::new(),
             room: Vec::new(),
             last_log: "".into(),
+            last_lines: "".into(),
+            last_death: None,
             last_cause: None,
             causes: VecDeque::new(),
             next_look: now,
@@ -266,9 +273,12 @@ impl Core {
     }
 
     pub(crate) fn log(&self) -> String {
-        self.process
-            .as_ref()
-            .map_or_else(|| self.last_log.to_string(), |process| process.log.text())
+        let mut log = self.last_log.to_string();
+        if let Some((process, cause)) = &self.last_death {
+            let end = if log.is_empty() || log.ends_with('\n') { "" } else { "\n" };
+            log += &format!("{end}[process {process} died: {cause}]\n");
+        }
+        log + &self.process.as_ref().map_or_else(String::new, |process| process.log.text())
     }
 
     /// Some of the slab became free.

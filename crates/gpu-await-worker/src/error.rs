@@ -180,7 +180,10 @@ pub enum Guilt {
 
 /// A process died while it had a call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the worker's process died ({cause}) in attempt {attempt} of the call ({guilt:?})")]
+#[error(
+    "the worker's process died ({cause}) in attempt {attempt} of the call ({guilt:?}){}",
+    last_lines(log)
+)]
 #[non_exhaustive]
 pub struct WorkerLost {
     /// Why it died.
@@ -189,6 +192,13 @@ pub struct WorkerLost {
     pub guilt: Guilt,
     /// How often the call was sent.
     pub attempt: u32,
+    /// The last lines that the process wrote, up to 1 KiB.
+    pub log: Arc<str>,
+}
+
+/// A log behind what it belongs to.
+fn last_lines(log: &str) -> String {
+    if log.is_empty() { String::new() } else { format!("\n{log}") }
 }
 
 /// Why a process died.

@@ -30,6 +30,9 @@ use crate::system::{self, Received, Sent};
 /// When a packet is sent again that the kernel had no memory for.
 const AGAIN: Duration = Duration::from_millis(10);
 
+/// How long a call whose error names the line of a fault has to say it.
+const KNOWS_MORE: Duration = Duration::from_millis(10);
+
 /// How often the executor is seen to run.
 const POLLED: Duration = Duration::from_millis(250);
 
@@ -185,9 +188,12 @@ pub(crate) fn run<S: Service>(child: Child) -> ! {
             builder
         }
     };
-    match builder.enable_all().build() {
-        Err(error) => {
-            child::end(child.socket.as_fd(), Ending::StartFailed, &format!("no runtime: {error}"))
+    // It panics if the system refuses a thread.
+    let built = std::panic::catch_unwind(AssertUnwindSafe(|| builder.enable_all().build()));
+    let built = built.map_err(codec::panic_text);
+    match built.and_then(|built| built.map_err(|error| error.to_string())) {
+        Err(why) => {
+            child::end(child.socket.as_fd(), Ending::StartFailed, &format!("no runtime: {why}"))
         }
         Ok(runtime) => {
             let socket = child.socket.try_clone();
@@ -263,16 +269,22 @@ async fn start<S: Service>(
     let host = Host::open(terms, link).await?;
     // Beside the start of the service: until a slab is registered, payloads are copied.
     let device = host.device().clone();
-    let _registering = link.runtime.spawn_blocking(move || {
+    let thread = std::thread::Builder::new().name("worker registers".to_owned());
+    let registering = thread.spawn(move || {
         // ORDERING: Relaxed: whoever sees it late copies.
         room.registered.store(register(&device, &room.slab, false), Ordering::Relaxed);
         requests.registered.store(register(&device, &requests.slab, true), Ordering::Relaxed);
     });
+    if let Err(error) = registering {
+        tracing::warn!(%error, "payloads are copied by the CPU: there is no thread that registers their memory");
+    }
     let (lost, watching) = (host.device().lost(), link.clone());
     link.runtime.spawn(async move {
         let error = lost.await;
         // Else the process is ending, and says itself how.
         if error.is_device_lost() {
+            // A call that met it knows its line, and comes first, if the executor runs.
+            tokio::time::sleep(KNOWS_MORE).await;
             watching.end(fault_of(&error), &error.to_string())
         }
     });

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::panic::Location;
 
 use gpu_await::ErrorKind;
 use serde::Serialize;
@@ -127,6 +128,7 @@ impl Failure {
 }
 
 impl<E: std::error::Error + 'static> From<E> for Failure {
+    #[track_caller]
     fn from(error: E) -> Self {
         let mut text = error.to_string();
         let mut next: Option<&(dyn std::error::Error + 'static)> = Some(&error);
@@ -136,7 +138,9 @@ impl<E: std::error::Error + 'static> From<E> for Failure {
             if let Some(error) = ours {
                 let lost = error.is_device_lost().then_some(ErrorKind::DeviceLost);
                 kind = kind.or(lost).or(Some(error.kind()));
-                if let Some(at) = error.at() {
+                // The line that met it is the next best, and the error's own text may have that.
+                let at = error.at().unwrap_or(Location::caller()).to_string();
+                if !text.contains(&at) {
                     text = format!("{text} (at {at})");
                 }
             }

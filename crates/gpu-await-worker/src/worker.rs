@@ -120,7 +120,8 @@ impl<S: Service> Worker<S> {
         self.handle.group.stats()
     }
 
-    /// The last lines that the process wrote to its output and its errors; of the one that died last, if there is none now.
+    /// The last lines that the process wrote to its output and its errors, behind those of the process that died last. They go nowhere else:
+    /// a service that wants them on the front's output writes them there from here, or logs to a file.
     #[must_use]
     pub fn log(&self) -> String {
         self.handle.group.log()

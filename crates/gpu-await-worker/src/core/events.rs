@@ -30,6 +30,9 @@ use crate::worker::Recovery;
 /// When a packet is sent again that the kernel had no memory for.
 const AGAIN: Duration = Duration::from_millis(10);
 
+/// How much of a log goes with each call that is lost.
+const LAST_LINES: usize = 1 << 10;
+
 /// How many causes of deaths are remembered.
 const MOST_CAUSES: usize = 16;
 
@@ -496,6 +499,7 @@ impl Core {
         after.log(
             move || tracing::error!(process = ?pid, "a killed process does not go: set aside"),
         );
+        self.last_lines = process.log.last_lines(LAST_LINES).into();
         self.stuck.push(process);
         let sign = self.sign();
         self.lose(group, cause, culprit, after);
@@ -521,6 +525,8 @@ impl Core {
             keep::forget_gpu(&group.options.gpu);
         }
         self.last_log = process.log.text().into();
+        self.last_lines = process.log.last_lines(LAST_LINES).into();
+        self.last_death = Some((process.number(), cause.to_string()));
         self.reaped = Some((process.times.killed.unwrap_or(now), now));
         let (pid, text) = (process.pid, cause.to_string());
         after.log(move || tracing::warn!(process = ?pid, cause = %text, "a worker's process died"));
@@ -549,8 +555,12 @@ impl Core {
             #[cfg(test)]
             group.trips.trip(crate::supervisor::tests::Trip::Lose);
             self.stats.lost_calls += 1;
-            let error =
-                WorkerLost { cause: cause.clone(), guilt: lost.guilt, attempt: lost.attempt };
+            let error = WorkerLost {
+                cause: cause.clone(),
+                guilt: lost.guilt,
+                attempt: lost.attempt,
+                log: self.last_lines.clone(),
+            };
             after.end(lost.value, Outcome::Failed(Error::Lost(error)));
         }
         self.caused(cause);
