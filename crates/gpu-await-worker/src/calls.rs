@@ -111,6 +111,8 @@ struct Entry<T> {
     attempt: u32,
     /// When to look whether it has taken longer than its limit.
     limit_due: Option<Instant>,
+    /// It has.
+    is_over_limit: bool,
     /// `None` once abandoned.
     value: Option<T>,
 }
@@ -178,8 +180,14 @@ impl<T> Calls<T> {
             self.slots.len() as u32 - 1
         });
         let id = CallId { slot, generation: self.slots[slot as usize].generation };
-        let entry =
-            Entry { place: Place::Queued, terms, attempt: 0, limit_due: None, value: Some(value) };
+        let entry = Entry {
+            place: Place::Queued,
+            terms,
+            attempt: 0,
+            limit_due: None,
+            is_over_limit: false,
+            value: Some(value),
+        };
         self.slots[slot as usize].entry = Some(entry);
         self.due.extend(terms.deadline.map(|deadline| (deadline, id)));
         self.queued.push_back(id);
@@ -231,6 +239,11 @@ impl<T> Calls<T> {
         !self.roomless.is_empty()
     }
 
+    /// How often it was sent.
+    pub(crate) fn attempt(&mut self, id: CallId) -> u32 {
+        self.entry(id).map_or(0, |entry| entry.attempt)
+    }
+
     /// Whether it may be sent once more.
     pub(crate) fn may_run_again(&mut self, id: CallId) -> bool {
         self.entry(id).is_some_and(|entry| entry.attempt < entry.terms.attempts)
@@ -247,7 +260,7 @@ impl<T> Calls<T> {
         let was = std::mem::replace(&mut entry.place, Place::Sent(now));
         entry.attempt += 1;
         let limit = entry.terms.limit.map(|limit| now + limit);
-        entry.limit_due = limit;
+        (entry.limit_due, entry.is_over_limit) = (limit, false);
         match was {
             Place::Suspect => {
                 self.suspects.pop_front();
@@ -301,6 +314,8 @@ impl<T> Calls<T> {
             };
             let guilt = match culprit {
                 Culprit::Call(guilty) if guilty == id => Guilt::Alone,
+                // Whatever else ended the process.
+                _ if entry.is_over_limit => Guilt::Alone,
                 Culprit::Running if alone => Guilt::Alone,
                 // A call that is alone for the second time has had its chance.
                 Culprit::Unclear if alone && entry.attempt > 1 => Guilt::Alone,
@@ -350,6 +365,7 @@ impl<T> Calls<T> {
                 let over = begun(id).map(|since| since + limit);
                 entry.limit_due = match over {
                     Some(over) if over <= now => {
+                        entry.is_over_limit = true;
                         expired.over_limit = expired.over_limit.or(Some((id, limit)));
                         None
                     }

@@ -192,6 +192,7 @@ impl Core {
         let entered = self.calls.insert(ticket, terms);
         let id = entered.map_err(|ticket| {
             after.dropped.push(ticket);
+            self.stats.overloads += 1;
             let (found, limit) = (self.calls.len() as u64, self.calls.capacity() as u64);
             Error::Overloaded { what: "calls", found, limit }
         })?;
@@ -310,6 +311,7 @@ impl Core {
             match process.send(&[&header, &ticket.request]) {
                 Sent::Yes => {
                     self.calls.sent(id, now);
+                    self.stats.retries += u64::from(self.calls.attempt(id) > 1);
                     if let Some((lease, _)) = payload {
                         self.leases.send(lease);
                         // Else it has to be there for the next process, whatever this one says.

@@ -172,7 +172,8 @@ pub enum Error {
 pub enum Guilt {
     /// It ran alone, or took longer than its limit.
     Alone,
-    /// It was one of several that ran; or it ran alone, and somebody killed the process: the operator, or the kernel for lack of memory.
+    /// It was one of several that ran; or it ran alone, and the process was killed for no call of its own: by the operator, by the kernel for
+    /// lack of memory, or over its limit of memory.
     Suspect,
     /// Something else ended the process: another call's limit, or the end of the worker.
     Innocent,

@@ -9,6 +9,8 @@
 //! | `Killing(since)` | `SIGKILL` was sent | `reaped`; after the grace `tick` sets the process aside as *stuck* |
 //! | `Ended` | closed, or given up: there will be no process | – |
 //!
+//! A pause of the supervisor, or of the machine, counts in none of them (`held_up`).
+//!
 //! A process that is set aside is watched until it is reaped, and counts: with more of them than allowed, no other is started.
 //!
 //! # Invariants
@@ -115,6 +117,15 @@ impl Life {
             }
             Phase::Killing { since, .. } => Some(since + limits.kill_grace),
             Phase::Serving(_) | Phase::Ended => None,
+        }
+    }
+
+    /// Nobody looked for so long: that is not the process' time.
+    pub(crate) fn held_up(&mut self, time: Duration) {
+        match &mut self.phase {
+            Phase::Starting { since, .. } | Phase::Killing { since, .. } => *since += time,
+            Phase::Draining(until) => *until += time,
+            Phase::Waiting(_) | Phase::Serving(_) | Phase::Ended => {}
         }
     }
 

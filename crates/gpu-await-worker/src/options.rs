@@ -13,6 +13,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::heart;
 use crate::restart::Restart;
+use crate::slab::status_bytes;
 
 /// Slabs are whole pages.
 const PAGE: u64 = 4096;
@@ -93,7 +94,7 @@ impl Default for Options {
 
 impl Options {
     /// Refuses what no worker can have, and makes slabs whole pages.
-    pub(crate) fn checked(mut self) -> Result<Options> {
+    pub(crate) fn checked(mut self, file_limit: u64) -> Result<Options> {
         within("calls under way (`most_calls`)", self.most_calls as u64, CALLS)?;
         let what = "bytes of a message (`most_message_bytes`; large data goes as a payload)";
         within(what, self.most_message_bytes.into(), MESSAGE_BYTES)?;
@@ -104,10 +105,17 @@ impl Options {
             within(what, *bytes, SLAB_BYTES)?;
             *bytes = bytes.next_multiple_of(PAGE);
         }
+        let status = status_bytes(self.most_calls);
+        let most = self.request_slab_bytes.max(self.response_slab_bytes + status);
+        within("bytes of shared memory (`payload_bytes`, RLIMIT_FSIZE)", most, 0..=file_limit)?;
         within("threads (`threads`)", self.threads.into(), THREADS)?;
         within("bytes of output to keep (`log_bytes`)", self.log_bytes as u64, LOG_BYTES)?;
         if let Some(bytes) = self.resident_bytes {
             within("resident bytes (`resident_bytes`)", bytes, LEAST_RESIDENT..=u64::MAX)?;
+            let all = self.request_slab_bytes + self.response_slab_bytes;
+            let what =
+                "bytes for payloads, which count as resident (`payload_bytes`, `resident_bytes`)";
+            within(what, all, 0..=bytes)?;
         }
         if let Some(limit) = self.executor {
             let what = "milliseconds without a poll (`executor_limit`)";

@@ -444,6 +444,10 @@ async fn call<S: Service>(
                 if let Some((bytes, held, limit)) = failure.held() {
                     return (Verdict::PayloadsHeld { bytes, held, limit }, Vec::new());
                 }
+                if failure.is_ending() {
+                    // Its death is the answer, which sends it again if it may be.
+                    return std::future::pending().await;
+                }
                 if failure.kind() == Some(ErrorKind::DeviceLost) {
                     link.end(Ending::Fault, &failure.to_string());
                 }

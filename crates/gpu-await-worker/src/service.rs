@@ -5,7 +5,7 @@ use std::fmt;
 use std::future::Future;
 use std::panic::Location;
 
-use gpu_await::ErrorKind;
+use gpu_await::{ErrorDetail, ErrorKind};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -96,13 +96,16 @@ pub struct Failure {
     /// The bytes that there was no room for, those that the front holds, and those that there are.
     #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "there are no payloads"))]
     held: Option<(u64, u64, u64)>,
+    /// The process is ending: its device refuses work.
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "there are no processes"))]
+    is_ending: bool,
 }
 
 impl Failure {
     /// With this text.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
-        Failure { text: text.into(), kind: None, held: None }
+        Failure { text: text.into(), kind: None, held: None, is_ending: false }
     }
 
     /// There is no room for a payload of `bytes`, because the front holds so many.
@@ -112,6 +115,12 @@ impl Failure {
             "no room for a payload of {bytes} bytes: the front holds {held} of {limit}, and lets go of none"
         );
         Failure { held: Some((bytes, held, limit)), ..Failure::new(text) }
+    }
+
+    /// Whether the process is ending, and so is what it was asked to do.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn is_ending(&self) -> bool {
+        self.is_ending
     }
 
     /// What it was made of by [`of_held`](Self::of_held).
@@ -132,12 +141,13 @@ impl<E: std::error::Error + 'static> From<E> for Failure {
     fn from(error: E) -> Self {
         let mut text = error.to_string();
         let mut next: Option<&(dyn std::error::Error + 'static)> = Some(&error);
-        let mut kind = None;
+        let (mut kind, mut is_ending) = (None, false);
         while let Some(error) = next {
             let ours = error.downcast_ref::<gpu_await::Error>();
             if let Some(error) = ours {
                 let lost = error.is_device_lost().then_some(ErrorKind::DeviceLost);
                 kind = kind.or(lost).or(Some(error.kind()));
+                is_ending |= matches!(error.detail(), ErrorDetail::ProcessEnding { .. });
                 // The line that met it is the next best, and the error's own text may have that.
                 let at = error.at().unwrap_or(Location::caller()).to_string();
                 if !text.contains(&at) {
@@ -146,7 +156,7 @@ impl<E: std::error::Error + 'static> From<E> for Failure {
             }
             next = error.source();
         }
-        Failure { text, kind, held: None }
+        Failure { text, kind, held: None, is_ending }
     }
 }
 

@@ -196,10 +196,19 @@ pub(crate) fn clear_event(event: BorrowedFd<'_>) {
 
 /// Memory of so many bytes, for a descriptor to be sent. Its size is final.
 pub(crate) fn memory(name: &str, bytes: u64) -> io::Result<OwnedFd> {
+    // Else a signal ends this program.
+    if bytes > file_limit() {
+        return Err(Errno::FBIG.into());
+    }
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, bytes)?;
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
     Ok(fd)
+}
+
+/// The largest file, and shared memory, that this process may make: `RLIMIT_FSIZE`.
+pub(crate) fn file_limit() -> u64 {
+    rustix::process::getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX)
 }
 
 /// Nobody who maps it from now on can write it.

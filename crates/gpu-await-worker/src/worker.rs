@@ -19,6 +19,7 @@ use crate::program::Program;
 use crate::restart::Restart;
 use crate::service::Service;
 use crate::supervisor;
+use crate::system;
 
 /// A [`Service`] in a process of its own, which is started again when it dies. Cheap to clone, `Send + Sync`; used on any executor.
 ///
@@ -189,7 +190,8 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// Kills the process when it has more memory than this, in bytes, 1 MiB at least; looked at twice a second. No limit.
+    /// Kills the process when it has more memory than this, in bytes, 1 MiB at least; looked at twice a second. No limit. What
+    /// is used of the memory for payloads counts: there may be no more of that.
     pub fn resident_bytes(mut self, bytes: u64) -> Self {
         self.options.resident_bytes = Some(bytes);
         self
@@ -286,7 +288,7 @@ impl<S: Service> WorkerBuilder<S> {
     /// As [`spawn`](Self::spawn), but for what the process does: that fails the calls, and [`Worker::serving`].
     pub fn begin(self) -> Result<Worker<S>> {
         let (service, program) = (S::name(), Program::get::<S>()?);
-        let mut options = self.options.checked()?;
+        let mut options = self.options.checked(system::file_limit())?;
         if let Some(wanted) = &options.gpu {
             options.gpu = Some(gpus::find(wanted)?);
         }
@@ -336,7 +338,7 @@ pub struct Recovery {
 pub struct Stats {
     /// Whether it serves; `None`, and all figures zero, in a fork of the process that it belongs to.
     pub health: Option<Health>,
-    /// The number of its process.
+    /// The number of its process, its pid.
     pub process: Option<u32>,
     /// Calls that have not ended, and abandoned ones that a process still has.
     pub calls: usize,
@@ -354,8 +356,16 @@ pub struct Stats {
     pub refused_starts: u64,
     /// How many died.
     pub deaths: u64,
-    /// Calls that were answered.
+    /// Calls that were answered by a response.
     pub answered: u64,
+    /// Calls that the service failed, or whose request or response could not be read, written or placed.
+    pub failed: u64,
+    /// Calls in which the service panicked.
+    pub panics: u64,
+    /// Calls that were refused because as many as there may be were under way.
+    pub overloads: u64,
+    /// How often a call was sent again.
+    pub retries: u64,
     /// Calls that ended with their process.
     pub lost_calls: u64,
     /// Calls whose deadline passed.

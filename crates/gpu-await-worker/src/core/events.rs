@@ -33,6 +33,9 @@ const AGAIN: Duration = Duration::from_millis(10);
 /// How much of a log goes with each call that is lost.
 const LAST_LINES: usize = 1 << 10;
 
+/// Later than this is a pause of this thread, or of the machine.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// How many causes of deaths are remembered.
 const MOST_CAUSES: usize = 16;
 
@@ -48,6 +51,10 @@ impl Core {
         buffer: &mut [u8],
         after: &mut After,
     ) -> Watch {
+        let late = now.saturating_duration_since(self.next_look);
+        if late > PAUSE {
+            self.life.held_up(late);
+        }
         let watched = ready.process.as_ref();
         if let Some(watched) = watched.filter(|it| self.process(it.incarnation).is_some()) {
             self.attend(group, now, &watched.flags, buffer, after);
@@ -220,7 +227,7 @@ impl Core {
                     return self.broken("a service that starts twice", now);
                 }
                 process.times.serving = Some(now);
-                self.serves(after);
+                self.serves(group, after);
                 self.has_room(group, now, after);
             }
             ToSupervisor::Answer { id, verdict, payload } => {
@@ -240,7 +247,12 @@ impl Core {
                 };
                 match self.calls.answered(id) {
                     Answered::Ended(ticket) => {
-                        self.stats.answered += 1;
+                        let count = match verdict {
+                            Verdict::Answered => &mut self.stats.answered,
+                            Verdict::Panicked => &mut self.stats.panics,
+                            _ => &mut self.stats.failed,
+                        };
+                        *count += 1;
                         let text = || String::from_utf8_lossy(body).into_owned();
                         let outcome = match verdict {
                             Verdict::Answered => {
@@ -353,21 +365,27 @@ impl Core {
         let (stopped, busy) = (pulse == Pulse::Stopped, pulse == Pulse::Busy);
         let was_stopped = std::mem::replace(&mut self.stats.is_stopped, stopped);
         let was_busy = std::mem::replace(&mut self.stats.is_busy, busy);
-        let pid = process.pid;
+        let (service, pid) = (group.service, process.pid);
+        let number = process.number();
         match pulse {
             Pulse::Dead => return self.kill(Cause::Dead, Culprit::Running, now),
             Pulse::Hung(time) => return self.kill(Cause::Hung(time), Culprit::Running, now),
             Pulse::Stopped if !was_stopped => after.log(move || {
-                tracing::warn!(process = ?pid, "a worker's process is stopped or traced");
+                tracing::warn!(service, pid = number, "a worker's process is stopped or traced");
             }),
             Pulse::Busy if !was_busy => after.log(move || {
-                tracing::warn!(process = ?pid, "the executor of a worker's process is blocked");
+                tracing::warn!(
+                    service,
+                    pid = number,
+                    "the executor of a worker's process is blocked"
+                );
             }),
             Pulse::Well | Pulse::Stopped | Pulse::Busy => {}
         }
         let Some(limit) = group.options.resident_bytes else { return };
         if let Some(resident) = system::resident_bytes(pid).filter(|bytes| *bytes > limit) {
-            self.kill(Cause::MemoryLimit { resident, limit }, Culprit::Running, now);
+            // Whose memory it is nobody knows: perhaps that of calls long ago.
+            self.kill(Cause::MemoryLimit { resident, limit }, Culprit::Unclear, now);
         }
     }
 
@@ -435,7 +453,7 @@ impl Core {
             Ok(process) if is_wanted => {
                 self.stats.starts += 1;
                 let (pid, service) = (process.number(), group.service);
-                after.log(move || tracing::info!(service, incarnation, pid, "worker started"));
+                after.log(move || tracing::info!(service, pid, "a worker's process started"));
                 self.process = Some(process);
                 if self.life.is_closing() {
                     self.kill(Cause::Closed, Culprit::Outside, now);
@@ -449,7 +467,7 @@ impl Core {
                 self.stats.refused_starts += 1;
                 let (service, why) = (group.service, error.to_string());
                 after.log(move || {
-                    tracing::warn!(service, incarnation, %why, "a worker's process was not started");
+                    tracing::warn!(service, %why, "a worker's process was not started");
                 });
                 self.caused(Cause::NotStarted(error.to_string()));
                 self.gone(group, now, Sign::Refused, after);
@@ -471,7 +489,7 @@ impl Core {
     }
 
     /// The process serves: whoever waited for it goes on.
-    fn serves(&mut self, after: &mut After) {
+    fn serves(&mut self, group: &Group, after: &mut After) {
         self.has_served = true;
         after.waiters.extend(self.serving.drain(..).map(|waiter| (waiter, Ok(()))));
         let Some(process) = &self.process else { return };
@@ -485,8 +503,8 @@ impl Core {
             hello_to_serving: serving - hello,
         };
         self.stats.last_start = Some(recovery);
-        let incarnation = process.incarnation;
-        after.log(move || tracing::info!(incarnation, ?recovery, "worker serves"));
+        let (service, pid) = (group.service, process.number());
+        after.log(move || tracing::info!(service, pid, ?recovery, "a worker serves"));
     }
 
     /// The process cannot be killed: its calls end, its memory is left alone, and another one may start.
@@ -495,10 +513,8 @@ impl Core {
         let Some(process) = self.process.take() else { return };
         after.wake |= keep::gone((group.number(), process.incarnation));
         let (cause, culprit) = process.cause(Exit::Unknown);
-        let pid = process.pid;
-        after.log(
-            move || tracing::error!(process = ?pid, "a killed process does not go: set aside"),
-        );
+        let (service, pid) = (group.service, process.number());
+        after.log(move || tracing::error!(service, pid, "a killed process does not go: set aside"));
         self.last_lines = process.log.last_lines(LAST_LINES).into();
         self.stuck.push(process);
         let sign = self.sign();
@@ -528,8 +544,12 @@ impl Core {
         self.last_lines = process.log.last_lines(LAST_LINES).into();
         self.last_death = Some((process.number(), cause.to_string()));
         self.reaped = Some((process.times.killed.unwrap_or(now), now));
-        let (pid, text) = (process.pid, cause.to_string());
-        after.log(move || tracing::warn!(process = ?pid, cause = %text, "a worker's process died"));
+        let (service, pid, text) = (group.service, process.number(), cause.to_string());
+        let is_wanted = self.life.is_closing() && matches!(cause, Cause::Closed);
+        after.log(move || match is_wanted {
+            true => tracing::info!(service, pid, "a worker's process ended, as it was asked to"),
+            false => tracing::warn!(service, pid, cause = %text, "a worker's process died"),
+        });
         // The memory of a process that is not reaped yet is not free yet.
         let excused = matches!(cause, Cause::OutOfDeviceMemory(_)) && self.life.stuck() > 0;
         let sign = if excused { Sign::None } else { self.sign() };
@@ -585,6 +605,8 @@ impl Core {
                 self.life.end();
                 let cause = self.last_cause.clone().unwrap_or(Cause::Unknown);
                 let error = self.given_up(cause);
+                let (service, why) = (group.service, error.to_string());
+                after.log(move || tracing::error!(service, %why, "a worker is given up"));
                 self.end(error, after);
             }
             _ => {}

@@ -115,6 +115,31 @@ fn a_wrong_message_is_the_fault_of_who_sends_it() {
 }
 
 #[test]
+fn what_fails_because_the_process_ends_is_no_answer() {
+    run(async {
+        let restart = Restart { first_delay: Duration::ZERO, ..Restart::default() };
+        let worker = worker().restart(restart).spawn().await.unwrap();
+        for _ in 0..10 {
+            let doubles = (0..20).map(|_| {
+                let worker = worker.clone();
+                async move {
+                    let request = Do::DoubleOften(vec![1.0; 100], Duration::from_millis(30));
+                    worker.call(request).idempotent().await
+                }
+            });
+            let exits = worker.call(Do::ExitLater(0)).send();
+            for answer in futures::future::join_all(doubles).await {
+                match answer {
+                    Ok(_) | Err(Error::Lost(_)) => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+            drop(exits.await);
+        }
+    });
+}
+
+#[test]
 fn errors_and_panics_are_the_calls_own() {
     run(async {
         let worker = worker().spawn().await.unwrap();

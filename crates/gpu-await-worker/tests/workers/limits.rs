@@ -26,6 +26,20 @@ fn a_call_over_its_limit_ends_with_its_process() {
 }
 
 #[test]
+fn a_call_over_its_own_limit_is_guilty() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let limit = Duration::from_millis(50);
+        let calls = (0..20).map(|n| worker.call(Do::Later(n, LONG)).within(limit).into_future());
+        let beside = worker.call(Do::Later(1, LONG)).send();
+        for call in futures::future::join_all(calls).await {
+            assert_eq!(lost(call).guilt, Guilt::Alone);
+        }
+        assert_eq!(lost(beside.await).guilt, Guilt::Innocent);
+    });
+}
+
+#[test]
 fn a_limit_does_not_count_the_calls_in_front() {
     run(async {
         let worker = worker().threads(1).spawn().await.unwrap();
@@ -217,6 +231,7 @@ fn too_much_memory_ends_a_process() {
         let lost = lost(worker.call(Do::Hoard(400 << 20)).await);
         let Cause::MemoryLimit { resident, limit: found } = lost.cause else { panic!("{lost:?}") };
         assert!(resident > limit && found == limit);
+        assert_eq!(lost.guilt, Guilt::Suspect);
     });
 }
 

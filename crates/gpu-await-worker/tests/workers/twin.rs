@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) enum Do {
     /// Answers with the doubles, computed on the device.
     Double(Vec<f32>),
+    /// Doubles on the device, again and again, for so long.
+    DoubleOften(Vec<f32>, Duration),
     /// Answers with its argument, later.
     Later(u32, Duration),
     /// Blocks the thread that polls it, and answers with its argument.
@@ -161,6 +163,14 @@ impl Service for Twin {
                 let x = self.stream.upload(x).queued()?;
                 let x = self.stream.download(&x).await?;
                 Done::Floats(x.iter().map(|x| 2.0 * x).collect())
+            }
+            Do::DoubleOften(x, time) => {
+                let until = std::time::Instant::now() + time;
+                while std::time::Instant::now() < until {
+                    let y = self.stream.upload(x.clone()).queued()?;
+                    drop(self.stream.download(&y).await?);
+                }
+                Done::Nothing
             }
             Do::Later(number, delay) => {
                 tokio::time::sleep(delay).await;
