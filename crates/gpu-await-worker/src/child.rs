@@ -36,6 +36,7 @@ pub(crate) fn run<S: Services>(parent: u32) -> ! {
     // First of all, that this process ends with its parent.
     let Ok(front) = system::watch_parent(parent) else { system::end_process(1) };
     system::settle_in();
+    system::name_program();
     let taken = system::take_stdin().and_then(|socket| system::close_stdin().map(|()| socket));
     let Ok(socket) = taken else { system::end_process(1) };
     let beats = watch(&socket, FRONT.get_or_init(|| front));

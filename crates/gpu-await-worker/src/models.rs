@@ -525,6 +525,30 @@ fn flatten(mut nested: Nested) {
 }
 
 #[test]
+fn a_pause_counts_in_no_limit() {
+    let limits = Limits {
+        hello: Duration::from_secs(1),
+        start: Duration::from_secs(5),
+        kill_grace: Duration::from_secs(2),
+        most_stuck: 1,
+    };
+    let (mut now, pause) = (Instant::now(), Duration::from_secs(20));
+    let mut life = Life::new(now);
+    assert_eq!(life.tick(now, &limits), Step::Start);
+    for (step, wanted) in [(0, Step::NoHello), (1, Step::NoStart), (2, Step::SetAside)] {
+        match step {
+            1 => life.said_hello(),
+            2 => life.killed(now),
+            _ => {}
+        }
+        now += pause;
+        life.held_up(pause);
+        assert_eq!(life.tick(now, &limits), Step::Nothing);
+        assert_eq!(life.tick(now + limits.start, &limits), wanted);
+    }
+}
+
+#[test]
 fn a_pause_of_the_supervisor_kills_nobody() {
     let (mut heart, mut now) = (Heart::default(), Instant::now());
     let still = Beat::default();

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -324,6 +325,15 @@ pub(crate) fn settle_in() {
         // SAFETY: the handler touches nothing. Programs that the service starts do not inherit a handler, as they would
         // inherit that a signal is ignored.
         unsafe { libc::signal(signal, handler as libc::sighandler_t) };
+    }
+}
+
+/// Gives the process the name of its program, for whoever lists processes: it was started by the number of a descriptor.
+pub(crate) fn name_program() {
+    let path = std::env::args_os().next().unwrap_or_default();
+    if let Some(name) = std::path::Path::new(&path).file_name() {
+        // Its first thread, which may be another one.
+        drop(std::fs::write("/proc/self/comm", name.as_bytes()));
     }
 }
 

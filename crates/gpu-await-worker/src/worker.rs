@@ -68,7 +68,11 @@ impl<S: Service> Worker<S> {
     /// Makes a call: the request is encoded now, and sent now if the process takes calls, else as soon as one does.
     ///
     /// Awaiting it sends it; ready proves that the process answered, or that no process ever will: each call ends exactly once. Options
-    /// are set before: see [`Call`].
+    /// are set before: see [`Call`]; the payload of the answer comes by [`Call::send`] and [`Answer::with_payload`](crate::Answer::with_payload).
+    ///
+    /// # Blocking
+    /// Wakers of calls run on the thread that looks after all workers: one that blocks, or takes a lock that is held for long, holds up all
+    /// of them. Those of executors do not.
     pub fn call(&self, request: impl Borrow<S::Request>) -> Call<S> {
         Call::new(&self.handle, request.borrow())
     }
@@ -101,6 +105,8 @@ impl<S: Service> Worker<S> {
     }
 
     /// Waits until a process serves: at once, or after a restart.
+    ///
+    /// Ready proves that one served, as far as this process knew: one that was killed a moment ago serves until its death is seen.
     ///
     /// # Errors
     /// The worker has ended: [`Error::GivenUp`], [`Error::Closed`].
@@ -262,6 +268,9 @@ impl<S: Service> WorkerBuilder<S> {
     }
 
     /// Sets a variable of the process's environment, which is the front's otherwise. Up to 128 KiB with its name, and 1 MiB in all.
+    ///
+    /// With `RUST_BACKTRACE=1` in the front, a panic of a kernel's twin on the host device, which stands for a fault, may take several hundred ms,
+    /// for the names in its backtrace: `.env("RUST_BACKTRACE", "0")` where that matters.
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.options.environment.push((name.into(), value.into()));
         self
@@ -285,7 +294,8 @@ impl<S: Service> WorkerBuilder<S> {
     /// Starts the worker, and waits for nothing: calls wait until it serves.
     ///
     /// # Errors
-    /// As [`spawn`](Self::spawn), but for what the process does: that fails the calls, and [`Worker::serving`].
+    /// As [`spawn`](Self::spawn), but for what the process does: that fails the calls, and [`Worker::serving`]. As there, a first process
+    /// that dies before it serves ends the worker, whatever [`Restart::early_deaths`] says.
     pub fn begin(self) -> Result<Worker<S>> {
         let (service, program) = (S::name(), Program::get::<S>()?);
         let mut options = self.options.checked(system::file_limit())?;

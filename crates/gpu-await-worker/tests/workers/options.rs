@@ -28,6 +28,7 @@ const UNFIT: &[(&str, Change, u64, u64)] = &[
     ),
     ("log_bytes", |it| it.log_bytes(usize::MAX), u64::MAX, 64 << 20),
     ("resident_bytes", |it| it.resident_bytes(0), 0, 1 << 20),
+    ("resident_bytes", |it| it.resident_bytes(64 << 20), 128 << 20, 64 << 20),
     ("executor_limit", |it| it.executor_limit(Duration::ZERO), 0, 500),
     ("hot", |it| it.hot(Duration::from_secs(2)), 2000, 1000),
     ("name", |it| it.env("", "x"), 0, 1),
@@ -119,5 +120,44 @@ fn a_refused_message_names_the_right_limit() {
             let fits = "x".repeat(*limit as usize - 64);
             assert!(matches!(worker.call(Do::Fail(fits)).await, Err(Error::Service(_))));
         }
+    });
+}
+
+const SMALL: &str = "GPU_AWAIT_TEST_SMALL_FILES";
+
+/// In a process of its own, which may make small files alone.
+#[test]
+fn a_front_with_small_files() {
+    if std::env::var_os(SMALL).is_none() {
+        return;
+    }
+    let small = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 20 };
+    // SAFETY: the limits are this function's.
+    unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const small) };
+    run(async {
+        let refused = worker().begin().map(drop);
+        assert!(matches!(refused, Err(Error::Unfit { limit: 0x10_0000, .. })), "{refused:?}");
+        let fits = worker().payload_bytes(4096, 4096).spawn().await.unwrap();
+        assert_eq!(fits.call(Do::Later(1, Duration::ZERO)).await, Ok(Done::Number(1)));
+    });
+}
+
+#[test]
+fn a_limit_of_files_does_not_end_the_front() {
+    let program = std::env::current_exe().unwrap();
+    let front = std::process::Command::new(program)
+        .args(["--exact", "options::a_front_with_small_files", "--nocapture"])
+        .env(SMALL, "1")
+        .output()
+        .unwrap();
+    assert!(front.status.success(), "{front:?}");
+}
+
+#[test]
+fn a_process_has_the_name_of_its_program() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let name = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+        assert_eq!(name(worker.stats().process.unwrap()), name(std::process::id()));
     });
 }
