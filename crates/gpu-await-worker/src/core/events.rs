@@ -102,7 +102,7 @@ impl Core {
         let due = [self.life.next_due(&self.limits), self.calls.next_due(), told, look, again];
         let due = due.into_iter().flatten().min();
         self.next_look = due.unwrap_or(now + Duration::from_secs(3600));
-        let is_gone = process.is_none() && stuck.is_empty() && self.starting.is_none();
+        let is_gone = process.is_none() && stuck.is_empty() && self.starts_under_way == 0;
         let ended = self.life.has_ended() && is_gone;
         Watch { process, stuck, due, ended }
     }
@@ -431,6 +431,7 @@ impl Core {
         self.incarnations += 1;
         self.starting = Some(self.incarnations);
         if let Some(group) = group.this().upgrade() {
+            self.starts_under_way += 1;
             supervisor::start(group, self.incarnations);
         }
     }
@@ -445,6 +446,7 @@ impl Core {
         after: &mut After,
     ) {
         after.wake = true;
+        self.starts_under_way -= 1;
         let is_wanted = self.starting == Some(incarnation);
         if is_wanted {
             self.starting = None;
