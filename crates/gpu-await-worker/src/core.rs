@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod events;
+mod processes;
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
