@@ -10,6 +10,8 @@
 
 mod nesting;
 mod stack;
+#[cfg(test)]
+mod tests;
 
 use std::cell::Cell;
 use std::fmt;

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod events;
+mod processes;
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -56,6 +57,8 @@ pub(crate) struct Core {
     leases: Leases,
     /// The number of one that is being started.
     starting: Option<u32>,
+    /// How many starts have not come to their end, wanted or not.
+    starts_under_way: u32,
     /// Killed, and not reaped for too long.
     stuck: Vec<Process>,
     /// Those that nobody wanted any more when they had started: killed.
@@ -95,6 +98,7 @@ impl Core {
             process: None,
             leases: Leases::new(0, 0, options.request_slab_bytes),
             starting: None,
+            starts_under_way: 0,
             stuck: Vec::new(),
             unwanted: Vec::new(),
             incarnations: 0,
@@ -122,6 +126,7 @@ impl Core {
         let error = self.given_up(cause.clone());
         let old = std::mem::replace(self, Core::new(&group.options, Instant::now()));
         (self.unwanted, self.incarnations) = (old.unwanted, old.incarnations);
+        self.starts_under_way = old.starts_under_way;
         let error = old.ended.unwrap_or(error);
         for process in old.process.into_iter().chain(old.stuck) {
             system::kill(process.ends.handle.as_fd(), process.pid);

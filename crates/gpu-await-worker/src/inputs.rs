@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, Either};
 use gpu_await::sibling::adopt_registered;
 use gpu_await::{DeviceBuffer, Element, Op, Readable, Stream};
 use parking_lot::Mutex;
@@ -118,6 +118,12 @@ impl RequestPayload {
         let copied = stream.copy(&source, &mut buffer);
         Ok((copied, buffer))
     }
+}
+
+/// Waits on this runtime, whatever polls it.
+pub(crate) fn sleep(runtime: &tokio::runtime::Handle, time: Duration) -> tokio::time::Sleep {
+    let _on = runtime.enter();
+    tokio::time::sleep(time)
 }
 
 /// How many elements a payload has.
@@ -274,14 +280,20 @@ pub(crate) struct Room {
     freed: Notify,
     /// How long payloads that the supervisor's side holds may be all that fills it.
     held: Duration,
+    /// Of the process: whoever waits here may be on none.
+    runtime: tokio::runtime::Handle,
 }
 
 impl Room {
-    pub(crate) fn new(slab: Arc<Slab>, terms: &ChildTerms) -> Self {
+    pub(crate) fn new(
+        slab: Arc<Slab>,
+        terms: &ChildTerms,
+        runtime: tokio::runtime::Handle,
+    ) -> Self {
         let leases = Leases::new(terms.incarnation, terms.status_bytes, slab.bytes());
         let (leases, freed) = (Mutex::new(leases), Notify::new());
         let held = Duration::from_millis(terms.held_ms);
-        Room { slab, registered: AtomicBool::new(false), leases, freed, held }
+        Room { slab, registered: AtomicBool::new(false), leases, freed, held, runtime }
     }
 
     async fn take(self: &Arc<Self>, bytes: u64) -> Result<ResponsePayload, Failure> {
@@ -300,7 +312,8 @@ impl Room {
                 return Ok(ResponsePayload { inner });
             }
             // What calls have here is sent, or given back: then it is somebody's turn.
-            if tokio::time::timeout(self.held, freed).await.is_err()
+            let limit_over = std::pin::pin!(sleep(&self.runtime, self.held));
+            if let Either::Right(_) = futures::future::select(freed, limit_over).await
                 && let (0, held) = self.leases.lock().used()
             {
                 return Err(Failure::of_held(bytes, held, limit));

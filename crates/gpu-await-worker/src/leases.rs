@@ -6,7 +6,7 @@
 //! | `Both` | the other side reads it, and this side may need its contents again | `returned` → `Held`; `give_back` → `Sent` |
 //! | `Sent` | the other side alone uses it, whether or not somebody waits for the call | `returned` → free |
 //!
-//! When the other side is gone (`other_side_gone`), `Both` is `Held` again and `Sent` is free.
+//! When the other side is gone, `Both` is `Held` again and `Sent` is free.
 //!
 //! # Invariants
 //! 1. No two leases overlap, and each lies in the slab (`leases_never_overlap`).

@@ -9,7 +9,7 @@
 //! | `Killing(since)` | `SIGKILL` was sent | `reaped`; after the grace `tick` sets the process aside as *stuck* |
 //! | `Ended` | closed, or given up: there will be no process | – |
 //!
-//! A pause of the supervisor, or of the machine, counts in none of them (`held_up`).
+//! A pause of the supervisor, or of the machine, counts in none of them (`a_pause_counts_in_no_limit`).
 //!
 //! A process that is set aside is watched until it is reaped, and counts: with more of them than allowed, no other is started.
 //!

@@ -21,7 +21,7 @@ use crate::child::{self, Child};
 use crate::codec::{self, Refused};
 use crate::frame::{ChildTerms, Ending, MOST_HEADER, ToProcess, ToSupervisor, Verdict};
 use crate::host::Host;
-use crate::inputs::{Payloads, RequestPayload, Requests, Room};
+use crate::inputs::{Payloads, RequestPayload, Requests, Room, sleep};
 use crate::leases::{LeaseId, Part};
 use crate::registered::register;
 use crate::service::{Failure, Service};
@@ -68,7 +68,7 @@ impl Link {
                 });
             match sent {
                 // The socket is as ready as before: nothing wakes it up.
-                Ok(Ok(Sent::NoMemory)) => tokio::time::sleep(AGAIN).await,
+                Ok(Ok(Sent::NoMemory)) => sleep(&self.runtime, AGAIN).await,
                 Ok(sent) => return sent.unwrap_or(Sent::Gone),
                 Err(_would_block) => {}
             }
@@ -234,7 +234,7 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
             tokio::time::sleep(POLLED).await;
         }
     });
-    let room = Arc::new(Room::new(responses, &terms));
+    let room = Arc::new(Room::new(responses, &terms, runtime.clone()));
     let requests = Arc::new(Requests { slab: requests, registered: AtomicBool::new(false) });
     let slabs = (requests.clone(), room.clone());
     let (service, started) = oneshot::channel();

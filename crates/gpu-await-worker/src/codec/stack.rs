@@ -67,7 +67,8 @@ mod tests {
         };
         for bytes in [64 << 10, 1 << 20] {
             let left = left(bytes);
-            assert!(left <= bytes && left > bytes / 2, "{left} of {bytes}");
+            // The C library may give it one of up to four times the size, of a thread that has ended.
+            assert!(left > bytes / 2 && left < 5 * bytes, "{left} of {bytes}");
         }
     }
 }

@@ -13,7 +13,7 @@ use rustix::event::PollFlags;
 use super::{Core, Watch, Watched};
 use crate::calls::{Answered, Culprit};
 use crate::codec;
-use crate::error::{Cause, Error, WorkerLost};
+use crate::error::{Cause, Error};
 use crate::frame::{Ending, MOST_NAME, ToProcess, ToSupervisor, VERSION, Verdict};
 use crate::group::{After, Group, Outcome};
 use crate::heart::{self, Pulse};
@@ -22,22 +22,13 @@ use crate::leases::Returned;
 use crate::life::Step;
 use crate::payload::Payload;
 use crate::process::{MOST_KEPT, Process};
-use crate::restart::Sign;
-use crate::supervisor;
-use crate::system::{self, Exit, Received};
-use crate::worker::Recovery;
+use crate::system::{self, Received};
 
 /// When a packet is sent again that the kernel had no memory for.
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// How much of a log goes with each call that is lost.
-const LAST_LINES: usize = 1 << 10;
-
 /// Later than this is a pause of this thread, or of the machine.
 const PAUSE: Duration = Duration::from_secs(1);
-
-/// How many causes of deaths are remembered.
-const MOST_CAUSES: usize = 16;
 
 /// How many messages of one worker are heard before others get their turn.
 const MOST_AT_ONCE: usize = 256;
@@ -102,7 +93,7 @@ impl Core {
         let due = [self.life.next_due(&self.limits), self.calls.next_due(), told, look, again];
         let due = due.into_iter().flatten().min();
         self.next_look = due.unwrap_or(now + Duration::from_secs(3600));
-        let is_gone = process.is_none() && stuck.is_empty() && self.starting.is_none();
+        let is_gone = process.is_none() && stuck.is_empty() && self.starts_under_way == 0;
         let ended = self.life.has_ended() && is_gone;
         Watch { process, stuck, due, ended }
     }
@@ -135,7 +126,7 @@ impl Core {
     }
 
     /// Hears what the process says.
-    fn hear(
+    pub(super) fn hear(
         &mut self,
         group: &Group,
         now: Instant,
@@ -414,213 +405,6 @@ impl Core {
             Step::SetAside => self.set_aside(group, now, buffer, after),
             Step::Nothing | Step::GiveUp | Step::End => {}
         }
-    }
-
-    /// Why the service did not start in time.
-    fn no_start(&self, group: &Group) -> Cause {
-        let limit = self.limits.start;
-        let waits = self.process.iter().flat_map(|process| &process.asked).find_map(|name| {
-            let process = keep::filler(&group.key(name))?;
-            Some(Cause::KeptNotFilled { name: name.clone(), process, limit })
-        });
-        waits.unwrap_or(Cause::NoStart(limit))
-    }
-
-    /// Has one started, on the thread for that.
-    fn start(&mut self, group: &Group) {
-        self.incarnations += 1;
-        self.starting = Some(self.incarnations);
-        if let Some(group) = group.this().upgrade() {
-            supervisor::start(group, self.incarnations);
-        }
-    }
-
-    /// It was started, or not.
-    pub(crate) fn started(
-        &mut self,
-        group: &Group,
-        incarnation: u32,
-        started: std::io::Result<Process>,
-        now: Instant,
-        after: &mut After,
-    ) {
-        after.wake = true;
-        let is_wanted = self.starting == Some(incarnation);
-        if is_wanted {
-            self.starting = None;
-        }
-        match started {
-            Ok(process) if is_wanted => {
-                self.stats.starts += 1;
-                let (pid, service) = (process.number(), group.service);
-                after.log(move || tracing::info!(service, pid, "a worker's process started"));
-                self.process = Some(process);
-                if self.life.is_closing() {
-                    self.kill(Cause::Closed, Culprit::Outside, now);
-                }
-            }
-            Ok(process) => {
-                system::kill(process.ends.handle.as_fd(), process.pid);
-                self.unwanted.push(process);
-            }
-            Err(error) if is_wanted => {
-                self.stats.refused_starts += 1;
-                let (service, why) = (group.service, error.to_string());
-                after.log(move || {
-                    tracing::warn!(service, %why, "a worker's process was not started");
-                });
-                self.caused(Cause::NotStarted(error.to_string()));
-                self.gone(group, now, Sign::Refused, after);
-            }
-            Err(_) => {}
-        }
-    }
-
-    /// It has not said hello in time.
-    fn no_hello(&mut self, group: &Group, now: Instant, after: &mut After) {
-        let cause = Cause::NoHello(self.limits.hello);
-        if self.process.is_some() {
-            return self.kill(cause, Culprit::Outside, now);
-        }
-        // It does not even execute its program: it is killed when it does.
-        self.starting = None;
-        self.caused(cause);
-        self.gone(group, now, Sign::Early, after);
-    }
-
-    /// The process serves: whoever waited for it goes on.
-    fn serves(&mut self, group: &Group, after: &mut After) {
-        self.has_served = true;
-        after.waiters.extend(self.serving.drain(..).map(|waiter| (waiter, Ok(()))));
-        let Some(process) = &self.process else { return };
-        let times = process.times;
-        let (Some(hello), Some(serving)) = (times.hello, times.serving) else { return };
-        let reaped = self.reaped.take();
-        let recovery = Recovery {
-            killed_to_reaped: reaped.map_or(Duration::ZERO, |(killed, reaped)| reaped - killed),
-            reaped_to_started: reaped.map_or(Duration::ZERO, |(_, reaped)| times.started - reaped),
-            started_to_hello: hello - times.started,
-            hello_to_serving: serving - hello,
-        };
-        self.stats.last_start = Some(recovery);
-        let (service, pid) = (group.service, process.number());
-        after.log(move || tracing::info!(service, pid, ?recovery, "a worker serves"));
-    }
-
-    /// The process cannot be killed: its calls end, its memory is left alone, and another one may start.
-    fn set_aside(&mut self, group: &Group, now: Instant, buffer: &mut [u8], after: &mut After) {
-        self.hear(group, now, usize::MAX, buffer, after);
-        let Some(process) = self.process.take() else { return };
-        after.wake |= keep::gone((group.number(), process.incarnation));
-        let (cause, culprit) = process.cause(Exit::Unknown);
-        let (service, pid) = (group.service, process.number());
-        after.log(move || tracing::error!(service, pid, "a killed process does not go: set aside"));
-        self.last_lines = process.log.last_lines(LAST_LINES).into();
-        self.stuck.push(process);
-        let sign = self.sign();
-        self.lose(group, cause, culprit, after);
-        self.gone(group, now, sign, after);
-    }
-
-    /// The process is gone: everything that it said counts, and then nothing of it does any more.
-    fn bury(
-        &mut self,
-        group: &Group,
-        exit: Exit,
-        now: Instant,
-        buffer: &mut [u8],
-        after: &mut After,
-    ) {
-        self.hear(group, now, usize::MAX, buffer, after);
-        let Some(mut process) = self.process.take() else { return };
-        process.read_log(0);
-        process.read_log(1);
-        let (cause, culprit) = process.cause(exit);
-        after.wake |= keep::gone((group.number(), process.incarnation));
-        if matches!(process.told, Some((Ending::MemoryFault, ..))) {
-            keep::forget_gpu(&group.options.gpu);
-        }
-        self.last_log = process.log.text().into();
-        self.last_lines = process.log.last_lines(LAST_LINES).into();
-        self.last_death = Some((process.number(), cause.to_string()));
-        self.reaped = Some((process.times.killed.unwrap_or(now), now));
-        let (service, pid, text) = (group.service, process.number(), cause.to_string());
-        let is_wanted = self.life.is_closing() && matches!(cause, Cause::Closed);
-        after.log(move || match is_wanted {
-            true => tracing::info!(service, pid, "a worker's process ended, as it was asked to"),
-            false => tracing::warn!(service, pid, cause = %text, "a worker's process died"),
-        });
-        // The memory of a process that is not reaped yet is not free yet.
-        let excused = matches!(cause, Cause::OutOfDeviceMemory(_)) && self.life.stuck() > 0;
-        let sign = if excused { Sign::None } else { self.sign() };
-        self.lose(group, cause, culprit, after);
-        self.gone(group, now, sign, after);
-    }
-
-    /// What the death of the process says, before its calls are lost.
-    fn sign(&self) -> Sign {
-        if self.calls.running() > 0 { Sign::InCalls } else { Sign::Early }
-    }
-
-    /// Ends the calls that died with the process.
-    #[cfg_attr(not(test), expect(unused_variables, reason = "tests panic here"))]
-    fn lose(&mut self, group: &Group, cause: Cause, culprit: Culprit, after: &mut After) {
-        self.stats.deaths += 1;
-        // They are the next process's from now on.
-        (self.stats.is_stopped, self.stats.is_busy) = (false, false);
-        if self.leases.other_side_gone() {
-            after.waiters.extend(self.room.drain(..).map(|waiter| (waiter, Ok(()))));
-        }
-        for lost in self.calls.died(culprit) {
-            #[cfg(test)]
-            group.trips.trip(crate::supervisor::tests::Trip::Lose);
-            self.stats.lost_calls += 1;
-            let error = WorkerLost {
-                cause: cause.clone(),
-                guilt: lost.guilt,
-                attempt: lost.attempt,
-                log: self.last_lines.clone(),
-            };
-            after.end(lost.value, Outcome::Failed(Error::Lost(error)));
-        }
-        self.caused(cause);
-    }
-
-    /// Notes why a process died.
-    fn caused(&mut self, cause: Cause) {
-        if self.causes.len() == MOST_CAUSES {
-            self.causes.pop_front();
-        }
-        self.causes.push_back(cause.clone());
-        self.last_cause = Some(cause);
-    }
-
-    /// There is no process: when the next one starts, or that none does.
-    fn gone(&mut self, group: &Group, now: Instant, sign: Sign, after: &mut After) {
-        // A worker that never served is not tried again: whoever spawns it wants to know.
-        let hopeless = !self.has_served && sign != Sign::None;
-        match self.life.gone(now, sign, &group.options.restart, &self.limits) {
-            Step::End => self.end(Error::Closed, after),
-            step if hopeless || step == Step::GiveUp => {
-                self.life.end();
-                let cause = self.last_cause.clone().unwrap_or(Cause::Unknown);
-                let error = self.given_up(cause);
-                let (service, why) = (group.service, error.to_string());
-                after.log(move || tracing::error!(service, %why, "a worker is given up"));
-                self.end(error, after);
-            }
-            _ => {}
-        }
-    }
-
-    /// There will be no process any more.
-    pub(super) fn end(&mut self, error: Error, after: &mut After) {
-        for ticket in self.calls.end_all() {
-            after.end(ticket, Outcome::Failed(error.clone()));
-        }
-        let waiters = self.serving.drain(..).chain(self.room.drain(..));
-        after.waiters.extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
-        self.ended.get_or_insert(error);
     }
 }
 

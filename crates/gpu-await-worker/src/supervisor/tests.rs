@@ -14,12 +14,13 @@ pub(crate) enum Trip {
 
 /// Panics at one of these places, once.
 #[derive(Debug, Default)]
-pub(crate) struct Trips(AtomicU8, AtomicBool);
+pub(crate) struct Trips(AtomicU8, AtomicBool, AtomicBool);
 
 impl Trips {
     /// Waits in the start of a process.
     pub(crate) fn slow(&self) {
         while self.1.load(Ordering::SeqCst) {
+            self.2.store(true, Ordering::SeqCst);
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -177,11 +178,16 @@ fn a_slow_start_holds_up_nobody() {
         assert!(slow.call(NOW).await.is_ok());
         // One that nobody wants any more, when it has started at last.
         slow.handle.group.trips.1.store(true, Ordering::SeqCst);
+        slow.handle.group.trips.2.store(false, Ordering::SeqCst);
         assert!(matches!(slow.call(None).await, Err(Error::Lost(_))));
+        while !slow.handle.group.trips.2.load(Ordering::SeqCst) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         let (group, waits) = (slow.handle.group.clone(), slow.call(NOW).send());
         let closing = tokio::spawn(slow.close(Duration::ZERO));
         assert_eq!(waits.await, Err(Error::Closed));
         group.trips.1.store(false, Ordering::SeqCst);
         closing.await.unwrap();
+        assert_eq!(group.stats().starts, 3);
     });
 }

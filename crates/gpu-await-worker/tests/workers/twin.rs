@@ -190,7 +190,12 @@ impl Service for Twin {
                 Done::Number(request.len() as u32)
             }
             Do::Hold(bytes, time) => {
-                let held = payloads.respond(bytes).await?;
+                // On a thread that has no runtime.
+                let held = std::thread::scope(|threads| {
+                    let take = || futures::executor::block_on(payloads.respond(bytes));
+                    threads.spawn(take).join().expect("no panic")
+                });
+                let held = held?;
                 tokio::time::sleep(time).await;
                 drop(held);
                 Done::Nothing
