@@ -554,6 +554,9 @@ const PLAIN: &[&str] = &[
 
 /// Methods of other types that neither call the driver nor take a lock that is held over a driver call.
 const CALL_NO_DRIVER: &[&str] = &[
+    // Of sibling crates.
+    "Process::is_here",
+    "Process::remembered",
     "Region::new",
     "Region::report",
     "Region::last_run",
