@@ -53,51 +53,19 @@ fn block_of(span: &Span<'_>) -> Option<u32> {
     (number * bytes == start).then_some(number as u32)
 }
 
-/// Whether it is plain that nothing touches a byte that something else writes: no range or slab overlaps another, and no written block is named
-/// again. If not, the parts have to be compared one by one. Quicker than that, as blocks are not sorted.
+/// Whether it is plain that nothing touches a byte that something else writes: no range or slab overlaps another one. If not, the parts have to be
+/// compared one by one. Quicker than that, as blocks are not sorted: those of one slab are apart by their borrows, as nothing else makes a
+/// tracked span of a block.
 pub(crate) fn are_apart(groups: &[Group<'_>]) -> bool {
-    let (slabs, ranges): (Vec<_>, Vec<_>) =
-        groups.iter().partition(|group: &&Group<'_>| group.blocks.is_some());
-    let touched = |group: &Group<'_>, writes| {
-        let start = group.span.address();
-        Touched::new(start..start + group.span.size_bytes(), 0, writes)
-    };
-    let mut all: Vec<_> = ranges.iter().map(|group| touched(group, group.mode.writes())).collect();
-    for (at, slab) in slabs.iter().enumerate() {
-        let is_same = |other: &&&Group<'_>| std::ptr::eq(&**other.span.memory, &**slab.span.memory);
-        if slabs[..at].iter().any(|other| is_same(&other)) {
-            continue;
+    let mut all: Vec<Touched> = Vec::with_capacity(groups.len());
+    let mut slabs: SmallVec<[u64; 4]> = SmallVec::new();
+    for Group { span, mode, blocks } in groups {
+        let range = span.address()..span.address() + span.size_bytes();
+        let is_known = blocks.is_some() && slabs.contains(&range.start);
+        if !is_known {
+            slabs.extend(blocks.as_ref().map(|_| range.start));
+            all.push(Touched::new(range, 0, blocks.is_some() || mode.writes()));
         }
-        let (writers, readers): (Vec<_>, Vec<_>) =
-            slabs[at..].iter().filter(is_same).partition(|group| group.mode.writes());
-        if !blocks_are_apart(slab, &writers, &readers) {
-            return false;
-        }
-        all.push(touched(slab, true));
     }
     overlap(&mut all).is_none()
-}
-
-fn blocks_are_apart(slab: &Group<'_>, writers: &[&&Group<'_>], readers: &[&&Group<'_>]) -> bool {
-    if writers.is_empty() {
-        return true;
-    }
-    let memory = slab.span.memory;
-    let mut written = vec![0_u64; (memory.bytes() / memory.block_bytes()).div_ceil(64) as usize];
-    let at = |block: u32| (block as usize / 64, 1 << (block % 64));
-    let is_new = |block: u32| {
-        let (word, bit) = at(block);
-        let was = written[word] & bit;
-        written[word] |= bit;
-        was == 0
-    };
-    blocks(writers).all(is_new)
-        && blocks(readers).all(|block| {
-            let (word, bit) = at(block);
-            written[word] & bit == 0
-        })
-}
-
-fn blocks<'b>(groups: &'b [&&Group<'_>]) -> impl Iterator<Item = u32> + 'b {
-    groups.iter().filter_map(|group| group.blocks.as_ref()).flat_map(|set| set.0.iter().copied())
 }
