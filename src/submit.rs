@@ -152,7 +152,7 @@ fn submit_as<T: TracedAs>(
             })?;
         }
         for access in footprint.entered() {
-            access.memory.enter(&access.order(), access.mode, turn.stream.progress(), ticket);
+            access.enter(turn.stream.progress(), ticket);
         }
         let raw = Raw::noting(turn, traced.note());
         traced.starts(&raw);

@@ -16,7 +16,7 @@ use crate::batch::queue::Queue;
 use crate::error::piece::PieceProblem;
 use crate::error::{ErrorDetail, Result};
 use crate::memory::Element;
-use crate::memory::grouped::{Group, grouped};
+use crate::memory::grouped::{Group, are_apart, grouped};
 use crate::memory::pinned::PinnedBuffer;
 use crate::memory::view::{Span, View, ViewMut};
 use crate::submit::{
@@ -70,20 +70,20 @@ impl Queue<'_> {
                 pieces.iter().map(|(from, to)| CopyPiece { from: from.whole(), to: to.whole() });
             let spans: Vec<_> = spans.collect();
             let groups = self.groups(&spans);
-            let whole = footprint(&groups);
+            let mut whole = footprint(&groups);
             let copied = match wrong {
                 Some(error) => Err(error.into()),
-                None => self.copy_pieces(&whole, &spans, by),
+                None => self.copy_pieces(&mut whole, (&spans, are_apart(&groups)), by),
             };
             copied.map_err(|error| whole.poison(error))
         })
     }
 
-    /// `whole` names all pieces.
+    /// `whole` names all pieces. The flag beside them: it is known that they do not overlap.
     fn copy_pieces(
         &self,
-        whole: &Footprint<'_>,
-        pieces: &[CopyPiece<'_>],
+        whole: &mut Footprint<'_>,
+        (pieces, are_apart): (&[CopyPiece<'_>], bool),
         by: CopyBy,
     ) -> Result<()> {
         let engine = self.stream.engine();
@@ -95,7 +95,9 @@ impl Queue<'_> {
                 return Err(wrong_device("the pinned memory", engine, from.memory.engine()));
             }
         }
-        check_overlap(pieces)?;
+        if !are_apart {
+            check_overlap(pieces)?;
+        }
         let mut direct = Vec::with_capacity(pieces.len());
         for piece in pieces.iter().filter(|piece| !piece.from.range.is_empty()) {
             if self.is_reached(&piece.from)? {
@@ -109,7 +111,17 @@ impl Queue<'_> {
         if pieces.iter().all(|piece| piece.from.range.is_empty()) {
             return self.submit_nothing(whole);
         }
-        if direct.is_empty() { Ok(()) } else { Ok(self.copy_direct(&direct, by)?) }
+        if direct.is_empty() {
+            return Ok(());
+        }
+        if direct.len() == pieces.len() && !self.writes_down() {
+            return Ok(self.copy_direct(whole, &direct, by)?);
+        }
+        let most = if self.writes_down() { FEW } else { direct.len() };
+        direct.chunks(most).try_for_each(|pieces| {
+            let groups = self.groups(pieces.iter().copied());
+            Ok(self.copy_direct(&mut footprint(&groups), pieces, by)?)
+        })
     }
 
     /// What the pieces touch.
@@ -137,7 +149,13 @@ impl Queue<'_> {
         self.home.reaches(source)
     }
 
-    fn copy_direct(&self, pieces: &[&CopyPiece<'_>], by: CopyBy) -> Result<(), SubmitError> {
+    /// Copies pieces that the device reaches, which the footprint names.
+    fn copy_direct(
+        &self,
+        footprint: &mut Footprint<'_>,
+        pieces: &[&CopyPiece<'_>],
+        by: CopyBy,
+    ) -> Result<(), SubmitError> {
         let kernels = MemoryKernels::of(self.home);
         let bytes = pieces.iter().map(|piece| piece.to.size_bytes()).sum();
         let mover = match by {
@@ -148,25 +166,11 @@ impl Queue<'_> {
         };
         if mover == Mover::CopyEngine {
             let commands = u32::try_from(pieces.len()).unwrap_or(u32::MAX);
-            let groups = self.groups(pieces.iter().copied());
-            let mut footprint = footprint(&groups);
-            return self
-                .submit(&mut footprint, commands, &mut |raw| {
-                    Ok(pieces.iter().try_for_each(|piece| piece.copy(raw))?)
-                })
-                .map(|_| ());
+            let copied = self.submit(footprint, commands, &mut |raw| {
+                Ok(pieces.iter().try_for_each(|piece| piece.copy(raw))?)
+            });
+            return copied.map(|_| ());
         }
-        let most = if self.writes_down() { FEW } else { pieces.len() };
-        pieces.chunks(most).try_for_each(|pieces| self.launch_pieces(&kernels, pieces))
-    }
-
-    fn launch_pieces(
-        &self,
-        kernels: &MemoryKernels,
-        pieces: &[&CopyPiece<'_>],
-    ) -> Result<(), SubmitError> {
-        let groups = self.groups(pieces.iter().copied());
-        let mut footprint = footprint(&groups);
         let words: Vec<PieceWords> = pieces.iter().map(|piece| piece.words()).collect();
         let mut table = None;
         if words.len() > FEW {
@@ -182,7 +186,7 @@ impl Queue<'_> {
             None => MULTIPROCESSORS.min(all),
         };
         match kernels.copy_pieces(&words, table, multiprocessors) {
-            Some(launch) => self.submit_launch(&mut footprint, &launch.launch()),
+            Some(launch) => self.submit_launch(footprint, &launch.launch()),
             None => {
                 let what = "a copy of many pieces by a kernel, which did not load";
                 let device = self.stream.engine().label().to_owned();

@@ -330,18 +330,47 @@ impl Allocation {
         self.only_user.load(Ordering::Relaxed) == stream
     }
 
-    /// Enters a use by `ticket` of `stream`.
+    /// Enters a use of a range by `ticket` of `stream`.
     #[inline]
-    pub(crate) fn enter(&self, part: &Blocks<'_>, mode: Mode, stream: &Arc<Progress>, ticket: u64) {
+    pub(crate) fn enter(
+        &self,
+        range: &Range<u64>,
+        mode: Mode,
+        stream: &Arc<Progress>,
+        ticket: u64,
+    ) {
         let mut hazards = self.hazards.lock();
-        hazards.record(part, mode, (stream, ticket), self.late.is_used());
+        let has_replaced = match &mut *hazards {
+            AllocationHazards::Ranges(ranges) => {
+                ranges.keeps_writers = self.late.is_used();
+                ranges.record(range, mode, stream, ticket);
+                !ranges.replaced.is_empty()
+            }
+            AllocationHazards::Slab(slab) => {
+                self.record(slab, &Blocks::Range(range), mode, (stream, ticket))
+            }
+        };
         // ORDERING: Relaxed: under the lock.
         if self.only_user.load(Ordering::Relaxed) != stream.id() {
             self.note_only_user(&hazards);
         }
-        if !hazards.replaced().is_empty() {
+        if has_replaced {
             self.let_go(&mut hazards);
         }
+    }
+
+    /// Returns whether poison was replaced.
+    #[inline(never)]
+    fn record(
+        &self,
+        slab: &mut BlockHazards<Arc<Progress>, Poison>,
+        blocks: &Blocks<'_>,
+        mode: Mode,
+        (stream, ticket): (&Arc<Progress>, u64),
+    ) -> bool {
+        slab.keeps_writers = self.late.is_used();
+        slab.record(blocks, mode, stream, ticket);
+        !slab.replaced.is_empty()
     }
 
     /// Drops poison that was replaced, on the reaper's thread if that may run code of a user's: the caller holds locks, and a drop

@@ -52,8 +52,8 @@ impl<T: Element> DeviceBuffer<T> {
         Arc::get_mut(&mut self.memory).filter(|memory| all && memory.can_be_freed())
     }
 
-    /// The memory and where its part of it begins, while the part is borrowed exclusively.
-    pub(super) fn place(&mut self) -> (&Arc<Allocation>, u64) {
+    /// The memory, and where its part of it begins.
+    pub(super) fn place(&self) -> (&Arc<Allocation>, u64) {
         (&self.memory, self.start_bytes)
     }
 

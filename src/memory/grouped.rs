@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 
 use super::allocation::BlockSet;
 use super::view::{Span, Tracking};
+use gpu_await_protocol::copies::{Touched, overlap};
 use gpu_await_protocol::hazard::Mode;
 
 /// A range, or blocks of a slab: then the span is all of that.
@@ -20,16 +21,10 @@ pub(crate) fn grouped<'a>(parts: impl IntoIterator<Item = (Span<'a>, Mode)>) -> 
     // Those of slabs, the last one last.
     let mut slabs: SmallVec<[usize; 4]> = SmallVec::new();
     for (span, mode) in parts {
-        let block_bytes = span.memory.block_bytes();
-        let is_whole = |at: u64| at.is_multiple_of(block_bytes);
-        let is_blocks = block_bytes > 0
-            && span.tracking == Tracking::Tracked
-            && is_whole(span.range.start)
-            && is_whole(span.range.end);
-        if !is_blocks {
+        let Some(number) = block_of(&span) else {
             groups.push(Group { span, mode, blocks: None });
             continue;
-        }
+        };
         let is_it = |group: &Group<'_>| {
             std::ptr::eq(&**group.span.memory, &**span.memory) && group.mode == mode
         };
@@ -40,10 +35,37 @@ pub(crate) fn grouped<'a>(parts: impl IntoIterator<Item = (Span<'a>, Mode)>) -> 
             slabs.push(groups.len() - 1);
             groups.len() - 1
         });
-        let numbers = span.range.start / block_bytes..span.range.end / block_bytes;
         if let Some(BlockSet(blocks)) = &mut groups[at].blocks {
-            blocks.extend(numbers.map(|number| number as u32));
+            blocks.push(number);
         }
     }
     groups
+}
+
+/// The block that the span is, if it is one of a slab.
+#[inline]
+fn block_of(span: &Span<'_>) -> Option<u32> {
+    let (bytes, start) = (span.memory.block_bytes(), span.range.start);
+    if bytes == 0 || span.size_bytes() != bytes || span.tracking != Tracking::Tracked {
+        return None;
+    }
+    let number = start / bytes;
+    (number * bytes == start).then_some(number as u32)
+}
+
+/// Whether it is plain that nothing touches a byte that something else writes: no range or slab overlaps another one. If not, the parts have to be
+/// compared one by one. Quicker than that, as blocks are not sorted: those of one slab are apart by their borrows, as nothing else makes a
+/// tracked span of a block.
+pub(crate) fn are_apart(groups: &[Group<'_>]) -> bool {
+    let mut all: Vec<Touched> = Vec::with_capacity(groups.len());
+    let mut slabs: SmallVec<[u64; 4]> = SmallVec::new();
+    for Group { span, mode, blocks } in groups {
+        let range = span.address()..span.address() + span.size_bytes();
+        let is_known = blocks.is_some() && slabs.contains(&range.start);
+        if !is_known {
+            slabs.extend(blocks.as_ref().map(|_| range.start));
+            all.push(Touched::new(range, 0, blocks.is_some() || mode.writes()));
+        }
+    }
+    overlap(&mut all).is_none()
 }

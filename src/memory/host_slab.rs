@@ -21,7 +21,7 @@ use std::fmt;
 use super::Element;
 use super::buffer::DeviceBuffer;
 use super::pinned::PinnedBuffer;
-use super::slab::{divide, view, views_mut};
+use super::slab::{divide, view, views, views_mut};
 use super::view::{View, ViewMut};
 use crate::error::Result;
 
@@ -124,7 +124,7 @@ impl<T: Element> HostSlab<T> {
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`](crate::ErrorDetail::OutOfBounds): there is no such block.
     pub fn blocks(&self, numbers: &[u32]) -> Result<Vec<View<'_, T>>> {
-        numbers.iter().map(|number| self.block(*number)).collect()
+        views(&self.device, self.block_len, numbers)
     }
 
     /// Borrows blocks for operations that write them, in that order.

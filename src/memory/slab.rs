@@ -13,12 +13,11 @@
 #![forbid(unsafe_code)]
 
 use std::fmt;
-use std::sync::Arc;
 
 use super::Element;
-use super::allocation::{Allocation, BlockSet};
+use super::allocation::BlockSet;
 use super::buffer::DeviceBuffer;
-use super::view::{Extent, Readable, Span, View, ViewMut, Writable, sealed};
+use super::view::{Extent, Readable, Span, Tracking, View, ViewMut, Writable, sealed};
 use crate::error::{ErrorDetail, Result};
 
 /// Device memory in blocks of one size: the cache of a model, whose requests own some blocks each.
@@ -122,7 +121,7 @@ impl<T: Element> DeviceSlab<T> {
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`]: there is no such block.
     pub fn blocks(&self, numbers: &[u32]) -> Result<Vec<View<'_, T>>> {
-        numbers.iter().map(|number| self.block(*number)).collect()
+        views(&self.memory, self.block_len, numbers)
     }
 
     /// Borrows blocks for writing, in that order.
@@ -226,6 +225,21 @@ pub(super) fn view<T: Element>(
     memory.slice(number as usize * block_len..(number as usize + 1) * block_len)
 }
 
+pub(super) fn views<'a, T: Element>(
+    memory: &'a DeviceBuffer<T>,
+    block_len: usize,
+    numbers: &[u32],
+) -> Result<Vec<View<'a, T>>> {
+    if let Some(last) = numbers.iter().max() {
+        check(*last, memory.len().checked_div(block_len).unwrap_or(0))?;
+    }
+    let (memory, start) = memory.place();
+    let block_bytes = (block_len * size_of::<T>()) as u64;
+    let at = |number: &u32| start + u64::from(*number) * block_bytes;
+    let view = |number: &u32| View::new(memory, at(number), block_len, Tracking::Tracked);
+    Ok(numbers.iter().map(view).collect())
+}
+
 pub(super) fn views_mut<'a, T: Element>(
     memory: &'a mut DeviceBuffer<T>,
     block_len: usize,
@@ -242,7 +256,7 @@ pub(super) fn views_mut<'a, T: Element>(
         }
         *word |= 1 << (number % 64);
     }
-    let (memory, start): (&'a Arc<Allocation>, u64) = memory.place();
+    let (memory, start) = memory.place();
     let block_bytes = (block_len * size_of::<T>()) as u64;
     let view =
         |number: &u32| ViewMut::new(memory, start + u64::from(*number) * block_bytes, block_len);

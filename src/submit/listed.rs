@@ -149,10 +149,11 @@ pub(crate) fn submit_listed(
         let list = turn.list().and_then(|list| (list as &mut dyn Any).downcast_mut::<List>());
         let Some(list) = list else { unreachable!("the owner opened it") };
         list.write(launch, footprint, entry, |access, is_new| {
-            let Access { memory, mode, tracking, named, .. } = access;
             // What the list entered holds if nothing else has used the memory since, or has failed to. Of a slab each entered others.
-            if *tracking == Tracking::Tracked && (is_new || !is_plain || named.is_some()) {
-                memory.enter(&access.order(), *mode, stream.progress(), ticket);
+            if access.tracking == Tracking::Tracked
+                && (is_new || !is_plain || access.named.is_some())
+            {
+                access.enter(stream.progress(), ticket);
             }
         });
         Ok(ticket)

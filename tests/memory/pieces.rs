@@ -120,6 +120,23 @@ async fn pieces_that_overlap_are_refused() -> Result<()> {
     let problem = PieceProblem::Lengths { source_len: 20, destination_len: 21 };
     assert_eq!(refusal(&stream, pieces), (0, problem));
     assert_eq!(stream.submitted(), submitted);
+    // A block of a slab, which is looked at as a whole first.
+    let mut slab = stream.slab::<u8>(4, 10).synchronize()?;
+    let at = slab.block(2)?.device_ptr();
+    // SAFETY: the slab lives longer; the only copies that use both are refused.
+    let block = unsafe { device.adopt_memory::<u8>(at, 10, ()) }?;
+    let submitted = stream.submitted();
+    let mut blocks = slab.blocks_mut(&[0, 2])?.into_iter();
+    let [first, second] = [(); 2].map(|()| blocks.next().expect("two"));
+    let pieces = vec![
+        (y.slice(..10)?, first),
+        (y.slice(10..20)?, second),
+        (block.view(), z.slice_mut(..10)?),
+    ];
+    let (piece, problem) = refusal(&stream, pieces);
+    let PieceProblem::Overlap { other, bytes: 10 } = problem else { panic!("{problem}") };
+    assert_eq!([piece.min(other), piece.max(other)], [1, 2]);
+    assert_eq!(stream.submitted(), submitted);
     // Two that read the same bytes, and neighbours.
     let (left, right) = z.split_at_mut(50)?;
     let pieces = vec![(y.slice(..50)?, left), (y.slice(25..75)?, right)];

@@ -5,13 +5,15 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use super::Poison;
+use super::{Allocation, Poison};
 use crate::runtime::{Point, Progress};
 use gpu_await_protocol::block_hazards::{BlockHazards, Blocks};
 use gpu_await_protocol::hazard::{Content, Hazards, Mode};
+use gpu_await_protocol::point::Track;
 
 /// The uses of each part.
 pub(crate) enum AllocationHazards {
@@ -66,27 +68,6 @@ impl AllocationHazards {
         }
     }
 
-    /// See [`Hazards::record`]. `keeps_writers`: a complete writer is not forgotten, as it may have failed.
-    #[inline]
-    pub(super) fn record(
-        &mut self,
-        part: &Blocks<'_>,
-        mode: Mode,
-        (stream, ticket): (&Arc<Progress>, u64),
-        keeps_writers: bool,
-    ) {
-        match self {
-            Self::Ranges(ranges) => {
-                ranges.keeps_writers = keeps_writers;
-                ranges.record(range(part), mode, stream, ticket);
-            }
-            Self::Slab(slab) => {
-                slab.keeps_writers = keeps_writers;
-                slab.record(part, mode, stream, ticket);
-            }
-        }
-    }
-
     pub(super) fn poison(&mut self, part: &Blocks<'_>, leaves_data: bool, poison: &Poison) {
         match self {
             Self::Ranges(ranges) => ranges.poison(range(part), leaves_data, poison),
@@ -129,6 +110,22 @@ impl AllocationHazards {
         match self {
             Self::Ranges(ranges) => &mut ranges.replaced,
             Self::Slab(slab) => &mut slab.replaced,
+        }
+    }
+}
+
+impl Allocation {
+    /// Enters a use of blocks, of a slab.
+    pub(crate) fn enter_blocks(&self, blocks: &[u32], mode: Mode, by: (&Arc<Progress>, u64)) {
+        let mut hazards = self.hazards.lock();
+        if let AllocationHazards::Slab(slab) = &mut *hazards
+            && self.record(slab, &Blocks::Named(blocks), mode, by)
+        {
+            self.let_go(&mut hazards);
+        }
+        // ORDERING: Relaxed: under the lock.
+        if self.only_user.load(Ordering::Relaxed) != by.0.id() {
+            self.note_only_user(&hazards);
         }
     }
 }

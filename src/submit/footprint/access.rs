@@ -14,6 +14,7 @@ use crate::DeviceKind;
 use crate::memory::allocation::{Allocation, BlockSet};
 use crate::memory::grouped::Group;
 use crate::memory::view::{Span, Tracking};
+use crate::runtime::Progress;
 use gpu_await_protocol::block_hazards::Blocks;
 use gpu_await_protocol::hazard::Mode;
 
@@ -60,9 +61,20 @@ impl<'a> Footprint<'a> {
 }
 
 impl Access<'_> {
+    /// Enters the use by `ticket` of `stream`.
+    #[inline(always)]
+    pub(in crate::submit) fn enter(&self, stream: &Arc<Progress>, ticket: u64) {
+        match self.named {
+            Some(BlockSet(blocks)) if !self.is_open => {
+                self.memory.enter_blocks(blocks, self.mode, (stream, ticket));
+            }
+            _ => self.memory.enter(&self.range, self.mode, stream, ticket),
+        }
+    }
+
     /// What it is ordered by.
     #[inline]
-    pub(in crate::submit) fn order(&self) -> Blocks<'_> {
+    pub(super) fn order(&self) -> Blocks<'_> {
         if self.is_open { Blocks::Range(&self.range) } else { self.part() }
     }
 
