@@ -43,6 +43,7 @@
 //! | [`PinnedBuffer`], [`Mapped`], [`PinnedFlag`] | host memory that the device copies at full speed, or uses in place |
 //! | [`Stream::upload_staged`], [`Stream::download_staged`] | large ordinary memory, off the executor |
 //! | [`Frozen`] | memory that many streams read |
+//! | [`Device::reserve`], [`Reservation`] | memory that a request is sure to get, before it starts |
 //! | [`Stream::reclaimed`], [`Pressure`] | waiting for memory |
 //!
 //! # Kernels
@@ -179,6 +180,7 @@ pub use device::Device;
 pub use device::builder::DeviceBuilder;
 pub use device::loss::Loss;
 pub use device::partition::Partition;
+pub use device::reservation::{Reservation, Reserve};
 pub use device::stats::Stats;
 pub use device::streams::StreamBuilder;
 pub use error::admitter::{Admitter, AdmitterKind};
@@ -186,6 +188,7 @@ pub use error::advice::MemoryAdvice;
 pub use error::foreign::ForeignError;
 pub use error::image::{ImageProblem, ParamLayout};
 pub use error::refused::Refused;
+pub use error::reservation::ReservationProblem;
 pub use error::shared::SharedProblem;
 pub use error::tensor::TensorProblem;
 pub use error::unfinished::Unfinished;

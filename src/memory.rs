@@ -80,6 +80,9 @@ pub struct MemoryInfo {
     pub shared_bytes: u64,
     /// Memory of other processes that is mapped here. It is counted by its maker and not by the limit here, and is in no other figure.
     pub imported_bytes: u64,
+    /// What is left of [reservations](crate::Device::reserve): only their allocations get it. As much of what is pending and kept is meant
+    /// for them, so that this is a part of no other figure and of no sum; `free_bytes` is what is left beside it.
+    pub budgeted_bytes: u64,
     /// By how much less was free after the driver had made the device's [partitions](crate::Partition), some 4 MiB for each set of
     /// multiprocessors: neither allocated nor counted by the limit. What others allocated in that moment is in it.
     pub partitions_bytes: u64,
@@ -107,7 +110,7 @@ impl MemoryInfo {
         engine.collect_freed();
         let (figures, room) = {
             let account = engine.account.lock();
-            (account.figures(), account.room())
+            (account.figures(), account.room(None))
         };
         Ok(MemoryInfo {
             free_bytes: reach.free_bytes(&figures, room),
@@ -118,6 +121,7 @@ impl MemoryInfo {
             leaked_bytes: figures.leaked,
             shared_bytes: figures.shared,
             imported_bytes: figures.imported,
+            budgeted_bytes: figures.budgeted,
             partitions_bytes: engine.partitions.bytes(),
             used_bytes: figures.allocated + figures.pending,
             used_peak_bytes: figures.used_peak,
@@ -132,13 +136,15 @@ impl MemoryInfo {
         stream: &Arc<StreamState>,
         op: Arc<str>,
         asked_bytes: u64,
+        budget: Option<usize>,
     ) -> Error {
         let engine = stream.engine();
         let reach = match Reach::of(engine) {
             Ok(reach) => reach,
             Err(error) => return error,
         };
-        reach.refusal(engine, op, asked_bytes, &engine.outlook(stream, asked_bytes, reach.bytes()))
+        let outlook = engine.outlook(stream, asked_bytes, reach.bytes(), budget);
+        reach.refusal(engine, op, asked_bytes, &outlook)
     }
 }
 
@@ -173,6 +179,11 @@ impl Reach {
         self.free + self.pool.reserved
     }
 
+    /// The same with the memory beside the pool.
+    pub(crate) fn bytes_beside(&self, engine: &Engine) -> u64 {
+        self.bytes() + engine.account.lock().figures().shared
+    }
+
     /// How much more it can give, within the limit.
     fn free_bytes(&self, figures: &Figures, room: u64) -> u64 {
         self.bytes().saturating_sub(figures.held()).min(room)
@@ -204,6 +215,7 @@ impl Reach {
             kept_bytes: figures.kept,
             leaked_bytes: figures.leaked,
             shared_bytes: figures.shared,
+            budgeted_bytes: figures.budgeted,
             free_bytes: self.free_bytes(figures, *room),
             total_bytes: self.total,
             limit_bytes: self.limit,

@@ -28,6 +28,7 @@ use crate::event::{Event, Mark};
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::pinned::PinnedBuffer;
+use crate::memory::reclaim::allowance::Allowance;
 use crate::memory::view::{Readable, Writable};
 use crate::op::host_fn::HostFn;
 use crate::op::{HostValue, Values};
@@ -55,6 +56,8 @@ pub struct Queue<'s> {
     pub(super) refused: Option<&'s Error>,
     /// The lease that is notified of each ticket.
     pub(super) lease: Option<&'s Lease>,
+    /// What its allocations draw from.
+    pub(super) allowance: Option<&'s Arc<Allowance>>,
     /// Where launches are recorded first.
     pub(super) writer: Option<Writer<'s>>,
     /// The line that called the verb that is running; outside of one, that where the user opened the queue.
@@ -95,9 +98,27 @@ impl<'s> Queue<'s> {
         of_one_verb: bool,
     ) -> Self {
         let (at, in_verb) = (Cell::new(Location::caller()), Cell::new(of_one_verb));
-        let (last, writer) = (Cell::new(0), None);
+        let (last, writer, allowance) = (Cell::new(0), None, None);
         let (outcomes, not_send) = (LateOutcomes::default(), PhantomData);
-        Queue { stream, home, last, refused, lease, writer, at, in_verb, outcomes, not_send }
+        Queue {
+            stream,
+            home,
+            last,
+            refused,
+            lease,
+            allowance,
+            writer,
+            at,
+            in_verb,
+            outcomes,
+            not_send,
+        }
+    }
+
+    /// A queue whose allocations draw from that.
+    #[inline]
+    pub(crate) fn drawing_from(self, allowance: Option<&'s Arc<Allowance>>) -> Self {
+        Queue { allowance, ..self }
     }
 
     pub(crate) fn stream(&self) -> &'s Arc<StreamState> {

@@ -26,6 +26,7 @@ use sync_wrapper::SyncWrapper;
 
 use crate::backend::DevicePtr;
 use crate::error::{Error, ErrorDetail, Result};
+use crate::memory::reclaim::allowance::Allowance;
 use crate::memory::reclaim::retired::Remnant;
 use crate::runtime::late_work::LateWork;
 use crate::runtime::stream_state::StreamState;
@@ -93,8 +94,8 @@ pub(crate) type AllocationHazards = Hazards<Arc<Progress>, Poison>;
 
 /// Whose memory an allocation is.
 enum Backing {
-    /// From the device's pool: a block of this size, and the stream that allocated it.
-    Pool { home: Weak<StreamState>, block: u64 },
+    /// From the device's pool: a block of this size, the stream that allocated it, and the budget that it is drawn from.
+    Pool { home: Weak<StreamState>, block: u64, drawn: Option<Arc<Allowance>> },
     /// Adopted memory. The owner exists until the drop.
     Foreign { owner: Option<SyncWrapper<Box<dyn Any + Send>>> },
 }
@@ -162,10 +163,11 @@ impl Allocation {
         bytes: u64,
         ticket: u64,
         written: bool,
+        drawn: Option<Arc<Allowance>>,
     ) -> Self {
         let content = if written { Content::Valid } else { Content::Unwritten };
         let writer = (bytes > 0).then(|| home.point(ticket));
-        let backing = Backing::Pool { home: Arc::downgrade(home), block };
+        let backing = Backing::Pool { home: Arc::downgrade(home), block, drawn };
         Allocation::over(home.engine(), backing, ptr, Hazards::new(bytes, writer, content), bytes)
     }
 
@@ -233,8 +235,8 @@ impl Allocation {
     /// that behind every use.
     pub(crate) fn release(&mut self) -> Option<Box<dyn Any + Send>> {
         match std::mem::replace(&mut self.backing, Backing::Foreign { owner: None }) {
-            Backing::Pool { block, .. } => {
-                self.engine.account.lock().abandon(block);
+            Backing::Pool { block, drawn, .. } => {
+                self.engine.account.lock().abandon(block, number(&drawn));
                 None
             }
             Backing::Foreign { owner, .. } => owner.map(SyncWrapper::into_inner),
@@ -369,18 +371,24 @@ impl Allocation {
     fn leak(&mut self) {
         let engine = self.engine.clone();
         match &mut self.backing {
-            Backing::Pool { block, .. } if engine.lost().is_some() => {
-                engine.account.lock().abandon(*block);
+            Backing::Pool { block, drawn, .. } if engine.lost().is_some() => {
+                engine.account.lock().abandon(*block, number(drawn));
             }
             Backing::Pool { block, .. } => {
                 let mut account = engine.account.lock();
-                account.retire(*block);
+                // It is lost to its budget as well.
+                account.retire(*block, None);
                 account.leak(*block);
             }
             Backing::Foreign { owner, .. } => std::mem::forget(owner.take()),
         }
         std::mem::forget(engine);
     }
+}
+
+/// The budget's number.
+fn number(drawn: &Option<Arc<Allowance>>) -> Option<usize> {
+    drawn.as_ref().map(|drawn| drawn.number())
 }
 
 impl Drop for Allocation {
@@ -394,18 +402,18 @@ impl Drop for Allocation {
         let is_frozen = *self.frozen.get_mut();
         let (ptr, bytes) = (self.ptr, self.bytes);
         let what = match &mut self.backing {
-            Backing::Pool { block, .. } if bytes == 0 || !engine.is_usable() => {
-                return engine.account.lock().abandon(*block);
+            Backing::Pool { block, drawn, .. } if bytes == 0 || !engine.is_usable() => {
+                return engine.account.lock().abandon(*block, number(drawn));
             }
-            Backing::Pool { home, block } => {
+            Backing::Pool { home, block, drawn } => {
                 let home = if is_frozen { None } else { home.upgrade() };
                 if let Some(home) = home.filter(|home| !home.is_deserted()) {
                     let mine = |used: &Point| used.stream.id() == home.id() || used.is_complete();
                     if users.iter().all(mine) {
-                        return home.free_in_order(ptr, *block);
+                        return home.free_in_order(ptr, *block, number(drawn));
                     }
                 }
-                engine.account.lock().retire(*block);
+                engine.account.lock().retire(*block, number(drawn));
                 Remnant::Memory { ptr, bytes: *block }
             }
             Backing::Foreign { owner, .. } => {

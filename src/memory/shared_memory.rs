@@ -36,7 +36,7 @@ impl SharedMemory {
     pub(crate) fn create(stream: &Arc<StreamState>, bytes: u64) -> Result<(SharedMemory, OwnedFd)> {
         let engine = stream.engine();
         engine.check_open()?;
-        let full = || MemoryInfo::out_of_memory(stream, "shared".into(), bytes);
+        let full = || MemoryInfo::out_of_memory(stream, "shared".into(), bytes, None);
         if !claim(stream, bytes) {
             return Err(full());
         }
@@ -104,7 +104,7 @@ fn claim(stream: &Arc<StreamState>, bytes: u64) -> bool {
             return true;
         }
         // Another thread may be moving it.
-        if !engine.is_there(stream, bytes) || !backoff.pause() {
+        if !engine.is_there(stream, bytes, None) || !backoff.pause() {
             return false;
         }
     }

@@ -194,6 +194,7 @@ impl<S: DeviceStream> Engine<S> {
             DeviceKind::Cuda => "cuda",
             DeviceKind::Host => "host",
         };
+        let is_strict = options.on_pressure == Pressure::Fail;
         // ORDERING: Relaxed: only uniqueness matters.
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let label = format!("{kind}:{}", backend.ordinal());
@@ -231,7 +232,7 @@ impl<S: DeviceStream> Engine<S> {
             retired: Mutex::default(),
             retirements: AtomicU64::new(0),
             freeing: Mutex::default(),
-            account: CachePadded::new(Mutex::new(Account::new(limit))),
+            account: CachePadded::new(Mutex::new(Account::new(limit, is_strict))),
             pressing: Mutex::default(),
             reclaimers: Reclaimers::default(),
             closed: AtomicBool::new(false),

@@ -24,6 +24,7 @@ mod mapped_values;
 mod memory;
 mod memory_limit;
 mod parts;
+mod reservations;
 #[cfg(all(target_os = "linux", not(miri)))]
 mod shared;
 mod staged;

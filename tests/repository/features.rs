@@ -17,7 +17,7 @@ use std::path::Path;
 use super::layering::{collect, root, table};
 
 /// The rows of each group.
-const ROWS: [(&str, RangeInclusive<usize>); 8] = [
+const ROWS: [(&str, RangeInclusive<usize>); 9] = [
     ("000", 1..=23),
     ("001", 1..=20),
     ("002", 1..=20),
@@ -25,6 +25,7 @@ const ROWS: [(&str, RangeInclusive<usize>); 8] = [
     ("004", 1..=70),
     ("P", 101..=102),
     ("P", 107..=107),
+    ("P", 111..=111),
     ("W", 1..=8),
 ];
 

@@ -74,6 +74,8 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
     let buffer = || full.full(8, 1.0f32).queued();
     let pinned = || full.pinned::<f32>(8);
     let other = idle.full(8, 2.0f32).queued()?;
+    let reservation = Arc::new(device.try_reserve(512)?);
+    let drawing = (reservation.clone(), full.clone());
     idle.synchronize()?;
     #[cfg(target_os = "linux")]
     let shared_buffer = futures::executor::block_on(device.shared::<u8>(8))?;
@@ -142,6 +144,10 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
         "DeviceTimeline::snapshot", device => |d| d.timeline().snapshot();
         "Device::trim", device => |d| at_once(d.trim(0));
         "Device::reclaimed", device => |d| at_once(d.reclaimed(1));
+        "Device::reserve", device => |d| at_once(d.reserve(1));
+        "Device::try_reserve", device => |d| d.try_reserve(1);
+        "Reserve::poll", device => |d| at_once(d.reserve(1));
+        "Reservation::nested", reservation => |r| r.nested(1);
         "Stream::reclaimed", full => |s| at_once(s.reclaimed(1));
         "Device::trim_pinned", device => |d| at_once(d.trim_pinned(0));
         "Device::enable_peer", device => |d| at_once(d.enable_peer(&d));
@@ -173,6 +179,10 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
     }
     each! { answers:
         "Device::stats", device => |d| d.stats();
+        "Reservation::size_bytes", reservation => |r| r.size_bytes();
+        "Reservation::left_bytes", reservation => |r| r.left_bytes();
+        "Reservation::stream", drawing => |d| drop(d.0.stream(&d.1));
+        "Reservation::shrink", reservation => |r| r.shrink(0);
         "Device::lost", device => |d| once(d.lost());
         "Loss::poll", device => |d| once(d.lost());
         "Device::legacy_stream", device => |d| drop(d.legacy_stream());

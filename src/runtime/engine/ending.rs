@@ -4,7 +4,8 @@
 //! |---|---|
 //! | a `Loss` future, which stays pending and registered after a close | both |
 //! | a stream pool with pending acquires | both |
-//! | a future that waits for memory or for an operation | the loss |
+//! | a future that waits for memory | both |
+//! | a future that waits for an operation | the loss |
 //!
 //! # Invariants
 //! 1. A key stays its owner's until it is forgotten or the device is lost: the close takes wakers and leaves the keys
@@ -33,6 +34,13 @@ impl<S: DeviceStream> Engine<S> {
         // As if memory had moved: the waiters look, and see the close.
         self.account.lock().release(0);
         self.wake_reclaimers();
+        self.wake_reservers();
+    }
+
+    /// Wakes the futures that wait for a reservation, which look and see the loss or the close.
+    fn wake_reservers(&self) {
+        let wakers = self.account.lock().reservations.take_wakers();
+        wakers.into_iter().for_each(contain::wake);
     }
 
     /// Resolves with the loss of the device. `key` is the future's, for [`forget_lost`](Self::forget_lost).
@@ -67,9 +75,9 @@ impl<S: DeviceStream> Engine<S> {
         contain::let_go(waker);
     }
 
-    /// Whether a future waits for the loss of the device.
+    /// Whether a future waits for the loss of the device, or for a reservation, which an idle device keeps waiting as well.
     pub(crate) fn is_watched(&self) -> bool {
-        !self.mourners.lock().is_empty()
+        !self.mourners.lock().is_empty() || self.account.lock().reservations.waiting() > 0
     }
 
     /// Wakes every waiter of a lost device and quarantines lent memory; later calls do nothing. The caller
@@ -88,6 +96,7 @@ impl<S: DeviceStream> Engine<S> {
         let mourners = std::mem::take(&mut *self.mourners.lock());
         mourners.into_iter().filter_map(|(_, waker)| waker).for_each(contain::wake);
         self.reclaimers.take_older(u64::MAX).into_iter().for_each(contain::wake);
+        self.wake_reservers();
         for stream in self.streams() {
             stream.mourn();
         }

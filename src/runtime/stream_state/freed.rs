@@ -48,8 +48,13 @@ pub(crate) struct InOrder {
 
 impl StreamState {
     /// Frees a buffer's block behind everything submitted so far, where another allocation may use it; never
-    /// blocks.
-    pub(crate) fn free_in_order(self: &Arc<Self>, ptr: DevicePtr, bytes: u64) {
+    /// blocks. The memory goes back to the budget that it is of.
+    pub(crate) fn free_in_order(
+        self: &Arc<Self>,
+        ptr: DevicePtr,
+        bytes: u64,
+        budget: Option<usize>,
+    ) {
         let block = Block { ptr, bytes, ticket: self.submitted() };
         let account = &self.engine.account;
         let kept = {
@@ -59,12 +64,12 @@ impl StreamState {
             let fits = block_cache::rounded(bytes) == Some(bytes) && !self.engine.is_closed();
             let kept = fits && block_cache.put(bytes, block).is_ok();
             if kept {
-                account.lock().keep(bytes);
+                account.lock().keep(bytes, budget);
             }
             kept
         };
         if !kept {
-            account.lock().retire(bytes);
+            account.lock().retire(bytes, budget);
             self.give_back(block);
         } else if self.engine.options.memory_limit.is_some() {
             // With a limit, others may wait for the block: they must not wait for later work.
@@ -74,11 +79,15 @@ impl StreamState {
     }
 
     /// A block of that size that the stream freed, for the next submission.
-    pub(crate) fn reuse(&self, bytes: u64) -> Option<DevicePtr> {
+    pub(crate) fn reuse(&self, bytes: u64, budget: Option<usize>) -> Option<DevicePtr> {
         let mut block_cache = self.block_cache.lock();
         let block = block_cache.take(bytes)?;
-        self.engine.account.lock().reuse(bytes);
-        Some(block.ptr)
+        if self.engine.account.lock().reuse(bytes, budget) {
+            return Some(block.ptr);
+        }
+        // There is room again: it was taken out just now.
+        block_cache.put(bytes, block).ok();
+        None
     }
 
     /// Takes blocks out of the stream's cache, until they make up `least` bytes: they are pending then.

@@ -83,8 +83,8 @@ impl Twins {
         let bytes: u64 = taken.iter().sum();
         let held = self.blocks.iter().map(|block| block.1).sum::<u64>() + bytes;
         let fits = held + size.saturating_sub(bytes) <= LIMIT;
-        assert_eq!(self.account.lacks(size, bytes) == 0, fits);
-        assert_eq!(self.account.claim(size, bytes), fits);
+        assert_eq!(self.account.lacks(size, bytes, None) == 0, fits);
+        assert_eq!(self.account.claim(size, bytes, None), fits);
         if fits {
             self.blocks.push((Place::Allocated, size));
             let rest = bytes.saturating_sub(size);
@@ -96,10 +96,10 @@ impl Twins {
     }
 
     fn go(&mut self, step: &Step) {
-        let (before, room) = (self.account.version(), self.account.room());
+        let (before, room) = (self.account.version(), self.account.room(None));
         self.walk_on(step);
         // Who waits for memory hears of it.
-        assert!(self.account.room() <= room || self.account.version() > before);
+        assert!(self.account.room(None) <= room || self.account.version() > before);
     }
 
     fn walk_on(&mut self, step: &Step) {
@@ -109,7 +109,7 @@ impl Twins {
                 let pending = self.sum(Place::Pending);
                 if self.claim(512 * size, taken) {
                     let after = self.sum(Place::Pending);
-                    self.account.unclaim(512 * size, pending - after);
+                    self.account.unclaim(512 * size, pending - after, None);
                     let last = self.blocks.iter().rposition(|block| block.0 == Place::Allocated);
                     self.blocks.remove(last.expect("just claimed"));
                     self.blocks.push((Place::Pending, pending - after));
@@ -122,13 +122,23 @@ impl Twins {
                 self.blocks.extend(fits.then_some((Place::Shared, 512 * size)));
             }
             Step::Unshare(nth) => self.walk(Place::Shared, nth, None, Account::unshare),
-            Step::Keep(nth) => self.walk(Place::Allocated, nth, Some(Place::Kept), Account::keep),
-            Step::Retire(nth) => {
-                self.walk(Place::Allocated, nth, Some(Place::Pending), Account::retire);
+            Step::Keep(nth) => {
+                self.walk(Place::Allocated, nth, Some(Place::Kept), |account, size| {
+                    account.keep(size, None)
+                })
             }
-            Step::Abandon(nth) => self.walk(Place::Allocated, nth, None, Account::abandon),
+            Step::Retire(nth) => {
+                self.walk(Place::Allocated, nth, Some(Place::Pending), |account, size| {
+                    account.retire(size, None);
+                });
+            }
+            Step::Abandon(nth) => {
+                self.walk(Place::Allocated, nth, None, |account, size| account.abandon(size, None))
+            }
             Step::Reuse(nth) => {
-                self.walk(Place::Kept, nth, Some(Place::Allocated), Account::reuse);
+                self.walk(Place::Kept, nth, Some(Place::Allocated), |account, size| {
+                    assert!(account.reuse(size, None));
+                });
             }
             Step::Uncache(nth) => {
                 self.walk(Place::Kept, nth, Some(Place::Pending), Account::uncache);
@@ -147,7 +157,7 @@ impl Twins {
 }
 
 fn each_step(steps: &[Step], mut check: impl FnMut(&Twins)) {
-    let mut twins = Twins { account: Account::new(LIMIT), blocks: Vec::new(), peak: 0 };
+    let mut twins = Twins { account: Account::new(LIMIT, false), blocks: Vec::new(), peak: 0 };
     for step in steps {
         twins.go(step);
         check(&twins);
@@ -163,7 +173,7 @@ proptest! {
             let figures = twins.account.figures();
             let held = figures.held() + figures.shared;
             assert!(held <= LIMIT, "{figures:?}");
-            assert_eq!(twins.account.room(), LIMIT - held);
+            assert_eq!(twins.account.room(None), LIMIT - held);
         });
     }
 
@@ -179,7 +189,7 @@ proptest! {
             let buffers = twins.blocks.iter().filter(|block| block.0 == Place::Allocated).count();
             assert_eq!(figures.buffers, buffers as u64);
             assert_eq!(figures.used_peak, twins.peak);
-            assert_eq!(twins.account.most(), LIMIT - allocated - leaked - shared);
+            assert_eq!(twins.account.most(None), LIMIT - allocated - leaked - shared);
         });
     }
 
@@ -217,15 +227,15 @@ fn a_block_is_whole_grains() {
 /// What the driver refused is refused again, and whatever is larger, until memory moves.
 #[test]
 fn a_refusal_stands_until_memory_moves() {
-    let mut account = Account::new(10_240);
+    let mut account = Account::new(10_240, false);
     assert!(!account.is_refused(1024));
     account.refuse(2048);
     account.refuse(4096);
     let seen = [1024, 2048, 8192].map(|block| account.is_refused(block));
     assert_eq!(seen, [false, true, true]);
-    assert!(account.claim(512, 0));
+    assert!(account.claim(512, 0, None));
     assert!(account.is_refused(2048));
-    account.retire(512);
+    account.retire(512, None);
     assert!(!account.is_refused(8192));
     account.refuse(8192);
     assert!(!account.is_refused(2048) && account.is_refused(8192));

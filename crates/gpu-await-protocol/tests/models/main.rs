@@ -12,3 +12,4 @@ mod buddy;
 mod cadence;
 mod grains;
 mod hazard;
+mod reservations;
