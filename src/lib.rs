@@ -42,6 +42,7 @@
 //! | [`View2`], [`ViewMut2`], [`Copy2d`] | rows and columns |
 //! | [`PinnedBuffer`], [`Mapped`], [`PinnedFlag`] | host memory that the device copies at full speed, or uses in place |
 //! | [`Stream::upload_staged`], [`Stream::download_staged`] | large ordinary memory, off the executor |
+//! | [`GrowableBuffer`] | memory that grows and shrinks in place |
 //! | [`Frozen`] | memory that many streams read |
 //! | [`Device::reserve`], [`Reservation`] | memory that a request is sure to get, before it starts |
 //! | [`Stream::reclaimed`], [`Pressure`] | waiting for memory |
@@ -118,6 +119,7 @@ pub(crate) mod batch;
 pub(crate) mod error;
 pub(crate) mod event;
 pub(crate) mod graph;
+pub(crate) mod growable;
 pub(crate) mod kernel;
 pub mod kernels;
 pub(crate) mod memory;
@@ -201,6 +203,7 @@ pub use event::builder::EventBuilder;
 pub use gpu_await_protocol::cadence::Completion;
 pub use graph::Graph;
 pub use graph::slots::{GraphArg, GraphArgs, GraphSlot, GraphSlots};
+pub use growable::GrowableBuffer;
 pub use interop::StreamLoan;
 #[cfg(feature = "cuda")]
 pub use interop::cudarc::CudarcSlice;

@@ -8,12 +8,14 @@
 //! | [`Chunks`](chunks::Chunks), [`ChunksMut`](chunks::ChunksMut) | iterators over ranges of equal length |
 //! | [`Frozen`](frozen::Frozen) | a read-only buffer, shared by readers |
 //! | `SharedMemory` | memory with a descriptor, mapped |
+//! | `AddressRange` | reserved addresses, which get memory step by step |
 //! | [`PinnedBuffer`](pinned::PinnedBuffer) | host memory that the device copies at full speed |
 //! | [`Mapped`](mapped::Mapped) | pinned memory that kernels use in place |
 //! | [`Room`](pageable::Room) | a `Vec` that several threads fill |
 //! | [`PinnedFlag`](pinned::PinnedFlag) | a word that the host and a running kernel share |
 
 pub(crate) mod allocation;
+pub(crate) mod beside_pool;
 pub(crate) mod buffer;
 pub(crate) mod chunks;
 pub(crate) mod copy_2d;
@@ -22,6 +24,7 @@ pub(crate) mod mapped;
 pub(crate) mod pageable;
 pub(crate) mod pinned;
 pub(crate) mod pinned_pool;
+pub(crate) mod range;
 pub(crate) mod raw_slice;
 pub(crate) mod reclaim;
 #[cfg(target_os = "linux")]
@@ -67,7 +70,7 @@ pub struct MemoryInfo {
     pub free_bytes: u64,
     /// All memory of the device.
     pub total_bytes: u64,
-    /// Memory held by buffers, in whole blocks.
+    /// Memory held by buffers, in whole blocks; of [growable](crate::GrowableBuffer) ones, what is committed.
     pub allocated_bytes: u64,
     /// Freed memory that waits for device work: other streams use it, or its free is on a stream. It becomes free by itself.
     pub pending_bytes: u64,
@@ -115,7 +118,7 @@ impl MemoryInfo {
         Ok(MemoryInfo {
             free_bytes: reach.free_bytes(&figures, room),
             total_bytes: reach.total,
-            allocated_bytes: figures.allocated,
+            allocated_bytes: figures.of_buffers(),
             pending_bytes: figures.pending,
             kept_bytes: figures.kept,
             leaked_bytes: figures.leaked,
@@ -123,7 +126,7 @@ impl MemoryInfo {
             imported_bytes: figures.imported,
             budgeted_bytes: figures.budgeted,
             partitions_bytes: engine.partitions.bytes(),
-            used_bytes: figures.allocated + figures.pending,
+            used_bytes: figures.of_buffers() + figures.pending,
             used_peak_bytes: figures.used_peak,
             reserved_bytes: reach.pool.reserved,
             reserved_peak_bytes: reach.pool.reserved_peak,
@@ -179,9 +182,15 @@ impl Reach {
         self.free + self.pool.reserved
     }
 
-    /// The same with the memory beside the pool.
+    /// [`bytes`](Self::bytes) with the memory beside the pool.
     pub(crate) fn bytes_beside(&self, engine: &Engine) -> u64 {
-        self.bytes() + engine.account.lock().figures().shared
+        let Figures { shared, committed, .. } = engine.account.lock().figures();
+        self.bytes() + shared + committed
+    }
+
+    /// All memory of the device.
+    pub(crate) fn total(&self) -> u64 {
+        self.total
     }
 
     /// How much more it can give, within the limit.
@@ -210,7 +219,7 @@ impl Reach {
             },
             driver_refused: *driver_refused,
             reclaimable_bytes: figures.pending + kept_in_use,
-            allocated_bytes: figures.allocated,
+            allocated_bytes: figures.of_buffers(),
             pending_bytes: figures.pending,
             kept_bytes: figures.kept,
             leaked_bytes: figures.leaked,

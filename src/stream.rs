@@ -225,7 +225,8 @@ impl Stream {
         let branch = |_| {
             let (engine, options) = (self.engine(), self.state.options());
             let stream = StreamState::open_in(engine, partition.cloned(), options, None)?;
-            Ok(Stream::new(stream, self.home.clone()))
+            let branch = Stream::new(stream, self.home.clone());
+            Ok(Stream { allowance: self.allowance.clone(), ..branch })
         };
         let branches = (0..n).map(branch).collect::<Result<Vec<Stream>>>().here()?;
         for branch in &branches {

@@ -69,6 +69,8 @@ mod failures;
 mod gates;
 #[path = "driver_calls/graph.rs"]
 mod graph;
+#[path = "driver_calls/growable.rs"]
+mod growable;
 #[path = "driver_calls/host_functions.rs"]
 mod host_functions;
 #[path = "driver_calls/launches.rs"]
@@ -89,6 +91,8 @@ mod partitions;
 mod peers;
 #[path = "driver_calls/replay.rs"]
 mod replay;
+#[path = "driver_calls/reservations.rs"]
+mod reservations;
 #[path = "driver_calls/shared.rs"]
 mod shared;
 #[path = "driver_calls/shared_memory.rs"]

@@ -77,9 +77,19 @@ pub struct Reserve {
     budget: coop::Budget,
 }
 
+/// How often the device is asked for memory that others have: nobody says when they free it.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+
 enum ReserveState {
     New,
-    Waiting { request: u64, memory: Option<Reclaimer>, deadline: Option<Deadline> },
+    Waiting {
+        request: u64,
+        /// Of the first: hears of memory that moves.
+        memory: Option<Reclaimer>,
+        /// Of the first, while others have what the device lacks: the next look.
+        again: Option<Deadline>,
+        deadline: Option<Deadline>,
+    },
     Done,
 }
 
@@ -96,6 +106,9 @@ impl Device {
     /// Give the device a [limit](crate::DeviceBuilder::memory_limit_bytes), below what it has: without one, what it has free at the grant counts,
     /// and nothing is kept from allocations without a reservation and from other processes; and where free memory is in pieces, the driver needs more
     /// of it than is allocated.
+    ///
+    /// Under [`Pressure::Wait`] freed memory counts at once: an allocation takes it over, and its stream waits on the device. What
+    /// can still hold that up is said there; and memory that a stream of another device uses cannot be taken over.
     ///
     /// Under [`Pressure::Fail`] freed memory counts once it is complete on the device. An allocation on another stream than the one that
     /// freed can fail until then.
@@ -156,7 +169,7 @@ impl Reserve {
         let engine = &self.engine;
         engine.check_open()?;
         if let ReserveState::New = self.state {
-            let reach = Reach::of(engine)?.bytes_beside(engine);
+            let total = Reach::of(engine)?.total();
             let request = {
                 let mut account = engine.account.lock();
                 if let Some(held_bytes) = account.reservations.held_by(cx.waker()) {
@@ -166,7 +179,7 @@ impl Reserve {
                         ReservationProblem::Held { held_bytes },
                     ));
                 }
-                let most_bytes = account.reservable(reach);
+                let most_bytes = account.reservable(total);
                 if self.bytes > most_bytes {
                     let problem = ReservationProblem::TooMuch { most_bytes };
                     return Err(refused(engine, self.bytes, problem));
@@ -176,9 +189,10 @@ impl Reserve {
             // From now on the poller asks an idle device as well whether it is lost.
             engine.attention.call();
             let deadline = self.limit.map(|limit| Deadline::after(&engine.clock, limit));
-            self.state = ReserveState::Waiting { request, memory: None, deadline };
+            let (memory, again) = (None, None);
+            self.state = ReserveState::Waiting { request, memory, again, deadline };
         }
-        let ReserveState::Waiting { request, memory, deadline } = &mut self.state else {
+        let ReserveState::Waiting { request, memory, again, deadline } = &mut self.state else {
             panic!("`Reserve` polled after it was ready");
         };
         // Cloned in front of the lock, dropped behind it: a waker is foreign code.
@@ -199,6 +213,12 @@ impl Reserve {
             }
             if memory.poll(version, cx.waker()) {
                 contain::wake_by_ref(cx.waker());
+            }
+            if engine.account.lock().unreserved(u64::MAX) >= self.bytes {
+                let next = again.insert(Deadline::after(&engine.clock, ASK_AGAIN));
+                if Pin::new(next).poll(cx).is_ready() {
+                    contain::wake_by_ref(cx.waker());
+                }
             }
         }
         if let Some(deadline) = deadline
@@ -245,10 +265,11 @@ fn at_once(engine: &Arc<Engine>, bytes: u64, overtakes: bool) -> Result<Reservat
     {
         return Ok(Reservation { allowance: Allowance::new(engine, number) });
     }
-    let reach = Reach::of(engine)?.bytes_beside(engine);
+    let reach = Reach::of(engine)?;
+    let within_reach = reach.bytes_beside(engine);
     let (free_bytes, most_bytes) = {
         let account = engine.account.lock();
-        (account.unreserved(reach), account.reservable(reach))
+        (account.unreserved(within_reach), account.reservable(reach.total()))
     };
     let problem = match bytes > most_bytes {
         true => ReservationProblem::TooMuch { most_bytes },
@@ -294,7 +315,8 @@ impl Reservation {
     }
 
     /// Returns a handle of the same stream whose allocations draw from the reservation: those of uploads, fills, algorithms, graphs and whatever else makes
-    /// buffers with it. In the handle's [scope](Stream::scope) those of the device's verbs do as well. Nothing else differs.
+    /// buffers with it. In the handle's [scope](Stream::scope) those of the device's verbs do as well, and on the branches of its
+    /// [fork](Stream::fork). Nothing else differs.
     ///
     /// # Errors
     /// [`ErrorDetail::WrongDevice`]: a stream of another device.

@@ -115,8 +115,16 @@ pub(crate) struct Allocation {
     /// It is not known when the work that uses it ends: it is never freed.
     in_use_for_ever: AtomicBool,
     /// The parts that lists of graphs will use again, even after the buffer has moved on; one entry per list.
-    kept_by_graphs: Mutex<Vec<Range<u64>>>,
+    kept_by_graphs: Mutex<KeptParts>,
     late: LateWork,
+}
+
+/// What lists of graphs will use again.
+#[derive(Default)]
+struct KeptParts {
+    parts: Vec<Range<u64>>,
+    /// How many shares of the memory they have.
+    shares: usize,
 }
 
 /// A share of memory whose parts graph launches use repeatedly: while it exists, those parts are not available for untracked
@@ -129,12 +137,13 @@ pub(crate) struct KeptByGraph {
 impl KeptByGraph {
     /// Keeps no part of the memory yet.
     pub(crate) fn new(memory: &Arc<Allocation>) -> Self {
+        memory.kept_by_graphs.lock().shares += 1;
         KeptByGraph { memory: memory.clone(), parts: Vec::new() }
     }
 
     /// Keeps a part that the caller borrows, or that another share keeps.
     pub(crate) fn keep(&mut self, part: &Range<u64>) {
-        self.memory.kept_by_graphs.lock().push(part.clone());
+        self.memory.kept_by_graphs.lock().parts.push(part.clone());
         self.parts.push(part.clone());
     }
 
@@ -146,9 +155,10 @@ impl KeptByGraph {
 impl Drop for KeptByGraph {
     fn drop(&mut self) {
         let mut kept = self.memory.kept_by_graphs.lock();
+        kept.shares -= 1;
         for part in &self.parts {
-            if let Some(at) = kept.iter().position(|known| known == part) {
-                kept.swap_remove(at);
+            if let Some(at) = kept.parts.iter().position(|known| known == part) {
+                kept.parts.swap_remove(at);
             }
         }
     }
@@ -185,7 +195,6 @@ impl Allocation {
     }
 
     /// Memory that its owner unmaps, and that only others may have `written`.
-    #[cfg(target_os = "linux")]
     pub(crate) fn mapped(
         engine: &Arc<Engine>,
         ptr: DevicePtr,
@@ -237,6 +246,7 @@ impl Allocation {
         match std::mem::replace(&mut self.backing, Backing::Foreign { owner: None }) {
             Backing::Pool { block, drawn, .. } => {
                 self.engine.account.lock().abandon(block, number(&drawn));
+                self.engine.memory_moved();
                 None
             }
             Backing::Foreign { owner, .. } => owner.map(SyncWrapper::into_inner),
@@ -281,7 +291,7 @@ impl Allocation {
     /// Refuses uses that are not entered, of a part that a graph will use.
     pub(crate) fn check_is_in_no_graph(&self, part: &Range<u64>, op: &'static str) -> Result<()> {
         let overlaps = |kept: &Range<u64>| kept.start < part.end && part.start < kept.end;
-        if self.kept_by_graphs.lock().iter().any(overlaps) {
+        if self.kept_by_graphs.lock().parts.iter().any(overlaps) {
             return Err(ErrorDetail::KeptByGraph { op }.into());
         }
         Ok(())
@@ -342,6 +352,24 @@ impl Allocation {
     fn note_only_user(&self, hazards: &AllocationHazards) {
         // ORDERING: Relaxed: see `is_only_used_by`.
         self.only_user.store(hazards.only_user().unwrap_or(NOBODY), Ordering::Relaxed);
+    }
+
+    /// Nobody may read what is behind `from` until it is written again. Returns where the last part there ends that anybody uses or may use again: work
+    /// that is not complete, a list of a graph, or a share that is neither the caller's nor a list's, whose parts are not known.
+    pub(crate) fn cut_off(self: &Arc<Self>, from: u64) -> u64 {
+        // Not under the lock: whoever learns of a completion is woken.
+        let users = self.hazards.lock().users();
+        users.iter().for_each(|used| used.stream.ask(used.ticket));
+        let mut hazards = self.hazards.lock();
+        let in_use = hazards.cut_off(from);
+        self.note_only_user(&hazards);
+        self.let_go(&mut hazards);
+        drop(hazards);
+        let kept = self.kept_by_graphs.lock();
+        if Arc::strong_count(self) > 1 + kept.shares {
+            return self.bytes;
+        }
+        kept.parts.iter().map(|part| part.end).fold(in_use, u64::max)
     }
 
     /// Whether the first part of the range that cannot be read is one whose producer failed.

@@ -18,6 +18,7 @@ mod under_test {
 
 mod block_cache;
 mod frozen;
+mod growable;
 mod lent;
 mod mapped;
 mod mapped_values;

@@ -160,11 +160,12 @@ async fn whatever_allocates_draws() -> Result<()> {
         mine.upload_staged(vec![2_u8; 512]).await?,
         mine.batch(|queue| queue.zeros::<u8>(512)).queued()?,
         mine.scope(async { device.zeros::<u8>(512).queued() }).await?,
+        mine.fork(1)?[0].zeros::<u8>(512).queued()?,
     );
-    assert_eq!(drawn(), 7 * 512);
-    assert_eq!(device.memory()?.budgeted_bytes, 256 * KIB - 7 * 512);
+    assert_eq!(drawn(), 8 * 512);
+    assert_eq!(device.memory()?.budgeted_bytes, 256 * KIB - 8 * 512);
     let beside = (stream.zeros::<u8>(512).queued()?, device.zeros::<u8>(512).queued()?);
-    assert_eq!(drawn(), 7 * 512);
+    assert_eq!(drawn(), 8 * 512);
     drop((kept, beside));
     assert_eq!(drawn(), 0);
     // A part of a buffer keeps all of it.

@@ -554,6 +554,10 @@ const PLAIN: &[&str] = &[
 
 /// Methods of other types that neither call the driver nor take a lock that is held over a driver call.
 const CALL_NO_DRIVER: &[&str] = &[
+    // Called with `reserved_len`.
+    "GrowableBuffer::committed_bytes",
+    "GrowableBuffer::slice_mut",
+    "GrowableBuffer::view_mut",
     "Region::new",
     "Region::report",
     "Region::last_run",

@@ -76,6 +76,11 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
     let other = idle.full(8, 2.0f32).queued()?;
     let reservation = Arc::new(device.try_reserve(512)?);
     let drawing = (reservation.clone(), full.clone());
+    let growable = || {
+        let mut made = futures::executor::block_on(device.growable::<u8>(8 << 20))?;
+        futures::executor::block_on(made.grow(100)).map(|()| made)
+    };
+    let [mut grows, mut shrinks, mut borrowed] = [growable()?, growable()?, growable()?];
     idle.synchronize()?;
     #[cfg(target_os = "linux")]
     let shared_buffer = futures::executor::block_on(device.shared::<u8>(8))?;
@@ -166,6 +171,14 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
         // SAFETY: refused before anybody looks at the handle, and in `ONLY_WHERE_REFUSED`.
         "Device::import_event", device => |d| unsafe { d.import_event(&[0; 64]) };
     }
+    let d = device.clone();
+    list.refuses("Device::growable", move || at_once(d.growable::<u8>(8)));
+    list.refuses("GrowableBuffer::grow", move || at_once(grows.grow(4 << 20)));
+    list.refuses("GrowableBuffer::shrink", move || at_once(shrinks.shrink(0)));
+    list.answers("GrowableBuffer::reserved_len", move || {
+        let whole = (borrowed.reserved_len(), borrowed.committed_bytes());
+        (whole, borrowed.view_mut().len(), borrowed.slice_mut(..1).map(|part| part.len()))
+    });
     #[cfg(target_os = "linux")]
     {
         let (d, descriptors) = (device.clone(), shared_buffer.descriptors()?);

@@ -10,6 +10,7 @@
 //! | kept | in a stream's block cache |
 //! | leaked | the driver refused its free, or nobody knows when its use ends; permanent |
 //! | shared | made with a descriptor, for other processes as well: beside the pool |
+//! | committed | of buffers that grow in place: beside the pool |
 //!
 //! | transition | from | to |
 //! |---|---|---|
@@ -24,6 +25,8 @@
 //! | [`leak`](Account::leak) | pending | leaked |
 //! | [`share`](Account::share) | fresh | shared |
 //! | [`unshare`](Account::unshare) | shared | nowhere: unmapped here |
+//! | [`commit`](Account::commit) | fresh | committed |
+//! | [`uncommit`](Account::uncommit) | committed | nowhere: unmapped |
 //!
 //! Budgets ([`reservations`](super::reservations)) are promises, and no places: what is left of them is for their allocations alone. Those
 //! may have what is pending and kept as well, as far as the device may wait.
@@ -36,10 +39,10 @@
 //! | [`shrink`](Account::shrink) | makes a budget smaller, down to nothing |
 //!
 //! # Invariants
-//! 1. `allocated + pending + kept + leaked + shared` never exceeds the limit: only a claim and `share` raise it
+//! 1. `allocated + pending + kept + leaked + shared + committed` never exceeds the limit: only a claim, `share` and `commit` raise it
 //!    (`no_transition_exceeds_the_limit`).
 //! 2. Nothing is counted twice or lost (`every_byte_is_in_one_place`).
-//! 3. `allocated + leaked + shared` and what is left of budgets never exceed the limit together, but by leaks: an allocation that draws fits
+//! 3. `allocated + leaked + shared + committed` and what is left of budgets never exceed the limit together, but by leaks: an allocation that draws fits
 //!    once enough of what is pending and kept was taken over (`budgets_are_kept`).
 #![forbid(unsafe_code)]
 
@@ -71,17 +74,25 @@ pub struct Figures {
     pub leaked: u64,
     /// Bytes that were made here for other processes as well.
     pub shared: u64,
+    /// Bytes of buffers that grow in place.
+    pub committed: u64,
     /// Bytes of other processes that are mapped here: theirs, so no part of the limit.
     pub imported: u64,
     /// Buffers alive.
     pub buffers: u64,
     /// What is left of budgets, some of it perhaps in memory that is pending or kept.
     pub budgeted: u64,
-    /// The most that `allocated + pending` ever was.
+    /// The most that `allocated + committed + pending` ever was.
     pub used_peak: u64,
 }
 
 impl Figures {
+    /// Memory of buffers, of both kinds.
+    #[inline]
+    pub fn of_buffers(&self) -> u64 {
+        self.allocated + self.committed
+    }
+
     /// All memory that the pool gave out.
     #[inline]
     pub fn held(&self) -> u64 {
@@ -165,8 +176,8 @@ impl Account {
 
     /// The memory that does not come back by itself.
     fn taken(&self) -> u64 {
-        let Figures { allocated, leaked, shared, .. } = self.figures;
-        allocated + leaked + shared
+        let Figures { allocated, leaked, shared, committed, .. } = self.figures;
+        allocated + leaked + shared + committed
     }
 
     /// How much is missing for a block, after this much was taken over; all of it, if taking over does not help.
@@ -223,9 +234,9 @@ impl Account {
         if self.is_strict { most.min(self.fresh(None).saturating_sub(beyond)) } else { most }
     }
 
-    /// How much [`reserve`](Self::reserve) could ever have.
-    pub fn reservable(&self, within_reach: u64) -> u64 {
-        self.limit.min(within_reach).saturating_sub(self.figures.leaked)
+    /// How much [`reserve`](Self::reserve) could ever have of a device with so much memory.
+    pub fn reservable(&self, total: u64) -> u64 {
+        self.limit.min(total).saturating_sub(self.figures.leaked)
     }
 
     /// Makes a budget smaller.
@@ -329,6 +340,21 @@ impl Account {
         self.version += 1;
     }
 
+    /// Counts memory beside the pool for a buffer that grows. False, and nothing happens, if that would exceed the limit.
+    #[must_use]
+    pub fn commit(&mut self, bytes: u64) -> bool {
+        let fits = bytes <= self.room(None);
+        self.figures.committed += if fits { bytes } else { 0 };
+        fits
+    }
+
+    /// That memory is not there any more.
+    pub fn uncommit(&mut self, bytes: u64) {
+        self.peak();
+        self.figures.committed -= bytes;
+        self.version += 1;
+    }
+
     /// Counts memory of another process.
     pub fn import(&mut self, bytes: u64) {
         self.figures.imported += bytes;
@@ -345,7 +371,8 @@ impl Account {
     }
 
     fn used_peak(&self) -> u64 {
-        self.figures.used_peak.max(self.figures.allocated + self.figures.pending)
+        let Figures { allocated, committed, pending, used_peak, .. } = self.figures;
+        used_peak.max(allocated + committed + pending)
     }
 }
 

@@ -16,6 +16,7 @@ enum Place {
     Kept,
     Leaked,
     Shared,
+    Committed,
 }
 
 #[derive(Clone, Debug)]
@@ -32,6 +33,8 @@ enum Step {
     FailToAllocate(u64, usize),
     Share(u64),
     Unshare(usize),
+    Commit(u64),
+    Uncommit(usize),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -47,6 +50,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (1..40_u64, 0..3_usize).prop_map(|(size, taken)| Step::FailToAllocate(size, taken)),
         1 => (0..60_u64).prop_map(Step::Share),
         1 => (0..9_usize).prop_map(Step::Unshare),
+        1 => (0..60_u64).prop_map(Step::Commit),
+        1 => (0..9_usize).prop_map(Step::Uncommit),
     ]
 }
 
@@ -122,6 +127,13 @@ impl Twins {
                 self.blocks.extend(fits.then_some((Place::Shared, 512 * size)));
             }
             Step::Unshare(nth) => self.walk(Place::Shared, nth, None, Account::unshare),
+            Step::Commit(size) => {
+                let held = self.blocks.iter().map(|block| block.1).sum::<u64>();
+                let fits = held + 512 * size <= LIMIT;
+                assert_eq!(self.account.commit(512 * size), fits);
+                self.blocks.extend(fits.then_some((Place::Committed, 512 * size)));
+            }
+            Step::Uncommit(nth) => self.walk(Place::Committed, nth, None, Account::uncommit),
             Step::Keep(nth) => {
                 self.walk(Place::Allocated, nth, Some(Place::Kept), |account, size| {
                     account.keep(size, None)
@@ -152,7 +164,9 @@ impl Twins {
     }
 
     fn look_at_the_peak(&mut self) {
-        self.peak = self.peak.max(self.sum(Place::Allocated) + self.sum(Place::Pending));
+        self.peak = self.peak.max(
+            self.sum(Place::Allocated) + self.sum(Place::Committed) + self.sum(Place::Pending),
+        );
     }
 }
 
@@ -171,7 +185,7 @@ proptest! {
     fn no_transition_exceeds_the_limit(steps in prop::collection::vec(step(), 1..size(80))) {
         each_step(&steps, |twins| {
             let figures = twins.account.figures();
-            let held = figures.held() + figures.shared;
+            let held = figures.held() + figures.shared + figures.committed;
             assert!(held <= LIMIT, "{figures:?}");
             assert_eq!(twins.account.room(None), LIMIT - held);
         });
@@ -181,15 +195,15 @@ proptest! {
     fn every_byte_is_in_one_place(steps in prop::collection::vec(step(), 1..size(80))) {
         each_step(&steps, |twins| {
             let figures = twins.account.figures();
-            let Figures { allocated, pending, kept, leaked, shared, .. } = figures;
-            let ours = [allocated, pending, kept, leaked, shared];
-            use Place::{Allocated, Kept, Leaked, Pending, Shared};
-            let places = [Allocated, Pending, Kept, Leaked, Shared];
+            let Figures { allocated, pending, kept, leaked, shared, committed, .. } = figures;
+            let ours = [allocated, pending, kept, leaked, shared, committed];
+            use Place::{Allocated, Committed, Kept, Leaked, Pending, Shared};
+            let places = [Allocated, Pending, Kept, Leaked, Shared, Committed];
             assert_eq!(ours, places.map(|place| twins.sum(place)));
             let buffers = twins.blocks.iter().filter(|block| block.0 == Place::Allocated).count();
             assert_eq!(figures.buffers, buffers as u64);
             assert_eq!(figures.used_peak, twins.peak);
-            assert_eq!(twins.account.most(None), LIMIT - allocated - leaked - shared);
+            assert_eq!(twins.account.most(None), LIMIT - allocated - leaked - shared - committed);
         });
     }
 
