@@ -38,7 +38,7 @@ ARCHITECTURE = "compute_60"
 # What these use is not in older GPUs: there, loading them fails and nothing else does.
 ARCHITECTURES = {"cluster_sum": "compute_90"}
 # Loaded whenever a GPU is opened: as machine code too, so that nobody waits for the driver's compiler.
-BINARIES = {name: ["sm_70", "sm_80", "sm_90"] for name in ("copy_rows", "fill_bytes")}
+BINARIES = {name: ["sm_70", "sm_80", "sm_90"] for name in ("copy_pieces", "copy_rows", "fill_bytes")}
 # Functions and no kernel: what the library puts into the text of kernels that it generates.
 FUNCTIONS = {"math"}
 

@@ -10,6 +10,7 @@
 //! | [`report`] | the outcome of lists and graphs, and why |
 //! | [`fill`] | new memory, and filling it |
 //! | [`transfer`] | copies of parts and rows |
+//! | [`pieces`] | copies of many pieces |
 //! | [`peer`] | copies between devices |
 //! | [`settle`] | what a batch may return, and when that is ready |
 //! | [`source`] | what can be uploaded |
@@ -20,6 +21,7 @@ mod finish;
 pub(crate) mod graph_list;
 mod launch;
 pub(crate) mod peer;
+pub(crate) mod pieces;
 pub(crate) mod queue;
 pub(crate) mod region;
 pub(crate) mod report;

@@ -19,8 +19,9 @@ use std::sync::Arc;
 use self::home::Home;
 use self::loss::Loss;
 use crate::backend::{Backend, DeviceKind};
-use crate::error::Result;
 use crate::error::refused::Here;
+use crate::error::{ErrorDetail, Result};
+use crate::memory::host_slab::HostSlab;
 use crate::memory::pinned::{PinnedBuffer, PinnedFlag};
 use crate::memory::{Element, MemoryInfo};
 use crate::op::join::join_all;
@@ -163,6 +164,22 @@ impl Device {
         self.home.crew.offload(line, Unwanted::IsLeft, zeroed).await?
     }
 
+    /// Takes pinned host memory from the device's pool, in `blocks` blocks of `block_len` zeros each; see [`HostSlab`]. Zeroing more than 1 MiB and
+    /// growing the pool happen off the executor.
+    ///
+    /// # Errors
+    /// As [`pinned`](Self::pinned); [`ErrorDetail::TooLarge`], also of 2^32 blocks or more.
+    pub async fn host_slab<T: Element>(
+        &self,
+        blocks: usize,
+        block_len: usize,
+    ) -> Result<HostSlab<T>> {
+        let too_large = ErrorDetail::TooLarge { len: usize::MAX, element_bytes: size_of::<T>() };
+        let is_numbered = u32::try_from(blocks).is_ok();
+        let len = blocks.checked_mul(block_len).filter(|_| is_numbered).ok_or(too_large)?;
+        Ok(HostSlab::new(self.pinned_async(len).await?, block_len))
+    }
+
     /// Makes a word that the host and running kernels share; it begins as zero.
     ///
     /// # Blocking
@@ -204,7 +221,7 @@ impl Device {
         let engine = self.engine().clone();
         engine.check_health()?;
         offload(move || {
-            engine.graph_memory.give_up();
+            engine.memory.graphs.give_up();
             engine.flush();
             engine.backend.pool_trim(keep_bytes).map_err(|code| engine.refused(code))
         })
@@ -251,7 +268,7 @@ impl Device {
         role::check_driver("enabling peer access")?;
         let (home, other) = (self.home.clone(), other.engine().clone());
         home.engine.check_open()?;
-        if home.engine.id == other.id {
+        if home.engine.state.id == other.state.id {
             return Ok(true);
         }
         offload(move || home.reaches(&other)).await?
@@ -356,7 +373,7 @@ impl fmt::Display for Device {
 /// Handles of one opened device are equal; devices opened separately are not, even over one GPU.
 impl PartialEq for Device {
     fn eq(&self, other: &Self) -> bool {
-        self.engine().id == other.engine().id
+        self.engine().state.id == other.engine().state.id
     }
 }
 
@@ -364,7 +381,7 @@ impl Eq for Device {}
 
 impl Hash for Device {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.engine().id.hash(state);
+        self.engine().state.id.hash(state);
     }
 }
 

@@ -13,6 +13,7 @@ pub(crate) mod advice;
 mod codes;
 pub(crate) mod foreign;
 pub(crate) mod image;
+pub(crate) mod piece;
 pub(crate) mod refused;
 pub(crate) mod reservation;
 pub(crate) mod shared;
@@ -27,6 +28,7 @@ use admitter::Admitter;
 use advice::{MemoryAdvice, leaked_suffix, operation, refused_suffix, shared_suffix, within};
 use foreign::ForeignError;
 use image::{ImageProblem, ParamLayout};
+use piece::PieceProblem;
 use reservation::ReservationProblem;
 use shared::SharedProblem;
 use tensor::TensorProblem;
@@ -306,6 +308,14 @@ pub enum ErrorDetail {
     /// Two lengths that must agree do not (both in elements).
     #[error("{op}: the source has {source_len} elements, the destination {destination_len}")]
     LengthMismatch { op: &'static str, source_len: usize, destination_len: usize },
+    /// A piece of a copy of many pieces cannot be copied with the others; `piece` is its number, from 0.
+    #[error("{op}: piece {piece}: {problem}")]
+    BadPiece { op: &'static str, piece: usize, problem: PieceProblem },
+    /// A block of a slab was asked for twice, to be written: as number `first` and number `second` of a list.
+    #[error(
+        "block {block} is in the list twice, at {first} and {second}: it can be borrowed for writing once"
+    )]
+    RepeatedBlock { block: u32, first: usize, second: usize },
     /// An argument's length (in elements) is not the one that the operation or its plan requires.
     #[error("{op}: {what} has {found} elements, expected {expected}")]
     WrongLength { op: &'static str, what: &'static str, expected: usize, found: usize },
@@ -686,6 +696,8 @@ impl ErrorDetail {
             | D::BadMemory { .. }
             | D::BadTensor { .. }
             | D::LengthMismatch { .. }
+            | D::BadPiece { .. }
+            | D::RepeatedBlock { .. }
             | D::OutOfBounds { .. }
             | D::WrongLength { .. }
             | D::LiteralOutOfRange { .. }

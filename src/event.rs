@@ -197,7 +197,7 @@ impl Event {
             }
         }
         let (engine, other) = (&self.inner.engine, &start.inner.engine);
-        if other.id != engine.id {
+        if other.state.id != engine.state.id {
             return Err(wrong_device("the start event", engine, other));
         }
         match (&begin.time, &end.time) {
@@ -252,7 +252,11 @@ impl Event {
 
     pub(crate) fn check_device(&self, engine: &Engine) -> Result<()> {
         let own = &self.inner.engine;
-        if engine.id == own.id { Ok(()) } else { Err(wrong_device("the event", engine, own)) }
+        if engine.state.id == own.state.id {
+            Ok(())
+        } else {
+            Err(wrong_device("the event", engine, own))
+        }
     }
 
     /// Its record as a graph node; none if it is not timed.
@@ -264,7 +268,7 @@ impl Event {
         if let Some(node) = node.get() {
             return Ok(Some(node));
         }
-        let event = engine.timed_event().map_err(|code| engine.refused(code))?;
+        let event = engine.pools.timed_event().map_err(|code| engine.refused(code))?;
         Ok(Some(node.get_or_init(|| EventNode::new(event))))
     }
 
@@ -281,10 +285,13 @@ impl Event {
                 shared.observer.get_or_init(|| stream)
             }
         };
-        let ticket =
-            submit(stream, Location::caller(), &mut Footprint::new("event"), 1, &mut |raw| {
-                Ok(raw.wait_shared(&shared.event)?)
-            })?;
+        let ticket = submit(
+            stream,
+            Location::caller(),
+            (&mut Footprint::new("event"), true),
+            1,
+            &mut |raw| Ok(raw.wait_shared(&shared.event)?),
+        )?;
         Ok(Op::pending(stream, ticket, HostValue::here(())))
     }
 

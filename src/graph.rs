@@ -118,7 +118,7 @@ use slots::{GraphArgs, GraphSlots, Passed, Seal};
 /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
 /// ```
 pub struct Graph<S: GraphSlots> {
-    definition: Arc<dyn Draw<S>>,
+    definition: Arc<dyn Definition<S>>,
     /// The same.
     kept: Kept,
     engine: Arc<Engine>,
@@ -141,8 +141,8 @@ impl OnOneStream {
 }
 
 /// Writes a graph's list.
-trait Draw<S: GraphSlots>: Send + Sync {
-    fn draw(&self, queue: &Queue<'_>, slots: S::Of<'_>) -> Result<()>;
+trait Definition<S: GraphSlots>: Send + Sync {
+    fn record(&self, queue: &Queue<'_>, slots: S::Of<'_>) -> Result<()>;
 
     /// The other devices that it writes launches of.
     fn others(&self) -> &[Device] {
@@ -151,18 +151,18 @@ trait Draw<S: GraphSlots>: Send + Sync {
 }
 
 /// The graph's state and closure.
-struct Definition<State, F> {
+struct Closure<State, F> {
     state: State,
     closure: F,
 }
 
-impl<S, State, F> Draw<S> for Definition<State, F>
+impl<S, State, F> Definition<S> for Closure<State, F>
 where
     S: GraphSlots,
     State: Send + Sync,
     F: for<'a> Fn(&Queue<'_>, &State, S::Of<'a>) -> Result<()> + Send + Sync,
 {
-    fn draw(&self, queue: &Queue<'_>, slots: S::Of<'_>) -> Result<()> {
+    fn record(&self, queue: &Queue<'_>, slots: S::Of<'_>) -> Result<()> {
         (self.closure)(queue, &self.state, slots)
     }
 }
@@ -195,12 +195,12 @@ impl Device {
                 "the closure of a graph captures nothing: pass what it uses as the first argument of `graph`, or for a slot"
             );
         }
-        Graph::of(self, Definition { state, closure })
+        Graph::of(self, Closure { state, closure })
     }
 }
 
 impl<S: GraphSlots> Graph<S> {
-    fn of(device: &Device, definition: impl Draw<S> + 'static) -> Self {
+    fn of(device: &Device, definition: impl Definition<S> + 'static) -> Self {
         let definition = Arc::new(definition);
         let (engine, instances, report) = (device.engine().clone(), Arc::default(), Arc::default());
         Graph { kept: definition.clone(), definition, engine, instances, report }
@@ -249,7 +249,7 @@ impl<S: GraphSlots> Graph<S> {
         let instances = self.instances.lock();
         for (stream, on) in instances.iter().filter(|on| !on.is_gone()).enumerate() {
             let Some(instance) = on.instance.try_lock() else { continue };
-            first += instance.draw(&mut clusters, &format!("stream {stream}"), first);
+            first += instance.write_dot(&mut clusters, &format!("stream {stream}"), first);
         }
         report::dot(&clusters)
     }
@@ -259,10 +259,10 @@ impl<S: GraphSlots> Graph<S> {
         S::enter(&slots, &mut passed);
         role::check("submitting work").map_err(|error| self.refuse(&passed, error))?;
         let engine = queue.stream().engine();
-        if engine.id != self.engine.id {
+        if engine.state.id != self.engine.state.id {
             return Err(self.refuse(&passed, wrong_device(NAME, engine, &self.engine)));
         }
-        if queue.is_drawing() {
+        if queue.is_recording_graph() {
             return Err(self.refuse(&passed, ErrorDetail::NotInGraph { op: NAME.into() }.into()));
         }
         // Not under the instance's lock: what the list kept ends with it.
@@ -270,37 +270,37 @@ impl<S: GraphSlots> Graph<S> {
         let instance = self.instance(queue.handle());
         let submitted = {
             let mut instance = instance.lock();
-            match instance.is_drawn_for(&passed) {
+            match instance.is_recorded_for(&passed) {
                 true => Ok(self.submit(&mut instance, queue, &passed)),
-                false => Err((instance.release_memory(), instance.take_drawn())),
+                false => Err((instance.release_memory(), instance.take_recorded())),
             }
         };
-        let (released, mut drawn) = match submitted {
+        let (released, mut recorded) = match submitted {
             Ok(submitted) => return tell(queue, submitted?),
             Err(taken) => taken,
         };
         // Not under the lock, as the drop may free; and the closure may launch other graphs elsewhere.
         drop(released);
         let spans = passed.arrays.iter().map(|(span, _)| span);
-        let graph_list = GraphList::of(std::mem::take(&mut drawn.list), engine, spans);
+        let graph_list = GraphList::of(std::mem::take(&mut recorded.list), engine, spans);
         let recording = queue.recording(&graph_list);
-        let recorded = self.definition.draw(&recording, slots);
+        let closure = self.definition.record(&recording, slots);
         recording.release_last();
         let (list, shares, events) = graph_list.finish();
-        drawn.list = list;
-        if let Err(error) = recorded {
-            drawn.list.release();
-            let outdated = instance.lock().return_drawn(drawn);
+        recorded.list = list;
+        if let Err(error) = closure {
+            recorded.list.release();
+            let outdated = instance.lock().return_recorded(recorded);
             drop((outdated, shares));
             return Err(self.refuse(&passed, error));
         }
         // The closure continued after a failed launch: the next one fails as well.
         let is_whole = !has_failed(&passed);
-        let drawn = Instance::new(drawn, events, &passed, is_whole);
+        let recorded = Instance::new(recorded, events, &passed, is_whole);
         let outdated;
         let submitted = {
             let mut instance = instance.lock();
-            outdated = drawn.replaces(&mut instance);
+            outdated = recorded.replaces(&mut instance);
             self.submit(&mut instance, queue, &passed)
         };
         drop((outdated, shares));
@@ -345,7 +345,7 @@ impl<S: GraphSlots> Graph<S> {
         stream.has(weak);
         let weak: Weak<dyn KeepsMemory> = Arc::<Mutex<Instance>>::downgrade(&instance);
         for engine in self.definition.others().iter().map(Device::engine).chain([&self.engine]) {
-            engine.graph_memory.enter(weak.clone());
+            engine.memory.graphs.enter(weak.clone());
         }
         drop(gone);
         instance

@@ -170,6 +170,7 @@ impl<T: Element> GrowableBuffer<T> {
         let range = self.range();
         let to = range.in_steps(len as u64 * size_of::<T>() as u64);
         if to > self.committed {
+            range.want(to);
             // Without streams there is no device any more.
             let stream = self.stream.upgrade().ok_or_else(|| engine.closed())?;
             on_errands(&engine, move || range.commit(&stream, to)).await?;
@@ -208,11 +209,12 @@ impl<T: Element> GrowableBuffer<T> {
         let in_use = self.buffer.cut_off();
         let range = self.range();
         let to = range.in_steps(in_use);
-        // From here on a growth waits for its turn behind this.
+        // From here on a growth commits it again.
         self.committed = self.committed.min(to);
+        range.want(self.committed);
         on_errands(&engine, move || {
             // SAFETY: `cut_off` found no use behind it, and there can be no new one: operations use views, which end in front of it until a
-            // growth has committed it again.
+            // growth has wanted and committed it again.
             unsafe { range.decommit(to) }
         })
         .await
@@ -265,5 +267,27 @@ impl<T: Element> Writable<T> for GrowableBuffer<T> {
 impl<T> fmt::Debug for GrowableBuffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "GrowableBuffer({:?} of {})", self.buffer, self.reserved_len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::device::Device;
+    use crate::memory::range::AddressRange;
+
+    /// A shrink whose errand comes behind that of the growth after it.
+    #[test]
+    fn a_late_shrink_takes_nothing() {
+        let device = Device::host();
+        let stream = device.default_stream().state().clone();
+        let range = AddressRange::reserve(device.engine(), 8 << 20).expect("addresses");
+        range.want(4 << 20);
+        range.commit(&stream, 4 << 20).expect("memory");
+        range.want(0);
+        range.want(2 << 20);
+        range.commit(&stream, 2 << 20).expect("memory");
+        // SAFETY: nobody uses it.
+        assert_eq!(unsafe { range.decommit(0) }.expect("a step"), 2 << 20);
+        assert_eq!(range.committed(), 2 << 20);
     }
 }

@@ -109,7 +109,7 @@ impl Stream {
                     partition: (info.green != 0)
                         .then_some(RawPartition { green: info.green, context: 0 }),
                 };
-                partition = engine.partitions.share_of(info.green);
+                partition = engine.shares.partitions.share_of(info.green);
                 (raw, options, "adopted")
             }
         };
@@ -148,7 +148,7 @@ impl Stream {
     /// ```
     #[must_use]
     pub unsafe fn lend_raw(&self) -> StreamLoan {
-        self.state().sharing().begin();
+        self.state().driver.sharing().begin();
         StreamLoan { stream: self.clone() }
     }
 
@@ -167,8 +167,8 @@ impl Stream {
     /// destroys the stream, and nobody captures it into a graph while this crate puts work on it.
     #[must_use]
     pub unsafe fn as_raw(&self) -> u64 {
-        self.state().sharing().for_good();
-        self.state().raw().0
+        self.state().driver.sharing().for_good();
+        self.state().driver.raw().0
     }
 }
 
@@ -183,13 +183,13 @@ impl StreamLoan {
     /// Returns the handle, a `CUstream` as a number.
     #[must_use]
     pub fn handle(&self) -> u64 {
-        self.stream.state().raw().0
+        self.stream.state().driver.raw().0
     }
 }
 
 impl Drop for StreamLoan {
     fn drop(&mut self) {
-        self.stream.state().sharing().end();
+        self.stream.state().driver.sharing().end();
     }
 }
 

@@ -31,6 +31,7 @@ pub(crate) mod plain;
 pub(crate) mod rows;
 pub(crate) mod signature;
 pub(crate) mod source;
+pub(crate) mod table;
 pub(crate) mod untyped;
 mod values;
 
@@ -259,7 +260,7 @@ impl<S: Signature> Kernel<S> {
         let ArgList { block, footprint, waits } = &mut list;
         footprint.launches(&core.name);
         let engine = queue.stream().engine();
-        if core.engine.id != engine.id {
+        if core.engine.state.id != engine.state.id {
             return Err(footprint.poison(wrong_device("the kernel", engine, &core.engine)));
         }
         let config = match config {
@@ -272,12 +273,12 @@ impl<S: Signature> Kernel<S> {
             .and_then(|()| core.check_resident(&config, queue.stream()))
             .map_err(|error| footprint.poison(error))?;
         if *waits {
-            footprint.may_be_held_up();
+            footprint.may_be_held_up = true;
         }
         // ORDERING: Relaxed, here and below: a hint.
         if !core.launched.load(Ordering::Relaxed) {
             core.launched.store(true, Ordering::Relaxed);
-            footprint.may_block();
+            footprint.may_block = true;
         }
         let shape = LaunchShape {
             cooperative: config.is_cooperative(),

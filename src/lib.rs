@@ -41,6 +41,7 @@
 //! | [`DeviceBuffer`], [`View`], [`ViewMut`] | memory on the device, and ranges of it |
 //! | [`View2`], [`ViewMut2`], [`Copy2d`] | rows and columns |
 //! | [`PinnedBuffer`], [`Mapped`], [`PinnedFlag`] | host memory that the device copies at full speed, or uses in place |
+//! | [`DeviceSlab`], [`HostSlab`], [`Stream::copy_many`] | memory in blocks of one size, and copies of many pieces |
 //! | [`Stream::upload_staged`], [`Stream::download_staged`] | large ordinary memory, off the executor |
 //! | [`GrowableBuffer`] | memory that grows and shrinks in place |
 //! | [`Frozen`] | memory that many streams read |
@@ -51,6 +52,7 @@
 //! | item | for |
 //! |---|---|
 //! | [`kernel!`](crate::kernel!) | a kernel of your own: types, preconditions, code, a twin for the CPU |
+//! | [`DeviceSlab::naming`], [`BlockTable`] | kernels that find blocks of memory by indices or addresses |
 //! | [`Kernel`], [`Module`] | kernels that are found at run time |
 //! | [`Module::compile`], [`CudaSource`] | CUDA C++ compiled at run time |
 //! | [`LaunchConfig`], [`Occupancy`] | a geometry, and one that fills the device |
@@ -173,6 +175,7 @@ pub use half;
 pub use tower_service;
 
 pub use backend::{DeviceKind, Grid, KernelAttributes};
+pub use batch::pieces::CopyBy;
 pub use batch::queue::Queue;
 pub use batch::region::Region;
 pub use batch::report::{ListOutcome, ListReport, OpSite, Report};
@@ -189,6 +192,7 @@ pub use error::admitter::{Admitter, AdmitterKind};
 pub use error::advice::MemoryAdvice;
 pub use error::foreign::ForeignError;
 pub use error::image::{ImageProblem, ParamLayout};
+pub use error::piece::PieceProblem;
 pub use error::refused::Refused;
 pub use error::reservation::ReservationProblem;
 pub use error::shared::SharedProblem;
@@ -224,15 +228,20 @@ pub use kernel::signature::{
     Arg, Args, Flag, In, InOut, Len, Out, Param, Signature, TwinFn, Value,
 };
 pub use kernel::source::CudaSource;
+pub use kernel::table::{
+    BlockSlices, BlockSlicesMut, BlockTable, BlockTableMut, InOutTable, InTable, TableShape,
+};
 pub use kernel::{Kernel, LaunchOn};
 pub use memory::buffer::DeviceBuffer;
 pub use memory::chunks::{Chunks, ChunksMut};
 pub use memory::copy_2d::Copy2d;
 pub use memory::frozen::Frozen;
+pub use memory::host_slab::HostSlab;
 pub use memory::mapped::Mapped;
 pub use memory::pinned::{PinnedBuffer, PinnedFlag};
 pub use memory::raw_slice::RawSlice;
 pub use memory::reclaim::pressure::Pressure;
+pub use memory::slab::{DeviceSlab, NamedBlocks, NamedBlocksMut};
 pub use memory::view::{Extent, Readable, View, ViewMut, Writable};
 pub use memory::view_2d::{Shape2, View2, ViewMut2};
 pub use memory::{Element, MemoryInfo, Number};
@@ -269,7 +278,7 @@ pub mod __private {
     pub use crate::kernel::declared::{Code, CudaCode, Declaration, Declared, erase};
     pub use crate::kernel::integers::{
         ArrayLen, AsUnsigned, FitInteger, FitValue, Named, NamedAny, NamedInteger, NamedValue,
-        RowsLen, evaluate, evaluate_all, fit, none,
+        RowsLen, TableLen, evaluate, evaluate_all, fit, none,
     };
     pub use crate::kernel::plain::{Plain, Proof, element, proof};
 }

@@ -11,6 +11,7 @@
 //! | `AddressRange` | reserved addresses, which get memory step by step |
 //! | [`PinnedBuffer`](pinned::PinnedBuffer) | host memory that the device copies at full speed |
 //! | [`Mapped`](mapped::Mapped) | pinned memory that kernels use in place |
+//! | [`DeviceSlab`](slab::DeviceSlab), [`HostSlab`](host_slab::HostSlab) | device memory and pinned memory in blocks, tracked by block |
 //! | [`Room`](pageable::Room) | a `Vec` that several threads fill |
 //! | [`PinnedFlag`](pinned::PinnedFlag) | a word that the host and a running kernel share |
 
@@ -20,6 +21,8 @@ pub(crate) mod buffer;
 pub(crate) mod chunks;
 pub(crate) mod copy_2d;
 pub(crate) mod frozen;
+pub(crate) mod grouped;
+pub(crate) mod host_slab;
 pub(crate) mod mapped;
 pub(crate) mod pageable;
 pub(crate) mod pinned;
@@ -29,6 +32,7 @@ pub(crate) mod raw_slice;
 pub(crate) mod reclaim;
 #[cfg(target_os = "linux")]
 pub(crate) mod shared_memory;
+pub(crate) mod slab;
 pub(crate) mod untracked;
 pub(crate) mod view;
 pub(crate) mod view_2d;
@@ -108,11 +112,11 @@ pub struct MemoryInfo {
 impl MemoryInfo {
     pub(crate) fn of(engine: &Engine) -> Result<MemoryInfo> {
         // Work that nothing waits for may have freed memory: this finds out.
-        engine.streams().iter().for_each(|stream| stream.ask_after_all());
+        engine.registry.streams().iter().for_each(|stream| stream.ask_after_all());
         let reach = Reach::of(engine)?;
         engine.collect_freed();
         let (figures, room) = {
-            let account = engine.account.lock();
+            let account = engine.memory.account.lock();
             (account.figures(), account.room(None))
         };
         Ok(MemoryInfo {
@@ -125,7 +129,7 @@ impl MemoryInfo {
             shared_bytes: figures.shared,
             imported_bytes: figures.imported,
             budgeted_bytes: figures.budgeted,
-            partitions_bytes: engine.partitions.bytes(),
+            partitions_bytes: engine.shares.partitions.bytes(),
             used_bytes: figures.of_buffers() + figures.pending,
             used_peak_bytes: figures.used_peak,
             reserved_bytes: reach.pool.reserved,
@@ -184,7 +188,7 @@ impl Reach {
 
     /// [`bytes`](Self::bytes) with the memory beside the pool.
     pub(crate) fn bytes_beside(&self, engine: &Engine) -> u64 {
-        let Figures { shared, committed, .. } = engine.account.lock().figures();
+        let Figures { shared, committed, .. } = engine.memory.account.lock().figures();
         self.bytes() + shared + committed
     }
 
@@ -214,7 +218,7 @@ impl Reach {
             advice: match prospect {
                 Prospect::Fits => MemoryAdvice::TryAgain,
                 Prospect::Later(_) => MemoryAdvice::Reclaim,
-                Prospect::Never if engine.loans.open() > 0 => MemoryAdvice::EndLoans,
+                Prospect::Never if engine.memory.loans.open() > 0 => MemoryAdvice::EndLoans,
                 Prospect::Never => MemoryAdvice::DropBuffers,
             },
             driver_refused: *driver_refused,

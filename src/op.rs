@@ -17,6 +17,7 @@
 mod asleep;
 pub(crate) mod freeze;
 pub(crate) mod host_fn;
+mod host_slab;
 pub(crate) mod join;
 pub(crate) mod map;
 pub(crate) mod mapped;

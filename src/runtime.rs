@@ -7,7 +7,7 @@
 //! | [`engine`] | one device |
 //! | [`poller`], [`attention`] | a device's thread, and how it is notified |
 //! | [`exit`] | stops the pollers at the end of the process |
-//! | [`event_pool`], [`words`], [`doorbell`] | events, and the other ways to learn of a completion |
+//! | [`event_pool`], [`words`], [`doorbell`] | events and markers, and the other ways to learn of a completion |
 //! | [`registry`], [`loans`] | the streams of a device; its loans to other libraries |
 //! | [`clock`], [`deadlines`] | a device's time, and the moments of it that tasks wait for |
 //! | [`coop`] | how a task yields |
@@ -16,7 +16,7 @@
 //! | [`graph_budget`], [`graph_memory`] | the number of compiled graphs; memory that graphs can release |
 //! | [`tracer`], [`traced_op`], [`device_clock`] | the log of operations, its entries, and device times on the host's clock |
 //! | [`counted`], [`weak_list`] | a list whose length needs no lock; a list of weak references |
-//! | [`late_work`], [`marker`] | work that can fail when it runs; a point with its event |
+//! | [`late_work`] | work that can fail when it runs |
 //!
 //! Freed memory is in [`reclaim`](crate::memory::reclaim), the thread that drops users' values in [`reaper`](crate::thread::reaper).
 //!
@@ -37,7 +37,6 @@ pub(crate) mod graph_budget;
 pub(crate) mod graph_memory;
 pub(crate) mod late_work;
 pub(crate) mod loans;
-pub(crate) mod marker;
 pub(crate) mod partitions;
 pub(crate) mod poller;
 pub(crate) mod progress;
@@ -59,7 +58,7 @@ pub(crate) type Progress = self::progress::Progress<StreamState>;
 /// A point on a stream.
 pub(crate) type Point = gpu_await_protocol::point::Point<Arc<Progress>>;
 /// The same, with an event if one is at hand.
-pub(crate) type MarkedPoint = self::marker::MarkedPoint<Arc<Progress>>;
+pub(crate) type MarkedPoint = self::event_pool::MarkedPoint<Arc<Progress>>;
 /// A retired value, and the streams that use it.
 pub(crate) type Retired = crate::memory::reclaim::retired::Retired<StreamState>;
 /// Streams that use something, each with its last ticket.

@@ -218,7 +218,7 @@ impl<T: Element> SharedBuffer<T> {
         role::check_driver("sealing shared memory")?;
         let SharedBuffer { buffer, mapping, info, descriptors } = self;
         let engine = device.engine().clone();
-        if buffer.memory().engine().id != engine.id {
+        if buffer.memory().engine().state.id != engine.state.id {
             let (expected, found) =
                 (engine.label().to_owned(), buffer.memory().engine().label().to_owned());
             return Err(

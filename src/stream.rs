@@ -26,6 +26,7 @@ use crate::memory::pinned::PinnedBuffer;
 use crate::memory::reclaim::allowance::Allowance;
 use crate::op::{HostValue, Op};
 use crate::runtime::coop;
+use crate::runtime::progress::PointStream;
 use crate::runtime::stream_state::{StreamHandle, StreamState};
 use crate::runtime::{Engine, MarkedPoint};
 use crate::submit::of_dependency;
@@ -216,14 +217,14 @@ impl Stream {
     #[track_caller]
     pub fn fork(&self, n: usize) -> Result<Vec<Stream>> {
         role::check("submitting work").here()?;
-        if self.state.is_confined_by_others() {
+        if self.state.driver.is_confined_by_others() {
             let what = "a fork of a stream that another library confined";
             let device = self.engine().label().to_owned();
             return Err(ErrorDetail::Unsupported { what, device }.into()).here();
         }
-        let partition = self.state.partition();
+        let partition = self.state.driver.partition();
         let branch = |_| {
-            let (engine, options) = (self.engine(), self.state.options());
+            let (engine, options) = (self.engine(), self.state.driver.options());
             let stream = StreamState::open_in(engine, partition.cloned(), options, None)?;
             let branch = Stream::new(stream, self.home.clone());
             Ok(Stream { allowance: self.allowance.clone(), ..branch })
@@ -340,7 +341,7 @@ impl Stream {
     /// Returns the stream's priority: lower numbers go first; 0 where the device has none.
     #[must_use]
     pub fn priority(&self) -> i32 {
-        self.state.options().priority
+        self.state.driver.options().priority
     }
 
     /// Asks the driver whether the stream ignores the [legacy default stream](crate::Device::legacy_stream).
@@ -351,13 +352,15 @@ impl Stream {
     /// # Source
     /// `cuStreamGetFlags`.
     pub fn is_non_blocking(&self) -> Result<bool> {
-        self.state.is_blocking().map(|blocking| !blocking)
+        role::check("asking how a stream was made")?;
+        let blocking = self.state.driver.is_blocking(&*self.engine().backend);
+        blocking.map(|blocking| !blocking).map_err(|code| self.state.refused(code))
     }
 
     /// Returns the stream's name, if it was given one.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
-        self.state.name()
+        self.state.driver.name()
     }
 
     /// Takes a pinned host buffer of `len` zeros from the device's pool.
@@ -426,7 +429,7 @@ impl Stream {
     #[track_caller]
     pub(crate) fn mark_timed(&self) -> Result<MarkedPoint> {
         let at = self.queue_of_one().mark_in_queue("record_timed", true)?;
-        self.state.release(at.point.ticket);
+        self.state.progress().release(at.point.ticket);
         Ok(at)
     }
 

@@ -57,8 +57,9 @@ pub(crate) use self::graph::{CompiledGraph, GraphCell, Kept};
 pub use self::kernel_chain::{KernelChain, is_captured, partition_of};
 pub(crate) use self::lent::SubmitError;
 pub(crate) use self::list::{LaunchEntry, List, ListShape};
-pub(crate) use self::listed::{draw, is_plain, submit_in_front, submit_listed};
+pub(crate) use self::listed::{record, submit_in_front, submit_listed};
 pub(crate) use self::memory_kernels::MemoryKernels;
+pub(crate) use self::memory_kernels::pieces::{FEW, PieceWords};
 pub(crate) use self::name::Name;
 pub(crate) use self::open_uses::OpenUses;
 pub use self::outcome::WorkOutcome;
@@ -77,7 +78,7 @@ use crate::thread::role;
 pub(crate) type Calls<'c> = dyn FnMut(&Raw<'_>) -> std::result::Result<(), Refusal> + 'c;
 
 /// Puts an operation on `stream`; `calls` makes its driver calls, `commands` in number. Returns the
-/// operation's ticket. `at` is where the user submitted it.
+/// operation's ticket. `at` is where the user submitted it; the flag beside the footprint is what [`Footprint::is_plain`] says of it.
 ///
 /// # Errors
 /// See the table of the module.
@@ -85,7 +86,7 @@ pub(crate) type Calls<'c> = dyn FnMut(&Raw<'_>) -> std::result::Result<(), Refus
 pub(crate) fn submit(
     stream: &Arc<StreamState>,
     at: &'static Location<'static>,
-    footprint: &mut Footprint<'_>,
+    footprint: (&mut Footprint<'_>, bool),
     commands: u32,
     calls: &mut (impl FnMut(&Raw<'_>) -> std::result::Result<(), Refusal> + ?Sized),
 ) -> Result<u64, SubmitError> {
@@ -100,11 +101,11 @@ pub(crate) fn submit(
 fn submit_traced(
     stream: &Arc<StreamState>,
     at: &'static Location<'static>,
-    footprint: &mut Footprint<'_>,
+    footprint: (&mut Footprint<'_>, bool),
     commands: u32,
     calls: &mut (impl FnMut(&Raw<'_>) -> std::result::Result<(), Refusal> + ?Sized),
 ) -> Result<u64, SubmitError> {
-    match Traced::of(stream, footprint, at) {
+    match Traced::of(stream, footprint.0, at) {
         Some(traced) => submit_as(stream, at, footprint, commands, calls, traced),
         None => submit_as(stream, at, footprint, commands, calls, ()),
     }
@@ -114,7 +115,7 @@ fn submit_traced(
 fn submit_as<T: TracedAs>(
     stream: &Arc<StreamState>,
     at: &'static Location<'static>,
-    footprint: &mut Footprint<'_>,
+    (footprint, is_plain): (&mut Footprint<'_>, bool),
     commands: u32,
     calls: &mut (impl FnMut(&Raw<'_>) -> std::result::Result<(), Refusal> + ?Sized),
     traced: T,
@@ -124,18 +125,14 @@ fn submit_as<T: TracedAs>(
     if footprint.peers {
         footprint.enter_frozen_peers(engine);
     }
-    if stream.has_list() {
-        put_list_in_front(stream, footprint, at);
-    }
-    let ready = footprint.validate(engine).and_then(|()| footprint.find_edges(stream));
-    if let Err(error) = ready {
+    if let Err(error) = footprint.prepare(stream, is_plain) {
         return Err(footprint.poison(error).into());
     }
     let before = footprint.lent().len();
     let submitted = stream.with(|turn| {
         // A closing thread takes each stream's lock after setting the flag, and waits for the work submitted
         // before.
-        if engine.is_closed() && !footprint.ends_loan() {
+        if engine.ending.is_closed() && !footprint.ends_loan() {
             return Err(Refusal::Closed);
         }
         let ticket = turn.next_ticket();
@@ -155,7 +152,7 @@ fn submit_as<T: TracedAs>(
             })?;
         }
         for access in footprint.entered() {
-            access.memory.enter(&access.range, access.mode, turn.stream.progress(), ticket);
+            access.memory.enter(&access.order(), access.mode, turn.stream.progress(), ticket);
         }
         let raw = Raw::noting(turn, traced.note());
         traced.starts(&raw);
@@ -198,22 +195,27 @@ pub(crate) fn submit_nothing(
     at: &'static Location<'static>,
     footprint: &Footprint<'_>,
 ) -> Result<()> {
-    if stream.has_list() {
-        put_list_in_front(stream, footprint, at);
-    }
+    put_list_in_front(stream, footprint, at);
     footprint.validate(stream.engine())?;
     footprint.check_contents()
 }
 
-/// Puts the stream's open list on it before the operation checks its inputs: the driver may refuse the list, which poisons
-/// the list's outputs.
-#[cold]
-#[inline(never)]
-fn put_list_in_front(
+/// Puts the stream's open list on it, if there is one, before the operation checks its inputs: the driver may refuse the list, which
+/// poisons the list's outputs.
+#[inline]
+pub(crate) fn put_list_in_front(
     stream: &Arc<StreamState>,
     footprint: &Footprint<'_>,
     at: &'static Location<'static>,
 ) {
+    if stream.announced.has_list() {
+        put_list(stream, footprint, at);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn put_list(stream: &Arc<StreamState>, footprint: &Footprint<'_>, at: &'static Location<'static>) {
     if !role::may_call_driver() {
         return;
     }

@@ -217,7 +217,7 @@ impl Gate {
             let is_open = move || {
                 device.lost().is_some() || word.upgrade().is_none_or(|word| word.get() != 0)
             };
-            Closed::begin(home.engine.id, is_open)
+            Closed::begin(home.engine.state.id, is_open)
         });
         let timeout_ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         kernel.launch(stream, &word, timeout_ns).queued()?;
@@ -566,7 +566,7 @@ impl Stepper {
     /// Advances the device's clock beyond its steps: the runtime measures how long work takes by this clock.
     /// It stops at 292 years.
     pub fn advance(&self, by: Duration) {
-        self.device.engine().clock.advance(by);
+        self.device.engine().pacing.clock.advance(by);
     }
 
     /// Runs one command, on the `choose`-th of the streams whose next command is ready, modulo their number,
@@ -578,7 +578,7 @@ impl Stepper {
             return false;
         }
         let engine = self.device.engine();
-        engine.clock.advance(Stepper::STEP);
+        engine.pacing.clock.advance(Stepper::STEP);
         let ran = engine.backend.step(choose);
         self.sweep();
         ran
@@ -594,16 +594,16 @@ impl Stepper {
         let engine = self.device.engine();
         engine.check_health().ok();
         engine.mourn();
-        engine.clock.tell();
+        engine.pacing.clock.tell();
         let mut active = std::mem::take(&mut *self.active.lock());
-        engine.take_handed_over(&mut active);
-        engine.streams().iter().for_each(|stream| {
+        engine.registry.take_handed_over(&mut active);
+        engine.registry.streams().iter().for_each(|stream| {
             stream.sweep();
         });
         active.retain(|stream| !stream.deactivate());
         self.active.lock().append(&mut active);
         engine.sweep_retired(false);
-        engine.wake_reclaimers();
+        engine.memory.wake_reclaimers();
     }
 
     /// Places the markers that are due; true if that made something to run.
@@ -612,7 +612,7 @@ impl Stepper {
             return false;
         }
         let engine = self.device.engine();
-        engine.streams().iter().for_each(|stream| stream.press());
+        engine.registry.streams().iter().for_each(|stream| stream.press());
         engine.sweep_retired(true);
         self.step(0)
     }
@@ -644,10 +644,10 @@ impl Drop for Stepper {
         // Unrun commands are dropped at a point where no lock is held and no command runs.
         engine.backend.abandon();
         let backend = engine.backend.clone();
-        engine.let_go(Discarded(backend));
+        engine.background.let_go(Discarded(backend));
         // Streams keep their engine, and that keeps these.
-        engine.let_go_of_all();
+        engine.registry.let_go_of_all();
         // Its time stands still.
-        engine.clock.end();
+        engine.pacing.clock.end();
     }
 }

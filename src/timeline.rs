@@ -116,7 +116,7 @@ impl DeviceTimeline {
     pub fn snapshot(&self) -> Result<Trace> {
         role::check_driver("reading the timeline")?;
         let engine = &self.engine;
-        for stream in engine.streams() {
+        for stream in engine.registry.streams() {
             stream.sweep();
             engine.tracer.seen(stream.id(), stream.completed(), engine.now());
         }

@@ -23,6 +23,7 @@
 //! | `memory` | which pool memory comes from, and what is held of it under a limit |
 //! | `unwritten` | whether memory that is used again shows what was there |
 //! | `partitions` | what is split, where work of a partition runs, and what goes when |
+//! | `pieces` | what copies of many pieces call, and each of these calls failing |
 //! | `peers` | copies between GPUs, and handles of another one |
 //! | `libraries` | what is said where NVIDIA's libraries cannot be used |
 //! | `drops` | drops in any order, and the end of the process |
@@ -30,7 +31,7 @@
 #![cfg(all(feature = "cuda", target_os = "linux"))]
 
 /// Modules that a device loads for itself when it is opened.
-const OURS: i64 = 2;
+const OURS: i64 = 3;
 
 #[path = "under_test/eventually.rs"]
 mod eventually;
@@ -89,6 +90,8 @@ mod order;
 mod partitions;
 #[path = "driver_calls/peers.rs"]
 mod peers;
+#[path = "driver_calls/pieces.rs"]
+mod pieces;
 #[path = "driver_calls/replay.rs"]
 mod replay;
 #[path = "driver_calls/reservations.rs"]

@@ -12,6 +12,7 @@ use crate::memory::pinned::bytes_of;
 use crate::memory::reclaim::allowance::Allowance;
 use crate::memory::reclaim::claim::{Backoff, Claim};
 use crate::memory::reclaim::prospect::Prospect;
+use crate::memory::slab::DeviceSlab;
 use crate::memory::view::Writable;
 use crate::memory::{Element, MemoryInfo, Number, Reach};
 use crate::submit::{Footprint, Raw, Refusal, SubmitError};
@@ -52,6 +53,25 @@ impl<'s> Queue<'s> {
             }
             let fill = |raw: &Raw<'_>, ptr, bytes| Ok(raw.fill(ptr, zero, bytes)?);
             Ok(self.make(|| Footprint::new("zeros"), len, true, fill)?)
+        })
+    }
+
+    /// See [`Stream::slab`](crate::Stream::slab).
+    ///
+    /// # Errors
+    /// Out of device memory; a lost or closed device; in a graph.
+    #[track_caller]
+    pub fn slab<T: Element>(&self, blocks: usize, block_len: usize) -> Result<DeviceSlab<T>> {
+        self.verb(|| {
+            let element_bytes = size_of::<T>();
+            let too_large = ErrorDetail::TooLarge { len: usize::MAX, element_bytes };
+            let is_numbered = u32::try_from(blocks).is_ok();
+            let len = blocks.checked_mul(block_len).filter(|_| is_numbered).ok_or(too_large)?;
+            let zero = Pattern { bytes: [0; 16], len: 1 };
+            // Not in a recorded list, which would have a share of the memory.
+            let fill = |raw: &Raw<'_>, ptr, bytes| Ok(raw.fill(ptr, zero, bytes)?);
+            let memory = self.make(|| Footprint::new("slab"), len, true, fill)?;
+            Ok(DeviceSlab::new(memory, block_len))
         })
     }
 
@@ -158,7 +178,7 @@ impl<'s> Queue<'s> {
             footprint.makes(written);
             if bytes > block_cache::LARGEST {
                 // No block of that size is cached, and the driver's pool may have to grow.
-                footprint.may_block();
+                footprint.may_block = true;
             }
             footprint.claims(claim);
             let name = footprint.name();
@@ -189,7 +209,7 @@ impl<'s> Queue<'s> {
             // Once more, after dropping the claim's memory.
             Err(failed) if is_short(&failed) => {
                 drop(claim);
-                engine.account.lock().refuse(block(bytes));
+                engine.memory.account.lock().refuse(block(bytes));
                 return Err(self.out_of_memory(op(), bytes).into());
             }
             Err(failed) => return Err(failed),
@@ -210,9 +230,16 @@ impl<'s> Queue<'s> {
         MemoryInfo::out_of_memory(self.stream, op, bytes, self.budget())
     }
 
+    /// A queue whose allocations draw from that.
+    #[inline]
+    pub(crate) fn drawing_from(self, allowance: Option<&'s Arc<Allowance>>) -> Self {
+        Queue { draws: allowance, ..self }
+    }
+
     /// What allocations draw from: on a stream of another device not from this one's.
     fn allowance(&self) -> Option<&'s Arc<Allowance>> {
-        self.allowance.filter(|allowance| allowance.engine().id == self.stream.engine().id)
+        let here = self.stream.engine().state.id;
+        self.draws.filter(|allowance| allowance.engine().state.id == here)
     }
 
     fn budget(&self) -> Option<usize> {

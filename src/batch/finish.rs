@@ -38,7 +38,7 @@ impl Queue<'_> {
                 Op::at(points.reaching(self.stream, self.last.get()), value)
             }
             Err(error) => {
-                self.stream.release(self.last.get());
+                self.stream.progress().release(self.last.get());
                 Op::failed(error.called_at(self.at.get()))
             }
         }
@@ -52,7 +52,7 @@ impl Queue<'_> {
         match result {
             Ok(value) => self.finish(Ok(value)),
             Err(refused) => {
-                self.stream.release(self.last.get());
+                self.stream.progress().release(self.last.get());
                 Op::refused(refused.at_line(self.at.get()))
             }
         }

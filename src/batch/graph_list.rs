@@ -12,7 +12,7 @@ use crate::event::Event;
 use crate::memory::allocation::{Allocation, KeptByGraph};
 use crate::memory::view::Span;
 use crate::runtime::Engine;
-use crate::submit::{Footprint, KernelLaunch, LaunchEntry, List, SubmitError, draw};
+use crate::submit::{Footprint, KernelLaunch, LaunchEntry, List, SubmitError, record};
 
 /// Where launches are recorded before they are on the stream.
 #[derive(Clone, Copy)]
@@ -52,7 +52,7 @@ impl GraphList {
         let part = |span: &Span<'_>| (Arc::as_ptr(span.memory).addr(), span.range.clone());
         list.begin();
         let (list, passed) = (RefCell::new(list), passed.map(part).collect());
-        GraphList { list, home: home.id, passed, ..GraphList::default() }
+        GraphList { list, home: home.state.id, passed, ..GraphList::default() }
     }
 
     /// Writes a launch of a device down.
@@ -75,9 +75,9 @@ impl GraphList {
         };
         let (mut list, mut kept) = (self.list.borrow_mut(), self.kept.borrow_mut());
         let entry = LaunchEntry { at, is_barrier: self.barrier.replace(false) };
-        let mut is_across = engine.id != self.home;
-        draw(&mut list, engine, footprint, (launch, entry), |access, is_new| {
-            is_across |= access.memory.engine().id != self.home;
+        let mut is_across = engine.state.id != self.home;
+        record(&mut list, engine, footprint, (launch, entry), |access, is_new| {
+            is_across |= access.memory.engine().state.id != self.home;
             if is_new && !is_passed(access.memory, &access.range) {
                 let mut part = KeptByGraph::new(access.memory);
                 part.keep(&access.range);

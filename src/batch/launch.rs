@@ -17,7 +17,7 @@ use crate::event::Event;
 use crate::runtime::stream_state::StreamHandle;
 use crate::submit::{
     Calls, Footprint, KernelLaunch, MemoryKernels, Name, Raw, Recorder, Refusal, SubmitError,
-    capture, is_plain, submit_nothing,
+    capture, submit_nothing,
 };
 
 /// While it exists, operations put on the queue are parts of one verb. It has the line where the queue was opened.
@@ -57,7 +57,7 @@ impl<'s> Queue<'s> {
         stream: &'d Arc<StreamHandle>,
         home: &'d Arc<Home>,
     ) -> Queue<'d> {
-        let queue = Queue::new(stream, home, None, None, false).drawing_from(self.allowance);
+        let queue = Queue::new(stream, home, None, None, false).drawing_from(self.draws);
         Queue { writer, at: self.at.clone(), ..queue }
     }
 
@@ -97,7 +97,7 @@ impl<'s> Queue<'s> {
     }
 
     /// Whether its launches are the list of a graph.
-    pub(crate) fn is_drawing(&self) -> bool {
+    pub(crate) fn is_recording_graph(&self) -> bool {
         matches!(self.writer, Some(Writer::Graph(_)))
     }
 
@@ -204,7 +204,7 @@ impl<'s> Queue<'s> {
         let at = self.at.get();
         if !is_listed {
             let site = site(footprint.name(), at);
-            let outcome = match footprint.is_slow_to_submit() {
+            let outcome = match footprint.may_block {
                 true => ListOutcome::FirstLaunch(site),
                 false => ListOutcome::Unlisted(site),
             };
@@ -222,10 +222,7 @@ impl<'s> Queue<'s> {
             self.release_last();
         }
         let op = footprint.name();
-        let is_plain = !self.outcomes.is_used() && is_plain(footprint, self.stream);
-        if !is_plain {
-            self.outcomes.look(footprint);
-        }
+        let is_plain = self.look(footprint);
         let written = run.write((footprint, is_plain), launch, at);
         self.outcomes.enter(footprint, self.stream, &written, at);
         let ticket = self.note(written)?;
@@ -244,7 +241,7 @@ impl<'s> Queue<'s> {
 
     /// Captures work of another library for the list of the graph.
     #[cold]
-    pub(crate) fn draw_captured(
+    pub(crate) fn record_captured(
         &self,
         footprint: &mut Footprint<'_>,
         recorder: &Recorder,
@@ -259,7 +256,7 @@ impl<'s> Queue<'s> {
 
     /// Writes the record of an event to the list of the graph.
     #[cold]
-    pub(crate) fn draw_event(&self, event: &Event) -> Result<()> {
+    pub(crate) fn record_event(&self, event: &Event) -> Result<()> {
         match self.writer {
             Some(Writer::Graph(graph_list)) => {
                 graph_list.record(self.stream.engine(), event, self.at.get())

@@ -41,10 +41,10 @@ impl Queue<'_> {
         let is_there = || check_is_there(self.stream.engine(), source);
         let reaches = || self.home.reaches(source);
         match role::check("submitting work").and_then(|()| is_there()).and_then(|()| reaches()) {
-            Ok(true) if self.is_drawing() => {
+            Ok(true) if self.is_recording_graph() => {
                 Ok(self.submit_copy(footprint, &RowCopy::whole(to.ptr(), from.ptr(), bytes))?)
             }
-            Ok(false) if self.is_drawing() && same_kind => {
+            Ok(false) if self.is_recording_graph() && same_kind => {
                 Err(graph_list::refused(footprint).into())
             }
             // A device of another kind: refused with the right error.
@@ -69,8 +69,8 @@ impl Queue<'_> {
         let blocks: Vec<Arc<PinnedBlock>> =
             (0..parts.min(BLOCKS)).map(|_| block()).collect::<Result<_>>()?;
         // The two streams wait for single parts of each other's work, not for what lies behind them.
-        source.set_exact();
-        self.stream.engine().set_exact();
+        source.registry.set_exact();
+        self.stream.engine().registry.set_exact();
         let mut emptied = [0; BLOCKS];
         for part in 0..parts {
             let start = (part * PART_BYTES) as u64;
@@ -86,7 +86,7 @@ impl Queue<'_> {
             }
             // The second half writes the data that the first half reads.
             self.outcomes.look(&down);
-            let filled = submit(&relay, self.at.get(), &mut down, 1, &mut |raw| {
+            let filled = submit(&relay, self.at.get(), (&mut down, false), 1, &mut |raw| {
                 Ok(raw.copy_to_host(block.host(), from.ptr().offset(start), part_bytes)?)
             });
             let filled = filled.inspect_err(|_| self.outcomes.forget_read())?;

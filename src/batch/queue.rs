@@ -33,11 +33,12 @@ use crate::memory::view::{Readable, Writable};
 use crate::op::host_fn::HostFn;
 use crate::op::{HostValue, Values};
 use crate::runtime::MarkedPoint;
-use crate::runtime::marker::Marker;
+use crate::runtime::event_pool::Marker;
 use crate::runtime::stream_state::{StreamHandle, StreamState};
 use crate::stream::lease::Lease;
 use crate::submit::{
-    Calls, Footprint, LateOutcomes, Raw, Refusal, SubmitError, check_can_wait, submit, wrong_device,
+    Calls, Footprint, LateOutcomes, Raw, Refusal, SubmitError, check_can_wait, put_list_in_front,
+    submit, wrong_device,
 };
 use crate::thread::role;
 
@@ -57,7 +58,7 @@ pub struct Queue<'s> {
     /// The lease that is notified of each ticket.
     pub(super) lease: Option<&'s Lease>,
     /// What its allocations draw from.
-    pub(super) allowance: Option<&'s Arc<Allowance>>,
+    pub(super) draws: Option<&'s Arc<Allowance>>,
     /// Where launches are recorded first.
     pub(super) writer: Option<Writer<'s>>,
     /// The line that called the verb that is running; outside of one, that where the user opened the queue.
@@ -98,27 +99,10 @@ impl<'s> Queue<'s> {
         of_one_verb: bool,
     ) -> Self {
         let (at, in_verb) = (Cell::new(Location::caller()), Cell::new(of_one_verb));
-        let (last, writer, allowance) = (Cell::new(0), None, None);
+        let (last, writer) = (Cell::new(0), None);
         let (outcomes, not_send) = (LateOutcomes::default(), PhantomData);
-        Queue {
-            stream,
-            home,
-            last,
-            refused,
-            lease,
-            allowance,
-            writer,
-            at,
-            in_verb,
-            outcomes,
-            not_send,
-        }
-    }
-
-    /// A queue whose allocations draw from that.
-    #[inline]
-    pub(crate) fn drawing_from(self, allowance: Option<&'s Arc<Allowance>>) -> Self {
-        Queue { allowance, ..self }
+        let draws = None;
+        Queue { stream, home, last, refused, lease, draws, writer, at, in_verb, outcomes, not_send }
     }
 
     pub(crate) fn stream(&self) -> &'s Arc<StreamState> {
@@ -195,17 +179,28 @@ impl<'s> Queue<'s> {
         calls: &mut (impl FnMut(&Raw<'_>) -> std::result::Result<(), Refusal> + ?Sized),
     ) -> Result<u64, SubmitError> {
         self.release_last();
-        self.outcomes.look(footprint);
-        let submitted = submit(self.stream, self.at.get(), footprint, commands, calls);
+        put_list_in_front(self.stream, footprint, self.at.get());
+        let is_plain = self.look(footprint);
+        let submitted = submit(self.stream, self.at.get(), (footprint, is_plain), commands, calls);
         self.outcomes.enter(footprint, self.stream, &submitted, self.at.get());
         submitted
+    }
+
+    /// Finds the outcomes that the operation's inputs depend on; whether there is [nothing to look for](Footprint::is_plain).
+    #[inline(always)]
+    pub(super) fn look(&self, footprint: &mut Footprint<'_>) -> bool {
+        let is_plain = !self.outcomes.is_used() && footprint.is_plain(self.stream);
+        if !is_plain {
+            self.outcomes.look(footprint);
+        }
+        is_plain
     }
 
     /// Drops interest in the last operation's marker: another follows.
     #[inline]
     pub(crate) fn release_last(&self) {
         if self.last.get() != 0 {
-            self.stream.release(self.last.get());
+            self.stream.progress().release(self.last.get());
         }
     }
 
@@ -378,13 +373,13 @@ impl<'s> Queue<'s> {
             let from = source.span();
             let to = destination.span_mut();
             let mut footprint = Footprint::new("copy");
-            footprint.allows_peers();
+            footprint.peers = true;
             footprint.reads(&from);
             footprint.overwrites(&to);
             if source_len != destination_len {
                 return Err(footprint.poison(lengths("copy", source_len, destination_len)));
             }
-            if to.memory.engine().id != self.stream.engine().id {
+            if to.memory.engine().state.id != self.stream.engine().state.id {
                 let found = to.memory.engine().clone();
                 return Err(footprint.poison(wrong_device(
                     "the destination",
@@ -395,7 +390,7 @@ impl<'s> Queue<'s> {
             if from.range.is_empty() {
                 return self.submit_nothing(&footprint);
             }
-            if from.memory.engine().id != self.stream.engine().id {
+            if from.memory.engine().state.id != self.stream.engine().state.id {
                 return self.copy_from_peer(&mut footprint, &from, &to);
             }
             let copy = RowCopy::whole(to.ptr(), from.ptr(), to.range.end - to.range.start);
@@ -415,7 +410,7 @@ impl<'s> Queue<'s> {
         self.verb(|| {
             let host_fn = HostFn::new(self.stream.engine(), function);
             let mut footprint = Footprint::new("host_fn");
-            footprint.may_be_held_up();
+            footprint.may_be_held_up = true;
             // While it is lent, the driver's share is not the last.
             footprint.calls(Box::new(host_fn.share()));
             let submitted = self.submit(&mut footprint, 1, &mut |raw| {
@@ -445,7 +440,7 @@ impl<'s> Queue<'s> {
             role::check("submitting work")?;
             let engine = self.stream.engine();
             engine.check_open()?;
-            let event = if timing { engine.timed_event() } else { engine.event() };
+            let event = if timing { engine.pools.timed_event() } else { engine.pools.event() };
             let event = event.map_err(|code| engine.refused(code))?;
             let mut footprint = Footprint::new(op);
             footprint.records(event.clone());
@@ -474,14 +469,14 @@ impl<'s> Queue<'s> {
                 }
             };
             let point = &at.point;
-            if point.stream.device().id != self.stream.engine().id || !point.is_complete() {
+            if point.stream.device().id != self.stream.engine().state.id || !point.is_complete() {
                 waits = true;
                 footprint.comes_after(at);
             }
         }
         if !shared.is_empty() {
             waits = true;
-            footprint.may_be_held_up();
+            footprint.may_be_held_up = true;
         }
         if !waits {
             return role::check("submitting work");

@@ -355,7 +355,7 @@ impl<'s> Run<'s> {
         list
     }
 
-    /// Writes a launch down, which [is plain](crate::submit::is_plain) or not; returns its ticket.
+    /// Writes a launch down, which [is plain](Footprint::is_plain) or not; returns its ticket.
     pub(super) fn write(
         &self,
         footprint: (&mut Footprint<'_>, bool),

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
+use crate::memory::slab::DeviceSlab;
 use crate::op::{HostValue, Points, Values};
 use crate::runtime::stream_state::StreamState;
 
@@ -86,6 +87,14 @@ impl<T: Send + 'static> Settle for Lent<T> {
 
 impl<T: Element> sealed::Sealed for DeviceBuffer<T> {}
 impl<T: Element> Settle for DeviceBuffer<T> {
+    type Output = Self;
+    fn settle(self) -> Settled<Self> {
+        Settled::here(self)
+    }
+}
+
+impl<T: Element> sealed::Sealed for DeviceSlab<T> {}
+impl<T: Element> Settle for DeviceSlab<T> {
     type Output = Self;
     fn settle(self) -> Settled<Self> {
         Settled::here(self)

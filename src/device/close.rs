@@ -50,10 +50,10 @@ impl Device {
         let mut limit = Limit::after(self, limit);
         // No loan begins any more, and one that ends during this wait puts a ticket behind the work that is
         // waited for.
-        let lends = engine.loans.open() > 0;
+        let lends = engine.memory.loans.open() > 0;
         self.work_done(&mut limit).await?;
         if lends {
-            let ended = limit.before(pin!(engine.loans.ended())).await;
+            let ended = limit.before(pin!(engine.memory.loans.ended())).await;
             ended.ok_or_else(|| limit.passed())?;
             // Other libraries' work on their streams up to then.
             self.work_done(&mut limit).await?;
@@ -68,7 +68,7 @@ impl Device {
     async fn work_done(&self, limit: &mut Limit) -> Result<()> {
         let engine = self.engine();
         // Work that is being submitted is waited for as well, once it is known.
-        let mut busy = engine.streams_unlocked();
+        let mut busy = engine.registry.streams_unlocked();
         let mut relax = Relax::default();
         loop {
             // Later submissions see that it is closed.
@@ -97,23 +97,26 @@ impl Device {
     async fn all_freed(&self, limit: &mut Limit) -> Result<()> {
         let engine = self.engine();
         loop {
-            let before = engine.retirements();
-            engine.streams_unlocked().iter().for_each(|stream| stream.take_all_back());
+            let before = engine.background.retirements();
+            engine.registry.streams_unlocked().iter().for_each(|stream| stream.take_all_back());
             engine.look_everywhere();
             engine.sweep_retired(true);
-            let owes = engine.owes_frees();
+            let owes = engine.memory.owes_frees();
             if engine.options.stepped {
                 // Drops take the time of the system's clock.
-                engine.reaped().await;
+                engine.background.reaped().await;
             } else {
-                limit.before(pin!(engine.reaped())).await.ok_or_else(|| limit.passed())?;
+                limit
+                    .before(pin!(engine.background.reaped()))
+                    .await
+                    .ok_or_else(|| limit.passed())?;
             }
-            let owes = owes || engine.owes_frees();
+            let owes = owes || engine.memory.owes_frees();
             // Read last: what was nowhere to be seen was on its way, and is counted.
-            let is_quiet = engine.retirements() == before;
+            let is_quiet = engine.background.retirements() == before;
             let is_over = is_quiet && (engine.options.stepped || !owes);
             let result = || engine.lost().map_or(Ok(()), |lost| Err(lost.clone()));
-            if is_over && (engine.options.stepped || !engine.ends_a_stream()) {
+            if is_over && (engine.options.stepped || !engine.registry.is_one_ending()) {
                 return result();
             }
             if !engine.options.stepped
@@ -137,7 +140,7 @@ struct Limit {
 impl Limit {
     fn after(device: &Device, limit: Duration) -> Self {
         let ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-        let deadline = Deadline::after(&device.engine().clock, limit);
+        let deadline = Deadline::after(&device.engine().pacing.clock, limit);
         Limit { device: device.clone(), ms, deadline, loss: Loss::of(device.engine()) }
     }
 
@@ -157,7 +160,7 @@ impl Limit {
     /// Waits until it is time to look again: at once in the child of a fork, where the device is lost.
     async fn looks_again(&mut self) -> Result<()> {
         let engine = self.device.engine().clone();
-        let mut rest = Deadline::after(&engine.clock, LOOK_EVERY);
+        let mut rest = Deadline::after(&engine.pacing.clock, LOOK_EVERY);
         let rested = self.before(&mut rest).await.filter(|()| engine.lost().is_none());
         rested.ok_or_else(|| self.passed())
     }

@@ -67,7 +67,7 @@ impl Home {
         let crew = Arc::new(Crew::new());
         if !engine.options.stepped {
             crew.start();
-            engine.start_reaper();
+            engine.background.start_reaper();
         }
         let pins_ahead = !engine.options.stepped && !engine.options.pins_on_demand;
         let pinned = PinnedPool::new(engine, pins_ahead.then_some(&crew));
@@ -126,7 +126,8 @@ impl Home {
 
     /// Whether copies of this device reach the other's memory directly; enables that once per pair.
     pub(crate) fn reaches(&self, other: &Engine) -> Result<bool> {
-        let known = |peers: &[(u64, bool)]| peers.iter().find(|(id, _)| *id == other.id).copied();
+        let known =
+            |peers: &[(u64, bool)]| peers.iter().find(|(id, _)| *id == other.state.id).copied();
         if let Some((_, direct)) = known(&self.peers.lock()) {
             return Ok(direct);
         }
@@ -135,7 +136,7 @@ impl Home {
         let direct = asked.map_err(|code| self.engine.refused(code))?;
         let mut peers = self.peers.lock();
         if known(&peers).is_none() {
-            peers.push((other.id, direct));
+            peers.push((other.state.id, direct));
         }
         Ok(direct)
     }
@@ -199,7 +200,7 @@ impl Home {
             let whole = self.whole.lock().take();
             drop(whole);
         }
-        let streams = self.engine.streams_unlocked();
+        let streams = self.engine.registry.streams_unlocked();
         let streams = streams.iter().filter(|stream| !stream.is_given_up());
         streams.map(|stream| stream.point(stream.tail())).collect()
     }
@@ -215,14 +216,14 @@ impl Home {
 
     /// Whether there are streams without a handle that will never finish.
     fn has_given_up_streams(&self) -> bool {
-        let gone = self.engine.has_given_up_streams();
-        gone || self.engine.streams().iter().any(|stream| stream.is_given_up())
+        let gone = self.engine.registry.has_given_up_streams();
+        gone || self.engine.registry.streams().iter().any(|stream| stream.is_given_up())
     }
 
     /// Streams that users know of.
     pub(crate) fn streams(&self) -> usize {
         let whole = usize::from(self.whole.lock().is_some());
-        self.engine.streams().len() - whole
+        self.engine.registry.streams().len() - whole
     }
 
     /// The stream of the calling thread; it is let go when the thread ends.

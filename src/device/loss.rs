@@ -37,7 +37,7 @@ impl Future for Loss {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Error> {
         let Loss { engine, key, budget } = &mut *self;
-        budget.poll(cx, |cx| match engine.poll_lost(key, cx.waker()) {
+        budget.poll(cx, |cx| match engine.ending.poll_lost(key, cx.waker()) {
             Some(error) => Poll::Ready(error),
             None => Poll::Pending,
         })
@@ -52,6 +52,6 @@ impl Clone for Loss {
 
 impl Drop for Loss {
     fn drop(&mut self) {
-        self.engine.forget_lost(self.key);
+        self.engine.ending.forget_lost(self.key);
     }
 }

@@ -81,10 +81,13 @@ impl Device {
         let engine = self.engine().clone();
         engine.check_open()?;
         // One at a time: however many are given up, there is one thread for them.
-        let turn = engine.partitions.turn().await;
+        let turn = engine.shares.partitions.turn().await;
         let taken = offload(move || {
             let refused = |code| engine.refused(code);
-            let share = engine.partitions.take_soon(multiprocessors, || engine.attention.call());
+            let share = engine
+                .shares
+                .partitions
+                .take_soon(multiprocessors, || engine.pacing.attention.call());
             // Given up, it goes before the next one's turn.
             (share.map_err(|why| why.explain(engine.label(), multiprocessors, refused)), turn)
         });
@@ -141,7 +144,7 @@ impl Stream {
     /// Returns the partition that the stream is in, if it is.
     #[must_use]
     pub fn in_partition(&self) -> Option<Partition> {
-        let share = self.state().partition()?.clone();
+        let share = self.state().driver.partition()?.clone();
         Some(Partition { device: self.device(), share })
     }
 
@@ -150,7 +153,7 @@ impl Stream {
     /// [partition]: Self::in_partition
     #[must_use]
     pub fn multiprocessors(&self) -> u32 {
-        self.state().multiprocessors()
+        self.state().driver.multiprocessors(&*self.engine().backend)
     }
 }
 

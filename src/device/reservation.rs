@@ -171,7 +171,7 @@ impl Reserve {
         if let ReserveState::New = self.state {
             let total = Reach::of(engine)?.total();
             let request = {
-                let mut account = engine.account.lock();
+                let mut account = engine.memory.account.lock();
                 if let Some(held_bytes) = account.reservations.held_by(cx.waker()) {
                     return Err(refused(
                         engine,
@@ -187,8 +187,8 @@ impl Reserve {
                 account.reservations.enter(self.bytes)
             };
             // From now on the poller asks an idle device as well whether it is lost.
-            engine.attention.call();
-            let deadline = self.limit.map(|limit| Deadline::after(&engine.clock, limit));
+            engine.pacing.attention.call();
+            let deadline = self.limit.map(|limit| Deadline::after(&engine.pacing.clock, limit));
             let (memory, again) = (None, None);
             self.state = ReserveState::Waiting { request, memory, again, deadline };
         }
@@ -198,7 +198,7 @@ impl Reserve {
         // Cloned in front of the lock, dropped behind it: a waker is foreign code.
         let waker = cx.waker().clone();
         let (is_first, stale) = {
-            let mut account = engine.account.lock();
+            let mut account = engine.memory.account.lock();
             match account.reservations.first(*request) {
                 Some(_) => (true, Some(waker)),
                 None => (false, account.reservations.wait(*request, waker)),
@@ -214,8 +214,8 @@ impl Reserve {
             if memory.poll(version, cx.waker()) {
                 contain::wake_by_ref(cx.waker());
             }
-            if engine.account.lock().unreserved(u64::MAX) >= self.bytes {
-                let next = again.insert(Deadline::after(&engine.clock, ASK_AGAIN));
+            if engine.memory.account.lock().unreserved(u64::MAX) >= self.bytes {
+                let next = again.insert(Deadline::after(&engine.pacing.clock, ASK_AGAIN));
                 if Pin::new(next).poll(cx).is_ready() {
                     contain::wake_by_ref(cx.waker());
                 }
@@ -224,7 +224,7 @@ impl Reserve {
         if let Some(deadline) = deadline
             && Pin::new(deadline).poll(cx).is_ready()
         {
-            let ahead = engine.account.lock().reservations.ahead_of(*request);
+            let ahead = engine.memory.account.lock().reservations.ahead_of(*request);
             let limit_ms = self.limit.map_or(0, |limit| limit.as_millis() as u64);
             let problem = ReservationProblem::TooLate { limit_ms, ahead };
             return Err(refused(engine, self.bytes, problem));
@@ -236,7 +236,7 @@ impl Reserve {
     fn leave(&mut self) {
         let state = std::mem::replace(&mut self.state, ReserveState::Done);
         if let ReserveState::Waiting { request, .. } = &state {
-            let left = self.engine.account.lock().reservations.leave(*request);
+            let left = self.engine.memory.account.lock().reservations.leave(*request);
             contain::let_go(left.stale);
             left.next.into_iter().for_each(contain::wake);
         }
@@ -251,7 +251,7 @@ fn grant(engine: &Arc<Engine>, bytes: u64, holder: Option<Waker>) -> Result<Opti
         engine.collect_freed();
     }
     let reach = Reach::of(engine)?.bytes_beside(engine);
-    let granted = engine.account.lock().reserve(bytes, reach, holder);
+    let granted = engine.memory.account.lock().reserve(bytes, reach, holder);
     Ok(granted.map_err(contain::let_go).ok())
 }
 
@@ -259,7 +259,7 @@ fn grant(engine: &Arc<Engine>, bytes: u64, holder: Option<Waker>) -> Result<Opti
 fn at_once(engine: &Arc<Engine>, bytes: u64, overtakes: bool) -> Result<Reservation> {
     role::check_driver("reserving memory")?;
     engine.check_open()?;
-    let waiting = engine.account.lock().reservations.waiting() as u64;
+    let waiting = engine.memory.account.lock().reservations.waiting() as u64;
     if (overtakes || waiting == 0)
         && let Some(number) = grant(engine, bytes, None)?
     {
@@ -268,7 +268,7 @@ fn at_once(engine: &Arc<Engine>, bytes: u64, overtakes: bool) -> Result<Reservat
     let reach = Reach::of(engine)?;
     let within_reach = reach.bytes_beside(engine);
     let (free_bytes, most_bytes) = {
-        let account = engine.account.lock();
+        let account = engine.memory.account.lock();
         (account.unreserved(within_reach), account.reservable(reach.total()))
     };
     let problem = match bytes > most_bytes {
@@ -322,7 +322,7 @@ impl Reservation {
     /// [`ErrorDetail::WrongDevice`]: a stream of another device.
     pub fn stream(&self, stream: &Stream) -> Result<Stream> {
         let (ours, theirs) = (self.allowance.engine(), stream.engine());
-        if ours.id != theirs.id {
+        if ours.state.id != theirs.state.id {
             let (expected, found) = (ours.label().to_owned(), theirs.label().to_owned());
             return Err(ErrorDetail::WrongDevice { what: "the stream", expected, found }.into());
         }

@@ -74,7 +74,7 @@ impl Device {
     /// The rest of its work.
     pub(crate) fn unfinished(&self) -> Unfinished {
         let mut left = Unfinished::default();
-        for stream in self.engine().streams() {
+        for stream in self.engine().registry.streams() {
             stream.ask_after_all();
             let operations = stream.in_flight();
             left.streams += u64::from(operations > 0);
@@ -82,7 +82,7 @@ impl Device {
         }
         let Stats { loans, permits, pending_bytes, .. } = self.stats();
         // ORDERING: Relaxed: a statistic.
-        let drops = self.engine().to_drop.load(Ordering::Relaxed);
+        let drops = self.engine().background.values_to_drop();
         Unfinished { loans, permits, pending_bytes, drops, ..left }
     }
 
@@ -91,32 +91,33 @@ impl Device {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let engine = self.engine();
-        let streams = engine.streams();
+        let streams = engine.registry.streams();
         let mut in_flight = 0;
         for stream in &streams {
             stream.ask_after_all();
             in_flight += stream.in_flight();
         }
         engine.collect_freed();
-        let memory = engine.account.lock().figures();
-        let counters = &engine.counters;
+        let memory = engine.memory.account.lock().figures();
+        let counters = &engine.state.counters;
         let (pinned_bytes, pinned_used_bytes) = self.home.pinned.reserved_and_used();
         // ORDERING: Relaxed: statistics.
         let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         Stats {
             in_flight,
             streams: self.home.streams(),
-            partitions: engine.partitions.shares(),
+            partitions: engine.shares.partitions.shares(),
             unreserved_multiprocessors: engine
+                .shares
                 .partitions
                 .free(engine.backend.limits().multiprocessors),
-            streams_outside_partitions: match engine.partitions.shares() {
+            streams_outside_partitions: match engine.shares.partitions.shares() {
                 0 => 0,
                 _ => streams.iter().filter(|stream| stream.is_outside()).count(),
             },
             lent_bytes: read(&counters.lent_bytes),
             quarantined_bytes: read(&counters.quarantined_bytes),
-            loans: engine.loans.open(),
+            loans: engine.memory.loans.open(),
             permits: read(&engine.state.permits),
             allocated_bytes: memory.of_buffers(),
             pending_bytes: memory.pending,
@@ -129,7 +130,7 @@ impl Device {
             wake_ups: read(&counters.wake_ups),
             graphs: engine.graphs.graphs() as u64,
             graphs_evicted: engine.graphs.evicted(),
-            unreturned: read(&counters.unreturned) + engine.left_without_a_thread(),
+            unreturned: read(&counters.unreturned) + engine.background.left_without_a_thread(),
         }
     }
 }

@@ -78,7 +78,7 @@ impl Device {
     /// # Ok::<(), gpu_await::Error>(())
     /// ```
     pub fn with_default_stream(&self, stream: &Stream) -> Result<Device> {
-        if stream.engine().id != self.engine().id {
+        if stream.engine().state.id != self.engine().state.id {
             return Err(wrong_device("the stream", self.engine(), stream.engine()));
         }
         Ok(Device { home: self.home.clone(), default: stream.clone() })
@@ -90,7 +90,7 @@ impl Device {
     /// Naming the stream saves about 25 ns a call (`benches/current_stream.rs`).
     #[must_use]
     pub fn current_stream(&self) -> Stream {
-        scope::innermost(Some(self.engine().id)).unwrap_or_else(|| self.default.clone())
+        scope::innermost(Some(self.engine().state.id)).unwrap_or_else(|| self.default.clone())
     }
 
     /// [`Stream::reclaimed`] on the [current stream](Self::current_stream): resolves when an allocation
@@ -195,10 +195,12 @@ impl StreamBuilder<'_> {
     pub fn build(self) -> Result<Stream> {
         let StreamBuilder { device, options, partition, name } = self;
         let engine = device.engine();
-        if let Some((other, _)) = partition.filter(|(other, _)| other.engine().id != engine.id) {
+        if let Some((other, _)) =
+            partition.filter(|(other, _)| other.engine().state.id != engine.state.id)
+        {
             return Err(wrong_device("the partition", engine, other.engine())).here();
         }
-        let share = partition.map(|(_, share)| share).or(engine.partition.as_ref()).cloned();
+        let share = partition.map(|(_, share)| share).or(engine.shares.partition.as_ref()).cloned();
         let stream = StreamState::open_in(engine, share, options, name).here()?;
         Ok(Stream::new(stream, device.home.clone()))
     }

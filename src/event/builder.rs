@@ -163,8 +163,8 @@ impl Event {
     pub fn record_in(&self, queue: &Queue<'_>) -> Result<()> {
         queue.verb(|| {
             self.check_device(queue.stream().engine())?;
-            if queue.is_drawing() {
-                return queue.draw_event(self);
+            if queue.is_recording_graph() {
+                return queue.record_event(self);
             }
             let Some(shared) = self.shared() else {
                 let timing = self.options().timing;

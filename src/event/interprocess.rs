@@ -81,11 +81,11 @@ impl Drop for SharedEvent {
             return;
         }
         let (keeper, raw) = (self.engine.clone(), self.raw);
-        self.engine.act(move || {
+        self.engine.background.act(move || {
             // SAFETY: this process made or opened the handle, and nothing here uses it any more. Pending
             // waits and records of it are allowed.
             if unsafe { keeper.backend.event_destroy(raw) }.is_err() {
-                keeper.count_unreturned();
+                keeper.state.count_unreturned();
             }
         });
     }

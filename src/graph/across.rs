@@ -16,7 +16,7 @@
 use std::sync::Arc;
 
 use super::slots::GraphSlots;
-use super::{Draw, Graph};
+use super::{Definition, Graph};
 use crate::batch::queue::Queue;
 use crate::device::Device;
 use crate::error::{ErrorDetail, Result};
@@ -30,17 +30,17 @@ struct Across<State, F, const N: usize> {
     closure: F,
 }
 
-impl<S, State, F, const N: usize> Draw<S> for Across<State, F, N>
+impl<S, State, F, const N: usize> Definition<S> for Across<State, F, N>
 where
     S: GraphSlots,
     State: Send + Sync,
     F: for<'a> Fn(&Queue<'_>, [&Queue<'_>; N], &State, S::Of<'a>) -> Result<()> + Send + Sync,
 {
-    fn draw(&self, queue: &Queue<'_>, slots: S::Of<'_>) -> Result<()> {
+    fn record(&self, queue: &Queue<'_>, slots: S::Of<'_>) -> Result<()> {
         let others = self.open_beside(queue)?;
-        let drawn = (self.closure)(queue, others.each_ref(), &self.state, slots);
+        let recorded = (self.closure)(queue, others.each_ref(), &self.state, slots);
         others.iter().for_each(Queue::release_last);
-        drawn.map_err(|error| of_dependency(queue.stream().engine(), error))
+        recorded.map_err(|error| of_dependency(queue.stream().engine(), error))
     }
 
     fn others(&self) -> &[Device] {
@@ -53,7 +53,7 @@ impl<State, F, const N: usize> Across<State, F, N> {
     fn open_beside<'q>(&'q self, queue: &'q Queue<'_>) -> Result<[Queue<'q>; N]> {
         let engine = queue.stream().engine();
         for device in &self.others {
-            if device.engine().partition.is_some() {
+            if device.engine().shares.partition.is_some() {
                 let what = "a graph's node on another device whose streams are in a partition";
                 let device = device.engine().label().to_owned();
                 return Err(ErrorDetail::Unsupported { what, device }.into());
@@ -149,6 +149,6 @@ pub(super) fn enter(stream: &StreamState, ticket: u64, others: &[Device]) {
     if !others.is_empty() {
         let states =
             others.iter().map(|device| Arc::clone(device.default_stream().handle().progress()));
-        stream.is_lost_with(ticket, states);
+        stream.foreign.is_lost_with(ticket, states);
     }
 }

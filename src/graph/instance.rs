@@ -41,8 +41,8 @@ use gpu_await_protocol::hazard::Mode;
 #[derive(Default)]
 pub(super) struct Instance {
     /// The arguments that the list was recorded for.
-    drawn_for: Option<ArgBlock>,
-    drawn: Drawn,
+    recorded_for: Option<ArgBlock>,
+    recorded: RecordedList,
     /// The memory that the list touches, as one operation.
     uses: Vec<Use>,
     /// The memory in that which was not passed.
@@ -55,7 +55,7 @@ pub(super) struct Instance {
 
 /// The list, which the closure rewrites, and what was compiled of it.
 #[derive(Default)]
-pub(super) struct Drawn {
+pub(super) struct RecordedList {
     pub(super) list: List,
     compiled: Option<Arc<GraphCell>>,
     /// The driver refused to compile this shape.
@@ -102,15 +102,15 @@ impl KeepsMemory for Mutex<Instance> {
 }
 
 impl Instance {
-    pub(super) fn is_drawn_for(&self, passed: &Passed<'_>) -> bool {
-        self.drawn_for.as_ref() == Some(&passed.block)
+    pub(super) fn is_recorded_for(&self, passed: &Passed<'_>) -> bool {
+        self.recorded_for.as_ref() == Some(&passed.block)
     }
 
     /// Releases the memory that it keeps to the caller, who drops it under no lock, before the closure runs. If sizes are
     /// unchanged, the closure gets the same blocks in the same order, so that few nodes differ. Only its list is of use after this.
     #[must_use]
     pub(super) fn release_memory(&mut self) -> Vec<KeptByGraph> {
-        self.drawn_for = None;
+        self.recorded_for = None;
         self.uses.clear();
         let mut kept = std::mem::take(&mut self.kept);
         kept.reverse();
@@ -119,22 +119,22 @@ impl Instance {
 
     /// Takes its list for the closure to rewrite. Whoever launches the graph meanwhile begins with an empty one.
     #[must_use]
-    pub(super) fn take_drawn(&mut self) -> Drawn {
-        std::mem::take(&mut self.drawn)
+    pub(super) fn take_recorded(&mut self) -> RecordedList {
+        std::mem::take(&mut self.recorded)
     }
 
     /// Returns the list of a closure that failed, for the one that is out of date, if another launch left one.
     #[must_use]
-    pub(super) fn return_drawn(&mut self, drawn: Drawn) -> Drawn {
-        std::mem::replace(&mut self.drawn, drawn)
+    pub(super) fn return_recorded(&mut self, recorded: RecordedList) -> RecordedList {
+        std::mem::replace(&mut self.recorded, recorded)
     }
 
     /// Takes the place of another instance, with its graph if it has none of its own: another launch came in between. Returns what is
     /// out of date, for the caller to drop under no lock.
     #[must_use]
     pub(super) fn replaces(mut self, place: &mut Instance) -> Instance {
-        let Drawn { list, compiled, is_refused } = &mut self.drawn;
-        let other = &mut place.drawn;
+        let RecordedList { list, compiled, is_refused } = &mut self.recorded;
+        let other = &mut place.recorded;
         if compiled.is_none() && other.compiled.is_some() && list.takes_place_of(&other.list) {
             (*compiled, *is_refused) = (other.compiled.take(), other.is_refused);
         }
@@ -143,27 +143,27 @@ impl Instance {
 
     /// What the closure recorded for these arguments; if it is incomplete, it runs again for them.
     pub(super) fn new(
-        mut drawn: Drawn,
+        mut recorded: RecordedList,
         events: Vec<Event>,
         passed: &Passed<'_>,
         is_whole: bool,
     ) -> Self {
-        if drawn.list.finish() != ListShape::Same {
-            (drawn.compiled, drawn.is_refused) = (None, false);
+        if recorded.list.finish() != ListShape::Same {
+            (recorded.compiled, recorded.is_refused) = (None, false);
         }
-        let (uses, kept) = summarized(&drawn.list, passed);
-        let is_told = drawn.list.is_told();
-        drawn.list.release();
-        let drawn_for = is_whole.then(|| passed.block.clone());
-        Instance { drawn_for, drawn, uses, kept, events, is_told }
+        let (uses, kept) = summarized(&recorded.list, passed);
+        let is_told = recorded.list.is_told();
+        recorded.list.release();
+        let recorded_for = is_whole.then(|| passed.block.clone());
+        Instance { recorded_for, recorded, uses, kept, events, is_told }
     }
 
-    /// Draws its list, whose nodes have numbers from `first` on; returns how many they are.
-    pub(super) fn draw(&self, into: &mut String, title: &str, first: usize) -> usize {
-        report::cluster(into, title, first, &self.drawn.list)
+    /// Writes its list in the DOT language, whose nodes have numbers from `first` on; returns how many they are.
+    pub(super) fn write_dot(&self, into: &mut String, title: &str, first: usize) -> usize {
+        report::cluster(into, title, first, &self.recorded.list)
     }
 
-    /// Submits it with these arguments, for which it is drawn. Subscribers are notified by the caller, under no lock.
+    /// Submits it with these arguments, for which it is recorded. Subscribers are notified by the caller, under no lock.
     pub(super) fn submit(
         &mut self,
         queue: &Queue<'_>,
@@ -171,14 +171,14 @@ impl Instance {
         state: &Kept,
         report: &mut Report,
     ) -> Result<Untold> {
-        let Instance { drawn, uses, kept, events, is_told, .. } = self;
-        let Drawn { list, compiled, is_refused } = drawn;
+        let Instance { recorded, uses, kept, events, is_told, .. } = self;
+        let RecordedList { list, compiled, is_refused } = recorded;
         if list.len() == 0 {
             return Ok(Untold::Events(events.clone()));
         }
         let mut footprint = Footprint::new("a graph");
         if list.is_across() {
-            footprint.allows_peers();
+            footprint.peers = true;
         }
         for Use { whose, range, mode, tracking } in &*uses {
             let (memory, start) = match whose {
@@ -189,13 +189,13 @@ impl Instance {
                 Whose::Kept(number) => (kept[*number].memory(), 0),
             };
             let range = start + range.start..start + range.end;
-            footprint.touches(&Span { memory, range, tracking: *tracking }, *mode);
+            footprint.touches(&Span { memory, range, tracking: *tracking, named: None }, *mode);
         }
         let new: Arc<GraphCell>;
         let known = compiled.clone();
         let mut graph = known.as_ref().and_then(|cell| cell.lock());
         if graph.is_none() && !*is_refused {
-            footprint.may_block();
+            footprint.may_block = true;
             new = GraphCell::new(queue.handle().engine());
             graph = new.enter(queue.handle(), list.needs_graph());
             *compiled = graph.is_some().then(|| new.clone());

@@ -154,7 +154,7 @@ impl Device {
         stream: &Arc<CudaStream>,
     ) -> Result<CudaSlice<T>> {
         let engine = self.engine();
-        if buffer.memory().engine().id != engine.id {
+        if buffer.memory().engine().state.id != engine.state.id {
             return Err(wrong_device("the buffer", engine, buffer.memory().engine()));
         }
         let unsupported = |what| -> Error {

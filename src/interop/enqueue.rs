@@ -153,7 +153,7 @@ impl Queue<'_> {
             if let Some(at) = uses.declared.at {
                 self.at.set(at);
             }
-            if uses.is_for_graphs() && self.is_drawing() {
+            if uses.is_for_graphs() && self.is_recording_graph() {
                 return self.enqueue_captured(uses, call);
             }
             let submit = |footprint: &mut Footprint<'_>, commands: u32, calls: &mut Calls<'_>| {
@@ -176,10 +176,10 @@ impl Queue<'_> {
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
         let recorder = Recorder::default();
-        let draw = |footprint: &mut Footprint<'_>, _: u32, calls: &mut Calls<'_>| {
-            Ok(self.draw_captured(footprint, &recorder, calls)?)
+        let record = |footprint: &mut Footprint<'_>, _: u32, calls: &mut Calls<'_>| {
+            Ok(self.record_captured(footprint, &recorder, calls)?)
         };
-        let put = uses.put(self.stream(), &recorder, None, call, draw);
+        let put = uses.put(self.stream(), &recorder, None, call, record);
         put.unwrap_or_else(|panic| resume_unwind(panic))
     }
 }

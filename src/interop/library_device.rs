@@ -56,7 +56,7 @@ impl LibraryDevice {
     /// [`ErrorDetail::WrongDevice`].
     pub fn check_queue(&self, queue: &Queue<'_>) -> Result<()> {
         let engine = queue.stream().engine();
-        match engine.id == self.engine.id {
+        match engine.state.id == self.engine.state.id {
             true => Ok(()),
             false => Err(wrong_device("the plan", engine, &self.engine)),
         }
@@ -70,7 +70,7 @@ impl LibraryDevice {
         let (mut code, mut result) = (Some(code), None);
         let mut run = || result = code.take().map(|code| code());
         // SAFETY: the private stream lives as long as the engine, and the code puts nothing on it.
-        let called = unsafe { self.engine.backend.foreign(self.engine.private, &mut run) };
+        let called = unsafe { self.engine.backend.foreign(self.engine.shares.private, &mut run) };
         called.map_err(|code| self.engine.refused(code))?;
         result.ok_or_else(|| {
             let (what, device) = ("running a library's code", self.label().to_owned());

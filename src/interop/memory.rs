@@ -159,7 +159,7 @@ impl Stream {
             queue.at.set(at);
         }
         // Counted before it is submitted: a concurrent close finds one or the other.
-        let open = engine.loans.begin();
+        let open = engine.memory.loans.begin();
         let mut begins = 0;
         let opened = uses.open(engine, |footprint| {
             begins = queue.submit(footprint, 0, &mut |_| Ok(()))?;
@@ -179,7 +179,7 @@ impl Stream {
                 outcome: OnceCell::new(),
             }),
             Err(error) => {
-                engine.let_go(open);
+                engine.background.let_go(open);
                 Err(error.called_at(queue.at.get()))
             }
         }
@@ -283,7 +283,7 @@ impl<P> MemoryLoan<'_, P> {
     /// library put there.
     #[must_use]
     pub fn raw_stream(&self) -> u64 {
-        self.stream.state().raw().0
+        self.stream.state().driver.raw().0
     }
 
     /// Resolves when a thread of the host, or a stream that the crate does not know, may use the memory. Puts nothing on a
@@ -482,7 +482,7 @@ impl<P> MemoryLoan<'_, P> {
         let Some(open) = open.take() else { return then(queue, Ok(None)) };
         if !is_awaited.get() {
             // It needs no marker in front of the end.
-            stream.state().release(*begins);
+            stream.state().progress().release(*begins);
         }
         let (outcome, name, commands) = (outcome.get(), uses.name(), uses.commands());
         let ended = uses.close(stream.engine(), |footprint| {
@@ -502,7 +502,7 @@ impl<P> MemoryLoan<'_, P> {
             outcome.has_no_end();
         }
         // A closing device is woken here, or where user code may run.
-        stream.engine().let_go(open);
+        stream.engine().background.let_go(open);
         then(queue, ended)
     }
 }

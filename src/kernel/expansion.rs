@@ -5,6 +5,32 @@
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __kernel {
+    // a table of blocks that are written
+    (@args [ $arg:ident : & mut [ & mut [ $type:ty ] ] , $($more:tt)* ]
+        types [$($types:tt)*] takes [$($takes:tt)*] shapes [$($shapes:tt)*] before [$($before:tt)*]
+        passes [$($passes:tt)*] names [$($names:tt)*] idents [$($idents:tt)*] seen [$($seen:tt)*] rest $rest:tt) => {
+        $crate::__kernel! {
+            @args [ $($more)* ]
+            types [$($types)* $crate::InOutTable<$type>,]
+            takes [$($takes)* $arg: &mut $crate::BlockTableMut<'_, $type>,]
+            shapes [$($shapes)* let $arg = $crate::__private::TableLen::new($crate::BlockTableMut::shape($arg));] before [$($before)*]
+            passes [$($passes)* $crate::__kernel_array!([$type] $arg),] names [$($names)* ::core::stringify!($arg),]
+            idents [$($idents)* $arg,] seen [$($seen)* let $arg = $crate::__private::TableLen::new($arg);] rest $rest
+        }
+    };
+    // a table of blocks that are read
+    (@args [ $arg:ident : & [ & [ $type:ty ] ] , $($more:tt)* ]
+        types [$($types:tt)*] takes [$($takes:tt)*] shapes [$($shapes:tt)*] before [$($before:tt)*]
+        passes [$($passes:tt)*] names [$($names:tt)*] idents [$($idents:tt)*] seen [$($seen:tt)*] rest $rest:tt) => {
+        $crate::__kernel! {
+            @args [ $($more)* ]
+            types [$($types)* $crate::InTable<$type>,]
+            takes [$($takes)* $arg: &$crate::BlockTable<'_, $type>,]
+            shapes [$($shapes)* let $arg = $crate::__private::TableLen::new($crate::BlockTable::shape($arg));] before [$($before)*]
+            passes [$($passes)* $crate::__kernel_array!([$type] $arg),] names [$($names)* ::core::stringify!($arg),]
+            idents [$($idents)* $arg,] seen [$($seen)* let $arg = $crate::__private::TableLen::new($arg);] rest $rest
+        }
+    };
     // rows that are written
     (@args [ $arg:ident : & mut [ [ $type:ty ] ] , $($more:tt)* ]
         types [$($types:tt)*] takes [$($takes:tt)*] shapes [$($shapes:tt)*] before [$($before:tt)*]

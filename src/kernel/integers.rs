@@ -19,6 +19,7 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 
 use super::signature::Len;
+use super::table::TableShape;
 use crate::error::{Error, ErrorDetail};
 use crate::memory::view_2d::Shape2;
 use crate::thread::contain;
@@ -128,6 +129,31 @@ impl ArrayLen {
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+}
+
+/// A table, as expressions see it.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct TableLen(TableShape);
+
+impl TableLen {
+    #[must_use]
+    #[inline]
+    pub fn new(shape: TableShape) -> Self {
+        TableLen(shape)
+    }
+
+    #[must_use]
+    #[inline]
+    pub fn blocks(&self) -> i128 {
+        self.0.blocks().wide()
+    }
+
+    #[must_use]
+    #[inline]
+    pub fn block_len(&self) -> i128 {
+        self.0.block_len().wide()
     }
 }
 

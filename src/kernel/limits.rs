@@ -111,7 +111,8 @@ impl Core {
 
     /// The multiprocessors of a stream; without one, those of the device's streams.
     pub(super) fn multiprocessors(&self, stream: Option<&StreamState>) -> u32 {
-        let share = stream.map_or(self.engine.partition.as_ref(), StreamState::partition);
+        let share = stream
+            .map_or(self.engine.shares.partition.as_ref(), |stream| stream.driver.partition());
         let all = || self.engine.backend.limits().multiprocessors;
         share.map_or_else(all, |share| share.multiprocessors())
     }
@@ -122,7 +123,7 @@ impl Core {
         if grid.has_clusters() {
             self.allow_shared_mem(grid.shared_mem_bytes)?;
             let of_cluster = blocks_of(grid.cluster_dim) as u32;
-            let raw = stream.map(StreamState::raw);
+            let raw = stream.map(|stream| stream.driver.raw());
             let active =
                 self.ask(|module, function| module.active_clusters(function, grid, raw))?;
             // On a host device a block a core, and one cluster at least.

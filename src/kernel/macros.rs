@@ -38,6 +38,8 @@
 /// | `y: Out<[f32]>` | likewise | `float*` | `&mut [f32]` |
 /// | `x: &[[f32]]` | `&` a [`View2`](crate::View2) | `const float*` | [`Slice2<f32>`](crate::Slice2) |
 /// | `y: &mut [[f32]]`, `y: Out<[[f32]]>` | `&mut` a [`ViewMut2`](crate::ViewMut2) | `float*` | [`SliceMut2<f32>`](crate::SliceMut2) |
+/// | `x: &[&[f32]]` | `&` a [`BlockTable`](crate::BlockTable) | `const float* const*` | [`BlockSlices<f32>`](crate::BlockSlices) |
+/// | `y: &mut [&mut [f32]]` | `&mut` a [`BlockTableMut`](crate::BlockTableMut) | `float* const*` | [`BlockSlicesMut<f32>`](crate::BlockSlicesMut) |
 /// | `go: &PinnedFlag` | `&PinnedFlag` | `unsigned*` | [`&AtomicU32`](std::sync::atomic::AtomicU32) |
 /// | `n: u64 = y.len()` | nothing: the launch computes it | `unsigned long long` | `u64` |
 ///
@@ -66,7 +68,7 @@
 /// kernel writes every element, or pass `zeros`.
 ///
 /// # Conditions and geometry
-/// In conditions, in `launch` and in derived values, arrays have a `len()`, rows have `rows()`, `columns()` and `pitch()`, and values are
+/// In conditions, in `launch` and in derived values, arrays have a `len()`, rows have `rows()`, `columns()` and `pitch()`, tables have `blocks()` and `block_len()`, and values are
 /// themselves. Lengths and integer arguments are `i128` there, so that `x.len() == rows * columns` does not wrap around for arguments of
 /// any type: the product of two integers of 63 bits is exact, and so is that of four `u32`. A constant, a field or what a function returns joins them by
 /// [`wide`](crate::Integer::wide). A derived value takes an integer of any type; one that its parameter cannot hold refuses the launch

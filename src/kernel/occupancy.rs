@@ -91,7 +91,7 @@ impl<'k> Occupancy<'k> {
     fn multiprocessors(&self) -> Result<u32> {
         let engine = &self.core.engine;
         match self.stream {
-            Some(stream) if stream.engine().id != engine.id => {
+            Some(stream) if stream.engine().state.id != engine.state.id => {
                 Err(wrong_device("the stream", engine, stream.engine()))
             }
             stream => Ok(self.core.multiprocessors(stream)),

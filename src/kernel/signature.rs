@@ -26,6 +26,7 @@ use crate::memory::must_fit;
 use crate::memory::pinned::PinnedFlag;
 use crate::memory::view::{Extent, Readable, Writable};
 use crate::submit::Footprint;
+use gpu_await_protocol::hazard::Mode;
 
 /// Marker: an array that the kernel reads.
 #[derive(Debug)]
@@ -242,14 +243,14 @@ impl<T: 'static> Param for In<T> {
 impl<'k, T: 'static, B: Readable<T>> Arg<'k, In<T>> for &'k B {
     fn push(self, list: &mut ArgList<'k>) -> Len {
         let span = self.span();
-        list.footprint.reads(&span);
+        list.footprint.touches_named(&span, Mode::Read);
         push_array(list, &span);
         Len::of(self)
     }
 }
 
 macro_rules! written_arrays {
-    ($($marker:ident $uses:ident)+) => {$(
+    ($($marker:ident $mode:ident)+) => {$(
         impl<T> sealed::Sealed for $marker<T> {}
         impl<T: 'static> Param for $marker<T> {
             type Shape = Len;
@@ -268,14 +269,14 @@ macro_rules! written_arrays {
             fn push(self, list: &mut ArgList<'k>) -> Len {
                 let len = Len::of(self);
                 let span = self.span_mut();
-                list.footprint.$uses(&span);
+                list.footprint.touches_named(&span, Mode::$mode);
                 push_array(list, &span);
                 len
             }
         }
     )+};
 }
-written_arrays! { InOut updates Out overwrites }
+written_arrays! { InOut ReadWrite Out Overwrite }
 
 impl sealed::Sealed for Flag {}
 impl Param for Flag {

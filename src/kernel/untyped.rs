@@ -130,7 +130,7 @@ impl UntypedKernel {
         // ORDERING: Relaxed, twice: a hint, as for any kernel.
         if !self.launched.load(Ordering::Relaxed) {
             self.launched.store(true, Ordering::Relaxed);
-            footprint.may_block();
+            footprint.may_block = true;
         }
         let grid = Grid {
             grid_dim: [blocks, 1, 1],
@@ -182,7 +182,7 @@ pub trait VerbParts {
     fn home(&self) -> &Arc<Home>;
 
     /// Whether its launches are the list of a graph.
-    fn is_drawing(&self) -> bool;
+    fn is_recording_graph(&self) -> bool;
 
     /// How many multiprocessors its launches run on: those of its stream. A graph is also launched on streams with others.
     fn multiprocessors(&self) -> u32;
@@ -239,12 +239,13 @@ impl VerbParts for Queue<'_> {
         Queue::home(self)
     }
 
-    fn is_drawing(&self) -> bool {
-        Queue::is_drawing(self)
+    fn is_recording_graph(&self) -> bool {
+        Queue::is_recording_graph(self)
     }
 
     fn multiprocessors(&self) -> u32 {
-        self.stream().multiprocessors().max(1)
+        let stream = self.stream();
+        stream.driver.multiprocessors(&*stream.engine().backend).max(1)
     }
 
     fn multiprocessors_of_device(&self) -> u32 {
@@ -269,7 +270,7 @@ impl VerbParts for Queue<'_> {
 
     fn check_memory<'m>(&self, memory: impl IntoIterator<Item = &'m Span<'m>>) -> Result<()> {
         let engine = self.stream().engine();
-        match memory.into_iter().find(|span| span.memory.engine().id != engine.id) {
+        match memory.into_iter().find(|span| span.memory.engine().state.id != engine.state.id) {
             Some(other) => Err(wrong_device("a buffer", engine, other.memory.engine())),
             None => Ok(()),
         }

@@ -16,6 +16,9 @@
 //! 2. The last share is dropped under no lock of this crate's (checked where [`locks`](crate::thread::locks) are counted).
 #![forbid(unsafe_code)]
 
+mod hazards;
+mod kept;
+
 use std::any::Any;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,14 +27,18 @@ use std::sync::{Arc, Weak};
 use gpu_await_protocol::sync::Mutex;
 use sync_wrapper::SyncWrapper;
 
-use crate::backend::DevicePtr;
+pub(crate) use self::hazards::{AllocationHazards, BlockSet};
+pub(crate) use self::kept::KeptByGraph;
+use self::kept::KeptParts;
+use crate::backend::{DevicePtr, HostPtr};
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::reclaim::allowance::Allowance;
 use crate::memory::reclaim::retired::Remnant;
-use crate::runtime::late_work::LateWork;
+use crate::runtime::late_work::{AnyWork, LateWork};
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, Point, Progress};
 use crate::thread::{exit, locks};
+use gpu_await_protocol::block_hazards::{BlockHazards, Blocks};
 use gpu_await_protocol::hazard::{Content, Hazards, Mode};
 use gpu_await_protocol::point::Track;
 
@@ -77,10 +84,10 @@ impl PartialEq for Poison {
 /// Refuses contents that are not worth reading.
 pub(crate) fn check_content(
     hazards: &AllocationHazards,
-    range: &Range<u64>,
+    part: &Blocks<'_>,
     op: impl FnOnce() -> Arc<str>,
 ) -> Result<()> {
-    match hazards.unreadable(range) {
+    match hazards.unreadable(part) {
         None => Ok(()),
         Some((_, Content::Poisoned { by, .. })) => Err(by.upstream(op())),
         Some((part, _)) => {
@@ -88,9 +95,6 @@ pub(crate) fn check_content(
         }
     }
 }
-
-/// The uses of each part.
-pub(crate) type AllocationHazards = Hazards<Arc<Progress>, Poison>;
 
 /// Whose memory an allocation is.
 enum Backing {
@@ -105,9 +109,13 @@ pub(crate) struct Allocation {
     engine: Arc<Engine>,
     backing: Backing,
     ptr: DevicePtr,
+    /// Of pinned memory: where the host finds it.
+    host: Option<HostPtr>,
+    /// Of a slab.
+    block_bytes: u64,
     bytes: u64,
     hazards: Mutex<AllocationHazards>,
-    /// The last answer of [`Hazards::only_user`], or [`NOBODY`]; changed under their lock.
+    /// The last answer of [`Hazards::only_user`], or [`NOBODY`], also while there is late work; changed under their lock.
     only_user: AtomicU64,
     /// A part of it was frozen: readers on this device may be unknown. For the drop alone, which is that of all parts; how a part is
     /// used says its [`Tracking`](crate::memory::view::Tracking).
@@ -117,51 +125,6 @@ pub(crate) struct Allocation {
     /// The parts that lists of graphs will use again, even after the buffer has moved on; one entry per list.
     kept_by_graphs: Mutex<KeptParts>,
     late: LateWork,
-}
-
-/// What lists of graphs will use again.
-#[derive(Default)]
-struct KeptParts {
-    parts: Vec<Range<u64>>,
-    /// How many shares of the memory they have.
-    shares: usize,
-}
-
-/// A share of memory whose parts graph launches use repeatedly: while it exists, those parts are not available for untracked
-/// uses.
-pub(crate) struct KeptByGraph {
-    memory: Arc<Allocation>,
-    parts: Vec<Range<u64>>,
-}
-
-impl KeptByGraph {
-    /// Keeps no part of the memory yet.
-    pub(crate) fn new(memory: &Arc<Allocation>) -> Self {
-        memory.kept_by_graphs.lock().shares += 1;
-        KeptByGraph { memory: memory.clone(), parts: Vec::new() }
-    }
-
-    /// Keeps a part that the caller borrows, or that another share keeps.
-    pub(crate) fn keep(&mut self, part: &Range<u64>) {
-        self.memory.kept_by_graphs.lock().parts.push(part.clone());
-        self.parts.push(part.clone());
-    }
-
-    pub(crate) fn memory(&self) -> &Arc<Allocation> {
-        &self.memory
-    }
-}
-
-impl Drop for KeptByGraph {
-    fn drop(&mut self) {
-        let mut kept = self.memory.kept_by_graphs.lock();
-        kept.shares -= 1;
-        for part in &self.parts {
-            if let Some(at) = kept.parts.iter().position(|known| known == part) {
-                kept.parts.swap_remove(at);
-            }
-        }
-    }
 }
 
 impl Allocation {
@@ -212,16 +175,19 @@ impl Allocation {
         engine: &Arc<Engine>,
         backing: Backing,
         ptr: DevicePtr,
-        hazards: AllocationHazards,
+        hazards: Hazards<Arc<Progress>, Poison>,
         bytes: u64,
     ) -> Self {
         let only_user = AtomicU64::new(hazards.only_user().unwrap_or(NOBODY));
-        let (hazards, kept_by_graphs) = (Mutex::new(hazards), Mutex::default());
+        let hazards = Mutex::new(AllocationHazards::Ranges(hazards));
+        let kept_by_graphs = Mutex::default();
         let (frozen, in_use_for_ever) = (AtomicBool::new(false), AtomicBool::new(false));
         Allocation {
             engine: engine.clone(),
             backing,
             ptr,
+            host: None,
+            block_bytes: 0,
             bytes,
             hazards,
             only_user,
@@ -230,6 +196,30 @@ impl Allocation {
             kept_by_graphs,
             late: LateWork::default(),
         }
+    }
+
+    /// The same, which the host finds there.
+    pub(crate) fn on_host(mut self, at: HostPtr) -> Self {
+        self.host = Some(at);
+        self
+    }
+
+    /// Tracks the uses by block, of memory that was written as a whole. There is one use at most.
+    pub(crate) fn divide(&mut self, block_bytes: u64) {
+        debug_assert!(self.bytes.is_multiple_of(block_bytes));
+        let writer = self.hazards.get_mut().users().pop();
+        let slab = BlockHazards::new((self.bytes / block_bytes) as usize, block_bytes, writer);
+        *self.hazards.get_mut() = AllocationHazards::Slab(Box::new(slab));
+        self.block_bytes = block_bytes;
+    }
+
+    /// The size of a slab's blocks; 0 of other memory.
+    pub(crate) fn block_bytes(&self) -> u64 {
+        self.block_bytes
+    }
+
+    pub(crate) fn host(&self) -> Option<HostPtr> {
+        self.host
     }
 
     /// The owner of adopted memory.
@@ -245,8 +235,8 @@ impl Allocation {
     pub(crate) fn release(&mut self) -> Option<Box<dyn Any + Send>> {
         match std::mem::replace(&mut self.backing, Backing::Foreign { owner: None }) {
             Backing::Pool { block, drawn, .. } => {
-                self.engine.account.lock().abandon(block, number(&drawn));
-                self.engine.memory_moved();
+                self.engine.memory.account.lock().abandon(block, number(&drawn));
+                self.engine.memory.moved();
                 None
             }
             Backing::Foreign { owner, .. } => owner.map(SyncWrapper::into_inner),
@@ -280,7 +270,7 @@ impl Allocation {
     pub(crate) fn never_free(&self) {
         // ORDERING: Relaxed, here and below: the caller has a share, whose drop orders this before the drop of the last.
         self.in_use_for_ever.store(true, Ordering::Relaxed);
-        self.engine().count_unreturned();
+        self.engine().state.count_unreturned();
     }
 
     /// Whether it is known when the work that uses it ends.
@@ -301,7 +291,8 @@ impl Allocation {
         f(&self.hazards.lock())
     }
 
-    /// Whether no other stream's use of the memory is pending, and all of it is worth reading, so that a use there waits for nothing.
+    /// Whether no other stream's use of the memory is pending, all of it is worth reading, and nothing that wrote it can fail any more:
+    /// a use there waits for nothing and fails by nothing.
     #[inline]
     pub(crate) fn is_only_used_by(&self, stream: u64) -> bool {
         // ORDERING: Relaxed: the caller holds a borrow of the range that it will use. A conflicting use on another stream was entered
@@ -311,21 +302,14 @@ impl Allocation {
 
     /// Enters a use by `ticket` of `stream`.
     #[inline]
-    pub(crate) fn enter(
-        &self,
-        range: &Range<u64>,
-        mode: Mode,
-        stream: &Arc<Progress>,
-        ticket: u64,
-    ) {
+    pub(crate) fn enter(&self, part: &Blocks<'_>, mode: Mode, stream: &Arc<Progress>, ticket: u64) {
         let mut hazards = self.hazards.lock();
-        hazards.keeps_writers = self.late.is_used();
-        hazards.record(range, mode, stream, ticket);
+        hazards.record(part, mode, (stream, ticket), self.late.is_used());
         // ORDERING: Relaxed: under the lock.
         if self.only_user.load(Ordering::Relaxed) != stream.id() {
             self.note_only_user(&hazards);
         }
-        if !hazards.replaced.is_empty() {
+        if !hazards.replaced().is_empty() {
             self.let_go(&mut hazards);
         }
     }
@@ -335,23 +319,35 @@ impl Allocation {
     #[cold]
     #[inline(never)]
     fn let_go(&self, hazards: &mut AllocationHazards) {
-        let replaced = std::mem::take(&mut hazards.replaced);
+        let replaced = std::mem::take(hazards.replaced());
         if replaced.iter().any(|poison| poison.cause.is_foreign()) {
-            self.engine().drop_later(Box::new(replaced));
+            self.engine().background.drop_later(Box::new(replaced));
         }
     }
 
     /// Poisons the ranges whose last writer is a ticket of a stream.
     pub(crate) fn poison_written(&self, range: &Range<u64>, by: (u64, u64), poison: &Poison) {
         let mut hazards = self.hazards.lock();
-        hazards.poison_written(range, by, poison);
+        hazards.poison_written(&Blocks::Range(range), by, poison);
         self.note_only_user(&hazards);
         self.let_go(&mut hazards);
     }
 
     fn note_only_user(&self, hazards: &AllocationHazards) {
+        let user = hazards.only_user().filter(|_| !self.late.is_used());
         // ORDERING: Relaxed: see `is_only_used_by`.
-        self.only_user.store(hazards.only_user().unwrap_or(NOBODY), Ordering::Relaxed);
+        self.only_user.store(user.unwrap_or(NOBODY), Ordering::Relaxed);
+    }
+
+    /// The range was written by an operation of that work, which can still fail.
+    pub(crate) fn enter_late(
+        &self,
+        range: &Range<u64>,
+        by: (u64, u64),
+        work: impl Iterator<Item = Weak<AnyWork>>,
+    ) {
+        self.late.enter(range, by, work);
+        self.note_only_user(&self.hazards.lock());
     }
 
     /// Nobody may read what is behind `from` until it is written again. Returns where the last part there ends that anybody uses or may use again: work
@@ -369,18 +365,19 @@ impl Allocation {
         if Arc::strong_count(self) > 1 + kept.shares {
             return self.bytes;
         }
-        kept.parts.iter().map(|part| part.end).fold(in_use, u64::max)
+        kept.parts.iter().map(|part| part.end).fold(in_use, u64::max).min(self.bytes)
     }
 
     /// Whether the first part of the range that cannot be read is one whose producer failed.
     pub(crate) fn is_poisoned(&self, range: &Range<u64>) -> bool {
-        matches!(self.hazards.lock().unreadable(range), Some((_, Content::Poisoned { .. })))
+        let hazards = self.hazards.lock();
+        matches!(hazards.unreadable(&Blocks::Range(range)), Some((_, Content::Poisoned { .. })))
     }
 
     /// Poisons the outputs of a failed operation. `leaves_data`: it was never entered, and would have updated the range.
-    pub(crate) fn poison(&self, range: &Range<u64>, leaves_data: bool, poison: &Poison) {
+    pub(crate) fn poison(&self, part: &Blocks<'_>, leaves_data: bool, poison: &Poison) {
         let mut hazards = self.hazards.lock();
-        hazards.poison(range, leaves_data, poison);
+        hazards.poison(part, leaves_data, poison);
         self.note_only_user(&hazards);
         self.let_go(&mut hazards);
     }
@@ -388,10 +385,11 @@ impl Allocation {
     /// Makes a part readable again that operations which failed would have updated; an error in the name of `op` if it is not.
     pub(crate) fn clear_poison(&self, range: &Range<u64>, op: &'static str) -> Result<()> {
         let mut hazards = self.hazards.lock();
-        hazards.clear_poison(range);
+        let part = Blocks::Range(range);
+        hazards.clear_poison(&part);
         self.note_only_user(&hazards);
         self.let_go(&mut hazards);
-        check_content(&hazards, range, || op.into())
+        check_content(&hazards, &part, || op.into())
     }
 
     /// Leaks the memory with its device, which would free it at its end.
@@ -400,10 +398,10 @@ impl Allocation {
         let engine = self.engine.clone();
         match &mut self.backing {
             Backing::Pool { block, drawn, .. } if engine.lost().is_some() => {
-                engine.account.lock().abandon(*block, number(drawn));
+                engine.memory.account.lock().abandon(*block, number(drawn));
             }
             Backing::Pool { block, .. } => {
-                let mut account = engine.account.lock();
+                let mut account = engine.memory.account.lock();
                 // It is lost to its budget as well.
                 account.retire(*block, None);
                 account.leak(*block);
@@ -431,7 +429,7 @@ impl Drop for Allocation {
         let (ptr, bytes) = (self.ptr, self.bytes);
         let what = match &mut self.backing {
             Backing::Pool { block, drawn, .. } if bytes == 0 || !engine.is_usable() => {
-                return engine.account.lock().abandon(*block, number(drawn));
+                return engine.memory.account.lock().abandon(*block, number(drawn));
             }
             Backing::Pool { home, block, drawn } => {
                 let home = if is_frozen { None } else { home.upgrade() };
@@ -441,7 +439,7 @@ impl Drop for Allocation {
                         return home.free_in_order(ptr, *block, number(drawn));
                     }
                 }
-                engine.account.lock().retire(*block, number(drawn));
+                engine.memory.account.lock().retire(*block, number(drawn));
                 Remnant::Memory { ptr, bytes: *block }
             }
             Backing::Foreign { owner, .. } => {
@@ -458,7 +456,7 @@ impl Drop for Allocation {
         }
         // A home stream's uses are among them: the free is on none of the users' streams.
         engine.retire(what, users);
-        engine.memory_moved();
+        engine.memory.moved();
     }
 }
 

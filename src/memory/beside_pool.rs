@@ -20,7 +20,7 @@ pub(super) fn claim(
     take: fn(&mut Account, u64) -> bool,
 ) -> bool {
     let (engine, mut backoff) = (stream.engine(), Backoff::default());
-    let is_claimed = || take(&mut engine.account.lock(), bytes);
+    let is_claimed = || take(&mut engine.memory.account.lock(), bytes);
     if is_claimed() {
         return true;
     }
@@ -47,7 +47,7 @@ pub(super) fn make<R>(engine: &Arc<Engine>, make: impl Fn() -> DriverResult<R>) 
         let reserved = engine.backend.pool_info()?.reserved;
         give_back(engine);
         engine.backend.pool_trim(0)?;
-        if reserved <= engine.account.lock().figures().held() || !backoff.pause() {
+        if reserved <= engine.memory.account.lock().figures().held() || !backoff.pause() {
             return make();
         }
     }
@@ -55,7 +55,7 @@ pub(super) fn make<R>(engine: &Arc<Engine>, make: impl Fn() -> DriverResult<R>) 
 
 /// Returns to the pool what streams and graphs keep.
 fn give_back(engine: &Arc<Engine>) {
-    engine.graph_memory.give_up();
+    engine.memory.graphs.give_up();
     engine.flush();
     engine.collect_freed();
 }

@@ -63,6 +63,11 @@ impl<T: Element> DeviceBuffer<T> {
         self.memory.cut_off(self.span().range.end)
     }
 
+    /// The memory and where its part of it begins, while the part is borrowed exclusively.
+    pub(super) fn place(&mut self) -> (&Arc<Allocation>, u64) {
+        (&self.memory, self.start_bytes)
+    }
+
     /// The memory, and where its part of it begins and how long it is.
     pub(super) fn into_memory(self) -> (Arc<Allocation>, u64, usize) {
         (self.memory, self.start_bytes, self.len)

@@ -70,6 +70,7 @@ impl<T: Element> PinnedBuffer<T> {
         }
         let keeper: Arc<dyn LentBlock> = block;
         let memory = Allocation::foreign(&engine, ptr, bytes, None, Box::new(keeper));
+        let memory = memory.on_host(self.host());
         Mapped { device: DeviceBuffer::new(memory, self.len()), host: self }
     }
 }
@@ -83,6 +84,11 @@ impl<T: Element> Mapped<T> {
     /// The memory in the host's hands: no use is pending.
     pub(crate) fn host_mut(&mut self) -> &mut PinnedBuffer<T> {
         &mut self.host
+    }
+
+    /// The memory as the device sees it, and on the host.
+    pub(super) fn into_parts(self) -> (DeviceBuffer<T>, PinnedBuffer<T>) {
+        (self.device, self.host)
     }
 
     /// The memory alone: no use is pending.

@@ -12,8 +12,11 @@
 //! 2. No other memory gets these addresses while a share exists: the driver keeps them reserved, whatever has memory
 //!    (`addresses_stay_while_it_lives`).
 //! 3. One thread changes it at a time, each time all or nothing (`growth_survives_a_failure_of_each_call`).
+//! 4. What the owner wants last it has, in whatever order the calls come: where the system refuses threads, errands can overtake
+//!    (`a_late_shrink_takes_nothing`).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -34,6 +37,8 @@ pub(crate) struct AddressRange {
     step: u64,
     /// Bytes from the beginning on that have memory. Held during driver calls: it is none of the locks that are counted.
     committed: Mutex<u64>,
+    /// Up to where the owner uses it, or will.
+    wanted: AtomicU64,
 }
 
 impl AddressRange {
@@ -46,8 +51,8 @@ impl AddressRange {
         let step = engine.backend.range_granularity().map_err(|code| refused(engine, code))?;
         let bytes = bytes.max(1).next_multiple_of(step);
         let ptr = engine.backend.range_reserve(bytes).map_err(|code| refused(engine, code))?;
-        let (engine, committed) = (engine.clone(), Mutex::new(0));
-        Ok(Arc::new(AddressRange { engine, ptr, bytes, step, committed }))
+        let (engine, committed, wanted) = (engine.clone(), Mutex::new(0), AtomicU64::new(0));
+        Ok(Arc::new(AddressRange { engine, ptr, bytes, step, committed, wanted }))
     }
 
     /// All of it as memory like any other, unwritten, whose parts that have no memory the caller keeps from everybody. It keeps the range, and its
@@ -65,6 +70,11 @@ impl AddressRange {
     /// How many bytes have memory.
     pub(crate) fn committed(&self) -> u64 {
         *self.committed.lock()
+    }
+
+    /// The owner wants it up to there from now on: a commit or a decommit follows.
+    pub(crate) fn want(&self, to: u64) {
+        self.wanted.store(to, Ordering::SeqCst);
     }
 
     /// Gives memory to what has none up to `to`, a multiple of the step. Blocks for driver calls.
@@ -89,7 +99,7 @@ impl AddressRange {
             unsafe { engine.backend.range_commit(at, self.step, steps) }
         });
         if let Err(code) = made {
-            let mut account = engine.account.lock();
+            let mut account = engine.memory.account.lock();
             account.uncommit(bytes);
             if code.code == OUT_OF_MEMORY {
                 account.refuse(bytes);
@@ -101,19 +111,22 @@ impl AddressRange {
         Ok(())
     }
 
-    /// Takes the memory behind `to`, a multiple of the step, and says how much that was. Blocks for a driver call.
+    /// Takes the memory behind `to`, a multiple of the step, and behind what is wanted by now; says how much that was. Blocks for a driver
+    /// call.
     ///
     /// # Errors
     /// A driver's refusal, a device that is lost: nothing has changed then.
     ///
     /// # Safety
-    /// Every use of what is behind `to` is complete, and nobody will use it before it is committed again.
+    /// Every use of what is behind `to` is complete, and nobody will use it before it is wanted, and then committed, again.
     pub(crate) unsafe fn decommit(&self, to: u64) -> Result<u64> {
         let engine = &self.engine;
         if let Some(lost) = engine.lost() {
             return Err(lost.clone());
         }
         let mut committed = self.committed.lock();
+        // Behind the lock: a commit that was made sees its memory wanted, and one that comes is made behind this.
+        let to = to.max(self.wanted.load(Ordering::SeqCst));
         let bytes = committed.saturating_sub(to);
         if bytes > 0 {
             let (at, steps) = (self.ptr.offset(to), bytes / self.step);
@@ -122,8 +135,8 @@ impl AddressRange {
             taken.map_err(|code| engine.refused(code))?;
             *committed = to;
             drop(committed);
-            engine.account.lock().uncommit(bytes);
-            engine.memory_moved();
+            engine.memory.account.lock().uncommit(bytes);
+            engine.memory.moved();
         }
         Ok(bytes)
     }
@@ -140,7 +153,7 @@ fn refused(engine: &Engine, code: DriverCode) -> Error {
 
 impl Drop for AddressRange {
     fn drop(&mut self) {
-        let AddressRange { engine, ptr, bytes, step, committed } = self;
+        let AddressRange { engine, ptr, bytes, step, committed, .. } = self;
         let committed = *committed.get_mut();
         if engine.is_usable() {
             let backend = &engine.backend;
@@ -152,12 +165,12 @@ impl Drop for AddressRange {
             // SAFETY: none of it has memory.
             let freed = taken.and_then(|()| unsafe { backend.range_free(*ptr, *bytes) });
             if freed.is_err() {
-                engine.count_unreturned();
+                engine.state.count_unreturned();
             }
         }
         if committed > 0 {
-            engine.account.lock().uncommit(committed);
-            engine.memory_moved();
+            engine.memory.account.lock().uncommit(committed);
+            engine.memory.moved();
         }
     }
 }

@@ -49,7 +49,7 @@ impl SharedMemory {
                 Ok((mapping, descriptor.map_err(|why| system("fcntl", &why))?))
             }
             Err(code) => {
-                let mut account = engine.account.lock();
+                let mut account = engine.memory.account.lock();
                 account.unshare(bytes);
                 if code.code == OUT_OF_MEMORY {
                     account.refuse(bytes);
@@ -72,7 +72,7 @@ impl SharedMemory {
         engine.check_open()?;
         let raw = engine.backend.shared_import(memory.as_raw_fd(), bytes);
         let raw = raw.map_err(|code| is_of_something_else(engine, code))?;
-        engine.account.lock().import(bytes);
+        engine.memory.account.lock().import(bytes);
         Ok(SharedMemory { engine: engine.clone(), raw, is_made_here: false })
     }
 
@@ -133,16 +133,16 @@ impl Drop for SharedMemory {
             // SAFETY: the owner of memory is dropped when every use is complete; before it became memory there was none.
             let unmapped = unsafe { engine.backend.shared_unmap(raw) };
             if unmapped.is_err() {
-                engine.count_unreturned();
+                engine.state.count_unreturned();
             }
         }
-        let mut account = engine.account.lock();
+        let mut account = engine.memory.account.lock();
         if *is_made_here {
             account.unshare(raw.bytes)
         } else {
             account.unimport(raw.bytes)
         }
         drop(account);
-        engine.memory_moved();
+        engine.memory.moved();
     }
 }

@@ -7,8 +7,8 @@ use std::ops::{Bound, Range, RangeBounds};
 use std::sync::Arc;
 
 use super::Element;
-use super::allocation::Allocation;
-use crate::backend::DevicePtr;
+use super::allocation::{Allocation, BlockSet};
+use crate::backend::{DevicePtr, HostPtr};
 use crate::error::{ErrorDetail, Result};
 
 /// A borrowed range of a [`DeviceBuffer`](super::buffer::DeviceBuffer), for reading.
@@ -35,6 +35,9 @@ pub struct Span<'a> {
     pub(crate) memory: &'a Arc<Allocation>,
     pub(crate) range: Range<u64>,
     pub(crate) tracking: Tracking,
+    /// The blocks of a slab that a launch names, where the span is all of it. Only launches look at them; for any other use, and on
+    /// a host device, the span is the part.
+    pub(crate) named: Option<&'a BlockSet>,
 }
 
 /// Who orders the uses of a range. It belongs to the access, from where its span is made: other parts of the allocation may be used in
@@ -62,6 +65,12 @@ impl<'a> Span<'a> {
     /// The address of its beginning.
     pub(crate) fn ptr(&self) -> DevicePtr {
         self.memory.ptr().offset(self.range.start)
+    }
+
+    /// Where the host finds it, if it is pinned memory.
+    pub(crate) fn host(&self) -> Option<HostPtr> {
+        let start = self.memory.host()?;
+        Some(HostPtr(start.0 + self.range.start as usize))
     }
 
     /// [`ptr`](Self::ptr), as a number.
@@ -227,7 +236,7 @@ impl<'a, T: Element> ViewMut<'a, T> {
 
     /// A view of the elements of an exclusive range.
     pub(crate) fn over(span: Span<'a>, len: usize) -> Self {
-        let Span { memory, range, tracking } = span;
+        let Span { memory, range, tracking, .. } = span;
         ViewMut { memory, start_bytes: range.start, len, tracking, element: PhantomData }
     }
 
@@ -391,7 +400,7 @@ pub(super) fn span<T>(
     len: usize,
     tracking: Tracking,
 ) -> Span<'_> {
-    Span { memory, range: start..start + bytes_of_elements::<T>(len), tracking }
+    Span { memory, range: start..start + bytes_of_elements::<T>(len), tracking, named: None }
 }
 
 pub(super) fn bytes_of_elements<T>(len: usize) -> u64 {

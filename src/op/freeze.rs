@@ -15,6 +15,7 @@ use crate::memory::view::{Readable, Span};
 use crate::op::{HostValue, Op};
 use crate::runtime::Point;
 use crate::submit::{Dependencies, Footprint, LateOutcomes};
+use gpu_await_protocol::block_hazards::Blocks;
 use gpu_await_protocol::hazard::Mode;
 
 impl<T: Element> DeviceBuffer<T> {
@@ -60,7 +61,7 @@ pub(crate) fn before_host(
     footprint.check_contents()?;
     let mut points = Vec::new();
     allocation.with_hazards(|hazards| {
-        hazards.dependencies(range, mode, NOBODY, |used| {
+        hazards.dependencies(&Blocks::Range(range), mode, NOBODY, |used| {
             if !used.is_complete() {
                 points.push(used.clone());
             }

@@ -97,7 +97,7 @@ impl<F: Send + 'static, R: Send + 'static> HostFn<F, R> {
     /// Drops a user's value off the driver's thread.
     fn let_go(&self, value: impl Send + 'static) {
         match self.engine.upgrade() {
-            Some(engine) => engine.let_go(value),
+            Some(engine) => engine.background.let_go(value),
             None if role::current() == Role::Free => contain::let_go(value),
             // The device is gone, and its reaper with it.
             None => {

@@ -4,6 +4,7 @@
 use crate::error::Result;
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
+use crate::memory::slab::DeviceSlab;
 use crate::submit::Dependencies;
 
 /// The value that an operation resolves with.
@@ -254,6 +255,8 @@ impl DeviceSide for () {
 }
 impl<T: Element> sealed::Sealed for DeviceBuffer<T> {}
 impl<T: Element> DeviceSide for DeviceBuffer<T> {}
+impl<T: Element> sealed::Sealed for DeviceSlab<T> {}
+impl<T: Element> DeviceSide for DeviceSlab<T> {}
 impl<T: DeviceSide> sealed::Sealed for Vec<T> {}
 impl<T: DeviceSide> DeviceSide for Vec<T> {}
 impl<T: DeviceSide> sealed::Sealed for Option<T> {}

@@ -28,6 +28,15 @@ pub(crate) fn any_lost() -> bool {
     ANY_LOST.load(Ordering::Relaxed)
 }
 
+/// The figures of [`Device::stats`](crate::Device::stats).
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) lent_bytes: AtomicU64,
+    pub(crate) quarantined_bytes: AtomicU64,
+    pub(crate) wake_ups: AtomicU64,
+    pub(crate) unreturned: AtomicU64,
+}
+
 #[derive(Debug)]
 pub(crate) struct DeviceState {
     /// Process-unique and never reused.
@@ -39,6 +48,7 @@ pub(crate) struct DeviceState {
     pub(crate) ready_tasks: CachePadded<ReadyTasks>,
     /// Requests that hold a permit of a stream pool on one of its streams.
     pub(crate) permits: CachePadded<AtomicU64>,
+    pub(crate) counters: CachePadded<Counters>,
     loss: LossFlag,
     /// Why it is lost; there before `loss` is set, unless a fork has set it.
     cause: OnceLock<Error>,
@@ -48,7 +58,8 @@ impl DeviceState {
     pub(crate) fn new(id: u64, kind: DeviceKind, label: String) -> Self {
         let (ready_tasks, loss) = (CachePadded::new(ReadyTasks::new()), LossFlag::new());
         let permits = CachePadded::new(AtomicU64::new(0));
-        DeviceState { id, kind, label, ready_tasks, permits, loss, cause: OnceLock::new() }
+        let (counters, cause) = (CachePadded::default(), OnceLock::new());
+        DeviceState { id, kind, label, ready_tasks, permits, counters, loss, cause }
     }
 
     /// The loss, if it was declared.
@@ -75,6 +86,12 @@ impl DeviceState {
         // ORDERING: Relaxed, as above.
         ANY_LOST.store(true, Ordering::Relaxed);
         cause
+    }
+
+    /// Counts something that the driver refused to take back: it leaks.
+    pub(crate) fn count_unreturned(&self) {
+        // ORDERING: Relaxed: a statistic.
+        self.counters.unreturned.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Whether it is lost and the caller is the one that notifies the waiters.

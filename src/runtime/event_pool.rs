@@ -1,7 +1,8 @@
-//! The pool of a device's completion events.
+//! The pool of a device's completion events, and markers: points with such an event behind them.
 #![forbid(unsafe_code)]
 
 use gpu_await_protocol::event_pool;
+use gpu_await_protocol::point::Point;
 
 use crate::backend::RawEvent;
 
@@ -10,3 +11,30 @@ pub(crate) type EventPool = event_pool::EventPool<RawEvent>;
 pub(crate) type EventHandle = event_pool::EventHandle<RawEvent>;
 /// Destroys an event without holders.
 pub(crate) type Destroy = event_pool::Destroy<RawEvent>;
+
+/// An event, recorded behind a ticket.
+#[derive(Clone)]
+pub(crate) struct Marker {
+    pub(crate) ticket: u64,
+    pub(crate) event: EventHandle,
+}
+
+/// A point, with a marker at or behind it where one is at hand.
+#[derive(Clone)]
+pub(crate) struct MarkedPoint<S> {
+    pub(crate) point: Point<S>,
+    pub(crate) marker: Option<Marker>,
+}
+
+impl<S> MarkedPoint<S> {
+    /// The point that a marker is right behind.
+    pub(crate) fn at(stream: S, marker: Marker) -> Self {
+        MarkedPoint { point: Point { stream, ticket: marker.ticket }, marker: Some(marker) }
+    }
+}
+
+impl<S> From<Point<S>> for MarkedPoint<S> {
+    fn from(point: Point<S>) -> Self {
+        MarkedPoint { point, marker: None }
+    }
+}

@@ -25,12 +25,12 @@ use gpu_await_protocol::park::Rounds;
 
 /// Starts the poller of an engine.
 pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<()> {
-    let attention = engine.attention.clone();
-    let (weak, clock) = (Arc::downgrade(engine), engine.clock.clone());
+    let attention = engine.pacing.attention.clone();
+    let (weak, clock) = (Arc::downgrade(engine), engine.pacing.clock.clone());
     let name = format!("gpu-await-{}", engine.label());
     let thread = native::spawn(&name, Box::new(move || run(&weak, &attention, &clock)))
         .map_err(|_| ErrorDetail::NoThread { what: "a device's poller" })?;
-    engine.attention.thread.get_or_init(|| thread);
+    engine.pacing.attention.thread.get_or_init(|| thread);
     Ok(())
 }
 
@@ -80,7 +80,7 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>, clock: &Clock) {
     if let Some(engine) = engine.upgrade() {
         // At the end of the process it counts as lost.
         contain::contain("what a poller called", || engine.mourn());
-        engine.let_go_of_all();
+        engine.registry.let_go_of_all();
     }
     clock.end();
     attention.end();
@@ -100,7 +100,7 @@ impl Rounds for Round<'_> {
             Some(_) => self.poller.bury(self.engine),
             None => self.poller.round(self.engine),
         };
-        self.engine.clock.tell();
+        self.engine.pacing.clock.tell();
         moved
     }
 
@@ -114,7 +114,7 @@ impl Rounds for Round<'_> {
             None => self.poller.next_look(self.engine, now, self.attention),
         };
         // Each stream is due at a time of its own: without a sleep in between, some would always be due.
-        until.min(self.engine.clock.first()).max(now + NAP_NS)
+        until.min(self.engine.pacing.clock.first()).max(now + NAP_NS)
     }
 }
 
@@ -165,8 +165,8 @@ impl Poller {
         engine.mourn();
         // From now on retired and leftover values are freed at once.
         engine.sweep_retired(false);
-        engine.send_left();
-        engine.let_go_of_all();
+        engine.background.send_left();
+        engine.registry.let_go_of_all();
         registry::let_go(std::mem::take(&mut self.active));
         false
     }
@@ -175,17 +175,17 @@ impl Poller {
     fn round(&mut self, engine: &Arc<Engine>) -> bool {
         // Here, and so once more after the poller announced its sleep: there may be no stream.
         engine.mourn();
-        engine.wake_reclaimers();
-        let mut moved = engine.take_handed_over(&mut self.active);
+        engine.memory.wake_reclaimers();
+        let mut moved = engine.registry.take_handed_over(&mut self.active);
         let now = engine.now();
         self.begin_turn(engine, now);
         let mut visited = false;
-        for stream in self.active.iter().filter(|stream| stream.next_look() <= now) {
+        for stream in self.active.iter().filter(|stream| stream.waiters.next_look() <= now) {
             visited = true;
             moved |= stream.visit(now);
         }
         if visited {
-            engine.spent(engine.now() - now);
+            engine.pacing.spent(engine.now() - now);
         }
         if now >= self.next_press() && self.owes(engine) {
             self.last_press = now;
@@ -199,8 +199,8 @@ impl Poller {
 
     /// Notes whether the cores are busy with others, and how long the thread had its core so far.
     fn begin_turn(&mut self, engine: &Engine, now: u64) {
-        engine.checkers.was_away(std::mem::take(&mut self.late_ns), now);
-        if engine.checkers.may_yield(now) {
+        engine.pacing.checkers.was_away(std::mem::take(&mut self.late_ns), now);
+        if engine.pacing.checkers.may_yield(now) {
             self.turn_from = None;
         } else if self.turn_from.is_none() {
             self.turn_from = Some(system::thread_time_ns());
@@ -212,7 +212,7 @@ impl Poller {
         let lingers_ns = attention.lingers_ns();
         // They will not be used again.
         self.active.retain(|stream| !(stream.is_deserted() && stream.deactivate()));
-        let waited_for = self.active.iter().any(|stream| stream.has_waiters());
+        let waited_for = self.active.iter().any(|stream| stream.waiters.is_waited_for());
         let owes = self.owes(engine);
         if waited_for || owes {
             // Words and doorbells say nothing of a device that died; a query does.
@@ -232,14 +232,16 @@ impl Poller {
             (false, false) => now + lingers_ns,
         };
         for stream in &self.active {
-            until = until.min(stream.next_look());
+            until = until.min(stream.waiters.next_look());
         }
         until
     }
 
     /// When to check an idle device next.
     fn next_watch(&mut self, engine: &Engine, now: u64) -> u64 {
-        if !engine.is_watched() {
+        // A reservation keeps waiting on an idle device as well.
+        let reserves = engine.memory.account.lock().reservations.waiting() > 0;
+        if !reserves && !engine.ending.is_watched() {
             return u64::MAX;
         }
         if now >= self.last_probe + cadence::WATCH_NS {
@@ -257,8 +259,8 @@ impl Poller {
 
     /// Whether memory waits to be taken back or freed.
     fn owes(&self, engine: &Engine) -> bool {
-        engine.has_retired()
-            || engine.left_without_a_thread() > 0
+        engine.memory.has_retired()
+            || engine.background.left_without_a_thread() > 0
             || self.active.iter().any(|stream| stream.has_dues())
     }
 
@@ -270,7 +272,7 @@ impl Poller {
             moved |= stream.sweep();
             stream.press();
         }
-        engine.send_left();
+        engine.background.send_left();
         moved |= engine.sweep_retired(false);
         engine.sweep_retired(true) || moved
     }

@@ -9,6 +9,7 @@
 //!    (`a_frozen_buffer_outlives_the_reads_of_a_dropped_stream`): it is not dropped before, see [`progress`](super::progress).
 #![forbid(unsafe_code)]
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use gpu_await_protocol::sync::Mutex;
@@ -16,16 +17,22 @@ use gpu_await_protocol::sync::Mutex;
 use super::progress::{PointStream, StreamRef};
 use gpu_await_protocol::park::Inbox;
 
+/// The streams of a device, and what is known of all of them.
 pub(crate) struct Registry<S> {
     /// By their ids.
     streams: Mutex<Vec<(u64, Weak<S>)>>,
     /// Handed to the poller, which has not taken them yet.
     inbox: Inbox<Arc<S>>,
+    /// Set once a stream went whose work will never be complete.
+    gave_up: AtomicBool,
+    /// Set once a buffer was used by two streams: from then on dependencies are exact, where streams depend on one another.
+    crossed: AtomicBool,
 }
 
 impl<S: PointStream> Registry<S> {
     pub(crate) fn new() -> Self {
-        Registry { streams: Mutex::default(), inbox: Inbox::new() }
+        let (gave_up, crossed) = (AtomicBool::new(false), AtomicBool::new(false));
+        Registry { streams: Mutex::default(), inbox: Inbox::new(), gave_up, crossed }
     }
 
     /// Hands a stream to the poller; false if that has ended, and the stream is let go of.
@@ -63,6 +70,35 @@ impl<S: PointStream> Registry<S> {
     /// All of them.
     pub(crate) fn streams(&self) -> Vec<StreamRef<S>> {
         self.streams.lock().iter().filter_map(|(_, stream)| StreamRef::through(stream)).collect()
+    }
+
+    /// All of them. The caller must hold no lock: dropping this list may end one of them.
+    pub(crate) fn streams_unlocked(&self) -> Vec<Arc<S>> {
+        self.streams().into_iter().map(StreamRef::unlocked).collect()
+    }
+
+    /// Called when a stream goes whose work will never be complete.
+    pub(crate) fn give_up_stream(&self) {
+        // ORDERING: Release pairs with `has_given_up_streams`: a thread that no longer finds the stream reads
+        // this.
+        self.gave_up.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn has_given_up_streams(&self) -> bool {
+        // ORDERING: Acquire, see above.
+        self.gave_up.load(Ordering::Acquire)
+    }
+
+    /// Whether dependencies between streams are exact, so that operations are followed by events as long as these are used.
+    pub(crate) fn is_exact(&self) -> bool {
+        // ORDERING: Relaxed: a submitter that misses the switch by one operation makes a later
+        // dependency wait longer, never shorter.
+        self.crossed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_exact(&self) {
+        // ORDERING: Relaxed, as above.
+        self.crossed.store(true, Ordering::Relaxed);
     }
 }
 

@@ -1,7 +1,16 @@
 //! One stream, as the completion engine sees it.
 //!
-//! [`StreamState`] ties the pure parts to a driver stream: the timeline, the submission lock, the markers on it, its waiters, and the host
-//! memory lent to it.
+//! [`StreamState`] has these parts, each with state and methods of its own, and what takes several of them:
+//!
+//! | part | what it is | in |
+//! |---|---|---|
+//! | `driver` | the driver's stream, and whose it is | [`driver_stream`] |
+//! | `submission`, `announced` | the submission lock, and what its holder lets others know | [`submitter`], [`listed`] |
+//! | `markers` | how the device tells how far it is | [`markers`] |
+//! | `waiters`, `pace` | the futures that wait, and when to look for them | [`poll`], [`look`], [`visit`], [`pace`] |
+//! | `lent` | host memory and values that the device may touch | [`lent`] |
+//! | `memory` | device memory that was freed on it | [`freed`] |
+//! | `foreign` | what it waits for on other devices | [`foreign`] |
 //!
 //! | who | does | through | in |
 //! |---|---|---|---|
@@ -10,12 +19,12 @@
 //! | anybody | queries the driver, raises `completed`, wakes | [`StreamState::sweep`] | [`look`] |
 //! | the poller | looks when the work may be complete | [`StreamState::visit`] | [`visit`] |
 //! | a drop | caches the memory for the stream, frees it in stream order, or defers it | [`StreamState::free_in_order`] | [`freed`] |
-//! | an allocation | reuses memory that the stream freed | [`StreamState::reuse`], [`StreamState::take_freed`] | [`freed`] |
+//! | an allocation | reuses memory that the stream freed | [`FreedMemory::reuse`], [`StreamState::take_freed`] | [`freed`] |
 //!
-//! Locks, in the order in which they may be held together: submission lock, then one of `markers`, `lent`, `deferred`, `block_cache`,
-//! `freed`; then the device's account. The lock of `queue` is never held with another.
+//! Locks, in the order in which they may be held together: submission lock, then one of those of `markers`, `lent` and `memory`; then the
+//! device's account. The lock of `waiters` is never held with another.
 
-mod for_others;
+mod driver_stream;
 mod foreign;
 mod freed;
 mod handle;
@@ -24,231 +33,62 @@ mod listed;
 mod look;
 mod markers;
 mod opening;
+mod pace;
 mod poll;
 mod submitter;
 mod visit;
 
-use std::any::Any;
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::task::Waker;
 
-use gpu_await_protocol::sync::Mutex;
-
-use self::freed::Freed;
+use self::driver_stream::DriverStream;
+pub(crate) use self::driver_stream::Owner;
+use self::foreign::ForeignWaits;
+use self::freed::FreedMemory;
 pub(crate) use self::handle::{OfStream, StreamHandle};
-use self::lent::LentMemory;
+use self::lent::LentQueue;
 pub(crate) use self::lent::{Callback, Payload};
-use self::markers::{Followed, Markers};
+pub(crate) use self::listed::Listed;
+use self::markers::Markers;
+use self::pace::Pace;
 pub(crate) use self::poll::WaitState;
-use self::submitter::Submitter;
-pub(crate) use self::submitter::{Listed, Turn};
-use super::counted::Counted;
-use super::engine::Engine;
-use super::partitions::Share;
-use super::progress::Progress;
-use super::words::Word;
-use crate::backend::{RawStream, StreamOptions};
+pub(crate) use self::submitter::Turn;
+use self::submitter::{Announced, Submitter};
+use super::engine::{DeviceStream, Engine};
+use super::progress::{PointStream, Progress};
 use crate::error::{DriverCode, Error, Result};
 use crate::memory::reclaim::retired::{Block, Remnant};
 use crate::thread::{contain, locks, role};
-use gpu_await_protocol::block_cache::BlockCache;
-use gpu_await_protocol::cadence;
-use gpu_await_protocol::estimator::Estimator;
-use gpu_await_protocol::sharing::Sharing;
 use gpu_await_protocol::submission::SubmissionLock;
-use gpu_await_protocol::sweep::SweepGate;
-use gpu_await_protocol::timeline::Timeline;
 use gpu_await_protocol::wait_queue::WaitQueue;
-
-/// Events that a new stream has.
-const EVENTS_IN_STOCK: usize = 8;
-
-/// No value that a word will have: whether it is still to be written is not known.
-const UNKNOWN: u64 = u64::MAX;
 
 pub(crate) struct StreamState {
     progress: Arc<Progress<StreamState>>,
     engine: Arc<Engine<StreamState>>,
-    raw: RawStream,
-    /// The options of its driver stream.
-    options: StreamOptions,
-    /// The multiprocessors that it is confined to.
-    partition: Option<Arc<Share>>,
-    /// That the driver knows its context no more, of a stream that others made.
-    detached: OnceLock<Error>,
-    name: Option<Box<str>>,
-    /// The driver stream is ours to destroy.
-    owned: bool,
-    /// The owner of an adopted stream, if there is one.
-    owner: Option<Owner>,
-    sharing: Sharing,
-    /// Another library's last calls took long, or there were none.
-    foreign_takes_long: AtomicBool,
+    pub(crate) driver: DriverStream,
     submission: SubmissionLock<Submitter>,
-    markers: Counted<Markers>,
-    followed: Followed,
-    /// The number of markers from which on a submitter looks, if nothing waits.
-    tidy_from: AtomicU64,
-    gate: SweepGate,
-    queue: WaitQueue<Waker>,
-    lent: Counted<VecDeque<LentMemory>>,
-    deferred: Counted<Vec<Block>>,
-    block_cache: Mutex<BlockCache<Block>>,
-    freed: Mutex<Freed>,
-    word: Option<Word>,
-    /// The last value that the stream was asked to write into `word`; [`UNKNOWN`] after a refusal.
-    told: AtomicU64,
+    pub(crate) markers: Markers,
+    pub(crate) waiters: WaitQueue<Waker>,
+    lent: LentQueue,
+    pub(crate) memory: FreedMemory,
     /// The last handle is gone: nothing more is put on it.
     deserted: AtomicBool,
-    /// The highest ticket behind which a doorbell was armed.
-    armed: AtomicU64,
     pace: Pace,
-    /// The ticket of the open list; 0 if there is none.
-    listed: AtomicU64,
-    /// The last ticket whose driver calls were expected to block the thread.
-    blocks_at: AtomicU64,
-    /// Tickets that wait, with all behind them, for another device: for a stream of it, or for one of this
-    /// device that does.
-    foreign: Mutex<Vec<(u64, Point)>>,
+    pub(crate) announced: Announced,
+    pub(crate) foreign: ForeignWaits,
 }
 
 /// A point on a stream of this device or another.
 type Point = gpu_await_protocol::point::Point<Arc<Progress<StreamState>>>;
 
-/// The owner of an adopted stream.
-pub(crate) type Owner = Box<dyn Any + Send + Sync>;
-
-/// Whose the driver stream is.
-enum Origin {
-    Ours(Option<Arc<Share>>),
-    /// Adopted from another library, which puts work on it as well.
-    Shared(Option<Owner>, Option<Arc<Share>>),
-    /// The engine's.
-    Engine,
-}
-
-/// When the stream's work was waited for, looked at, and how long it took; times of the engine's
-/// clock, in nanoseconds.
-#[derive(Default)]
-struct Pace {
-    /// When the work at the head was first waited for, or the work in front of it was complete.
-    head_since: AtomicU64,
-    /// When the stream was last seen not to have moved.
-    pending_at: AtomicU64,
-    /// When a task last looked for itself.
-    checked_at: AtomicU64,
-    /// The end of the last window for which a task was woken to check.
-    alerted: AtomicU64,
-    /// When the poller last woke a task, until that is polled; 0: it did not.
-    woken_at: AtomicU64,
-    estimator: Mutex<Estimator>,
-    /// Whether all work that it remembers is short.
-    is_short: AtomicBool,
-}
-
 impl StreamState {
-    fn over(
-        engine: &Arc<Engine<StreamState>>,
-        raw: RawStream,
-        options: StreamOptions,
-        name: Option<Box<str>>,
-        word: Option<Word>,
-        origin: Origin,
-    ) -> Arc<StreamHandle> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let (owned, shared, owner, partition) = match origin {
-            Origin::Ours(partition) => (true, false, None, partition),
-            Origin::Shared(owner, partition) => (false, true, owner, partition),
-            Origin::Engine => (false, false, None, engine.partition.clone()),
-        };
-        // ORDERING: Relaxed: only uniqueness matters.
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let progress = |stream: &Weak<StreamState>| Progress {
-            id,
-            timeline: Timeline::new(),
-            device: engine.state.clone(),
-            stream: stream.clone(),
-            waits_for_others: AtomicBool::new(false),
-            stuck: OnceLock::new(),
-        };
-        let stream = Arc::new_cyclic(|this| StreamState {
-            progress: Arc::new(progress(this)),
-            engine: engine.clone(),
-            raw,
-            options,
-            partition,
-            detached: OnceLock::new(),
-            name,
-            sharing: Sharing::new(shared),
-            foreign_takes_long: AtomicBool::new(true),
-            owned,
-            owner,
-            submission: SubmissionLock::new(Submitter::new()),
-            markers: Counted::default(),
-            followed: Followed::new(),
-            tidy_from: AtomicU64::new(2 * cadence::MARK_EVERY),
-            gate: SweepGate::new(),
-            queue: WaitQueue::new(),
-            lent: Counted::default(),
-            deferred: Counted::default(),
-            block_cache: Mutex::new(BlockCache::new(engine.options.block_cache_bytes)),
-            freed: Mutex::default(),
-            word,
-            told: AtomicU64::new(0),
-            deserted: AtomicBool::new(false),
-            armed: AtomicU64::new(0),
-            pace: Pace::default(),
-            listed: AtomicU64::new(0),
-            blocks_at: AtomicU64::new(0),
-            foreign: Mutex::default(),
-        });
-        engine.add_stream(&stream);
-        StreamHandle::new(stream)
-    }
-
     pub(crate) fn id(&self) -> u64 {
         self.progress.id
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine<StreamState>> {
         &self.engine
-    }
-
-    pub(crate) fn raw(&self) -> RawStream {
-        self.raw
-    }
-
-    /// The options of its driver stream; see [`is_blocking`](Self::is_blocking) for the driver's answer.
-    pub(crate) fn options(&self) -> StreamOptions {
-        self.options
-    }
-
-    pub(crate) fn name(&self) -> Option<&str> {
-        self.name.as_deref()
-    }
-
-    /// Which others put work on the stream.
-    #[inline]
-    pub(crate) fn sharing(&self) -> &Sharing {
-        &self.sharing
-    }
-
-    #[inline]
-    fn is_shared(&self) -> bool {
-        self.sharing.is_shared()
-    }
-
-    /// Whether the calls of another library are expected to take long: as the last time, or for the first time.
-    pub(crate) fn foreign_takes_long(&self) -> bool {
-        // ORDERING: Relaxed, here and below: a guess.
-        self.foreign_takes_long.load(Ordering::Relaxed)
-    }
-
-    /// Records whether another library's calls took long.
-    pub(crate) fn foreign_took_long(&self, long: bool) {
-        self.foreign_takes_long.store(long, Ordering::Relaxed);
     }
 
     #[inline]
@@ -279,11 +119,6 @@ impl StreamState {
         Point { stream: self.progress.clone(), ticket }
     }
 
-    /// Drops a future's interest in a marker of its own.
-    pub(crate) fn release(&self, ticket: u64) {
-        self.progress.release(ticket);
-    }
-
     // ---- submitting -----------------------------------------------------------------------
 
     /// Runs `f` as the stream's only submitter. Blocks while another one is in the driver.
@@ -298,8 +133,7 @@ impl StreamState {
         if self.owes() {
             self.see_to_dues();
         }
-        // ORDERING: Relaxed: numbers that protect nothing.
-        if self.markers.len() >= self.tidy_from.load(Ordering::Relaxed) {
+        if self.markers.are_untidy() {
             self.tidy();
         }
         result
@@ -311,9 +145,9 @@ impl StreamState {
     pub(crate) fn mark_everything(self: &Arc<Self>) -> Result<Option<u64>> {
         const NOT_SUPPORTED: i32 = 801;
         let engine = &self.engine;
-        let event = engine.event().map_err(|code| engine.refused(code))?;
+        let event = engine.pools.event().map_err(|code| engine.refused(code))?;
         // Their last handles are not dropped under the lock.
-        let streams = engine.streams();
+        let streams = engine.registry.streams();
         let marked = self.with(|turn| {
             let ticket = turn.next_ticket();
             // SAFETY: the event is pooled, so nothing is pending on it, and the handle keeps it.
@@ -331,7 +165,7 @@ impl StreamState {
                 ticket: other.submitted(),
                 stream: other.clone(),
             };
-            self.waits_for(ticket, others.map(on));
+            self.foreign.add(ticket, others.map(on));
             Ok(ticket)
         });
         match marked {
@@ -345,14 +179,6 @@ impl StreamState {
     fn try_with<R>(self: &Arc<Self>, f: impl FnOnce(&mut Turn<'_, '_>) -> R) -> Option<R> {
         self.submission.try_with(self, |locked| f(&mut Turn { stream: self, locked }))
     }
-
-    // ---- drops ----------------------------------------------------------------------------
-
-    /// Whether nothing is left on the stream, where that can be asked.
-    fn is_known_to_be_through(&self) -> bool {
-        let may_ask = role::may_call_driver() && !crate::thread::exit::begun();
-        may_ask && self.is_through() == Ok(true)
-    }
 }
 
 impl PartialEq for StreamState {
@@ -363,7 +189,7 @@ impl PartialEq for StreamState {
 
 impl std::fmt::Debug for StreamState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.name {
+        match self.driver.name() {
             Some(name) => write!(f, "stream {} \"{name}\" of {}", self.id(), self.engine.label()),
             None => write!(f, "stream {} of {}", self.id(), self.engine.label()),
         }
@@ -375,12 +201,12 @@ impl Drop for StreamState {
         locks::assert_none("a stream's state");
         self.end();
         if self.is_deserted()
-            && let Some(share) = self.partition.take()
+            && let Some(share) = self.driver.take_partition()
         {
             share.stream_ended();
         }
         // Last: `close` waits for a stream that is registered and has no owner, which frees what it has.
-        self.engine.remove_stream(self.id());
+        self.engine.registry.remove(self.id());
     }
 }
 
@@ -388,43 +214,29 @@ impl StreamState {
     /// Lets go of everything that it has; for its drop.
     fn end(&mut self) {
         let engine = self.engine.clone();
-        // Not `completed`: an event in front of the word's last value may have raised that, and the
-        // late write would complete the tickets of the line's next stream.
-        // ORDERING: Relaxed, see `mark_tail`.
-        let told = self.told.load(Ordering::Relaxed);
-        if let Some(word) = self.word.take() {
-            if word.read() >= told || (told == UNKNOWN && self.is_known_to_be_through()) {
-                engine.words.put(word);
-            } else {
-                engine.words.retain(word);
-            }
+        if let Some(word) = self.markers.take_word() {
+            engine.pools.words.take_back(word, || {
+                let may_ask = role::may_call_driver() && !crate::thread::exit::begun();
+                may_ask && self.driver.is_through(&*engine.backend) == Ok(true)
+            });
         }
-        if let Some(owner) = self.owner.take() {
-            engine.drop_later(owner);
+        if let Some(owner) = self.driver.take_owner() {
+            engine.background.drop_later(owner);
         }
         let stuck = self.is_stuck();
-        if stuck && self.owned {
-            engine.give_up_stream();
+        if stuck && self.driver.is_owned() {
+            engine.registry.give_up_stream();
         }
         // Waiters are left only if nothing will ever complete them: they look again, and get an error.
-        for waker in self.queue.close() {
+        for waker in self.waiters.close() {
             engine.state.ready_tasks.enter();
             contain::wake(waker);
         }
-        let markers = self.markers.get_mut();
-        // Before the engine, whose end destroys the pool's events.
-        markers.spare.clear();
-        for marker in markers.queue.drain(..) {
-            if marker.ticket > self.progress.timeline.completed() {
-                // It is still pending: never to be lent again.
-                marker.event.spoil();
-            }
-        }
+        self.markers.clear(self.progress.timeline.completed());
         let lost = engine.lost().is_some();
         if lost || stuck {
             // Lent while the device was being lost: the device may not have stopped.
-            let lent = std::mem::take(self.lent.get_mut());
-            self.quarantine(lent);
+            self.lent.quarantine(&engine);
         }
         if lost {
             let left = self.take_left().into_iter().map(Remnant::from);
@@ -434,20 +246,77 @@ impl StreamState {
             return;
         }
         // Any are left only when nothing steps the device any more.
-        for lent in std::mem::take(self.lent.get_mut()) {
-            self.give_up(lent.payload);
-        }
+        self.lent.give_up(&engine);
         // So that an allocation finds it.
         for block in self.take_left() {
             engine.retire_block(&self.progress, block);
         }
-        let Some(raw) = self.owned.then_some(self.raw) else { return };
+        if !self.driver.is_owned() {
+            return;
+        }
+        let raw = self.driver.raw();
         let keeper = engine.clone();
-        engine.act(move || {
+        engine.background.act(move || {
             // SAFETY: `open` made the driver stream, and nothing else refers to it.
             if unsafe { keeper.backend.stream_destroy(raw) }.is_err() {
-                keeper.count_unreturned();
+                keeper.state.count_unreturned();
             }
         });
+    }
+}
+
+impl PointStream for StreamState {
+    fn end_elsewhere(self) {
+        self.engine.clone().background.drop_stream(self);
+    }
+
+    fn is_settled(&self, ticket: u64) -> bool {
+        self.outcome(ticket).is_some()
+    }
+
+    fn ask_after(self: &Arc<Self>, ticket: u64) {
+        self.want(ticket);
+        self.ask_here_or_there();
+    }
+
+    fn expect(&self, ticket: u64) {
+        let tail = self.submitted();
+        self.want(ticket);
+        if !self.is_complete(ticket) {
+            self.markers.expect(ticket, tail);
+        }
+    }
+
+    fn dependency_lost(&self, ticket: u64) -> Option<Error> {
+        self.foreign.dependency_lost(ticket)
+    }
+}
+
+impl DeviceStream for StreamState {
+    fn progress(&self) -> &Arc<Progress<StreamState>> {
+        StreamState::progress(self)
+    }
+
+    fn sweep(&self) -> bool {
+        StreamState::sweep(self)
+    }
+
+    fn mourn(&self) {
+        StreamState::mourn(self);
+    }
+
+    fn collect_freed(&self, mark: bool) {
+        StreamState::collect_freed(self);
+        if let Some(last) = self.memory.frees_in_order().last().filter(|_| mark) {
+            self.want(last.ticket);
+        }
+    }
+
+    fn take_all_kept(&self) -> Vec<Block> {
+        self.memory.take_kept(&self.engine.memory.account, u64::MAX, |_| true)
+    }
+
+    fn may_sit_in_driver(self: &Arc<Self>) -> bool {
+        self.announced.may_block_behind(self.submitted()) && self.is_submitted_to()
     }
 }

@@ -36,10 +36,15 @@ struct Page {
     device: DevicePtr,
 }
 
+/// No value that a word will have: whether it is still to be written is not known.
+const UNKNOWN: u64 = u64::MAX;
+
 /// A stream's word.
 pub(crate) struct Word {
     page: Arc<Page>,
     line: usize,
+    /// The last value that the stream was asked to write; [`UNKNOWN`] after a refusal.
+    told: AtomicU64,
 }
 
 impl Words {
@@ -56,7 +61,7 @@ impl Words {
         }
         match state.free.pop() {
             Some((page, line)) => {
-                let word = Word { page, line };
+                let word = Word { page, line, told: AtomicU64::new(0) };
                 // ORDERING: Relaxed: the line has no other user, and its stream is new.
                 word.atomic().store(0, Ordering::Relaxed);
                 Ok(word)
@@ -65,19 +70,22 @@ impl Words {
         }
     }
 
-    /// Gives back a line whose last value was seen.
-    pub(crate) fn put(&self, word: Word) {
-        self.state.lock().free.push((word.page, word.line));
+    /// Takes a line back. Unless its last value was seen, or nothing is left on the stream that wrote it, a write into it may
+    /// still come: no other stream gets it then, and the pages stay.
+    pub(crate) fn take_back(&self, word: Word, is_stream_through: impl FnOnce() -> bool) {
+        // Not the stream's `completed`: an event in front of the word's last value may have raised that, and the
+        // late write would complete the tickets of the line's next stream.
+        // ORDERING: Relaxed, see `tell`.
+        let told = word.told.load(Ordering::Relaxed);
+        if word.read() >= told || (told == UNKNOWN && is_stream_through()) {
+            self.state.lock().free.push((word.page, word.line));
+        } else {
+            self.state.lock().unsettled = true;
+        }
     }
 
-    /// Keeps a line into which a write may still come: no stream gets it, and the pages stay.
-    pub(crate) fn retain(&self, word: Word) {
-        self.state.lock().unsettled = true;
-        drop(word);
-    }
-
-    /// Unregisters the pages from the device; no stream may write any more, except into
-    /// [retained](Self::retain) lines.
+    /// Unregisters the pages from the device; no stream may write any more, except into lines that did not
+    /// [come back](Self::take_back).
     pub(crate) fn close(&self, backend: &dyn Backend) {
         let mut state = self.state.lock();
         if state.unsettled {
@@ -124,8 +132,40 @@ impl Word {
         self.atomic().load(Ordering::Acquire)
     }
 
+    /// Has the stream write `value`, by a driver call that gets the word's address. Under the submission lock of the stream.
+    pub(crate) fn tell(
+        &self,
+        value: u64,
+        write: impl FnOnce(DevicePtr) -> DriverResult<()>,
+    ) -> DriverResult<()> {
+        // ORDERING: Relaxed: read by the end of the stream, which is exclusive. Before the call,
+        // because a failed one may have been submitted all the same.
+        self.told.store(value, Ordering::Relaxed);
+        // ORDERING: Relaxed, as above.
+        write(self.device_ptr()).inspect_err(|_| self.told.store(UNKNOWN, Ordering::Relaxed))
+    }
+
+    /// Whether the stream may write it: not after a refused write, which may come late, and could not be told from the next.
+    pub(crate) fn is_usable(&self) -> bool {
+        // ORDERING: Relaxed: changed under the submission lock, which the caller has.
+        self.told.load(Ordering::Relaxed) != UNKNOWN
+    }
+
+    /// Whether a write may still come. After a refused one, only if the stream has work left, as far as the caller knows.
+    pub(crate) fn is_late(&self, has_work: impl FnOnce() -> bool) -> bool {
+        // ORDERING: Relaxed, here and below: a hint; the end of the stream asks again.
+        let told = self.told.load(Ordering::Relaxed);
+        self.read() < told && (told != UNKNOWN || has_work())
+    }
+
+    /// The ticket that the last write will tell of, if that is behind `completed`.
+    pub(crate) fn will_tell(&self, completed: u64) -> Option<u64> {
+        let told = self.told.load(Ordering::Relaxed);
+        (told != UNKNOWN && told > completed).then_some(told)
+    }
+
     /// The address at which the device writes it.
-    pub(crate) fn device_ptr(&self) -> DevicePtr {
+    fn device_ptr(&self) -> DevicePtr {
         self.page.device.offset((self.line * LINE_BYTES) as u64)
     }
 

@@ -456,7 +456,8 @@ impl StreamPool {
         role::check("making streams").here()?;
         let engine = partition.device().engine();
         let slots = self.shared.slots.iter().enumerate();
-        let mine: Vec<_> = slots.filter(|(_, slot)| slot.engine.id == engine.id).collect();
+        let mine: Vec<_> =
+            slots.filter(|(_, slot)| slot.engine.state.id == engine.state.id).collect();
         if mine.is_empty() {
             return Err(wrong_device("the partition", &self.shared.slots[0].engine, engine)).here();
         }

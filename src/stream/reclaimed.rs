@@ -67,7 +67,7 @@ impl Stream {
             let outlook = engine.outlook(stream, bytes, reach.bytes(), self.budget());
             let waits = match &outlook.prospect {
                 Prospect::Fits => return Ok(()),
-                Prospect::Never if engine.graph_memory.give_up() => continue,
+                Prospect::Never if engine.memory.graphs.give_up() => continue,
                 Prospect::Never => {
                     return Err(reach.refusal(engine, "reclaimed".into(), bytes, &outlook));
                 }

@@ -97,7 +97,7 @@ impl Drop for Installed {
 
 /// The stream of the innermost scope, of one device or of any.
 pub(crate) fn innermost(engine: Option<u64>) -> Option<Stream> {
-    let fits = |stream: &&Stream| engine.is_none_or(|id| stream.engine().id == id);
+    let fits = |stream: &&Stream| engine.is_none_or(|id| stream.engine().state.id == id);
     // While the thread ends there are no scopes any more.
     let found = SCOPES.try_with(|scopes| scopes.borrow().iter().rev().find(fits).cloned());
     found.ok().flatten()
@@ -109,7 +109,8 @@ fn enter(stream: &Stream, ordered: bool) -> Stream {
     if !ordered {
         return stream;
     }
-    let previous = innermost(Some(stream.engine().id)).unwrap_or_else(|| stream.default_stream());
+    let previous =
+        innermost(Some(stream.engine().state.id)).unwrap_or_else(|| stream.default_stream());
     if previous == stream {
         return stream;
     }

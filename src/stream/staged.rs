@@ -206,7 +206,7 @@ impl Stream {
         let (window, events) = (self.window(), self.staged_events());
         // Before pinned memory is taken, so that a waiting call leaves it to others.
         self.throttle(MOST_IN_FLIGHT).await?;
-        if !self.state().has_events(events) {
+        if !self.state().markers.has_events(events) {
             let stream = self.state().clone();
             let stock = move || stock(&stream, events);
             self.home().crew.offload(self.line(), Unwanted::IsLeft, stock).await?;
@@ -364,8 +364,8 @@ fn block_len<T>(len: usize) -> usize {
 /// Ensures that there are that many; and one more, because the poller may be holding one when the work that
 /// it marks is complete.
 fn stock(stream: &StreamState, events: usize) {
-    if !stream.has_events(events) {
-        stream.stock_events(events + 1);
+    if !stream.markers.has_events(events) {
+        stream.markers.stock_events(stream.engine(), events + 1);
     }
 }
 

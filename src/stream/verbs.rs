@@ -8,6 +8,7 @@
 
 use std::time::Duration;
 
+use crate::batch::pieces::CopyBy;
 use crate::batch::queue::Queue;
 use crate::batch::region::{Region, RunOf};
 use crate::batch::settle::Settle;
@@ -19,7 +20,8 @@ use crate::event::Event;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::copy_2d::Copy2d;
 use crate::memory::pinned::PinnedBuffer;
-use crate::memory::view::{Readable, Writable};
+use crate::memory::slab::DeviceSlab;
+use crate::memory::view::{Readable, View, ViewMut, Writable};
 use crate::memory::{Element, Number};
 use crate::op::Op;
 use crate::stream::{Marks, Stream};
@@ -206,6 +208,76 @@ verbs! {
         destination: &mut impl Writable<T>,
     ) -> Op<()> {
         self.one(|queue| queue.copy(source, destination))
+    }
+
+    /// Allocates device memory in `blocks` blocks of `block_len` elements, zeroed. Ready proves *complete on the device*.
+    ///
+    /// See [`DeviceSlab`]. The library remembers 16 bytes a block on the host.
+    ///
+    /// # Errors
+    /// Out of device memory; [`ErrorDetail::TooLarge`], also of 2^32 blocks or more; a device that is lost or closed.
+    ///
+    /// # Source
+    /// `cuMemAllocFromPoolAsync`, `cuMemsetD8Async`.
+    pub fn slab<T: Element>(&self, blocks: usize, block_len: usize) -> Op<DeviceSlab<T>> {
+        self.one(|queue| queue.slab(blocks, block_len))
+    }
+
+    /// Copies many pieces of memory as one operation: to the device, back, within it, from other devices. Ready proves *complete on the
+    /// device*, and for pieces in pinned memory *visible to the host*.
+    ///
+    /// A piece is a source and a destination of equal length: views of buffers, of [`Mapped`](crate::Mapped) memory, of blocks of
+    /// [slabs](crate::DeviceSlab). The pieces are copied in no order, so no byte that one writes may be touched by another. Each is ordered
+    /// with other work by the memory that it touches; the copy is ordered as a whole, behind all work that any piece waits for.
+    ///
+    /// | moved by | gigabytes a second, for pieces of 4 KiB, 64 KiB, 1 MiB | takes |
+    /// |---|---|---|
+    /// | [`CopyBy::CopyEngine`] | 1.6, 17, 48 | one call of the driver a piece |
+    /// | [`CopyBy::Kernel`] | 43, 51, 52 | multiprocessors: as many blocks as eight hold, or the stream's [partition](crate::Partition) |
+    ///
+    /// Those are calls of the bare driver and a kernel that reads a table of pieces, from pinned memory to an H200. [`CopyBy::Auto`] takes the
+    /// kernel for four pieces or more of less than 1 MiB on average.
+    ///
+    /// # Ownership
+    /// The views are borrowed for the call. The kernel finds more than 170 pieces in pinned memory, which the operation keeps until it is complete.
+    ///
+    /// # Ordering
+    /// Pieces of a device whose memory this one does not reach are copied through the host, in front of the others.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the copy goes on. Blocks of a host slab stay with their slab.
+    ///
+    /// # Blocking
+    /// The copy engines: while the stream's [queue is full](Stream#blocking), of which each piece takes one place. More than 170 pieces: as
+    /// [`pinned`](Stream::pinned), for 24 bytes a piece.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::BadPiece`]: lengths that differ, pieces that overlap. Sources that nothing has written or whose producer failed; a
+    /// destination or pinned memory of another device; a device that is lost or closed. All destinations count as failed then.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// use gpu_await::CopyBy;
+    /// let x = stream.upload((0..100u32).collect::<Vec<_>>()).queued()?;
+    /// let mut y = stream.zeros::<u32>(4).queued()?;
+    /// let (left, right) = y.split_at_mut(2)?;
+    /// let pieces = vec![(x.slice(70..72)?, left), (x.slice(10..12)?, right)];
+    /// stream.copy_many(pieces, CopyBy::Auto).queued()?;
+    /// assert_eq!(stream.download(&y).await?, [70, 71, 10, 11]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// `cuMemcpyHtoDAsync`, `cuMemcpyDtoHAsync`, `cuMemcpyDtoDAsync`, `cuMemcpyPeerAsync`, or `cuLaunchKernel` of `kernels/copy_pieces.cu`.
+    pub fn copy_many<T: Element>(
+        &self,
+        pieces: Vec<(View<'_, T>, ViewMut<'_, T>)>,
+        by: CopyBy,
+    ) -> Op<()> {
+        self.one(|queue| queue.copy_many(pieces, by))
     }
 
     /// Copies rows between device buffers of this device. Ready proves *complete on the device*.

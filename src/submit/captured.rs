@@ -20,6 +20,7 @@ use gpu_await_protocol::sync::Mutex;
 
 use super::code::{KernelCode, KernelLaunch};
 use super::footprint::Footprint;
+use super::lent::only_kept;
 use super::name::Name;
 use super::outcome::{Dependency, LateOutcomes, RunOutcome, WorkOfOutcome, WorkOutcome};
 use super::raw::{Raw, Refusal};
@@ -82,7 +83,7 @@ pub(crate) fn capture(
 ) -> Result<Arc<Captured>, SubmitError> {
     let engine = stream.engine();
     footprint.validate(engine).map_err(|error| footprint.poison(error))?;
-    let Some(mut kept) = footprint.take_kept() else {
+    let Some(mut kept) = only_kept(footprint.take_lent()) else {
         // Lent memory is the caller's again when the first launch is complete.
         let op = footprint.name().to_arc();
         return Err(footprint.poison(ErrorDetail::NotInGraph { op }.into()).into());
@@ -110,7 +111,11 @@ pub(crate) fn capture(
         }
         Err(refusal) => {
             // The device's context is current there.
-            engine.drop_later(Box::new((kept, recorder.twins.take(), recorder.told.take())));
+            engine.background.drop_later(Box::new((
+                kept,
+                recorder.twins.take(),
+                recorder.told.take(),
+            )));
             let error = explain(stream, footprint.name(), refusal);
             Err(footprint.poison(error).into())
         }
@@ -122,7 +127,7 @@ pub(super) fn captured(
     stream: &Arc<StreamState>,
     calls: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
 ) -> std::result::Result<RawGraph, Refusal> {
-    if stream.is_confined_by_others() {
+    if stream.driver.is_confined_by_others() {
         let (call, code) = ("cuStreamBeginCapture", DriverCode::NOT_SUPPORTED);
         return Err(Refusal::Driver(DriverCode { call, code }));
     }
@@ -130,10 +135,10 @@ pub(super) fn captured(
     let backend = &*engine.backend;
     let mut spare = stream.captures().lock();
     let raw = match *spare {
-        _ if backend.kind() == DeviceKind::Host => stream.raw(),
+        _ if backend.kind() == DeviceKind::Host => stream.driver.raw(),
         Some(raw) => raw,
         None => {
-            let partition = stream.partition().map(|share| share.raw());
+            let partition = stream.driver.partition().map(|share| share.raw());
             let options = StreamOptions { partition, ..StreamOptions::default() };
             *spare.insert(backend.stream_create(options)?)
         }
@@ -219,7 +224,7 @@ impl CapturedGraph {
     }
 
     pub(super) fn new(stream: &StreamState, raw: RawGraph, kept: Vec<Box<dyn Any + Send>>) -> Self {
-        let (engine, _partition) = (stream.engine().clone(), stream.partition().cloned());
+        let (engine, _partition) = (stream.engine().clone(), stream.driver.partition().cloned());
         let _kept = Mutex::new(kept);
         CapturedGraph { remains: Some(CaptureRemains { engine, _partition, raw, _kept }) }
     }
@@ -239,7 +244,7 @@ impl Drop for CaptureRemains {
         let Some(_in_driver) = self.engine.in_driver() else { return };
         // SAFETY: nothing made from it exists any more.
         if unsafe { self.engine.backend.graph_destroy(&self.raw) }.is_err() {
-            self.engine.count_unreturned();
+            self.engine.state.count_unreturned();
         }
     }
 }

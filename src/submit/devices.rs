@@ -12,7 +12,8 @@ pub(super) fn check_device(
     other: &Engine,
     peers: bool,
 ) -> Result<()> {
-    if other.id == engine.id || (peers && other.backend.kind() == engine.backend.kind()) {
+    if other.state.id == engine.state.id || (peers && other.backend.kind() == engine.backend.kind())
+    {
         return Ok(());
     }
     Err(wrong_device(what, engine, other))
@@ -21,7 +22,7 @@ pub(super) fn check_device(
 /// Refuses memory of another device that is lost or closed: it is not there any more, and the driver's
 /// answer would be taken for the loss of this one.
 pub(crate) fn check_is_there(engine: &Engine, other: &Engine) -> Result<()> {
-    if other.id == engine.id {
+    if other.state.id == engine.state.id {
         return Ok(());
     }
     other.check_open().map_err(|error| of_dependency(engine, error))

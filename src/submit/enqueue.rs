@@ -312,10 +312,10 @@ impl<'a, P> Uses<'a, P> {
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
         let DeclaredUses { footprint, memory, work, .. } = &mut *self.declared;
-        let takes_long = stream.foreign_takes_long();
+        let takes_long = stream.driver.foreign_takes_long();
         if takes_long {
             // Waiters for earlier work do not wait for the library.
-            footprint.may_block();
+            footprint.may_block = true;
         }
         let is_timed = takes_long || stream.submitted().is_multiple_of(TIMED);
         let (name, engine) = (footprint.name(), stream.engine());
@@ -347,7 +347,7 @@ impl<'a, P> Uses<'a, P> {
             let began = is_timed.then(|| engine.now());
             raw.foreign(run)?;
             if let Some(began) = began {
-                stream.foreign_took_long(engine.now() - began > LONG_NS);
+                stream.driver.foreign_took_long(engine.now() - began > LONG_NS);
             }
             failed.map_or(Ok(()), |error| Err(Refusal::Foreign(error)))
         };

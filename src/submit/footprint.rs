@@ -1,17 +1,19 @@
 //! The memory that an operation touches, and the waits that follow from it.
 #![forbid(unsafe_code)]
 
+mod access;
+
 use std::any::Any;
-use std::ops::Range;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+pub(crate) use self::access::Access;
 use super::devices::{check_can_wait, check_device, check_is_there, of_dependency};
 use super::lent::{LentValue, LentValues};
 use super::name::Name;
 use crate::error::{Error, Result};
-use crate::memory::allocation::{Allocation, AllocationHazards, Poison, check_content};
+use crate::memory::allocation::{AllocationHazards, Poison, check_content};
 use crate::memory::pinned_pool::PinnedBlock;
 use crate::memory::reclaim::claim::Claim;
 use crate::memory::view::{Span, Tracking};
@@ -30,9 +32,13 @@ pub struct Footprint<'a> {
     extras: Option<Extras>,
     makes: Makes,
     loan: LoanPhase,
-    pub(super) may_be_held_up: bool,
-    pub(super) may_block: bool,
-    pub(super) peers: bool,
+    /// It may be held up by something other than the stream's own work.
+    pub(crate) may_be_held_up: bool,
+    /// The driver may take long with the calls, for a reason other than a full queue: a kernel's first launch, memory that its pool has
+    /// to get from the system.
+    pub(crate) may_block: bool,
+    /// It may touch memory of other devices of the same kind.
+    pub(crate) peers: bool,
 }
 
 /// What an operation makes, which others will depend on.
@@ -65,13 +71,6 @@ struct Extras {
 
 /// Points of other streams.
 type Edges = SmallVec<[MarkedPoint; 2]>;
-
-pub(crate) struct Access<'a> {
-    pub(crate) memory: &'a Arc<Allocation>,
-    pub(crate) range: Range<u64>,
-    pub(super) mode: Mode,
-    pub(super) tracking: Tracking,
-}
 
 impl<'a> Footprint<'a> {
     /// An operation of that name, which touches nothing yet.
@@ -116,7 +115,7 @@ impl<'a> Footprint<'a> {
     /// Touches a part of an allocation.
     pub(crate) fn touches(&mut self, span: &Span<'a>, mode: Mode) {
         let (memory, range, tracking) = (span.memory, span.range.clone(), span.tracking);
-        self.accesses.push(Access { memory, range, mode, tracking });
+        self.accesses.push(Access { memory, range, mode, tracking, named: None, is_open: false });
     }
 
     /// Touches what a part of the operation touches, and is lent what that is lent.
@@ -139,26 +138,10 @@ impl<'a> Footprint<'a> {
         self.extras().after.extend(claim.take_waits());
     }
 
-    /// The operation may be held up by something other than the stream's own work.
-    pub(crate) fn may_be_held_up(&mut self) {
-        self.may_be_held_up = true;
-    }
-
-    /// The driver may take long with the calls, for a reason other than a full queue: a kernel's first
-    /// launch, memory that its pool has to get from the system.
-    pub(crate) fn may_block(&mut self) {
-        self.may_block = true;
-    }
-
     /// Whether a launch may be written to a list: nothing but work of its own stream holds it up, and the driver takes
     /// no longer than it should.
     pub(crate) fn can_be_listed(&self) -> bool {
         !self.may_block && self.is_of_the_stream_alone()
-    }
-
-    /// Whether submitting it may take long: of a launch, that the kernel was never launched before.
-    pub(crate) fn is_slow_to_submit(&self) -> bool {
-        self.may_block
     }
 
     /// Whether the operation may go in front of the recorded list: all memory that it touches is its own allocation.
@@ -258,11 +241,6 @@ impl<'a> Footprint<'a> {
         self.extras.as_mut()?.record.take()
     }
 
-    /// Allows memory of other devices of the same kind.
-    pub(crate) fn allows_peers(&mut self) {
-        self.peers = true;
-    }
-
     /// Records `event` behind the operation, which makes it the operation's marker.
     pub(crate) fn records(&mut self, event: EventHandle) {
         self.extras().record = Some(event);
@@ -282,7 +260,7 @@ impl<'a> Footprint<'a> {
         let mut poison = None;
         for access in self.tracked().filter(|access| access.mode.writes()) {
             let poison = poison.get_or_insert_with(|| Poison::of(&error, || self.name.to_arc()));
-            access.memory.poison(&access.range, leaves_data(access.mode), poison);
+            access.memory.poison(&access.part(), leaves_data(access.mode), poison);
         }
         error
     }
@@ -298,7 +276,7 @@ impl<'a> Footprint<'a> {
     pub(super) fn enter_frozen_peers(&mut self, engine: &Engine) {
         let frozen = |access: &&mut Access<'_>| access.tracking == Tracking::Frozen;
         for access in self.accesses.iter_mut().filter(frozen) {
-            if access.memory.engine().id != engine.id {
+            if access.memory.engine().state.id != engine.state.id {
                 access.tracking = Tracking::Tracked;
             }
         }
@@ -321,25 +299,45 @@ impl<'a> Footprint<'a> {
         role::check("submitting work")?;
         match engine.lost() {
             Some(lost) => Err(lost.clone()),
-            None if self.ends_loan() || !engine.is_closed() => Ok(()),
+            None if self.ends_loan() || !engine.ending.is_closed() => Ok(()),
             None => Err(engine.closed()),
         }
+    }
+
+    /// Whether an operation takes nothing but its own calls: all that it touches is memory of the stream's device that waits for nothing
+    /// and is the stream's alone. Then [`prepare`](Self::prepare) has nothing to look for.
+    #[inline]
+    pub(crate) fn is_plain(&self, stream: &StreamState) -> bool {
+        let (engine, id) = (stream.engine(), stream.id());
+        let is_plain = |Access { memory, tracking, .. }: &Access<'_>| {
+            Arc::ptr_eq(memory.engine(), engine)
+                && (*tracking != Tracking::Tracked || memory.is_only_used_by(id))
+        };
+        self.loan == LoanPhase::Neither
+            && !self.is_lent()
+            && self.after().is_empty()
+            && self.accesses.iter().all(is_plain)
+    }
+
+    /// Everything before an operation takes its ticket: the checks, and the points of other streams that it must wait for.
+    #[inline]
+    pub(super) fn prepare(&mut self, stream: &Arc<StreamState>, is_plain: bool) -> Result<()> {
+        let engine = stream.engine();
+        if is_plain {
+            self.validate_place(engine)?;
+            return stream.check_moves();
+        }
+        self.validate(engine)?;
+        self.find_edges(stream)
     }
 
     /// Rejects arguments that are invalid on every device, whatever the contents.
     #[inline]
     pub(crate) fn validate(&self, engine: &Engine) -> Result<()> {
         self.validate_place(engine)?;
-        if self.accesses.is_empty() && self.extras.is_none() {
-            return Ok(());
-        }
-        self.validate_parts(engine)
-    }
-
-    fn validate_parts(&self, engine: &Engine) -> Result<()> {
         for Access { memory, .. } in &self.accesses {
             let theirs = memory.engine();
-            if theirs.id != engine.id {
+            if theirs.state.id != engine.state.id {
                 check_device("a buffer", engine, theirs, self.peers)?;
                 check_is_there(engine, theirs)?;
             }
@@ -355,7 +353,7 @@ impl<'a> Footprint<'a> {
     fn failed_content(&self) -> Option<Error> {
         let mut reads = self.tracked().filter(|access| access.mode != Mode::Overwrite);
         reads.find_map(|access| {
-            access.memory.with_hazards(|hazards| match hazards.unreadable(&access.range) {
+            access.memory.with_hazards(|hazards| match hazards.unreadable(&access.part()) {
                 Some((_, Content::Poisoned { by, .. })) => Some(by.upstream(self.name.to_arc())),
                 _ => None,
             })
@@ -373,7 +371,7 @@ impl<'a> Footprint<'a> {
         if access.mode == Mode::Overwrite || self.ends_loan() {
             return Ok(());
         }
-        check_content(hazards, &access.range, || self.name.to_arc())
+        check_content(hazards, &access.part(), || self.name.to_arc())
     }
 
     /// Finds the points of other streams that this operation must wait for, each with its event, and leaves
@@ -416,7 +414,7 @@ impl<'a> Footprint<'a> {
             };
             access.memory.with_hazards(|hazards| {
                 self.check_content(access, hazards)?;
-                hazards.dependencies(&access.range, access.mode, stream.id(), add);
+                hazards.dependencies(&access.order(), access.mode, stream.id(), add);
                 Ok::<_, Error>(())
             })?;
         }
@@ -425,7 +423,7 @@ impl<'a> Footprint<'a> {
             return Ok(());
         }
         if self.tracked().next().is_some() {
-            stream.engine().set_exact();
+            stream.engine().registry.set_exact();
         }
         // Ours, for a look only, and never together with the other stream's lock below.
         stream.with(|turn| {
@@ -435,8 +433,8 @@ impl<'a> Footprint<'a> {
             let Point { stream: on, ticket } = &edge.point;
             let pending = on.pending_for(&stream.engine().state, *ticket)?;
             let Some(other) = pending else { continue };
-            if other.engine().id != stream.engine().id {
-                other.engine().set_exact();
+            if other.engine().state.id != stream.engine().state.id {
+                other.engine().registry.set_exact();
             }
             if edge.marker.is_none() {
                 let marker = other.event_behind(*ticket);
@@ -477,18 +475,6 @@ impl<'a> Footprint<'a> {
     /// Keeps a share of a driver callback until the operation is complete.
     pub(crate) fn calls(&mut self, callback: Box<dyn Callback>) {
         self.extras().lent.push(LentValue::Callback(callback));
-    }
-
-    /// Takes the users' values that it keeps, if it is lent nothing else.
-    pub(super) fn take_kept(&mut self) -> Option<Vec<Box<dyn Any + Send>>> {
-        if !self.lent().iter().all(|value| matches!(value, LentValue::Kept(_))) {
-            return None;
-        }
-        let kept = self.take_lent().into_iter().filter_map(|lent| match lent {
-            LentValue::Kept(value) => Some(value),
-            _ => None,
-        });
-        Some(kept.collect())
     }
 
     /// Keeps a user's value until the operation is complete.

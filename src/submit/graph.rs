@@ -143,14 +143,14 @@ impl Drop for GraphCell {
 impl Raw<'_> {
     /// Compiles a list's launches for this stream.
     pub(crate) fn compile(&self, list: &List, keeps: Option<&Kept>) -> DriverResult<CompiledGraph> {
-        if self.stream.is_confined_by_others() {
+        if self.stream.driver.is_confined_by_others() {
             return Err(DriverCode {
                 call: "cuGraphAddKernelNode",
                 code: DriverCode::NOT_SUPPORTED,
             });
         }
         let mut launches = (0..list.len()).map(|number| list.launch(number));
-        let partition = self.stream.partition().cloned();
+        let partition = self.stream.driver.partition().cloned();
         let raw = {
             let _alone = partition.as_ref().map(|share| share.compile());
             let confined = partition.as_ref().map(|share| share.raw());
@@ -190,7 +190,7 @@ impl CompiledGraph {
     /// Launches it, which has the launches of the list, as the turn's next ticket; returns how many commands that were.
     pub(crate) fn launch(&mut self, list: &mut List, turn: &mut Turn<'_, '_>) -> u32 {
         let (stream, engine) = (turn.stream, turn.stream.engine());
-        if engine.is_closed() {
+        if engine.ending.is_closed() {
             list.refuse(stream, 0, Refusal::Closed);
             return 0;
         }
@@ -228,7 +228,7 @@ impl Drop for GraphRemains {
         let Some(_in_driver) = self.engine.in_driver() else { return };
         // SAFETY: its last launch is complete, and nothing else refers to it.
         if unsafe { self.engine.backend.graph_destroy(&self.raw) }.is_err() {
-            self.engine.count_unreturned();
+            self.engine.state.count_unreturned();
         }
     }
 }

@@ -55,5 +55,5 @@ pub fn is_captured(queue: &RawQueue<'_>) -> bool {
 /// The partition that a call is made in: a number that no other one of the device has while it lives, and its multiprocessors.
 #[must_use]
 pub fn partition_of(queue: &RawQueue<'_>) -> Option<(u64, u32)> {
-    queue.raw.stream.partition().map(|share| (share.id(), share.multiprocessors()))
+    queue.raw.stream.driver.partition().map(|share| (share.id(), share.multiprocessors()))
 }

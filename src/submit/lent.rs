@@ -83,6 +83,15 @@ impl LentValue {
     }
 }
 
+/// The users' values among them, if there is nothing else.
+pub(super) fn only_kept(values: LentValues) -> Option<Vec<Box<dyn Any + Send>>> {
+    let kept = values.into_iter().map(|value| match value {
+        LentValue::Kept(value) => Some(value),
+        LentValue::Pinned { .. } | LentValue::Callback(_) => None,
+    });
+    kept.collect()
+}
+
 /// Lends the values to the device until `ticket` is complete.
 pub(super) fn lend(values: LentValues, turn: &mut Turn<'_, '_>, ticket: u64) {
     for value in values {

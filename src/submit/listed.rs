@@ -30,6 +30,7 @@ use crate::memory::allocation::Poison;
 use crate::memory::view::Tracking;
 use crate::runtime::Engine;
 use crate::runtime::stream_state::{Listed, StreamState, Turn};
+use gpu_await_protocol::block_hazards::Blocks;
 
 impl List {
     /// Whether a library is notified of each launch of its work in the list.
@@ -104,7 +105,8 @@ impl List {
         let error = explain(stream, Name::Kernel(name), refusal).called_at(self.at(first));
         let poison = Poison { producer: name.clone(), cause: error.clone() };
         let written = self.accesses(first).filter(|(_, _, mode, _)| mode.writes());
-        written.for_each(|(memory, range, ..)| memory.poison(range, false, &poison));
+        written
+            .for_each(|(memory, range, ..)| memory.poison(&Blocks::Range(range), false, &poison));
         self.refused.get_or_insert(error);
     }
 }
@@ -112,7 +114,7 @@ impl List {
 impl Listed for List {
     fn put(&mut self, turn: &mut Turn<'_, '_>) -> u32 {
         let (stream, engine) = (turn.stream, turn.stream.engine());
-        if engine.is_closed() {
+        if engine.ending.is_closed() {
             self.refuse(stream, 0, Refusal::Closed);
             return 0;
         }
@@ -128,22 +130,8 @@ impl Listed for List {
     }
 }
 
-/// Whether a launch takes nothing but itself: all that it touches is memory of the stream's device that waits for nothing, fails by
-/// nothing and is the stream's alone.
-#[inline]
-pub(crate) fn is_plain(footprint: &Footprint<'_>, stream: &StreamState) -> bool {
-    let (engine, id) = (stream.engine(), stream.id());
-    !footprint.is_lent()
-        && footprint.after().is_empty()
-        && footprint.accesses.iter().all(|Access { memory, tracking, .. }| {
-            Arc::ptr_eq(memory.engine(), engine)
-                && (*tracking != Tracking::Tracked || memory.is_only_used_by(id))
-                && !memory.late().is_used()
-        })
-}
-
 /// Appends a launch to the owner's list on `stream`, as [`submit`](super::submit) would put it there. The flag beside the footprint is
-/// what [`is_plain`] says of the launch. Returns the list's ticket.
+/// what [`Footprint::is_plain`] says of the launch. Returns the list's ticket.
 pub(crate) fn submit_listed(
     stream: &Arc<StreamState>,
     (footprint, is_plain): (&mut Footprint<'_>, bool),
@@ -160,10 +148,11 @@ pub(crate) fn submit_listed(
         let stream = turn.stream;
         let list = turn.list().and_then(|list| (list as &mut dyn Any).downcast_mut::<List>());
         let Some(list) = list else { unreachable!("the owner opened it") };
-        list.write(launch, footprint, entry, |Access { memory, range, mode, tracking }, is_new| {
-            // What the list entered holds if nothing else has used the memory since, or has failed to.
-            if *tracking == Tracking::Tracked && (is_new || !is_plain) {
-                memory.enter(range, *mode, stream.progress(), ticket);
+        list.write(launch, footprint, entry, |access, is_new| {
+            let Access { memory, mode, tracking, named, .. } = access;
+            // What the list entered holds if nothing else has used the memory since, or has failed to. Of a slab each entered others.
+            if *tracking == Tracking::Tracked && (is_new || !is_plain || named.is_some()) {
+                memory.enter(&access.order(), *mode, stream.progress(), ticket);
             }
         });
         Ok(ticket)
@@ -245,16 +234,13 @@ fn in_turn(
     if footprint.peers {
         footprint.enter_frozen_peers(engine);
     }
-    let ready = match is_plain {
-        true => footprint.validate_place(engine).and_then(|()| stream.check_moves()),
-        false => footprint.validate(engine).and_then(|()| footprint.find_edges(stream)),
-    };
-    if let Err(error) = ready {
+    if let Err(error) = footprint.prepare(stream, is_plain) {
         return Err(footprint.poison(error).into());
     }
     let before = footprint.lent().len();
-    let submitted = stream
-        .with(|turn| if engine.is_closed() { Err(Refusal::Closed) } else { put(turn, footprint) });
+    let submitted = stream.with(|turn| {
+        if engine.ending.is_closed() { Err(Refusal::Closed) } else { put(turn, footprint) }
+    });
     submitted.map_err(|refusal| {
         let error = footprint.poison_entered(explain(stream, footprint.name, refusal));
         SubmitError { error, lent: footprint.lent().len() < before }
@@ -262,7 +248,7 @@ fn in_turn(
 }
 
 /// Writes a launch to a list that belongs to no stream: its uses are tracked nowhere, but told to `used` as by [`List::write`].
-pub(crate) fn draw(
+pub(crate) fn record(
     list: &mut List,
     engine: &Engine,
     footprint: &mut Footprint<'_>,

@@ -5,7 +5,7 @@
 //!
 //! | a device | its fills and copies inside a list |
 //! |---|---|
-//! | CUDA, the images load | are launches of `kernels/fill_bytes.cu` and `kernels/copy_rows.cu` |
+//! | CUDA, the images load | are launches of `kernels/fill_bytes.cu`, `kernels/copy_rows.cu` and `kernels/copy_pieces.cu` |
 //! | CUDA, they do not | end the list; a graph refuses them |
 //! | host | are launches of the twins |
 //!
@@ -27,6 +27,8 @@ use crate::thread::contain;
 
 use super::code::{KernelCode, KernelLaunch};
 
+pub(crate) mod pieces;
+
 /// Threads of a block, and the most blocks of a grid: enough to fill a large GPU.
 const THREADS: u32 = 256;
 const MOST_BLOCKS: u64 = 1024;
@@ -36,6 +38,7 @@ const MOST_ROWS: u64 = 65535;
 pub(crate) struct MemoryKernels {
     fill: Option<Arc<MemoryKernel>>,
     copy: Option<Arc<MemoryKernel>>,
+    pieces: Option<Arc<MemoryKernel>>,
 }
 
 struct MemoryKernel {
@@ -73,7 +76,18 @@ impl MemoryKernels {
                     include_bytes!("../../kernels/copy_rows.ptx"),
                 ],
             );
-            Ok::<_, Infallible>(MemoryKernels { fill, copy })
+            let pieces = MemoryKernel::load(
+                engine,
+                ("copy_many", Arc::new(pieces::twin)),
+                "copy_pieces",
+                [
+                    include_bytes!("../../kernels/copy_pieces.sm_70.cubin"),
+                    include_bytes!("../../kernels/copy_pieces.sm_80.cubin"),
+                    include_bytes!("../../kernels/copy_pieces.sm_90.cubin"),
+                    include_bytes!("../../kernels/copy_pieces.ptx"),
+                ],
+            );
+            Ok::<_, Infallible>(MemoryKernels { fill, copy, pieces })
         };
         match home.get_or_load(load) {
             Ok(kernels) => kernels,
@@ -260,7 +274,7 @@ mod twin {
         bytemuck::pod_read_unaligned(args.value(slot, 8))
     }
 
-    fn small(args: &ArgBlock, slot: usize) -> usize {
+    pub(super) fn small(args: &ArgBlock, slot: usize) -> usize {
         bytemuck::pod_read_unaligned::<u32>(args.value(slot, 4)) as usize
     }
 }

@@ -31,7 +31,7 @@ impl Name<'_> {
     fn tell(self, stream: &Arc<StreamState>, ticket: u64) {
         let op = self;
         contain::log(|| {
-            tracing::trace!(target: "gpu_await::submit", stream = stream.id(), name = stream.name(), ticket, %op);
+            tracing::trace!(target: "gpu_await::submit", stream = stream.id(), name = stream.driver.name(), ticket, %op);
         });
     }
 

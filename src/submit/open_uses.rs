@@ -18,7 +18,7 @@ use super::name::Name;
 use super::outcome::{Dependencies, LateOutcomes, foreign};
 use crate::error::{Error, Result};
 use crate::memory::allocation::Allocation;
-use crate::memory::view::Tracking;
+use crate::memory::view::{Span, Tracking};
 use crate::runtime::Engine;
 use crate::thread::exit;
 use gpu_await_protocol::hazard::Mode;
@@ -134,7 +134,7 @@ impl OpenUses<'_> {
 impl SharedUses {
     fn footprint(&self) -> Footprint<'_> {
         let mut footprint = Footprint::new(self.name);
-        self.held.iter().for_each(|held| footprint.accesses.push(held.access()));
+        self.held.iter().for_each(|held| held.is_touched_by(&mut footprint));
         footprint
     }
 }
@@ -150,12 +150,12 @@ impl DeclaredUses<'_> {
 
 impl Held {
     fn of(access: &Access<'_>) -> Held {
-        let Access { memory, ref range, mode, tracking } = *access;
+        let Access { memory, ref range, mode, tracking, .. } = *access;
         Held { memory: memory.clone(), range: range.clone(), mode, tracking }
     }
 
-    fn access(&self) -> Access<'_> {
+    fn is_touched_by<'a>(&'a self, footprint: &mut Footprint<'a>) {
         let Held { ref memory, ref range, mode, tracking } = *self;
-        Access { memory, range: range.clone(), mode, tracking }
+        footprint.touches(&Span { memory, range: range.clone(), tracking, named: None }, mode);
     }
 }

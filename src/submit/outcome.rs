@@ -40,6 +40,7 @@ use crate::runtime::Point;
 use crate::runtime::late_work::{AnyWork, LatePart};
 use crate::runtime::stream_state::StreamState;
 use crate::thread::contain;
+use gpu_await_protocol::block_hazards::Blocks;
 use gpu_await_protocol::hazard::Mode;
 use gpu_await_protocol::linked_outcome::LinkedOutcome;
 
@@ -473,7 +474,7 @@ impl LateOutcomes {
         }
         for access in footprint.tracked().filter(|access| access.mode.writes()) {
             let work = late.iter().map(|late| Arc::downgrade(&late.outcome) as Weak<AnyWork>);
-            access.memory.late().enter(&access.range, (stream.id(), ticket), work);
+            access.memory.enter_late(&access.range, (stream.id(), ticket), work);
             late.iter().for_each(|late| late.outcome.enter_written(access.memory));
         }
     }
@@ -490,6 +491,7 @@ impl Access<'_> {
     fn find_late(&self, found: &mut Read) {
         let late = self.memory.late();
         for LatePart { part, by, work } in late.of::<RunOutcome>(&self.range) {
+            let part = if self.named.is_some() { self.part() } else { Blocks::Range(&part) };
             if !work.is_open(|| work.is_over()) {
                 late.take(&work, |_, _| ());
             } else if self.memory.with_hazards(|all| all.is_written_by(&part, by))

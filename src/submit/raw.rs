@@ -60,7 +60,7 @@ impl<'a> Raw<'a> {
     #[inline(always)]
     pub(super) fn noting(turn: &Turn<'a, '_>, note: Option<&'a Cell<Note>>) -> Self {
         let stream = turn.stream;
-        Raw { stream, backend: &*stream.engine().backend, raw: stream.raw(), note }
+        Raw { stream, backend: &*stream.engine().backend, raw: stream.driver.raw(), note }
     }
 }
 
@@ -154,7 +154,7 @@ impl Raw<'_> {
         self.moved(TracedWork::Copy, bytes);
         let (to, from) = (dst.ptr(), src.ptr());
         let peer = src.memory.engine();
-        if peer.id == self.stream.engine().id {
+        if peer.state.id == self.stream.engine().state.id {
             // SAFETY: both ranges are in the footprint and hold `bytes` bytes.
             return unsafe { self.backend.copy_on_device(self.raw, to, from, bytes) };
         }

@@ -145,15 +145,15 @@ impl TracedAs for Traced {
             name,
             note: note.get(),
             stream: stream.id(),
-            stream_name: stream.name().map(Arc::from),
-            partition: stream.partition().map(|share| share.multiprocessors()),
+            stream_name: stream.driver.name().map(Arc::from),
+            partition: stream.driver.partition().map(|share| share.multiprocessors()),
             ticket,
             at,
             span,
             task,
             waits_for: waits_for.collect(),
             submitted_ns,
-            buffers_bytes: stream.engine().account.lock().figures().of_buffers(),
+            buffers_bytes: stream.engine().memory.account.lock().figures().of_buffers(),
         };
         let events = events.filter(|(start, end)| {
             if is_untimed.get() {

@@ -10,3 +10,4 @@ mod declared_kernels;
 mod integers;
 mod launches;
 mod rows;
+mod tables;

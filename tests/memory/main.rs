@@ -25,9 +25,11 @@ mod mapped_values;
 mod memory;
 mod memory_limit;
 mod parts;
+mod pieces;
 mod reservations;
 #[cfg(all(target_os = "linux", not(miri)))]
 mod shared;
+mod slabs;
 mod staged;
 mod unwritten;
 

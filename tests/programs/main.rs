@@ -14,6 +14,7 @@ mod feature_examples;
 mod front_page;
 mod op_traits;
 mod programs;
+mod random_blocks;
 mod random_programs;
 mod runtimes;
 mod simulation;

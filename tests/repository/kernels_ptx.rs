@@ -43,7 +43,7 @@ fn every_ptx_has_a_kernel_source() {
 /// What is loaded when a GPU is opened is machine code as well.
 #[test]
 fn every_binary_holds_its_kernel() {
-    for kernel in ["copy_rows", "fill_bytes"] {
+    for kernel in ["copy_pieces", "copy_rows", "fill_bytes"] {
         for architecture in ["sm_70", "sm_80", "sm_90"] {
             let binary = read(&format!("kernels/{kernel}.{architecture}"), "cubin");
             let name = format!(".text.{kernel}\0");

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
-    Batcher, Copy2d, CudaSource, Device, DeviceKind, DlpackConsumer, DlpackTensor, Error, Event,
-    Image, InOut, Kernel, LaunchConfig, Mapped, Module, Op, Partition, PooledStream, RawQueue,
-    Result, Stream, StreamPool, Uses, join_all, kernels,
+    Batcher, BlockTable, BlockTableMut, Copy2d, CopyBy, CudaSource, Device, DeviceKind,
+    DlpackConsumer, DlpackTensor, Error, Event, Image, InOut, Kernel, LaunchConfig, Mapped, Module,
+    Op, Partition, PooledStream, RawQueue, Result, Stream, StreamPool, Uses, join_all, kernels,
 };
 use tower::Service;
 
@@ -142,6 +142,7 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
     each! { refuses:
         "Device::pinned", device => |d| d.pinned::<u8>(100);
         "Device::pinned_async", device => |d| at_once(d.pinned_async::<u8>(100));
+        "Device::host_slab", device => |d| at_once(d.host_slab::<u8>(10, 10));
         "Device::pinned_flag", device => |d| d.pinned_flag();
         "Device::memory", device => |d| d.memory();
         "DeviceTimeline::start", device => |d| d.timeline().start(10);
@@ -287,6 +288,8 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
     both!(refuses "Stream::download_into" "Device::download_into", s, (p, b) = (pinned()?, other.clone()) => s.download_into(&*b, p).submitted());
     both!(refuses "Stream::download_vec" "Device::download_vec", s, b = other.clone() => s.download_vec(&*b).submitted());
     both!(refuses "Stream::copy" "Device::copy", s, (b, mut to) = (other.clone(), buffer()?) => s.copy(&*b, &mut to).queued());
+    both!(refuses "Stream::slab" "Device::slab", s => s.slab::<u8>(10, 10).queued());
+    both!(refuses "Stream::copy_many" "Device::copy_many", s, (b, mut to) = (other.clone(), buffer()?) => s.copy_many(vec![(b.view(), to.view_mut())], CopyBy::Auto).queued());
     both!(refuses "Stream::copy_2d" "Device::copy_2d", s, (b, mut to) = (other.clone(), buffer()?) => s.copy_2d(&*b, &mut to, Copy2d::new(2, 2)).queued());
     both!(refuses "Stream::upload_2d" "Device::upload_2d", s, (p, mut to) = (pinned()?, buffer()?) => s.upload_2d(p, &mut to, Copy2d::new(2, 2)).submitted());
     both!(refuses "Stream::download_2d" "Device::download_2d", s, (b, p) = (other.clone(), pinned()?) => s.download_2d(&*b, p, Copy2d::new(2, 2)).submitted());
@@ -329,6 +332,9 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
         .download_into(&*b, p));
     queue!("Queue::download_vec", q, b = other.clone() => q.download_vec(&*b));
     queue!("Queue::copy", q, (b, mut to) = (other.clone(), buffer()?) => q.copy(&*b, &mut to));
+    queue!("Queue::slab", q => q.slab::<u8>(10, 10));
+    queue!("Queue::copy_many", q, (b, mut to) = (other.clone(), buffer()?) => q
+        .copy_many(vec![(b.view(), to.view_mut())], CopyBy::Kernel));
     queue!("Queue::copy_2d", q, (b, mut to) = (other.clone(), buffer()?) => q.copy_2d(
         &*b,
         &mut to,
@@ -448,6 +454,31 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
     // Nothing is pending, so that there is nothing to wait for.
     list.answers("Mapped::host_blocking", move || m.host_blocking().map(drop));
     list.answers("Mapped::into_pinned", move || once(pending.into_pinned()));
+    let slab = || futures::executor::block_on(device.host_slab::<f32>(8, 8));
+    let (mut a, mut b) = (slab()?, slab()?);
+    // Of one block a use is pending.
+    full.fill(&mut a.block_mut(1)?, 1.0).queued()?;
+    list.answers("HostSlab::host", move || {
+        once(Box::pin(a.host(1)));
+        a.try_host(1).is_ok()
+    });
+    list.answers("HostSlab::host_mut", move || once(Box::pin(b.host_mut(1))));
+    let (mut a, mut b) = (slab()?, slab()?);
+    full.fill(&mut a.block_mut(1)?, 1.0).queued()?;
+    full.fill(&mut b.block_mut(1)?, 1.0).queued()?;
+    list.answers("HostSlab::idle", move || once(a.idle(1)));
+    list.answers("HostSlab::try_host", move || b.try_host(1).is_ok_and(|block| block.is_none()));
+    let mut b = slab()?;
+    full.fill(&mut b.block_mut(1)?, 1.0).queued()?;
+    list.answers("HostSlab::try_host_mut", move || {
+        b.try_host_mut(1).is_ok_and(|block| block.is_none())
+    });
+    let (s, b) = (full.clone(), buffer()?);
+    list.refuses("BlockTable::new", move || BlockTable::new(&s, vec![b.view()]).map(drop));
+    let (s, mut b) = (full.clone(), buffer()?);
+    list.refuses("BlockTableMut::new", move || {
+        BlockTableMut::new(&s, vec![b.view_mut()]).map(drop)
+    });
     let f = frozen.clone();
     list.answers("Frozen::view", move || f.view().len());
 

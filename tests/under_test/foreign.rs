@@ -7,8 +7,9 @@
 
 use futures::executor::block_on;
 use gpu_await::{
-    Copy2d, Device, DeviceBuffer, DeviceKind, DlpackConsumer, Error, ErrorDetail, Event, Kernel,
-    LaunchConfig, PinnedBuffer, RawQueue, Result, Stream, Uses, kernels,
+    BlockTable, Copy2d, CopyBy, Device, DeviceBuffer, DeviceKind, DlpackConsumer, Error,
+    ErrorDetail, Event, Kernel, LaunchConfig, PinnedBuffer, RawQueue, Result, Stream, Uses,
+    kernels,
 };
 
 pub(crate) const LEN: usize = 64;
@@ -426,6 +427,36 @@ pub(crate) const PROBES: &[Probe] = &[
         run: |pair| {
             let (x, mut y) = (pair.buffer(), pair.their_buffer());
             pair.tries(|stream| stream.copy(&x, &mut y).queued())
+        },
+    },
+    Probe {
+        calls: &["copy_many"],
+        outcome: OfItsKind,
+        run: |pair| {
+            let (x, mut y) = (pair.their_buffer(), pair.buffer());
+            pair.tries(|stream| {
+                stream.copy_many(vec![(x.view(), y.view_mut())], CopyBy::Auto).queued()
+            })?;
+            assert_eq!(pair.stream.download(&y).synchronize()?, [2.0; LEN]);
+            Ok(())
+        },
+    },
+    Probe {
+        calls: &["copy_many"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (x, mut y) = (pair.buffer(), pair.their_buffer());
+            pair.tries(|stream| {
+                stream.copy_many(vec![(x.view(), y.view_mut())], CopyBy::Auto).queued()
+            })
+        },
+    },
+    Probe {
+        calls: &["new"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let x = pair.their_buffer();
+            pair.tries(|stream| BlockTable::new(stream, vec![x.view()]).map(drop))
         },
     },
     Probe {

@@ -48,6 +48,7 @@ const WITHOUT_LINE: &[&str] = &[
     "Device::enable_peer",
     "Device::from_cudarc",
     "Device::growable",
+    "Device::host_slab",
     "Device::import_event",
     "Device::import_shared",
     "Device::pinned_async",

@@ -237,7 +237,7 @@ pub(super) fn to_memory<T: Scalar>(
     let refuse =
         |count: Span<'_>, error| selection.refuse(op, Some(&ResultTarget::memory(count)), error);
     checked.map_err(|error| refuse(count.span_mut(), error))?;
-    let verifies = queue.home().verifies() && !queue.is_drawing();
+    let verifies = queue.home().verifies() && !queue.is_recording_graph();
     if verifies {
         let filled = queue.fill(count, UNWRITTEN);
         filled.map_err(|error| refuse(count.span_mut(), error))?;

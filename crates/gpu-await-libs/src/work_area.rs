@@ -34,7 +34,7 @@ impl WorkArea {
         if bytes == 0 {
             return Ok(WorkMemory::None);
         }
-        if queue.is_drawing() {
+        if queue.is_recording_graph() {
             return Ok(WorkMemory::Own(queue.empty(bytes)?));
         }
         if let Some(mut kept) = self.kept.try_lock() {

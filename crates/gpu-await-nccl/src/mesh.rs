@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | says goodbye, then ends | the process has dropped its group | [`PeerLeft`](LostCause::PeerLeft), behind its messages |
 //! | ends without | the process was killed, or its host is gone | [`PeerGone`](LostCause::PeerGone), behind its messages |
-//! | says something that is no frame | it is not one of ours, and is hung up on | [`BadMessage`](LostCause::BadMessage) |
+//! | says something that is no frame | it is not one of ours, and is disconnected | [`BadMessage`](LostCause::BadMessage) |
 //!
 //! A channel is a communicator's. Its number is made of its members and of how many they have had, so that all of them have the same;
 //! how its processes come together is the [`registry`]'s.

@@ -8,13 +8,13 @@
 //! | 4 | – | connects to processes in front of it in that table, and is connected to by those behind it; says that it is connected |
 //! | 5 | when all are connected, tells them to go on; or who has ended | goes on |
 //!
-//! A stranger that says nothing, or something else, is hung up on, and a second hello of a rank is refused; the others are not disturbed,
+//! A stranger that says nothing, or something else, is disconnected, and a second hello of a rank is refused; the others are not disturbed,
 //! nor do they wait for it. All of it has one deadline, the caller's limit.
 #![forbid(unsafe_code)]
 
+mod acceptor;
 mod attempt;
 mod first;
-mod hall;
 mod line;
 pub(crate) mod root;
 
@@ -24,8 +24,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
+use self::acceptor::Acceptor;
 use self::attempt::Attempt;
-use self::hall::Hall;
 use self::line::Line;
 use crate::error::{Error, Result};
 use crate::exchange::Patience;
@@ -160,9 +160,9 @@ impl Meeting {
         }
         let behind = table[own + 1..].iter().map(|entry| entry.ranks.clone());
         let mut behind: HashSet<Vec<usize>> = behind.collect();
-        let mut hall = Hall::new(listener).map_err(closed)?;
+        let mut acceptor = Acceptor::new(listener).map_err(closed)?;
         while !behind.is_empty() {
-            for (Hello { tag, world, ranks, .. }, stream, _) in hall.poll() {
+            for (Hello { tag, world, ranks, .. }, stream, _) in acceptor.poll() {
                 if (tag, world) == (self.tag, self.world) && behind.remove(&ranks) {
                     peers.push(Peer { ranks, stream });
                 }

@@ -4,7 +4,7 @@
 //! | module | decides |
 //! |---|---|
 //! | [`timeline`] | which tickets are issued and complete |
-//! | [`point`], [`hazard`] | what an operation must wait for |
+//! | [`point`], [`hazard`], [`block_hazards`] | what an operation must wait for |
 //! | [`submission`] | who may submit, and who places a marker that a waiter needs |
 //! | [`sharing`] | whether other libraries put work on the stream |
 //! | [`sweep`] | which thread queries the driver |
@@ -18,6 +18,7 @@
 //! | [`event_pool`] | which events may be used again |
 //! | [`device_clock`] | times of the device on the host's clock |
 //! | [`account`], [`block_cache`], [`buddy`] | how much memory is in use; which freed block is used again; free blocks of a slab |
+//! | [`copies`] | which pieces may be copied together, and by what |
 //! | [`reservations`] | who may use how much of the memory, and who waits for that |
 //! | [`grains`] | which of a device's multiprocessors belong to whom |
 //! | [`admission`], [`batching`] | who is admitted, and which requests form a batch, by deadlines and what requests took lately |
@@ -30,10 +31,12 @@ pub mod account;
 pub mod admission;
 pub mod batching;
 pub mod block_cache;
+pub mod block_hazards;
 pub mod buddy;
 pub mod cadence;
 pub mod cancellable_queues;
 pub mod checkers;
+pub mod copies;
 pub mod deadlines;
 pub mod device_clock;
 pub mod estimator;

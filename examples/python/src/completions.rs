@@ -79,7 +79,10 @@ async fn deliver_all(mut receiver: UnboundedReceiver<Awaited>) {
         if complete.is_empty() {
             return;
         }
-        Python::attach(|py| deliver(py, complete));
+        // A device that did not finish in time outlives the interpreter, where nobody waits any more.
+        if Python::try_attach(|py| deliver(py, complete)).is_none() {
+            return;
+        }
     }
 }
 

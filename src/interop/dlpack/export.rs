@@ -272,7 +272,7 @@ impl<M: Exportable> Drop for Exported<M> {
             // It is unknown when the consumer's work is complete: a later mark is behind it as well.
             Err(_) => {
                 let again = Exported { memory: Some(memory), under_way_on: Some(home.clone()) };
-                engine.drop_again(Box::new(again));
+                engine.background.drop_again(Box::new(again));
             }
         }
     }
@@ -357,7 +357,7 @@ fn hand_over<M: Exportable>(memory: &mut M, consumer: DlpackConsumer) -> Result<
             // Before `order`, which would poison the outputs of a refused operation.
             memory.check()?;
             let (ours, theirs) = (memory.engine(), stream.engine());
-            if ours.id != theirs.id {
+            if ours.state.id != theirs.state.id {
                 return Err(wrong_device("the consumer's stream", ours, theirs));
             }
             let home = stream.home();
@@ -379,5 +379,5 @@ unsafe extern "C" fn delete<M: Exportable>(tensor: *mut DLManagedTensorVersioned
     let Some(engine) = exported.memory.as_ref().map(|memory| memory.engine().clone()) else {
         return;
     };
-    engine.drop_later(Box::new(exported));
+    engine.background.drop_later(Box::new(exported));
 }

@@ -32,7 +32,7 @@ impl Allowance {
 
     /// Its size, and how much is left of that.
     pub(crate) fn size_and_left(&self) -> (u64, u64) {
-        let account = self.engine.account.lock();
+        let account = self.engine.memory.account.lock();
         (account.reservations.size_of(self.number), account.reservations.left_of(self.number))
     }
 
@@ -44,13 +44,13 @@ impl Allowance {
 
     /// Makes it smaller: others get the rest.
     pub(crate) fn shrink(&self, bytes: u64) {
-        self.engine.account.lock().shrink(self.number, bytes);
-        self.engine.memory_moved();
+        self.engine.memory.account.lock().shrink(self.number, bytes);
+        self.engine.memory.moved();
     }
 
     /// Another task has it from now on.
     pub(crate) fn hand_over(&self) {
-        let holder = self.engine.account.lock().reservations.hand_over(self.number);
+        let holder = self.engine.memory.account.lock().reservations.hand_over(self.number);
         contain::let_go(holder);
     }
 }
@@ -58,7 +58,7 @@ impl Allowance {
 impl Drop for Allowance {
     fn drop(&mut self) {
         self.hand_over();
-        self.engine.account.lock().reservations.forget(self.number);
+        self.engine.memory.account.lock().reservations.forget(self.number);
     }
 }
 

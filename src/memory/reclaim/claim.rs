@@ -48,6 +48,7 @@ use crate::runtime::{Engine, MarkedPoint, Point, Retired, UserList};
 use crate::thread::relax::Relax;
 use crate::thread::role;
 use gpu_await_protocol::account::{block, choose};
+use gpu_await_protocol::block_cache;
 use gpu_await_protocol::point::Track;
 
 /// How long an allocation waits for memory that exists, and that another thread's call is moving or keeping
@@ -120,7 +121,7 @@ impl<'l> Claim<'l> {
         let engine = stream.engine();
         let mut claim = Claim::of_nothing_yet(stream, bytes, allowance)?;
         if !forced {
-            claim.ptr = stream.reuse(claim.block, claim.budget());
+            claim.ptr = stream.memory.reuse(&engine.memory.account, claim.block, claim.budget());
             if claim.ptr.is_some() || claim.settle() {
                 return Ok(Some(claim));
             }
@@ -130,10 +131,10 @@ impl<'l> Claim<'l> {
         let mut is_given_up = false;
         // Memory that graphs keep and do not use now; taken once per allocation.
         let mut of_graphs =
-            || !std::mem::replace(&mut is_given_up, true) && engine.graph_memory.give_up();
+            || !std::mem::replace(&mut is_given_up, true) && engine.memory.graphs.give_up();
         loop {
             engine.check_open()?;
-            let most = engine.account.lock().most(claim.budget());
+            let most = engine.memory.account.lock().most(claim.budget());
             if forced || most < claim.block {
                 claim.shrink();
             }
@@ -147,9 +148,9 @@ impl<'l> Claim<'l> {
             }
             engine.look_everywhere();
             // The last handle of a stream is not dropped under the lock: that wakes.
-            let streams = engine.streams();
+            let streams = engine.registry.streams();
             let settled = {
-                let _pressing = engine.pressing.lock();
+                let _pressing = engine.memory.pressing.lock();
                 claim.gather(&streams, forced);
                 claim.settle() || claim.shrink() && claim.settle()
             };
@@ -177,7 +178,7 @@ impl<'l> Claim<'l> {
         let mut claim = Claim {
             stream,
             asked: bytes,
-            block: stream.engine().block_bytes(bytes),
+            block: block_bytes(stream.engine(), bytes),
             ptr: None,
             freed: 0,
             moved: SmallVec::new(),
@@ -214,7 +215,7 @@ impl<'l> Claim<'l> {
     /// A buffer of nothing.
     pub(crate) fn of_nothing(engine: &Engine) {
         // Zero bytes fit any limit.
-        let _ = engine.account.lock().claim(0, 0, None);
+        let _ = engine.memory.account.lock().claim(0, 0, None);
     }
 
     /// The size of the buffer.
@@ -291,7 +292,9 @@ impl<'l> Claim<'l> {
         let taken = self.taken();
         match forced {
             true => self.block.saturating_sub(taken),
-            false => self.stream.engine().account.lock().lacks(self.block, taken, self.budget()),
+            false => {
+                self.stream.engine().memory.account.lock().lacks(self.block, taken, self.budget())
+            }
         }
     }
 
@@ -300,7 +303,7 @@ impl<'l> Claim<'l> {
         self.freed += self.stream.take_freed(self.block.saturating_sub(self.taken()), None);
         let taken = self.taken();
         let budget = self.budget();
-        let claimed = self.stream.engine().account.lock().claim(self.block, taken, budget);
+        let claimed = self.stream.engine().memory.account.lock().claim(self.block, taken, budget);
         self.claimed = claimed.then_some(taken);
         claimed
     }
@@ -313,7 +316,8 @@ impl<'l> Claim<'l> {
         for stream in std::iter::once(self.stream).chain(others.clone()) {
             let own = stream.id() == self.stream.id();
             let may_go = |block: &Block| own || stream.is_complete(block.ticket);
-            for block in stream.take_kept(self.lacks(forced), may_go) {
+            let lacks = self.lacks(forced);
+            for block in stream.memory.take_kept(&engine.memory.account, lacks, may_go) {
                 self.blocks.push(Taken::of(stream, block));
             }
         }
@@ -323,7 +327,7 @@ impl<'l> Claim<'l> {
             .filter(|candidate| !matches!(candidate.from, From::Nobody))
             .partition(|candidate| candidate.waits.is_empty());
         self.take_over(free, forced);
-        self.aside = engine.take_freeing(self.lacks(forced));
+        self.aside = engine.memory.take_freeing(self.lacks(forced));
         if self.aside > 0 || forced {
             self.behind = engine.behind_frees();
         }
@@ -396,13 +400,15 @@ impl<'l> Claim<'l> {
         let taken = match &candidate.from {
             From::Kept(stream, block) => {
                 let same = |kept: &Block| kept.ptr == block.ptr && kept.ticket == block.ticket;
-                stream.take_kept(1, same).pop().map(|block| Taken::of(stream, block))
-            }
-            From::Deferred(stream, block) => {
-                let block = stream.take_deferred(block.ptr, block.ticket);
+                let account = &self.stream.engine().memory.account;
+                let block = stream.memory.take_kept(account, 1, same).pop();
                 block.map(|block| Taken::of(stream, block))
             }
-            From::Retired(ptr) => self.stream.engine().with_retired(|retired| {
+            From::Deferred(stream, block) => {
+                let block = stream.memory.take_deferred(block.ptr, block.ticket);
+                block.map(|block| Taken::of(stream, block))
+            }
+            From::Retired(ptr) => self.stream.engine().memory.with_retired(|retired| {
                 let index = retired.iter().position(|retired| {
                     matches!(retired.what, Remnant::Memory { ptr: there, .. } if there == *ptr)
                         // The address may have been reused meanwhile.
@@ -431,7 +437,7 @@ impl<'l> Claim<'l> {
     fn unclaim(&mut self) {
         if let Some(taken) = self.claimed.take() {
             let budget = self.budget();
-            self.stream.engine().account.lock().unclaim(self.block, taken, budget);
+            self.stream.engine().memory.account.lock().unclaim(self.block, taken, budget);
         }
     }
 
@@ -442,6 +448,12 @@ impl<'l> Claim<'l> {
         (self.freed, self.aside) = (0, 0);
         self.stream.put_freed(taken.saturating_sub(self.block));
     }
+}
+
+/// The size of the block for a buffer of this many bytes.
+fn block_bytes(engine: &Engine, bytes: u64) -> u64 {
+    let is_cached = engine.options.block_cache_bytes > 0;
+    block_cache::rounded(bytes).filter(|_| is_cached).unwrap_or_else(|| block(bytes))
 }
 
 impl Taken {
@@ -471,6 +483,6 @@ impl Drop for Claim<'_> {
         for Taken { ptr, bytes, users } in self.blocks.drain(..) {
             engine.retire(Remnant::Memory { ptr, bytes }, users);
         }
-        engine.memory_moved();
+        engine.memory.moved();
     }
 }

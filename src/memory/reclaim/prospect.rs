@@ -86,19 +86,21 @@ impl Engine {
                 let from = from(other.clone(), block);
                 Candidate { from, bytes: block.bytes, waits: waits(block.ticket) }
             };
-            let kept = other.kept_blocks().into_iter();
+            let kept = other.memory.kept_blocks().into_iter();
             candidates.extend(kept.map(|block| candidate(From::Kept, block)));
-            let deferred = other.deferred_blocks().into_iter();
+            let deferred = other.memory.deferred_blocks().into_iter();
             candidates.extend(deferred.map(|block| candidate(From::Deferred, block)));
             if !own {
-                candidates.extend(other.frees_in_order().into_iter().map(|freed| Candidate {
-                    from: From::Freed(other.clone(), freed.ticket),
-                    bytes: freed.bytes,
-                    waits: UserList::from_iter([other.point(freed.behind)]),
+                candidates.extend(other.memory.frees_in_order().into_iter().map(|freed| {
+                    Candidate {
+                        from: From::Freed(other.clone(), freed.ticket),
+                        bytes: freed.bytes,
+                        waits: UserList::from_iter([other.point(freed.behind)]),
+                    }
                 }));
             }
         }
-        self.with_retired(|retired| {
+        self.memory.with_retired(|retired| {
             candidates.extend(retired.iter().map(|retired| self.candidate(retired, stream)));
         });
         candidates
@@ -109,7 +111,7 @@ impl Engine {
         let waits =
             waits.filter(|used| used.stream.id() != stream.id() && !used.is_complete()).cloned();
         let waits = UserList::from_iter(waits);
-        let ours = waits.iter().all(|used| used.stream.device().id == self.id);
+        let ours = waits.iter().all(|used| used.stream.device().id == self.state.id);
         let hopeless = waits.iter().any(|used| used.stream.is_hopeless(used.ticket));
         let from = match retired.what {
             Remnant::Memory { ptr, .. } if ours && !hopeless => From::Retired(ptr),
@@ -127,15 +129,15 @@ impl Engine {
         block: u64,
         budget: Option<usize>,
     ) -> bool {
-        let streams = self.streams();
-        let _pressing = self.pressing.lock();
+        let streams = self.registry.streams();
+        let _pressing = self.memory.pressing.lock();
         let may_wait = self.options.on_pressure == Pressure::Wait;
-        let (mut usable, mut not) = (self.freeing_bytes() + stream.freed_bytes(), 0);
+        let (mut usable, mut not) = (self.memory.freeing_bytes() + stream.memory.freed_bytes(), 0);
         for Candidate { from, bytes, waits } in self.candidates(&streams, stream) {
             let may_go = !matches!(from, From::Nobody) && (may_wait || waits.is_empty());
             *if may_go { &mut usable } else { &mut not } += bytes;
         }
-        let account = self.account.lock();
+        let account = self.memory.account.lock();
         let Figures { pending, kept, .. } = account.figures();
         let in_hand = (pending + kept).saturating_sub(usable + not);
         account.lacks(block, usable + in_hand, budget) == 0
@@ -154,15 +156,15 @@ impl Engine {
     ) -> Outlook {
         let block = block(bytes);
         self.collect_freed();
-        let streams = self.streams();
-        let _pressing = self.pressing.lock();
+        let streams = self.registry.streams();
+        let _pressing = self.memory.pressing.lock();
         let candidates = self.candidates(&streams, stream);
         let at_once = candidates
             .iter()
             .filter(|candidate| candidate.waits.is_empty())
             .filter(|candidate| !matches!(candidate.from, From::Nobody));
-        let at_once = stream.freed_bytes()
-            + self.freeing_bytes()
+        let at_once = stream.memory.freed_bytes()
+            + self.memory.freeing_bytes()
             + at_once.map(|candidate| candidate.bytes).sum::<u64>();
         let kept_in_use = candidates
             .iter()
@@ -170,7 +172,7 @@ impl Engine {
             .map(|kept| kept.bytes)
             .sum();
         let (room, most, figures, driver_refused) = {
-            let account = self.account.lock();
+            let account = self.memory.account.lock();
             let (room, most) = (account.room(budget), account.most(budget));
             (room, most, account.figures(), account.is_refused(block))
         };
@@ -187,7 +189,7 @@ impl Engine {
         if hopeless || (driver_refused && in_vain) {
             return is(Prospect::Never);
         }
-        let of_stream = stream.frees_in_order().into_iter();
+        let of_stream = stream.memory.frees_in_order().into_iter();
         let of_stream = of_stream.map(|freed| stream.point(freed.behind));
         let mut waits = UserList::new();
         for used in candidates.into_iter().flat_map(|candidate| candidate.waits).chain(of_stream) {
@@ -212,23 +214,23 @@ pub(crate) struct Reclaimer {
 
 impl Reclaimer {
     pub(crate) fn new(engine: &Arc<Engine>) -> Self {
-        Reclaimer { engine: engine.clone(), key: engine.reclaimers.enter() }
+        Reclaimer { engine: engine.clone(), key: engine.memory.reclaimers.enter() }
     }
 
     /// Rises when memory moves.
     pub(crate) fn version(&self) -> u64 {
-        self.engine.account.lock().version()
+        self.engine.memory.account.lock().version()
     }
 
     /// Whether memory moved since `version`, or the device is lost; if not, `waker` is woken then. In the child of a fork nobody wakes it.
     pub(crate) fn poll(&self, version: u64, waker: &std::task::Waker) -> bool {
-        self.engine.reclaimers.wait(self.key, version, waker);
+        self.engine.memory.reclaimers.wait(self.key, version, waker);
         self.version() != version || self.engine.lost().is_some()
     }
 }
 
 impl Drop for Reclaimer {
     fn drop(&mut self) {
-        self.engine.reclaimers.leave(self.key);
+        self.engine.memory.reclaimers.leave(self.key);
     }
 }

@@ -1,10 +1,11 @@
 //! The driver queries of a [`Tracer`](crate::runtime::tracer::Tracer): when events were reached, and anchors of the device's clock.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{DeviceStream, Engine};
-use crate::backend::Query;
-use crate::error::Result;
+use crate::backend::{NOT_READY, Query};
+use crate::error::{ErrorDetail, EventProblem, Result};
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::tracer::{AnchorEvent, AskEvents};
 use crate::thread::relax::Relax;
@@ -47,13 +48,31 @@ impl<S: DeviceStream> Engine<S> {
         }
     }
 
-    /// [`timed_event`](Self::timed_event), for callers that can do without: none if one would have to be created while the
+    /// The time between two timed events of this device, both complete.
+    pub(crate) fn elapsed(&self, start: &EventHandle, end: &EventHandle) -> Result<Duration> {
+        role::check_driver("asking for the time between events")?;
+        // SAFETY: the handles keep the events.
+        let elapsed = unsafe { self.backend.event_elapsed_ms(start.raw(), end.raw()) };
+        let ms = elapsed.map_err(|code| match code.code {
+            NOT_READY => {
+                let (which, problem) = ("one of the events", EventProblem::Incomplete);
+                ErrorDetail::Event { which, problem }.into()
+            }
+            _ => self.refused(code),
+        })?;
+        Duration::try_from_secs_f64(f64::from(ms) / 1e3).map_err(|_| {
+            let (which, problem) = ("the start event", EventProblem::BehindEnd);
+            ErrorDetail::Event { which, problem }.into()
+        })
+    }
+
+    /// `timed_event` of the pools, for callers that can do without: none if one would have to be created while the
     /// driver may create none.
     pub(crate) fn timed_event_now(&self) -> Option<EventHandle> {
-        let pooled = self.timed_events.get_idle();
+        let pooled = self.pools.idle_timed_event();
         pooled.or_else(|| {
-            let may_make = !self.streams().iter().any(|stream| stream.may_sit_in_driver());
-            may_make.then(|| self.timed_event().ok()).flatten()
+            let may_make = !self.registry.streams().iter().any(|stream| stream.may_sit_in_driver());
+            may_make.then(|| self.pools.timed_event().ok()).flatten()
         })
     }
 
@@ -61,7 +80,7 @@ impl<S: DeviceStream> Engine<S> {
         let event = self.timed_event_now()?;
         let (before, mut relax) = (self.now(), Relax::default());
         // SAFETY: the private stream lives as long as the engine; the event is pooled, so nothing is pending on it.
-        if unsafe { self.backend.event_record(event.raw(), self.private) }.is_err() {
+        if unsafe { self.backend.event_record(event.raw(), self.shares.private) }.is_err() {
             event.spoil();
             return None;
         }

@@ -13,38 +13,51 @@
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
+
+use gpu_await_protocol::sync::Mutex;
+use slab::Slab;
 
 use super::{DeviceStream, Engine};
 use crate::error::Error;
+use crate::runtime::attention::Attention;
+use crate::runtime::device_state::DeviceState;
 use crate::thread::contain;
+use crate::thread::exit::ExitGuard;
 
-impl<S: DeviceStream> Engine<S> {
-    /// Refuses work from now on, drops the streams' caches, and wakes the waiters for the loss, which keep
-    /// their keys, and those for memory. The caller holds no lock.
-    pub(crate) fn close(self: &Arc<Self>) {
-        // ORDERING: Relaxed, as below. A waiter that registers too late to be woken takes the lock after
-        // this, and sees the store.
-        self.closed.store(true, Ordering::Relaxed);
-        let wakers: Vec<Waker> =
-            self.mourners.lock().iter_mut().filter_map(|(_, waker)| waker.take()).collect();
-        wakers.into_iter().for_each(contain::wake);
-        self.empty_caches();
-        // As if memory had moved: the waiters look, and see the close.
-        self.account.lock().release(0);
-        self.wake_reclaimers();
-        self.wake_reservers();
+/// Whether the device is closed or about to go, and who waits for its loss.
+pub(crate) struct DeviceEnd {
+    state: Arc<DeviceState>,
+    attention: Arc<Attention>,
+    closed: AtomicBool,
+    /// Wakers of futures and pools that wait for the loss of the device; `None` from the close, which takes
+    /// the waker, until the next poll.
+    mourners: Mutex<Slab<Option<Waker>>>,
+    /// `Some` once the last handle is gone; dropped last.
+    leaving: Mutex<Option<ExitGuard>>,
+}
+
+impl DeviceEnd {
+    pub(super) fn new(state: &Arc<DeviceState>, attention: &Arc<Attention>) -> Self {
+        DeviceEnd {
+            state: state.clone(),
+            attention: attention.clone(),
+            closed: AtomicBool::new(false),
+            mourners: Mutex::default(),
+            leaving: Mutex::default(),
+        }
     }
 
-    /// Wakes the futures that wait for a reservation, which look and see the loss or the close.
-    fn wake_reservers(&self) {
-        let wakers = self.account.lock().reservations.take_wakers();
-        wakers.into_iter().for_each(contain::wake);
+    #[inline]
+    pub(crate) fn is_closed(&self) -> bool {
+        // ORDERING: Relaxed: a submission that races with `close` may be on either side of it; one that takes its
+        // stream's lock after the closing thread sees it.
+        self.closed.load(Ordering::Relaxed)
     }
 
     /// Resolves with the loss of the device. `key` is the future's, for [`forget_lost`](Self::forget_lost).
-    /// The close wakes the waker as well, which is not the loss: see [`check_open`](Self::check_open).
+    /// The close wakes the waker as well, which is not the loss: see [`check_open`](Engine::check_open).
     pub(crate) fn poll_lost(&self, key: &mut Option<usize>, waker: &Waker) -> Option<Error> {
         if self.state.lost().is_none() {
             // Cloning and dropping a waker is foreign code: both outside the lock.
@@ -75,9 +88,36 @@ impl<S: DeviceStream> Engine<S> {
         contain::let_go(waker);
     }
 
-    /// Whether a future waits for the loss of the device, or for a reservation, which an idle device keeps waiting as well.
+    /// Whether a future waits for the loss of the device.
     pub(crate) fn is_watched(&self) -> bool {
-        !self.mourners.lock().is_empty() || self.account.lock().reservations.waiting() > 0
+        !self.mourners.lock().is_empty()
+    }
+}
+
+impl<S: DeviceStream> Engine<S> {
+    /// The device's last handle is gone. The poller keeps streams for a while, and with them this: no
+    /// longer.
+    pub(crate) fn leave_soon(&self) {
+        if !self.options.stepped {
+            *self.ending.leaving.lock() = Some(ExitGuard::leaving());
+        }
+        self.pacing.attention.hurry();
+    }
+
+    /// Refuses work from now on, drops the streams' caches, and wakes the waiters for the loss, which keep
+    /// their keys, and those for memory. The caller holds no lock.
+    pub(crate) fn close(self: &Arc<Self>) {
+        // ORDERING: Relaxed, as below. A waiter that registers too late to be woken takes the lock after
+        // this, and sees the store.
+        self.ending.closed.store(true, Ordering::Relaxed);
+        let wakers: Vec<Waker> =
+            self.ending.mourners.lock().iter_mut().filter_map(|(_, waker)| waker.take()).collect();
+        wakers.into_iter().for_each(contain::wake);
+        self.empty_caches();
+        // As if memory had moved: the waiters look, and see the close.
+        self.memory.account.lock().release(0);
+        self.memory.wake_reclaimers();
+        self.memory.wake_reservers();
     }
 
     /// Wakes every waiter of a lost device and quarantines lent memory; later calls do nothing. The caller
@@ -93,11 +133,11 @@ impl<S: DeviceStream> Engine<S> {
                 tracing::error!(device = %self.label(), error = %lost, "device lost");
             });
         }
-        let mourners = std::mem::take(&mut *self.mourners.lock());
+        let mourners = std::mem::take(&mut *self.ending.mourners.lock());
         mourners.into_iter().filter_map(|(_, waker)| waker).for_each(contain::wake);
-        self.reclaimers.take_older(u64::MAX).into_iter().for_each(contain::wake);
-        self.wake_reservers();
-        for stream in self.streams() {
+        self.memory.reclaimers.take_older(u64::MAX).into_iter().for_each(contain::wake);
+        self.memory.wake_reservers();
+        for stream in self.registry.streams() {
             stream.mourn();
         }
     }

@@ -14,34 +14,54 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{DeviceStream, Engine};
+use crate::backend::Backend;
+use crate::runtime::attention::Attention;
+use crate::runtime::device_state::DeviceState;
 use crate::system::process::Process;
 use crate::thread::exit::ExitGuard;
+use crate::thread::reaper::Reaper;
 use crate::thread::role::Role;
 use crate::thread::worker::{Task, Unwanted, package};
 use crate::thread::{exit, role, worker};
 
-impl<S: DeviceStream> Engine<S> {
-    /// Makes a driver call that may block for long, on a thread that nothing waits for. Skipped once the
-    /// device is lost or the process ends.
-    pub(crate) fn errand(self: &Arc<Self>, errand: impl FnOnce(&Arc<Self>) + Send + 'static) {
-        if self.options.stepped {
-            return errand(self);
+/// The threads, and what is on its way to them.
+pub(crate) struct Background {
+    backend: Arc<dyn Backend>,
+    state: Arc<DeviceState>,
+    attention: Arc<Attention>,
+    /// Nothing but the program's own threads runs, where it can be avoided.
+    stepped: bool,
+    errands: Reaper,
+    reaper: Reaper,
+    /// Values of the program's that the reaper has not dropped.
+    to_drop: Arc<AtomicU64>,
+    /// How often something was retired, or sent to be dropped.
+    retirements: AtomicU64,
+}
+
+impl Background {
+    pub(super) fn new(
+        backend: &Arc<dyn Backend>,
+        state: &Arc<DeviceState>,
+        attention: &Arc<Attention>,
+        stepped: bool,
+    ) -> Self {
+        Background {
+            backend: backend.clone(),
+            state: state.clone(),
+            attention: attention.clone(),
+            stepped,
+            errands: Reaper::new("gpu-await-errand"),
+            reaper: Reaper::new("gpu-await-reaper"),
+            to_drop: Arc::default(),
+            retirements: AtomicU64::new(0),
         }
-        let engine = Arc::downgrade(self);
-        self.errands.enqueue(Box::new(move || {
-            if let Some(engine) = engine.upgrade()
-                && let Some(_in_driver) = engine.in_driver()
-            {
-                errand(&engine);
-            }
-        }));
-        self.call_for_left();
     }
 
     /// Destroys a driver object on the errands thread: the driver may wait for full queues, and the caller
     /// is a drop or the poller.
     pub(crate) fn act(&self, act: impl FnOnce() + Send + 'static) {
-        if self.options.stepped && role::may_call_driver() {
+        if self.stepped && role::may_call_driver() {
             act();
         } else {
             self.errands.send(act);
@@ -50,7 +70,7 @@ impl<S: DeviceStream> Engine<S> {
     }
 
     /// Drops a stream on the errands thread: the caller may hold locks.
-    pub(crate) fn drop_stream(&self, stream: S) {
+    pub(crate) fn drop_stream(&self, stream: impl Send + 'static) {
         self.errands.send(move || drop(stream));
         self.call_for_left();
     }
@@ -138,9 +158,27 @@ impl<S: DeviceStream> Engine<S> {
     /// dropped there may be another library's.
     pub(super) fn reap(&self, task: impl FnOnce() + Send + 'static) {
         self.reaper.send(self.on_reaper(self.counted(task)));
-        // Behind the sending: who has read the new number waits for the task. ORDERING: Release, against `retirements`.
-        self.retirements.fetch_add(1, Ordering::Release);
+        // Behind the sending: who has read the new number waits for the task.
+        self.count_retirement();
         self.call_for_left();
+    }
+
+    /// Something was retired, and is in its place, or sent to be dropped.
+    pub(super) fn count_retirement(&self) {
+        // ORDERING: Release, against `retirements`.
+        self.retirements.fetch_add(1, Ordering::Release);
+    }
+
+    /// How often something was retired, or sent to be dropped.
+    pub(crate) fn retirements(&self) -> u64 {
+        // ORDERING: Acquire: what was counted is in its place.
+        self.retirements.load(Ordering::Acquire)
+    }
+
+    /// How many values of the program's the reaper has not dropped.
+    pub(crate) fn values_to_drop(&self) -> u64 {
+        // ORDERING: Relaxed: a statistic.
+        self.to_drop.load(Ordering::Relaxed)
     }
 
     /// A task that is counted until it is done.
@@ -164,6 +202,25 @@ impl<S: DeviceStream> Engine<S> {
             }
             task();
         })
+    }
+}
+
+impl<S: DeviceStream> Engine<S> {
+    /// Makes a driver call that may block for long, on a thread that nothing waits for. Skipped once the
+    /// device is lost or the process ends.
+    pub(crate) fn errand(self: &Arc<Self>, errand: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        if self.options.stepped {
+            return errand(self);
+        }
+        let engine = Arc::downgrade(self);
+        self.background.errands.enqueue(Box::new(move || {
+            if let Some(engine) = engine.upgrade()
+                && let Some(_in_driver) = engine.in_driver()
+            {
+                errand(&engine);
+            }
+        }));
+        self.background.call_for_left();
     }
 }
 

@@ -1,7 +1,5 @@
 //! What a driver error means for the device: a refused call, or the loss of the device.
 
-use std::sync::atomic::Ordering;
-
 use super::{DeviceStream, Engine};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::thread::exit::{self, ExitGuard};
@@ -14,7 +12,7 @@ impl<S: DeviceStream> Engine<S> {
         if let Some(lost) = self.state.lost() {
             return Err(lost.clone());
         }
-        if self.is_closed() { Err(self.closed()) } else { Ok(()) }
+        if self.ending.is_closed() { Err(self.closed()) } else { Ok(()) }
     }
 
     /// The error of a call on a closed device.
@@ -59,7 +57,7 @@ impl<S: DeviceStream> Engine<S> {
             return Ok(());
         }
         // SAFETY: the private stream lives as long as the engine.
-        let private = || unsafe { self.backend.stream_query(self.private) }.map(drop);
+        let private = || unsafe { self.backend.stream_query(self.shares.private) }.map(drop);
         self.answer(private).map_or(Ok(()), |code| Err(self.lose(code)))
     }
 
@@ -91,12 +89,6 @@ impl<S: DeviceStream> Engine<S> {
         Some(code).filter(|code| !code.is_about_the_caller())
     }
 
-    /// Counts something that the driver refused to take back: it leaks.
-    pub(crate) fn count_unreturned(&self) {
-        // ORDERING: Relaxed: a statistic.
-        self.counters.unreturned.fetch_add(1, Ordering::Relaxed);
-    }
-
     /// Declares the device lost. The next sweep resolves its waiters. After `main` the driver may be torn
     /// down before its callers: the device is not at fault then.
     pub(crate) fn lose(&self, code: DriverCode) -> Error {
@@ -108,7 +100,7 @@ impl<S: DeviceStream> Engine<S> {
             ErrorDetail::DeviceLost { device, cause }.into()
         });
         self.backend.abandon();
-        self.attention.call();
+        self.pacing.attention.call();
         lost.clone()
     }
 }

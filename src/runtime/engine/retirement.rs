@@ -25,14 +25,14 @@ impl<S: DeviceStream> Engine<S> {
     /// waits for that.
     pub(crate) fn retire(self: &Arc<Self>, what: Remnant, users: UserList<S>) {
         let engine = self.clone();
-        self.retired.lock().push(Retired { what, users, engine });
-        // Behind the entry: who has read the new number finds it. ORDERING: Release, against `retirements`.
-        self.retirements.fetch_add(1, Ordering::Release);
+        self.memory.with_retired(|retired| retired.push(Retired { what, users, engine }));
+        // Behind the entry: who has read the new number finds it.
+        self.background.count_retirement();
         if self.state.lost().is_some() {
             // There is no poller any more.
             self.sweep_retired(false);
         }
-        self.attention.call();
+        self.pacing.attention.call();
     }
 
     /// Drops a value that holds no memory in any account, when its users have finished with it. After `main` it is leaked.
@@ -50,61 +50,20 @@ impl<S: DeviceStream> Engine<S> {
         self.retire(Remnant::from(block), UserList::from_iter(users));
     }
 
-    /// Lets `look` inspect the retired values.
-    pub(crate) fn with_retired<R>(&self, look: impl FnOnce(&mut Vec<Retired<S>>) -> R) -> R {
-        look(&mut self.retired.lock())
-    }
-
-    /// Whether something is to be freed when work is complete.
-    pub(crate) fn has_retired(&self) -> bool {
-        !self.retired.lock().is_empty() || !self.freeing.lock().is_empty()
-    }
-
-    /// How often something was retired, or sent to be dropped.
-    pub(crate) fn retirements(&self) -> u64 {
-        // ORDERING: Acquire: what was counted is in its place.
-        self.retirements.load(Ordering::Acquire)
-    }
-
-    /// Whether a stream is being dropped, which frees what it has.
-    pub(crate) fn ends_a_stream(&self) -> bool {
-        self.registry.is_one_ending()
-    }
-
-    /// Whether something is to be freed that no other device's stream uses.
-    pub(crate) fn owes_frees(&self) -> bool {
-        // What a sweep has taken is then free, or sent to be dropped and counted.
-        let _pressing = self.pressing.lock();
-        let mut used_elsewhere = 0;
-        for Retired { what, users, .. } in &*self.retired.lock() {
-            if users.iter().all(|used| used.stream.device().id == self.state.id) {
-                return true;
-            }
-            used_elsewhere += what.bytes();
-        }
-        // Looked at behind that: memory is counted before it is retired, until it is free.
-        self.account.lock().figures().pending > used_elsewhere
-    }
-
-    fn has_retired_module(&self) -> bool {
-        self.retired.lock().iter().any(|retired| matches!(retired.what, Remnant::Module(_)))
-    }
-
     /// Frees retired values whose users are complete; if `press`, places the markers that this needs and
     /// looks at them. True if anything was freed.
     pub(crate) fn sweep_retired(self: &Arc<Self>, press: bool) -> bool {
         let (mut done, mut hopeless) = (SmallVec::<[Retired<S>; 8]>::new(), Vec::new());
         let mut set_aside = Vec::new();
         if press {
-            self.press_users();
+            self.memory.press_users();
         }
         // Asked only where it matters, and not under the lock: it looks at every stream.
-        let idle = self.has_retired_module() && self.is_idle();
+        let idle = self.memory.has_retired_module() && self.is_idle();
         // An allocation must find all pending memory in one place or the other. Nothing allocates on a lost
         // device, and the lock's holder may come here.
-        let _pressing = self.lost().is_none().then(|| self.pressing.lock());
-        {
-            let mut retired = self.retired.lock();
+        let _pressing = self.lost().is_none().then(|| self.memory.pressing.lock());
+        self.memory.with_retired(|retired| {
             let mut index = 0;
             while index < retired.len() {
                 let Retired { what, users, .. } = &mut retired[index];
@@ -138,15 +97,15 @@ impl<S: DeviceStream> Engine<S> {
                     index += 1;
                 }
             }
-        }
-        let any = self.collect_freeing() || !done.is_empty();
+        });
+        let any = self.memory.collect_freeing(&*self.backend) || !done.is_empty();
         for retired in done {
             self.free_now(retired.what);
         }
         // Our own blocks, which stay mapped. They hold the device, which must not stay as well.
         drop(set_aside);
         for retired in hopeless {
-            self.give_up(retired.what.bytes());
+            self.memory.give_up(retired.what.bytes());
             if let Remnant::Foreign { owner, .. } = retired.what {
                 std::mem::forget(owner);
             }
@@ -157,30 +116,16 @@ impl<S: DeviceStream> Engine<S> {
     /// Sets aside and counts a block that a device may touch at any later time.
     pub(crate) fn set_aside(&self, block: &dyn LentBlock) {
         // ORDERING: Relaxed: a statistic.
-        self.counters.quarantined_bytes.fetch_add(block.quarantine(), Ordering::Relaxed);
-    }
-
-    /// Asks how far the streams are that retired values wait for: nothing else may ask.
-    fn press_users(&self) {
-        let mut users: UserList<S> = UserList::new();
-        for retired in &*self.retired.lock() {
-            for used in &retired.users {
-                match users.iter_mut().find(|known| known.stream == used.stream) {
-                    Some(known) => known.ticket = known.ticket.max(used.ticket),
-                    None => users.push(used.clone()),
-                }
-            }
-        }
-        users.iter().for_each(|Point { stream, ticket }| stream.ask(*ticket));
+        self.state.counters.quarantined_bytes.fetch_add(block.quarantine(), Ordering::Relaxed);
     }
 
     /// Asks how far every stream is, updates the account, and wakes the waiters of complete work.
     pub(crate) fn look_everywhere(&self) {
-        for stream in self.streams() {
+        for stream in self.registry.streams() {
             stream.sweep();
             stream.collect_freed(false);
         }
-        self.collect_freeing();
+        self.memory.collect_freeing(&*self.backend);
     }
 
     /// Counts memory whose free was just put on the private stream. With a limit it stays pending until that
@@ -189,31 +134,13 @@ impl<S: DeviceStream> Engine<S> {
         let limited = bytes > 0 && self.options.memory_limit.is_some();
         match limited.then(|| self.record_aside()).flatten() {
             Some(event) => {
-                self.freeing.lock().push_back((event, bytes));
-                self.attention.call();
+                self.memory.enter_freeing(event, bytes);
             }
             None => {
-                self.account.lock().release(bytes);
-                self.memory_moved();
+                self.memory.account.lock().release(bytes);
+                self.memory.moved();
             }
         }
-    }
-
-    /// Takes over memory whose free is on the private stream, for a stream that waits for
-    /// [`behind_frees`](Self::behind_frees).
-    pub(crate) fn take_freeing(&self, most: u64) -> u64 {
-        let mut taken = 0;
-        let mut freeing = self.freeing.lock();
-        while let Some((_, bytes)) = freeing.back_mut().filter(|_| taken < most) {
-            let part = (*bytes).min(most - taken);
-            taken += part;
-            *bytes -= part;
-            if *bytes == 0 {
-                // It may still be pending: its event is not lent again.
-                freeing.pop_back().inspect(|(event, _)| event.spoil());
-            }
-        }
-        taken
     }
 
     /// Puts memory back that was taken over from the private stream.
@@ -223,44 +150,10 @@ impl<S: DeviceStream> Engine<S> {
         }
     }
 
-    /// How much memory's free is on the private stream.
-    pub(crate) fn freeing_bytes(&self) -> u64 {
-        self.freeing.lock().iter().map(|(_, bytes)| bytes).sum()
-    }
-
-    /// Moves memory whose free on the private stream has run back to the pool, in the account; true if there
-    /// was any.
-    fn collect_freeing(&self) -> bool {
-        let lost = self.lost().is_some();
-        if !lost && !role::may_call_driver() {
-            return false;
-        }
-        let mut freed = 0;
-        {
-            let mut freeing = self.freeing.lock();
-            while let Some((event, bytes)) = freeing.front() {
-                // SAFETY: the handle keeps the event.
-                let answer = (!lost).then(|| unsafe { self.backend.event_query(event.raw()) });
-                match answer {
-                    None | Some(Ok(Query::Complete)) => freed += bytes,
-                    Some(Ok(Query::Pending) | Err(_)) => break,
-                }
-                freeing.pop_front();
-            }
-            if freed > 0 {
-                self.account.lock().release(freed);
-            }
-        }
-        if freed > 0 {
-            self.memory_moved();
-        }
-        freed > 0
-    }
-
     /// Frees `what` when everything submitted so far on the device is complete, and the points of `users` as
     /// well.
     pub(crate) fn retire_behind_all(self: &Arc<Self>, what: Remnant, mut users: UserList<S>) {
-        for stream in self.streams() {
+        for stream in self.registry.streams() {
             let stream = stream.progress().clone();
             users.push(Point { ticket: stream.submitted(), stream });
         }
@@ -271,37 +164,40 @@ impl<S: DeviceStream> Engine<S> {
     pub(crate) fn free_now(self: &Arc<Self>, what: Remnant) {
         let bytes = what.bytes();
         if self.state.lost().is_some() {
-            self.account.lock().release(bytes);
+            self.memory.account.lock().release(bytes);
             if let Remnant::Foreign { owner, .. } = what {
-                self.bury(owner);
+                self.background.bury(owner);
             }
             return;
         }
         let engine = self.clone();
-        let free = move |what: &Remnant| match what.discard(&*engine.backend, engine.private) {
+        let free = move |what: &Remnant| match what.discard(&*engine.backend, engine.shares.private)
+        {
             Ok(()) => engine.enter_free(bytes),
             Err(code) => drop(engine.leaked(bytes, code)),
         };
         match what {
             Remnant::Memory { .. } => free(&what),
             // Unloading may take its time, and an owner's drop is the user's: the caller may be the poller.
-            Remnant::Module(_) | Remnant::Foreign { .. } => self.reap(move || free(&what)),
+            Remnant::Module(_) | Remnant::Foreign { .. } => {
+                self.background.reap(move || free(&what))
+            }
         }
     }
 
     /// Whether no stream is known to have work.
     fn is_idle(&self) -> bool {
-        self.streams().iter().all(|stream| stream.progress().is_idle())
+        self.registry.streams().iter().all(|stream| stream.progress().is_idle())
     }
 
     /// Updates the account with the frees on streams that are known to be complete, and ensures that the rest
     /// will be known.
     pub(crate) fn collect_freed(&self) {
         let may_ask = role::may_call_driver();
-        for stream in self.streams() {
+        for stream in self.registry.streams() {
             stream.collect_freed(may_ask);
         }
-        self.collect_freeing();
+        self.memory.collect_freeing(&*self.backend);
     }
 
     /// An event behind the frees of retired memory; `None` if it cannot be had.
@@ -311,17 +207,17 @@ impl<S: DeviceStream> Engine<S> {
     }
 
     fn record_aside(&self) -> Option<EventHandle> {
-        let event = self.event().ok()?;
+        let event = self.pools.event().ok()?;
         // SAFETY: the private stream lives as long as the engine; the event is pooled, so nothing is
         // pending on it.
-        let recorded = unsafe { self.backend.event_record(event.raw(), self.private) };
+        let recorded = unsafe { self.backend.event_record(event.raw(), self.shares.private) };
         // It may have been recorded all the same: never to be lent again.
         recorded.inspect_err(|_| event.spoil()).ok().map(|()| event)
     }
 
     /// Empties the block caches of all streams. Waits for nothing.
     pub(crate) fn empty_caches(self: &Arc<Self>) {
-        for stream in self.streams() {
+        for stream in self.registry.streams() {
             stream.sweep();
             for block in stream.take_all_kept() {
                 self.retire_block(stream.progress(), block);
@@ -343,7 +239,7 @@ impl<S: DeviceStream> Engine<S> {
         let (end, mut relax) = (Instant::now() + FLUSH_FOR, Relax::default());
         while Instant::now() < end {
             // SAFETY: the private stream lives as long as the engine.
-            match unsafe { self.backend.stream_query(self.private) } {
+            match unsafe { self.backend.stream_query(self.shares.private) } {
                 Ok(Query::Pending) => relax.pause(),
                 Ok(Query::Complete) | Err(_) => return,
             }

@@ -9,32 +9,138 @@
 //! | is of the same device, and its work would wait for such a stream | that operation is refused, and the stream goes on |
 #![forbid(unsafe_code)]
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
+use gpu_await_protocol::sync::Mutex;
 use smallvec::SmallVec;
 
-use super::{Point, StreamState, UNKNOWN};
+use super::{Point, StreamState};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::runtime::device_state::any_lost;
 use crate::runtime::progress::Progress;
 use crate::thread::role;
 use gpu_await_protocol::point::Track;
 
-impl StreamState {
+/// What a stream waits for on other devices, and whether it is detached.
+pub(crate) struct ForeignWaits {
+    progress: Arc<Progress<StreamState>>,
+    /// Tickets that wait, with all behind them, for another device: for a stream of it, or for one of this
+    /// device that does.
+    waits: Mutex<Vec<(u64, Point)>>,
+    /// That the driver knows its context no more, of a stream that others made.
+    detached: OnceLock<Error>,
+}
+
+impl ForeignWaits {
+    pub(super) fn new(progress: &Arc<Progress<StreamState>>) -> Self {
+        let (waits, detached) = (Mutex::default(), OnceLock::new());
+        ForeignWaits { progress: progress.clone(), waits, detached }
+    }
+
     /// The loss of another device that `ticket` waits for, if any, directly or through other streams.
-    pub(crate) fn dependency_lost(&self, ticket: u64) -> Option<crate::Error> {
+    pub(crate) fn dependency_lost(&self, ticket: u64) -> Option<Error> {
         if !self.progress.waits_for_others() {
             return None;
         }
-        let detached = self.detached.get().filter(|_| !self.is_complete(ticket)).cloned();
-        detached.or_else(|| self.visit_foreign(ticket, |on| on.stream.lost_before(on.ticket)))
+        let detached = self.detached.get().filter(|_| !self.progress.is_complete(ticket)).cloned();
+        detached.or_else(|| self.visit(ticket, |on| on.stream.lost_before(on.ticket)))
     }
 
+    pub(super) fn is_detached(&self) -> bool {
+        self.detached.get().is_some()
+    }
+
+    /// The driver knows the stream's context no more: the error of that, or the one of the first such call.
+    fn detach(&self, error: impl FnOnce() -> Error) -> Error {
+        let detached = self.detached.get_or_init(error).clone();
+        // Kept for futures that ask after the stream is gone.
+        self.progress.stuck.set(detached.clone()).ok();
+        self.progress.set_waits_for_others(true);
+        detached
+    }
+
+    /// Enters that `ticket` waits for these.
+    pub(super) fn add(&self, ticket: u64, on: impl IntoIterator<Item = Point>) {
+        let mut waits = self.waits.lock();
+        waits.extend(on.into_iter().map(|on| (ticket, on)));
+        self.note(!waits.is_empty());
+    }
+
+    /// Enters that `ticket` is not complete unless the devices of these streams are there until then.
+    pub(crate) fn is_lost_with(
+        &self,
+        ticket: u64,
+        streams: impl Iterator<Item = Arc<Progress<StreamState>>>,
+    ) {
+        // Of a ticket that never comes.
+        self.add(ticket, streams.map(|stream| Point { stream, ticket: u64::MAX }));
+    }
+
+    /// Calls `look` for the points on other devices that `ticket` waits for, directly or indirectly, until it
+    /// finds something.
+    pub(super) fn visit<R>(
+        &self,
+        ticket: u64,
+        mut look: impl FnMut(&Point) -> Option<R>,
+    ) -> Option<R> {
+        if !self.progress.waits_for_others() {
+            return None;
+        }
+        self.forget();
+        // Up to which ticket each stream was seen: streams may wait for each other to and fro. No two of
+        // their locks are held at once.
+        let mut seen: SmallVec<[Point; 4]> = SmallVec::new();
+        let mut next = 0;
+        self.collect(ticket, &mut seen);
+        while let Some(on) = seen.get(next).cloned() {
+            next += 1;
+            if let Some(found) = look(&on) {
+                return Some(found);
+            }
+            if on.stream.waits_for_others()
+                && let Some(stream) = on.stream.stream()
+            {
+                stream.foreign.collect(on.ticket, &mut seen);
+            }
+        }
+        None
+    }
+
+    /// Adds the unseen points that `ticket` waits for.
+    fn collect(&self, ticket: u64, seen: &mut SmallVec<[Point; 4]>) {
+        let waits = self.waits.lock();
+        // The newest first: a stream's earlier tickets are seen with it.
+        for (_, on) in waits.iter().rev().filter(|(of, _)| *of <= ticket) {
+            if !seen.iter().any(|s| s.stream.id() == on.stream.id() && s.ticket >= on.ticket) {
+                seen.push(on.clone());
+            }
+        }
+    }
+
+    /// Forgets the streams of other devices that nothing here waits for any more.
+    pub(super) fn forget(&self) {
+        if !self.progress.waits_for_others() {
+            return;
+        }
+        let mut waits = self.waits.lock();
+        // After the loss of this device the others are not asked.
+        let lost = self.progress.device.lost().is_some();
+        waits.retain(|(ticket, _)| !lost && !self.progress.is_complete(*ticket));
+        self.note(!waits.is_empty());
+    }
+
+    /// A stream that is detached counts as one that waits for something.
+    fn note(&self, waits: bool) {
+        self.progress.set_waits_for_others(waits || self.is_detached());
+    }
+}
+
+impl StreamState {
     /// The error of a call on this stream, as [`Engine::refused`](crate::runtime::Engine::refused): the caller may hold a submission lock.
     pub(crate) fn refused(&self, code: DriverCode) -> Error {
         let error = self.engine.refused(code);
-        let is_detached = code.may_be_of_a_stream() && !self.owned && !error.is_device_lost();
+        let is_detached =
+            code.may_be_of_a_stream() && !self.driver.is_owned() && !error.is_device_lost();
         if is_detached { self.detach(code) } else { error }
     }
 
@@ -46,7 +152,7 @@ impl StreamState {
         first: DriverCode,
         mut question: impl FnMut() -> std::result::Result<(), DriverCode>,
     ) -> Result<()> {
-        if first.may_be_of_a_stream() && !self.owned {
+        if first.may_be_of_a_stream() && !self.driver.is_owned() {
             let error = self.refused(first);
             return if error.is_device_lost() { Err(error) } else { Ok(()) };
         }
@@ -58,18 +164,15 @@ impl StreamState {
     fn detach(&self, code: DriverCode) -> Error {
         let device = self.engine.label().to_owned();
         let error = || ErrorDetail::StreamDetached { device, code }.into();
-        let detached = self.detached.get_or_init(error).clone();
-        // Kept for futures that ask after the stream is gone.
-        self.progress.stuck.set(detached.clone()).ok();
-        self.progress.set_waits_for_others(true);
-        self.engine.attention.call();
+        let detached = self.foreign.detach(error);
+        self.engine.pacing.attention.call();
         detached
     }
 
     /// The loss of another device that work on the stream waits for. Asks those devices first, since nobody may have noticed.
     #[cold]
-    pub(crate) fn find_lost_dependency(&self) -> Option<crate::Error> {
-        self.visit_foreign(u64::MAX, |on| {
+    pub(crate) fn find_lost_dependency(&self) -> Option<Error> {
+        self.foreign.visit(u64::MAX, |on| {
             if let Some(other) = on.stream.stream() {
                 // A loss is found below.
                 other.engine.check_health().ok();
@@ -89,11 +192,11 @@ impl StreamState {
     #[inline(never)]
     fn check_moves_beside_a_loss(&self) -> Result<()> {
         let tail = self.submitted();
-        if self.dependency_lost(tail).is_some() && role::may_call_driver() {
+        if self.foreign.dependency_lost(tail).is_some() && role::may_call_driver() {
             // It may be complete, and nobody has looked.
             self.ask_quietly();
         }
-        match self.dependency_lost(tail).filter(|_| !self.is_complete(tail)) {
+        match self.foreign.dependency_lost(tail).filter(|_| !self.is_complete(tail)) {
             Some(lost) => Err(lost),
             None => Ok(()),
         }
@@ -106,13 +209,9 @@ impl StreamState {
             return false;
         }
         // Only a ticket with a marker in front of the wait can ever be seen complete.
-        let marker = self.markers.read().queue.front().map(|marker| marker.ticket);
-        // ORDERING: Relaxed: a hint, as in `word_is_late`.
-        let told = self.told.load(Ordering::Relaxed);
-        let written = (told != UNKNOWN && told > self.completed()).then_some(told);
-        let next = marker.into_iter().chain(written).min().unwrap_or_else(|| self.submitted());
+        let next = self.markers.next(self.completed()).unwrap_or_else(|| self.submitted());
         // Kept for futures that ask after the stream is gone.
-        let why = self.dependency_lost(next).filter(|_| !self.is_complete(next));
+        let why = self.foreign.dependency_lost(next).filter(|_| !self.is_complete(next));
         why.map(|why| self.progress.stuck.set(why)).is_some()
     }
 
@@ -126,80 +225,5 @@ impl StreamState {
             self.ask_quietly();
         }
         self.is_stuck()
-    }
-
-    /// Enters that `ticket` waits for these.
-    pub(super) fn waits_for(&self, ticket: u64, on: impl IntoIterator<Item = Point>) {
-        let mut foreign = self.foreign.lock();
-        foreign.extend(on.into_iter().map(|on| (ticket, on)));
-        self.note_foreign(!foreign.is_empty());
-    }
-
-    /// Enters that `ticket` is not complete unless the devices of these streams are there until then.
-    pub(crate) fn is_lost_with(
-        &self,
-        ticket: u64,
-        streams: impl Iterator<Item = Arc<Progress<StreamState>>>,
-    ) {
-        // Of a ticket that never comes.
-        self.waits_for(ticket, streams.map(|stream| Point { stream, ticket: u64::MAX }));
-    }
-
-    /// Calls `look` for the points on other devices that `ticket` waits for, directly or indirectly, until it
-    /// finds something.
-    pub(super) fn visit_foreign<R>(
-        &self,
-        ticket: u64,
-        mut look: impl FnMut(&Point) -> Option<R>,
-    ) -> Option<R> {
-        if !self.progress.waits_for_others() {
-            return None;
-        }
-        self.forget_foreign();
-        // Up to which ticket each stream was seen: streams may wait for each other to and fro. No two of
-        // their locks are held at once.
-        let mut seen: SmallVec<[Point; 4]> = SmallVec::new();
-        let mut next = 0;
-        self.collect_foreign(ticket, &mut seen);
-        while let Some(on) = seen.get(next).cloned() {
-            next += 1;
-            if let Some(found) = look(&on) {
-                return Some(found);
-            }
-            if on.stream.waits_for_others()
-                && let Some(stream) = on.stream.stream()
-            {
-                stream.collect_foreign(on.ticket, &mut seen);
-            }
-        }
-        None
-    }
-
-    /// Adds the unseen points that `ticket` waits for.
-    fn collect_foreign(&self, ticket: u64, seen: &mut SmallVec<[Point; 4]>) {
-        let foreign = self.foreign.lock();
-        // The newest first: a stream's earlier tickets are seen with it.
-        for (_, on) in foreign.iter().rev().filter(|(waits, _)| *waits <= ticket) {
-            if !seen.iter().any(|s| s.stream.id() == on.stream.id() && s.ticket >= on.ticket) {
-                seen.push(on.clone());
-            }
-        }
-    }
-
-    /// Forgets the streams of other devices that nothing here waits for any more.
-    pub(super) fn forget_foreign(&self) {
-        if !self.progress.waits_for_others() {
-            return;
-        }
-        let mut foreign = self.foreign.lock();
-        // After the loss of this device the others are not asked.
-        let lost = self.engine.lost().is_some();
-        foreign.retain(|(ticket, _)| !lost && !self.is_complete(*ticket));
-        self.note_foreign(!foreign.is_empty());
-    }
-
-    /// A stream that is detached counts as one that waits for something.
-    fn note_foreign(&self, waits: bool) {
-        self.progress.set_waits_for_others(waits || self.detached.get().is_some());
     }
 }

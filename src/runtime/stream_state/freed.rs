@@ -19,17 +19,29 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use gpu_await_protocol::sync::Mutex;
+
 use super::StreamState;
 use crate::backend::DevicePtr;
 use crate::memory::reclaim::retired::Block;
-use crate::runtime::marker::Marker;
+use crate::runtime::counted::Counted;
 use crate::thread::role;
 use crate::thread::role::Role;
+use gpu_await_protocol::account::Account;
 use gpu_await_protocol::block_cache;
+use gpu_await_protocol::block_cache::BlockCache;
+
+/// Memory that was freed on a stream, and where it is.
+pub(crate) struct FreedMemory {
+    block_cache: Mutex<BlockCache<Block>>,
+    /// Blocks whose free was put off.
+    deferred: Counted<Vec<Block>>,
+    in_order: Mutex<FreesInOrder>,
+}
 
 /// Frees that are on the stream.
 #[derive(Default)]
-pub(crate) struct Freed {
+struct FreesInOrder {
     /// In ticket order.
     queue: VecDeque<InOrder>,
     /// The ticket that is behind the last one; 0: there was none.
@@ -46,43 +58,43 @@ pub(crate) struct InOrder {
     pub(crate) behind: u64,
 }
 
-impl StreamState {
-    /// Frees a buffer's block behind everything submitted so far, where another allocation may use it; never
-    /// blocks. The memory goes back to the budget that it is of.
-    pub(crate) fn free_in_order(
-        self: &Arc<Self>,
-        ptr: DevicePtr,
-        bytes: u64,
-        budget: Option<usize>,
-    ) {
-        let block = Block { ptr, bytes, ticket: self.submitted() };
-        let account = &self.engine.account;
-        let kept = {
-            let mut block_cache = self.block_cache.lock();
-            // Under the lock: a thread that empties the cache of a closed device finds every block cached
-            // before.
-            let fits = block_cache::rounded(bytes) == Some(bytes) && !self.engine.is_closed();
-            let kept = fits && block_cache.put(bytes, block).is_ok();
-            if kept {
-                account.lock().keep(bytes, budget);
-            }
-            kept
-        };
-        if !kept {
-            account.lock().retire(bytes, budget);
-            self.give_back(block);
-        } else if self.engine.options.memory_limit.is_some() {
-            // With a limit, others may wait for the block: they must not wait for later work.
-            self.want(block.ticket);
+impl FreedMemory {
+    pub(super) fn new(cache_bytes: u64) -> Self {
+        FreedMemory {
+            block_cache: Mutex::new(BlockCache::new(cache_bytes)),
+            deferred: Counted::default(),
+            in_order: Mutex::default(),
         }
-        self.engine.memory_moved();
     }
 
-    /// A block of that size that the stream freed, for the next submission.
-    pub(crate) fn reuse(&self, bytes: u64, budget: Option<usize>) -> Option<DevicePtr> {
+    /// Caches a block, if it is small enough and there is room. Under the lock `is_closed` is asked: a thread that empties
+    /// the cache of a closed device finds every block cached before.
+    fn cache(
+        &self,
+        account: &Mutex<Account>,
+        block: Block,
+        budget: Option<usize>,
+        is_closed: impl FnOnce() -> bool,
+    ) -> bool {
+        let mut block_cache = self.block_cache.lock();
+        let fits = block_cache::rounded(block.bytes) == Some(block.bytes) && !is_closed();
+        let kept = fits && block_cache.put(block.bytes, block).is_ok();
+        if kept {
+            account.lock().keep(block.bytes, budget);
+        }
+        kept
+    }
+
+    /// A block of that size from the cache, for the next submission.
+    pub(crate) fn reuse(
+        &self,
+        account: &Mutex<Account>,
+        bytes: u64,
+        budget: Option<usize>,
+    ) -> Option<DevicePtr> {
         let mut block_cache = self.block_cache.lock();
         let block = block_cache.take(bytes)?;
-        if self.engine.account.lock().reuse(bytes, budget) {
+        if account.lock().reuse(bytes, budget) {
             return Some(block.ptr);
         }
         // There is room again: it was taken out just now.
@@ -90,21 +102,21 @@ impl StreamState {
         None
     }
 
-    /// Takes blocks out of the stream's cache, until they make up `least` bytes: they are pending then.
-    pub(crate) fn take_kept(&self, least: u64, may_go: impl FnMut(&Block) -> bool) -> Vec<Block> {
+    /// Takes blocks out of the cache, until they make up `least` bytes: they are pending then.
+    pub(crate) fn take_kept(
+        &self,
+        account: &Mutex<Account>,
+        least: u64,
+        may_go: impl FnMut(&Block) -> bool,
+    ) -> Vec<Block> {
         if least == 0 {
             return Vec::new();
         }
         let mut block_cache = self.block_cache.lock();
         let taken = block_cache.take_out(least, may_go);
-        let mut account = self.engine.account.lock();
+        let mut account = account.lock();
         taken.iter().for_each(|(size, _)| account.uncache(*size));
         taken.into_iter().map(|(_, block)| block).collect()
-    }
-
-    /// Empties the stream's cache.
-    pub(crate) fn take_all_kept(&self) -> Vec<Block> {
-        self.take_kept(u64::MAX, |_| true)
     }
 
     pub(crate) fn kept_blocks(&self) -> Vec<Block> {
@@ -115,6 +127,11 @@ impl StreamState {
         self.deferred.read().clone()
     }
 
+    #[inline]
+    pub(super) fn has_deferred(&self) -> bool {
+        !self.deferred.is_empty()
+    }
+
     /// Takes over a block whose free was put off, if it is still there.
     pub(crate) fn take_deferred(&self, ptr: DevicePtr, ticket: u64) -> Option<Block> {
         let mut deferred = self.deferred.lock();
@@ -123,21 +140,42 @@ impl StreamState {
         Some(deferred.swap_remove(index))
     }
 
+    /// Takes the blocks whose free was put off.
+    pub(super) fn take_all_deferred(&self) -> Vec<Block> {
+        std::mem::take(&mut *self.deferred.lock())
+    }
+
+    /// Takes cached blocks, and blocks whose free was put off.
+    fn take_blocks(&self, account: &Mutex<Account>, may_go: impl Fn(&Block) -> bool) -> Vec<Block> {
+        let mut blocks = self.take_kept(account, u64::MAX, &may_go);
+        blocks.extend(self.deferred.lock().extract_if(.., |block| may_go(block)));
+        blocks
+    }
+
     /// The frees on the stream that are not known to be complete.
     pub(crate) fn frees_in_order(&self) -> Vec<InOrder> {
-        self.freed.lock().queue.iter().copied().collect()
+        self.in_order.lock().queue.iter().copied().collect()
     }
 
     /// How much they free.
     pub(crate) fn freed_bytes(&self) -> u64 {
-        self.freed.lock().queue.iter().map(|freed| freed.bytes).sum()
+        self.in_order.lock().queue.iter().map(|freed| freed.bytes).sum()
     }
 
-    /// Takes over memory whose free is on the stream, `most` bytes of it, for work behind that: on the stream
-    /// itself, or on one that waits for it. Of a certain ticket, or any.
-    pub(crate) fn take_freed(&self, most: u64, ticket: Option<u64>) -> u64 {
-        self.collect_freed();
-        let mut freed = self.freed.lock();
+    fn enter(&self, entry: InOrder) {
+        let mut freed = self.in_order.lock();
+        freed.last = freed.last.max(entry.behind);
+        match freed.queue.back_mut() {
+            Some(last) if (last.ticket, last.behind) == (entry.ticket, entry.behind) => {
+                last.bytes += entry.bytes;
+            }
+            _ => freed.queue.push_back(entry),
+        }
+    }
+
+    /// Takes over memory whose free is on the stream, `most` bytes of it; of a certain ticket, or any.
+    fn take_freed(&self, most: u64, ticket: Option<u64>) -> u64 {
+        let mut freed = self.in_order.lock();
         let mut taken = 0;
         // The oldest are complete soonest: the newest first.
         for index in (0..freed.queue.len()).rev() {
@@ -152,6 +190,70 @@ impl StreamState {
         taken
     }
 
+    /// Takes the frees on the stream whose ticket is one of these.
+    fn take_frees(&self, which: impl Fn(u64) -> bool) -> VecDeque<InOrder> {
+        let mut freed = self.in_order.lock();
+        let (taken, left) =
+            std::mem::take(&mut freed.queue).into_iter().partition(|entry| which(entry.ticket));
+        freed.queue = left;
+        taken
+    }
+
+    /// Moves memory whose free has run back to the pool, in the account.
+    fn release(&self, account: &Mutex<Account>, has_run: impl Fn(u64) -> bool) {
+        let mut freed = self.in_order.lock();
+        let mut bytes = 0;
+        while let Some(entry) = freed.queue.front() {
+            if !has_run(entry.ticket) {
+                break;
+            }
+            bytes += entry.bytes;
+            freed.queue.pop_front();
+        }
+        if bytes > 0 {
+            account.lock().release(bytes);
+        }
+    }
+}
+
+impl StreamState {
+    /// Frees a buffer's block behind everything submitted so far, where another allocation may use it; never
+    /// blocks. The memory goes back to the budget that it is of.
+    pub(crate) fn free_in_order(
+        self: &Arc<Self>,
+        ptr: DevicePtr,
+        bytes: u64,
+        budget: Option<usize>,
+    ) {
+        let block = Block { ptr, bytes, ticket: self.submitted() };
+        let account = &self.engine.memory.account;
+        if !self.memory.cache(account, block, budget, || self.engine.ending.is_closed()) {
+            account.lock().retire(bytes, budget);
+            self.give_back(block);
+        } else if self.engine.options.memory_limit.is_some() {
+            // With a limit, others may wait for the block: they must not wait for later work.
+            self.want(block.ticket);
+        }
+        self.engine.memory.moved();
+    }
+
+    /// Frees memory behind everything submitted so far; never blocks.
+    fn give_back(self: &Arc<Self>, block: Block) {
+        let may_free = role::current() == Role::Free;
+        let freed = may_free && self.try_with(|turn| turn.free(block)).is_some();
+        if !freed {
+            self.memory.deferred.lock().push(block);
+            self.activate();
+        }
+    }
+
+    /// Takes over memory whose free is on the stream, `most` bytes of it, for work behind that: on the stream
+    /// itself, or on one that waits for it. Of a certain ticket, or any.
+    pub(crate) fn take_freed(&self, most: u64, ticket: Option<u64>) -> u64 {
+        self.collect_freed();
+        self.memory.take_freed(most, ticket)
+    }
+
     /// Counts memory whose free is on the stream, or in front of something that it waits for.
     pub(crate) fn put_freed(&self, bytes: u64) {
         if bytes > 0 {
@@ -161,15 +263,7 @@ impl StreamState {
     }
 
     pub(super) fn enter_freed(&self, entry: InOrder) {
-        let mut freed = self.freed.lock();
-        freed.last = freed.last.max(entry.behind);
-        match freed.queue.back_mut() {
-            Some(last) if (last.ticket, last.behind) == (entry.ticket, entry.behind) => {
-                last.bytes += entry.bytes;
-            }
-            _ => freed.queue.push_back(entry),
-        }
-        drop(freed);
+        self.memory.enter(entry);
         self.collect_freed();
     }
 
@@ -179,18 +273,7 @@ impl StreamState {
             self.give_up_freed();
         }
         let lost = self.engine.lost().is_some();
-        let mut freed = self.freed.lock();
-        let mut bytes = 0;
-        while let Some(entry) = freed.queue.front() {
-            if !lost && !self.is_complete(entry.ticket) {
-                break;
-            }
-            bytes += entry.bytes;
-            freed.queue.pop_front();
-        }
-        if bytes > 0 {
-            self.engine.account.lock().release(bytes);
-        }
+        self.memory.release(&self.engine.memory.account, |ticket| lost || self.is_complete(ticket));
     }
 
     /// Leaks the memory that the stuck stream would have freed: no allocation may take it over or wait for
@@ -198,69 +281,33 @@ impl StreamState {
     #[cold]
     fn give_up_freed(&self) {
         let never = |ticket: u64| !self.is_complete(ticket);
-        let mut freed = 0;
-        self.freed.lock().queue.retain(|entry| {
-            freed += if never(entry.ticket) { entry.bytes } else { 0 };
-            !never(entry.ticket)
-        });
+        let freed: u64 = self.memory.take_frees(never).iter().map(|entry| entry.bytes).sum();
         if freed > 0 {
-            self.engine.leak(freed);
+            self.engine.memory.leak(freed);
         }
-        let mut blocks = self.take_kept(u64::MAX, |block| never(block.ticket));
-        blocks.extend(self.deferred.lock().extract_if(.., |block| never(block.ticket)));
+        let blocks =
+            self.memory.take_blocks(&self.engine.memory.account, |block| never(block.ticket));
         blocks.into_iter().for_each(|block| self.engine.retire_block(&self.progress, block));
     }
 
     /// The ticket behind the last free, if that was not seen to be complete: the driver may not know either.
     /// A free that waits for something counts only if the caller `may_wait` as well.
     pub(crate) fn unproven_free(&self, may_wait: bool) -> Option<u64> {
-        let last = self.freed.lock().last;
+        let last = self.memory.in_order.lock().last;
         (last > self.completed() && (may_wait || self.is_complete(last - 1))).then_some(last)
     }
 
-    /// An event at or behind `ticket`, which may not be issued yet, without blocking; `None` if that cannot
-    /// be had, or the ticket is complete.
-    pub(crate) fn try_event_behind(self: &Arc<Self>, ticket: u64) -> Option<Marker> {
-        self.marker_for_others(ticket).or_else(|| {
-            let placed = self.try_with(|turn| {
-                if turn.stream.submitted() < ticket {
-                    let ticket = turn.next_ticket();
-                    turn.publish(ticket, 0, false);
-                }
-                turn.place_event()
-            });
-            if placed.is_none() {
-                // The lock's holder, or the ticket's submitter, serves this.
-                self.want(ticket);
-            }
-            self.marker_for_others(ticket)
-        })
-    }
-
     /// The remaining blocks of a stream that goes away, whose work is complete or never will be.
-    pub(super) fn take_left(&mut self) -> Vec<Block> {
-        let freed: Vec<_> = self.freed.get_mut().queue.drain(..).collect();
+    pub(super) fn take_left(&self) -> Vec<Block> {
         let lost = self.engine.lost().is_some();
-        for InOrder { ticket, bytes, .. } in freed {
+        for InOrder { ticket, bytes, .. } in self.memory.take_frees(|_| true) {
             if lost || self.is_complete(ticket) {
-                self.engine.account.lock().release(bytes);
+                self.engine.memory.account.lock().release(bytes);
             } else {
                 // The driver never runs this free.
-                self.engine.leak(bytes);
+                self.engine.memory.leak(bytes);
             }
         }
-        let mut blocks = self.take_all_kept();
-        blocks.append(self.deferred.get_mut());
-        blocks
-    }
-
-    /// Frees memory behind everything submitted so far; never blocks.
-    fn give_back(self: &Arc<Self>, block: Block) {
-        let may_free = role::current() == Role::Free;
-        let freed = may_free && self.try_with(|turn| turn.free(block)).is_some();
-        if !freed {
-            self.deferred.lock().push(block);
-            self.activate();
-        }
+        self.memory.take_blocks(&self.engine.memory.account, |_| true)
     }
 }

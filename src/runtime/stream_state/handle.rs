@@ -65,11 +65,11 @@ impl StreamState {
     fn desert(self: &Arc<Self>) {
         // ORDERING: SeqCst: against `deactivate`, which stores that it lets go and then looks at this.
         self.deserted.store(true, Ordering::SeqCst);
-        if let Some(share) = &self.partition {
+        if let Some(share) = self.driver.partition() {
             share.stream_ends();
         }
         // If the poller does not have the stream, this is the last reference.
-        if self.has_dues() || self.queue.is_watched() || self.awaits_its_word() {
+        if self.has_dues() || self.waiters.is_watched() || self.awaits_its_word() {
             self.activate();
         }
     }
@@ -77,7 +77,9 @@ impl StreamState {
     /// Whether a write of its word may be pending: the poller then keeps the stream until the word's line can be returned. A lost device
     /// keeps its lines.
     fn awaits_its_word(&self) -> bool {
-        self.word_may_be_late() && self.engine.lost().is_none() && !self.is_stuck()
+        self.markers.word().is_some_and(|word| word.is_late(|| true))
+            && self.engine.lost().is_none()
+            && !self.is_stuck()
     }
 
     /// Whether it has no handle.

@@ -11,48 +11,100 @@
 //!
 //! # Invariants
 //! 1. The ticket of an open list is the next one: no other ticket is issued before the list is on the stream
-//!    ([`Turn::next_ticket`](super::Turn::next_ticket)).
+//!    ([`Turn::next_ticket`]).
 //! 2. Anybody that waits for the ticket puts the list on the stream first, wherever its owner is (`what_waits_in_the_middle_gets_it`).
 //! 3. The values that a list keeps are dropped by its owner, outside of the lock.
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::Ordering;
+use std::any::Any;
 
-use super::StreamState;
+use super::{StreamState, Turn};
 use crate::thread::role;
 
 /// Whose list it is: an address of the owner's.
 pub(crate) type ListOwner = usize;
 
-pub(super) struct Lists<L: ?Sized> {
-    pub(super) open: Option<(ListOwner, Box<L>)>,
-    /// Put on the stream by others than their owners.
-    pub(super) put: Vec<(ListOwner, Box<L>)>,
+/// Operations in their order, under one ticket.
+pub(crate) trait Listed: Any + Send {
+    /// Makes their driver calls; returns how many. It remembers refusals.
+    fn put(&mut self, turn: &mut Turn<'_, '_>) -> u32;
 }
 
-impl<L: ?Sized> Lists<L> {
-    pub(super) const fn new() -> Self {
-        Lists { open: None, put: Vec::new() }
+/// The lists of a stream, under its submission lock.
+#[derive(Default)]
+pub(super) struct Lists {
+    open: Option<(ListOwner, Box<dyn Listed>)>,
+    /// Put on the stream by others than their owners.
+    put: Vec<(ListOwner, Box<dyn Listed>)>,
+}
+
+impl Turn<'_, '_> {
+    /// Ensures that the owner's list is the open one, and returns its ticket.
+    pub(crate) fn open_list(
+        &mut self,
+        owner: ListOwner,
+        fresh: impl FnOnce() -> Box<dyn Listed>,
+    ) -> u64 {
+        if !self.has_list_of(owner) {
+            // Puts another's on the stream.
+            let ticket = self.next_ticket();
+            self.locked.state.lists.open = Some((owner, fresh()));
+            self.stream.announced.list(ticket);
+        }
+        self.stream.submitted() + 1
     }
 
-    pub(super) fn is_open_for(&self, owner: ListOwner) -> bool {
-        self.open.as_ref().is_some_and(|(known, _)| *known == owner)
+    /// Whether a list is open.
+    #[inline]
+    pub(crate) fn has_open_list(&self) -> bool {
+        self.locked.state.lists.open.is_some()
     }
 
-    /// Takes the first of the owner's lists that another thread put on the stream.
-    pub(super) fn fetch(&mut self, owner: ListOwner) -> Option<Box<L>> {
-        let at = self.put.iter().position(|(known, _)| *known == owner)?;
-        Some(self.put.remove(at).1)
+    /// Whether the owner's list is the open one.
+    pub(crate) fn has_list_of(&self, owner: ListOwner) -> bool {
+        let open = &self.locked.state.lists.open;
+        open.as_ref().is_some_and(|(known, _)| *known == owner)
+    }
+
+    /// The open list.
+    pub(crate) fn list(&mut self) -> Option<&mut dyn Listed> {
+        self.locked.state.lists.open.as_mut().map(|(_, list)| &mut **list)
+    }
+
+    /// Takes the owner's open list, which has the next ticket: the caller publishes that.
+    pub(crate) fn take_list(&mut self, owner: ListOwner) -> Option<Box<dyn Listed>> {
+        let (_, list) = self.locked.state.lists.open.take_if(|(known, _)| *known == owner)?;
+        self.stream.announced.list(0);
+        Some(list)
+    }
+
+    /// Takes one of the owner's lists that another thread put on the stream.
+    pub(crate) fn fetch_list(&mut self, owner: ListOwner) -> Option<Box<dyn Listed>> {
+        let put = &mut self.locked.state.lists.put;
+        let at = put.iter().position(|(known, _)| *known == owner)?;
+        Some(put.remove(at).1)
+    }
+
+    /// Puts the open list on the stream, if there is one.
+    #[inline]
+    pub(crate) fn put_list(&mut self) {
+        if self.locked.state.lists.open.is_some() {
+            self.put_open_list();
+        }
+    }
+
+    #[cold]
+    fn put_open_list(&mut self) {
+        let Some((owner, mut list)) = self.locked.state.lists.open.take() else { return };
+        self.stream.announced.list(0);
+        let ticket = self.stream.submitted() + 1;
+        let commands = list.put(self);
+        self.publish(ticket, commands, true);
+        self.locked.state.lists.put.push((owner, list));
     }
 }
 
 impl StreamState {
-    /// Whether a list is open, or was a moment ago.
-    #[inline]
-    pub(crate) fn has_list(&self) -> bool {
-        self.listed.load(Ordering::SeqCst) != 0
-    }
-
     /// Puts the open list on the stream, if it has this ticket or one in front of it.
     #[inline]
     pub(super) fn put_listed(&self, ticket: u64) {
@@ -63,8 +115,7 @@ impl StreamState {
 
     #[cold]
     fn put_listed_now(&self, ticket: u64) {
-        let listed = self.listed.load(Ordering::SeqCst);
-        if listed != 0 && listed <= ticket && role::may_call_driver() {
+        if self.announced.has_list_within(ticket) && role::may_call_driver() {
             // Absent if the stream is being dropped.
             if let Some(stream) = self.progress.stream() {
                 stream.with(|turn| turn.put_list());

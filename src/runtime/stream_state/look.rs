@@ -1,26 +1,17 @@
 //! A look at a stream: how far it is, and which waiters that wakes.
 //!
 //! Waiters and the poller may all look; one look serves all.
+#![forbid(unsafe_code)]
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use smallvec::SmallVec;
-
-use super::lent::LentMemory;
-use super::{Payload, StreamState};
-use crate::backend::{Query, RawStream};
-use crate::error::DriverCode;
-use crate::memory::reclaim::retired::LentBlock;
-use crate::runtime::event_pool::EventHandle;
+use super::StreamState;
+use super::markers::Asking;
+use crate::error::Result;
 use crate::thread::contain::wake;
 use crate::thread::{exit, role};
-use gpu_await_protocol::cadence;
-use gpu_await_protocol::cadence::{Age, Plan};
-
-/// Events that a stream keeps for its next markers.
-const SPARE_EVENTS: usize = 64;
+use gpu_await_protocol::cadence::Plan;
 
 impl StreamState {
     /// [`sweep`](Self::sweep), or by the poller where no driver call may be made.
@@ -38,23 +29,17 @@ impl StreamState {
         let tail = self.submitted();
         // A stream that is shared may be captured by others, which a query would void; the whole device's has no
         // work of its own.
-        let is_ours = self.owned && !self.is_shared();
+        let is_ours = self.driver.is_owned() && !self.driver.sharing().is_shared();
         if is_ours && !self.is_complete(tail) && role::may_call_driver() {
             // Under the lock: the driver does not answer about a stream on which it holds a thread.
             self.try_with(|turn| {
-                if turn.stream.is_through() == Ok(true) {
+                if turn.stream.driver.is_through(&*turn.stream.engine.backend) == Ok(true) {
                     turn.stream.progress.timeline.complete(turn.stream.submitted());
                 }
             });
         }
         self.want(tail);
         self.ask_here_or_there();
-    }
-
-    /// Whether a submitting thread may be blocked in the driver, which then creates no events for others.
-    pub(super) fn is_blocked(self: &Arc<Self>) -> bool {
-        // ORDERING: Relaxed: a hint.
-        self.blocks_at.load(Ordering::Relaxed) > self.submitted() && self.is_submitted_to()
     }
 
     /// Whether a thread is submitting to it.
@@ -82,20 +67,19 @@ impl StreamState {
         let mut moved = false;
         // A lost device would only say so again.
         if self.engine.lost().is_none() {
-            if !self.may_have_moved() {
-                // ORDERING: Relaxed, here and in `learn`: times, for guesses.
-                self.pace.pending_at.store(now, Ordering::Relaxed);
+            if !self.markers.may_say_more(self.completed()) {
+                self.pace.was_pending(now);
                 return false;
             }
-            self.gate.run(|| {
+            self.markers.look(|asking| {
                 let before = self.completed();
                 // Waiters learn of a loss from `mourn`, below.
-                self.ask().or_else(|code| self.judge(code, || self.ask())).ok();
+                self.ask(asking).ok();
                 if self.completed() > before {
                     moved = true;
-                    self.learn(now);
+                    self.pace.moved(now, || self.waiters.is_waited_for());
                 } else {
-                    self.pace.pending_at.store(now, Ordering::Relaxed);
+                    self.pace.was_pending(now);
                 }
             });
         }
@@ -107,15 +91,21 @@ impl StreamState {
     /// submitter, under its lock.
     pub(super) fn ask_quietly(&self) {
         // The next look reports a loss.
-        self.gate.run(|| drop(self.ask().or_else(|code| self.judge(code, || self.ask()))));
+        self.markers.look(|asking| drop(self.ask(asking)));
+    }
+
+    /// Raises `completed` as far as the markers allow.
+    fn ask(&self, asking: Asking<'_>) -> Result<()> {
+        let ask = || asking.ask(&self.progress.timeline, &*self.engine.backend);
+        ask().or_else(|code| self.judge(code, ask))
     }
 
     /// Whether a shared stream is idle, other libraries' work included; `None` if its tickets answer that, once
     /// the work that a loan left has a ticket. On a lost device nothing more will happen. Where no driver call may
     /// be made, it is not known to be idle.
     pub(crate) fn is_idle_shared(self: &Arc<Self>) -> Option<bool> {
-        let is_shared = self.is_shared();
-        if !is_shared && !self.sharing.is_owed() {
+        let is_shared = self.driver.sharing().is_shared();
+        if !is_shared && !self.driver.sharing().is_owed() {
             return None;
         }
         let lost = self.engine.lost().is_some();
@@ -126,40 +116,21 @@ impl StreamState {
             // The lock's holder is submitting something.
             return self.try_with(|turn| turn.cover_loans()).is_none().then_some(false);
         }
-        // SAFETY: the driver stream is this one's, or its owner keeps it.
-        match unsafe { self.engine.backend.stream_query(self.raw) } {
-            Ok(answer) => Some(answer == Query::Complete),
+        match self.driver.is_through(&*self.engine.backend) {
+            Ok(is_through) => Some(is_through),
             Err(code) => {
                 self.refused(code);
                 // Nothing more will happen.
-                Some(self.engine.lost().is_some() || self.detached.get().is_some())
+                Some(self.engine.lost().is_some() || self.foreign.is_detached())
             }
         }
-    }
-
-    /// Whether the stream is ordered with the legacy default stream.
-    pub(crate) fn is_blocking(&self) -> crate::Result<bool> {
-        role::check("asking how a stream was made")?;
-        if self.raw.0 == RawStream::LEGACY.0 {
-            return Ok(true);
-        }
-        // SAFETY: the driver stream is this one's, or its owner keeps it.
-        let info = unsafe { self.engine.backend.stream_info(self.raw) };
-        info.map(|info| info.blocking).map_err(|code| self.refused(code))
-    }
-
-    /// Whether the driver, or the stream's word, could say something new.
-    fn may_have_moved(&self) -> bool {
-        // A thread that waits for a marker sees the new length, see `Submitter::enter`.
-        !self.markers.is_empty()
-            || self.word.as_ref().is_some_and(|word| word.read() > self.completed())
     }
 
     /// Wakes the waiters of complete work, and takes back memory lent to it.
     pub(super) fn settle(&self) {
         self.wake_settled();
-        self.take_back();
-        self.forget_foreign();
+        self.lent.take_back(&self.engine, &self.progress.timeline);
+        self.foreign.forget();
     }
 
     /// Takes back the events of complete work, on a stream that is never awaited and so looked at by nothing
@@ -167,90 +138,15 @@ impl StreamState {
     #[cold]
     pub(super) fn tidy(self: &Arc<Self>) {
         // Otherwise the poller looks.
-        if !self.queue.is_waited_for() {
+        if !self.waiters.is_waited_for() {
             self.look(self.engine.now());
-            self.forget_foreign();
+            self.foreign.forget();
             // A future that began to wait during the look.
-            if self.queue.is_waited_for() {
+            if self.waiters.is_waited_for() {
                 self.activate_by(self.engine.now());
             }
         }
-        // ORDERING: Relaxed, as in `with`.
-        self.tidy_from.store(2 * self.markers.len().max(cadence::MARK_EVERY), Ordering::Relaxed);
-    }
-
-    /// Raises `completed` as far as the markers allow. Only one thread at a time.
-    ///
-    /// The newest marker is asked first: a pending answer costs an eighth of a complete one, which
-    /// speaks for all in front of it.
-    fn ask(&self) -> std::result::Result<(), DriverCode> {
-        if let Some(word) = &self.word {
-            self.progress.timeline.complete(word.read());
-        }
-        // A thread that waits for a marker sees the new length, see `Submitter::enter`.
-        if self.markers.is_empty() {
-            return Ok(());
-        }
-        // Markers below `done` are complete, those from `pending` on were not.
-        let (mut done, mut pending) = (0, usize::MAX);
-        let mut back = 1;
-        loop {
-            let next = {
-                let markers = self.markers.read();
-                let end = pending.min(markers.queue.len());
-                // Ever further back from the newest; between a complete and a pending one, halfway.
-                let index =
-                    if done > 0 { done + (end - done) / 2 } else { end.saturating_sub(back) };
-                let marker = markers.queue.get(index).filter(|_| index < end);
-                marker.map(|marker| (index, marker.ticket, marker.event.raw()))
-            };
-            let Some((index, ticket, event)) = next else { break };
-            let answer = if self.is_complete(ticket) {
-                // The word said so, or the stream.
-                Query::Complete
-            } else {
-                // SAFETY: the marker keeps its event, and only this function, one thread at a time,
-                // removes markers.
-                unsafe { self.engine.backend.event_query(event) }?
-            };
-            match answer {
-                Query::Complete => {
-                    self.progress.timeline.complete(ticket);
-                    done = index + 1;
-                    if pending == usize::MAX {
-                        break;
-                    }
-                }
-                Query::Pending => {
-                    if index == 0 {
-                        break;
-                    }
-                    pending = index;
-                    back *= 2;
-                }
-            }
-        }
-        if done > 0 {
-            self.drop_markers();
-        }
-        Ok(())
-    }
-
-    /// Takes the events of markers that are complete for later ones, or gives them back to the pool.
-    fn drop_markers(&self) {
-        let completed = self.completed();
-        // Dropped after the lock.
-        let mut surplus: SmallVec<[EventHandle; 4]> = SmallVec::new();
-        let mut markers = self.markers.lock();
-        while markers.queue.front().is_some_and(|marker| marker.ticket <= completed) {
-            let Some(marker) = markers.queue.pop_front() else { break };
-            if marker.event.is_sole() && markers.spare.len() < SPARE_EVENTS {
-                markers.spare.push(marker.event);
-            } else {
-                surplus.push(marker.event);
-            }
-        }
-        drop(markers);
+        self.markers.tidied();
     }
 
     /// Reports to the tracer that the stream was seen to have moved.
@@ -270,53 +166,27 @@ impl StreamState {
         }
     }
 
-    /// Remembers how long the work at the head took, if it was waited for.
-    fn learn(&self, now: u64) {
-        let pace = &self.pace;
-        let since = pace.head_since.swap(now, Ordering::Relaxed);
-        // A future that checks is not entered yet.
-        if self.queue.is_waited_for() || self.is_checked(now) {
-            let pending_at = pace.pending_at.load(Ordering::Relaxed);
-            let mut estimator = pace.estimator.lock();
-            estimator.learn(pending_at.saturating_sub(since), now.saturating_sub(since));
-            pace.is_short.store(estimator.is_short(cadence::WORD_MOST_NS), Ordering::Relaxed);
-        }
-    }
-
-    /// The time of the last look.
-    pub(super) fn looked_at(&self) -> u64 {
-        let pace = &self.pace;
-        // ORDERING: Relaxed: times, for guesses.
-        pace.pending_at.load(Ordering::Relaxed).max(pace.head_since.load(Ordering::Relaxed))
-    }
-
     /// The plan for the wait for the work at the head, and when that began; `ahead_ns` more is allowed for.
     #[inline(always)]
     pub(super) fn plan(&self, now: u64, ahead_ns: u64) -> (u64, Plan) {
-        // ORDERING: Relaxed: a guess.
-        let since = self.pace.head_since.load(Ordering::Relaxed);
         let engine = &self.engine;
-        let age = Age {
-            age_ns: now.saturating_sub(since),
-            lag_ns: engine.lag_ns.load(Ordering::Relaxed) + ahead_ns,
-            rest_ns: engine.rest(),
-            // ORDERING: Relaxed: a guess; only the poller arms.
-            is_armed: self.armed.load(Ordering::Relaxed) > self.completed(),
-        };
-        (since, cadence::plan(engine.options.completion, age, &self.pace.estimator.lock()))
+        let lag_ns = engine.pacing.lag_ns() + ahead_ns;
+        let completion = engine.options.completion;
+        self.pace.plan(completion, self.completed(), now, lag_ns, engine.pacing.rest_ns())
     }
 
     fn wake_settled(&self) {
         let upto = || {
-            let lost = self.engine.lost().is_some() || self.dependency_lost(u64::MAX).is_some();
+            let lost =
+                self.engine.lost().is_some() || self.foreign.dependency_lost(u64::MAX).is_some();
             if lost { u64::MAX } else { self.completed() }
         };
-        self.queue.settle(upto, |ticket, waker| {
+        self.waiters.settle(upto, |ticket, waker| {
             if self.engine.tracer.is_on() && self.is_complete(ticket) {
                 self.engine.tracer.woken(self.id(), ticket, self.engine.now());
             }
             // ORDERING: Relaxed: a statistic.
-            self.engine.counters.wake_ups.fetch_add(1, Ordering::Relaxed);
+            self.engine.state.counters.wake_ups.fetch_add(1, Ordering::Relaxed);
             self.engine.state.ready_tasks.enter();
             wake(waker);
         });
@@ -324,86 +194,18 @@ impl StreamState {
 
     /// Takes back everything that the device has finished with, including what another thread is taking back.
     pub(crate) fn take_all_back(&self) {
-        self.take_back();
-        drop(self.lent.lock());
-    }
-
-    /// Takes back lent memory that the device has finished with, and sends users' values to be dropped.
-    fn take_back(&self) {
-        // A submitter's concurrent additions are not complete yet.
-        while !self.lent.is_empty() {
-            let mut blocks: SmallVec<[Arc<dyn LentBlock>; 8]> = SmallVec::new();
-            let mut any = false;
-            {
-                let mut lent = self.lent.lock();
-                let completed = self.completed();
-                while blocks.len() < 8 && lent.front().is_some_and(|l| l.ticket <= completed) {
-                    let Some(lent) = lent.pop_front() else { break };
-                    any = true;
-                    // ORDERING: Relaxed: a statistic.
-                    self.engine.counters.lent_bytes.fetch_sub(lent.bytes, Ordering::Relaxed);
-                    match lent.payload {
-                        Payload::Memory(memory) => blocks.push(memory),
-                        // Under the lock: a thread that finds it empty also finds them sent.
-                        Payload::Callback(callback) => self.engine.drop_later(callback),
-                        Payload::Kept(value) => self.engine.drop_later(value),
-                    }
-                }
-            }
-            if !any {
-                return;
-            }
-        }
+        self.lent.take_back(&self.engine, &self.progress.timeline);
+        self.lent.wait_for_takers();
     }
 
     /// After the loss: wakes all waiters and quarantines memory that is still lent, because the copy engines
     /// may not have stopped. At the end of the process the work goes on, and what is lent stays where it is.
     pub(crate) fn mourn(&self) {
         if !exit::begun() {
-            self.take_back();
-            let lent = std::mem::take(&mut *self.lent.lock());
-            self.quarantine(lent);
+            self.lent.take_back(&self.engine, &self.progress.timeline);
+            self.lent.quarantine(&self.engine);
         }
         self.wake_settled();
-        self.forget_foreign();
-    }
-
-    /// Quarantines memory lent to a lost device.
-    pub(super) fn quarantine(&self, lent: VecDeque<LentMemory>) {
-        for LentMemory { bytes, payload, .. } in lent {
-            self.give_up(payload);
-            // ORDERING: Relaxed: a statistic.
-            self.engine.counters.lent_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        }
-    }
-
-    /// Releases a lent value whose use will never be seen to end. At the end of the process the device may go on, and the
-    /// value stays.
-    pub(super) fn give_up(&self, payload: Payload) {
-        if exit::begun() {
-            return std::mem::forget(payload);
-        }
-        match payload {
-            // It holds its device, which must not stay as well.
-            Payload::Memory(memory) => self.engine.set_aside(&*memory),
-            Payload::Callback(callback) => {
-                if let Some(function) = callback.give_up() {
-                    self.engine.drop_later(function);
-                }
-                self.engine.drop_later(callback);
-            }
-            Payload::Kept(value) if self.engine.lost().is_some() => self.engine.bury(value),
-            Payload::Kept(value) => {
-                std::mem::forget(value);
-                self.engine.count_unreturned();
-            }
-        }
-    }
-
-    /// Whether nothing is left on the stream, by asking the driver.
-    pub(super) fn is_through(&self) -> std::result::Result<bool, DriverCode> {
-        // SAFETY: the driver stream is this one's, or its owner keeps it.
-        let answer = unsafe { self.engine.backend.stream_query(self.raw) }?;
-        Ok(answer == Query::Complete)
+        self.foreign.forget();
     }
 }

@@ -1,33 +1,58 @@
 //! Markers of a stream: placing them, choosing their kind, finding the one for a ticket.
-#![forbid(unsafe_code)]
+//!
+//! | a marker is | placed by | read by |
+//! |---|---|---|
+//! | an event, recorded behind a ticket | [`StreamState::event_behind`] and others, through the submission lock | a query of the driver, by one thread at a time ([`Asking`]) |
+//! | the stream's word, which the stream writes | the submission lock's holder, if nobody needs an event | a load |
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{StreamState, UNKNOWN};
+use smallvec::SmallVec;
+
+use super::StreamState;
+use crate::backend::{Backend, DriverResult, Query};
 use crate::error::{DriverCode, Result};
-use crate::runtime::counted::Length;
-use crate::runtime::event_pool::EventHandle;
-use crate::runtime::marker::Marker;
+use crate::runtime::counted::{Counted, Length};
+use crate::runtime::engine::Engine;
+use crate::runtime::event_pool::{EventHandle, Marker};
+use crate::runtime::words::Word;
 use crate::thread::role;
 use crate::thread::role::Role;
+use gpu_await_protocol::cadence;
+use gpu_await_protocol::sweep::SweepGate;
+use gpu_await_protocol::timeline::Timeline;
+
+/// Events that a stream keeps for its next markers.
+const SPARE_EVENTS: usize = 64;
+
+/// The markers on a stream.
+pub(crate) struct Markers {
+    events: Counted<PlacedEvents>,
+    word: Option<Word>,
+    followed: Followed,
+    /// Of the threads that would [ask](Asking::ask), one does.
+    gate: SweepGate,
+    /// The number of events from which on a submitter looks, if nothing waits.
+    tidy_from: AtomicU64,
+}
 
 /// Points behind which an event was recorded, and events to be used again.
 #[derive(Default)]
-pub(super) struct Markers {
-    pub(super) queue: VecDeque<Marker>,
-    pub(super) spare: Vec<EventHandle>,
+struct PlacedEvents {
+    queue: VecDeque<Marker>,
+    spare: Vec<EventHandle>,
 }
 
-impl Length for Markers {
+impl Length for PlacedEvents {
     fn length(&self) -> usize {
         self.queue.len()
     }
 }
 
 /// Whether operations that touch buffers are followed by events, so that who depends on one waits for nothing behind it: another stream, or
-/// the host that waits for memory ([`expect`](StreamState::expect)).
+/// the host that waits for memory ([`expect`](Markers::expect)).
 ///
 /// | operations followed | until |
 /// |---|---|
@@ -36,7 +61,7 @@ impl Length for Markers {
 /// | all | – |
 ///
 /// Threads that race lose at most a change, which a later wait makes up for.
-pub(super) struct Followed(AtomicU64);
+struct Followed(AtomicU64);
 
 /// As many as a stream holds before it blocks who submits.
 const UNUSED: u64 = 1024;
@@ -44,7 +69,7 @@ const UNUSED: u64 = 1024;
 impl Followed {
     const ALL: u64 = u64::MAX;
 
-    pub(super) fn new() -> Self {
+    fn new() -> Self {
         Followed(AtomicU64::new(UNUSED))
     }
 
@@ -70,31 +95,208 @@ impl Followed {
     }
 }
 
-impl StreamState {
-    /// Creates events before they are needed, so that the stream has `least`: beside threads that launch
-    /// without a pause the driver may delay that for 100 ms.
-    pub(crate) fn stock_events(&self, least: usize) {
-        while !self.has_events(least) {
-            let Ok(event) = self.engine.event() else { return };
-            self.markers.lock().spare.push(event);
+impl Markers {
+    pub(super) fn new(word: Option<Word>) -> Self {
+        Markers {
+            events: Counted::default(),
+            word,
+            followed: Followed::new(),
+            gate: SweepGate::new(),
+            tidy_from: AtomicU64::new(2 * cadence::MARK_EVERY),
         }
     }
 
+    /// The stream's word, if it has one.
+    #[inline]
+    pub(super) fn word(&self) -> Option<&Word> {
+        self.word.as_ref()
+    }
+
+    /// Whether the driver, or the word, could say more than that `completed` is.
+    #[inline]
+    pub(super) fn may_say_more(&self, completed: u64) -> bool {
+        // A thread that waits for a marker sees the new length, see `enter`.
+        !self.events.is_empty() || self.word.as_ref().is_some_and(|word| word.read() > completed)
+    }
+
+    /// The first ticket that a marker will say is complete; `None` if there is no marker.
+    pub(super) fn next(&self, completed: u64) -> Option<u64> {
+        let event = self.events.read().queue.front().map(|marker| marker.ticket);
+        let written = self.word.as_ref().and_then(|word| word.will_tell(completed));
+        event.into_iter().chain(written).min()
+    }
+
+    /// Creates events before they are needed, so that there are `least`: beside threads that launch
+    /// without a pause the driver may delay that for 100 ms.
+    pub(crate) fn stock_events(&self, engine: &Engine<StreamState>, least: usize) {
+        while !self.has_events(least) {
+            let Ok(event) = engine.pools.event() else { return };
+            self.events.lock().spare.push(event);
+        }
+    }
+
+    /// Whether there are this many events, behind the stream's work or spare.
+    pub(crate) fn has_events(&self, least: usize) -> bool {
+        let events = self.events.read();
+        events.spare.len() + events.queue.len() >= least
+    }
+
+    /// Enters an event that was recorded behind a ticket.
+    pub(super) fn enter(&self, marker: Marker) {
+        // The submission lock's `publish_mark` releases the new length: a thread that reads its `marked` sees it.
+        self.events.lock().queue.push_back(marker);
+    }
+
+    /// An event at or behind `ticket`, as close behind as there is.
+    pub(super) fn behind(&self, ticket: u64) -> Option<Marker> {
+        let events = self.events.read();
+        let index = events.queue.partition_point(|marker| marker.ticket < ticket);
+        events.queue.get(index).cloned()
+    }
+
+    /// The same, for another stream to wait for.
+    fn behind_for_others(&self, ticket: u64) -> Option<Marker> {
+        self.behind(ticket).inspect(|marker| self.followed.waited(ticket, marker.ticket))
+    }
+
+    /// The host waits for `ticket`, which is marked as well as it can be; `tail` was the last when it began to.
+    pub(super) fn expect(&self, ticket: u64, tail: u64) {
+        let marked = self.behind(ticket).map_or(tail, |marker| marker.ticket);
+        self.followed.waited(ticket, marked);
+    }
+
+    /// Whether the operation that is submitted, which touches buffers, is followed by an event.
+    #[inline]
+    pub(super) fn is_next_followed(&self, buffers_are_shared: bool) -> bool {
+        self.followed.next(buffers_are_shared)
+    }
+
+    /// Whether there are so many events that a submitter looks.
+    #[inline]
+    pub(super) fn are_untidy(&self) -> bool {
+        // ORDERING: Relaxed, here and below: numbers that protect nothing.
+        self.events.len() >= self.tidy_from.load(Ordering::Relaxed)
+    }
+
+    /// A submitter looked: the next does when there are twice as many.
+    pub(super) fn tidied(&self) {
+        let from = 2 * self.events.len().max(cadence::MARK_EVERY);
+        self.tidy_from.store(from, Ordering::Relaxed);
+    }
+
+    /// Calls `look`, which may ask, unless another thread does; that one then asks once more.
+    #[inline]
+    pub(super) fn look(&self, mut look: impl FnMut(Asking<'_>)) {
+        self.gate.run(|| look(Asking(self)));
+    }
+
+    /// Takes the events of markers that are complete for later ones, or gives them back to the pool.
+    fn drop_complete(&self, completed: u64) {
+        // Dropped after the lock.
+        let mut surplus: SmallVec<[EventHandle; 4]> = SmallVec::new();
+        let mut placed = self.events.lock();
+        while placed.queue.front().is_some_and(|marker| marker.ticket <= completed) {
+            let Some(marker) = placed.queue.pop_front() else { break };
+            if marker.event.is_sole() && placed.spare.len() < SPARE_EVENTS {
+                placed.spare.push(marker.event);
+            } else {
+                surplus.push(marker.event);
+            }
+        }
+        drop(placed);
+    }
+
+    /// Lets go of the events, before the engine, whose end destroys the pool's.
+    pub(super) fn clear(&mut self, completed: u64) {
+        let events = self.events.get_mut();
+        events.spare.clear();
+        for marker in events.queue.drain(..) {
+            if marker.ticket > completed {
+                // It is still pending: never to be lent again.
+                marker.event.spoil();
+            }
+        }
+    }
+
+    pub(super) fn take_word(&mut self) -> Option<Word> {
+        self.word.take()
+    }
+}
+
+/// The right to ask how far a stream is, which one thread has at a time.
+#[derive(Clone, Copy)]
+pub(super) struct Asking<'m>(&'m Markers);
+
+impl Asking<'_> {
+    /// Raises the timeline's `completed` as far as the markers allow.
+    ///
+    /// The newest marker is asked first: a pending answer costs an eighth of a complete one, which
+    /// speaks for all in front of it.
+    pub(super) fn ask(&self, timeline: &Timeline, backend: &dyn Backend) -> DriverResult<()> {
+        let Asking(markers) = *self;
+        if let Some(word) = &markers.word {
+            timeline.complete(word.read());
+        }
+        // A thread that waits for a marker sees the new length, see `Markers::enter`.
+        if markers.events.is_empty() {
+            return Ok(());
+        }
+        // Markers below `done` are complete, those from `pending` on were not.
+        let (mut done, mut pending) = (0, usize::MAX);
+        let mut back = 1;
+        loop {
+            let next = {
+                let placed = markers.events.read();
+                let end = pending.min(placed.queue.len());
+                // Ever further back from the newest; between a complete and a pending one, halfway.
+                let index =
+                    if done > 0 { done + (end - done) / 2 } else { end.saturating_sub(back) };
+                let marker = placed.queue.get(index).filter(|_| index < end);
+                marker.map(|marker| (index, marker.ticket, marker.event.raw()))
+            };
+            let Some((index, ticket, event)) = next else { break };
+            let answer = if timeline.is_complete(ticket) {
+                // The word said so, or the stream.
+                Query::Complete
+            } else {
+                // SAFETY: the marker keeps its event, and only this function, one thread at a time,
+                // removes markers.
+                unsafe { backend.event_query(event) }?
+            };
+            match answer {
+                Query::Complete => {
+                    timeline.complete(ticket);
+                    done = index + 1;
+                    if pending == usize::MAX {
+                        break;
+                    }
+                }
+                Query::Pending => {
+                    if index == 0 {
+                        break;
+                    }
+                    pending = index;
+                    back *= 2;
+                }
+            }
+        }
+        if done > 0 {
+            markers.drop_complete(timeline.completed());
+        }
+        Ok(())
+    }
+}
+
+impl StreamState {
     /// An event for a marker. Before one is created, which may take long beside a full queue, the events of
     /// complete work are taken back: a stream that is never awaited is not looked at otherwise.
     pub(super) fn event(&self) -> std::result::Result<EventHandle, DriverCode> {
-        let spare = || self.markers.lock().spare.pop();
-        if let Some(event) = spare().or_else(|| self.engine.idle_event()) {
+        let spare = || self.markers.events.lock().spare.pop();
+        if let Some(event) = spare().or_else(|| self.engine.pools.idle_event()) {
             return Ok(event);
         }
         self.ask_quietly();
-        spare().map_or_else(|| self.engine.event(), Ok)
-    }
-
-    /// Whether the stream has this many events, behind its work or spare.
-    pub(crate) fn has_events(&self, least: usize) -> bool {
-        let markers = self.markers.read();
-        markers.spare.len() + markers.queue.len() >= least
+        spare().map_or_else(|| self.engine.pools.event(), Ok)
     }
 
     /// Ensures that at most this many tickets at the tail have no marker at or behind them.
@@ -118,12 +320,16 @@ impl StreamState {
         self.put_listed(u64::MAX);
         // Where no driver call may be made, the known state must do.
         let silent = self.engine.lost().is_some() || role::current() != Role::Free;
-        if silent || !(self.is_shared() || self.sharing.is_owed()) {
+        if silent || !(self.driver.sharing().is_shared() || self.driver.sharing().is_owed()) {
             return self.submitted();
         }
         self.with(|turn| {
             // Work that an ended loan left is covered by the turn.
-            if turn.stream.is_shared() { turn.publish_empty() } else { turn.stream.submitted() }
+            if turn.stream.driver.sharing().is_shared() {
+                turn.publish_empty()
+            } else {
+                turn.stream.submitted()
+            }
         })
     }
 
@@ -148,49 +354,40 @@ impl StreamState {
             return Ok(None);
         }
         self.put_listed(ticket);
-        if let Some(marker) = self.marker_for_others(ticket) {
+        if let Some(marker) = self.markers.behind_for_others(ticket) {
             return Ok(Some(marker));
         }
         self.with(|turn| turn.place_event()).map_err(|code| self.refused(code))?;
-        Ok(self.marker_for_others(ticket))
+        Ok(self.markers.behind_for_others(ticket))
     }
 
-    /// Whether the operation that is submitted, which touches buffers, is followed by an event.
-    pub(super) fn is_next_followed(&self) -> bool {
-        self.followed.next(self.engine.is_exact())
-    }
-
-    /// The host will wait for `ticket`, which nobody held when later work was submitted.
-    pub(crate) fn expect(&self, ticket: u64) {
-        let tail = self.submitted();
-        self.want(ticket);
-        if !self.is_complete(ticket) {
-            let marked = self.marker_behind(ticket).map_or(tail, |marker| marker.ticket);
-            self.followed.waited(ticket, marked);
-        }
-    }
-
-    /// An event at or behind `ticket`, if there is one, for another stream to wait for.
-    pub(super) fn marker_for_others(&self, ticket: u64) -> Option<Marker> {
-        self.marker_behind(ticket).inspect(|marker| self.followed.waited(ticket, marker.ticket))
+    /// An event at or behind `ticket`, which may not be issued yet, without blocking; `None` if that cannot
+    /// be had, or the ticket is complete.
+    pub(crate) fn try_event_behind(self: &Arc<Self>, ticket: u64) -> Option<Marker> {
+        self.markers.behind_for_others(ticket).or_else(|| {
+            let placed = self.try_with(|turn| {
+                if turn.stream.submitted() < ticket {
+                    let ticket = turn.next_ticket();
+                    turn.publish(ticket, 0, false);
+                }
+                turn.place_event()
+            });
+            if placed.is_none() {
+                // The lock's holder, or the ticket's submitter, serves this.
+                self.want(ticket);
+            }
+            self.markers.behind_for_others(ticket)
+        })
     }
 
     /// Whether a word is the better marker. It is read without entering the driver, but takes longer to submit, threads that
     /// submit words delay one another, and streams that share a hardware queue wait for it: only for short work with few
-    /// waiters. And never after a refused one, whose write may come late: it could not be told from the next.
+    /// waiters.
     pub(super) fn prefers_words(&self) -> bool {
         let engine = &self.engine;
-        // ORDERING: Relaxed, here and below: changed under the submission lock, which the caller has; a guess.
-        self.told.load(Ordering::Relaxed) != UNKNOWN
-            && (engine.options.completion.always_words()
-                || (!self.is_shared()
-                    && self.pace.is_short.load(Ordering::Relaxed)
-                    && engine.checkers.held(self.looked_at()) <= 1))
-    }
-
-    pub(super) fn marker_behind(&self, ticket: u64) -> Option<Marker> {
-        let markers = self.markers.read();
-        let index = markers.queue.partition_point(|marker| marker.ticket < ticket);
-        markers.queue.get(index).cloned()
+        engine.options.completion.always_words()
+            || (!self.driver.sharing().is_shared()
+                && self.pace.is_short()
+                && engine.pacing.checkers.held(self.pace.looked_at()) <= 1)
     }
 }

@@ -1,15 +1,31 @@
 //! How streams begin, and the multiprocessors that each is confined to.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 
 use gpu_await_protocol::sync::Mutex;
 
-use super::{EVENTS_IN_STOCK, Origin, Owner, StreamHandle, StreamState};
+use super::driver_stream::{DriverStream, Origin, Owner};
+use super::foreign::ForeignWaits;
+use super::freed::FreedMemory;
+use super::lent::LentQueue;
+use super::markers::Markers;
+use super::pace::Pace;
+use super::submitter::{Announced, Submitter};
+use super::{StreamHandle, StreamState};
 use crate::backend::{DeviceKind, RawStream, StreamOptions};
 use crate::error::{ErrorDetail, Result};
 use crate::runtime::engine::Engine;
 use crate::runtime::partitions::Share;
+use crate::runtime::progress::Progress;
+use crate::runtime::words::Word;
 use crate::thread::role;
+use gpu_await_protocol::submission::SubmissionLock;
+use gpu_await_protocol::timeline::Timeline;
+use gpu_await_protocol::wait_queue::WaitQueue;
+
+/// Events that a new stream has.
+const EVENTS_IN_STOCK: usize = 8;
 
 impl StreamState {
     /// A stream with a driver stream of its own, in the share of the device, if that has one.
@@ -18,7 +34,7 @@ impl StreamState {
         options: StreamOptions,
         name: Option<Box<str>>,
     ) -> Result<Arc<StreamHandle>> {
-        StreamState::open_in(engine, engine.partition.clone(), options, name)
+        StreamState::open_in(engine, engine.shares.partition.clone(), options, name)
     }
 
     /// A stream with a driver stream of its own, in a share.
@@ -46,13 +62,13 @@ impl StreamState {
             }
             let mode = engine.options.completion;
             let word = match mode.may_use_words() && backend.limits().words {
-                true if mode.always_words() => Some(engine.words.get(backend)?),
+                true if mode.always_words() => Some(engine.pools.words.get(backend)?),
                 // If there is no word, events serve as well.
-                true => engine.words.get(backend).ok(),
+                true => engine.pools.words.get(backend).ok(),
                 false => None,
             };
             if mode.rings() {
-                engine.bells.stock(backend, &engine.attention)?;
+                engine.pools.bells.stock(backend, &engine.pacing.attention)?;
             }
             Ok((options, word))
         };
@@ -62,10 +78,14 @@ impl StreamState {
             engine.refused(code)
         })?;
         if partition.is_some() && backend.kind() == DeviceKind::Cuda {
-            engine.partitions.tell_of_queues(engine.label(), engine.streams().len() + 1);
+            engine
+                .shares
+                .partitions
+                .tell_of_queues(engine.label(), engine.registry.streams().len() + 1);
         }
-        let stream = StreamState::over(engine, raw, options, name, word, Origin::Ours(partition));
-        stream.stock_events(EVENTS_IN_STOCK);
+        let driver = DriverStream::new(raw, options, name, partition, Origin::Ours);
+        let stream = StreamState::over(engine, driver, word);
+        stream.markers.stock_events(engine, EVENTS_IN_STOCK);
         Ok(stream)
     }
 
@@ -79,45 +99,68 @@ impl StreamState {
         owner: Option<Owner>,
     ) -> Result<Arc<StreamHandle>> {
         engine.check_open()?;
-        let origin = Origin::Shared(owner, partition);
-        Ok(StreamState::over(engine, raw, options, name, None, origin))
+        let driver = DriverStream::new(raw, options, name, partition, Origin::Adopted(owner));
+        Ok(StreamState::over(engine, driver, None))
     }
 
     /// The stream for [`mark_everything`](Self::mark_everything). It uses the engine's own driver stream, on
     /// which it puts no work, and leaves it to the engine.
     pub(crate) fn open_whole(engine: &Arc<Engine<StreamState>>) -> Result<Arc<StreamHandle>> {
         engine.check_open()?;
-        let (raw, name) = (engine.private, Some("whole device".into()));
-        Ok(StreamState::over(engine, raw, StreamOptions::default(), name, None, Origin::Engine))
+        let (raw, name) = (engine.shares.private, Some("whole device".into()));
+        let (options, partition) = (StreamOptions::default(), engine.shares.partition.clone());
+        let driver = DriverStream::new(raw, options, name, partition, Origin::Engine);
+        Ok(StreamState::over(engine, driver, None))
+    }
+
+    fn over(
+        engine: &Arc<Engine<StreamState>>,
+        driver: DriverStream,
+        word: Option<Word>,
+    ) -> Arc<StreamHandle> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        // ORDERING: Relaxed: only uniqueness matters.
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let progress = |stream: &Weak<StreamState>| Progress {
+            id,
+            timeline: Timeline::new(),
+            device: engine.state.clone(),
+            stream: stream.clone(),
+            waits_for_others: AtomicBool::new(false),
+            stuck: OnceLock::new(),
+        };
+        let stream = Arc::new_cyclic(|this| {
+            let progress = Arc::new(progress(this));
+            StreamState {
+                foreign: ForeignWaits::new(&progress),
+                progress,
+                engine: engine.clone(),
+                driver,
+                submission: SubmissionLock::new(Submitter::new()),
+                markers: Markers::new(word),
+                waiters: WaitQueue::new(),
+                lent: LentQueue::default(),
+                memory: FreedMemory::new(engine.options.block_cache_bytes),
+                deserted: AtomicBool::new(false),
+                pace: Pace::default(),
+                announced: Announced::default(),
+            }
+        });
+        engine.registry.insert(stream.id(), Arc::downgrade(&stream));
+        StreamHandle::new(stream)
     }
 }
 
 impl StreamState {
-    /// The share of the multiprocessors that it is confined to.
-    pub(crate) fn partition(&self) -> Option<&Arc<Share>> {
-        self.partition.as_ref()
-    }
-
-    /// Whether others confined it, to multiprocessors that this crate does not know. Their context may go at any time, and what is compiled
-    /// for it or captured in it with it: neither is done.
-    pub(crate) fn is_confined_by_others(&self) -> bool {
-        self.partition.is_none() && self.options.partition.is_some()
-    }
-
     /// Whether work is put on it that is in no share.
     pub(crate) fn is_outside(&self) -> bool {
-        let is_confined = self.partition.is_some() || self.options.partition.is_some();
-        !is_confined && !self.is_deserted() && self.raw.0 != self.engine.private.0
-    }
-
-    /// How many multiprocessors its work runs on.
-    pub(crate) fn multiprocessors(&self) -> u32 {
-        let all = self.engine.backend.limits().multiprocessors;
-        self.partition.as_ref().map_or(all, |share| share.multiprocessors())
+        let is_ours = self.driver.raw().0 == self.engine.shares.private.0;
+        let is_confined = self.driver.partition().is_some() || self.driver.is_confined_by_others();
+        !is_confined && !self.is_deserted() && !is_ours
     }
 
     /// The stream on which work is captured for it; held while that is done.
     pub(crate) fn captures(&self) -> &Mutex<Option<RawStream>> {
-        self.partition.as_ref().map_or(&self.engine.captures, |share| share.captures())
+        self.driver.partition().map_or(&self.engine.shares.captures, |share| share.captures())
     }
 }

@@ -13,7 +13,6 @@
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use super::StreamState;
@@ -119,8 +118,8 @@ impl StreamState {
         cx: &mut Context<'_>,
     ) -> Poll<Result<()>> {
         let was_entered = wait.key.is_some();
-        if was_entered {
-            self.learn_lag();
+        if was_entered && let Some(woken_at) = self.pace.take_woken() {
+            self.engine.pacing.learn_lag(self.engine.now().saturating_sub(woken_at));
         }
         if let Some(outcome) = self.outcome(ticket) {
             self.forget(wait);
@@ -133,7 +132,9 @@ impl StreamState {
                 return Poll::Pending;
             }
             // Woken for nothing, unless it is ahead of time, to check.
-            Stage::Waiting if was_entered && self.is_entered(wait, cx) && !self.is_alerted(now) => {
+            Stage::Waiting
+                if was_entered && self.is_entered(wait, cx) && !self.pace.is_alerted(now) =>
+            {
                 return Poll::Pending;
             }
             Stage::Checking { .. } => {}
@@ -145,9 +146,8 @@ impl StreamState {
         if !may_ask {
             self.stop_checking(wait);
         }
-        if matches!(stage, Stage::New | Stage::Next) && !self.queue.is_waited_for() {
-            // ORDERING: Relaxed: a time, for guesses.
-            self.pace.head_since.store(now, Ordering::Relaxed);
+        if matches!(stage, Stage::New | Stage::Next) && !self.waiters.is_waited_for() {
+            self.pace.waited_for(now);
         }
         let put_off = matches!(stage, Stage::New) && may_ask && self.lets_others_go(wait);
         if put_off {
@@ -156,7 +156,7 @@ impl StreamState {
         let may_look = may_ask && !put_off;
         let checking = may_look && self.may_check(wait, now);
         // If others wait, another task looks for them.
-        let comes_to_look = || matches!(stage, Stage::PutOff) || !self.queue.is_waited_for();
+        let comes_to_look = || matches!(stage, Stage::PutOff) || !self.waiters.is_waited_for();
         let looks = checking || (may_look && comes_to_look());
         if looks && self.look(now) {
             let outcome = self.outcome(ticket);
@@ -179,7 +179,7 @@ impl StreamState {
         };
         if !self.is_entered(wait, cx) {
             let outcome = || self.outcome(ticket);
-            match self.queue.register(&mut wait.key, ticket, cx.waker(), due, outcome) {
+            match self.waiters.register(&mut wait.key, ticket, cx.waker(), due, outcome) {
                 Registered::Waiting(call) => self.call(call),
                 Registered::Settled(outcome) => {
                     self.forget(wait);
@@ -187,7 +187,7 @@ impl StreamState {
                 }
             }
         } else if !comes_again {
-            self.call(self.queue.look_by(due));
+            self.call(self.waiters.look_by(due));
         }
         let may_stay = may_ask && !wait.never_checks;
         let is_polled_again =
@@ -231,7 +231,7 @@ impl StreamState {
 
     /// Lets another thread have the core, unless that was costly lately.
     pub(crate) fn yield_thread(&self) {
-        let (checkers, before) = (&self.engine.checkers, self.engine.now());
+        let (checkers, before) = (&self.engine.pacing.checkers, self.engine.now());
         if checkers.may_yield(before) {
             std::thread::yield_now();
             let now = self.engine.now();
@@ -245,7 +245,7 @@ impl StreamState {
         if options.stepped || !options.completion.checks() {
             return false;
         }
-        let permit = self.engine.checkers.stay_awake(now);
+        let permit = self.engine.pacing.checkers.stay_awake(now);
         permit.map(|permit| wait.stage = Stage::Awake(permit)).is_some()
     }
 
@@ -259,11 +259,13 @@ impl StreamState {
         now: u64,
     ) -> bool {
         let may_ask = role::may_call_driver();
-        if !may_ask || self.is_alerted(now) || !self.is_entered(wait, cx) {
-            self.engine.checkers.leave(permit);
+        if !may_ask || self.pace.is_alerted(now) || !self.is_entered(wait, cx) {
+            self.engine.pacing.checkers.leave(permit);
             return false;
         }
-        let Some(permit) = self.engine.checkers.keep_awake(permit, now) else { return false };
+        let Some(permit) = self.engine.pacing.checkers.keep_awake(permit, now) else {
+            return false;
+        };
         wait.stage = Stage::Awake(permit);
         self.yield_now(wait, cx);
         true
@@ -272,7 +274,7 @@ impl StreamState {
     /// Whether the stream has the future, with this waker. If it was taken out, it was woken, and is
     /// polled now.
     fn is_entered(&self, wait: &mut WaitState, cx: &Context<'_>) -> bool {
-        let entry = self.queue.entry(wait.key, cx.waker());
+        let entry = self.waiters.entry(wait.key, cx.waker());
         if entry == Entry::Taken {
             wait.key = None;
             self.engine.state.ready_tasks.leave();
@@ -291,14 +293,9 @@ impl StreamState {
     /// Drops a future's registration.
     pub(crate) fn forget(&self, wait: &mut WaitState) {
         self.stop_checking(wait);
-        if !self.queue.leave(&mut wait.key, contain::let_go) {
+        if !self.waiters.leave(&mut wait.key, contain::let_go) {
             self.engine.state.ready_tasks.leave();
         }
-    }
-
-    /// Whether `ticket` is complete or never will be.
-    pub(crate) fn is_settled(&self, ticket: u64) -> bool {
-        self.outcome(ticket).is_some()
     }
 
     /// Blocks the calling thread until `ticket` is complete.
@@ -314,13 +311,13 @@ impl StreamState {
         }
     }
 
-    fn outcome(&self, ticket: u64) -> Option<Result<()>> {
+    pub(super) fn outcome(&self, ticket: u64) -> Option<Result<()>> {
         if self.is_complete(ticket) {
             return Some(Ok(()));
         }
         let lost = match self.engine.lost() {
             Some(lost) => lost.clone(),
-            None => self.dependency_lost(ticket)?,
+            None => self.foreign.dependency_lost(ticket)?,
         };
         // Work that completed before the loss is complete.
         Some(if self.is_complete(ticket) { Ok(()) } else { Err(lost) })
@@ -331,14 +328,13 @@ impl StreamState {
         if let Stage::Checking { permit, checked_at } = wait.stage {
             let away_ns = now.saturating_sub(checked_at);
             if away_ns > cadence::SLICE_NS && system::was_preempted() {
-                self.engine.checkers.was_away(away_ns, now);
+                self.engine.pacing.checkers.was_away(away_ns, now);
             }
             // An executor that has other things to do: the poller looks by now.
             let is_late = away_ns > cadence::CHECK_AGAIN_NS;
-            if now < permit.until() && !is_late && self.engine.checkers.may_yield(now) {
+            if now < permit.until() && !is_late && self.engine.pacing.checkers.may_yield(now) {
                 wait.stage = Stage::Checking { permit, checked_at: now };
-                // ORDERING: Relaxed: a time, for guesses.
-                self.pace.checked_at.store(now, Ordering::Relaxed);
+                self.pace.check(now);
                 return true;
             }
             // Another window may be open already.
@@ -350,7 +346,7 @@ impl StreamState {
             return false;
         }
         // One task per stream: its look serves the others.
-        if self.is_checked(now) {
+        if self.pace.is_checked(now) {
             return false;
         }
         // A task that was woken to check may come sooner than most.
@@ -359,46 +355,30 @@ impl StreamState {
         if !self.is_worth_a_check(&plan, now) {
             return false;
         }
-        let permit = self.engine.checkers.enter(now, since + until_ns);
+        let permit = self.engine.pacing.checkers.enter(now, since + until_ns);
         let Some(permit) = permit else { return false };
         wait.stage = Stage::Checking { permit, checked_at: now };
-        // ORDERING: Relaxed: a time, for guesses.
-        self.pace.checked_at.store(now, Ordering::Relaxed);
+        self.pace.check(now);
         true
     }
 
     /// A length that does not repeat is no reason to check, but to have one task awake.
     pub(super) fn is_worth_a_check(&self, plan: &Plan, now: u64) -> bool {
-        plan.repeats || self.engine.checkers.all_sleep(now)
+        plan.repeats || self.engine.pacing.checkers.all_sleep(now)
     }
 
     fn stop_checking(&self, wait: &mut WaitState) {
         if let Stage::Checking { permit, .. } | Stage::Awake(permit) = wait.stage {
             wait.stage = Stage::Waiting;
-            self.engine.checkers.leave(permit);
-            // ORDERING: Relaxed: a time, for guesses.
-            self.pace.checked_at.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// If the poller woke a task, and this is its poll: remembers how long that took.
-    fn learn_lag(&self) {
-        // ORDERING: Relaxed, here and below: times, for guesses.
-        if self.pace.woken_at.load(Ordering::Relaxed) == 0 {
-            return;
-        }
-        let woken_at = self.pace.woken_at.swap(0, Ordering::Relaxed);
-        let lag = self.engine.now().saturating_sub(woken_at);
-        if woken_at != 0 {
-            let lag_ns = &self.engine.lag_ns;
-            lag_ns.store(cadence::lag(lag_ns.load(Ordering::Relaxed), lag), Ordering::Relaxed);
+            self.engine.pacing.checkers.leave(permit);
+            self.pace.check(0);
         }
     }
 
     /// When the poller must look for a future that was polled at `now` and does not check.
     fn due(&self, now: u64) -> u64 {
         // Another task may check: the poller need not come before that stops.
-        if self.is_checked(now) {
+        if self.pace.is_checked(now) {
             return now + cadence::CHECK_AGAIN_NS;
         }
         let (since, plan) = self.plan(now, 0);

@@ -1,18 +1,15 @@
 //! A submitter's turn: what it may do while it holds the submission lock.
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::freed::InOrder;
-use super::lent::LentMemory;
-use super::listed::{ListOwner, Lists};
-use super::{Payload, Point, StreamState, UNKNOWN};
+use super::listed::Lists;
+use super::{Payload, Point, StreamState};
 use crate::error::DriverCode;
 use crate::memory::reclaim::retired::Block;
-use crate::runtime::event_pool::EventHandle;
-use crate::runtime::marker::Marker;
+use crate::runtime::event_pool::{EventHandle, Marker};
 use crate::runtime::progress::Progress;
 use gpu_await_protocol::cadence;
 use gpu_await_protocol::point::Track;
@@ -45,7 +42,7 @@ pub(crate) struct Submitter {
     pub(crate) touched: bool,
     /// Up to which ticket this stream already waits for others; the last few of them.
     waited: VecDeque<(u64, u64)>,
-    lists: Lists<dyn Listed>,
+    pub(super) lists: Lists,
 }
 
 impl Markable for Submitter {
@@ -60,18 +57,13 @@ impl Markable for Submitter {
         if stream.is_complete(tail) {
             return Some(tail);
         }
-        let word = stream.word.as_ref().filter(|_| stream.prefers_words());
+        let word = stream.markers.word().filter(|word| word.is_usable() && stream.prefers_words());
         let placed = match word {
-            Some(word) => {
-                // ORDERING: Relaxed: read by `StreamState::drop`, which is exclusive. Before the call,
-                // because a failed one may have been submitted all the same.
-                stream.told.store(tail, Ordering::Relaxed);
-                // SAFETY: the driver stream is this one's, the word is its own until the stream is gone
-                // and the last value was seen.
-                unsafe { stream.engine.backend.write_word(stream.raw, word.device_ptr(), tail) }
-                    // ORDERING: Relaxed, as above.
-                    .inspect_err(|_| stream.told.store(UNKNOWN, Ordering::Relaxed))
-            }
+            // SAFETY: the driver stream is this one's, the word is its own until the stream is gone
+            // and the last value was seen.
+            Some(word) => word.tell(tail, |address| unsafe {
+                stream.engine.backend.write_word(stream.driver.raw(), address, tail)
+            }),
             None => self.record_event(stream, tail),
         };
         match placed {
@@ -98,7 +90,7 @@ impl Submitter {
             asked_at: 0,
             touched: false,
             waited: VecDeque::new(),
-            lists: Lists::new(),
+            lists: Lists::default(),
         }
     }
 
@@ -122,7 +114,7 @@ impl Submitter {
             self.pass_step();
         }
         let crowded = self.sent - self.done + u64::from(commands) > cadence::CROWDED;
-        if crowded && let Err(code) = stream.engine.stock_events() {
+        if crowded && let Err(code) = stream.engine.pools.stock_events() {
             // While a full queue blocks this thread the driver creates no events for others.
             stream.engine.refused(code);
         }
@@ -162,7 +154,8 @@ impl Submitter {
     ) -> std::result::Result<(), DriverCode> {
         let event = stream.event()?;
         // SAFETY: the driver stream is this one's; the event is pooled, so nothing is pending on it.
-        let recorded = unsafe { stream.engine.backend.event_record(event.raw(), stream.raw) };
+        let recorded =
+            unsafe { stream.engine.backend.event_record(event.raw(), stream.driver.raw()) };
         if let Err(code) = recorded {
             // It may have been recorded all the same: never to be lent again.
             event.spoil();
@@ -174,15 +167,46 @@ impl Submitter {
 
     fn enter(&mut self, stream: &StreamState, ticket: u64, event: EventHandle) {
         self.touched = false;
-        // `publish_mark` releases the new length: a thread that reads the submission lock's `marked` sees it.
-        stream.markers.lock().queue.push_back(Marker { ticket, event });
+        stream.markers.enter(Marker { ticket, event });
     }
 }
 
-/// Operations in their order; see [`listed`](super::listed).
-pub(crate) trait Listed: Any + Send {
-    /// Makes their driver calls; returns how many. It remembers refusals.
-    fn put(&mut self, turn: &mut Turn<'_, '_>) -> u32;
+/// What a submitter announces to threads without its lock.
+#[derive(Default)]
+pub(crate) struct Announced {
+    /// The ticket of the open list; 0 if there is none.
+    list: AtomicU64,
+    /// The last ticket whose driver calls were expected to block the thread.
+    blocks_at: AtomicU64,
+}
+
+impl Announced {
+    /// A list is open under this ticket; 0: none is any more.
+    pub(super) fn list(&self, ticket: u64) {
+        self.list.store(ticket, Ordering::SeqCst);
+    }
+
+    /// Whether a list is open, or was a moment ago.
+    #[inline]
+    pub(crate) fn has_list(&self) -> bool {
+        self.list.load(Ordering::SeqCst) != 0
+    }
+
+    /// Whether one is open under this ticket, or one in front of it.
+    pub(super) fn has_list_within(&self, ticket: u64) -> bool {
+        let list = self.list.load(Ordering::SeqCst);
+        list != 0 && list <= ticket
+    }
+
+    fn block_at(&self, ticket: u64) {
+        // ORDERING: Relaxed, here and below: a hint, see `may_sit_in_driver`.
+        self.blocks_at.store(ticket, Ordering::Relaxed);
+    }
+
+    /// Whether the driver calls of a ticket behind this one may block their thread.
+    pub(super) fn may_block_behind(&self, ticket: u64) -> bool {
+        self.blocks_at.load(Ordering::Relaxed) > ticket
+    }
 }
 
 /// A stream's submission lock, held: the submitter's interface.
@@ -210,7 +234,10 @@ impl Turn<'_, '_> {
         self.stream.progress.timeline.publish(ticket);
         self.locked.state.count(ticket, commands);
         self.locked.state.touched |= touched;
-        if self.stream.is_shared() || (touched && self.stream.is_next_followed()) {
+        if self.stream.driver.sharing().is_shared()
+            || (touched
+                && self.stream.markers.is_next_followed(self.stream.engine.registry.is_exact()))
+        {
             if let Err(code) = self.place_event() {
                 self.stream.refused(code);
             }
@@ -229,18 +256,18 @@ impl Turn<'_, '_> {
     /// Publishes the ticket that is owed to work of others, if they no longer use the stream.
     #[inline]
     pub(super) fn cover_loans(&mut self) {
-        if self.stream.sharing().is_owed() {
+        if self.stream.driver.sharing().is_owed() {
             self.cover_loans_now();
         }
     }
 
     #[cold]
     fn cover_loans_now(&mut self) {
-        if self.stream.sharing().take_owed() {
+        if self.stream.driver.sharing().take_owed() {
             let ticket = self.publish_empty();
-            self.stream.sharing().settle();
+            self.stream.driver.sharing().settle();
             // Nothing holds it yet.
-            self.stream.release(ticket);
+            self.stream.progress.release(ticket);
         }
     }
 
@@ -248,8 +275,7 @@ impl Turn<'_, '_> {
     /// so that others who wait for that find it without this lock.
     #[cold]
     pub(crate) fn expect_to_block(&mut self) {
-        // ORDERING: Relaxed: a hint, see `may_sit_in_driver`.
-        self.stream.blocks_at.store(self.stream.submitted() + 1, Ordering::Relaxed);
+        self.stream.announced.block_at(self.stream.submitted() + 1);
         if let Err(code) = self.place_event() {
             self.stream.refused(code);
         }
@@ -287,7 +313,7 @@ impl Turn<'_, '_> {
     /// Places an event at the tail that other streams can wait for.
     pub(crate) fn place_event(&mut self) -> std::result::Result<(), DriverCode> {
         let tail = self.stream.submitted();
-        if self.stream.marker_behind(tail).is_none() && !self.stream.is_complete(tail) {
+        if self.stream.markers.behind(tail).is_none() && !self.stream.is_complete(tail) {
             self.locked.state.record_event(self.stream, tail)?;
             self.locked.state.sent_at_mark = self.locked.state.sent;
             self.locked.publish_mark(tail);
@@ -316,10 +342,10 @@ impl Turn<'_, '_> {
     ) -> std::result::Result<(), DriverCode> {
         let backend = &self.stream.engine.backend;
         // SAFETY: the driver stream is this one's and the handle keeps the event.
-        unsafe { backend.stream_wait_event(self.stream.raw, event.raw()) }?;
-        if other.device().id != self.stream.engine.id || other.waits_for_others() {
+        unsafe { backend.stream_wait_event(self.stream.driver.raw(), event.raw()) }?;
+        if other.device().id != self.stream.engine.state.id || other.waits_for_others() {
             let on = Point { stream: other.clone(), ticket: *ticket };
-            self.stream.waits_for(self.stream.submitted() + 1, [on]);
+            self.stream.foreign.add(self.stream.submitted() + 1, [on]);
         }
         let waited = &mut self.locked.state.waited;
         match waited.iter_mut().find(|(stream, _)| *stream == other.id()) {
@@ -335,72 +361,9 @@ impl Turn<'_, '_> {
         Ok(())
     }
 
-    /// Ensures that the owner's list is the open one, and returns its ticket.
-    pub(crate) fn open_list(
-        &mut self,
-        owner: ListOwner,
-        fresh: impl FnOnce() -> Box<dyn Listed>,
-    ) -> u64 {
-        if !self.locked.state.lists.is_open_for(owner) {
-            // Puts another's on the stream.
-            let ticket = self.next_ticket();
-            self.locked.state.lists.open = Some((owner, fresh()));
-            self.stream.listed.store(ticket, Ordering::SeqCst);
-        }
-        self.stream.submitted() + 1
-    }
-
-    /// Whether a list is open.
-    #[inline]
-    pub(crate) fn has_open_list(&self) -> bool {
-        self.locked.state.lists.open.is_some()
-    }
-
-    /// Whether the owner's list is the open one.
-    pub(crate) fn has_list_of(&self, owner: ListOwner) -> bool {
-        self.locked.state.lists.is_open_for(owner)
-    }
-
-    /// The open list.
-    pub(crate) fn list(&mut self) -> Option<&mut dyn Listed> {
-        self.locked.state.lists.open.as_mut().map(|(_, list)| &mut **list)
-    }
-
-    /// Takes the owner's open list, which has the next ticket: the caller publishes that.
-    pub(crate) fn take_list(&mut self, owner: ListOwner) -> Option<Box<dyn Listed>> {
-        let (_, list) = self.locked.state.lists.open.take_if(|(known, _)| *known == owner)?;
-        self.stream.listed.store(0, Ordering::SeqCst);
-        Some(list)
-    }
-
-    /// Takes one of the owner's lists that another thread put on the stream.
-    pub(crate) fn fetch_list(&mut self, owner: ListOwner) -> Option<Box<dyn Listed>> {
-        self.locked.state.lists.fetch(owner)
-    }
-
-    /// Puts the open list on the stream, if there is one.
-    #[inline]
-    pub(crate) fn put_list(&mut self) {
-        if self.locked.state.lists.open.is_some() {
-            self.put_open_list();
-        }
-    }
-
-    #[cold]
-    fn put_open_list(&mut self) {
-        let Some((owner, mut list)) = self.locked.state.lists.open.take() else { return };
-        self.stream.listed.store(0, Ordering::SeqCst);
-        let ticket = self.stream.submitted() + 1;
-        let commands = list.put(self);
-        self.publish(ticket, commands, true);
-        self.locked.state.lists.put.push((owner, list));
-    }
-
     /// Lends host memory to the device until `ticket` is complete.
     pub(crate) fn lend(&mut self, ticket: u64, bytes: u64, payload: Payload) {
-        // ORDERING: Relaxed: a statistic; added before the thread that takes the memory back subtracts it.
-        self.stream.engine.counters.lent_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.stream.lent.lock().push_back(LentMemory { ticket, bytes, payload });
+        self.stream.lent.lend(&self.stream.engine, ticket, bytes, payload);
     }
 
     /// Frees memory behind everything submitted so far.
@@ -408,20 +371,20 @@ impl Turn<'_, '_> {
         let Block { ptr, bytes, .. } = block;
         let engine = &self.stream.engine;
         if engine.lost().is_some() {
-            engine.account.lock().release(bytes);
+            engine.memory.account.lock().release(bytes);
             return;
         }
         // SAFETY: the owner gave the memory up; every use of it is on this stream, in front of
         // here, or complete.
         // STREAM: the free runs behind them.
-        if let Err(code) = unsafe { engine.backend.free(self.stream.raw, ptr) } {
+        if let Err(code) = unsafe { engine.backend.free(self.stream.driver.raw(), ptr) } {
             engine.leaked(bytes, code);
             return;
         }
         let (mut ticket, behind) = (self.stream.submitted(), self.stream.submitted() + 1);
         // On a shared stream the free may be behind others' work, which no earlier ticket covers. With a
         // limit others may have to wait for the free, and for nothing behind it.
-        if self.stream.is_shared() || engine.options.memory_limit.is_some() {
+        if self.stream.driver.sharing().is_shared() || engine.options.memory_limit.is_some() {
             self.put_list();
             let behind = self.stream.submitted() + 1;
             self.publish(behind, 0, false);
@@ -436,16 +399,15 @@ impl Turn<'_, '_> {
     #[inline]
     pub(super) fn free_deferred(&mut self) {
         // A thread that adds one calls the poller, which comes here as well.
-        if !self.stream.deferred.is_empty() {
+        if self.stream.memory.has_deferred() {
             self.free_all_deferred();
         }
     }
 
     fn free_all_deferred(&mut self) {
         // An allocation finds them in one place or the other; it holds this and waits for no stream.
-        let _pressing = self.stream.engine.pressing.lock();
-        let deferred = std::mem::take(&mut *self.stream.deferred.lock());
-        for block in deferred {
+        let _pressing = self.stream.engine.memory.pressing.lock();
+        for block in self.stream.memory.take_all_deferred() {
             self.free(block);
         }
     }

@@ -2,13 +2,12 @@
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use super::{StreamState, UNKNOWN};
+use super::StreamState;
 use crate::runtime::engine::Engine;
-use crate::runtime::marker::Marker;
+use crate::runtime::event_pool::Marker;
 use crate::runtime::progress::StreamRef;
 use crate::thread::contain;
 use crate::thread::contain::wake_by_ref;
@@ -21,36 +20,32 @@ impl StreamState {
     /// Hands the stream to the poller, which looks at it when it is due to.
     pub(crate) fn activate(self: &Arc<Self>) {
         let due = self.engine.now() + cadence::MARK_WITHIN_NS;
-        self.call(if self.queue.hand_over() { Notify::HandOver } else { Notify::Before(due) });
+        self.call(if self.waiters.hand_over() { Notify::HandOver } else { Notify::Before(due) });
     }
 
     /// Has the poller look at `due`, at the latest.
     pub(super) fn activate_by(self: &Arc<Self>, due: u64) {
-        self.call(self.queue.look_by(due));
+        self.call(self.waiters.look_by(due));
     }
 
     /// Notifies the poller.
     pub(super) fn call(self: &Arc<Self>, call: Notify) {
         match call {
             Notify::HandOver => self.engine.hand_over(self.clone()),
-            Notify::Before(due) => self.engine.attention.call_before(due),
+            Notify::Before(due) => self.engine.pacing.attention.call_before(due),
         }
     }
 
     /// Takes the stream from the poller; false if there is work after all.
     pub(crate) fn deactivate(&self) -> bool {
-        self.queue.give_up(|| self.has_dues() || (self.word_is_late() && !self.is_stuck()))
-    }
-
-    pub(crate) fn has_waiters(&self) -> bool {
-        self.queue.is_waited_for()
+        self.waiters.give_up(|| self.has_dues() || (self.word_is_late() && !self.is_stuck()))
     }
 
     /// Whether memory waits to be taken back or freed, or work that nothing else waits for to end.
     #[inline]
     pub(super) fn owes(&self) -> bool {
         !self.lent.is_empty()
-            || !self.deferred.is_empty()
+            || self.memory.has_deferred()
             || (self.is_deserted() && self.in_flight() > 0)
     }
 
@@ -71,46 +66,32 @@ impl StreamState {
 
     /// A word that is still to be written keeps its line, and so the stream.
     pub(super) fn word_is_late(&self) -> bool {
-        // ORDERING: Relaxed: a hint; `StreamState::drop` asks again.
-        let is_unknown = self.told.load(Ordering::Relaxed) == UNKNOWN;
-        self.word_may_be_late() && (!is_unknown || self.is_through() == Ok(false))
-    }
-
-    /// Whether a word may still be written, as far as is known without asking the driver.
-    pub(super) fn word_may_be_late(&self) -> bool {
-        // ORDERING: Relaxed, as above.
-        self.word.as_ref().is_some_and(|word| word.read() < self.told.load(Ordering::Relaxed))
-    }
-
-    /// When the poller looks next; `u64::MAX`: not on account of a waiter.
-    pub(crate) fn next_look(&self) -> u64 {
-        self.queue.next_look()
+        let has_work = || self.driver.is_through(&*self.engine.backend) == Ok(false);
+        self.markers.word().is_some_and(|word| word.is_late(has_work))
     }
 
     /// The poller's look: wakes the waiters of complete work, and decides when to look again. True if the
     /// stream was seen to have moved.
     pub(crate) fn visit(self: &Arc<Self>, now: u64) -> bool {
-        self.queue.begin_look();
+        self.waiters.begin_look();
         // Requests of host functions, which place no markers.
         self.submission.serve(self);
-        if self.is_checked(now) {
+        if self.pace.is_checked(now) {
             // A task looks for itself, and for the others, until it stops.
-            self.queue.look_again(now + cadence::CHECK_AGAIN_NS);
+            self.waiters.look_again(now + cadence::CHECK_AGAIN_NS);
             return false;
         }
-        // ORDERING: Relaxed: a time, for a guess.
-        let (since, waited_for) =
-            (self.pace.head_since.load(Ordering::Relaxed), self.queue.is_waited_for());
+        let (since, waited_for) = (self.pace.head_since(), self.waiters.is_waited_for());
         let moved = self.look(now);
         if moved {
             self.trace_seen();
         }
         if moved && waited_for {
-            self.engine.checkers.woke(now);
-            self.woke(now, since);
+            self.engine.pacing.checkers.woke(now);
+            self.pace.woke(now, since);
         }
         self.settle();
-        let Some(ticket) = self.queue.first() else { return moved };
+        let Some(ticket) = self.waiters.first() else { return moved };
         self.want(ticket);
         self.ask_after_others();
         if self.engine.options.completion.rings() {
@@ -122,29 +103,8 @@ impl StreamState {
         {
             self.alert(now, since, since + until_ns);
         }
-        self.queue.look_again((since + plan.look_ns).max(now + 1));
+        self.waiters.look_again((since + plan.look_ns).max(now + 1));
         moved
-    }
-
-    /// Whether a task looks for itself, and was polled lately.
-    pub(super) fn is_checked(&self, now: u64) -> bool {
-        // ORDERING: Relaxed: a time, for guesses.
-        let checked_at = self.pace.checked_at.load(Ordering::Relaxed);
-        checked_at + cadence::CHECK_AGAIN_NS > now && checked_at != 0
-    }
-
-    /// Whether a window is open for which a task was woken to check.
-    pub(super) fn is_alerted(&self, now: u64) -> bool {
-        // ORDERING: Relaxed: a time, for a guess.
-        self.pace.alerted.load(Ordering::Relaxed) > now
-    }
-
-    /// Records that a task is woken now that waited since then: its poll shows how long that takes.
-    pub(super) fn woke(&self, now: u64, since: u64) {
-        if now.saturating_sub(since) >= cadence::LAG_FROM_NS {
-            // ORDERING: Relaxed: a time, for a guess.
-            self.pace.woken_at.store(now, Ordering::Relaxed);
-        }
     }
 
     /// Wakes the first waiter, so that it checks for itself until `until`, if tasks may check and none was
@@ -152,23 +112,20 @@ impl StreamState {
     /// the poller keeps looking.
     pub(super) fn alert(&self, now: u64, since: u64, until: u64) {
         let engine = &self.engine;
-        // ORDERING: Relaxed: only the poller alerts.
         if !engine.options.completion.checks()
-            || self.pace.alerted.load(Ordering::Relaxed) == until
-            || !engine.checkers.may_yield(now)
-            || engine.checkers.held(now) > 0
+            || self.pace.is_alerted_until(until)
+            || !engine.pacing.checkers.may_yield(now)
+            || engine.pacing.checkers.held(now) > 0
         {
             return;
         }
-        // ORDERING: Relaxed, as above.
-        self.pace.alerted.store(until, Ordering::Relaxed);
-        self.woke(now, since);
-        self.queue.wake_first(wake_by_ref);
+        self.pace.alert(now, since, until);
+        self.waiters.wake_first(wake_by_ref);
     }
 
     /// Ensures that awaited work has a marker, and that owed work is done.
     pub(crate) fn press(self: &Arc<Self>) {
-        if let Some(ticket) = self.queue.first() {
+        if let Some(ticket) = self.waiters.first() {
             self.want(ticket);
         }
         if self.has_dues() {
@@ -181,7 +138,7 @@ impl StreamState {
     /// nothing of theirs is awaited.
     pub(super) fn ask_after_others(&self) {
         let mut others: SmallVec<[StreamRef<StreamState>; 2]> = SmallVec::new();
-        self.visit_foreign(u64::MAX, |on| {
+        self.foreign.visit(u64::MAX, |on| {
             others.extend(on.stream.stream());
             None::<()>
         });
@@ -194,28 +151,26 @@ impl StreamState {
 
     /// Has a doorbell armed behind the marker of `ticket`, which is awaited.
     pub(super) fn arm(self: &Arc<Self>, ticket: u64) {
-        // ORDERING: Relaxed: only the poller arms.
-        if self.is_complete(ticket) || self.armed.load(Ordering::Relaxed) >= ticket {
+        if self.is_complete(ticket) || self.pace.is_armed(ticket) {
             return;
         }
-        let mut marker = self.marker_behind(ticket);
+        let mut marker = self.markers.behind(ticket);
         if marker.is_none() {
             // Words have no event to wait for: place one.
             self.try_with(|turn| turn.place_event().ok());
-            marker = self.marker_behind(ticket);
+            marker = self.markers.behind(ticket);
         }
         let Some(Marker { event, .. }) = marker else { return };
         let engine = &self.engine;
-        let Some(bell) = engine.bells.take() else { return };
+        let Some(bell) = engine.pools.bells.take() else { return };
         let no_doorbell = |engine: &Engine<StreamState>, code| {
             let error = engine.refused(code);
             contain::log(|| tracing::debug!(device = engine.label(), %error, "no doorbell"));
         };
-        if let Err(code) = bell.place(&*engine.backend, &event, self.queue.next_look_cell()) {
+        if let Err(code) = bell.place(&*engine.backend, &event, self.waiters.next_look_cell()) {
             return no_doorbell(engine, code);
         }
-        // ORDERING: Relaxed, as above.
-        self.armed.store(ticket, Ordering::Relaxed);
+        self.pace.arm(ticket);
         let stream = Arc::downgrade(self);
         engine.errand(move |engine| {
             // The work may have been complete long before.

@@ -195,11 +195,11 @@ impl StreamPoolBuilder {
         let classes = slots.iter().map(|slot| slot.class);
         let admission = Admission::new(limit as u64, max_waiting, classes, limits);
         let book = PoolState { admission, draining: Vec::new(), gone: None, next_deadline: None };
-        let engine_id = |slot: usize| slots[slot].engine.id;
+        let engine_id = |slot: usize| slots[slot].engine.state.id;
         let is_first = |slot: &usize| (0..*slot).all(|other| engine_id(other) != engine_id(*slot));
         let devices = (0..slots.len()).filter(is_first).collect();
         let shared = PoolCore {
-            clock: slots[0].engine.clock.clone(),
+            clock: slots[0].engine.pacing.clock.clone(),
             slots,
             moving: Mutex::default(),
             devices,

@@ -25,7 +25,8 @@ impl PoolCore {
         for &first in &self.devices {
             let engine = self.engine(first);
             let Err(error) = engine.check_open() else { continue };
-            let slots = (first..self.slots.len()).filter(|at| self.engine(*at).id == engine.id);
+            let slots =
+                (first..self.slots.len()).filter(|at| self.engine(*at).state.id == engine.state.id);
             for slot in slots {
                 if book.admission.is_usable(slot) {
                     book.gone = Some(error.clone());
@@ -52,7 +53,7 @@ impl PoolCore {
             let waker = Waker::from(Arc::new(Ending(Arc::downgrade(self))));
             let register = |&slot: &usize| {
                 let mut key = None;
-                self.engine(slot).poll_lost(&mut key, &waker);
+                self.engine(slot).ending.poll_lost(&mut key, &waker);
                 key
             };
             self.devices.iter().map(register).collect()
@@ -64,7 +65,7 @@ impl PoolCore {
 impl Drop for PoolCore {
     fn drop(&mut self) {
         for (slot, key) in self.devices.iter().zip(self.watches.take().into_iter().flatten()) {
-            self.engine(*slot).forget_lost(key);
+            self.engine(*slot).ending.forget_lost(key);
         }
     }
 }

@@ -177,7 +177,7 @@ impl Machine {
             let (mut footprint, mut args) = (Footprint::new("a launch"), ArgBlock::default());
             for (buffer, range, mode, tracking) in accesses {
                 let memory = &self.buffers[*buffer];
-                let span = Span { memory, range: range.clone(), tracking: *tracking };
+                let span = Span { memory, range: range.clone(), tracking: *tracking, named: None };
                 footprint.touches(&span, *mode);
                 args.push_memory(span.address(), span.size_bytes());
             }

@@ -103,7 +103,7 @@ impl GemmCore {
         }
         // A graph's launch uses the library's objects, even after plan and handle are dropped.
         let uses = match &self.plan {
-            Some(plan) if queue.is_drawing() => uses.keeps(plan.library()),
+            Some(plan) if queue.is_recording_graph() => uses.keeps(plan.library()),
             _ => uses,
         };
         let (uses, workspace) = workspace.declare(uses);

@@ -188,7 +188,7 @@ impl FftCore {
         }
         // A graph's launch uses the plan's tables, even after the plan is dropped.
         let uses = match &self.plan {
-            Some(plan) if queue.is_drawing() => uses.keeps(plan.clone()),
+            Some(plan) if queue.is_recording_graph() => uses.keeps(plan.clone()),
             _ => uses,
         };
         Ok(uses)

@@ -7,14 +7,14 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use super::parts::RankOf;
-use super::shared::{Draft, OfParts, Shared};
+use super::shared::{OfParts, PendingCalls, Shared};
 use crate::error::Error;
 
 /// Records the calls of a [`group`](crate::Communicator::group), each for a [rank](Self::rank) in this process.
 pub struct GroupCalls<'a> {
     shared: Arc<Shared>,
     /// By the places of the ranks.
-    drafts: OfParts<RefCell<Draft<'a>>>,
+    pending: OfParts<RefCell<PendingCalls<'a>>>,
     /// The first refusal.
     refused: RefCell<Option<gpu_await::Error>>,
 }
@@ -31,8 +31,8 @@ impl<'a> GroupCalls<'a> {
     #[track_caller]
     pub(super) fn new(shared: &Arc<Shared>) -> Self {
         let at = Location::caller();
-        let drafts = shared.ranks.iter().map(|_| Draft::made_at(at)).collect();
-        GroupCalls { shared: shared.clone(), drafts, refused: RefCell::default() }
+        let pending = shared.ranks.iter().map(|_| PendingCalls::made_at(at)).collect();
+        GroupCalls { shared: shared.clone(), pending, refused: RefCell::default() }
     }
 
     /// A rank by its place.
@@ -41,12 +41,12 @@ impl<'a> GroupCalls<'a> {
     }
 
     /// Takes the calls of a rank.
-    pub(super) fn take(&self, at: usize) -> Draft<'a> {
-        self.drafts[at].take()
+    pub(super) fn take(&self, at: usize) -> PendingCalls<'a> {
+        self.pending[at].take()
     }
 
-    pub(super) fn take_all(&self) -> impl Iterator<Item = Draft<'a>> {
-        self.drafts.iter().map(RefCell::take)
+    pub(super) fn take_all(&self) -> impl Iterator<Item = PendingCalls<'a>> {
+        self.pending.iter().map(RefCell::take)
     }
 
     /// What the closure returned, or the error of the first refused call, whatever the closure did with it.
@@ -82,8 +82,8 @@ impl<'a> RankCalls<'_, 'a> {
         call: impl FnOnce(&RankOf<'_, 'a>) -> gpu_await::Result<()>,
     ) -> gpu_await::Result<()> {
         let (group, at) = (self.group, self.at);
-        let draft = &group.drafts[at];
-        let written = call(&RankOf { shared: &group.shared, at, draft, is_alone: false });
+        let pending = &group.pending[at];
+        let written = call(&RankOf { shared: &group.shared, at, pending, is_alone: false });
         written.inspect_err(|error| group.refuse(error))
     }
 }
@@ -93,16 +93,16 @@ pub(super) struct Recorded<'g, 'a>(pub(super) &'g GroupCalls<'a>);
 
 impl Drop for Recorded<'_, '_> {
     fn drop(&mut self) {
-        let GroupCalls { shared, drafts, .. } = self.0;
-        for (local, draft) in shared.ranks.iter().zip(drafts) {
-            draft.take().refuse(local, &Error::NotCalled);
+        let GroupCalls { shared, pending, .. } = self.0;
+        for (local, pending) in shared.ranks.iter().zip(pending) {
+            pending.take().refuse(local, &Error::NotCalled);
         }
     }
 }
 
 impl fmt::Debug for GroupCalls<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let calls: usize = self.drafts.iter().map(|draft| draft.borrow().calls.len()).sum();
+        let calls: usize = self.pending.iter().map(|pending| pending.borrow().calls.len()).sum();
         f.debug_struct("GroupCalls").field("calls", &calls).finish()
     }
 }

@@ -9,7 +9,7 @@ use gpu_await::{Queue, Readable, Writable};
 use super::Communicator;
 use super::group::{GroupCalls, RankCalls};
 use super::parts::RankOf;
-use super::shared::Draft;
+use super::shared::PendingCalls;
 use crate::element::{CollectiveElement, Reduction};
 use crate::error::Error;
 
@@ -112,19 +112,19 @@ impl GraphCalls<'_> {
         op: &'static str,
         call: impl FnOnce(&RankOf<'_, 'a>) -> gpu_await::Result<()>,
     ) -> gpu_await::Result<()> {
-        let (shared, draft) = (self.comm.shared(), Draft::made_at(Location::caller()));
-        let written = call(&RankOf { shared, at: self.at, draft: &draft, is_alone: true });
-        self.capture(op, draft.into_inner(), written)
+        let (shared, pending) = (self.comm.shared(), PendingCalls::made_at(Location::caller()));
+        let written = call(&RankOf { shared, at: self.at, pending: &pending, is_alone: true });
+        self.capture(op, pending.into_inner(), written)
     }
 
-    /// Captures the calls of a draft together; none of them if one is refused.
+    /// Captures pending calls together; none of them if one is refused.
     fn capture(
         &self,
         op: &'static str,
-        draft: Draft<'_>,
+        pending: PendingCalls<'_>,
         written: gpu_await::Result<()>,
     ) -> gpu_await::Result<()> {
-        let (uses, calls) = draft.into_parts();
+        let (uses, calls) = pending.into_parts();
         let (uses, calls) = (uses.keeps(self.comm.clone()), written.map(|()| calls));
         self.comm.shared().capture((self.at, op), self.queue, uses, calls)
     }

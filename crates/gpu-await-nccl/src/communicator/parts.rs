@@ -1,4 +1,4 @@
-//! [`RankOf`]: the calls of one rank, checked and written to a [`Draft`]; once for [verbs](super::verbs) of a communicator and of a group,
+//! [`RankOf`]: the calls of one rank, checked and written to a [`PendingCalls`]; once for [verbs](super::verbs) of a communicator and of a group,
 //! and of a [graph](super::in_graph).
 //!
 //! | verb | `x` is | `y` is |
@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use gpu_await::{RawSlice, Readable, Uses, Writable};
 
-use super::shared::{Draft, Shared};
+use super::shared::{PendingCalls, Shared};
 use crate::call::{Call, Verb};
 use crate::element::{CollectiveElement, ElementType, Reduction, type_of};
 use crate::error::Error;
@@ -28,7 +28,7 @@ type Written = gpu_await::Result<()>;
 pub(super) struct RankOf<'s, 'a> {
     pub(super) shared: &'s Arc<Shared>,
     pub(super) at: usize,
-    pub(super) draft: &'s RefCell<Draft<'a>>,
+    pub(super) pending: &'s RefCell<PendingCalls<'a>>,
     /// It makes one call, and no other with it.
     pub(super) is_alone: bool,
 }
@@ -50,9 +50,9 @@ impl<'a> RankOf<'_, 'a> {
         checked: Result<C, Error>,
         call: impl FnOnce(P, C) -> Call,
     ) -> Written {
-        let mut draft = self.draft.borrow_mut();
-        let slices = draft.include(op, memory);
-        draft.calls.push(call(slices, checked?));
+        let mut pending = self.pending.borrow_mut();
+        let slices = pending.include(op, memory);
+        pending.calls.push(call(slices, checked?));
         Ok(())
     }
 

@@ -17,8 +17,8 @@
 //! 7. What ends pending work ends a call that does not return, as it waits for other ranks (`a_limit_ends_a_call_that_waits`,
 //!    `a_limit_ends_a_capture_that_waits`).
 
-mod draft;
 mod launches;
+mod pending_calls;
 #[cfg(test)]
 mod stuck;
 pub(crate) mod watched;
@@ -40,8 +40,8 @@ use gpu_await::{
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-pub(crate) use self::draft::Draft;
 use self::launches::InOrder;
+pub(crate) use self::pending_calls::PendingCalls;
 use self::watched::Watched;
 use crate::call::Call;
 use crate::error::{CollectiveLost, Error, LostCause};
@@ -195,15 +195,15 @@ impl Shared {
     /// Lends the memory of the calls of each rank, by its place, for calls that are made together; of none of them if one was refused.
     fn lend<'a>(
         &self,
-        drafts: impl IntoIterator<Item = Draft<'a>>,
+        pending: impl IntoIterator<Item = PendingCalls<'a>>,
         written: gpu_await::Result<()>,
     ) -> Result<OfParts<Part<'a>>, Error> {
         let mut refused = written.err().map(Error::Runtime).or_else(|| self.lost());
         let mut parts = OfParts::new();
-        for (at, draft) in drafts.into_iter().enumerate() {
+        for (at, pending) in pending.into_iter().enumerate() {
             match &refused {
-                Some(error) => draft.refuse(&self.ranks[at], error),
-                None => match self.lend_to(at, draft) {
+                Some(error) => pending.refuse(&self.ranks[at], error),
+                None => match self.lend_to(at, pending) {
                     Ok(part) => parts.extend(part),
                     Err(error) => refused = Some(Error::Runtime(error)),
                 },
@@ -218,7 +218,7 @@ impl Shared {
     fn lend_to<'a>(
         &self,
         at: usize,
-        Draft { uses, calls, .. }: Draft<'a>,
+        PendingCalls { uses, calls, .. }: PendingCalls<'a>,
     ) -> gpu_await::Result<Option<Part<'a>>> {
         let Some(uses) = uses else { return Ok(None) };
         let commands = COMMANDS.saturating_mul(u32::try_from(calls.len()).unwrap_or(u32::MAX));
@@ -307,10 +307,10 @@ impl Shared {
     pub(crate) fn run<'a>(
         &self,
         op: &'static str,
-        drafts: impl IntoIterator<Item = Draft<'a>>,
+        pending: impl IntoIterator<Item = PendingCalls<'a>>,
         written: gpu_await::Result<()>,
     ) -> Op<()> {
-        let parts = match self.lend(drafts, written) {
+        let parts = match self.lend(pending, written) {
             Ok(parts) => parts,
             Err(error) => return self.refused(op, error),
         };
@@ -327,9 +327,9 @@ impl Shared {
     pub(crate) fn run_out_of_order<'a>(
         &self,
         op: &'static str,
-        drafts: impl IntoIterator<Item = Draft<'a>>,
+        pending: impl IntoIterator<Item = PendingCalls<'a>>,
     ) -> Op<()> {
-        match self.lend(drafts, Ok(())) {
+        match self.lend(pending, Ok(())) {
             Ok(parts) => self.put(op, parts),
             Err(error) => self.refused(op, error),
         }

@@ -8,7 +8,7 @@ use gpu_await::{Op, Readable, Writable};
 use super::Communicator;
 use super::group::RankCalls;
 use super::parts::RankOf;
-use super::shared::Draft;
+use super::shared::PendingCalls;
 use crate::element::{CollectiveElement, Reduction};
 use crate::error::Error;
 
@@ -25,9 +25,9 @@ impl Communicator {
             return shared.refused(op, Error::SeveralRanks { op, local: self.ranks() });
         }
         shared.wait_for_room();
-        let draft = Draft::made_at(Location::caller());
-        let written = call(&RankOf { shared, at: 0, draft: &draft, is_alone: true });
-        shared.run(op, [draft.into_inner()], written)
+        let pending = PendingCalls::made_at(Location::caller());
+        let written = call(&RankOf { shared, at: 0, pending: &pending, is_alone: true });
+        shared.run(op, [pending.into_inner()], written)
     }
 
     /// Sends `x` to the rank `peer`, which must [receive](Self::recv) the same number of elements. Ready proves that `x` has been

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::Communicator;
 use super::parts::RankOf;
-use super::shared::{Draft, OfParts, Shared};
+use super::shared::{OfParts, PendingCalls, Shared};
 use crate::element::Reduction;
 use crate::error::Result;
 use crate::transport::LocalRank;
@@ -51,11 +51,11 @@ fn run<'a, M>(
     memory: &'a mut [M],
     call: impl Fn(&RankOf<'_, 'a>, &'a mut M) -> gpu_await::Result<()>,
 ) -> Result<()> {
-    let drafts = memory.iter_mut().enumerate().map(|(at, memory)| {
-        let draft = RefCell::default();
-        call(&RankOf { shared, at, draft: &draft, is_alone: false }, memory)?;
-        Ok(draft.into_inner())
+    let pending = memory.iter_mut().enumerate().map(|(at, memory)| {
+        let pending = RefCell::default();
+        call(&RankOf { shared, at, pending: &pending, is_alone: false }, memory)?;
+        Ok(pending.into_inner())
     });
-    let drafts: OfParts<Draft<'_>> = drafts.collect::<gpu_await::Result<_>>()?;
-    Ok(shared.run_out_of_order("connect", drafts).synchronize()?)
+    let pending: OfParts<PendingCalls<'_>> = pending.collect::<gpu_await::Result<_>>()?;
+    Ok(shared.run_out_of_order("connect", pending).synchronize()?)
 }

@@ -115,7 +115,7 @@ impl Reading {
         &mut self.0
     }
 
-    /// Until the peer closes its side: an end with something unread would take back what was written last. A stranger is hung up on.
+    /// Until the peer closes its side: an end with something unread would take back what was written last. A stranger is disconnected.
     pub(super) fn drain(mut self, is_stranger: bool) {
         if is_stranger {
             self.0.shutdown(Shutdown::Both).ok();

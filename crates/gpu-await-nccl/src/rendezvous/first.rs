@@ -11,7 +11,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::hall::Hall;
+use super::acceptor::Acceptor;
 use super::{
     CONNECTED, DUPLICATE, ENDED, Entry, GO, Hello, MISSING, Meeting, NAP, OTHER_WORLD, Peer,
     STATUS, TABLE, WELCOME, is_not_yet, margin, ranks_of,
@@ -56,15 +56,15 @@ impl Meeting {
             return Ok(Vec::new());
         }
         let listener = TcpListener::bind(&addresses[..]).map_err(bad)?;
-        let hall = Hall::new(listener).map_err(bad)?;
-        First { meeting: self, visitors: Vec::new(), refused: Vec::new() }.run(hall)
+        let acceptor = Acceptor::new(listener).map_err(bad)?;
+        First { meeting: self, visitors: Vec::new(), refused: Vec::new() }.run(acceptor)
     }
 }
 
 impl First<'_> {
-    fn run(mut self, mut hall: Hall) -> Result<Vec<Peer>> {
+    fn run(mut self, mut acceptor: Acceptor) -> Result<Vec<Peer>> {
         loop {
-            let come = hall.poll();
+            let come = acceptor.poll();
             // In front of those who come again.
             self.visitors.retain_mut(|visitor| !matches!(visitor.turn(), Said::Ended));
             come.into_iter().for_each(|(hello, stream, from)| self.welcome(hello, stream, from));
@@ -75,7 +75,7 @@ impl First<'_> {
             self.wait(missing)?;
         }
         // Strangers are not listened to any more, and neither are those who come late.
-        drop(hall);
+        drop(acceptor);
         self.visitors.sort_by_key(|visitor| visitor.ranks.iter().min().copied());
         let mut table = vec![TABLE];
         table.extend((self.visitors.len() as u32).to_le_bytes());

@@ -166,7 +166,7 @@ impl Root {
         drop(stats::spawn("root", move || {
             for stream in listener.incoming() {
                 match stream {
-                    // Without a thread it is hung up on.
+                    // Without a thread it is disconnected.
                     Ok(stream) if Strangers::is_one(&stream).is_ok() => {
                         drop(stats::spawn("welcome", move || {
                             drop(welcome(&stream));
@@ -220,7 +220,7 @@ fn welcome(stream: &TcpStream) -> std::io::Result<()> {
     Line::new(stream, &Patience::of(HELLO))?.write_all(&answer)
 }
 
-/// Connections that have not proved to know an id. Where there are more, the oldest is hung up on.
+/// Connections that have not proved to know an id. Where there are more, the oldest is disconnected.
 struct Strangers;
 
 static STRANGERS: PerProcess<Mutex<VecDeque<TcpStream>>> = PerProcess::new(Mutex::default);

@@ -60,7 +60,7 @@ async fn a_duplicate_and_a_stranger() {
     assert!(matches!(error, Error::DuplicateRank { rank: 1 }), "{error}");
     let error = join(&address, 1, 4).await.unwrap_err();
     assert!(matches!(error, Error::WrongWorld { rank: 1, expected: 3, found: 4 }), "{error}");
-    // Somebody else's client is hung up on.
+    // Somebody else's client is disconnected.
     let mut stranger = TcpStream::connect(&address).expect("it listens");
     stranger.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("sent");
     stranger.set_read_timeout(Some(LIMIT)).expect("an option");

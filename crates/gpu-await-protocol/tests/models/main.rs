@@ -8,8 +8,10 @@ mod under_test {
 mod account;
 mod admission;
 mod block_cache;
+mod block_hazards;
 mod buddy;
 mod cadence;
+mod copies;
 mod grains;
 mod hazard;
 mod reservations;

@@ -1,4 +1,4 @@
-//! [`Hall`]: where processes come in, all of them at once. Nobody waits for another one to speak, and who does not is hung up on.
+//! [`Acceptor`]: where processes come in, all of them at once. Nobody waits for another one to speak, and who does not is disconnected.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use super::{HELLO, HELLO_BYTES, Hello, MAGIC, MOST_RANKS, read_hello};
 
-/// Connections that have not said who they are. Where there are more, the oldest is hung up on.
+/// Connections that have not said who they are. Where there are more, the oldest is disconnected.
 const MOST: usize = 128;
 
-pub(super) struct Hall {
+pub(super) struct Acceptor {
     listener: TcpListener,
     callers: VecDeque<Caller>,
 }
@@ -31,10 +31,10 @@ enum Heard {
     Nothing,
 }
 
-impl Hall {
-    pub(super) fn new(listener: TcpListener) -> std::io::Result<Hall> {
+impl Acceptor {
+    pub(super) fn new(listener: TcpListener) -> std::io::Result<Acceptor> {
         listener.set_nonblocking(true)?;
-        Ok(Hall { listener, callers: VecDeque::new() })
+        Ok(Acceptor { listener, callers: VecDeque::new() })
     }
 
     /// Those who have said who they are since the last time. Their streams do not block.

@@ -1,4 +1,4 @@
-//! [`Draft`]: calls that are written before they are made.
+//! [`PendingCalls`]: calls that are written before they are made.
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
@@ -13,16 +13,16 @@ use crate::transport::LocalRank;
 
 /// The calls of a rank that are made together, and what they use.
 #[derive(Default)]
-pub(crate) struct Draft<'a> {
+pub(crate) struct PendingCalls<'a> {
     /// Where they are made.
     at: Option<&'static Location<'static>>,
     pub(super) uses: Option<Uses<'a>>,
     pub(crate) calls: OfParts<Call>,
 }
 
-impl<'a> Draft<'a> {
+impl<'a> PendingCalls<'a> {
     pub(crate) fn made_at(at: &'static Location<'static>) -> RefCell<Self> {
-        RefCell::new(Draft { at: Some(at), ..Draft::default() })
+        RefCell::new(PendingCalls { at: Some(at), ..PendingCalls::default() })
     }
 
     /// Adds the memory of a call, and returns its slices.

@@ -1,0 +1,18 @@
+//! Problems of one piece among many.
+#![forbid(unsafe_code)]
+
+/// Why a piece cannot be copied with the others.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "fields are described by each variant")]
+pub enum PieceProblem {
+    /// Source and destination have different lengths (in elements).
+    #[error("its source has {source_len} elements, its destination {destination_len}")]
+    Lengths { source_len: usize, destination_len: usize },
+    /// It shares bytes with piece `other`, and one of the two writes them. The piece itself is named where it overlaps its own source.
+    #[error(
+        "it shares {bytes} bytes with piece {other}, and one of them is written: pieces are copied in no order, so copy these two in two \
+         operations"
+    )]
+    Overlap { other: usize, bytes: u64 },
+}

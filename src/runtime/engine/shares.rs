@@ -1,0 +1,45 @@
+//! The multiprocessors of a device: which are whose, and the driver streams on them that are the engine's own.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use gpu_await_protocol::sync::Mutex;
+
+use super::EngineOptions;
+use crate::backend::{Backend, RawPartition, RawStream, StreamOptions};
+use crate::error::Result;
+use crate::runtime::partitions::{Partitions, Share};
+
+pub(crate) struct Shares {
+    pub(crate) partitions: Arc<Partitions>,
+    /// The share that streams are in which name no other, our own too.
+    pub(crate) partition: Option<Arc<Share>>,
+    /// Our own stream for frees of retired memory and for asking how the device is: never full.
+    pub(crate) private: RawStream,
+    /// A stream on which others' work is captured, once there was one. Held while that is done.
+    pub(crate) captures: Mutex<Option<RawStream>>,
+}
+
+impl Shares {
+    pub(super) fn open(
+        backend: &Arc<dyn Backend>,
+        options: &EngineOptions,
+        label: &str,
+    ) -> Result<Self> {
+        let partitions = Partitions::new(backend.clone());
+        let partition = partitions.of_device(options.multiprocessors, label)?;
+        let confined = partition.as_ref().map(|share| share.raw());
+        let private = StreamOptions { partition: confined, ..StreamOptions::default() };
+        let private = backend.stream_create(private).inspect_err(|_| partitions.give_up())?;
+        Ok(Shares { partitions, partition, private, captures: Mutex::default() })
+    }
+
+    /// The end of the engine: the streams and the driver's partitions, for the caller to destroy in this order.
+    pub(super) fn close(&self) -> (Vec<RawStream>, Vec<RawPartition>) {
+        let mut streams = vec![self.private];
+        streams.extend(self.captures.lock().take());
+        let (captures, partitions) = self.partitions.end();
+        streams.extend(captures);
+        (streams, partitions)
+    }
+}

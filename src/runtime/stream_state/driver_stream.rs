@@ -1,0 +1,144 @@
+//! [`DriverStream`]: the driver's stream under a stream, whose it is, and who else uses it.
+//!
+//! | origin | destroyed by | other libraries put work on it | its multiprocessors |
+//! |---|---|---|---|
+//! | ours | this crate | during loans, or for good once its handle was given away | of its share |
+//! | adopted | its owner | always | of the share, if that is one of ours |
+//! | the engine's own | the engine | no | of the device's share |
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::backend::{Backend, DriverResult, Query, RawStream, StreamOptions};
+use crate::runtime::partitions::Share;
+use gpu_await_protocol::sharing::Sharing;
+
+/// The owner of an adopted stream.
+pub(crate) type Owner = Box<dyn Any + Send + Sync>;
+
+/// Whose the driver's stream is; the rows of the table.
+pub(super) enum Origin {
+    Ours,
+    Adopted(Option<Owner>),
+    Engine,
+}
+
+pub(crate) struct DriverStream {
+    raw: RawStream,
+    options: StreamOptions,
+    name: Option<Box<str>>,
+    /// The multiprocessors that it is confined to.
+    partition: Option<Arc<Share>>,
+    /// It is ours to destroy.
+    owned: bool,
+    /// The owner of an adopted stream, if there is one.
+    owner: Option<Owner>,
+    sharing: Sharing,
+    /// Another library's last calls took long, or there were none.
+    foreign_takes_long: AtomicBool,
+}
+
+impl DriverStream {
+    pub(super) fn new(
+        raw: RawStream,
+        options: StreamOptions,
+        name: Option<Box<str>>,
+        partition: Option<Arc<Share>>,
+        origin: Origin,
+    ) -> Self {
+        let (owned, is_shared, owner) = match origin {
+            Origin::Ours => (true, false, None),
+            Origin::Adopted(owner) => (false, true, owner),
+            Origin::Engine => (false, false, None),
+        };
+        DriverStream {
+            raw,
+            options,
+            name,
+            partition,
+            owned,
+            owner,
+            sharing: Sharing::new(is_shared),
+            foreign_takes_long: AtomicBool::new(true),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn raw(&self) -> RawStream {
+        self.raw
+    }
+
+    /// How it was made; see [`is_blocking`](Self::is_blocking) for the driver's answer.
+    pub(crate) fn options(&self) -> StreamOptions {
+        self.options
+    }
+
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    pub(super) fn is_owned(&self) -> bool {
+        self.owned
+    }
+
+    /// Takes the owner of an adopted stream, which goes.
+    pub(super) fn take_owner(&mut self) -> Option<Owner> {
+        self.owner.take()
+    }
+
+    /// The share of the multiprocessors that it is confined to.
+    pub(crate) fn partition(&self) -> Option<&Arc<Share>> {
+        self.partition.as_ref()
+    }
+
+    pub(super) fn take_partition(&mut self) -> Option<Arc<Share>> {
+        self.partition.take()
+    }
+
+    /// Whether others confined it, to multiprocessors that this crate does not know. Their context may go at any time, and what is compiled
+    /// for it or captured in it with it: neither is done.
+    pub(crate) fn is_confined_by_others(&self) -> bool {
+        self.partition.is_none() && self.options.partition.is_some()
+    }
+
+    /// How many multiprocessors its work runs on.
+    pub(crate) fn multiprocessors(&self, backend: &dyn Backend) -> u32 {
+        let all = backend.limits().multiprocessors;
+        self.partition.as_ref().map_or(all, |share| share.multiprocessors())
+    }
+
+    /// Which others put work on it.
+    #[inline]
+    pub(crate) fn sharing(&self) -> &Sharing {
+        &self.sharing
+    }
+
+    /// Whether the calls of another library are expected to take long: as the last time, or for the first time.
+    pub(crate) fn foreign_takes_long(&self) -> bool {
+        // ORDERING: Relaxed, here and below: a guess.
+        self.foreign_takes_long.load(Ordering::Relaxed)
+    }
+
+    /// Records whether another library's calls took long.
+    pub(crate) fn foreign_took_long(&self, long: bool) {
+        self.foreign_takes_long.store(long, Ordering::Relaxed);
+    }
+
+    /// Whether nothing is left on it, other libraries' work included, by asking the driver.
+    pub(super) fn is_through(&self, backend: &dyn Backend) -> DriverResult<bool> {
+        // SAFETY: the driver stream is this one's, or its owner keeps it.
+        let answer = unsafe { backend.stream_query(self.raw) }?;
+        Ok(answer == Query::Complete)
+    }
+
+    /// Whether it is ordered with the legacy default stream.
+    pub(crate) fn is_blocking(&self, backend: &dyn Backend) -> DriverResult<bool> {
+        if self.raw.0 == RawStream::LEGACY.0 {
+            return Ok(true);
+        }
+        // SAFETY: the driver stream is this one's, or its owner keeps it.
+        let info = unsafe { backend.stream_info(self.raw) }?;
+        Ok(info.blocking)
+    }
+}
