@@ -31,7 +31,7 @@ static IN_CHILD: OnceLock<fn()> = OnceLock::new();
 
 /// A process, among those that were forked from one another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Process(u32);
+pub struct Process(u32);
 
 impl Process {
     /// This one. A child of a fork differs from its parent if that has used a [`PerProcess`] value.
@@ -41,7 +41,7 @@ impl Process {
     }
 
     /// This one, for what is of use in it alone: a child that is forked from now on differs from it.
-    pub(crate) fn remembered() -> Self {
+    pub fn remembered() -> Self {
         count_forks();
         Process::this()
     }
@@ -53,7 +53,7 @@ impl Process {
     }
 
     /// Whether it is this one, and no other that this one was forked from.
-    pub(crate) fn is_here(self) -> bool {
+    pub fn is_here(self) -> bool {
         self == Process::this()
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! | place | meaning | left by |
 //! |---|---|---|
-//! | `Queued` | no process has it; the caller waits | `sent`; the deadline, a dropped future or the end of the worker end it |
+//! | `Queued` | no process has it, perhaps because there is no memory for its payload; the caller waits | `sent`; the deadline, a dropped future or the end of the worker end it |
 //! | `Suspect` | it was running when a process died, and may be why; it is sent when nothing else runs | as `Queued` |
 //! | `Sent` | a process has it; the caller waits | `answered`, `died`; a deadline or a dropped future makes it `Abandoned` |
 //! | `Abandoned` | a process has it; nobody waits | `answered`, `died` |
@@ -28,12 +28,25 @@ pub(crate) struct CallId {
     generation: u64,
 }
 
+impl CallId {
+    pub(crate) fn slot(self) -> u32 {
+        self.slot
+    }
+
+    pub(crate) fn generation(self) -> u64 {
+        self.generation
+    }
+}
+
+/// The least time until a call that has not begun is looked at again.
+const AGAIN: Duration = Duration::from_millis(1);
+
 /// What its caller allows.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms {
     /// When the caller gives up.
     pub(crate) deadline: Option<Instant>,
-    /// How long a process may take for it before it is killed.
+    /// How long a process may take for it, once it has begun, before it is killed.
     pub(crate) limit: Option<Duration>,
     /// How often it may be sent: more than once only if that does no harm.
     pub(crate) attempts: u32,
@@ -46,6 +59,8 @@ pub(crate) enum Culprit {
     Running,
     /// This call, which took longer than its limit.
     Call(CallId),
+    /// Perhaps one of those that were running: somebody killed the process.
+    Unclear,
     /// None of them.
     Outside,
 }
@@ -94,20 +109,12 @@ struct Entry<T> {
     terms: Terms,
     /// How often it was sent.
     attempt: u32,
+    /// When to look whether it has taken longer than its limit.
+    limit_due: Option<Instant>,
+    /// It has.
+    is_over_limit: bool,
     /// `None` once abandoned.
     value: Option<T>,
-}
-
-impl<T> Entry<T> {
-    /// When its process is to be killed, and the limit that says so.
-    fn limit(&self) -> Option<(Instant, Duration)> {
-        match self.place {
-            Place::Sent(since) | Place::Abandoned(since) => {
-                self.terms.limit.map(|limit| (since + limit, limit))
-            }
-            Place::Queued | Place::Suspect => None,
-        }
-    }
 }
 
 #[derive(Debug)]
@@ -124,6 +131,8 @@ pub(crate) struct Calls<T> {
     unused: Vec<u32>,
     /// In order. Those that ended meanwhile are skipped.
     queued: VecDeque<CallId>,
+    /// Those of the queue that wait for memory, in order: they hold up one another, and nobody who has what he needs.
+    roomless: VecDeque<CallId>,
     suspects: VecDeque<CallId>,
     /// The suspect that runs.
     alone: Option<CallId>,
@@ -139,6 +148,7 @@ impl<T> Calls<T> {
             slots: Vec::new(),
             unused: Vec::new(),
             queued: VecDeque::new(),
+            roomless: VecDeque::new(),
             suspects: VecDeque::new(),
             alone: None,
             running: 0,
@@ -170,32 +180,73 @@ impl<T> Calls<T> {
             self.slots.len() as u32 - 1
         });
         let id = CallId { slot, generation: self.slots[slot as usize].generation };
-        let entry = Entry { place: Place::Queued, terms, attempt: 0, value: Some(value) };
+        let entry = Entry {
+            place: Place::Queued,
+            terms,
+            attempt: 0,
+            limit_due: None,
+            is_over_limit: false,
+            value: Some(value),
+        };
         self.slots[slot as usize].entry = Some(entry);
         self.due.extend(terms.deadline.map(|deadline| (deadline, id)));
         self.queued.push_back(id);
         // Callers that come and give up while no process takes calls.
-        if self.queued.len() > 2 * self.capacity {
-            let slots = &self.slots;
-            self.queued.retain(|id| place(slots, *id) == Some(Place::Queued));
+        for queue in [&mut self.queued, &mut self.roomless] {
+            if queue.len() > 2 * self.capacity {
+                queue.retain(|id| place(&self.slots, *id) == Some(Place::Queued));
+            }
         }
         Ok(id)
     }
 
-    /// The call to send next, if one may be sent now.
-    pub(crate) fn next(&mut self) -> Option<CallId> {
+    /// The call to send next, if one may be sent now; with `room`, one that waited for memory goes first.
+    pub(crate) fn next(&mut self, room: bool) -> Option<CallId> {
         let slots = &self.slots;
         while self.suspects.front().is_some_and(|id| place(slots, *id) != Some(Place::Suspect)) {
             self.suspects.pop_front();
         }
-        while self.queued.front().is_some_and(|id| place(slots, *id) != Some(Place::Queued)) {
-            self.queued.pop_front();
+        for queue in [&mut self.queued, &mut self.roomless] {
+            while queue.front().is_some_and(|id| place(slots, *id) != Some(Place::Queued)) {
+                queue.pop_front();
+            }
         }
         match (self.alone, self.suspects.front()) {
             (Some(_), _) => None,
             (None, Some(suspect)) => (self.running == 0).then_some(*suspect),
-            (None, None) => self.queued.front().copied(),
+            (None, None) => {
+                let roomless = self.roomless.front().filter(|_| room);
+                roomless.or(self.queued.front()).copied()
+            }
         }
+    }
+
+    /// There is no memory for the one that `next` named: it lets others pass.
+    pub(crate) fn wait_for_room(&mut self, id: CallId) {
+        if self.roomless.front() != Some(&id) {
+            self.queued.pop_front();
+            self.roomless.push_back(id);
+        }
+    }
+
+    /// Whether another call has waited for memory for longer.
+    pub(crate) fn is_behind_roomless(&self, id: CallId) -> bool {
+        self.roomless.front().is_some_and(|first| *first != id)
+    }
+
+    /// Whether a call waits for memory.
+    pub(crate) fn has_roomless(&self) -> bool {
+        !self.roomless.is_empty()
+    }
+
+    /// How often it was sent.
+    pub(crate) fn attempt(&mut self, id: CallId) -> u32 {
+        self.entry(id).map_or(0, |entry| entry.attempt)
+    }
+
+    /// Whether it may be sent once more.
+    pub(crate) fn may_run_again(&mut self, id: CallId) -> bool {
+        self.entry(id).is_some_and(|entry| entry.attempt < entry.terms.attempts)
     }
 
     /// What was entered, while its caller waits.
@@ -209,11 +260,13 @@ impl<T> Calls<T> {
         let was = std::mem::replace(&mut entry.place, Place::Sent(now));
         entry.attempt += 1;
         let limit = entry.terms.limit.map(|limit| now + limit);
+        (entry.limit_due, entry.is_over_limit) = (limit, false);
         match was {
             Place::Suspect => {
                 self.suspects.pop_front();
                 self.alone = Some(id);
             }
+            _ if self.roomless.front() == Some(&id) => drop(self.roomless.pop_front()),
             _ => drop(self.queued.pop_front()),
         }
         self.running += 1;
@@ -261,13 +314,17 @@ impl<T> Calls<T> {
             };
             let guilt = match culprit {
                 Culprit::Call(guilty) if guilty == id => Guilt::Alone,
+                // Whatever else ended the process.
+                _ if entry.is_over_limit => Guilt::Alone,
                 Culprit::Running if alone => Guilt::Alone,
-                Culprit::Running => Guilt::Suspect,
+                // A call that is alone for the second time has had its chance.
+                Culprit::Unclear if alone && entry.attempt > 1 => Guilt::Alone,
+                Culprit::Running | Culprit::Unclear => Guilt::Suspect,
                 Culprit::Call(_) | Culprit::Outside => Guilt::Innocent,
             };
             let attempt = entry.attempt;
             if guilt != Guilt::Alone && attempt < entry.terms.attempts {
-                let limit = entry.limit().map(|(at, _)| (at, id));
+                let limit = entry.limit_due.take().map(|at| (at, id));
                 let suspect = guilt == Guilt::Suspect;
                 entry.place = if suspect { Place::Suspect } else { Place::Queued };
                 if let Some(limit) = limit {
@@ -292,16 +349,35 @@ impl<T> Calls<T> {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// Ends what has waited too long.
-    pub(crate) fn expired(&mut self, now: Instant) -> Expired<T> {
+    /// Ends what has waited too long. `begun` says since when its process is at a call; one that is not waits on, behind others.
+    pub(crate) fn expired(
+        &mut self,
+        now: Instant,
+        begun: impl Fn(CallId) -> Option<Instant>,
+    ) -> Expired<T> {
         let mut expired = Expired { given_up: Vec::new(), over_limit: None };
         while let Some((due, id)) = self.due.first().copied().filter(|(due, _)| *due <= now) {
             self.due.remove(&(due, id));
             let Some(entry) = self.entry(id) else { continue };
-            let limit = entry.limit().filter(|(at, _)| *at == due);
-            match limit.map(|(_, limit)| limit) {
-                Some(limit) => expired.over_limit = expired.over_limit.or(Some((id, limit))),
-                None => expired.given_up.extend(self.abandon(id)),
+            let gives_up = entry.terms.deadline == Some(due);
+            let limit = entry.terms.limit.filter(|_| entry.limit_due == Some(due));
+            if let Some(limit) = limit {
+                let over = begun(id).map(|since| since + limit);
+                entry.limit_due = match over {
+                    Some(over) if over <= now => {
+                        entry.is_over_limit = true;
+                        expired.over_limit = expired.over_limit.or(Some((id, limit)));
+                        None
+                    }
+                    Some(over) => Some(over),
+                    // It begins later than now.
+                    None => Some(now + limit.max(AGAIN)),
+                };
+                let again = entry.limit_due.map(|due| (due, id));
+                self.due.extend(again);
+            }
+            if gives_up {
+                expired.given_up.extend(self.abandon(id));
             }
         }
         expired
@@ -322,6 +398,11 @@ impl<T> Calls<T> {
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
+    /// All that have not ended, whatever state the rest is in.
+    pub(crate) fn into_values(self) -> impl Iterator<Item = T> {
+        self.slots.into_iter().filter_map(|slot| slot.entry?.value)
+    }
+
     fn ids(&self) -> impl Iterator<Item = CallId> {
         let used = self.slots.iter().enumerate().filter(|(_, slot)| slot.entry.is_some());
         used.map(|(at, slot)| CallId { slot: at as u32, generation: slot.generation })
@@ -338,8 +419,7 @@ impl<T> Calls<T> {
         let entry = slot.entry.take()?;
         slot.generation += 1;
         self.unused.push(id.slot);
-        let limit = entry.limit().map(|(at, _)| at);
-        for due in entry.terms.deadline.into_iter().chain(limit) {
+        for due in entry.terms.deadline.into_iter().chain(entry.limit_due) {
             self.due.remove(&(due, id));
         }
         if let Place::Sent(_) | Place::Abandoned(_) = entry.place {

@@ -2,14 +2,14 @@
 #![forbid(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::frame::{ChildTerms, Ending, MOST_HEADER, Setup, ToProcess, ToSupervisor, VERSION};
 use crate::service::Services;
-use crate::slab::{STATUS_BYTES, Slab};
+use crate::slab::Slab;
 use crate::system::{self, Sent};
 use crate::{codec, serve};
 
@@ -17,6 +17,9 @@ use crate::{codec, serve};
 const BEAT: Duration = Duration::from_millis(100);
 /// How long it tries to say why it ends.
 const PARTING: Duration = Duration::from_secs(1);
+
+/// A handle of the process that started this one.
+static FRONT: OnceLock<OwnedFd> = OnceLock::new();
 
 /// A process of a worker before its service has started.
 #[derive(Debug)]
@@ -31,12 +34,12 @@ pub struct Child {
 /// Serves what the supervisor asks for; `parent` started this process.
 pub(crate) fn run<S: Services>(parent: u32) -> ! {
     // First of all, that this process ends with its parent.
-    if system::end_with(parent).is_err() {
-        system::end_process(1);
-    }
+    let Ok(front) = system::watch_parent(parent) else { system::end_process(1) };
     system::settle_in();
+    system::name_program();
     let taken = system::take_stdin().and_then(|socket| system::close_stdin().map(|()| socket));
     let Ok(socket) = taken else { system::end_process(1) };
+    let beats = watch(&socket, FRONT.get_or_init(|| front));
     let mut buffer = vec![0; MOST_HEADER.max(16 << 10)];
     let Ok((bytes, [requests, responses, config])) =
         system::receive_fds(socket.as_fd(), &mut buffer)
@@ -51,9 +54,9 @@ pub(crate) fn run<S: Services>(parent: u32) -> ! {
         Err(why) => end(socket.as_fd(), Ending::WrongProgram, &why),
         Ok((requests, responses, config)) => {
             let hello = ToSupervisor::Hello { version: VERSION, executable: setup.executable };
-            say(socket.as_fd(), &hello, b"");
+            let _ = say(socket.as_fd(), &hello, b"");
             let responses = Arc::new(responses);
-            watch(&socket, &responses);
+            drop(beats.set(responses.clone()));
             let child = Child { socket, requests, responses, config, terms: setup.terms };
             let child = S::serve(setup.service, child);
             let why = format!("its `init` does not name {}", setup.service);
@@ -76,7 +79,7 @@ fn begin(
     let open = || -> std::io::Result<_> {
         let requests = Slab::open(requests, setup.request_slab_bytes, false)?;
         let responses = Slab::open(responses, setup.response_slab_bytes, true)?;
-        if responses.bytes() < STATUS_BYTES {
+        if responses.bytes() < setup.terms.status_bytes {
             return Err(std::io::ErrorKind::InvalidData.into());
         }
         Ok((requests, responses, system::read_all(config, setup.config_bytes)?))
@@ -84,17 +87,24 @@ fn begin(
     open().map_err(|error| error.to_string())
 }
 
-/// Starts the thread that ends the process when its supervisor is gone, whatever the driver does, and says that it lives.
-fn watch(socket: &OwnedFd, responses: &Arc<Slab>) {
+/// Starts the thread that ends the process, and what it started, when its front is gone, whatever the driver does; and that says, once there
+/// is a place for it, that the process lives.
+fn watch(socket: &OwnedFd, front: &'static OwnedFd) -> Arc<OnceLock<Arc<Slab>>> {
     let Ok(socket) = socket.try_clone() else { system::end_process(1) };
-    let responses = responses.clone();
+    let place = Arc::new(OnceLock::<Arc<Slab>>::new());
+    let beats = place.clone();
     let run = move || {
         loop {
-            responses.status().beat();
-            let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
+            if let Some(slab) = beats.get() {
+                slab.status().beat();
+            }
+            // The front may be gone and its end of the socket open: a fork of it has it.
+            let mut fds =
+                [PollFd::new(&socket, PollFlags::RDHUP), PollFd::new(front, PollFlags::IN)];
             let limit = Timespec { tv_sec: 0, tv_nsec: BEAT.subsec_nanos().into() };
-            if system::poll(&mut fds, Some(limit)).is_err() || !fds[0].revents().is_empty() {
-                system::end_process(1);
+            let polled = system::poll(&mut fds, Some(limit));
+            if polled.is_err() || fds.iter().any(|fd| !fd.revents().is_empty()) {
+                end_with_front();
             }
         }
     };
@@ -102,25 +112,41 @@ fn watch(socket: &OwnedFd, responses: &Arc<Slab>) {
     if thread.spawn(run).is_err() {
         system::end_process(1);
     }
+    place
+}
+
+/// The socket is closed: ends the process and what it started once the front is gone, or does not kill it either.
+pub(crate) fn end_with_front() -> ! {
+    if let Some(front) = FRONT.get() {
+        let limit = Timespec { tv_sec: PARTING.as_secs() as i64, tv_nsec: 0 };
+        drop(system::poll(&mut [PollFd::new(front, PollFlags::IN)], Some(limit)));
+    }
+    system::end_group()
 }
 
 /// Says why, and ends the process.
 pub(crate) fn end(socket: BorrowedFd<'_>, ending: Ending, why: &str) -> ! {
     // A long text must not be why nobody hears it.
-    say(socket, &ToSupervisor::Ending(ending), codec::cut(why, 16 << 10));
+    let said = say(socket, &ToSupervisor::Ending(ending), codec::cut(why, 16 << 10));
+    if said == Sent::Gone {
+        end_with_front();
+    }
     system::end_process(i32::from(ending != Ending::Done))
 }
 
 /// Sends a message, and waits a moment for room for it.
-fn say(socket: BorrowedFd<'_>, message: &ToSupervisor<'_>, body: &[u8]) {
-    let Ok(header) = codec::encode(message) else { return };
+fn say(socket: BorrowedFd<'_>, message: &ToSupervisor<'_>, body: &[u8]) -> Sent {
+    let Ok(header) = codec::encode(message) else { return Sent::TooLong };
     let limit = Timespec { tv_sec: PARTING.as_secs() as i64, tv_nsec: 0 };
     for _ in 0..10 {
-        if system::send(socket, &[&header, body], &[]) != Sent::Full {
-            return;
+        match system::send(socket, &[&header, body], &[]) {
+            Sent::Full => {}
+            Sent::NoMemory => std::thread::sleep(PARTING / 10),
+            sent @ (Sent::Yes | Sent::TooLong | Sent::Gone) => return sent,
         }
         drop(system::poll(&mut [PollFd::new(&socket, PollFlags::OUT)], Some(limit)));
     }
+    Sent::Full
 }
 
 impl Child {

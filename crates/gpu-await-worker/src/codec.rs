@@ -1,37 +1,74 @@
 //! Values as bytes: postcard's format, within limits.
 //!
 //! Whoever decodes trusts nothing: lengths allocate no more than the message has bytes for, and values that nest deeper than
-//! [`MOST_STACK`] allows are refused, before they overflow the stack.
+//! [`MOST_LEVELS`] are refused, both ways, before they overflow the stack.
 //!
 //! # Invariants
 //! 1. What was encoded decodes to the same (`values_come_back`).
 //! 2. Any bytes decode to a value or to an error: no panic leaves, and no stack overflows (`deep_values_are_refused`, `bytes_never_panic`).
 #![forbid(unsafe_code)]
 
+mod nesting;
+mod stack;
+
+use std::cell::Cell;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use postcard::de_flavors::Flavor;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// How much stack a value may take while it is decoded. Each level of nesting reads a byte, and there the depth is checked.
-const MOST_STACK: usize = 128 << 10;
+use nesting::Encoded;
+
+/// How deep a value may nest.
+pub(crate) const MOST_LEVELS: u32 = 128;
+
+/// What is most likely wrong with a type of one's own.
+const HINT: &str = "the format has no names of fields, so that `untagged`, `tag`, `flatten` and `skip_serializing_if` do not work in it";
+
+/// Why a value is not encoded or decoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// It has more levels than [`MOST_LEVELS`], or than there is stack for: more than so many.
+    TooDeep(u32),
+    /// Its own code, or the format, says so.
+    Because(String),
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refused::TooDeep(limit) => write!(f, "it nests deeper than {limit} levels"),
+            Refused::Because(why) => f.write_str(why),
+        }
+    }
+}
+
+/// Runs code of a value, which may panic, and tells why it fails.
+fn refused<T>(code: impl FnOnce(&Cell<Option<u32>>) -> postcard::Result<T>) -> Result<T, Refused> {
+    let over = Cell::new(None);
+    let done = catch_unwind(AssertUnwindSafe(|| code(&over)));
+    let done = done.map_err(|panic| Refused::Because(panic_text(panic)))?;
+    done.map_err(|error| match over.get() {
+        Some(limit) => Refused::TooDeep(limit),
+        None => Refused::Because(format!("{error}; {HINT}")),
+    })
+}
 
 /// Encodes a value.
-pub(crate) fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, String> {
-    let encoded = catch_unwind(AssertUnwindSafe(|| postcard::to_extend(value, Vec::new())));
-    encoded.map_err(panic_text)?.map_err(|error| error.to_string())
+pub(crate) fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, Refused> {
+    refused(|over| postcard::to_extend(&Encoded::new(value, MOST_LEVELS, over), Vec::new()))
 }
 
 /// Decodes a value that is all of `bytes`. A panic of the value's own code is an error.
-pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
-    let decoded = catch_unwind(AssertUnwindSafe(|| {
+pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refused> {
+    refused(|over| {
         let mut from = postcard::Deserializer::from_flavor(Bounded::new(bytes));
-        let value = T::deserialize(&mut from)?;
+        let value = nesting::decode(&mut from, MOST_LEVELS, over)?;
         let rest = from.finalize()?;
         if rest.is_empty() { Ok(value) } else { Err(postcard::Error::SerdeDeCustom) }
-    }));
-    decoded.map_err(panic_text)?.map_err(|error| error.to_string())
+    })
 }
 
 /// Decodes a header of this crate's, in front of what it describes.
@@ -39,13 +76,18 @@ pub(crate) fn header<'m, T: Deserialize<'m>>(message: &'m [u8]) -> Option<(T, &'
     postcard::take_from_bytes(message).ok()
 }
 
-/// What a panic says.
-pub(crate) fn panic_text(panic: Box<dyn std::any::Any + Send>) -> String {
-    let text = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+/// What a panic says, which goes on.
+pub(crate) fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
+    match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
         (Some(text), _) => (*text).to_owned(),
         (_, Some(text)) => text.clone(),
         _ => "a panic without a message".to_owned(),
-    };
+    }
+}
+
+/// What a panic says, which ends here.
+pub(crate) fn panic_text(panic: Box<dyn std::any::Any + Send>) -> String {
+    let text = text_of(&*panic);
     // A payload may panic when it is dropped.
     if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
         std::mem::forget(again);
@@ -59,30 +101,13 @@ pub(crate) fn cut(text: &str, most: usize) -> &[u8] {
     &text.as_bytes()[..end.unwrap_or(0)]
 }
 
-/// Bytes to decode, and where the stack was when that began.
-struct Bounded<'m> {
-    rest: &'m [u8],
-    stack: usize,
-}
+/// Bytes to decode, which tell how many they are: no length allocates more.
+struct Bounded<'m>(&'m [u8]);
 
 impl<'m> Bounded<'m> {
     fn new(bytes: &'m [u8]) -> Self {
-        Bounded { rest: bytes, stack: stack_now() }
+        Bounded(bytes)
     }
-
-    fn check_depth(&self) -> postcard::Result<()> {
-        if self.stack.abs_diff(stack_now()) > MOST_STACK {
-            return Err(postcard::Error::SerdeDeCustom);
-        }
-        Ok(())
-    }
-}
-
-/// An address in the frame of the caller.
-#[inline(never)]
-fn stack_now() -> usize {
-    let here = 0u8;
-    std::hint::black_box(&raw const here).addr()
 }
 
 impl<'m> Flavor<'m> for Bounded<'m> {
@@ -90,26 +115,24 @@ impl<'m> Flavor<'m> for Bounded<'m> {
     type Source = &'m [u8];
 
     fn pop(&mut self) -> postcard::Result<u8> {
-        self.check_depth()?;
         let (first, rest) =
-            self.rest.split_first().ok_or(postcard::Error::DeserializeUnexpectedEnd)?;
-        self.rest = rest;
+            self.0.split_first().ok_or(postcard::Error::DeserializeUnexpectedEnd)?;
+        self.0 = rest;
         Ok(*first)
     }
 
     fn size_hint(&self) -> Option<usize> {
-        Some(self.rest.len())
+        Some(self.0.len())
     }
 
     fn try_take_n(&mut self, count: usize) -> postcard::Result<&'m [u8]> {
-        self.check_depth()?;
         let (taken, rest) =
-            self.rest.split_at_checked(count).ok_or(postcard::Error::DeserializeUnexpectedEnd)?;
-        self.rest = rest;
+            self.0.split_at_checked(count).ok_or(postcard::Error::DeserializeUnexpectedEnd)?;
+        self.0 = rest;
         Ok(taken)
     }
 
     fn finalize(self) -> postcard::Result<&'m [u8]> {
-        Ok(self.rest)
+        Ok(self.0)
     }
 }

@@ -6,6 +6,8 @@
 
 mod events;
 
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,12 +18,13 @@ use crate::codec;
 use crate::error::{Cause, Error, Result};
 use crate::frame::{MOST_HEADER, ToProcess};
 use crate::group::{After, Group, Outcome, Ticket, Waiter};
-use crate::leases::{LeaseId, Part};
+use crate::keep;
+use crate::leases::{LeaseId, Leases, Part};
 use crate::life::{Life, Limits, Phase};
 use crate::options::Options;
 use crate::payload::{Input, Lease};
 use crate::process::{Ends, Process};
-use crate::system::Sent;
+use crate::system::{self, Sent};
 use crate::worker::{Health, Stats};
 
 /// What the supervisor's thread waits for, of one worker: descriptors with what is awaited, or, after a poll, what is there.
@@ -49,16 +52,29 @@ pub(crate) struct Core {
     life: Life,
     limits: Limits,
     process: Option<Process>,
+    /// Of the slab of requests.
+    leases: Leases,
+    /// The number of one that is being started.
+    starting: Option<u32>,
     /// Killed, and not reaped for too long.
     stuck: Vec<Process>,
+    /// Those that nobody wanted any more when they had started: killed.
+    unwanted: Vec<Process>,
     incarnations: u32,
     has_served: bool,
     /// Why there will be no process any more.
     ended: Option<Error>,
     serving: Vec<Waiter>,
     room: Vec<Waiter>,
+    /// Of the process that died last.
     last_log: Arc<str>,
+    /// Its end.
+    last_lines: Arc<str>,
+    /// Which one that was, and why.
+    last_death: Option<(u32, String)>,
     last_cause: Option<Cause>,
+    /// The last few.
+    causes: VecDeque<Cause>,
     /// When the supervisor looks next, unless it is woken.
     next_look: Instant,
     stats: Stats,
@@ -77,17 +93,66 @@ impl Core {
                 most_stuck: options.most_stuck,
             },
             process: None,
+            leases: Leases::new(0, 0, options.request_slab_bytes),
+            starting: None,
             stuck: Vec::new(),
+            unwanted: Vec::new(),
             incarnations: 0,
             has_served: false,
             ended: None,
             serving: Vec::new(),
             room: Vec::new(),
             last_log: "".into(),
+            last_lines: "".into(),
+            last_death: None,
             last_cause: None,
+            causes: VecDeque::new(),
             next_look: now,
             stats: Stats::default(),
             reaped: None,
+        }
+    }
+
+    /// What was under the lock is half done, because of a panic: ends all calls, and kills the process. Trusts nothing but lists of them.
+    pub(crate) fn give_up(&mut self, group: &Group, why: &str, after: &mut After) {
+        if self.ended.is_some() && self.process.is_none() {
+            return;
+        }
+        let cause = Cause::Supervisor(why.to_owned());
+        let error = self.given_up(cause.clone());
+        let old = std::mem::replace(self, Core::new(&group.options, Instant::now()));
+        (self.unwanted, self.incarnations) = (old.unwanted, old.incarnations);
+        let error = old.ended.unwrap_or(error);
+        for process in old.process.into_iter().chain(old.stuck) {
+            system::kill(process.ends.handle.as_fd(), process.pid);
+            after.wake |= keep::gone((group.number(), process.incarnation));
+            self.stuck.push(process);
+        }
+        self.life = Life::over(self.stuck.len());
+        (self.stats, self.last_cause) = (old.stats, Some(cause));
+        self.ended = Some(error.clone());
+        for ticket in old.calls.into_values() {
+            after.end(ticket, Outcome::Failed(error.clone()));
+        }
+        let waiters = old.serving.into_iter().chain(old.room);
+        after.waiters.extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
+        after.wake = true;
+    }
+
+    /// Why a call or a waiter ended without a word: a panic had it in its hands.
+    pub(crate) fn why_forgotten(&self) -> Error {
+        let cause = || Cause::Supervisor("it was forgotten".to_owned());
+        self.ended.clone().unwrap_or_else(|| self.given_up(cause()))
+    }
+
+    fn given_up(&self, cause: Cause) -> Error {
+        let early_deaths = self.life.early_deaths();
+        let before = (early_deaths as usize).min(self.causes.len());
+        Error::GivenUp {
+            early_deaths,
+            cause,
+            causes: self.causes.range(self.causes.len() - before..).cloned().collect(),
+            log: self.last_log.clone(),
         }
     }
 
@@ -127,12 +192,13 @@ impl Core {
         let entered = self.calls.insert(ticket, terms);
         let id = entered.map_err(|ticket| {
             after.dropped.push(ticket);
+            self.stats.overloads += 1;
             let (found, limit) = (self.calls.len() as u64, self.calls.capacity() as u64);
             Error::Overloaded { what: "calls", found, limit }
         })?;
         self.pump(group, Instant::now(), after);
         let due = self.calls.next_due().is_some_and(|due| due < self.next_look);
-        after.wake |= due || self.process.as_ref().is_some_and(|process| process.full);
+        after.wake |= due || self.process.as_ref().is_some_and(Process::has_to_send);
         Ok(id)
     }
 
@@ -142,10 +208,13 @@ impl Core {
         }
         let limit = group.options.request_slab_bytes;
         let full = || Error::Overloaded { what: "bytes of payloads", found: limit, limit };
-        let process = self.process.as_mut().ok_or_else(full)?;
-        let (id, part) = process.leases.take(bytes).ok_or_else(full)?;
-        let (slab, incarnation) = (process.requests.clone(), process.incarnation);
-        Ok(Lease { group: group.this(), slab, id, part, incarnation })
+        let (id, part) = self.leases.take(bytes).ok_or_else(full)?;
+        Ok(Lease { group: group.this(), slab: group.requests.clone(), id, part })
+    }
+
+    /// Whether a call waits for memory.
+    pub(crate) fn has_roomless(&self) -> bool {
+        self.calls.has_roomless()
     }
 
     pub(crate) fn abandon(&mut self, group: &Group, id: CallId, after: &mut After) {
@@ -155,8 +224,7 @@ impl Core {
     }
 
     pub(crate) fn give_back(&mut self, group: &Group, id: LeaseId, after: &mut After) {
-        let given = self.process.as_mut().is_some_and(|process| process.leases.give_back(id));
-        if given {
+        if self.leases.give_back(id) {
             self.has_room(group, Instant::now(), after);
         }
     }
@@ -195,7 +263,7 @@ impl Core {
         };
         Stats {
             health: Some(health),
-            process: self.process.as_ref().map(|process| process.pid.as_raw_nonzero().get() as u32),
+            process: self.process.as_ref().map(|process| process.number()),
             calls: self.calls.len(),
             running: self.calls.running(),
             stuck: self.life.stuck(),
@@ -206,9 +274,12 @@ impl Core {
     }
 
     pub(crate) fn log(&self) -> String {
-        self.process
-            .as_ref()
-            .map_or_else(|| self.last_log.to_string(), |process| process.log.text())
+        let mut log = self.last_log.to_string();
+        if let Some((process, cause)) = &self.last_death {
+            let end = if log.is_empty() || log.ends_with('\n') { "" } else { "\n" };
+            log += &format!("{end}[process {process} died: {cause}]\n");
+        }
+        log + &self.process.as_ref().map_or_else(String::new, |process| process.log.text())
     }
 
     /// Some of the slab became free.
@@ -223,25 +294,36 @@ impl Core {
         if !process.send_control() || !self.life.is_serving() {
             return;
         }
-        while let Some(id) = self.calls.next() {
+        let mut room = true;
+        while let Some(id) = self.calls.next(room) {
+            room &= !self.calls.is_behind_roomless(id);
             let Some(ticket) = self.calls.value(id) else { return };
-            let payload = match place(group, process, ticket) {
+            let payload = match place(group, &mut self.leases, ticket, room) {
                 Ok(payload) => payload,
-                // Until something is returned.
-                Err(NoRoom) => return,
+                // Until something is returned: perhaps by a call behind it, which has its memory.
+                Err(NoRoom) => {
+                    room = false;
+                    self.calls.wait_for_room(id);
+                    continue;
+                }
             };
             let Ok(header) = codec::encode(&ToProcess::Call { id, payload }) else { return };
             match process.send(&[&header, &ticket.request]) {
                 Sent::Yes => {
-                    if let Some((lease, _)) = payload {
-                        process.leases.send(lease);
-                    }
                     self.calls.sent(id, now);
+                    self.stats.retries += u64::from(self.calls.attempt(id) > 1);
+                    if let Some((lease, _)) = payload {
+                        self.leases.send(lease);
+                        // Else it has to be there for the next process, whatever this one says.
+                        if !self.calls.may_run_again(id) {
+                            self.leases.give_back(lease);
+                        }
+                    }
                 }
-                Sent::Full => return,
+                Sent::Full | Sent::NoMemory => return,
                 Sent::TooLong => {
-                    let bytes = (header.len() + ticket.request.len()) as u64;
-                    let limit = (bytes - 1).min(u64::from(group.options.most_message_bytes));
+                    let bytes = ticket.request.len() as u64;
+                    let limit = process.most_packet().saturating_sub(header.len()) as u64;
                     let error = Error::TooLarge { what: "a request", bytes, limit };
                     if let Some(ticket) = self.calls.abandon(id) {
                         after.end(ticket, Outcome::Failed(error));
@@ -257,27 +339,23 @@ impl Core {
 /// The slab is full.
 struct NoRoom;
 
-/// Sees to it that a call's payload lies in the slab of this process.
+/// Sees to it that a call's payload lies in the slab, if it may take room there.
 fn place(
     group: &Group,
-    process: &mut Process,
+    leases: &mut Leases,
     ticket: &mut Ticket,
+    room: bool,
 ) -> Result<Option<(LeaseId, Part)>, NoRoom> {
-    let Some(payload) = &ticket.payload else { return Ok(None) };
-    match payload {
-        Input::Lease(lease) if lease.incarnation == process.incarnation => {
-            return Ok(Some((lease.id, lease.part)));
-        }
-        Input::Lease(_) | Input::Bytes(_) => {}
-    }
-    let (id, part) = process.leases.take(payload.len()).ok_or(NoRoom)?;
-    let (slab, incarnation) = (process.requests.clone(), process.incarnation);
-    let mut lease = Lease { group: group.this(), slab, id, part, incarnation };
-    lease.copy_from_slice(payload.bytes());
-    // The lease of an earlier process: its table went with that, so its drop must not ask for it under this lock.
-    if let Some(Input::Lease(mut old)) = ticket.payload.replace(Input::Lease(lease)) {
-        old.group = std::sync::Weak::new();
-    }
+    let bytes = match &ticket.payload {
+        None => return Ok(None),
+        Some(Input::Lease(lease)) => return Ok(Some((lease.id, lease.part))),
+        Some(Input::Bytes(bytes)) => bytes,
+    };
+    let taken = if room { leases.take(bytes.len() as u64) } else { None };
+    let (id, part) = taken.ok_or(NoRoom)?;
+    let mut lease = Lease { group: group.this(), slab: group.requests.clone(), id, part };
+    lease.copy_from_slice(bytes);
+    ticket.payload = Some(Input::Lease(lease));
     Ok(Some((id, part)))
 }
 

@@ -4,6 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(target_os = "linux")]
+use crate::codec::Refused;
+
 /// The result of a call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -11,8 +14,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// | variant | what the caller can do |
 /// |---|---|
-/// | `NotInitialised`, `NotRegistered`, `InsideWorker`, `Unsupported`, `Unfit`, `Encode`, `TooLarge` | fix the program |
+/// | `NotInitialised`, `NotRegistered`, `InsideWorker`, `Forked`, `Unsupported`, `Unfit`, `Encode`, `TooLarge`, `TooDeep` | fix the program |
 /// | `Overloaded` | retry later |
+/// | `PayloadsHeld` | drop payloads of earlier answers, and retry |
 /// | `Lost` | retry, if the request may run again and is not the one that killed the process ([`Guilt`]) |
 /// | `Deadline` | give up, or wait longer |
 /// | `Service`, `Panicked`, `Decode` | as the service says; the worker goes on |
@@ -32,26 +36,29 @@ pub enum Error {
         "`init` does not name the service {service}: a process of this program could not serve it"
     )]
     NotRegistered {
-        /// The name of its type.
+        /// Its name.
         service: &'static str,
     },
     /// A worker, or a program that it started, may not start workers.
     #[error("this process is a worker's, or was started by one: it starts no workers")]
     InsideWorker,
+    /// This process is a fork of the one that the handle, or `init`, belongs to, and has none of its threads: nothing was done.
+    #[error("a fork of the process that its workers belong to: they are its parent's")]
+    Forked,
     /// The platform, or its set-up, lacks what workers need.
     #[error("workers need {what}")]
     Unsupported {
         /// What is missing.
         what: &'static str,
     },
-    /// An option does not fit another one, or the machine.
+    /// An option of the builder is outside of its limits. Nothing was started.
     #[error("{what}: {found}, and the limit is {limit}")]
     Unfit {
         /// Which one.
         what: &'static str,
         /// Its value.
         found: u64,
-        /// What is possible.
+        /// The least or the most that is possible.
         limit: u64,
     },
     /// There is no such GPU, or the parent's `CUDA_VISIBLE_DEVICES` hides it.
@@ -80,6 +87,19 @@ pub enum Error {
         /// The limit.
         limit: u64,
     },
+    /// There was no room for the payload of a response: the program holds the payloads of other answers, and dropped none for longer than
+    /// [`held_payload_limit`](crate::WorkerBuilder::held_payload_limit). The service ran, perhaps in part.
+    #[error(
+        "no room for a payload of {bytes} bytes: the program holds payloads of {held} bytes, and there are {limit}: drop some, or give the worker more (`payload_bytes`)"
+    )]
+    PayloadsHeld {
+        /// Of the payload.
+        bytes: u64,
+        /// What the program holds.
+        held: u64,
+        /// What there is for payloads of responses.
+        limit: u64,
+    },
     /// A message or payload that no process will take.
     #[error("{bytes} bytes of {what}, and the limit is {limit}")]
     TooLarge {
@@ -89,6 +109,14 @@ pub enum Error {
         bytes: u64,
         /// The limit.
         limit: u64,
+    },
+    /// A value that nests deeper than is encoded and decoded. Each option, newtype, list, map, struct and variant with contents is a level.
+    #[error("the {what} nests deeper than {limit} levels")]
+    TooDeep {
+        /// A request, a response, a configuration.
+        what: &'static str,
+        /// How deep it may be: 128, or less on a thread whose stack has no room for more.
+        limit: u32,
     },
     /// The value cannot be encoded.
     #[error("the {what} cannot be encoded: {error}")]
@@ -109,7 +137,7 @@ pub enum Error {
     /// The service returned this failure.
     #[error("{0}")]
     Service(String),
-    /// The service panicked in this call. Its process goes on.
+    /// The service panicked in this call, or what it dropped did. Its process goes on.
     #[error("the service panicked: {0}")]
     Panicked(String),
     /// The process died while it had the call.
@@ -118,13 +146,18 @@ pub enum Error {
     /// The deadline of the call passed. If a process has the call it goes on with it.
     #[error("the call's deadline passed")]
     Deadline,
-    /// Processes died early too often: there will be no other one.
-    #[error("given up after {early_deaths} early deaths in a row, the last by: {cause}\n{log}")]
+    /// Processes died early too often, or the first one did not serve: there will be no other one.
+    #[error(
+        "given up after {early_deaths} early deaths in a row, the last by: {cause}{}\n{log}",
+        before(causes)
+    )]
     GivenUp {
         /// How many there were.
         early_deaths: u32,
         /// Of the last one.
         cause: Cause,
+        /// Of the last ones, up to 16, in their order.
+        causes: Arc<[Cause]>,
         /// What that process wrote at its end.
         log: Arc<str>,
     },
@@ -139,15 +172,19 @@ pub enum Error {
 pub enum Guilt {
     /// It ran alone, or took longer than its limit.
     Alone,
-    /// It was one of several that ran.
+    /// It was one of several that ran; or it ran alone, and the process was killed for no call of its own: by the operator, by the kernel for
+    /// lack of memory, or over its limit of memory.
     Suspect,
-    /// Something else ended the process: another call's limit, or the operator.
+    /// Something else ended the process: another call's limit, or the end of the worker.
     Innocent,
 }
 
 /// A process died while it had a call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the worker's process died ({cause}) in attempt {attempt} of the call ({guilt:?})")]
+#[error(
+    "the worker's process died ({cause}) in attempt {attempt} of the call ({guilt:?}){}",
+    last_lines(log)
+)]
 #[non_exhaustive]
 pub struct WorkerLost {
     /// Why it died.
@@ -156,6 +193,13 @@ pub struct WorkerLost {
     pub guilt: Guilt,
     /// How often the call was sent.
     pub attempt: u32,
+    /// The last lines that the process wrote, up to 1 KiB.
+    pub log: Arc<str>,
+}
+
+/// A log behind what it belongs to.
+fn last_lines(log: &str) -> String {
+    if log.is_empty() { String::new() } else { format!("\n{log}") }
 }
 
 /// Why a process died.
@@ -204,10 +248,24 @@ pub enum Cause {
     /// Its service did not start in time.
     #[error("the service did not start within {0:?}")]
     NoStart(Duration),
+    /// Its service did not start in time, because it waited for kept memory that another process, or itself, has not filled: see
+    /// [`Host::keep`](crate::Host::keep).
+    #[error(
+        "the service did not start within {limit:?}: it waited for kept memory {name:?}, which process {process} fills"
+    )]
+    KeptNotFilled {
+        /// The name of the memory.
+        name: String,
+        /// The number of the process that was told to fill it.
+        process: u32,
+        /// How long the start may take.
+        limit: Duration,
+    },
     /// It did not end in time.
     #[error("it did not end in time")]
     NoEnd,
-    /// It sent what this version of the crate does not send.
+    /// It sent what this version of the crate does not send, or not then: the service, or something that it started, writes to a socket that is
+    /// not its own, or to memory.
     #[error("it broke the protocol: {0}")]
     Protocol(&'static str),
     /// It is not the program that started it, or does not know the service.
@@ -219,17 +277,45 @@ pub enum Cause {
     /// The system did not start it.
     #[error("{0}")]
     NotStarted(String),
-    /// It was asked to end.
+    /// It was asked to end, by [`Worker::close`](crate::Worker::close) or the drop of the last handle.
     #[error("it was asked to end")]
     Closed,
+    /// The code that looks after workers panicked. The process was killed; other workers go on.
+    #[error("the supervisor panicked, which is a bug of this crate: {0}")]
+    Supervisor(String),
     /// Somebody else waited for it: how it ended is not known.
     #[error("unknown: somebody else waited for it")]
     Unknown,
 }
 
+/// What came before the last cause.
+fn before(causes: &[Cause]) -> String {
+    let Some((_, before)) = causes.split_last().filter(|(_, before)| !before.is_empty()) else {
+        return String::new();
+    };
+    let before: Vec<_> = before.iter().map(Cause::to_string).collect();
+    format!("; before it: {}", before.join("; "))
+}
+
+#[cfg(target_os = "linux")]
 impl Error {
+    /// A value that is not encoded.
+    pub(crate) fn encode(what: &'static str, refused: Refused) -> Self {
+        match refused {
+            Refused::TooDeep(limit) => Error::TooDeep { what, limit },
+            Refused::Because(error) => Error::Encode { what, error },
+        }
+    }
+
+    /// A value that is not decoded.
+    pub(crate) fn decode(what: &'static str, refused: Refused) -> Self {
+        match refused {
+            Refused::TooDeep(limit) => Error::TooDeep { what, limit },
+            Refused::Because(error) => Error::Decode { what, error },
+        }
+    }
+
     /// An error of the operating system.
-    #[cfg(target_os = "linux")]
     pub(crate) fn system(call: &'static str, error: std::io::Error) -> Self {
         Error::System { call, error: error.to_string() }
     }

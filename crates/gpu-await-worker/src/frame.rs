@@ -41,6 +41,10 @@ pub(crate) struct Setup<'m> {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct ChildTerms {
     pub(crate) incarnation: u32,
+    /// Of the slab of responses, in front of all leases.
+    pub(crate) status_bytes: u64,
+    /// How long payloads that the front holds may be why a response waits.
+    pub(crate) held_ms: u64,
     pub(crate) most_message_bytes: u32,
     pub(crate) threads: u32,
     pub(crate) hot_us: u32,
@@ -74,8 +78,26 @@ pub(crate) enum Verdict {
     /// Behind the header, why.
     Failed,
     Panicked,
-    /// The request or the response cannot be decoded or encoded.
-    Malformed,
+    /// The request cannot be decoded: behind the header, why.
+    Undecodable,
+    /// The response cannot be encoded: behind the header, why.
+    Unencodable,
+    /// The request, or the response, nests too deep.
+    TooDeep {
+        response: bool,
+        limit: u32,
+    },
+    /// There was no room for the payload of the response: the front holds so many bytes.
+    PayloadsHeld {
+        bytes: u64,
+        held: u64,
+        limit: u64,
+    },
+    /// The response is longer than may be sent.
+    TooLarge {
+        bytes: u64,
+        limit: u64,
+    },
 }
 
 /// Why a process ends of its own accord.

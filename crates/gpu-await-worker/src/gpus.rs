@@ -43,7 +43,8 @@ pub(crate) fn find(wanted: &str) -> Result<String> {
         return Ok(wanted.to_owned());
     }
     let gpus = gpus()?;
-    let found = gpus.iter().find(|gpu| gpu.uuid.starts_with(wanted));
+    // No name is no beginning of one.
+    let found = gpus.iter().find(|gpu| !wanted.is_empty() && gpu.uuid.starts_with(wanted));
     found.map(|gpu| gpu.uuid.clone()).ok_or_else(|| none(wanted, &gpus))
 }
 

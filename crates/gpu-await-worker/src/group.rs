@@ -6,11 +6,14 @@
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use futures::FutureExt;
 use futures::channel::oneshot;
+use gpu_await::sibling::Process as Whose;
 use parking_lot::Mutex;
 
 use crate::calls::{CallId, Terms};
@@ -21,7 +24,9 @@ use crate::kept::Key;
 use crate::leases::LeaseId;
 use crate::options::Options;
 use crate::payload::{Input, Lease, Payload};
+use crate::process::Process;
 use crate::program::Program;
+use crate::slab::Slab;
 use crate::supervisor;
 use crate::worker::Stats;
 
@@ -101,8 +106,14 @@ pub(crate) struct Group {
     pub(crate) service: &'static str,
     pub(crate) config: Vec<u8>,
     pub(crate) program: &'static Program,
+    /// The memory for payloads of requests. Its processes can only read it, so it serves one after the other.
+    pub(crate) requests: Arc<Slab>,
     this: Weak<Group>,
+    /// Whose it is. A fork has no thread that would answer, and its copy of the lock may be locked for good.
+    process: Whose,
     core: Mutex<Core>,
+    #[cfg(test)]
+    pub(crate) trips: supervisor::tests::Trips,
 }
 
 impl Group {
@@ -112,15 +123,21 @@ impl Group {
         config: Vec<u8>,
         program: &'static Program,
         now: Instant,
-    ) -> Arc<Group> {
-        Arc::new_cyclic(|this| Group {
+    ) -> Result<Arc<Group>> {
+        let requests = Slab::new("requests", options.request_slab_bytes, true);
+        let requests = Arc::new(requests.map_err(|error| Error::system("shared memory", error))?);
+        Ok(Arc::new_cyclic(|this| Group {
             core: Mutex::new(Core::new(&options, now)),
             options,
             service,
             config,
             program,
+            requests,
             this: this.clone(),
-        })
+            process: Whose::remembered(),
+            #[cfg(test)]
+            trips: Default::default(),
+        }))
     }
 
     pub(crate) fn this(&self) -> Weak<Group> {
@@ -137,25 +154,64 @@ impl Group {
         (self.options.gpu.clone(), name.to_owned())
     }
 
+    /// Refused in a fork of the process that it belongs to.
+    pub(crate) fn check_here(&self) -> Result<()> {
+        if self.process.is_here() { Ok(()) } else { Err(Error::Forked) }
+    }
+
+    /// For drops, which do nothing in a fork.
+    fn if_here(&self, act: impl FnOnce(&mut Core, &mut After)) {
+        if self.process.is_here() {
+            self.with(act);
+        }
+    }
+
     fn with<R>(&self, act: impl FnOnce(&mut Core, &mut After) -> R) -> R {
+        self.guarded(|after| act(&mut self.core.lock(), after))
+    }
+
+    /// A panic under the lock leaves nothing half done: it ends the worker, and goes on.
+    fn guarded<R>(&self, act: impl FnOnce(&mut After) -> R) -> R {
         let mut after = After::default();
-        let result = act(&mut self.core.lock(), &mut after);
+        let acted = catch_unwind(AssertUnwindSafe(|| act(&mut after)));
+        if let Err(panic) = &acted {
+            let why = crate::codec::text_of(&**panic);
+            self.core.lock().give_up(self, &why, &mut after);
+        }
         after.run();
-        result
+        acted.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// Ends the worker because of a panic.
+    pub(crate) fn give_up(&self, why: &str) {
+        self.with(|core, after| core.give_up(self, why, after));
+    }
+
+    /// Why a call or a waiter was forgotten.
+    pub(crate) fn why_forgotten(&self) -> Error {
+        self.with(|core, _| core.why_forgotten())
     }
 
     /// Resolves when the worker serves, or has ended.
-    pub(crate) fn serving(&self) -> oneshot::Receiver<Result<()>> {
+    pub(crate) fn serving(&self) -> impl Future<Output = Result<()>> {
         let (waiter, receiver) = oneshot::channel();
-        self.with(|core, after| core.wait_until_serving(waiter, after));
-        receiver
+        self.if_here(|core, after| core.wait_until_serving(waiter, after));
+        self.told(receiver)
     }
 
     /// Resolves when there may be more room for leases, or the worker has ended.
-    pub(crate) fn room(&self) -> oneshot::Receiver<Result<()>> {
+    pub(crate) fn room(&self) -> impl Future<Output = Result<()>> {
         let (waiter, receiver) = oneshot::channel();
-        self.with(|core, after| core.wait_for_room(waiter, after));
-        receiver
+        self.if_here(|core, after| core.wait_for_room(waiter, after));
+        self.told(receiver)
+    }
+
+    async fn told(&self, mut told: oneshot::Receiver<Result<()>>) -> Result<()> {
+        poll_fn(|cx| {
+            self.check_here()?;
+            told.poll_unpin(cx).map(|told| told.unwrap_or_else(|_| Err(self.why_forgotten())))
+        })
+        .await
     }
 
     /// Enters a call, and sends it if it can be sent now.
@@ -165,6 +221,7 @@ impl Group {
         payload: Option<Input>,
         terms: Terms,
     ) -> Result<(CallId, oneshot::Receiver<Outcome>)> {
+        self.check_here()?;
         let limit = u64::from(self.options.most_message_bytes);
         if request.len() as u64 > limit {
             let bytes = request.len() as u64;
@@ -180,20 +237,32 @@ impl Group {
         self.with(|core, after| core.enter(self, ticket, terms, after)).map(|id| (id, receiver))
     }
 
-    /// Copies bytes into the slab while no lock is held, if there is room now.
+    /// Copies bytes into the slab while no lock is held, if there is room now and nobody waits for it.
     fn placed(&self, payload: Input) -> Input {
-        let Input::Bytes(bytes) = payload else { return payload };
-        match self.lease(bytes.len() as u64) {
-            Ok(mut lease) => {
+        let bytes: Arc<[u8]> = match payload {
+            Input::Lease(lease) if Arc::ptr_eq(&lease.slab, &self.requests) => {
+                return Input::Lease(lease);
+            }
+            // Of another worker.
+            Input::Lease(lease) => (*lease).into(),
+            Input::Bytes(bytes) => bytes,
+        };
+        let lease = self.with(|core, _| match core.has_roomless() {
+            true => None,
+            false => core.lease(self, bytes.len() as u64).ok(),
+        });
+        match lease {
+            Some(mut lease) => {
                 lease.copy_from_slice(&bytes);
                 Input::Lease(lease)
             }
-            Err(_) => Input::Bytes(bytes),
+            None => Input::Bytes(bytes),
         }
     }
 
-    /// A part of the slab of the process that is there now.
+    /// A part of the slab, if there is room now.
     pub(crate) fn lease(&self, bytes: u64) -> Result<Lease> {
+        self.check_here()?;
         let limit = self.options.request_slab_bytes;
         if bytes > limit {
             return Err(Error::TooLarge { what: "a payload", bytes, limit });
@@ -203,18 +272,18 @@ impl Group {
 
     /// Nobody waits for the call any more.
     pub(crate) fn abandon(&self, id: CallId) {
-        self.with(|core, after| core.abandon(self, id, after));
+        self.if_here(|core, after| core.abandon(self, id, after));
     }
 
     pub(crate) fn give_back(&self, id: LeaseId) {
-        self.with(|core, after| core.give_back(self, id, after));
+        self.if_here(|core, after| core.give_back(self, id, after));
     }
 
     pub(crate) fn release(&self, incarnation: u32, id: LeaseId) {
-        self.with(|core, after| {
+        self.if_here(|core, after| {
             if let Some(process) = core.process(incarnation) {
                 process.tell(&ToProcess::Release(id), Vec::new());
-                after.wake |= process.full;
+                after.wake |= process.has_to_send();
             }
         });
     }
@@ -224,34 +293,51 @@ impl Group {
         thread_local! {
             static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
         }
-        let mut after = After::default();
-        let heard = BUFFER.try_with(|buffer| {
-            let Some(mut core) = self.core.try_lock() else { return };
-            let mut buffer = buffer.borrow_mut();
-            buffer.resize(packet_bytes(&self.options), 0);
-            core.hear_now(self, now, &mut buffer, &mut after);
+        self.guarded(|after| {
+            let heard = BUFFER.try_with(|buffer| {
+                let Some(mut core) = self.core.try_lock() else { return };
+                let (mut buffer, bytes) = (buffer.borrow_mut(), packet_bytes(&self.options));
+                // It never shrinks: what grows is written.
+                let longer = buffer.len().max(bytes);
+                buffer.resize(longer, 0);
+                core.hear_now(self, now, &mut buffer[..bytes], after);
+            });
+            // At the end of a thread its locals are gone: then the supervisor hears it.
+            after.wake |= heard.is_err();
         });
-        // At the end of a thread its locals are gone: then the supervisor hears it.
-        after.wake |= heard.is_err();
-        after.run();
     }
 
     /// Ends the worker, by force after `limit`.
     pub(crate) fn close(&self, limit: Duration) {
-        self.with(|core, after| core.close(Instant::now() + limit, after));
+        self.if_here(|core, after| core.close(Instant::now() + limit, after));
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        self.with(|core, _| core.stats())
+        match self.process.is_here() {
+            true => self.with(|core, _| core.stats()),
+            false => Stats::default(),
+        }
     }
 
     /// The last lines of the process that is there, or of the last one.
     pub(crate) fn log(&self) -> String {
-        self.with(|core, _| core.log())
+        match self.process.is_here() {
+            true => self.with(|core, _| core.log()),
+            false => String::new(),
+        }
+    }
+
+    /// A process was started, or not.
+    pub(crate) fn started(&self, incarnation: u32, started: std::io::Result<Process>) {
+        self.with(|core, after| core.started(self, incarnation, started, Instant::now(), after));
     }
 
     /// What the supervisor does when something of this worker is ready or due.
     pub(crate) fn turn(&self, now: Instant, ready: &Watch, buffer: &mut [u8]) -> Watch {
-        self.with(|core, after| core.turn(self, now, ready, buffer, after))
+        let turn = || self.with(|core, after| core.turn(self, now, ready, buffer, after));
+        catch_unwind(AssertUnwindSafe(turn)).unwrap_or_else(|panic| {
+            drop(crate::codec::panic_text(panic));
+            self.with(|core, _| core.watch(now))
+        })
     }
 }

@@ -1,14 +1,16 @@
 //! [`Host`]: what a service has of its process.
 #![forbid(unsafe_code)]
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use gpu_await::{Device, Element, ErrorKind, Frozen, SharedBuffer};
 
 use crate::frame::ChildTerms;
-use crate::frame::{Ending, MOST_NAME, ToSupervisor};
+use crate::frame::{Ending, Executable, MOST_NAME, ToSupervisor};
 use crate::serve::Link;
 use crate::service::Failure;
+use crate::system;
 
 /// What a [`Service`](crate::Service) has of its process: its device, and memory that outlives the process.
 #[derive(Clone, Debug)]
@@ -28,7 +30,8 @@ impl Host {
     /// only, as they ask for it under the same name. Weights that are loaded once stay on the GPU whatever happens to the process.
     ///
     /// `fill` gets the memory, unwritten, and writes all of it; then it is sealed with its digest. Other processes that ask meanwhile
-    /// wait. If this one dies before it is sealed, nothing of it is left, and the next that asks fills it. It is kept for each GPU, by the
+    /// wait, and if that takes longer than the start may, the error says for which process ([`Cause::KeptNotFilled`](crate::Cause)): a `fill` that does
+    /// not end, or whose future is forgotten, holds its name for as long as its process lives. If this one dies before it is sealed, nothing of it is left, and the next that asks fills it. It is kept for each GPU, by the
     /// front process, which makes no call of CUDA for it: see [`kept`](crate::kept), [`forget_kept`](crate::forget_kept). An error of the
     /// GPU's memory (ECC) drops it.
     ///
@@ -41,7 +44,8 @@ impl Host {
     /// Memory of a future that was dropped is not kept.
     ///
     /// # Errors
-    /// What `fill` fails with; memory of another type or length under that name; a name of more than 256 bytes; whatever
+    /// What `fill` fails with; one that puts other memory in the place of what it was given, or asks for the same name; memory of another type
+    /// or length under that name; a name of more than 256 bytes; whatever
     /// [`Device::shared`](gpu_await::Device::shared), `seal` and `import_shared` fail with.
     ///
     /// # Examples
@@ -67,6 +71,12 @@ impl Host {
         if name.len() > MOST_NAME {
             return Err(Failure::new(format!("a name of more than {MOST_NAME} bytes")));
         }
+        let outer: Arc<[String]> = FILLING.try_with(Arc::clone).unwrap_or_default();
+        if outer.iter().any(|outer| outer == name) {
+            return Err(Failure::new(format!(
+                "`keep` of `{name}` within the `fill` of `{name}`: it would wait for itself"
+            )));
+        }
         let reply = self.link.keep(name).await;
         let (generation, kept) = reply.ok_or_else(|| Failure::new("the supervisor is gone"))?;
         if let Some(kept) = kept {
@@ -75,7 +85,16 @@ impl Host {
         let unfilled = Unfilled { link: &self.link, name };
         let memory = self.device.shared::<T>(len).await?;
         let mut filling = Filling { device: self.device.clone(), memory };
-        fill(&mut filling).await?;
+        let file = filling.file()?;
+        let names: Arc<[String]> = outer.iter().cloned().chain([name.to_owned()]).collect();
+        FILLING.scope(names, fill(&mut filling)).await?;
+        // It could be taken out of its place, for memory of another length, or that somebody may still write.
+        if filling.file()? != file {
+            return Err(Failure::new(format!(
+                "`fill` of `{name}` put other memory, of {} elements, in the place of what is kept, of {len}",
+                filling.memory.len()
+            )));
+        }
         let (frozen, descriptors) = filling.memory.seal(&self.device, generation).await?;
         std::mem::forget(unfilled);
         self.link.sealed(name, generation, &descriptors).await;
@@ -111,7 +130,19 @@ pub struct Filling<T> {
     memory: SharedBuffer<T>,
 }
 
+tokio::task_local! {
+    /// The names that the task fills memory for.
+    static FILLING: Arc<[String]>;
+}
+
 impl<T: Element> Filling<T> {
+    /// Which memory it is: that of a file without a name.
+    fn file(&self) -> Result<(u64, u64), Failure> {
+        let header = self.memory.descriptors()?.header;
+        let Executable(device, number, ..) = system::identity(header.as_fd())?;
+        Ok((device, number))
+    }
+
     /// Its device.
     #[must_use]
     pub fn device(&self) -> &Device {

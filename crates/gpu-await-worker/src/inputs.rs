@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use gpu_await::sibling::adopt_registered;
@@ -11,11 +12,11 @@ use gpu_await::{DeviceBuffer, Element, Op, Readable, Stream};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::frame::ToSupervisor;
-use crate::leases::{LeaseId, Leases, Part};
+use crate::frame::{ChildTerms, ToSupervisor};
+use crate::leases::{LeaseId, Leases, Part, Returned};
 use crate::serve::Link;
 use crate::service::Failure;
-use crate::slab::{STATUS_BYTES, Slab};
+use crate::slab::Slab;
 
 /// The payloads of one call, for its [`Service`](crate::Service).
 #[derive(Debug)]
@@ -36,10 +37,11 @@ impl Payloads {
     }
 
     /// Takes shared memory of `bytes` for what goes with the response, once there is room: its contents are zeros, or an earlier
-    /// response.
+    /// response. Calls that each hold one part, and wait for another, may wait for one another: take what a call needs at once.
     ///
     /// # Errors
-    /// More than the slab has.
+    /// More than the slab has. For longer than [`held_payload_limit`](crate::WorkerBuilder::held_payload_limit) nothing but payloads that the
+    /// front holds fills it: the call that fails with this ends with [`Error::PayloadsHeld`](crate::Error::PayloadsHeld).
     pub async fn respond(&self, bytes: usize) -> Result<ResponsePayload, Failure> {
         self.room.take(bytes as u64).await
     }
@@ -249,8 +251,8 @@ impl DerefMut for ResponsePayload {
 
 impl Drop for ResponsePart {
     fn drop(&mut self) {
-        // One that was sent is returned by the supervisor.
-        if self.room.leases.lock().give_back(self.id) {
+        // One that was sent is returned by the supervisor. In a fork of the process the lock may be locked for good.
+        if self.room.slab.is_here() && self.room.leases.lock().give_back(self.id) {
             self.room.freed.notify_waiters();
         }
     }
@@ -270,13 +272,16 @@ pub(crate) struct Room {
     pub(crate) registered: AtomicBool,
     leases: Mutex<Leases>,
     freed: Notify,
+    /// How long payloads that the supervisor's side holds may be all that fills it.
+    held: Duration,
 }
 
 impl Room {
-    pub(crate) fn new(slab: Arc<Slab>, incarnation: u32) -> Self {
-        let leases = Leases::new(incarnation, STATUS_BYTES, slab.bytes());
+    pub(crate) fn new(slab: Arc<Slab>, terms: &ChildTerms) -> Self {
+        let leases = Leases::new(terms.incarnation, terms.status_bytes, slab.bytes());
         let (leases, freed) = (Mutex::new(leases), Notify::new());
-        Room { slab, registered: AtomicBool::new(false), leases, freed }
+        let held = Duration::from_millis(terms.held_ms);
+        Room { slab, registered: AtomicBool::new(false), leases, freed, held }
     }
 
     async fn take(self: &Arc<Self>, bytes: u64) -> Result<ResponsePayload, Failure> {
@@ -294,13 +299,18 @@ impl Room {
                 let inner = Arc::new(ResponsePart { room: self.clone(), id, part });
                 return Ok(ResponsePayload { inner });
             }
-            freed.await;
+            // What calls have here is sent, or given back: then it is somebody's turn.
+            if tokio::time::timeout(self.held, freed).await.is_err()
+                && let (0, held) = self.leases.lock().used()
+            {
+                return Err(Failure::of_held(bytes, held, limit));
+            }
         }
     }
 
     /// The supervisor is done with it.
     pub(crate) fn released(&self, id: LeaseId) {
-        if self.leases.lock().returned(id) {
+        if self.leases.lock().returned(id) == Returned::Free {
             self.freed.notify_waiters();
         }
     }

@@ -7,6 +7,7 @@ use gpu_await::{SharedDescriptors, SharedInfo};
 use parking_lot::Mutex;
 
 use crate::kept::{Asked, Kept, Key, Owner};
+use crate::program;
 
 static KEPT: Mutex<Kept<SharedDescriptors>> = Mutex::new(Kept::new());
 
@@ -22,9 +23,12 @@ pub struct KeptMemory {
     pub info: SharedInfo,
 }
 
-/// Returns what this process keeps for the processes of its workers.
+/// Returns what this process keeps for the processes of its workers; nothing in a fork, whose parent keeps it.
 #[must_use]
 pub fn kept() -> Vec<KeptMemory> {
+    if program::is_fork() {
+        return Vec::new();
+    }
     let kept = KEPT.lock();
     let complete = kept.sealed_entries().filter_map(|((gpu, name), memory)| {
         let info = memory.info().ok()?;
@@ -36,7 +40,7 @@ pub fn kept() -> Vec<KeptMemory> {
 /// Keeps it no longer: the memory is free when no process maps it, and the next process that asks for it fills it. Returns whether there
 /// was such memory.
 pub fn forget_kept(gpu: Option<&str>, name: &str) -> bool {
-    forget(|(of, named)| of.as_deref() == gpu && named == name)
+    !program::is_fork() && forget(|(of, named)| of.as_deref() == gpu && named == name)
 }
 
 /// An error of the GPU's memory: what is kept there may be wrong.
@@ -50,8 +54,8 @@ fn forget(chosen: impl Fn(&Key) -> bool) -> bool {
 }
 
 /// What a process that asks gets: a number, and the descriptors of complete memory; none of memory to fill. `None`: it waits.
-pub(crate) fn ask(key: &Key, asker: Owner) -> Option<(u64, Vec<OwnedFd>)> {
-    match KEPT.lock().ask(key, asker) {
+pub(crate) fn ask(key: &Key, asker: Owner, process: u32) -> Option<(u64, Vec<OwnedFd>)> {
+    match KEPT.lock().ask(key, asker, process) {
         Asked::Fill(generation) => Some((generation, Vec::new())),
         // Without descriptors to spare it waits until there are.
         Asked::Sealed(generation, memory) => {
@@ -60,6 +64,11 @@ pub(crate) fn ask(key: &Key, asker: Owner) -> Option<(u64, Vec<OwnedFd>)> {
         }
         Asked::Wait => None,
     }
+}
+
+/// The number of the process that fills it.
+pub(crate) fn filler(key: &Key) -> Option<u32> {
+    KEPT.lock().filler(key)
 }
 
 /// A process sealed it; false if it was not to, or this is not what it says.

@@ -34,7 +34,7 @@ pub(crate) enum Asked<'k, D> {
 
 #[derive(Debug)]
 enum Entry<D> {
-    Filling { owner: Owner, generation: u64 },
+    Filling { owner: Owner, process: u32, generation: u64 },
     Sealed { generation: u64, memory: D },
 }
 
@@ -50,11 +50,12 @@ impl<D> Kept<D> {
         Kept { entries: BTreeMap::new(), generations: 0 }
     }
 
-    /// A process asks for it.
-    pub(crate) fn ask(&mut self, key: &Key, asker: Owner) -> Asked<'_, D> {
+    /// A process asks for it, the one with this number.
+    pub(crate) fn ask(&mut self, key: &Key, asker: Owner, process: u32) -> Asked<'_, D> {
         if !self.entries.contains_key(key) {
             self.generations += 1;
-            let filling = Entry::Filling { owner: asker, generation: self.generations };
+            let generation = self.generations;
+            let filling = Entry::Filling { owner: asker, process, generation };
             self.entries.insert(key.clone(), filling);
             return Asked::Fill(self.generations);
         }
@@ -64,10 +65,18 @@ impl<D> Kept<D> {
         }
     }
 
+    /// The number of the process that fills it.
+    pub(crate) fn filler(&self, key: &Key) -> Option<u32> {
+        match self.entries.get(key) {
+            Some(Entry::Filling { process, .. }) => Some(*process),
+            _ => None,
+        }
+    }
+
     /// A process sealed it; returns the memory if it was not its to seal.
     pub(crate) fn sealed(&mut self, key: &Key, by: Owner, under: u64, memory: D) -> Result<(), D> {
         let told = matches!(self.entries.get(key),
-            Some(Entry::Filling { owner, generation }) if (*owner, *generation) == (by, under));
+            Some(Entry::Filling { owner, generation, .. }) if (*owner, *generation) == (by, under));
         if !told {
             return Err(memory);
         }

@@ -2,16 +2,17 @@
 //!
 //! | state | meaning | left by |
 //! |---|---|---|
-//! | `Held` | this side writes it | `send`, `give_back` |
-//! | `Sent` | the other side uses it, whether or not somebody waits for the call | `returned` |
+//! | `Held` | this side alone has it, and may write it | `send` → `Both`; `give_back` → free |
+//! | `Both` | the other side reads it, and this side may need its contents again | `returned` → `Held`; `give_back` → `Sent` |
+//! | `Sent` | the other side alone uses it, whether or not somebody waits for the call | `returned` → free |
 //!
-//! A slab belongs to one process of a worker, and so does its table: both end with the process. So nothing that a dead process could
-//! still write is used again.
+//! When the other side is gone (`other_side_gone`), `Both` is `Held` again and `Sent` is free.
 //!
 //! # Invariants
 //! 1. No two leases overlap, and each lies in the slab (`leases_never_overlap`).
 //! 2. With nothing in use, all of the slab is one free part (`leases_never_overlap`).
-//! 3. A message about a lease that is not `Sent`, or under an earlier number, changes nothing (`stale_leases_change_nothing`).
+//! 3. A message about a lease that was not sent, or under an earlier number, changes nothing (`stale_leases_change_nothing`).
+//! 4. Nothing is free that either side has: a call that is sent again finds its own bytes (`a_retried_call_keeps_its_bytes`).
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -47,6 +48,7 @@ impl Part {
 enum Holder {
     Free,
     Held,
+    Both,
     Sent,
 }
 
@@ -55,6 +57,18 @@ struct Slot {
     generation: u64,
     holder: Holder,
     part: Part,
+}
+
+/// What the other side's word about a lease changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Returned {
+    /// It did not have it.
+    Stale,
+    /// This side still has it.
+    Kept,
+    /// It is free.
+    Free,
 }
 
 /// The leases of one slab.
@@ -82,6 +96,16 @@ impl Leases {
         self.largest
     }
 
+    /// How many bytes this side has, and how many the other side alone.
+    pub(crate) fn used(&self) -> (u64, u64) {
+        let bytes = |wanted: fn(Holder) -> bool| {
+            let slots = self.slots.iter().filter(|slot| wanted(slot.holder));
+            slots.map(|slot| slot.part.len.max(1).next_multiple_of(ALIGN)).sum()
+        };
+        let here = bytes(|holder| matches!(holder, Holder::Held | Holder::Both));
+        (here, bytes(|holder| holder == Holder::Sent))
+    }
+
     /// Takes a part of `len` bytes, from the smallest free part that is large enough.
     pub(crate) fn take(&mut self, len: u64) -> Option<(LeaseId, Part)> {
         let whole = len.max(1).checked_next_multiple_of(ALIGN)?;
@@ -104,25 +128,61 @@ impl Leases {
         ))
     }
 
-    /// Hands it to the other side; false if it is not held.
+    /// Lets the other side have it as well; false if this side does not have it alone.
     pub(crate) fn send(&mut self, id: LeaseId) -> bool {
         match self.slot(id) {
             Some(slot) if slot.holder == Holder::Held => {
-                slot.holder = Holder::Sent;
+                slot.holder = Holder::Both;
                 true
             }
             _ => false,
         }
     }
 
-    /// Frees a lease that was never sent.
+    /// This side is done with it; whether it is free now.
     pub(crate) fn give_back(&mut self, id: LeaseId) -> bool {
-        self.release(id, Holder::Held)
+        match self.slot(id) {
+            Some(slot) if slot.holder == Holder::Held => {
+                self.free(id.slot);
+                true
+            }
+            Some(slot) if slot.holder == Holder::Both => {
+                slot.holder = Holder::Sent;
+                false
+            }
+            _ => false,
+        }
     }
 
-    /// The other side is done with it; false if it did not have it.
-    pub(crate) fn returned(&mut self, id: LeaseId) -> bool {
-        self.release(id, Holder::Sent)
+    /// The other side is done with it.
+    pub(crate) fn returned(&mut self, id: LeaseId) -> Returned {
+        match self.slot(id) {
+            Some(slot) if slot.holder == Holder::Sent => {
+                self.free(id.slot);
+                Returned::Free
+            }
+            Some(slot) if slot.holder == Holder::Both => {
+                slot.holder = Holder::Held;
+                Returned::Kept
+            }
+            _ => Returned::Stale,
+        }
+    }
+
+    /// The other side is done with all that it had; whether something is free now.
+    pub(crate) fn other_side_gone(&mut self) -> bool {
+        let mut freed = false;
+        for slot in 0..self.slots.len() {
+            match self.slots[slot].holder {
+                Holder::Both => self.slots[slot].holder = Holder::Held,
+                Holder::Sent => {
+                    self.free(slot as u32);
+                    freed = true;
+                }
+                Holder::Held | Holder::Free => {}
+            }
+        }
+        freed
     }
 
     fn slot(&mut self, id: LeaseId) -> Option<&mut Slot> {
@@ -131,13 +191,13 @@ impl Leases {
         (is_it && slot.holder != Holder::Free).then_some(slot)
     }
 
-    fn release(&mut self, id: LeaseId, holder: Holder) -> bool {
-        let Some(slot) = self.slot(id).filter(|slot| slot.holder == holder) else { return false };
+    fn free(&mut self, at: u32) {
+        let slot = &mut self.slots[at as usize];
         slot.holder = Holder::Free;
         slot.generation += 1;
         let Part { mut offset, len } = slot.part;
         let mut len = len.max(1).next_multiple_of(ALIGN);
-        self.unused.push(id.slot);
+        self.unused.push(at);
         if let Some(behind) = self.free.remove(&(offset + len)) {
             len += behind;
         }
@@ -146,6 +206,5 @@ impl Leases {
             (offset, len) = (at, before + len);
         }
         self.free.insert(offset, len);
-        true
     }
 }

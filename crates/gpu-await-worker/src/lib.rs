@@ -15,10 +15,30 @@
 //! | know what went wrong | [`Error`], [`WorkerLost`], [`Cause`], [`Guilt`], [`Worker::stats`], [`Worker::log`] |
 //!
 //! Every call ends exactly once. Calls go from any executor; the process runs on a tokio runtime of its own. One thread of the front looks
-//! after all workers.
+//! after all workers, and one starts their processes.
 //!
 //! On Linux from 5.3 on; elsewhere a program compiles, and `spawn` is an [`Error::Unsupported`]. The crate's `DESIGN.md` has the states, the decisions and what is left out; the guide of `gpu-await` has a page
 //! [when the GPU faults](gpu_await::guide::faults).
+//!
+//! # Events
+//! Of `tracing`, each with the `service`, and with the `pid` where there is one:
+//!
+//! | level | message | with |
+//! |---|---|---|
+//! | info | a worker's process started | |
+//! | info | a worker serves | `recovery`: how long the steps took |
+//! | info | a worker's process ended, as it was asked to | |
+//! | warn | a worker's process died | `cause` |
+//! | warn | a worker's process was not started | `why` |
+//! | warn | a worker's process is stopped or traced | |
+//! | warn | the executor of a worker's process is blocked | |
+//! | error | a killed process does not go: set aside | |
+//! | error | a worker is given up | `why`: the causes and the log |
+//!
+//! # Operation
+//! A worker takes six descriptors of the front while its process lives, and two threads serve all workers. As process 1 of a container the front
+//! also gets the orphans of others: an init (`tini`, `docker run --init`) reaps them. A program that ignores `SIGCHLD` never learns how a
+//! process ended ([`Cause::Unknown`]).
 //!
 //! # Examples
 //! ```no_run

@@ -9,6 +9,8 @@
 //! | `Killing(since)` | `SIGKILL` was sent | `reaped`; after the grace `tick` sets the process aside as *stuck* |
 //! | `Ended` | closed, or given up: there will be no process | – |
 //!
+//! A pause of the supervisor, or of the machine, counts in none of them (`held_up`).
+//!
 //! A process that is set aside is watched until it is reaped, and counts: with more of them than allowed, no other is started.
 //!
 //! # Invariants
@@ -19,7 +21,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::restart::{Deaths, Next, Restart};
+use crate::restart::{Deaths, Next, Restart, Sign};
 
 /// How long each state may take.
 #[derive(Clone, Copy, Debug)]
@@ -77,6 +79,11 @@ impl Life {
         Life { phase: Phase::Waiting(now), deaths: Deaths::default(), stuck: 0, closing: false }
     }
 
+    /// One that has ended, with so many processes that are not gone.
+    pub(crate) fn over(stuck: usize) -> Self {
+        Life { phase: Phase::Ended, deaths: Deaths::default(), stuck, closing: false }
+    }
+
     pub(crate) fn phase(&self) -> Phase {
         self.phase
     }
@@ -110,6 +117,15 @@ impl Life {
             }
             Phase::Killing { since, .. } => Some(since + limits.kill_grace),
             Phase::Serving(_) | Phase::Ended => None,
+        }
+    }
+
+    /// Nobody looked for so long: that is not the process' time.
+    pub(crate) fn held_up(&mut self, time: Duration) {
+        match &mut self.phase {
+            Phase::Starting { since, .. } | Phase::Killing { since, .. } => *since += time,
+            Phase::Draining(until) => *until += time,
+            Phase::Waiting(_) | Phase::Serving(_) | Phase::Ended => {}
         }
     }
 
@@ -186,7 +202,7 @@ impl Life {
     pub(crate) fn gone(
         &mut self,
         now: Instant,
-        excused: bool,
+        sign: Sign,
         policy: &Restart,
         limits: &Limits,
     ) -> Step {
@@ -202,7 +218,7 @@ impl Life {
             return Step::End;
         }
         let served = served.map(|since| now.saturating_duration_since(since));
-        match self.deaths.count(policy, served, excused) {
+        match self.deaths.count(policy, served, sign) {
             Next::StartAfter(delay) if self.stuck <= limits.most_stuck => {
                 self.phase = Phase::Waiting(now + delay);
                 Step::Nothing

@@ -27,6 +27,17 @@ impl Log {
         self.bytes.extend(kept);
     }
 
+    /// Its last lines, of at most so many bytes.
+    pub(crate) fn last_lines(&self, most: usize) -> String {
+        let (front, back) = self.bytes.as_slices();
+        let all = [front, back].concat();
+        let last = &all[all.len().saturating_sub(most)..];
+        // From the beginning of a line on, if there is one.
+        let line = last.iter().position(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        let start = if last.len() == all.len() || line == last.len() { 0 } else { line };
+        String::from_utf8_lossy(&last[start..]).into_owned()
+    }
+
     /// Its text. Says how many bytes are missing in front.
     pub(crate) fn text(&self) -> String {
         let (front, back) = self.bytes.as_slices();

@@ -2,21 +2,22 @@
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::calls::{Answered, CallId, Calls, Culprit, Terms};
-use crate::codec;
+use crate::codec::{self, MOST_LEVELS, Refused};
 use crate::error::Guilt;
 use crate::frame::{ToProcess, ToSupervisor};
 use crate::heart::{Beat, EVERY, Heart, Pulse};
 use crate::kept::{Asked, Kept, Key};
-use crate::leases::{LeaseId, Leases, Part};
+use crate::leases::{LeaseId, Leases, Part, Returned};
 use crate::life::{Life, Limits, Phase, Step};
 use crate::log::Log;
-use crate::restart::{Deaths, Next, Restart};
+use crate::restart::{Deaths, Next, Restart, Sign};
 
 #[derive(Clone, Debug)]
 enum Event {
@@ -26,6 +27,7 @@ enum Event {
     Abandon(usize),
     Die(Option<usize>),
     Pass(u64),
+    Begin(usize),
     EndWaiting,
 }
 
@@ -39,6 +41,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => (0..12usize).prop_map(Event::Abandon),
         1 => prop::option::of(0..12usize).prop_map(Event::Die),
         2 => (0..6u64).prop_map(Event::Pass),
+        3 => (0..12usize).prop_map(Event::Begin),
         1 => Just(Event::EndWaiting),
     ]
 }
@@ -66,14 +69,22 @@ proptest! {
         let mut ids: Vec<CallId> = Vec::new();
         // What the process has: for invariants 3 and 4.
         let mut running: BTreeSet<CallId> = BTreeSet::new();
+        // Since when the process is at a call; the limits; whether it is to be killed.
+        let mut begun: BTreeMap<CallId, Instant> = BTreeMap::new();
+        let mut limits: BTreeMap<CallId, Duration> = BTreeMap::new();
+        let mut killed = false;
         for event in events {
             match event {
+                Event::Begin(at) => if let Some(id) = running.iter().nth(at) {
+                    begun.entry(*id).or_insert(now);
+                },
                 Event::Insert { attempts, deadline, limit } => {
                     let deadline = deadline.map(|ms| now + Duration::from_millis(ms));
                     let limit = limit.map(Duration::from_millis);
                     match calls.insert(made, Terms { deadline, limit, attempts }) {
                         Ok(id) => {
                             prop_assert!(!ids.contains(&id), "a number is used twice");
+                            limits.extend(limit.map(|limit| (id, limit)));
                             ids.push(id);
                         }
                         Err(value) => {
@@ -84,7 +95,7 @@ proptest! {
                     made += 1;
                 }
                 Event::Send => {
-                    if let Some(id) = calls.next() {
+                    if let Some(id) = calls.next(true) {
                         prop_assert!(calls.value(id).is_some(), "a call to send has a caller");
                         calls.sent(id, now);
                         prop_assert!(running.insert(id), "a call runs twice at once");
@@ -111,19 +122,27 @@ proptest! {
                         ended.end(lost.value);
                     }
                     running.clear();
+                    begun.clear();
+                    killed = false;
                 }
                 Event::Pass(ms) => {
                     now += Duration::from_millis(ms);
-                    let expired = calls.expired(now);
+                    let expired = calls.expired(now, |id| begun.get(&id).copied());
                     expired.given_up.into_iter().for_each(|value| ended.end(value));
                     prop_assert!(calls.next_due().is_none_or(|due| due > now));
-                    if let Some((id, _)) = expired.over_limit {
+                    if let Some((id, limit)) = expired.over_limit {
                         prop_assert!(running.contains(&id), "a limit of a call that does not run");
+                        prop_assert!(now - begun[&id] >= limit, "a limit that is not over");
+                        killed = true;
+                    }
+                    for (id, limit) in running.iter().filter_map(|id| Some((id, limits.get(id)?))) {
+                        let over = begun.get(id).is_some_and(|since| now - *since >= *limit);
+                        prop_assert!(!over || killed, "{:?} is over its limit", id);
                     }
                 }
                 Event::EndWaiting => {
                     calls.end_waiting().into_iter().for_each(|value| ended.end(value));
-                    prop_assert!(calls.next().is_none());
+                    prop_assert!(calls.next(true).is_none());
                 }
             }
             prop_assert_eq!(calls.running(), running.len());
@@ -148,16 +167,16 @@ proptest! {
             calls.insert(100 + value, terms).unwrap();
         }
         for _ in 0..count {
-            let id = calls.next().unwrap();
+            let id = calls.next(true).unwrap();
             prop_assert!(*calls.value(id).unwrap() < count, "suspects go first");
             calls.sent(id, now);
-            prop_assert_eq!(calls.next(), None);
+            prop_assert_eq!(calls.next(true), None);
             prop_assert!(matches!(calls.answered(id), Answered::Ended(_)));
         }
-        prop_assert_eq!(calls.next().is_some(), fresh > 0);
+        prop_assert_eq!(calls.next(true).is_some(), fresh > 0);
         // One that dies alone is guilty, and not sent again.
         let id = calls.insert(7, terms).unwrap();
-        while let Some(next) = calls.next() {
+        while let Some(next) = calls.next(true) {
             calls.sent(next, now);
             if next == id { continue }
             let _ = calls.answered(next);
@@ -198,7 +217,8 @@ proptest! {
                     if sent.insert(at) {
                         prop_assert!(leases.send(id) && !leases.send(id) && !leases.give_back(id));
                     } else {
-                        prop_assert!(leases.returned(id) && !leases.returned(id));
+                        prop_assert_eq!(leases.returned(id), Returned::Free);
+                        prop_assert_eq!(leases.returned(id), Returned::Stale);
                         used.remove(&part.offset);
                         held.remove(at);
                         sent.remove(&at);
@@ -209,7 +229,10 @@ proptest! {
         }
         for (at, (id, _)) in held.iter().enumerate() {
             let was_sent = sent.contains(&at);
-            let freed = if was_sent { leases.returned(*id) } else { leases.give_back(*id) };
+            let freed = match was_sent {
+                true => leases.returned(*id) == Returned::Free,
+                false => leases.give_back(*id),
+            };
             prop_assert!(freed);
         }
         let (_, all) = leases.take(leases.largest()).expect("all of it is free, in one part");
@@ -220,28 +243,112 @@ proptest! {
     fn stale_leases_change_nothing(bytes in 1..3000u64) {
         let (mut leases, mut next) = (Leases::new(1, 0, 4096), Leases::new(2, 0, 4096));
         let (old, _) = leases.take(bytes).unwrap();
-        prop_assert!(!leases.returned(old), "it was never sent");
-        prop_assert!(leases.send(old) && leases.returned(old));
+        prop_assert_eq!(leases.returned(old), Returned::Stale, "it was never sent");
+        prop_assert!(leases.send(old));
+        prop_assert_eq!(leases.returned(old), Returned::Kept);
+        prop_assert_eq!(leases.returned(old), Returned::Stale);
+        prop_assert!(leases.give_back(old) && !leases.give_back(old));
         let (new, _) = leases.take(bytes).unwrap();
         prop_assert!(leases.send(new));
         // The same slot: an earlier number, and another process's.
-        prop_assert!(!leases.returned(old) && !next.returned(new));
+        prop_assert_eq!((leases.returned(old), next.returned(new)), (Returned::Stale, Returned::Stale));
         let (other, _) = next.take(bytes).unwrap();
-        prop_assert!(next.send(other) && !next.returned(new));
-        prop_assert!(leases.returned(new));
+        prop_assert!(next.send(other) && !leases.give_back(new));
+        prop_assert_eq!(next.returned(new), Returned::Stale);
+        prop_assert_eq!(leases.returned(new), Returned::Free);
     }
 
     #[test]
-    fn delays_grow_and_end(served in prop::collection::vec(prop::option::of(0..30u64), 1..60)) {
-        let policy = Restart::default();
-        let (mut deaths, mut early, mut last) = (Deaths::default(), 0, Duration::ZERO);
-        for served in served.into_iter().map(|served| served.map(Duration::from_secs)) {
-            if served.is_some_and(|served| served >= policy.settled) {
-                (early, last) = (0, Duration::ZERO);
-            } else {
-                early += 1;
+    fn a_retried_call_keeps_its_bytes(
+        steps in prop::collection::vec((0..7u8, 0..8usize, 1..3000u64, 1..4u32), 1..300),
+    ) {
+        const END: usize = 8192;
+        let now = Instant::now();
+        let (mut calls, mut leases) = (Calls::new(8), Leases::new(0, 0, END as u64));
+        // Whose bytes lie where; the calls with their leases, as the front has them; what the process reads.
+        let mut memory = vec![0u32; END];
+        let mut read: BTreeMap<CallId, (LeaseId, Part, u32)> = BTreeMap::new();
+        let mut ids: Vec<CallId> = Vec::new();
+        let mut tag = 0u32;
+        for (what, at, bytes, attempts) in steps {
+            let dropped: Vec<(LeaseId, Part, u32)> = match what {
+                0 | 1 => {
+                    let Some((lease, part)) = leases.take(bytes) else { continue };
+                    tag += 1;
+                    memory[part.offset as usize..][..part.len as usize].fill(tag);
+                    match calls.insert((lease, part, tag), Terms { attempts, ..Terms::default() }) {
+                        Ok(id) => { ids.push(id); Vec::new() }
+                        Err(ticket) => vec![ticket],
+                    }
+                }
+                2 => {
+                    let Some(id) = calls.next(true) else { continue };
+                    let ticket = *calls.value(id).unwrap();
+                    calls.sent(id, now);
+                    prop_assert!(leases.send(ticket.0), "the lease of a call is its own");
+                    if !calls.may_run_again(id) {
+                        leases.give_back(ticket.0);
+                    }
+                    read.insert(id, ticket);
+                    Vec::new()
+                }
+                // The process drops the payload, and goes on with the call.
+                3 => {
+                    let Some(id) = read.keys().nth(at).copied() else { continue };
+                    let (lease, ..) = read.remove(&id).unwrap();
+                    prop_assert_ne!(leases.returned(lease), Returned::Stale);
+                    Vec::new()
+                }
+                4 => {
+                    let Some(id) = ids.get(at).copied() else { continue };
+                    match calls.answered(id) {
+                        Answered::Ended(ticket) => vec![ticket],
+                        Answered::Abandoned | Answered::Stale => Vec::new(),
+                    }
+                }
+                5 => {
+                    let Some(id) = ids.get(at).copied() else { continue };
+                    calls.abandon(id).into_iter().collect()
+                }
+                _ => {
+                    read.clear();
+                    leases.other_side_gone();
+                    let culprit = [Culprit::Running, Culprit::Outside, Culprit::Unclear][at % 3];
+                    calls.died(culprit).into_iter().map(|lost| lost.value).collect()
+                }
+            };
+            for (lease, ..) in dropped {
+                leases.give_back(lease);
             }
-            let next = deaths.count(&policy, served, false);
+            // What the process reads, and what a call may send, is as it was written.
+            let waiting = ids.iter().filter_map(|id| {
+                let again = calls.may_run_again(*id);
+                calls.value(*id).filter(|_| again).copied()
+            });
+            for (_, part, tag) in waiting.chain(read.values().copied()) {
+                let bytes = &memory[part.offset as usize..][..part.len as usize];
+                prop_assert!(bytes.iter().all(|byte| *byte == tag), "bytes of another lease");
+            }
+        }
+    }
+
+    #[test]
+    fn delays_grow_and_end(
+        served in prop::collection::vec((prop::option::of(0..3u64), any::<bool>()), 1..60),
+    ) {
+        let policy = Restart { early_deaths: 5, ..Restart::default() };
+        let (mut deaths, mut quick, mut early) = (Deaths::default(), 0, 0);
+        let mut last = Duration::ZERO;
+        for (served, calls) in served {
+            let served = served.map(Duration::from_secs);
+            let calls = calls && served.is_some();
+            if served.is_some_and(|served| served >= policy.settled) {
+                (quick, early, last) = (0, 0, Duration::ZERO);
+            } else {
+                (quick, early) = (quick + 1, early + u32::from(!calls));
+            }
+            let sign = if calls { Sign::InCalls } else { Sign::Early };
+            let next = deaths.count(&policy, served, sign);
             prop_assert_eq!(deaths.early(), early);
             let Next::StartAfter(delay) = next else {
                 prop_assert!(early > policy.early_deaths);
@@ -249,7 +356,7 @@ proptest! {
             };
             prop_assert!(early <= policy.early_deaths && delay <= policy.most_delay);
             prop_assert!(delay >= last || served.is_some(), "{:?} after {:?}", delay, last);
-            prop_assert_eq!(delay.is_zero(), early <= 1 && served.is_some());
+            prop_assert_eq!(delay.is_zero(), quick <= 1 && served.is_some());
             last = delay;
         }
     }
@@ -268,7 +375,7 @@ proptest! {
         // Processes as an outsider counts them.
         let (mut alive, mut stuck) = (0u32, 0u32);
         for step in steps {
-            let dead = |life: &mut Life, now| life.gone(now, false, &policy, &limits);
+            let dead = |life: &mut Life, now| life.gone(now, Sign::Early, &policy, &limits);
             match step {
                 0..=2 => {
                     now += Duration::from_millis(700);
@@ -310,7 +417,7 @@ proptest! {
             now += Duration::from_secs(1);
             match life.tick(now, &limits) {
                 Step::NoEnd => life.killed(now),
-                Step::SetAside => drop(life.gone(now, false, &policy, &limits)),
+                Step::SetAside => drop(life.gone(now, Sign::Early, &policy, &limits)),
                 Step::Start => prop_assert!(false, "a closed worker starts a process"),
                 _ => {}
             }
@@ -365,10 +472,80 @@ enum Nested {
 fn deep_values_are_refused() {
     // A million levels in a megabyte; a length without elements; a length that no memory has.
     let deep = vec![1u8; 1 << 20];
-    assert!(codec::decode::<Nested>(&deep).is_err());
+    assert_eq!(codec::decode::<Nested>(&deep).map(drop), Err(Refused::TooDeep(MOST_LEVELS)));
     assert!(codec::decode::<Nested>(&[2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1]).is_err());
     let shallow = [[1u8; 20].as_slice(), &[0]].concat();
     assert!(matches!(codec::decode(&shallow), Ok(Nested::One(_))));
+}
+
+#[test]
+fn as_many_levels_both_ways() {
+    const MOST: usize = MOST_LEVELS as usize;
+    let check = |most: Range<usize>| {
+        let is_too_deep = |refused: &Refused, levels: usize| match refused {
+            Refused::TooDeep(limit) => {
+                most.contains(&(*limit as usize)) && levels > *limit as usize
+            }
+            Refused::Because(_) => false,
+        };
+        for levels in [0, 1, 16, MOST - 1, MOST, MOST + 1, 500, 5000] {
+            let nested = (0..levels).fold(Nested::End, |inner, _| Nested::One(Box::new(inner)));
+            let bytes = [vec![1; levels], vec![0]].concat();
+            let encoded = codec::encode(&nested);
+            flatten(nested);
+            let decoded = codec::decode::<Nested>(&bytes).map(flatten);
+            match encoded {
+                Ok(encoded) => assert_eq!(encoded, bytes),
+                Err(refused) => assert!(is_too_deep(&refused, levels), "{levels}: {refused:?}"),
+            }
+            match decoded {
+                Ok(()) => assert!(levels <= MOST),
+                Err(refused) => assert!(is_too_deep(&refused, levels), "{levels}: {refused:?}"),
+            }
+        }
+        // Each kind of level.
+        type Inner = Vec<BTreeMap<u8, Result<Box<Option<u8>>, ()>>>;
+        let inner: Inner = vec![BTreeMap::from([(1, Ok(Box::new(Some(2))))])];
+        let all = Some((inner, std::num::Wrapping(3u8)));
+        let bytes = codec::encode(&all).unwrap();
+        assert_eq!(codec::decode(&bytes), Ok(all));
+    };
+    // On a small stack, as threads of services may have, and on a large one.
+    for (stack, limits) in [(64 << 10, 16..MOST + 1), (4 << 20, MOST..MOST + 1)] {
+        let thread = std::thread::Builder::new().stack_size(stack);
+        thread.spawn(move || check(limits)).unwrap().join().unwrap();
+    }
+}
+
+/// Drops it without a recursion.
+fn flatten(mut nested: Nested) {
+    while let Nested::One(inner) = nested {
+        nested = *inner;
+    }
+}
+
+#[test]
+fn a_pause_counts_in_no_limit() {
+    let limits = Limits {
+        hello: Duration::from_secs(1),
+        start: Duration::from_secs(5),
+        kill_grace: Duration::from_secs(2),
+        most_stuck: 1,
+    };
+    let (mut now, pause) = (Instant::now(), Duration::from_secs(20));
+    let mut life = Life::new(now);
+    assert_eq!(life.tick(now, &limits), Step::Start);
+    for (step, wanted) in [(0, Step::NoHello), (1, Step::NoStart), (2, Step::SetAside)] {
+        match step {
+            1 => life.said_hello(),
+            2 => life.killed(now),
+            _ => {}
+        }
+        now += pause;
+        life.held_up(pause);
+        assert_eq!(life.tick(now, &limits), Step::Nothing);
+        assert_eq!(life.tick(now + limits.start, &limits), wanted);
+    }
 }
 
 #[test]
@@ -425,7 +602,7 @@ proptest! {
         for (what, asker) in steps {
             let owner = (asker, 1);
             match what {
-                0 | 1 => match kept.ask(&key, owner) {
+                0 | 1 => match kept.ask(&key, owner, 7) {
                     Asked::Fill(generation) => {
                         prop_assert_eq!((filler, complete), (None, None));
                         filler = Some((asker, generation));

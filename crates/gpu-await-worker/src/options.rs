@@ -1,10 +1,35 @@
-//! What the builder of a worker sets.
+//! What the builder of a worker sets, and within which limits (pure).
+//!
+//! # Invariants
+//! 1. Options that no process can be started with, or that would hold up other workers, are refused before anything starts
+//!    (`options_that_cannot_work_are_refused`).
 #![forbid(unsafe_code)]
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::ops::RangeInclusive;
+use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
+use crate::error::{Error, Result};
+use crate::heart;
 use crate::restart::Restart;
+use crate::slab::status_bytes;
+
+/// Slabs are whole pages.
+const PAGE: u64 = 4096;
+const CALLS: RangeInclusive<u64> = 1..=1 << 20;
+/// Buffers of the supervisor's thread are as long; and of a longer packet more than 4 MiB would be one piece of the kernel's memory, which it
+/// never has (`ENOBUFS`).
+const MESSAGE_BYTES: RangeInclusive<u64> = 64..=4 << 20;
+const SLAB_BYTES: RangeInclusive<u64> = PAGE..=1 << 40;
+const THREADS: RangeInclusive<u64> = 1..=1024;
+const LOG_BYTES: RangeInclusive<u64> = 0..=64 << 20;
+const LEAST_RESIDENT: u64 = 1 << 20;
+const MOST_HOT: Duration = Duration::from_secs(1);
+/// The longest variable of a program's environment, with its name, `=` and the zero at its end: `MAX_ARG_STRLEN` of `execve(2)`.
+const VARIABLE_BYTES: u64 = 128 << 10;
+/// All variables that are set, likewise: a quarter of the least usual stack has room for twice as much.
+const ENVIRONMENT_BYTES: u64 = 1 << 20;
 
 /// The longest time that is a limit: a century, which added to any moment is one.
 const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -28,6 +53,7 @@ pub(crate) struct Options {
     pub(crate) allow_mps: bool,
     pub(crate) threads: u32,
     pub(crate) hot: Duration,
+    pub(crate) held: Duration,
     pub(crate) hello: Duration,
     pub(crate) start: Duration,
     pub(crate) kill_grace: Duration,
@@ -52,6 +78,7 @@ impl Default for Options {
             allow_mps: false,
             threads: 1,
             hot: Duration::ZERO,
+            held: Duration::from_secs(10),
             hello: Duration::from_secs(10),
             start: Duration::from_secs(120),
             kill_grace: Duration::from_secs(5),
@@ -63,4 +90,68 @@ impl Default for Options {
             environment: Vec::new(),
         }
     }
+}
+
+impl Options {
+    /// Refuses what no worker can have, and makes slabs whole pages.
+    pub(crate) fn checked(mut self, file_limit: u64) -> Result<Options> {
+        within("calls under way (`most_calls`)", self.most_calls as u64, CALLS)?;
+        let what = "bytes of a message (`most_message_bytes`; large data goes as a payload)";
+        within(what, self.most_message_bytes.into(), MESSAGE_BYTES)?;
+        for (what, bytes) in [
+            ("bytes for request payloads (`payload_bytes`)", &mut self.request_slab_bytes),
+            ("bytes for response payloads (`payload_bytes`)", &mut self.response_slab_bytes),
+        ] {
+            within(what, *bytes, SLAB_BYTES)?;
+            *bytes = bytes.next_multiple_of(PAGE);
+        }
+        let status = status_bytes(self.most_calls);
+        let most = self.request_slab_bytes.max(self.response_slab_bytes + status);
+        within("bytes of shared memory (`payload_bytes`, RLIMIT_FSIZE)", most, 0..=file_limit)?;
+        within("threads (`threads`)", self.threads.into(), THREADS)?;
+        within("bytes of output to keep (`log_bytes`)", self.log_bytes as u64, LOG_BYTES)?;
+        if let Some(bytes) = self.resident_bytes {
+            within("resident bytes (`resident_bytes`)", bytes, LEAST_RESIDENT..=u64::MAX)?;
+            let all = self.request_slab_bytes + self.response_slab_bytes;
+            let what =
+                "bytes for payloads, which count as resident (`payload_bytes`, `resident_bytes`)";
+            within(what, all, 0..=bytes)?;
+        }
+        if let Some(limit) = self.executor {
+            let what = "milliseconds without a poll (`executor_limit`)";
+            within(what, millis(limit), millis(heart::EVERY)..=u64::MAX)?;
+        }
+        within("milliseconds of looking (`hot`)", millis(self.hot), 0..=millis(MOST_HOT))?;
+        check_environment(&self.environment)?;
+        Ok(self)
+    }
+}
+
+/// Refuses a value below or above its limits.
+fn within(what: &'static str, found: u64, limits: RangeInclusive<u64>) -> Result<()> {
+    let limit = found.clamp(*limits.start(), *limits.end());
+    if found == limit { Ok(()) } else { Err(Error::Unfit { what, found, limit }) }
+}
+
+fn millis(time: Duration) -> u64 {
+    // Rounded up: what is just too long is.
+    time.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(u64::MAX)
+}
+
+/// Refuses variables that `execve(2)` would.
+fn check_environment(variables: &[(OsString, OsString)]) -> Result<()> {
+    let mut all = 0;
+    for (name, value) in variables {
+        let what = "bytes of the name of a variable (`env`)";
+        within(what, name.len() as u64, 1..=u64::MAX)?;
+        let count = |text: &OsStr, unfit: &[u8]| {
+            text.as_bytes().iter().filter(|byte| unfit.contains(byte)).count() as u64
+        };
+        let what = "a NUL, or `=` in a name, among the bytes of a variable (`env`)";
+        within(what, count(name, b"\0=") + count(value, b"\0"), 0..=0)?;
+        let bytes = name.len() as u64 + value.len() as u64 + 2;
+        within("bytes of a variable with its name (`env`)", bytes, 0..=VARIABLE_BYTES)?;
+        all += bytes;
+    }
+    within("bytes of all variables that are set (`env`)", all, 0..=ENVIRONMENT_BYTES)
 }

@@ -13,16 +13,15 @@ use crate::system;
 
 /// Shared memory for the payload of a request, to be written before the call.
 ///
-/// It dereferences to `[u8]`. It belongs to one process of the worker; if that dies before the call is sent, the bytes are copied for the
-/// next one. From the call on the process reads it, and only when the process has said that it is done, or was reaped, is the memory
-/// used again: also when the future of the call was dropped long before. Until then it counts against the slab, so that callers that give
-/// up meet back pressure.
+/// It dereferences to `[u8]`, and belongs to the worker, whatever becomes of its processes. From the call on the process reads it. The memory
+/// is used again when the process has said that it is done, or was reaped, also if the future of the call was dropped long before; that of
+/// a call that [may run again](crate::Call::idempotent), only when the call has ended as well. Until then it counts against
+/// [`payload_bytes`](crate::WorkerBuilder::payload_bytes), so that callers that give up meet back pressure. A call of another worker gets a copy.
 pub struct Lease {
     pub(crate) group: Weak<Group>,
     pub(crate) slab: Arc<Slab>,
     pub(crate) id: LeaseId,
     pub(crate) part: Part,
-    pub(crate) incarnation: u32,
 }
 
 impl Deref for Lease {
@@ -71,20 +70,14 @@ impl Input {
             Input::Lease(lease) => lease.part.len,
         }
     }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        match self {
-            Input::Bytes(bytes) => bytes,
-            Input::Lease(lease) => lease,
-        }
-    }
 }
 
 /// What came beside an answer, in memory that the process of the worker shares.
 ///
 /// The process can still write it, by mistake, for as long as it lives. So nothing here makes a reference to it but
 /// [`as_slice`](Self::as_slice), which is `unsafe`: the bytes are copied, or written to a descriptor. When it is dropped, the process may
-/// use the memory for another answer; the memory of a process that died is never used again.
+/// use the memory for another answer; the memory of a process that died is never used again. Until then it counts against
+/// [`payload_bytes`](crate::WorkerBuilder::payload_bytes): other calls wait for its room.
 pub struct Payload {
     pub(crate) group: Weak<Group>,
     pub(crate) slab: Arc<Slab>,
@@ -126,8 +119,11 @@ impl Payload {
     /// As the descriptor does.
     ///
     /// # Errors
-    /// Those of `write(2)`.
+    /// Those of `write(2)`; in a fork, where the memory is not.
     pub fn write_to(&self, file: impl AsFd, from: usize) -> io::Result<usize> {
+        if !self.slab.is_here() {
+            return Err(io::Error::other("shared memory of the parent of this fork"));
+        }
         let rest = self.len().checked_sub(from).ok_or(io::ErrorKind::InvalidInput)?;
         let part = Part { offset: self.part.offset + from as u64, len: rest as u64 };
         // SAFETY: the part is mapped for as long as the slab, which `self` holds.

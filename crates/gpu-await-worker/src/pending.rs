@@ -50,10 +50,9 @@ impl<S: Service> fmt::Debug for Call<S> {
 
 impl<S: Service> Call<S> {
     pub(crate) fn new(handle: &Arc<Handle>, request: &S::Request) -> Self {
-        let encode = |error| Error::Encode { what: "request", error };
         Call {
             handle: handle.clone(),
-            request: codec::encode(request).map_err(encode),
+            request: codec::encode(request).map_err(|why| Error::encode("request", why)),
             payload: None,
             deadline: None,
             limit: None,
@@ -68,7 +67,8 @@ impl<S: Service> Call<S> {
         self
     }
 
-    /// Sends bytes with it as its payload, which are copied once.
+    /// Sends bytes with it as its payload, which are copied once; where there is no room, when there is: until then the front holds them, for up to
+    /// [`most_calls`](crate::WorkerBuilder::most_calls) calls, and calls without a payload or with a lease pass.
     pub fn payload(mut self, bytes: impl Into<Arc<[u8]>>) -> Self {
         self.payload = Some(Input::Bytes(bytes.into()));
         self
@@ -80,8 +80,12 @@ impl<S: Service> Call<S> {
         self
     }
 
-    /// Kills the process if it takes longer than this for the call, counted from when it was sent: what else ends a kernel that does
-    /// not? It ends with [`Lost`](Error::Lost), and so do other calls, unless they are [idempotent](Self::idempotent).
+    /// Kills the process if it takes longer than this for the call: what else ends a kernel that does not? It ends with
+    /// [`Lost`](Error::Lost), and so do other calls, unless they are [idempotent](Self::idempotent).
+    ///
+    /// It is counted from when the process begins with the call. Waiting is not: for a process that takes calls, for room for its payload,
+    /// and, in the process, behind other calls. A [`deadline`](Self::deadline) bounds all of that. One that waits behind a call which has no
+    /// limit, and blocks the executor, waits with it: see [`executor_limit`](crate::WorkerBuilder::executor_limit).
     pub fn within(mut self, limit: Duration) -> Self {
         self.limit = Some(capped(limit));
         self
@@ -91,7 +95,9 @@ impl<S: Service> Call<S> {
     /// its deadline.
     ///
     /// Calls that ran beside others when a process died are suspects: they are sent again one at a time, while nothing else runs. One that
-    /// was alone is not sent again.
+    /// was alone is not sent again, unless somebody killed the process (`SIGKILL` from outside): then it is sent again once, alone.
+    ///
+    /// The memory of its payload is used again when it has ended.
     pub fn idempotent(mut self) -> Self {
         self.attempts = 3;
         self
@@ -159,13 +165,17 @@ impl<S: Service> fmt::Debug for Answer<S> {
 }
 
 impl<S: Service> Answer<S> {
-    /// A future of the response and its payload.
+    /// A future of the response and its payload, which takes room for other answers until it is dropped: see
+    /// [`payload_bytes`](crate::WorkerBuilder::payload_bytes).
     pub fn with_payload(self) -> AnswerWithPayload<S> {
         AnswerWithPayload(self)
     }
 
     fn poll_reply(&mut self, cx: &mut Context<'_>) -> Poll<Result<(S::Response, Option<Payload>)>> {
         let outcome = match &mut self.state {
+            State::Sent { handle, .. } if handle.group.check_here().is_err() => {
+                Outcome::Failed(Error::Forked)
+            }
             State::Sent { handle, reply, hot_until, .. } => {
                 let mut polled = Pin::new(&mut *reply).poll(cx);
                 if let Some(until) = hot_until.filter(|_| polled.is_pending()) {
@@ -183,7 +193,9 @@ impl<S: Service> Answer<S> {
                 }
                 match polled {
                     Poll::Pending => return Poll::Pending,
-                    Poll::Ready(outcome) => outcome.unwrap_or(Outcome::Failed(Error::Closed)),
+                    Poll::Ready(outcome) => {
+                        outcome.unwrap_or_else(|_| Outcome::Failed(handle.group.why_forgotten()))
+                    }
                 }
             }
             State::Failed(error) => Outcome::Failed(error.clone()),
@@ -194,7 +206,7 @@ impl<S: Service> Answer<S> {
             Outcome::Failed(error) => Err(error),
             Outcome::Answered { response, payload } => codec::decode(&response)
                 .map(|response| (response, payload))
-                .map_err(|error| Error::Decode { what: "response", error }),
+                .map_err(|why| Error::decode("response", why)),
         })
     }
 }

@@ -12,12 +12,11 @@ use rustix::process::Pid;
 use crate::calls::Culprit;
 use crate::error::Cause;
 use crate::frame::{ChildTerms, Ending, Setup, ToProcess, VERSION};
+use crate::group::Group;
 use crate::heart::Heart;
-use crate::leases::Leases;
 use crate::log::Log;
-use crate::options::Options;
-use crate::program::{PARENT, Program};
-use crate::slab::{STATUS_BYTES, Slab};
+use crate::program::PARENT;
+use crate::slab::{Slab, status_bytes};
 use crate::system::{self, Exit, Sent};
 
 /// How long a process that ends may take until it is killed.
@@ -44,9 +43,6 @@ pub(crate) struct Process {
     /// Those that have not ended.
     pub(crate) open_pipes: [bool; 2],
     pub(crate) log: Log,
-    pub(crate) requests: Arc<Slab>,
-    /// Of the slab of requests.
-    pub(crate) leases: Leases,
     pub(crate) responses: Arc<Slab>,
     pub(crate) heart: Heart,
     pub(crate) next_look: Instant,
@@ -58,6 +54,8 @@ pub(crate) struct Process {
     pub(crate) requests_to_keep: usize,
     /// The socket takes no more for now.
     pub(crate) full: bool,
+    /// The kernel had no memory for a packet.
+    pub(crate) starved: bool,
     /// When it closed its end of the socket.
     pub(crate) deaf: Option<Instant>,
     /// Why it says that it ends, and when it said so.
@@ -78,16 +76,10 @@ pub(crate) struct Times {
 
 impl Process {
     /// Starts one. The calling thread is one that never ends: the kernel kills the process with it.
-    pub(crate) fn start(
-        program: &Program,
-        service: &str,
-        config: &[u8],
-        options: &Options,
-        incarnation: u32,
-        now: Instant,
-    ) -> std::io::Result<Process> {
-        let requests = Slab::new("requests", options.request_slab_bytes, true)?;
-        let response_bytes = options.response_slab_bytes + STATUS_BYTES;
+    pub(crate) fn start(group: &Group, incarnation: u32, now: Instant) -> std::io::Result<Process> {
+        let Group { options, program, config, requests, service, .. } = group;
+        let status_bytes = status_bytes(options.most_calls);
+        let response_bytes = options.response_slab_bytes + status_bytes;
         let responses = Slab::new("responses", response_bytes, false)?;
         let configuration = Slab::new("configuration", config.len().max(1) as u64, false)?;
         let all = crate::leases::Part { offset: 0, len: config.len() as u64 };
@@ -107,6 +99,8 @@ impl Process {
             config_bytes: config.len() as u64,
             terms: ChildTerms {
                 incarnation,
+                status_bytes,
+                held_ms: options.held.as_millis().try_into().unwrap_or(u64::MAX),
                 most_message_bytes: options.most_message_bytes,
                 threads: options.threads,
                 hot_us: options.hot.as_micros().try_into().unwrap_or(u32::MAX),
@@ -116,7 +110,8 @@ impl Process {
                 allow_mps: options.allow_mps,
             },
         });
-        let setup = crate::codec::encode(&setup).map_err(std::io::Error::other)?;
+        let setup =
+            crate::codec::encode(&setup).map_err(|why| std::io::Error::other(why.to_string()))?;
         let fds = [requests.fd(), responses.fd(), configuration.fd()];
         if system::send(ours.as_fd(), &[&setup], &fds) != Sent::Yes {
             return Err(std::io::Error::other("the socket takes no packet"));
@@ -158,8 +153,6 @@ impl Process {
             ends: Arc::new(Ends { socket: ours, handle, pipes: [output, errors] }),
             open_pipes: [true; 2],
             log: Log::new(options.log_bytes),
-            leases: Leases::new(incarnation, 0, requests.bytes()),
-            requests: Arc::new(requests),
             responses: Arc::new(responses),
             heart: Heart::default(),
             next_look: now + crate::heart::EVERY,
@@ -167,6 +160,7 @@ impl Process {
             asked: Vec::new(),
             requests_to_keep: 0,
             full: false,
+            starved: false,
             deaf: None,
             told: None,
             killed_for: None,
@@ -194,9 +188,9 @@ impl Process {
         while let Some((message, fds)) = self.control.front() {
             let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
             let sent = system::send(self.ends.socket.as_fd(), &[message], &fds);
-            self.full = sent == Sent::Full;
+            (self.full, self.starved) = (sent == Sent::Full, sent == Sent::NoMemory);
             match sent {
-                Sent::Full => return false,
+                Sent::Full | Sent::NoMemory => return false,
                 Sent::Yes | Sent::TooLong | Sent::Gone => drop(self.control.pop_front()),
             }
         }
@@ -206,8 +200,23 @@ impl Process {
     /// Sends one packet.
     pub(crate) fn send(&mut self, parts: &[&[u8]]) -> Sent {
         let sent = system::send(self.ends.socket.as_fd(), parts, &[]);
-        self.full = sent == Sent::Full;
+        (self.full, self.starved) = (sent == Sent::Full, sent == Sent::NoMemory);
         sent
+    }
+
+    /// Its number.
+    pub(crate) fn number(&self) -> u32 {
+        self.pid.as_raw_nonzero().get() as u32
+    }
+
+    /// Whether something waits that the supervisor has to send.
+    pub(crate) fn has_to_send(&self) -> bool {
+        self.full || self.starved
+    }
+
+    /// The longest packet that its socket takes.
+    pub(crate) fn most_packet(&self) -> usize {
+        system::most_packet(self.ends.socket.as_fd())
     }
 
     /// Kills it, and notes why if it did not say so itself.
@@ -250,9 +259,11 @@ impl Process {
         }
         let cause = match exit {
             Exit::Code(code) => Cause::Exited(code),
+            // Somebody's kill says nothing about what was running.
             Exit::Signal(9) if system::killed_for_memory() > self.killed_before => {
-                Cause::OutOfMemory
+                return (Cause::OutOfMemory, Culprit::Unclear);
             }
+            Exit::Signal(9) => return (Cause::Signal(9), Culprit::Unclear),
             Exit::Signal(signal) => Cause::Signal(signal),
             Exit::Unknown => Cause::Unknown,
         };

@@ -9,16 +9,22 @@
 //! 2. Nothing is started in a program that would run itself again (`spawn_without_init_starts_nothing`).
 #![forbid(unsafe_code)]
 
+use std::any::TypeId;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 
+use gpu_await::sibling::Process;
+
 use crate::error::{Error, Result};
 use crate::frame::Executable;
-use crate::service::Services;
+use crate::service::{Service, Services};
 use crate::{child, system};
 
 /// Names the process that started a worker's.
 pub(crate) const PARENT: &str = "GPU_AWAIT_WORKER_OF";
+
+/// The longest name of a service, in bytes: it travels in the first message.
+const MOST_NAME: usize = 4096;
 
 /// The one argument of a worker's process, for whoever lists processes.
 const ARGUMENT: &str = "gpu-await-worker";
@@ -30,29 +36,33 @@ pub(crate) struct Program {
     pub(crate) file: OwnedFd,
     pub(crate) executable: Executable,
     pub(crate) arguments: Vec<String>,
-    services: Vec<&'static str>,
-    process: u32,
+    services: Vec<(&'static str, TypeId)>,
+    process: Process,
 }
 
 static PROGRAM: OnceLock<Result<Program>> = OnceLock::new();
 
 impl Program {
-    /// This process's, to start a service with that name.
-    pub(crate) fn get(service: &'static str) -> Result<&'static Program> {
+    /// This process's, to start this service.
+    pub(crate) fn get<S: Service>() -> Result<&'static Program> {
         if std::env::var_os(PARENT).is_some() {
             return Err(Error::InsideWorker);
         }
         let program = PROGRAM.get().ok_or(Error::NotInitialised)?.as_ref().map_err(Clone::clone)?;
-        if program.process != std::process::id() {
-            return Err(Error::Unsupported {
-                what: "the process that called `init`, and no fork of it",
-            });
+        if !program.process.is_here() {
+            return Err(Error::Forked);
         }
-        if !program.services.contains(&service) {
-            return Err(Error::NotRegistered { service });
+        if !program.services.contains(&(S::name(), TypeId::of::<S>())) {
+            return Err(Error::NotRegistered { service: S::name() });
         }
         Ok(program)
     }
+}
+
+/// Whether this is a fork of the process that called [`init`].
+pub(crate) fn is_fork() -> bool {
+    let program = PROGRAM.get().and_then(|program| program.as_ref().ok());
+    program.is_some_and(|program| !program.process.is_here())
 }
 
 /// Makes this program one that workers can run in: the first statement of `main`, with the services that they serve.
@@ -75,6 +85,9 @@ impl Program {
 /// ```
 ///
 /// In tests see [`test_main!`](crate::test_main).
+///
+/// # Panics
+/// Two services have one [name](Service::name), of at most 4,096 bytes.
 pub fn init<S: Services>() {
     register::<S>(vec![ARGUMENT.to_owned()]);
 }
@@ -82,6 +95,8 @@ pub fn init<S: Services>() {
 /// [`init`], for a program that is started with these arguments.
 pub(crate) fn register<S: Services>(arguments: Vec<String>) {
     serve_if_child::<S>();
+    let services = S::names();
+    check_names(&services);
     PROGRAM.get_or_init(|| {
         let open = || -> std::io::Result<Program> {
             let file = system::own_program()?;
@@ -89,12 +104,28 @@ pub(crate) fn register<S: Services>(arguments: Vec<String>) {
                 executable: system::identity(std::os::fd::AsFd::as_fd(&file))?,
                 file,
                 arguments,
-                services: S::names(),
-                process: std::process::id(),
+                services,
+                process: Process::remembered(),
             })
         };
         open().map_err(|error| Error::system("opening /proc/self/exe", error))
     });
+}
+
+/// Panics if a process could not tell two of them apart.
+fn check_names(services: &[(&'static str, TypeId)]) {
+    for (at, (name, service)) in services.iter().enumerate() {
+        let clash = |(named, other): &(&str, TypeId)| named == name && other != service;
+        assert!(
+            !services[at..].iter().any(clash),
+            "`init` names two services that are both called {name}: give one another name, by `Service::name`"
+        );
+        assert!(
+            name.len() <= MOST_NAME,
+            "the name of a service has {} bytes, and the limit is {MOST_NAME}: give it another one, by `Service::name`",
+            name.len()
+        );
+    }
 }
 
 /// Serves, if this is a process of a worker.

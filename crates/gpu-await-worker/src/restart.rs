@@ -2,13 +2,14 @@
 //!
 //! | state | meaning |
 //! |---|---|
-//! | no early death | the last process served for [`Restart::settled`] at least: the next one starts at once |
-//! | `n` early deaths | in a row: the next one starts after [`Restart::first_delay`], doubled each time, up to [`Restart::most_delay`] |
-//! | given up | more than [`Restart::early_deaths`] in a row |
+//! | no quick death | the last process served for [`Restart::settled`] at least: the next one starts at once |
+//! | `n` quick deaths | in a row: the next one starts after [`Restart::first_delay`], doubled each time, up to [`Restart::most_delay`] |
+//! | given up | more than [`Restart::early_deaths`] of them came while no call ran |
 //!
 //! # Invariants
-//! 1. Between two starts beyond the first two in a row of early deaths lies a delay that never shrinks (`delays_grow_and_end`).
-//! 2. A process that served long enough makes up for all early deaths (`delays_grow_and_end`).
+//! 1. Between two starts beyond the first two in a row of quick deaths lies a delay that never shrinks (`delays_grow_and_end`).
+//! 2. A process that served long enough makes up for all quick deaths (`delays_grow_and_end`).
+//! 3. Deaths while calls ran, which callers asked for or caused, never end a worker (`delays_grow_and_end`).
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -24,13 +25,14 @@ use std::time::Duration;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Restart {
-    /// A process that served this long before it died did not die early. 1 s.
+    /// A process that served this long before it died did not die quickly. 1 s.
     pub settled: Duration,
-    /// The delay after the second early death in a row; the first costs none. 100 ms.
+    /// The delay after the second quick death in a row; the first costs none. 100 ms. It doubles with each further one.
     pub first_delay: Duration,
-    /// The longest delay. 10 s.
+    /// The longest delay. 10 s. A server that meets requests which kill its process, one after the other, sets it to what its callers can wait.
     pub most_delay: Duration,
-    /// After one more early death in a row than this the worker is given up. 10.
+    /// After one more early death in a row than this the worker is given up. 10. Early are quick deaths while no call ran: in the start, or idle.
+    /// Others are what calls asked for or caused: they lead to delays, and never to giving up.
     pub early_deaths: u32,
 }
 
@@ -55,29 +57,40 @@ pub(crate) enum Next {
     GiveUp,
 }
 
-/// How many processes died early, in a row.
+/// What a death says about the service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sign {
+    /// It dies by itself.
+    Early,
+    /// Calls ran: one of them may be the reason.
+    InCalls,
+    /// The system refused this process what a start needs.
+    Refused,
+    /// Nothing, such as one that the operator asked for, or a start beside a dying process that holds the memory.
+    None,
+}
+
+/// How many processes died quickly, in a row, and how many of these while no call ran.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Deaths(u32);
+pub(crate) struct Deaths {
+    quick: u32,
+    early: u32,
+}
 
 impl Deaths {
-    /// A process died: having served for that long, or without having served. `excused` deaths say nothing about the service, such as those
-    /// that the operator asked for, or a start beside a dying process that holds the memory.
-    pub(crate) fn count(
-        &mut self,
-        policy: &Restart,
-        served: Option<Duration>,
-        excused: bool,
-    ) -> Next {
+    /// A process died: having served for that long, or without having served.
+    pub(crate) fn count(&mut self, policy: &Restart, served: Option<Duration>, sign: Sign) -> Next {
         if served.is_some_and(|served| served >= policy.settled) {
-            self.0 = 0;
-        } else if !excused {
-            self.0 += 1;
+            *self = Deaths::default();
+        } else if sign != Sign::None {
+            self.quick = self.quick.saturating_add(1);
+            self.early = self.early.saturating_add(u32::from(sign == Sign::Early));
         }
-        if self.0 > policy.early_deaths {
+        if self.early > policy.early_deaths {
             return Next::GiveUp;
         }
         // One death of a process that served is what this crate is for: its restart costs no delay.
-        let doublings = match (self.0, served) {
+        let doublings = match (self.quick, served) {
             (0 | 1, Some(_)) => return Next::StartAfter(Duration::ZERO),
             (n, _) => n.saturating_sub(if served.is_some() { 2 } else { 1 }),
         };
@@ -86,8 +99,8 @@ impl Deaths {
         Next::StartAfter(delay.min(policy.most_delay))
     }
 
-    /// How many there were, in a row.
+    /// How many there were in a row, while no call ran.
     pub(crate) fn early(self) -> u32 {
-        self.0
+        self.early
     }
 }

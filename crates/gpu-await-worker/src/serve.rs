@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
+use gpu_await::sibling::Process;
 use gpu_await::{ErrorDetail, ErrorKind, LossCause, SharedDescriptors};
 use parking_lot::Mutex;
 use tokio::io::unix::AsyncFd;
@@ -17,7 +18,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::calls::CallId;
 use crate::child::{self, Child};
-use crate::codec;
+use crate::codec::{self, Refused};
 use crate::frame::{ChildTerms, Ending, MOST_HEADER, ToProcess, ToSupervisor, Verdict};
 use crate::host::Host;
 use crate::inputs::{Payloads, RequestPayload, Requests, Room};
@@ -25,6 +26,12 @@ use crate::leases::{LeaseId, Part};
 use crate::registered::register;
 use crate::service::{Failure, Service};
 use crate::system::{self, Received, Sent};
+
+/// When a packet is sent again that the kernel had no memory for.
+const AGAIN: Duration = Duration::from_millis(10);
+
+/// How long a call whose error names the line of a fault has to say it.
+const KNOWS_MORE: Duration = Duration::from_millis(10);
 
 /// How often the executor is seen to run.
 const POLLED: Duration = Duration::from_millis(250);
@@ -37,6 +44,7 @@ pub(crate) struct Link {
     /// A task sends what waits.
     is_flushing: AtomicBool,
     runtime: tokio::runtime::Handle,
+    process: Process,
     /// Who waits for memory that the supervisor keeps.
     asked: Mutex<Vec<(String, oneshot::Sender<KeptReply>)>>,
 }
@@ -59,6 +67,8 @@ impl Link {
                     sent => Ok(sent),
                 });
             match sent {
+                // The socket is as ready as before: nothing wakes it up.
+                Ok(Ok(Sent::NoMemory)) => tokio::time::sleep(AGAIN).await,
                 Ok(sent) => return sent.unwrap_or(Sent::Gone),
                 Err(_would_block) => {}
             }
@@ -73,10 +83,16 @@ impl Link {
         }
     }
 
-    /// Sends a short message now, or later in front of nothing.
+    /// Sends a short message now, or later in front of nothing. A fork of the process says nothing in its name.
     pub(crate) fn post(self: &Arc<Self>, message: &ToSupervisor<'_>) {
+        if !self.process.is_here() {
+            return;
+        }
         let Ok(header) = codec::encode(message) else { return };
-        if system::send(self.socket.as_fd(), &[&header], &[]) != Sent::Full {
+        if !matches!(
+            system::send(self.socket.as_fd(), &[&header], &[]),
+            Sent::Full | Sent::NoMemory
+        ) {
             return;
         }
         self.waiting.lock().push(header);
@@ -172,9 +188,12 @@ pub(crate) fn run<S: Service>(child: Child) -> ! {
             builder
         }
     };
-    match builder.enable_all().build() {
-        Err(error) => {
-            child::end(child.socket.as_fd(), Ending::StartFailed, &format!("no runtime: {error}"))
+    // It panics if the system refuses a thread.
+    let built = std::panic::catch_unwind(AssertUnwindSafe(|| builder.enable_all().build()));
+    let built = built.map_err(codec::panic_text);
+    match built.and_then(|built| built.map_err(|error| error.to_string())) {
+        Err(why) => {
+            child::end(child.socket.as_fd(), Ending::StartFailed, &format!("no runtime: {why}"))
         }
         Ok(runtime) => {
             let socket = child.socket.try_clone();
@@ -205,6 +224,7 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
         waiting: Mutex::default(),
         is_flushing: AtomicBool::new(false),
         runtime: runtime.clone(),
+        process: Process::remembered(),
         asked: Mutex::default(),
     });
     let status = responses.clone();
@@ -214,15 +234,16 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
             tokio::time::sleep(POLLED).await;
         }
     });
-    let room = Arc::new(Room::new(responses, terms.incarnation));
+    let room = Arc::new(Room::new(responses, &terms));
     let requests = Arc::new(Requests { slab: requests, registered: AtomicBool::new(false) });
     let slabs = (requests.clone(), room.clone());
     let (service, started) = oneshot::channel();
     let starting = link.clone();
     runtime.spawn(async move {
-        match start::<S>(&config, &terms, &starting, slabs).await {
-            Ok(started) => drop(service.send(Arc::new(started))),
-            Err((ending, why)) => starting.end(ending, &why),
+        match guarded(start::<S>(&config, &terms, &starting, slabs)).await {
+            Ok(Ok(started)) => drop(service.send(Arc::new(started))),
+            Ok(Err((ending, why))) => starting.end(ending, &why),
+            Err(panic) => starting.end(Ending::StartFailed, &panic),
         }
     });
     let process = Serving {
@@ -248,25 +269,26 @@ async fn start<S: Service>(
     let host = Host::open(terms, link).await?;
     // Beside the start of the service: until a slab is registered, payloads are copied.
     let device = host.device().clone();
-    let _registering = link.runtime.spawn_blocking(move || {
+    let thread = std::thread::Builder::new().name("worker registers".to_owned());
+    let registering = thread.spawn(move || {
         // ORDERING: Relaxed: whoever sees it late copies.
         room.registered.store(register(&device, &room.slab, false), Ordering::Relaxed);
         requests.registered.store(register(&device, &requests.slab, true), Ordering::Relaxed);
     });
+    if let Err(error) = registering {
+        tracing::warn!(%error, "payloads are copied by the CPU: there is no thread that registers their memory");
+    }
     let (lost, watching) = (host.device().lost(), link.clone());
     link.runtime.spawn(async move {
         let error = lost.await;
         // Else the process is ending, and says itself how.
         if error.is_device_lost() {
+            // A call that met it knows its line, and comes first, if the executor runs.
+            tokio::time::sleep(KNOWS_MORE).await;
             watching.end(fault_of(&error), &error.to_string())
         }
     });
-    let started = AssertUnwindSafe(S::start(config, &host)).catch_unwind().await;
-    match started {
-        Ok(Ok(service)) => Ok(service),
-        Ok(Err(failure)) => Err((ending_of(&failure), failure.to_string())),
-        Err(panic) => Err((Ending::StartFailed, codec::panic_text(panic))),
-    }
+    S::start(config, &host).await.map_err(|failure| (ending_of(&failure), failure.to_string()))
 }
 
 /// Whether a loss says that the device's memory is wrong: an ECC error that was not corrected.
@@ -295,6 +317,17 @@ fn ending_of(failure: &Failure) -> Ending {
 struct Running {
     count: AtomicUsize,
     none: Notify,
+}
+
+/// A call that runs, until it is dropped.
+struct Runs(Arc<Running>);
+
+impl Drop for Runs {
+    fn drop(&mut self) {
+        if self.0.count.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.none.notify_one();
+        }
+    }
 }
 
 /// A process that takes messages.
@@ -327,7 +360,7 @@ impl Serving {
                 },
             };
             // Without a packet the supervisor is gone.
-            let Some((bytes, fds)) = packet else { system::end_process(1) };
+            let Some((bytes, fds)) = packet else { child::end_with_front() };
             let Some((message, body)) = codec::header(&buffer[..bytes]) else {
                 return "its supervisor sent an unknown message".to_owned();
             };
@@ -367,28 +400,28 @@ impl Serving {
         let (service, link, running) = (service.clone(), self.link.clone(), self.running.clone());
         let payload = payload
             .map(|(id, part)| RequestPayload::new(link.clone(), self.requests.clone(), id, part));
-        let payloads = Payloads::new(payload, self.room.clone());
+        let (payloads, room) = (Payloads::new(payload, self.room.clone()), self.room.clone());
         let most_response = self.most_response;
         running.count.fetch_add(1, Ordering::SeqCst);
+        let runs = Runs(running);
         async move {
+            let _runs = runs;
+            room.slab.begun(id.slot()).begins(id.generation());
             let (verdict, body, payload) =
                 call(&*service, &link, payloads, &request, most_response).await;
             let sent = payload.as_ref().map(|payload| payload.sent());
             let answer = ToSupervisor::Answer { id, verdict, payload: sent };
             if link.say(&answer, &body).await == Sent::TooLong {
-                let verdict = Verdict::Malformed;
-                let why = format!("a response of {} bytes: the system takes less", body.len());
+                let limit = system::most_packet(link.socket.as_fd()).saturating_sub(MOST_HEADER);
+                let verdict = Verdict::TooLarge { bytes: body.len() as u64, limit: limit as u64 };
                 let answer = ToSupervisor::Answer { id, verdict, payload: None };
-                let _ = link.say(&answer, why.as_bytes()).await;
-            }
-            if running.count.fetch_sub(1, Ordering::SeqCst) == 1 {
-                running.none.notify_one();
+                let _ = link.say(&answer, b"").await;
             }
         }
     }
 }
 
-/// Runs one call.
+/// Runs one call: whatever is the service's runs, and is dropped, where its panics end.
 async fn call<S: Service>(
     service: &S,
     link: &Arc<Link>,
@@ -396,29 +429,51 @@ async fn call<S: Service>(
     request: &[u8],
     most: usize,
 ) -> (Verdict, Vec<u8>, Option<crate::inputs::ResponsePayload>) {
-    let request = match codec::decode(request) {
-        Ok(request) => request,
-        Err(error) => return (Verdict::Malformed, error.into_bytes(), None),
-    };
-    let called = AssertUnwindSafe(service.call(request, &mut payloads)).catch_unwind().await;
-    let response = match called {
-        Ok(Ok(response)) => response,
-        Ok(Err(failure)) => {
-            if failure.kind() == Some(ErrorKind::DeviceLost) {
-                link.end(Ending::Fault, &failure.to_string());
+    let cut = |text: &str| codec::cut(text, most).to_vec();
+    let called = guarded(async {
+        let request = match codec::decode(request) {
+            Ok(request) => request,
+            Err(Refused::TooDeep(limit)) => {
+                return (Verdict::TooDeep { response: false, limit }, Vec::new());
             }
-            return (Verdict::Failed, codec::cut(&failure.to_string(), most).to_vec(), None);
+            Err(Refused::Because(why)) => return (Verdict::Undecodable, cut(&why)),
+        };
+        let response = match service.call(request, &mut payloads).await {
+            Ok(response) => response,
+            Err(failure) => {
+                if let Some((bytes, held, limit)) = failure.held() {
+                    return (Verdict::PayloadsHeld { bytes, held, limit }, Vec::new());
+                }
+                if failure.is_ending() {
+                    // Its death is the answer, which sends it again if it may be.
+                    return std::future::pending().await;
+                }
+                if failure.kind() == Some(ErrorKind::DeviceLost) {
+                    link.end(Ending::Fault, &failure.to_string());
+                }
+                return (Verdict::Failed, cut(&failure.to_string()));
+            }
+        };
+        match codec::encode(&response) {
+            Ok(bytes) if bytes.len() <= most => (Verdict::Answered, bytes),
+            Ok(bytes) => {
+                let verdict = Verdict::TooLarge { bytes: bytes.len() as u64, limit: most as u64 };
+                (verdict, Vec::new())
+            }
+            Err(Refused::TooDeep(limit)) => {
+                (Verdict::TooDeep { response: true, limit }, Vec::new())
+            }
+            Err(Refused::Because(why)) => (Verdict::Unencodable, cut(&why)),
         }
-        Err(panic) => {
-            return (Verdict::Panicked, codec::cut(&codec::panic_text(panic), most).to_vec(), None);
-        }
-    };
-    match codec::encode(&response) {
-        Ok(bytes) if bytes.len() <= most => (Verdict::Answered, bytes, payloads.into_response()),
-        Ok(bytes) => {
-            let why = format!("a response of {} bytes, and the limit is {most}", bytes.len());
-            (Verdict::Malformed, why.into_bytes(), None)
-        }
-        Err(error) => (Verdict::Malformed, codec::cut(&error, most).to_vec(), None),
+    });
+    match called.await {
+        Ok((Verdict::Answered, body)) => (Verdict::Answered, body, payloads.into_response()),
+        Ok((verdict, body)) => (verdict, body, None),
+        Err(panic) => (Verdict::Panicked, cut(&panic), None),
     }
+}
+
+/// Runs code of the service; a panic of it, of what it drops and of its own payload is an error. All of that has to be dropped within.
+async fn guarded<T>(code: impl Future<Output = T>) -> Result<T, String> {
+    AssertUnwindSafe(code).catch_unwind().await.map_err(codec::panic_text)
 }

@@ -5,26 +5,38 @@
 //! | of requests | maps it for writing, then seals it: nobody else can write it | reads it: plain slices are sound there, because the supervisor leaves a lease alone that it has sent |
 //! | of responses | reads it, never by reference: the process may write it at any time | writes it; its first page has what it publishes about itself |
 //!
-//! Neither is inherited by a fork nor part of a core dump. A slab is new for each process and goes with the last lease in it, so nothing
-//! that a dead process might still write is ever used again.
+//! Neither is inherited by a fork nor part of a core dump. The slab of requests serves all processes of a worker, which can only read it. The
+//! slab of responses is new for each process and goes with the last lease in it, so nothing that a dead process might still write is ever
+//! used again.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
+use gpu_await::sibling::Process;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::heart::Beat;
 use crate::leases::Part;
 use crate::system;
 
-/// The part of a slab of responses that is no lease.
-pub(crate) const STATUS_BYTES: u64 = 4096;
+/// The page that a process publishes about itself in, and what a call takes behind it.
+const PAGE: u64 = 4096;
+const CALL_BYTES: u64 = size_of::<[AtomicU64; 2]>() as u64;
+
+/// The part of a slab of responses that is no lease, for so many calls.
+pub(crate) fn status_bytes(most_calls: usize) -> u64 {
+    PAGE + (most_calls as u64 * CALL_BYTES).next_multiple_of(PAGE)
+}
 
 /// A mapped slab.
 #[derive(Debug)]
 pub(crate) struct Slab {
-    fd: OwnedFd,
+    /// Not closed in a fork, where the number may be another file's by then.
+    fd: Option<OwnedFd>,
+    /// Where it is mapped: a fork has something else there, or nothing.
+    process: Process,
     start: *mut u8,
     len: usize,
     writable: bool,
@@ -68,19 +80,26 @@ impl Slab {
             // SAFETY: the mapping is this slab's; the advice changes no contents. A child of a fork does not use it.
             unsafe { rustix::mm::madvise(start, len, advice)? };
         }
-        Ok(Slab { fd, start: start.cast(), len, writable })
+        let (fd, process) = (Some(fd), Process::remembered());
+        Ok(Slab { fd, process, start: start.cast(), len, writable })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.fd.as_ref().expect("it is taken when the slab is dropped").as_fd()
     }
 
     pub(crate) fn bytes(&self) -> u64 {
         self.len as u64
     }
 
+    /// Whether this process mapped it, and is no fork of that.
+    pub(crate) fn is_here(&self) -> bool {
+        self.process.is_here()
+    }
+
     /// The address of a part.
     pub(crate) fn at(&self, part: Part) -> *mut u8 {
+        assert!(self.is_here(), "shared memory of the parent of this fork");
         assert!(part.is_within(self.bytes()), "{part:?} is not within {} bytes", self.len);
         // SAFETY: within the mapping, as just checked.
         unsafe { self.start.add(part.offset as usize) }
@@ -119,15 +138,28 @@ impl Slab {
 
     /// What a process publishes about itself.
     pub(crate) fn status(&self) -> Status<'_> {
-        assert!(self.bytes() >= STATUS_BYTES, "a slab without a status page");
-        let words = self.start.cast::<[AtomicU64; 2]>();
-        // SAFETY: the first page is mapped and used for nothing else; the mapping is aligned to pages; both sides use atomics.
-        Status(unsafe { &*words })
+        Status(self.words(0))
+    }
+
+    /// What a process publishes about the call in a slot.
+    pub(crate) fn begun(&self, slot: u32) -> Begun<'_> {
+        Begun(self.words(PAGE + u64::from(slot) * CALL_BYTES))
+    }
+
+    /// Two words of the part that is no lease, as the caller knows.
+    fn words(&self, offset: u64) -> &[AtomicU64; 2] {
+        let words = self.at(Part { offset, len: CALL_BYTES }).cast::<[AtomicU64; 2]>();
+        // SAFETY: within the mapping, as `at` checks, which is aligned to pages, as `offset` is to a pair of words; both sides use atomics there.
+        unsafe { &*words }
     }
 }
 
 impl Drop for Slab {
     fn drop(&mut self) {
+        if !self.is_here() {
+            std::mem::forget(self.fd.take());
+            return;
+        }
         // SAFETY: the mapping is this slab's, and nothing refers to it any more. What fails stays mapped.
         let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
     }
@@ -154,5 +186,26 @@ impl Status<'_> {
             process: self.0[0].load(Ordering::Relaxed),
             executor: self.0[1].load(Ordering::Relaxed),
         }
+    }
+}
+
+/// When a process began with the call in a slot, and which call that was.
+pub(crate) struct Begun<'s>(&'s [AtomicU64; 2]);
+
+impl Begun<'_> {
+    /// It begins now.
+    pub(crate) fn begins(&self, generation: u64) {
+        self.0[0].store(system::monotonic_ns(), Ordering::Relaxed);
+        // ORDERING: Release, of the load in `age`: whoever sees the call sees its moment.
+        self.0[1].store(generation.wrapping_add(1), Ordering::Release);
+    }
+
+    /// How long ago that was; `None` before.
+    pub(crate) fn age(&self, generation: u64) -> Option<Duration> {
+        // ORDERING: Acquire, as above.
+        let is_it = self.0[1].load(Ordering::Acquire) == generation.wrapping_add(1);
+        // A process may write any moment: one that is to come is now.
+        let age = || system::monotonic_ns().saturating_sub(self.0[0].load(Ordering::Relaxed));
+        is_it.then(|| Duration::from_nanos(age()))
     }
 }

@@ -1,20 +1,33 @@
-//! The one thread that starts, hears, kills and reaps the processes of all workers of this process.
+//! The one thread that hears, kills and reaps the processes of all workers of this process, and the one that starts them.
 //!
-//! It begins with the first worker and never ends: the kernel kills a process of a worker when the thread that started it ends. It waits
-//! in one `poll` for the sockets, handles and pipes of all, and blocks nowhere else: a death is seen by the handle, `waitid` is asked
+//! Both begin with the first worker and never end: the kernel signals a process of a worker when the thread that started it ends. Starting is
+//! a thread of its own because it waits for the new process to execute its program: on a cold disk, or when that is stopped, for long. The
+//! other one waits in one `poll` for the sockets, handles and pipes of all, and blocks nowhere else: a death is seen by the handle, `waitid` is asked
 //! without waiting, pipes are read as far as they go.
+//!
+//! # Invariants
+//! 1. A panic on this thread ends the worker that it was looking after, or, if it was looking after none, all of them: with a cause, and each
+//!    call of theirs. The thread goes on (`a_panic_ends_one_worker`, `a_panic_between_workers_ends_all`).
+//! 2. A process that is slow to start holds up no other worker's calls, and no handle of its own (`a_slow_start_holds_up_nobody`).
 #![forbid(unsafe_code)]
 
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+#[cfg(test)]
+pub(crate) mod tests;
 
-use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+use crate::codec::panic_text;
 use crate::core::{Watch, Watched, packet_bytes};
 use crate::error::{Error, Result};
 use crate::group::Group;
+use crate::process::Process;
 use crate::system;
 
 /// The thread's inbox.
@@ -22,6 +35,9 @@ use crate::system;
 struct Supervisor {
     event: OwnedFd,
     new: Mutex<Vec<Arc<Group>>>,
+    /// What the other thread starts next: a worker's process, with its number.
+    starts: Mutex<VecDeque<(Arc<Group>, u32)>>,
+    more_starts: Condvar,
 }
 
 static SUPERVISOR: OnceLock<Result<Supervisor>> = OnceLock::new();
@@ -32,6 +48,14 @@ pub(crate) fn supervise(group: Arc<Group>) -> Result<()> {
     supervisor.new.lock().push(group);
     system::signal_event(supervisor.event.as_fd());
     Ok(())
+}
+
+/// Has a process of this worker started, which hears of it.
+pub(crate) fn start(group: Arc<Group>, incarnation: u32) {
+    if let Some(Ok(supervisor)) = SUPERVISOR.get() {
+        supervisor.starts.lock().push_back((group, incarnation));
+        supervisor.more_starts.notify_one();
+    }
 }
 
 /// Has the thread look at everything.
@@ -45,9 +69,13 @@ fn begin() -> Result<Supervisor> {
     let event = system::event().map_err(|error| Error::system("eventfd", error))?;
     let thread = std::thread::Builder::new().name("gpu-await-workers".to_owned());
     // The static is set when this function returns, and the thread waits for that.
-    thread.spawn(run).map_err(|error| Error::system("starting a thread", error))?;
+    let starter = std::thread::Builder::new().name("gpu-await-starts".to_owned());
+    let refused = |error| Error::system("starting a thread", error);
+    thread.spawn(run).map_err(refused)?;
+    starter.spawn(run_starts).map_err(refused)?;
     warn_of_group_kills();
-    Ok(Supervisor { event, new: Mutex::default() })
+    let (new, starts, more_starts) = (Mutex::default(), Mutex::default(), Condvar::new());
+    Ok(Supervisor { event, new, starts, more_starts })
 }
 
 /// With `memory.oom.group`, the kernel kills the supervisor with a process that has too much memory.
@@ -65,25 +93,69 @@ struct Supervised {
     watch: Watch,
 }
 
+/// Starts processes, one after the other; no lock is held meanwhile.
+fn run_starts() {
+    let Ok(supervisor) = SUPERVISOR.wait() else { return };
+    loop {
+        let (group, incarnation) = {
+            let mut starts = supervisor.starts.lock();
+            loop {
+                match starts.pop_front() {
+                    Some(next) => break next,
+                    None => supervisor.more_starts.wait(&mut starts),
+                }
+            }
+        };
+        let start = || {
+            #[cfg(test)]
+            group.trips.slow();
+            Process::start(&group, incarnation, Instant::now())
+        };
+        let started = catch_unwind(AssertUnwindSafe(start))
+            .unwrap_or_else(|panic| Err(std::io::Error::other(panic_text(panic))));
+        // A panic there has ended the worker.
+        let hears = || group.started(incarnation, started);
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(hears)) {
+            drop(panic_text(panic));
+        }
+    }
+}
+
 fn run() {
     let Ok(supervisor) = SUPERVISOR.wait() else { return };
     let mut workers: Vec<Supervised> = Vec::new();
     let mut buffer = Vec::new();
     loop {
-        for group in supervisor.new.lock().drain(..) {
-            let bytes = packet_bytes(&group.options).max(buffer.len());
-            buffer.resize(bytes, 0);
-            workers.push(Supervised { group, watch: Watch::default() });
-        }
-        let now = Instant::now();
+        let round = || look_after(supervisor, &mut workers, &mut buffer);
+        let Err(panic) = catch_unwind(AssertUnwindSafe(round)) else { continue };
+        let why = panic_text(panic);
         for worker in &mut workers {
-            let ready = std::mem::take(&mut worker.watch);
-            let bytes = packet_bytes(&worker.group.options);
-            worker.watch = worker.group.turn(now, &ready, &mut buffer[..bytes]);
+            worker.group.give_up(&why);
+            worker.watch = Watch::default();
         }
-        workers.retain(|worker| !worker.watch.ended);
-        wait(supervisor, &mut workers);
+        // Whatever it is may happen again.
+        std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Gives each worker its turn, and waits.
+fn look_after(supervisor: &Supervisor, workers: &mut Vec<Supervised>, buffer: &mut Vec<u8>) {
+    let new = std::mem::take(&mut *supervisor.new.lock());
+    workers.extend(new.into_iter().map(|group| Supervised { group, watch: Watch::default() }));
+    let longest = workers.iter().map(|worker| packet_bytes(&worker.group.options)).max();
+    if let Some(longest) = longest.filter(|longest| *longest > buffer.len()) {
+        buffer.resize(longest, 0);
+    }
+    let now = Instant::now();
+    for worker in &mut *workers {
+        let ready = std::mem::take(&mut worker.watch);
+        let bytes = packet_bytes(&worker.group.options);
+        worker.watch = worker.group.turn(now, &ready, &mut buffer[..bytes]);
+    }
+    workers.retain(|worker| !worker.watch.ended);
+    #[cfg(test)]
+    tests::trip();
+    wait(supervisor, workers);
 }
 
 /// Waits until something is ready or due, and leaves in the watches what is ready.
@@ -104,7 +176,7 @@ fn wait(supervisor: &Supervisor, workers: &mut [Supervised]) {
         // What fails here is looked at again by the time that is due.
         let polled = system::poll(&mut fds, limit);
         if polled.is_err() {
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(10));
         }
         fds.iter().map(PollFd::revents).collect()
     };

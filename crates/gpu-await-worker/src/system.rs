@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -27,6 +28,8 @@ pub(crate) enum Sent {
     Yes,
     /// The other side has not read enough.
     Full,
+    /// The kernel has no memory for it now, whatever the other side reads.
+    NoMemory,
     /// It is longer than the socket takes.
     TooLong,
     /// The other side is gone.
@@ -62,6 +65,11 @@ pub(crate) fn widen(fd: BorrowedFd<'_>, bytes: usize) {
     let _ = rustix::net::sockopt::set_socket_send_buffer_size(fd, bytes.max(1 << 20));
 }
 
+/// The longest packet that it takes: the kernel keeps 32 bytes of the buffer for itself (`unix_dgram_sendmsg`).
+pub(crate) fn most_packet(fd: BorrowedFd<'_>) -> usize {
+    rustix::net::sockopt::socket_send_buffer_size(fd).unwrap_or(0).saturating_sub(32)
+}
+
 /// Has each packet from now on name its sender, as the kernel knows it.
 pub(crate) fn name_senders(fd: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     Ok(rustix::net::sockopt::set_socket_passcred(fd, on)?)
@@ -80,7 +88,8 @@ pub(crate) fn send(fd: BorrowedFd<'_>, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) 
         return match rustix::net::sendmsg(fd, &slices, &mut control, flags) {
             Ok(_) => Sent::Yes,
             Err(Errno::INTR) => continue,
-            Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => Sent::Full,
+            Err(Errno::AGAIN) => Sent::Full,
+            Err(Errno::NOBUFS | Errno::NOMEM) => Sent::NoMemory,
             Err(Errno::MSGSIZE) => Sent::TooLong,
             Err(_) => Sent::Gone,
         };
@@ -188,10 +197,19 @@ pub(crate) fn clear_event(event: BorrowedFd<'_>) {
 
 /// Memory of so many bytes, for a descriptor to be sent. Its size is final.
 pub(crate) fn memory(name: &str, bytes: u64) -> io::Result<OwnedFd> {
+    // Else a signal ends this program.
+    if bytes > file_limit() {
+        return Err(Errno::FBIG.into());
+    }
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, bytes)?;
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
     Ok(fd)
+}
+
+/// The largest file, and shared memory, that this process may make: `RLIMIT_FSIZE`.
+pub(crate) fn file_limit() -> u64 {
+    rustix::process::getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX)
 }
 
 /// Nobody who maps it from now on can write it.
@@ -277,11 +295,22 @@ fn kill_group(pid: Pid) {
     let _ = rustix::process::kill_process_group(pid, Signal::KILL);
 }
 
-/// Has the kernel kill this process when the thread that started it ends, and ends it if that was not `parent` or is gone.
-pub(crate) fn end_with(parent: u32) -> io::Result<()> {
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get() as u32);
-    if now == Some(parent) { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
+/// A handle of the process that started this one, which has to be `parent`. Has the kernel wake this process when it ends, should it be
+/// stopped then: the signal is `SIGCONT`, so that its threads run, and the one that watches the handle can end more than the process.
+pub(crate) fn watch_parent(parent: u32) -> io::Result<OwnedFd> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::CONT))?;
+    let gone = || io::Error::from(io::ErrorKind::NotFound);
+    let pid = i32::try_from(parent).ok().and_then(Pid::from_raw).ok_or_else(gone)?;
+    let handle = handle_of(pid)?;
+    // The number was the parent's when the handle was opened, if it is now.
+    if rustix::process::getppid() == Some(pid) { Ok(handle) } else { Err(gone()) }
+}
+
+/// Ends this process now, and all that it started, unless that left its group.
+pub(crate) fn end_group() -> ! {
+    // The number is this process's as long as it lives; whoever changed its group is left alone, with the group that it joined.
+    kill_group(rustix::process::getpid());
+    end_process(1)
 }
 
 /// What a worker changes of its process: no core dumps of mappings that are gigabytes long; a better victim for the kernel than its
@@ -297,6 +326,21 @@ pub(crate) fn settle_in() {
         // inherit that a signal is ignored.
         unsafe { libc::signal(signal, handler as libc::sighandler_t) };
     }
+}
+
+/// Gives the process the name of its program, for whoever lists processes: it was started by the number of a descriptor.
+pub(crate) fn name_program() {
+    let path = std::env::args_os().next().unwrap_or_default();
+    if let Some(name) = std::path::Path::new(&path).file_name() {
+        // Its first thread, which may be another one.
+        drop(std::fs::write("/proc/self/comm", name.as_bytes()));
+    }
+}
+
+/// The clock that all processes of a machine share.
+pub(crate) fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
 }
 
 /// Ends the process now. No handler runs: a library's may wait for a kernel that never ends.

@@ -19,13 +19,18 @@ use crate::program::Program;
 use crate::restart::Restart;
 use crate::service::Service;
 use crate::supervisor;
+use crate::system;
 
 /// A [`Service`] in a process of its own, which is started again when it dies. Cheap to clone, `Send + Sync`; used on any executor.
 ///
 /// # Ownership
-/// The process ends with the last handle: calls that are under way keep one. It ends with the front process as well, however that ends.
+/// The process ends with the last handle: calls that are under way keep one. It ends with the front process as well, however that
+/// ends, and so does what it started, unless that left its process group (`setsid`).
+///
+/// In a fork of the front every handle answers with [`Error::Forked`], and drops of them do nothing: the workers are the parent's. Their shared
+/// memory is not there: reading a [`Lease`] or a [`Payload`](crate::Payload) panics.
 pub struct Worker<S: Service> {
-    handle: Arc<Handle>,
+    pub(crate) handle: Arc<Handle>,
     service: PhantomData<fn() -> S>,
 }
 
@@ -63,7 +68,11 @@ impl<S: Service> Worker<S> {
     /// Makes a call: the request is encoded now, and sent now if the process takes calls, else as soon as one does.
     ///
     /// Awaiting it sends it; ready proves that the process answered, or that no process ever will: each call ends exactly once. Options
-    /// are set before: see [`Call`].
+    /// are set before: see [`Call`]; the payload of the answer comes by [`Call::send`] and [`Answer::with_payload`](crate::Answer::with_payload).
+    ///
+    /// # Blocking
+    /// Wakers of calls run on the thread that looks after all workers: one that blocks, or takes a lock that is held for long, holds up all
+    /// of them. Those of executors do not.
     pub fn call(&self, request: impl Borrow<S::Request>) -> Call<S> {
         Call::new(&self.handle, request.borrow())
     }
@@ -71,12 +80,12 @@ impl<S: Service> Worker<S> {
     /// Takes shared memory for the payload of a request, of `bytes` zeros or an earlier payload, if there is room now.
     ///
     /// # Errors
-    /// [`Error::Overloaded`] if there is none, or no process; [`Error::TooLarge`]; the worker has ended.
+    /// [`Error::Overloaded`] if there is none; [`Error::TooLarge`]; the worker has ended.
     pub fn try_lease(&self, bytes: usize) -> Result<Lease> {
         self.handle.group.lease(bytes as u64)
     }
 
-    /// [`try_lease`](Self::try_lease) once there is room.
+    /// [`try_lease`](Self::try_lease) once there is room, without a limit: a caller that has one drops the future (`tokio::time::timeout`).
     ///
     /// # Cancel safety
     /// Nothing is taken by a future that was dropped.
@@ -91,23 +100,25 @@ impl<S: Service> Worker<S> {
                 Err(Error::Overloaded { .. }) => {}
                 lease => return lease,
             }
-            room.await.unwrap_or(Err(Error::Closed))?;
+            room.await?;
         }
     }
 
     /// Waits until a process serves: at once, or after a restart.
     ///
+    /// Ready proves that one served, as far as this process knew: one that was killed a moment ago serves until its death is seen.
+    ///
     /// # Errors
     /// The worker has ended: [`Error::GivenUp`], [`Error::Closed`].
     pub async fn serving(&self) -> Result<()> {
-        self.handle.group.serving().await.unwrap_or(Err(Error::Closed))
+        self.handle.group.serving().await
     }
 
     /// Ends the worker: calls that no process has fail with [`Error::Closed`], the process answers the others and ends, and is killed if
     /// that takes longer than `limit`. Returns when it is gone.
     pub async fn close(self, limit: Duration) {
         self.handle.group.close(capped(limit));
-        while self.handle.group.room().await.is_ok_and(|result| result.is_ok()) {}
+        while self.handle.group.room().await.is_ok() {}
     }
 
     /// The figures of the worker.
@@ -116,7 +127,8 @@ impl<S: Service> Worker<S> {
         self.handle.group.stats()
     }
 
-    /// The last lines that the process wrote to its output and its errors; of the one that died last, if there is none now.
+    /// The last lines that the process wrote to its output and its errors, behind those of the process that died last. They go nowhere else:
+    /// a service that wants them on the front's output writes them there from here, or logs to a file.
     #[must_use]
     pub fn log(&self) -> String {
         self.handle.group.log()
@@ -137,22 +149,37 @@ impl<S: Service> fmt::Debug for WorkerBuilder<S> {
 }
 
 impl<S: Service> WorkerBuilder<S> {
-    /// How many calls may be under way, those included that nobody waits for any more. 4,096.
+    /// How many calls may be under way, those included that nobody waits for any more. 4,096; from 1 to 2²⁰.
     pub fn most_calls(mut self, calls: usize) -> Self {
         self.options.most_calls = calls;
         self
     }
 
-    /// The longest request or response, encoded, without payload. 64 KiB; the system may take no more than 200 KiB.
+    /// The longest request or response, encoded, without payload. 64 KiB; from 64 bytes to 4 MiB, because the thread that hears all workers
+    /// reads each message whole: large data goes as a [payload](Lease). The system's sockets may take less (twice `net.core.wmem_max`, some
+    /// 400 KiB where that is not set): a longer message is refused then, with that limit.
     pub fn most_message_bytes(mut self, bytes: u32) -> Self {
         self.options.most_message_bytes = bytes;
         self
     }
 
-    /// The shared memory for payloads of requests and of responses, in bytes. 64 MiB each, of which what is used takes memory.
+    /// The shared memory for payloads of requests and of responses, in bytes. 64 MiB each, of which what is used takes memory; from 4 KiB to
+    /// 1 TiB, rounded up to whole pages.
+    ///
+    /// A [`Lease`] and a [`Payload`](crate::Payload) count against it until they are dropped, and nobody but their holder can make room: calls whose
+    /// answers are held until all of them are there (`join_all`) need memory for all of them. A response that waits for such room ends after
+    /// [`held_payload_limit`](Self::held_payload_limit); a lease, and a call whose payload waits for leases that the program holds, wait until one
+    /// is dropped, or for a [`deadline`](Call::deadline).
     pub fn payload_bytes(mut self, requests: u64, responses: u64) -> Self {
         self.options.request_slab_bytes = requests;
         self.options.response_slab_bytes = responses;
+        self
+    }
+
+    /// How long a response may wait for room while nothing but payloads that the program itself holds fill the memory: then its call ends
+    /// with [`Error::PayloadsHeld`]. 10 s.
+    pub fn held_payload_limit(mut self, limit: Duration) -> Self {
+        self.options.held = capped(limit);
         self
     }
 
@@ -169,7 +196,8 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// Kills the process when it has more memory than this, in bytes; looked at twice a second. No limit.
+    /// Kills the process when it has more memory than this, in bytes, 1 MiB at least; looked at twice a second. No limit. What
+    /// is used of the memory for payloads counts: there may be no more of that.
     pub fn resident_bytes(mut self, bytes: u64) -> Self {
         self.options.resident_bytes = Some(bytes);
         self
@@ -188,14 +216,14 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// The threads of the process's runtime. 1: it polls everything on the thread that reads the calls, which saves a call two wake-ups; code that
+    /// The threads of the process's runtime, up to 1,024. 1: it polls everything on the thread that reads the calls, which saves a call two wake-ups; code that
     /// blocks it delays other calls. With more, on a multi-threaded runtime, calls may compute on the CPU beside each other.
     pub fn threads(mut self, threads: u32) -> Self {
-        self.options.threads = threads.max(1);
+        self.options.threads = threads;
         self
     }
 
-    /// How long both sides look for the next message before they sleep: a call that comes, and an answer that is there, within this time costs
+    /// How long both sides look for the next message before they sleep, up to 1 s: a call that comes, and an answer that is there, within this time costs
     /// no wake-up, and each side may keep a core busy for as long after each message. Zero: both sleep at once.
     ///
     /// In the front it is the task that awaits the answer that looks; it lets other tasks run in between.
@@ -212,7 +240,7 @@ impl<S: Service> WorkerBuilder<S> {
 
     /// How long nothing may poll the process's executor, once the service has started, before the process counts as hung and is killed:
     /// because a call of the driver, or blocking code of the service, does not return on all of its threads. A kernel that runs long does
-    /// not block it. No limit.
+    /// not block it. No limit; 500 ms at least, which is how often it is looked at.
     pub fn executor_limit(mut self, limit: Duration) -> Self {
         self.options.executor = Some(capped(limit));
         self
@@ -233,13 +261,16 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// How much of what the process writes is kept, in bytes. 64 KiB.
+    /// How much of what the process writes is kept, in bytes. 64 KiB; up to 64 MiB.
     pub fn log_bytes(mut self, bytes: usize) -> Self {
         self.options.log_bytes = bytes;
         self
     }
 
-    /// Sets a variable of the process's environment, which is the front's otherwise.
+    /// Sets a variable of the process's environment, which is the front's otherwise. Up to 128 KiB with its name, and 1 MiB in all.
+    ///
+    /// With `RUST_BACKTRACE=1` in the front, a panic of a kernel's twin on the host device, which stands for a fault, may take several hundred ms,
+    /// for the names in its backtrace: `.env("RUST_BACKTRACE", "0")` where that matters.
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.options.environment.push((name.into(), value.into()));
         self
@@ -251,7 +282,8 @@ impl<S: Service> WorkerBuilder<S> {
     /// A future that is dropped takes the process with it.
     ///
     /// # Errors
-    /// Nothing is started without [`init`](crate::init), inside of a worker, or for a service that `init` does not name. If the first
+    /// Nothing is started without [`init`](crate::init), inside of a worker, for a service that `init` does not name, or with an option
+    /// outside of its limits ([`Error::Unfit`]). If the first
     /// process dies before it serves the worker is [given up](Error::GivenUp), with the cause and its log.
     pub async fn spawn(self) -> Result<Worker<S>> {
         let worker = self.begin()?;
@@ -262,16 +294,17 @@ impl<S: Service> WorkerBuilder<S> {
     /// Starts the worker, and waits for nothing: calls wait until it serves.
     ///
     /// # Errors
-    /// As [`spawn`](Self::spawn), but for what the process does: that fails the calls, and [`Worker::serving`].
-    pub fn begin(mut self) -> Result<Worker<S>> {
-        let service = std::any::type_name::<S>();
-        let program = Program::get(service)?;
-        if let Some(wanted) = &self.options.gpu {
-            self.options.gpu = Some(gpus::find(wanted)?);
+    /// As [`spawn`](Self::spawn), but for what the process does: that fails the calls, and [`Worker::serving`]. As there, a first process
+    /// that dies before it serves ends the worker, whatever [`Restart::early_deaths`] says.
+    pub fn begin(self) -> Result<Worker<S>> {
+        let (service, program) = (S::name(), Program::get::<S>()?);
+        let mut options = self.options.checked(system::file_limit())?;
+        if let Some(wanted) = &options.gpu {
+            options.gpu = Some(gpus::find(wanted)?);
         }
-        let encode = |error| Error::Encode { what: "configuration", error };
-        let config = codec::encode(&self.config).map_err(encode)?;
-        let group = Group::new(self.options, service, config, program, Instant::now());
+        let config =
+            codec::encode(&self.config).map_err(|why| Error::encode("configuration", why))?;
+        let group = Group::new(options, service, config, program, Instant::now())?;
         supervisor::supervise(group.clone())?;
         Ok(Worker { handle: Arc::new(Handle { group }), service: PhantomData })
     }
@@ -291,7 +324,7 @@ pub enum Health {
     Closing,
     /// It was closed.
     Closed,
-    /// Its processes died early too often.
+    /// Its processes died early too often, or the first one did not serve.
     GivenUp,
 }
 
@@ -313,9 +346,9 @@ pub struct Recovery {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Whether it serves.
+    /// Whether it serves; `None`, and all figures zero, in a fork of the process that it belongs to.
     pub health: Option<Health>,
-    /// The number of its process.
+    /// The number of its process, its pid.
     pub process: Option<u32>,
     /// Calls that have not ended, and abandoned ones that a process still has.
     pub calls: usize,
@@ -323,16 +356,26 @@ pub struct Stats {
     pub running: usize,
     /// Processes that were killed and are not gone.
     pub stuck: usize,
-    /// Deaths in a row that were early.
+    /// Deaths in a row that were early: quick, and while no call ran. See [`Restart`].
     pub early_deaths: u32,
     /// Why a process died last.
     pub last_cause: Option<Cause>,
     /// How many processes were started.
     pub starts: u64,
+    /// How many starts the system refused: for lack of descriptors, memory, or processes. They are tried again, after a delay that grows.
+    pub refused_starts: u64,
     /// How many died.
     pub deaths: u64,
-    /// Calls that were answered.
+    /// Calls that were answered by a response.
     pub answered: u64,
+    /// Calls that the service failed, or whose request or response could not be read, written or placed.
+    pub failed: u64,
+    /// Calls in which the service panicked.
+    pub panics: u64,
+    /// Calls that were refused because as many as there may be were under way.
+    pub overloads: u64,
+    /// How often a call was sent again.
+    pub retries: u64,
     /// Calls that ended with their process.
     pub lost_calls: u64,
     /// Calls whose deadline passed.

@@ -75,7 +75,14 @@ async fn client(worker: Worker<Twin>, seed: u64, done: Arc<AtomicU64>, deaths: u
         match ended {
             Ok(()) | Err(Error::Lost(_) | Error::Deadline | Error::Overloaded { .. }) => {}
             // A process that forges messages may forge its own answers.
-            Err(Error::Service(_) | Error::Panicked(_) | Error::Decode { .. }) => {}
+            Err(Error::Service(_) | Error::Panicked(_)) => {}
+            Err(
+                Error::Decode { .. }
+                | Error::Encode { .. }
+                | Error::TooLarge { .. }
+                | Error::TooDeep { .. }
+                | Error::PayloadsHeld { .. },
+            ) => {}
             Err(error) => panic!("{error:?}"),
         }
         done.fetch_add(1, Ordering::Relaxed);

@@ -29,10 +29,10 @@ pub(crate) struct Background {
     backend: Arc<dyn Backend>,
     state: Arc<DeviceState>,
     attention: Arc<Attention>,
-    /// Nothing but the program's own threads runs, where it can be avoided.
+    /// The device runs only when it is stepped: without threads of its own, as far as that goes.
     stepped: bool,
-    errands: Reaper,
     reaper: Reaper,
+    errands: Reaper,
     /// Values of the program's that the reaper has not dropped.
     to_drop: Arc<AtomicU64>,
     /// How often something was retired, or sent to be dropped.
@@ -51,8 +51,8 @@ impl Background {
             state: state.clone(),
             attention: attention.clone(),
             stepped,
-            errands: Reaper::new("gpu-await-errand"),
             reaper: Reaper::new("gpu-await-reaper"),
+            errands: Reaper::new("gpu-await-errand"),
             to_drop: Arc::default(),
             retirements: AtomicU64::new(0),
         }

@@ -18,11 +18,26 @@ use crate::frame::{Ending, MOST_NAME, ToProcess, ToSupervisor, VERSION, Verdict}
 use crate::group::{After, Group, Outcome};
 use crate::heart::{self, Pulse};
 use crate::keep;
+use crate::leases::Returned;
 use crate::life::Step;
 use crate::payload::Payload;
 use crate::process::{MOST_KEPT, Process};
+use crate::restart::Sign;
+use crate::supervisor;
 use crate::system::{self, Exit, Received};
 use crate::worker::Recovery;
+
+/// When a packet is sent again that the kernel had no memory for.
+const AGAIN: Duration = Duration::from_millis(10);
+
+/// How much of a log goes with each call that is lost.
+const LAST_LINES: usize = 1 << 10;
+
+/// Later than this is a pause of this thread, or of the machine.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How many causes of deaths are remembered.
+const MOST_CAUSES: usize = 16;
 
 /// How many messages of one worker are heard before others get their turn.
 const MOST_AT_ONCE: usize = 256;
@@ -36,17 +51,26 @@ impl Core {
         buffer: &mut [u8],
         after: &mut After,
     ) -> Watch {
+        let late = now.saturating_duration_since(self.next_look);
+        if late > PAUSE {
+            self.life.held_up(late);
+        }
         let watched = ready.process.as_ref();
         if let Some(watched) = watched.filter(|it| self.process(it.incarnation).is_some()) {
             self.attend(group, now, &watched.flags, buffer, after);
         }
+        let is_there =
+            |process: &Process| system::reap(process.ends.handle.as_fd(), process.pid).is_none();
+        self.unwanted.retain(is_there);
         self.stuck.retain(|process| {
-            let gone = system::reap(process.ends.handle.as_fd(), process.pid).is_some();
-            if gone {
+            let is_there = is_there(process);
+            if !is_there {
                 self.life.unstuck();
             }
-            !gone
+            is_there
         });
+        #[cfg(test)]
+        group.trips.trip(crate::supervisor::tests::Trip::Turn);
         self.hand_out(group);
         self.look(group, now, after);
         self.tick(group, now, buffer, after);
@@ -55,7 +79,7 @@ impl Core {
     }
 
     /// What to wait for.
-    fn watch(&mut self, now: Instant) -> Watch {
+    pub(crate) fn watch(&mut self, now: Instant) -> Watch {
         let process = self.process.as_ref().map(|process| {
             let mut socket =
                 if process.deaf.is_some() { PollFlags::empty() } else { PollFlags::IN };
@@ -65,7 +89,7 @@ impl Core {
             let flags = [socket, PollFlags::IN, output, errors];
             Watched { incarnation: process.incarnation, ends: process.ends.clone(), flags }
         });
-        let stuck = self.stuck.iter().map(|process| {
+        let stuck = self.stuck.iter().chain(&self.unwanted).map(|process| {
             let none = PollFlags::empty();
             let flags = [none, PollFlags::IN, none, none];
             Watched { incarnation: process.incarnation, ends: process.ends.clone(), flags }
@@ -73,10 +97,13 @@ impl Core {
         let stuck: Vec<_> = stuck.collect();
         let told = self.process.as_ref().and_then(Process::ends_until);
         let look = self.process.as_ref().map(|process| process.next_look);
-        let due = [self.life.next_due(&self.limits), self.calls.next_due(), told, look];
+        let starved = self.process.as_ref().is_some_and(|process| process.starved);
+        let again = starved.then(|| now + AGAIN);
+        let due = [self.life.next_due(&self.limits), self.calls.next_due(), told, look, again];
         let due = due.into_iter().flatten().min();
         self.next_look = due.unwrap_or(now + Duration::from_secs(3600));
-        let ended = self.life.has_ended() && process.is_none() && stuck.is_empty();
+        let is_gone = process.is_none() && stuck.is_empty() && self.starting.is_none();
+        let ended = self.life.has_ended() && is_gone;
         Watch { process, stuck, due, ended }
     }
 
@@ -181,6 +208,9 @@ impl Core {
         }
         let owner = (group.number(), process.incarnation);
         match message {
+            ToSupervisor::Hello { .. } if process.times.hello.is_some() => {
+                self.broken("a second hello", now);
+            }
             ToSupervisor::Hello { version, executable } => {
                 if (version, executable) != (VERSION, group.program.executable) {
                     let text = "its file is not the one that was started".to_owned();
@@ -197,7 +227,7 @@ impl Core {
                     return self.broken("a service that starts twice", now);
                 }
                 process.times.serving = Some(now);
-                self.serves(after);
+                self.serves(group, after);
                 self.has_room(group, now, after);
             }
             ToSupervisor::Answer { id, verdict, payload } => {
@@ -217,7 +247,12 @@ impl Core {
                 };
                 match self.calls.answered(id) {
                     Answered::Ended(ticket) => {
-                        self.stats.answered += 1;
+                        let count = match verdict {
+                            Verdict::Answered => &mut self.stats.answered,
+                            Verdict::Panicked => &mut self.stats.panics,
+                            _ => &mut self.stats.failed,
+                        };
+                        *count += 1;
                         let text = || String::from_utf8_lossy(body).into_owned();
                         let outcome = match verdict {
                             Verdict::Answered => {
@@ -225,13 +260,7 @@ impl Core {
                             }
                             verdict => {
                                 after.payloads.extend(payload);
-                                Outcome::Failed(match verdict {
-                                    Verdict::Panicked => Error::Panicked(text()),
-                                    Verdict::Malformed => {
-                                        Error::Decode { what: "message", error: text() }
-                                    }
-                                    Verdict::Failed | Verdict::Answered => Error::Service(text()),
-                                })
+                                Outcome::Failed(failure(verdict, text()))
                             }
                         };
                         after.end(ticket, outcome);
@@ -243,13 +272,11 @@ impl Core {
                     }
                 }
             }
-            ToSupervisor::Returned(lease) => {
-                if process.leases.returned(lease) {
-                    self.has_room(group, now, after);
-                } else {
-                    self.stats.stale_messages += 1;
-                }
-            }
+            ToSupervisor::Returned(lease) => match self.leases.returned(lease) {
+                Returned::Free => self.has_room(group, now, after),
+                Returned::Kept => {}
+                Returned::Stale => self.stats.stale_messages += 1,
+            },
             ToSupervisor::Keep { name } | ToSupervisor::NotFilled { name }
                 if name.len() > MOST_NAME =>
             {
@@ -273,6 +300,18 @@ impl Core {
                 after.wake |= keep::not_filled(&group.key(name), owner);
             }
             ToSupervisor::Ending(ending) => {
+                let serves = process.times.serving.is_some();
+                let is_its = match ending {
+                    Ending::Done => self.life.is_closing(),
+                    Ending::Fault | Ending::MemoryFault => true,
+                    Ending::StartFailed
+                    | Ending::OutOfMemory
+                    | Ending::WrongProgram
+                    | Ending::UnderMps => !serves,
+                };
+                if !is_its {
+                    return self.broken("an end that it has no reason for", now);
+                }
                 let text = String::from_utf8_lossy(body).into_owned();
                 process.told.get_or_insert((ending, text, now));
             }
@@ -284,7 +323,7 @@ impl Core {
         let Some(process) = &mut self.process else { return };
         let owner = (group.number(), process.incarnation);
         for name in std::mem::take(&mut process.asked) {
-            match keep::ask(&group.key(&name), owner) {
+            match keep::ask(&group.key(&name), owner, process.number()) {
                 None => process.asked.push(name),
                 Some((generation, fds)) => {
                     let (name, fill) = (name.as_str(), fds.is_empty());
@@ -326,21 +365,27 @@ impl Core {
         let (stopped, busy) = (pulse == Pulse::Stopped, pulse == Pulse::Busy);
         let was_stopped = std::mem::replace(&mut self.stats.is_stopped, stopped);
         let was_busy = std::mem::replace(&mut self.stats.is_busy, busy);
-        let pid = process.pid;
+        let (service, pid) = (group.service, process.pid);
+        let number = process.number();
         match pulse {
             Pulse::Dead => return self.kill(Cause::Dead, Culprit::Running, now),
             Pulse::Hung(time) => return self.kill(Cause::Hung(time), Culprit::Running, now),
             Pulse::Stopped if !was_stopped => after.log(move || {
-                tracing::warn!(process = ?pid, "a worker's process is stopped or traced");
+                tracing::warn!(service, pid = number, "a worker's process is stopped or traced");
             }),
             Pulse::Busy if !was_busy => after.log(move || {
-                tracing::warn!(process = ?pid, "the executor of a worker's process is blocked");
+                tracing::warn!(
+                    service,
+                    pid = number,
+                    "the executor of a worker's process is blocked"
+                );
             }),
             Pulse::Well | Pulse::Stopped | Pulse::Busy => {}
         }
         let Some(limit) = group.options.resident_bytes else { return };
         if let Some(resident) = system::resident_bytes(pid).filter(|bytes| *bytes > limit) {
-            self.kill(Cause::MemoryLimit { resident, limit }, Culprit::Running, now);
+            // Whose memory it is nobody knows: perhaps that of calls long ago.
+            self.kill(Cause::MemoryLimit { resident, limit }, Culprit::Unclear, now);
         }
     }
 
@@ -349,7 +394,11 @@ impl Core {
         if self.process.as_ref().and_then(Process::ends_until).is_some_and(|until| until <= now) {
             self.kill(Cause::Protocol("it closed its socket"), Culprit::Running, now);
         }
-        let expired = self.calls.expired(now);
+        let process = self.process.as_ref();
+        let expired = self.calls.expired(now, |id| {
+            let age = process?.responses.begun(id.slot()).age(id.generation())?;
+            Some(now.checked_sub(age).unwrap_or(now))
+        });
         for ticket in expired.given_up {
             self.stats.deadlines += 1;
             after.end(ticket, Outcome::Failed(Error::Deadline));
@@ -358,38 +407,89 @@ impl Core {
             self.kill(Cause::CallLimit(limit), Culprit::Call(id), now);
         }
         match self.life.tick(now, &self.limits) {
-            Step::Start => self.start(group, now, after),
-            Step::NoHello => self.kill(Cause::NoHello(self.limits.hello), Culprit::Outside, now),
-            Step::NoStart => self.kill(Cause::NoStart(self.limits.start), Culprit::Outside, now),
+            Step::Start => self.start(group),
+            Step::NoHello => self.no_hello(group, now, after),
+            Step::NoStart => self.kill(self.no_start(group), Culprit::Outside, now),
             Step::NoEnd => self.kill(Cause::NoEnd, Culprit::Outside, now),
             Step::SetAside => self.set_aside(group, now, buffer, after),
             Step::Nothing | Step::GiveUp | Step::End => {}
         }
     }
 
-    fn start(&mut self, group: &Group, now: Instant, after: &mut After) {
+    /// Why the service did not start in time.
+    fn no_start(&self, group: &Group) -> Cause {
+        let limit = self.limits.start;
+        let waits = self.process.iter().flat_map(|process| &process.asked).find_map(|name| {
+            let process = keep::filler(&group.key(name))?;
+            Some(Cause::KeptNotFilled { name: name.clone(), process, limit })
+        });
+        waits.unwrap_or(Cause::NoStart(limit))
+    }
+
+    /// Has one started, on the thread for that.
+    fn start(&mut self, group: &Group) {
         self.incarnations += 1;
-        self.stats.starts += 1;
-        let (options, incarnation) = (&group.options, self.incarnations);
-        let started =
-            Process::start(group.program, group.service, &group.config, options, incarnation, now);
-        match started {
-            Ok(process) => {
-                let (pid, service) = (process.pid, group.service);
-                after.log(move || {
-                    tracing::info!(service, incarnation, process = ?pid, "worker started");
-                });
-                self.process = Some(process);
-            }
-            Err(error) => {
-                self.last_cause = Some(Cause::NotStarted(error.to_string()));
-                self.gone(group, now, false, after);
-            }
+        self.starting = Some(self.incarnations);
+        if let Some(group) = group.this().upgrade() {
+            supervisor::start(group, self.incarnations);
         }
     }
 
+    /// It was started, or not.
+    pub(crate) fn started(
+        &mut self,
+        group: &Group,
+        incarnation: u32,
+        started: std::io::Result<Process>,
+        now: Instant,
+        after: &mut After,
+    ) {
+        after.wake = true;
+        let is_wanted = self.starting == Some(incarnation);
+        if is_wanted {
+            self.starting = None;
+        }
+        match started {
+            Ok(process) if is_wanted => {
+                self.stats.starts += 1;
+                let (pid, service) = (process.number(), group.service);
+                after.log(move || tracing::info!(service, pid, "a worker's process started"));
+                self.process = Some(process);
+                if self.life.is_closing() {
+                    self.kill(Cause::Closed, Culprit::Outside, now);
+                }
+            }
+            Ok(process) => {
+                system::kill(process.ends.handle.as_fd(), process.pid);
+                self.unwanted.push(process);
+            }
+            Err(error) if is_wanted => {
+                self.stats.refused_starts += 1;
+                let (service, why) = (group.service, error.to_string());
+                after.log(move || {
+                    tracing::warn!(service, %why, "a worker's process was not started");
+                });
+                self.caused(Cause::NotStarted(error.to_string()));
+                self.gone(group, now, Sign::Refused, after);
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// It has not said hello in time.
+    fn no_hello(&mut self, group: &Group, now: Instant, after: &mut After) {
+        let cause = Cause::NoHello(self.limits.hello);
+        if self.process.is_some() {
+            return self.kill(cause, Culprit::Outside, now);
+        }
+        // It does not even execute its program: it is killed when it does.
+        self.starting = None;
+        self.caused(cause);
+        self.gone(group, now, Sign::Early, after);
+    }
+
     /// The process serves: whoever waited for it goes on.
-    fn serves(&mut self, after: &mut After) {
+    fn serves(&mut self, group: &Group, after: &mut After) {
         self.has_served = true;
         after.waiters.extend(self.serving.drain(..).map(|waiter| (waiter, Ok(()))));
         let Some(process) = &self.process else { return };
@@ -403,8 +503,8 @@ impl Core {
             hello_to_serving: serving - hello,
         };
         self.stats.last_start = Some(recovery);
-        let incarnation = process.incarnation;
-        after.log(move || tracing::info!(incarnation, ?recovery, "worker serves"));
+        let (service, pid) = (group.service, process.number());
+        after.log(move || tracing::info!(service, pid, ?recovery, "a worker serves"));
     }
 
     /// The process cannot be killed: its calls end, its memory is left alone, and another one may start.
@@ -413,13 +513,13 @@ impl Core {
         let Some(process) = self.process.take() else { return };
         after.wake |= keep::gone((group.number(), process.incarnation));
         let (cause, culprit) = process.cause(Exit::Unknown);
-        let pid = process.pid;
-        after.log(
-            move || tracing::error!(process = ?pid, "a killed process does not go: set aside"),
-        );
+        let (service, pid) = (group.service, process.number());
+        after.log(move || tracing::error!(service, pid, "a killed process does not go: set aside"));
+        self.last_lines = process.log.last_lines(LAST_LINES).into();
         self.stuck.push(process);
-        self.lose(cause, culprit, after);
-        self.gone(group, now, false, after);
+        let sign = self.sign();
+        self.lose(group, cause, culprit, after);
+        self.gone(group, now, sign, after);
     }
 
     /// The process is gone: everything that it said counts, and then nothing of it does any more.
@@ -441,41 +541,72 @@ impl Core {
             keep::forget_gpu(&group.options.gpu);
         }
         self.last_log = process.log.text().into();
+        self.last_lines = process.log.last_lines(LAST_LINES).into();
+        self.last_death = Some((process.number(), cause.to_string()));
         self.reaped = Some((process.times.killed.unwrap_or(now), now));
-        let (pid, text) = (process.pid, cause.to_string());
-        after.log(move || tracing::warn!(process = ?pid, cause = %text, "a worker's process died"));
+        let (service, pid, text) = (group.service, process.number(), cause.to_string());
+        let is_wanted = self.life.is_closing() && matches!(cause, Cause::Closed);
+        after.log(move || match is_wanted {
+            true => tracing::info!(service, pid, "a worker's process ended, as it was asked to"),
+            false => tracing::warn!(service, pid, cause = %text, "a worker's process died"),
+        });
         // The memory of a process that is not reaped yet is not free yet.
         let excused = matches!(cause, Cause::OutOfDeviceMemory(_)) && self.life.stuck() > 0;
-        self.lose(cause, culprit, after);
-        self.gone(group, now, excused, after);
+        let sign = if excused { Sign::None } else { self.sign() };
+        self.lose(group, cause, culprit, after);
+        self.gone(group, now, sign, after);
+    }
+
+    /// What the death of the process says, before its calls are lost.
+    fn sign(&self) -> Sign {
+        if self.calls.running() > 0 { Sign::InCalls } else { Sign::Early }
     }
 
     /// Ends the calls that died with the process.
-    fn lose(&mut self, cause: Cause, culprit: Culprit, after: &mut After) {
+    #[cfg_attr(not(test), expect(unused_variables, reason = "tests panic here"))]
+    fn lose(&mut self, group: &Group, cause: Cause, culprit: Culprit, after: &mut After) {
         self.stats.deaths += 1;
+        // They are the next process's from now on.
+        (self.stats.is_stopped, self.stats.is_busy) = (false, false);
+        if self.leases.other_side_gone() {
+            after.waiters.extend(self.room.drain(..).map(|waiter| (waiter, Ok(()))));
+        }
         for lost in self.calls.died(culprit) {
+            #[cfg(test)]
+            group.trips.trip(crate::supervisor::tests::Trip::Lose);
             self.stats.lost_calls += 1;
-            let error =
-                WorkerLost { cause: cause.clone(), guilt: lost.guilt, attempt: lost.attempt };
+            let error = WorkerLost {
+                cause: cause.clone(),
+                guilt: lost.guilt,
+                attempt: lost.attempt,
+                log: self.last_lines.clone(),
+            };
             after.end(lost.value, Outcome::Failed(Error::Lost(error)));
         }
+        self.caused(cause);
+    }
+
+    /// Notes why a process died.
+    fn caused(&mut self, cause: Cause) {
+        if self.causes.len() == MOST_CAUSES {
+            self.causes.pop_front();
+        }
+        self.causes.push_back(cause.clone());
         self.last_cause = Some(cause);
     }
 
     /// There is no process: when the next one starts, or that none does.
-    fn gone(&mut self, group: &Group, now: Instant, excused: bool, after: &mut After) {
+    fn gone(&mut self, group: &Group, now: Instant, sign: Sign, after: &mut After) {
         // A worker that never served is not tried again: whoever spawns it wants to know.
-        let hopeless = !self.has_served && !excused;
-        match self.life.gone(now, excused, &group.options.restart, &self.limits) {
+        let hopeless = !self.has_served && sign != Sign::None;
+        match self.life.gone(now, sign, &group.options.restart, &self.limits) {
             Step::End => self.end(Error::Closed, after),
             step if hopeless || step == Step::GiveUp => {
                 self.life.end();
                 let cause = self.last_cause.clone().unwrap_or(Cause::Unknown);
-                let error = Error::GivenUp {
-                    early_deaths: self.life.early_deaths(),
-                    cause,
-                    log: self.last_log.clone(),
-                };
+                let error = self.given_up(cause);
+                let (service, why) = (group.service, error.to_string());
+                after.log(move || tracing::error!(service, %why, "a worker is given up"));
                 self.end(error, after);
             }
             _ => {}
@@ -490,5 +621,21 @@ impl Core {
         let waiters = self.serving.drain(..).chain(self.room.drain(..));
         after.waiters.extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
         self.ended.get_or_insert(error);
+    }
+}
+
+/// What a call ends with that was not answered.
+fn failure(verdict: Verdict, text: String) -> Error {
+    match verdict {
+        Verdict::Panicked => Error::Panicked(text),
+        Verdict::Undecodable => Error::Decode { what: "request", error: text },
+        Verdict::Unencodable => Error::Encode { what: "response", error: text },
+        Verdict::TooDeep { response, limit } => {
+            let what = if response { "response" } else { "request" };
+            Error::TooDeep { what, limit }
+        }
+        Verdict::PayloadsHeld { bytes, held, limit } => Error::PayloadsHeld { bytes, held, limit },
+        Verdict::TooLarge { bytes, limit } => Error::TooLarge { what: "a response", bytes, limit },
+        Verdict::Failed | Verdict::Answered => Error::Service(text),
     }
 }

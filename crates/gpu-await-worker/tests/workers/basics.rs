@@ -6,7 +6,7 @@ use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use futures::FutureExt;
-use gpu_await_worker::{Cause, Error, Guilt, Health, Worker};
+use gpu_await_worker::{Cause, Error, Guilt, Health, Restart, Worker};
 
 use crate::twin::{Do, Done, NeverStarts, Stranger, eventually, lives, lost, run, worker};
 
@@ -59,6 +59,83 @@ fn each_death_is_named() {
         let Cause::Fault(text) = &lost.cause else { panic!("{lost:?}") };
         assert!(text.contains("an illegal address"), "{text}");
         assert_eq!(worker.stats().deaths, 4);
+    });
+}
+
+#[test]
+fn a_fault_names_its_line_once() {
+    run(async {
+        let restart = Restart { first_delay: Duration::ZERO, ..Restart::default() };
+        let worker = worker().restart(restart).spawn().await.unwrap();
+        for _ in 0..20 {
+            let lost = lost(worker.call(Do::Fault).await);
+            let Cause::Fault(text) = &lost.cause else { panic!("{lost:?}") };
+            assert_eq!(text.matches("twin.rs:").count(), 1, "{text}");
+        }
+    });
+}
+
+#[test]
+fn the_log_of_a_death_stays() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let pid = worker.stats().process.unwrap();
+        worker.call(Do::Say("the first says this".into())).await.unwrap();
+        let lost = lost(worker.call(Do::Exit(3)).await);
+        assert!(lost.log.contains("the first says this"), "{lost:?}");
+        assert!(lost.to_string().contains("the first says this"), "{lost}");
+        // Right away, and when the next one serves.
+        for _ in 0..2 {
+            let log = worker.log();
+            assert!(log.contains("the first says this"), "{log}");
+            assert!(log.contains(&format!("process {pid} died: it exited with 3")), "{log}");
+            worker.call(Do::Say("the second says that".into())).await.unwrap();
+        }
+        eventually("it is read", || worker.log().contains("the second says that"));
+        assert!(worker.log().contains("the first says this"));
+    });
+}
+
+#[test]
+fn a_wrong_message_is_the_fault_of_who_sends_it() {
+    run(async {
+        let restart = Restart { first_delay: Duration::ZERO, ..Restart::default() };
+        let worker = worker().restart(restart).spawn().await.unwrap();
+        // By the numbers of the messages: a hello, that it serves, and each ending but a fault.
+        let hello = vec![0, 1, 0, 0, 0, 0];
+        let endings = [0, 3, 4, 5, 6].map(|ending| vec![7, ending]);
+        let packets = [hello, vec![0; 6], vec![1], vec![9], vec![255; 100], Vec::from([3])];
+        for packet in packets.into_iter().chain(endings) {
+            let lost = lost(worker.call(Do::Send(packet.clone())).await);
+            assert!(matches!(lost.cause, Cause::Protocol(_)), "{packet:?}: {lost:?}");
+            assert_eq!(lost.guilt, Guilt::Alone, "{packet:?}");
+        }
+        assert_eq!(worker.call(Do::Later(1, Duration::ZERO)).await, Ok(Done::Number(1)));
+    });
+}
+
+#[test]
+fn what_fails_because_the_process_ends_is_no_answer() {
+    run(async {
+        let restart = Restart { first_delay: Duration::ZERO, ..Restart::default() };
+        let worker = worker().restart(restart).spawn().await.unwrap();
+        for _ in 0..10 {
+            let doubles = (0..20).map(|_| {
+                let worker = worker.clone();
+                async move {
+                    let request = Do::DoubleOften(vec![1.0; 100], Duration::from_millis(30));
+                    worker.call(request).idempotent().await
+                }
+            });
+            let exits = worker.call(Do::ExitLater(0)).send();
+            for answer in futures::future::join_all(doubles).await {
+                match answer {
+                    Ok(_) | Err(Error::Lost(_)) => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+            drop(exits.await);
+        }
     });
 }
 

@@ -4,9 +4,13 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::twin::{Do, eventually, lives, run, worker};
+use gpu_await_worker::Worker;
+
+use crate::twin::{Do, Start, Twin, eventually, lives, run, worker};
 
 const FRONT: &str = "GPU_AWAIT_TEST_FRONT";
+/// Names the processes of a worker, and whatever they start.
+const FAMILY: &str = "GPU_AWAIT_TEST_FAMILY";
 
 /// A front that says which process it has and calls it without end: in a process of its own.
 #[test]
@@ -65,6 +69,101 @@ fn a_killed_front_takes_its_processes_with_it() {
         }
         assert!(killed.elapsed() < Duration::from_secs(1), "{:?}", killed.elapsed());
     }
+}
+
+/// A front whose worker is in the state that `FRONT` names, with a program that its service started: in a process of its own.
+#[test]
+fn a_front_with_a_family() {
+    let (Ok(state), Ok(family)) = (std::env::var(FRONT), std::env::var(FAMILY)) else { return };
+    run(async {
+        let delay = Duration::from_secs(if state == "starts" { 3600 } else { 0 });
+        let start = Start { program: true, delay, ..Start::default() };
+        let worker = Worker::<Twin>::builder(start).threads(2).env(FAMILY, family);
+        let worker = worker.begin().unwrap();
+        // A fork of the front has its end of the socket, for as long as it lives.
+        // SAFETY: the child calls nothing but what may be called after a fork.
+        if unsafe { libc::fork() } == 0 {
+            // SAFETY: ends the child, whatever it waits for.
+            unsafe { libc::alarm(20) };
+            loop {
+                // SAFETY: waits, and touches no memory.
+                unsafe { libc::pause() };
+            }
+        }
+        let _runs = match state.as_str() {
+            "starts" => None,
+            "runs" => Some(worker.call(Do::Loop).send()),
+            "stopped" => Some(worker.call(Do::Stop).send()),
+            _ => {
+                worker.call(Do::BlockSignals).await.unwrap();
+                Some(worker.call(Do::Loop).send())
+            }
+        };
+        println!("front is ready");
+        tokio::time::sleep(Duration::from_secs(3600)).await;
+    });
+}
+
+#[test]
+fn nothing_of_a_worker_survives_a_killed_front() {
+    for state in ["runs", "stopped", "blocks signals", "starts"] {
+        let family = format!("{}-{}", std::process::id(), state.replace(' ', "-"));
+        let program = std::env::current_exe().unwrap();
+        let mut front = Command::new(program)
+            .args(["--exact", "front::a_front_with_a_family", "--nocapture", "--test-threads=1"])
+            .env(FRONT, state)
+            .env(FAMILY, &family)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(front.stdout.take().unwrap()).lines();
+        while !lines.next().unwrap().unwrap().contains("front is ready") {}
+        // The fork of the front has the variable as well, and so has the front.
+        let of_workers = || {
+            let mut all = family_of(&family);
+            all.retain(|pid| is_of_a_worker(*pid));
+            all
+        };
+        eventually("the worker's process and its program", || of_workers().len() == 2);
+        if state == "stopped" {
+            eventually("it is stopped", || of_workers().into_iter().any(is_stopped));
+        }
+        front.kill().unwrap();
+        let killed = Instant::now();
+        front.wait().unwrap();
+        while of_workers().into_iter().any(lives) {
+            assert!(killed.elapsed() < Duration::from_secs(1), "{state}: {:?}", of_workers());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        for fork in family_of(&family) {
+            // SAFETY: signals the fork of the front, which carries this test's name.
+            unsafe { libc::kill(fork as libc::pid_t, libc::SIGKILL) };
+        }
+    }
+}
+
+/// Processes that carry this name in their environment.
+fn family_of(name: &str) -> Vec<u32> {
+    let wanted = format!("{FAMILY}={name}");
+    let has = |pid: &u32| has_variable(*pid, &wanted);
+    let pids = std::fs::read_dir("/proc").unwrap().flatten();
+    pids.filter_map(|pid| pid.file_name().to_str()?.parse().ok()).filter(has).collect()
+}
+
+/// Whether it is a worker's process, or was started by one.
+fn is_of_a_worker(pid: u32) -> bool {
+    has_variable(pid, "GPU_AWAIT_WORKER_OF=")
+}
+
+fn has_variable(pid: u32, start: &str) -> bool {
+    let all = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    all.split(|byte| *byte == 0).any(|variable| variable.starts_with(start.as_bytes()))
+}
+
+fn is_stopped(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
 }
 
 fn children_of(parent: u32) -> Vec<u32> {

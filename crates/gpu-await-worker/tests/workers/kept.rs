@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use gpu_await_worker::{Error, forget_kept, kept};
+use gpu_await_worker::{Cause, Error, Worker, forget_kept, kept};
 
-use crate::twin::{Do, Done, Filler, lost, run, worker};
+use crate::twin::{Do, Done, Filler, Start, Twin, lost, run, worker};
 
 /// Who filled it.
 fn filler(done: Result<Done, Error>) -> u32 {
@@ -59,5 +59,44 @@ fn a_death_while_filling_leaves_nothing() {
         lost(never.await);
         assert_eq!(Some(filler(waits.await)), other.stats().process);
         assert!(forget_kept(None, "half"));
+    });
+}
+
+#[test]
+fn only_the_memory_itself_is_kept() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        for len in [1000, 10] {
+            let name = "swapped".to_owned();
+            let swapped = worker.call(Do::Keep(name, Filler::Swaps(len))).await;
+            let Err(Error::Service(why)) = swapped else { panic!("{swapped:?}") };
+            assert!(why.contains("`swapped`"), "{why}");
+            assert!(kept().iter().all(|kept| kept.name != "swapped"));
+        }
+        // The next one fills it.
+        filler(worker.call(Do::Keep("swapped".to_owned(), Filler::Good)).await);
+        assert!(forget_kept(None, "swapped"));
+    });
+}
+
+#[test]
+fn who_waits_for_kept_memory_says_so() {
+    run(async {
+        let one = worker().spawn().await.unwrap();
+        let name = || "endless".to_owned();
+        let endless = Filler::Slow(Duration::from_secs(3600));
+        let _fills = one.call(Do::Keep(name(), endless)).send();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let start = Start { keep: Some(name()), ..Start::default() };
+        let limit = Duration::from_millis(200);
+        let other = Worker::<Twin>::builder(start).start_limit(limit).spawn().await;
+        let Err(Error::GivenUp { cause, .. }) = other else { panic!("{other:?}") };
+        let process = one.stats().process.unwrap();
+        assert_eq!(cause, Cause::KeptNotFilled { name: name(), process, limit });
+        // One that waits for itself does not wait.
+        let nested = one.call(Do::Keep("nested".to_owned(), Filler::Nests));
+        let nested = nested.deadline(Duration::from_secs(5)).await;
+        let Err(Error::Service(why)) = nested else { panic!("{nested:?}") };
+        assert!(why.contains("`nested`"), "{why}");
     });
 }

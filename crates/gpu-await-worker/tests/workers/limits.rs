@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use gpu_await_worker::{Cause, Error, Guilt, Health, Restart, Worker};
 
-use crate::twin::{Do, Done, Start, eventually, lives, lost, run, worker};
+use crate::twin::{Do, Done, Start, eventually, kill, lives, lost, run, worker};
 
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -22,6 +22,41 @@ fn a_call_over_its_limit_ends_with_its_process() {
         assert!(begun.elapsed() >= limit);
         assert_eq!(lost(once.await).guilt, Guilt::Innocent);
         assert_eq!(again.await, Ok(Done::Number(1)));
+    });
+}
+
+#[test]
+fn a_call_over_its_own_limit_is_guilty() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let limit = Duration::from_millis(50);
+        let calls = (0..20).map(|n| worker.call(Do::Later(n, LONG)).within(limit).into_future());
+        let beside = worker.call(Do::Later(1, LONG)).send();
+        for call in futures::future::join_all(calls).await {
+            assert_eq!(lost(call).guilt, Guilt::Alone);
+        }
+        assert_eq!(lost(beside.await).guilt, Guilt::Innocent);
+    });
+}
+
+#[test]
+fn a_limit_does_not_count_the_calls_in_front() {
+    run(async {
+        let worker = worker().threads(1).spawn().await.unwrap();
+        let time = Duration::from_millis(10);
+        let limit = Duration::from_millis(200);
+        let calls = (0..60).map(|n| worker.call(Do::Block(n, time)).within(limit).into_future());
+        for (n, answer) in futures::future::join_all(calls).await.into_iter().enumerate() {
+            assert_eq!(answer, Ok(Done::Number(n as u32)));
+        }
+        // One that has begun has no more than its limit, whatever waits behind it.
+        let begun = Instant::now();
+        let endless = worker.call(Do::Loop).within(limit).send();
+        let behind = worker.call(Do::Block(7, time)).within(limit).idempotent().send();
+        assert_eq!(lost(endless.await).guilt, Guilt::Alone);
+        assert!(begun.elapsed() < 10 * limit, "{:?}", begun.elapsed());
+        assert_eq!(behind.await, Ok(Done::Number(7)));
+        assert_eq!(worker.stats().deaths, 1);
     });
 }
 
@@ -90,6 +125,29 @@ fn the_guilty_call_is_found() {
 }
 
 #[test]
+fn a_kill_from_outside_blames_no_call_at_once() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let brief = Duration::from_millis(50);
+        // It is sent again, alone, once.
+        let again = worker.call(Do::Later(1, brief)).idempotent().send();
+        kill(&worker);
+        assert_eq!(again.await, Ok(Done::Number(1)));
+        assert_eq!(worker.stats().deaths, 1);
+        let once = worker.call(Do::Later(2, brief)).send();
+        eventually("it runs", || worker.stats().running == 1);
+        kill(&worker);
+        let once = lost(once.await);
+        assert_eq!((once.cause, once.guilt, once.attempt), (Cause::Signal(9), Guilt::Suspect, 1));
+        // One that is killed each time is guilty in the end.
+        worker.serving().await.unwrap();
+        let poison = worker.call(Do::KillMe).idempotent();
+        let poison = lost(poison.await);
+        assert_eq!((poison.guilt, poison.attempt), (Guilt::Alone, 2));
+    });
+}
+
+#[test]
 fn early_deaths_end_a_worker() {
     run(async {
         let restart = Restart {
@@ -99,14 +157,33 @@ fn early_deaths_end_a_worker() {
             ..Restart::default()
         };
         let worker = worker().restart(restart).spawn().await.unwrap();
-        for _ in 0..4 {
-            lost(worker.call(Do::Exit(3)).await);
+        // Nobody calls it when it dies.
+        for death in 1..=4 {
+            worker.serving().await.unwrap();
+            worker.call(Do::ExitLater(3)).await.unwrap();
+            eventually("it died", || worker.stats().deaths == death);
         }
         let error = worker.serving().await.unwrap_err();
-        let Error::GivenUp { early_deaths, cause, .. } = &error else { panic!("{error:?}") };
-        assert_eq!((*early_deaths, cause), (4, &Cause::Exited(3)));
+        let Error::GivenUp { early_deaths, causes, .. } = &error else { panic!("{error:?}") };
+        assert_eq!((*early_deaths, &**causes), (4, &[const { Cause::Exited(3) }; 4][..]));
         assert_eq!(worker.stats().health, Some(Health::GivenUp));
         assert_eq!(worker.call(Do::Pid).await.unwrap_err(), error);
+    });
+}
+
+#[test]
+fn calls_that_kill_it_do_not_end_a_worker() {
+    run(async {
+        let restart = Restart { most_delay: Duration::from_millis(4), ..Restart::default() };
+        let restart = Restart { first_delay: Duration::from_millis(1), early_deaths: 2, ..restart };
+        let worker = worker().restart(restart).spawn().await.unwrap();
+        for _ in 0..6 {
+            lost(worker.call(Do::Exit(3)).await);
+            lost(worker.call(Do::Loop).within(Duration::from_millis(1)).await);
+        }
+        let stats = worker.stats();
+        assert_eq!((stats.deaths, stats.early_deaths), (12, 0));
+        assert_eq!(worker.call(Do::Later(1, Duration::ZERO)).await, Ok(Done::Number(1)));
     });
 }
 
@@ -130,7 +207,8 @@ fn starts_that_fail_later_are_retried_and_given_up() {
             panic!("{error:?}")
         };
         assert!(why.contains("No such file"), "{why}");
-        assert_eq!(worker.stats().starts, 3);
+        // The first death, in a call, was not early.
+        assert_eq!(worker.stats().starts, 4);
     });
 }
 
@@ -153,6 +231,7 @@ fn too_much_memory_ends_a_process() {
         let lost = lost(worker.call(Do::Hoard(400 << 20)).await);
         let Cause::MemoryLimit { resident, limit: found } = lost.cause else { panic!("{lost:?}") };
         assert!(resident > limit && found == limit);
+        assert_eq!(lost.guilt, Guilt::Suspect);
     });
 }
 
@@ -167,6 +246,21 @@ fn a_stopped_process_is_left_alone() {
         // SAFETY: signals a child of this process, which has not been waited for.
         unsafe { libc::kill(pid as libc::pid_t, libc::SIGCONT) };
         assert_eq!(stopped.await, Ok(Done::Nothing));
+    });
+}
+
+#[test]
+fn figures_are_of_the_process_that_is_there() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let stopped = worker.call(Do::Stop).send();
+        eventually("it is reported", || worker.stats().is_stopped);
+        kill(&worker);
+        lost(stopped.await);
+        eventually("it is gone", || worker.stats().deaths == 1);
+        assert!(!worker.stats().is_stopped);
+        worker.serving().await.unwrap();
+        assert!(!worker.stats().is_stopped && !worker.stats().is_busy);
     });
 }
 

@@ -1,11 +1,14 @@
 //! Workers on the host device, whose services do what services must not.
 
 mod basics;
+mod forks;
 mod front;
 mod kept;
 mod limits;
 mod misbehave;
+mod odd;
+mod options;
 mod payloads;
 mod twin;
 
-gpu_await_worker::test_main!(twin::Twin, twin::NeverStarts);
+gpu_await_worker::test_main!(twin::Twin, twin::NeverStarts, odd::Odd);

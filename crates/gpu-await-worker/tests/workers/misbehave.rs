@@ -31,16 +31,20 @@ impl Random {
     }
 }
 
-/// Sends what its supervisor does not expect, in the name of this process.
-pub(crate) fn misbehave(seed: u64) {
-    let mut random = Random(seed);
+fn sockets() -> Vec<RawFd> {
     let sockets = fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| {
         let path = fd.ok()?.path();
         let target = fs::read_link(&path).ok()?;
         let is_socket = target.to_string_lossy().starts_with("socket:");
         is_socket.then(|| path.file_name()?.to_str()?.parse::<RawFd>().ok()).flatten()
     });
-    let sockets: Vec<RawFd> = sockets.collect();
+    sockets.collect()
+}
+
+/// Sends what its supervisor does not expect, in the name of this process.
+pub(crate) fn misbehave(seed: u64) {
+    let mut random = Random(seed);
+    let sockets = sockets();
     for _ in 0..1 + random.below(30) {
         let mut packet = Vec::new();
         match random.below(3) {
@@ -63,5 +67,20 @@ pub(crate) fn misbehave(seed: u64) {
                 )
             };
         }
+    }
+}
+
+/// Sends a message with this beginning, and nothing else.
+pub(crate) fn send(packet: &[u8]) {
+    for socket in sockets() {
+        // SAFETY: the packet is readable for its length; who owns the descriptor does not mind.
+        unsafe {
+            libc::send(
+                socket,
+                packet.as_ptr().cast(),
+                packet.len(),
+                libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+            )
+        };
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gpu_await_worker::Error;
 
-use crate::twin::{Do, Done, lost, run, worker};
+use crate::twin::{Do, Done, Use, eventually, kill, lost, run, worker};
 
 fn bytes(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|at| (at as u8).wrapping_mul(31).wrapping_add(seed)).collect()
@@ -134,5 +134,135 @@ fn calls_wait_for_room() {
         let long = worker.call(Do::Fail("x".repeat(100_000))).await;
         assert!(matches!(long, Err(Error::TooLarge { .. })), "{long:?}");
         assert_eq!(worker.call(Do::Later(3, Duration::ZERO)).await, Ok(Done::Number(3)));
+    });
+}
+
+#[test]
+fn a_retried_call_has_its_own_payload() {
+    run(async {
+        const SLAB: usize = 1 << 20;
+        for how in [Use::Keep, Use::Drop, Use::Upload] {
+            for leased in [false, true] {
+                let worker = worker().payload_bytes(SLAB as u64, 4096).spawn().await.unwrap();
+                let call = worker.call(Do::First(how, Duration::from_millis(200))).idempotent();
+                let call = match leased {
+                    false => call.payload(vec![1; SLAB]).send(),
+                    true => {
+                        let mut lease = worker.try_lease(SLAB).unwrap();
+                        lease.fill(1);
+                        call.lease(lease).send()
+                    }
+                };
+                eventually("it runs", || worker.stats().running == 1);
+                // Whoever has the memory in between writes it.
+                let next = tokio::time::timeout(Duration::from_millis(100), worker.lease(SLAB));
+                let next = next.await.map(|lease| {
+                    let mut lease = lease.unwrap();
+                    lease.fill(2);
+                    lease
+                });
+                kill(&worker);
+                assert_eq!(call.await, Ok(Done::Number(1)), "{how:?}, leased {leased}");
+                drop(next);
+                assert_eq!(worker.stats().deaths, 1);
+                assert_eq!(worker.lease(SLAB).await.unwrap().len(), SLAB);
+            }
+        }
+    });
+}
+
+#[test]
+fn calls_that_run_again_have_room() {
+    run(async {
+        const PART: usize = 16 << 10;
+        for round in 0..50 {
+            let how = if round % 2 == 0 { Use::Keep } else { Use::Drop };
+            let slab = 2 * PART as u64;
+            let worker = worker().payload_bytes(slab, slab).spawn().await.unwrap();
+            let callers = (0..8u8).map(|number| {
+                let worker = worker.clone();
+                async move {
+                    let mut lease = worker.lease(PART).await.unwrap();
+                    lease.fill(number);
+                    let request = Do::First(how, Duration::from_millis(8));
+                    let answer = worker.call(request).lease(lease).idempotent().await;
+                    assert_eq!(answer, Ok(Done::Number(number.into())));
+                }
+            });
+            let killer = async {
+                tokio::time::sleep(Duration::from_millis(round % 10)).await;
+                kill(&worker);
+            };
+            let all = futures::future::join(futures::future::join_all(callers), killer);
+            let ended = tokio::time::timeout(Duration::from_secs(10), all).await;
+            assert!(ended.is_ok(), "round {round}: {:?}", worker.stats());
+        }
+    });
+}
+
+#[test]
+fn a_call_without_room_holds_up_no_lease() {
+    run(async {
+        const SLAB: usize = 64 << 10;
+        let worker = worker().payload_bytes(SLAB as u64, SLAB as u64).spawn().await.unwrap();
+        let mut lease = worker.try_lease(SLAB).unwrap();
+        lease.fill(1);
+        // It waits for the memory of the one behind it.
+        let request = Do::First(Use::Keep, Duration::ZERO);
+        let waits = worker.call(&request).payload(vec![2; SLAB]).send();
+        let small = worker.call(&request).payload(vec![3; 1]).send();
+        let leased = worker.call(&request).lease(lease).send();
+        let plain = worker.call(Do::Later(4, Duration::ZERO)).send();
+        let all = async { (waits.await, small.await, leased.await, plain.await) };
+        let ended = tokio::time::timeout(Duration::from_secs(5), all).await.expect("all end");
+        let number = |number| Ok(Done::Number(number));
+        assert_eq!(ended, (number(2), number(3), number(1), number(4)));
+    });
+}
+
+#[test]
+fn a_lease_of_another_worker_is_copied() {
+    run(async {
+        let (one, other) = (worker().spawn().await.unwrap(), worker().spawn().await.unwrap());
+        let mut decoy = other.try_lease(10_000).unwrap();
+        decoy.fill(9);
+        let mut lease = one.try_lease(10_000).unwrap();
+        lease.fill(1);
+        let call = other.call(Do::First(Use::Keep, Duration::ZERO)).lease(lease);
+        assert_eq!(call.await, Ok(Done::Number(1)));
+        assert_eq!(one.stats().stale_messages + other.stats().stale_messages, 0);
+        drop(decoy);
+    });
+}
+
+#[test]
+fn payloads_that_the_program_holds_are_named() {
+    run(async {
+        const PART: usize = 4096;
+        const PARTS: usize = 4;
+        let slab = (PART * PARTS) as u64;
+        let limit = Duration::from_millis(100);
+        let worker = worker().payload_bytes(1 << 20, slab).held_payload_limit(limit);
+        let worker = worker.spawn().await.unwrap();
+        let call = || worker.call(Do::Reverse).payload(vec![1; PART]).send().with_payload();
+        // All answers at once, and nobody lets go of any.
+        let calls = futures::future::join_all((0..3 * PARTS).map(|_| call()));
+        let ended = tokio::time::timeout(Duration::from_secs(5), calls).await.expect("all end");
+        let (held, refused): (Vec<_>, Vec<_>) = ended.into_iter().partition(Result::is_ok);
+        assert_eq!((held.len(), refused.len()), (PARTS, 2 * PARTS));
+        for refused in refused {
+            let wanted = Error::PayloadsHeld { bytes: PART as u64, held: slab, limit: slab };
+            assert_eq!(refused.map(drop), Err(wanted));
+        }
+        assert_eq!(worker.stats().calls, 0);
+        // One that waits has the room of the first that goes.
+        let waits = call();
+        drop(held);
+        assert!(waits.await.is_ok());
+        // Memory that a call has, in the process, is no reason: it waits for that.
+        let slow = worker.call(Do::Hold(slab as usize, 4 * limit)).send();
+        eventually("it runs", || worker.stats().running == 1);
+        assert!(call().await.is_ok());
+        assert!(slow.await.is_ok());
     });
 }

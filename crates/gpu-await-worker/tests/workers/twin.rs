@@ -11,25 +11,41 @@ use serde::{Deserialize, Serialize};
 pub(crate) enum Do {
     /// Answers with the doubles, computed on the device.
     Double(Vec<f32>),
+    /// Doubles on the device, again and again, for so long.
+    DoubleOften(Vec<f32>, Duration),
     /// Answers with its argument, later.
     Later(u32, Duration),
+    /// Blocks the thread that polls it, and answers with its argument.
+    Block(u32, Duration),
     /// Answers with the number of its process.
     Pid,
     /// Reverses its payload.
     Reverse,
+    /// Takes memory for so long a response, and gives it back later.
+    Hold(usize, Duration),
+    /// Answers with the first byte of its payload, later, if all are the same; keeps the payload for as long, drops it, or uploads it.
+    First(Use, Duration),
     /// Doubles the numbers of its payload, on the device.
     DoubleOnDevice,
     /// Forks, and the child sleeps for ever with all that it inherits.
     Fork,
+    /// Forks; the child drops its copy of the payload. Answers later.
+    ForkThatDrops(Duration),
     /// Answers with the sum of what is kept under this name.
     Keep(String, Filler),
     /// Sends its supervisor what no service sends, from this seed.
     Fuzz(u64),
+    /// Sends its supervisor this, and stays for a while.
+    Send(Vec<u8>),
     /// Fails.
     Fail(String),
     Panic,
     Abort,
+    /// Kills itself, as the system does a process that has too much memory.
+    KillMe,
     Exit(i32),
+    /// Answers, and exits a moment later.
+    ExitLater(i32),
     /// Loses the device.
     Fault,
     /// Writes through a wild pointer.
@@ -38,6 +54,8 @@ pub(crate) enum Do {
     Loop,
     /// Stops itself.
     Stop,
+    /// Blocks and ignores every signal that can be.
+    BlockSignals,
     /// Starts a program that outlives the process, which holds what it inherits.
     Program,
     /// Starts a worker.
@@ -58,11 +76,23 @@ pub(crate) enum Done {
     Nothing,
 }
 
+/// What a call does with its payload once it has read it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Use {
+    Keep,
+    Drop,
+    Upload,
+}
+
 /// How memory to be kept is filled.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Filler {
     Good,
     Slow(Duration),
+    /// Puts other memory, of so many elements, in the place of what is kept.
+    Swaps(usize),
+    /// Asks for the same name while it fills.
+    Nests,
     Fails,
     Dies,
 }
@@ -77,6 +107,10 @@ pub(crate) struct Twin {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Start {
     pub(crate) delay: Duration,
+    /// Starts a program first, which outlives the process.
+    pub(crate) program: bool,
+    /// The name of kept memory that it needs.
+    pub(crate) keep: Option<String>,
     /// A file that is removed by the first start, and whose absence makes later ones fail.
     pub(crate) once: Option<String>,
 }
@@ -109,9 +143,15 @@ impl Service for Twin {
     type Response = Done;
 
     async fn start(config: Start, host: &Host) -> Result<Self, Failure> {
+        if config.program {
+            std::process::Command::new("sleep").arg("3600").spawn()?;
+        }
         tokio::time::sleep(config.delay).await;
         if let Some(once) = config.once {
             std::fs::remove_file(once)?;
+        }
+        if let Some(name) = config.keep {
+            drop(host.keep::<u32>(&name, 1000, async |_| Ok(())).await?);
         }
         let twice = twice::load(host.device()).await?;
         Ok(Twin { stream: host.device().stream()?, twice, host: host.clone() })
@@ -124,8 +164,20 @@ impl Service for Twin {
                 let x = self.stream.download(&x).await?;
                 Done::Floats(x.iter().map(|x| 2.0 * x).collect())
             }
+            Do::DoubleOften(x, time) => {
+                let until = std::time::Instant::now() + time;
+                while std::time::Instant::now() < until {
+                    let y = self.stream.upload(x.clone()).queued()?;
+                    drop(self.stream.download(&y).await?);
+                }
+                Done::Nothing
+            }
             Do::Later(number, delay) => {
                 tokio::time::sleep(delay).await;
+                Done::Number(number)
+            }
+            Do::Block(number, time) => {
+                std::thread::sleep(time);
                 Done::Number(number)
             }
             Do::Pid => Done::Number(std::process::id()),
@@ -136,6 +188,28 @@ impl Service for Twin {
                 response.reverse();
                 payloads.attach(response);
                 Done::Number(request.len() as u32)
+            }
+            Do::Hold(bytes, time) => {
+                let held = payloads.respond(bytes).await?;
+                tokio::time::sleep(time).await;
+                drop(held);
+                Done::Nothing
+            }
+            Do::First(how, delay) => {
+                let request = payloads.request().ok_or_else(|| Failure::new("no payload"))?;
+                let bytes = request.to_vec();
+                let mut kept = None;
+                match how {
+                    Use::Keep => kept = Some(request),
+                    Use::Drop => drop(request),
+                    Use::Upload => drop(request.upload::<u8>(&self.stream).await?),
+                }
+                tokio::time::sleep(delay).await;
+                drop(kept);
+                match bytes.iter().all(|byte| *byte == bytes[0]) {
+                    true => Done::Number(bytes[0].into()),
+                    false => Done::Text("they differ".to_owned()),
+                }
             }
             Do::DoubleOnDevice => {
                 let request = payloads.request().ok_or_else(|| Failure::new("no payload"))?;
@@ -157,12 +231,37 @@ impl Service for Twin {
                     child => Done::Number(child as u32),
                 }
             }
+            Do::ForkThatDrops(delay) => {
+                let request = payloads.request();
+                // SAFETY: the child drops a value, which may not wait for another thread, and then waits.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    drop(request);
+                    loop {
+                        // SAFETY: waits, and touches no memory.
+                        unsafe { libc::pause() };
+                    }
+                }
+                tokio::time::sleep(delay).await;
+                Done::Number(child as u32)
+            }
             Do::Keep(name, filler) => {
                 let kept = self.host.keep::<u32>(&name, 1000, async |weights| {
                     match filler {
                         Filler::Dies => std::process::abort(),
                         Filler::Fails => return Err(Failure::new("no weights")),
                         Filler::Slow(time) => tokio::time::sleep(time).await,
+                        Filler::Swaps(len) => {
+                            let device = weights.device().clone();
+                            let mut other = device.shared::<u32>(len).await?;
+                            device.fill(&mut other, 1).await?;
+                            std::mem::swap(weights.memory(), &mut other);
+                            return Ok(());
+                        }
+                        Filler::Nests => {
+                            let again = self.host.keep::<u32>(&name, 1000, async |_| Ok(()));
+                            drop(again.await?);
+                        }
                         Filler::Good => {}
                     }
                     let device = weights.device().clone();
@@ -178,10 +277,27 @@ impl Service for Twin {
                 crate::misbehave::misbehave(seed);
                 Done::Nothing
             }
+            Do::Send(packet) => {
+                crate::misbehave::send(&packet);
+                tokio::time::sleep(Duration::from_secs(5)).await;
+                Done::Nothing
+            }
             Do::Fail(why) => return Err(Failure::new(why)),
             Do::Panic => panic!("as asked"),
             Do::Abort => std::process::abort(),
+            Do::KillMe => {
+                // SAFETY: ends this process, and touches no memory.
+                unsafe { libc::raise(libc::SIGKILL) };
+                Done::Nothing
+            }
             Do::Exit(code) => std::process::exit(code),
+            Do::ExitLater(code) => {
+                std::thread::spawn(move || {
+                    std::thread::sleep(Duration::from_millis(50));
+                    std::process::exit(code);
+                });
+                Done::Nothing
+            }
             Do::Fault => {
                 let kernel = faulty::load(&self.stream.device()).await?;
                 let mut y = self.stream.zeros::<f32>(4).queued()?;
@@ -204,6 +320,21 @@ impl Service for Twin {
             Do::Stop => {
                 // SAFETY: stops this process, and touches no memory.
                 unsafe { libc::raise(libc::SIGSTOP) };
+                Done::Nothing
+            }
+            Do::BlockSignals => {
+                for signal in 1..32 {
+                    // SAFETY: changes no memory of this program; what cannot be ignored is refused.
+                    unsafe { libc::signal(signal, libc::SIG_IGN) };
+                }
+                // SAFETY: a set of signals is plain numbers, which the call fills.
+                let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
+                // SAFETY: the set is this function's.
+                unsafe { libc::sigfillset(&raw mut all) };
+                // SAFETY: the set is initialised; no old one is wanted.
+                unsafe {
+                    libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, std::ptr::null_mut())
+                };
                 Done::Nothing
             }
             Do::Program => {
@@ -288,6 +419,13 @@ pub(crate) fn run<F: Future>(test: F) -> F::Output {
     runtime.block_on(async {
         tokio::time::timeout(Duration::from_secs(60), test).await.expect("within a minute")
     })
+}
+
+/// Kills the process of a worker from outside.
+pub(crate) fn kill<S: Service>(worker: &Worker<S>) {
+    let pid = worker.stats().process.expect("it has a process");
+    // SAFETY: signals a child of this process, which the worker waits for.
+    unsafe { libc::kill(pid as libc::pid_t, libc::SIGKILL) };
 }
 
 /// The loss that a call ended with.
