@@ -1,7 +1,7 @@
 //! The one seam: what a device must be able to do.
 //!
 //! [`Backend`] mirrors driver calls, one function per call, grouped by object ([`StreamCalls`], [`EventCalls`], [`MemoryCalls`],
-//! [`ModuleCalls`], [`GraphCalls`], [`PartitionCalls`], [`SharedCalls`]). It validates nothing; the layer above ([`submit`](crate::submit)) validates once. There are three
+//! [`ModuleCalls`], [`GraphCalls`], [`PartitionCalls`], [`RangeCalls`], [`SharedCalls`]). It validates nothing; the layer above ([`submit`](crate::submit)) validates once. There are three
 //! implementations: [`cuda`] drives NVIDIA GPUs, [`host`] is the CPU as a device, [`fault`] wraps either, records its calls and injects
 //! faults.
 
@@ -15,6 +15,7 @@ pub(crate) mod host;
 mod memory;
 mod module;
 mod partition;
+mod range;
 mod shared;
 mod stream;
 pub(crate) mod twin;
@@ -29,6 +30,7 @@ pub(crate) use graph::{GraphCalls, KernelCall, NodeLaunch, RawGraph};
 pub(crate) use memory::{MemoryCalls, PeerMemory};
 pub(crate) use module::ModuleCalls;
 pub(crate) use partition::{PartitionCalls, RawPartition};
+pub(crate) use range::RangeCalls;
 pub(crate) use shared::SharedCalls;
 #[cfg(target_os = "linux")]
 pub(crate) use shared::SharedMapping;
@@ -315,6 +317,7 @@ pub(crate) trait Backend:
     + ModuleCalls
     + GraphCalls
     + PartitionCalls
+    + RangeCalls
     + SharedCalls
     + Send
     + Sync

@@ -9,6 +9,7 @@ mod close;
 pub(crate) mod home;
 pub(crate) mod loss;
 pub(crate) mod partition;
+pub(crate) mod reservation;
 pub(crate) mod stats;
 
 use std::fmt;

@@ -15,6 +15,7 @@ pub(crate) mod foreign;
 pub(crate) mod image;
 pub(crate) mod piece;
 pub(crate) mod refused;
+pub(crate) mod reservation;
 pub(crate) mod shared;
 pub(crate) mod tensor;
 pub(crate) mod unfinished;
@@ -28,6 +29,7 @@ use advice::{MemoryAdvice, leaked_suffix, operation, refused_suffix, shared_suff
 use foreign::ForeignError;
 use image::{ImageProblem, ParamLayout};
 use piece::PieceProblem;
+use reservation::ReservationProblem;
 use shared::SharedProblem;
 use tensor::TensorProblem;
 use unfinished::Unfinished;
@@ -412,12 +414,13 @@ pub enum ErrorDetail {
     /// `asked_bytes` become a block of the next multiple of 512. Free, allocated, pending, kept, leaked and shared bytes add up to the
     /// limit, or to less if others use the device as well. `reclaimable_bytes` are those that are
     /// pending, and those that a stream keeps and still uses: they come free without a buffer being dropped.
+    /// `budgeted_bytes` are left of [reservations](crate::Device::reserve), for their allocations alone, and a part of no sum.
     /// `driver_refused`: there is room within the limit, and the driver refused all the same, also after its pool returned what
     /// it does not use: others use the device, or free memory is in pieces and the device is full. `advice` says what helps.
     #[error(
         "{op} on {device}: out of device memory: asked {asked_bytes} bytes, {free_bytes} free {}; buffers hold \
          {allocated_bytes}, {pending_bytes} pending, {kept_bytes} kept{}{}{}: {}",
-        within(*.limit_bytes, *.total_bytes), leaked_suffix(*.leaked_bytes), shared_suffix(*.shared_bytes),
+        within(*.limit_bytes, *.total_bytes), leaked_suffix(*.leaked_bytes), shared_suffix(*.shared_bytes, *.budgeted_bytes),
         refused_suffix(*.driver_refused),
         .advice.text(*.limit_bytes)
     )]
@@ -433,10 +436,14 @@ pub enum ErrorDetail {
         kept_bytes: u64,
         leaked_bytes: u64,
         shared_bytes: u64,
+        budgeted_bytes: u64,
         free_bytes: u64,
         total_bytes: u64,
         limit_bytes: Option<u64>,
     },
+    /// Memory could not be [reserved](crate::Device::reserve), or an allocation could not draw from what was.
+    #[error("{asked_bytes} bytes of a reservation on {device}: {problem}")]
+    Reservation { device: String, asked_bytes: u64, problem: ReservationProblem },
     /// Pinned host memory could not be made.
     #[error("out of pinned host memory: asked {asked_bytes} bytes ({reason})")]
     OutOfPinnedMemory { asked_bytes: u64, reason: String },
@@ -717,6 +724,14 @@ impl ErrorDetail {
             | D::NoImplementation { .. }
             | D::Requires { .. }
             | D::Unsupported { .. } => ErrorKind::Unsupported,
+            D::Reservation { problem, .. } => match problem {
+                ReservationProblem::TooMuch { .. } | ReservationProblem::Spent { .. } => {
+                    ErrorKind::OutOfMemory
+                }
+                ReservationProblem::NotNow { .. } => ErrorKind::Overloaded,
+                ReservationProblem::TooLate { .. } => ErrorKind::TimedOut,
+                ReservationProblem::Held { .. } => ErrorKind::InvalidCall,
+            },
             D::BadShared { problem: SharedProblem::System { .. } } => ErrorKind::Overloaded,
             D::BadShared { .. } => ErrorKind::InvalidCall,
             D::Driver { code, .. } | D::BrokenDriver { code, .. } => code.kind(),

@@ -43,7 +43,9 @@
 //! | [`PinnedBuffer`], [`Mapped`], [`PinnedFlag`] | host memory that the device copies at full speed, or uses in place |
 //! | [`DeviceSlab`], [`HostSlab`], [`Stream::copy_many`] | memory in blocks of one size, and copies of many pieces |
 //! | [`Stream::upload_staged`], [`Stream::download_staged`] | large ordinary memory, off the executor |
+//! | [`GrowableBuffer`] | memory that grows and shrinks in place |
 //! | [`Frozen`] | memory that many streams read |
+//! | [`Device::reserve`], [`Reservation`] | memory that a request is sure to get, before it starts |
 //! | [`Stream::reclaimed`], [`Pressure`] | waiting for memory |
 //!
 //! # Kernels
@@ -119,6 +121,7 @@ pub(crate) mod batch;
 pub(crate) mod error;
 pub(crate) mod event;
 pub(crate) mod graph;
+pub(crate) mod growable;
 pub(crate) mod kernel;
 pub mod kernels;
 pub(crate) mod memory;
@@ -182,6 +185,7 @@ pub use device::Device;
 pub use device::builder::DeviceBuilder;
 pub use device::loss::Loss;
 pub use device::partition::Partition;
+pub use device::reservation::{Reservation, Reserve};
 pub use device::stats::Stats;
 pub use device::streams::StreamBuilder;
 pub use error::admitter::{Admitter, AdmitterKind};
@@ -190,6 +194,7 @@ pub use error::foreign::ForeignError;
 pub use error::image::{ImageProblem, ParamLayout};
 pub use error::piece::PieceProblem;
 pub use error::refused::Refused;
+pub use error::reservation::ReservationProblem;
 pub use error::shared::SharedProblem;
 pub use error::tensor::TensorProblem;
 pub use error::unfinished::Unfinished;
@@ -202,6 +207,7 @@ pub use event::builder::EventBuilder;
 pub use gpu_await_protocol::cadence::Completion;
 pub use graph::Graph;
 pub use graph::slots::{GraphArg, GraphArgs, GraphSlot, GraphSlots};
+pub use growable::GrowableBuffer;
 pub use interop::StreamLoan;
 #[cfg(feature = "cuda")]
 pub use interop::cudarc::CudarcSlice;

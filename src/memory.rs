@@ -8,6 +8,7 @@
 //! | [`Chunks`](chunks::Chunks), [`ChunksMut`](chunks::ChunksMut) | iterators over ranges of equal length |
 //! | [`Frozen`](frozen::Frozen) | a read-only buffer, shared by readers |
 //! | `SharedMemory` | memory with a descriptor, mapped |
+//! | `AddressRange` | reserved addresses, which get memory step by step |
 //! | [`PinnedBuffer`](pinned::PinnedBuffer) | host memory that the device copies at full speed |
 //! | [`Mapped`](mapped::Mapped) | pinned memory that kernels use in place |
 //! | [`DeviceSlab`](slab::DeviceSlab), [`HostSlab`](host_slab::HostSlab) | device memory and pinned memory in blocks, tracked by block |
@@ -15,6 +16,7 @@
 //! | [`PinnedFlag`](pinned::PinnedFlag) | a word that the host and a running kernel share |
 
 pub(crate) mod allocation;
+pub(crate) mod beside_pool;
 pub(crate) mod buffer;
 pub(crate) mod chunks;
 pub(crate) mod copy_2d;
@@ -25,6 +27,7 @@ pub(crate) mod mapped;
 pub(crate) mod pageable;
 pub(crate) mod pinned;
 pub(crate) mod pinned_pool;
+pub(crate) mod range;
 pub(crate) mod raw_slice;
 pub(crate) mod reclaim;
 #[cfg(target_os = "linux")]
@@ -71,7 +74,7 @@ pub struct MemoryInfo {
     pub free_bytes: u64,
     /// All memory of the device.
     pub total_bytes: u64,
-    /// Memory held by buffers, in whole blocks.
+    /// Memory held by buffers, in whole blocks; of [growable](crate::GrowableBuffer) ones, what is committed.
     pub allocated_bytes: u64,
     /// Freed memory that waits for device work: other streams use it, or its free is on a stream. It becomes free by itself.
     pub pending_bytes: u64,
@@ -84,6 +87,9 @@ pub struct MemoryInfo {
     pub shared_bytes: u64,
     /// Memory of other processes that is mapped here. It is counted by its maker and not by the limit here, and is in no other figure.
     pub imported_bytes: u64,
+    /// What is left of [reservations](crate::Device::reserve): only their allocations get it. As much of what is pending and kept is meant
+    /// for them, so that this is a part of no other figure and of no sum; `free_bytes` is what is left beside it.
+    pub budgeted_bytes: u64,
     /// By how much less was free after the driver had made the device's [partitions](crate::Partition), some 4 MiB for each set of
     /// multiprocessors: neither allocated nor counted by the limit. What others allocated in that moment is in it.
     pub partitions_bytes: u64,
@@ -111,19 +117,20 @@ impl MemoryInfo {
         engine.collect_freed();
         let (figures, room) = {
             let account = engine.memory.account.lock();
-            (account.figures(), account.room())
+            (account.figures(), account.room(None))
         };
         Ok(MemoryInfo {
             free_bytes: reach.free_bytes(&figures, room),
             total_bytes: reach.total,
-            allocated_bytes: figures.allocated,
+            allocated_bytes: figures.of_buffers(),
             pending_bytes: figures.pending,
             kept_bytes: figures.kept,
             leaked_bytes: figures.leaked,
             shared_bytes: figures.shared,
             imported_bytes: figures.imported,
+            budgeted_bytes: figures.budgeted,
             partitions_bytes: engine.shares.partitions.bytes(),
-            used_bytes: figures.allocated + figures.pending,
+            used_bytes: figures.of_buffers() + figures.pending,
             used_peak_bytes: figures.used_peak,
             reserved_bytes: reach.pool.reserved,
             reserved_peak_bytes: reach.pool.reserved_peak,
@@ -136,13 +143,15 @@ impl MemoryInfo {
         stream: &Arc<StreamState>,
         op: Arc<str>,
         asked_bytes: u64,
+        budget: Option<usize>,
     ) -> Error {
         let engine = stream.engine();
         let reach = match Reach::of(engine) {
             Ok(reach) => reach,
             Err(error) => return error,
         };
-        reach.refusal(engine, op, asked_bytes, &engine.outlook(stream, asked_bytes, reach.bytes()))
+        let outlook = engine.outlook(stream, asked_bytes, reach.bytes(), budget);
+        reach.refusal(engine, op, asked_bytes, &outlook)
     }
 }
 
@@ -177,6 +186,17 @@ impl Reach {
         self.free + self.pool.reserved
     }
 
+    /// [`bytes`](Self::bytes) with the memory beside the pool.
+    pub(crate) fn bytes_beside(&self, engine: &Engine) -> u64 {
+        let Figures { shared, committed, .. } = engine.memory.account.lock().figures();
+        self.bytes() + shared + committed
+    }
+
+    /// All memory of the device.
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
     /// How much more it can give, within the limit.
     fn free_bytes(&self, figures: &Figures, room: u64) -> u64 {
         self.bytes().saturating_sub(figures.held()).min(room)
@@ -203,11 +223,12 @@ impl Reach {
             },
             driver_refused: *driver_refused,
             reclaimable_bytes: figures.pending + kept_in_use,
-            allocated_bytes: figures.allocated,
+            allocated_bytes: figures.of_buffers(),
             pending_bytes: figures.pending,
             kept_bytes: figures.kept,
             leaked_bytes: figures.leaked,
             shared_bytes: figures.shared,
+            budgeted_bytes: figures.budgeted,
             free_bytes: self.free_bytes(figures, *room),
             total_bytes: self.total,
             limit_bytes: self.limit,

@@ -23,6 +23,7 @@ use crate::error::{Error, ErrorDetail, Result};
 use crate::event::{Event, Mark};
 use crate::memory::Element;
 use crate::memory::pinned::PinnedBuffer;
+use crate::memory::reclaim::allowance::Allowance;
 use crate::op::{HostValue, Op};
 use crate::runtime::coop;
 use crate::runtime::progress::PointStream;
@@ -83,6 +84,8 @@ pub struct Stream {
     refused: Option<Error>,
     /// A pool's stream: the permit that this handle and its clones hold.
     lease: Option<Arc<Lease>>,
+    /// A reservation's stream: the budget that allocations of this handle and its clones draw from.
+    allowance: Option<Arc<Allowance>>,
 }
 
 /// Something on a stream to wait for: a [`Stream`] (everything submitted to it so far), an [`Event`], an
@@ -110,7 +113,7 @@ pub(crate) mod sealed {
 
 impl Stream {
     pub(crate) fn new(state: Arc<StreamHandle>, home: Arc<Home>) -> Self {
-        Stream { state, home, refused: None, lease: None }
+        Stream { state, home, refused: None, lease: None, allowance: None }
     }
 
     /// A handle of the same stream through which it refuses work with `error`.
@@ -121,8 +124,16 @@ impl Stream {
 
     /// A handle of the same stream that holds a permit of a pool.
     pub(crate) fn leased(&self, lease: Lease) -> Self {
-        let (state, home) = (self.state.clone(), self.home.clone());
-        Stream { state, home, refused: None, lease: Some(Arc::new(lease)) }
+        Stream { refused: None, lease: Some(Arc::new(lease)), ..self.clone() }
+    }
+
+    /// A handle of the same stream whose allocations draw from that.
+    pub(crate) fn drawing_from(&self, allowance: Arc<Allowance>) -> Self {
+        Stream { allowance: Some(allowance), ..self.clone() }
+    }
+
+    fn budget(&self) -> Option<usize> {
+        self.allowance.as_ref().map(|allowance| allowance.number())
     }
 
     /// The default stream of its device.
@@ -215,7 +226,8 @@ impl Stream {
         let branch = |_| {
             let (engine, options) = (self.engine(), self.state.driver.options());
             let stream = StreamState::open_in(engine, partition.cloned(), options, None)?;
-            Ok(Stream::new(stream, self.home.clone()))
+            let branch = Stream::new(stream, self.home.clone());
+            Ok(Stream { allowance: self.allowance.clone(), ..branch })
         };
         let branches = (0..n).map(branch).collect::<Result<Vec<Stream>>>().here()?;
         for branch in &branches {
@@ -396,6 +408,7 @@ impl Stream {
     fn queue_for(&self, one_verb: bool) -> Queue<'_> {
         let (refused, lease) = (self.refused.as_ref(), self.lease.as_deref());
         Queue::new(&self.state, &self.home, refused, lease, one_verb)
+            .drawing_from(self.allowance.as_ref())
     }
 
     /// The point behind everything submitted so far, with an event.

@@ -256,7 +256,7 @@ fn explain(stream: &Arc<StreamState>, name: Name<'_>, refusal: Refusal) -> Error
             }
         }
         Refusal::OutOfMemory { asked_bytes } => {
-            MemoryInfo::out_of_memory(stream, name.to_arc(), asked_bytes)
+            MemoryInfo::out_of_memory(stream, name.to_arc(), asked_bytes, None)
         }
         Refusal::Closed => stream.engine().closed(),
         // The other library may have met the loss of the device first.

@@ -70,6 +70,8 @@ mod failures;
 mod gates;
 #[path = "driver_calls/graph.rs"]
 mod graph;
+#[path = "driver_calls/growable.rs"]
+mod growable;
 #[path = "driver_calls/host_functions.rs"]
 mod host_functions;
 #[path = "driver_calls/launches.rs"]
@@ -92,6 +94,8 @@ mod peers;
 mod pieces;
 #[path = "driver_calls/replay.rs"]
 mod replay;
+#[path = "driver_calls/reservations.rs"]
+mod reservations;
 #[path = "driver_calls/shared.rs"]
 mod shared;
 #[path = "driver_calls/shared_memory.rs"]

@@ -32,6 +32,7 @@ mod module;
 mod node_params;
 pub(crate) mod nvrtc;
 mod partition;
+mod range;
 #[cfg(target_os = "linux")]
 mod shared;
 pub(crate) mod standstill;

@@ -14,8 +14,8 @@ use super::{
     Arguments, Backend, DeviceKind, DevicePtr, DriverResult, EventCalls, EventOptions, Function,
     GraphCalls, Grid, HostCallback, HostPtr, KernelAttributes, KernelCall, LaunchShape, Limits,
     MemoryAt, MemoryCalls, ModuleCalls, NodeLaunch, PartitionCalls, Pattern, PeerMemory, PoolInfo,
-    Query, RawEvent, RawFunction, RawGraph, RawModule, RawPartition, RawStream, RowCopy,
-    StreamCalls, StreamInfo, StreamOptions,
+    Query, RangeCalls, RawEvent, RawFunction, RawGraph, RawModule, RawPartition, RawStream,
+    RowCopy, StreamCalls, StreamInfo, StreamOptions,
 };
 #[cfg(target_os = "linux")]
 use super::{SharedCalls, SharedMapping};
@@ -220,6 +220,16 @@ impl PartitionCalls for Wrapper {
         fn grains(&self) -> DriverResult<Vec<u32>>;
         fn partition_create(&self, grains: GrainSet) -> DriverResult<RawPartition>;
         #[contract] fn partition_destroy(&self, partition: RawPartition) -> DriverResult<()>;
+    }
+}
+
+impl RangeCalls for Wrapper {
+    watched! {
+        fn range_granularity(&self) -> DriverResult<u64>;
+        fn range_reserve(&self, bytes: u64) -> DriverResult<DevicePtr>;
+        #[contract] fn range_commit(&self, at: DevicePtr, step: u64, steps: u64) -> DriverResult<()>;
+        #[contract] fn range_decommit(&self, at: DevicePtr, step: u64, steps: u64) -> DriverResult<()>;
+        #[contract] fn range_free(&self, at: DevicePtr, bytes: u64) -> DriverResult<()>;
     }
 }
 

@@ -30,6 +30,7 @@ mod graph;
 mod memory;
 mod partition;
 mod queue;
+mod range;
 mod run;
 #[cfg(target_os = "linux")]
 mod shared;

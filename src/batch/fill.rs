@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use super::queue::Queue;
 use crate::backend::{DevicePtr, Pattern};
-use crate::error::{ErrorDetail, Result};
+use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::allocation::Allocation;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::pinned::bytes_of;
+use crate::memory::reclaim::allowance::Allowance;
 use crate::memory::reclaim::claim::{Backoff, Claim};
 use crate::memory::reclaim::prospect::Prospect;
 use crate::memory::slab::DeviceSlab;
@@ -167,7 +168,7 @@ impl<'s> Queue<'s> {
         if bytes == 0 {
             engine.check_open()?;
             Claim::of_nothing(engine);
-            let nothing = Allocation::new(self.stream, (DevicePtr::NULL, 0), 0, 0, true);
+            let nothing = Allocation::new(self.stream, (DevicePtr::NULL, 0), 0, 0, true, None);
             return Ok(DeviceBuffer::new(nothing, len));
         }
         let op = || footprint().name().to_arc();
@@ -193,7 +194,7 @@ impl<'s> Queue<'s> {
         while again {
             drop(claim);
             let reach = Reach::of(engine)?;
-            let outlook = engine.outlook(self.stream, bytes, reach.bytes());
+            let outlook = engine.outlook(self.stream, bytes, reach.bytes(), self.budget());
             if matches!(outlook.prospect, Prospect::Never) {
                 return Err(reach.refusal(engine, op(), bytes, &outlook).into());
             }
@@ -209,19 +210,40 @@ impl<'s> Queue<'s> {
             Err(failed) if is_short(&failed) => {
                 drop(claim);
                 engine.memory.account.lock().refuse(block(bytes));
-                return Err(MemoryInfo::out_of_memory(self.stream, op(), bytes).into());
+                return Err(self.out_of_memory(op(), bytes).into());
             }
             Err(failed) => return Err(failed),
         };
         let Some(memory) = claim.keep() else { unreachable!("the operation was submitted") };
-        let memory = Allocation::new(self.stream, memory, bytes, ticket, written);
+        let drawn = self.allowance().cloned();
+        let memory = Allocation::new(self.stream, memory, bytes, ticket, written, drawn);
         name.told(self.stream, ticket);
         Ok(DeviceBuffer::new(memory, len))
     }
 
     fn claim(&self, op: impl FnOnce() -> Arc<str>, bytes: u64, forced: bool) -> Result<Claim<'s>> {
-        let claim = Claim::new(self.stream, bytes, forced)?;
-        claim.ok_or_else(|| MemoryInfo::out_of_memory(self.stream, op(), bytes))
+        let claim = Claim::new(self.stream, bytes, forced, self.allowance())?;
+        claim.ok_or_else(|| self.out_of_memory(op(), bytes))
+    }
+
+    fn out_of_memory(&self, op: Arc<str>, bytes: u64) -> Error {
+        MemoryInfo::out_of_memory(self.stream, op, bytes, self.budget())
+    }
+
+    /// A queue whose allocations draw from that.
+    #[inline]
+    pub(crate) fn drawing_from(self, allowance: Option<&'s Arc<Allowance>>) -> Self {
+        Queue { draws: allowance, ..self }
+    }
+
+    /// What allocations draw from: on a stream of another device not from this one's.
+    fn allowance(&self) -> Option<&'s Arc<Allowance>> {
+        let here = self.stream.engine().state.id;
+        self.draws.filter(|allowance| allowance.engine().state.id == here)
+    }
+
+    fn budget(&self) -> Option<usize> {
+        self.allowance().map(|allowance| allowance.number())
     }
 
     fn pattern<T: Element>(&self, value: T) -> Result<Pattern> {

@@ -57,7 +57,8 @@ impl<'s> Queue<'s> {
         stream: &'d Arc<StreamHandle>,
         home: &'d Arc<Home>,
     ) -> Queue<'d> {
-        Queue { writer, at: self.at.clone(), ..Queue::new(stream, home, None, None, false) }
+        let queue = Queue::new(stream, home, None, None, false).drawing_from(self.draws);
+        Queue { writer, at: self.at.clone(), ..queue }
     }
 
     /// Whether launches are recorded before they are on the stream.

@@ -28,6 +28,7 @@ use crate::event::{Event, Mark};
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::pinned::PinnedBuffer;
+use crate::memory::reclaim::allowance::Allowance;
 use crate::memory::view::{Readable, Writable};
 use crate::op::host_fn::HostFn;
 use crate::op::{HostValue, Values};
@@ -56,6 +57,8 @@ pub struct Queue<'s> {
     pub(super) refused: Option<&'s Error>,
     /// The lease that is notified of each ticket.
     pub(super) lease: Option<&'s Lease>,
+    /// What its allocations draw from.
+    pub(super) draws: Option<&'s Arc<Allowance>>,
     /// Where launches are recorded first.
     pub(super) writer: Option<Writer<'s>>,
     /// The line that called the verb that is running; outside of one, that where the user opened the queue.
@@ -98,7 +101,8 @@ impl<'s> Queue<'s> {
         let (at, in_verb) = (Cell::new(Location::caller()), Cell::new(of_one_verb));
         let (last, writer) = (Cell::new(0), None);
         let (outcomes, not_send) = (LateOutcomes::default(), PhantomData);
-        Queue { stream, home, last, refused, lease, writer, at, in_verb, outcomes, not_send }
+        let draws = None;
+        Queue { stream, home, last, refused, lease, draws, writer, at, in_verb, outcomes, not_send }
     }
 
     pub(crate) fn stream(&self) -> &'s Arc<StreamState> {

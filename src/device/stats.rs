@@ -119,7 +119,7 @@ impl Device {
             quarantined_bytes: read(&counters.quarantined_bytes),
             loans: engine.memory.loans.open(),
             permits: read(&engine.state.permits),
-            allocated_bytes: memory.allocated,
+            allocated_bytes: memory.of_buffers(),
             pending_bytes: memory.pending,
             kept_bytes: memory.kept,
             leaked_bytes: memory.leaked,

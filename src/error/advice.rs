@@ -48,8 +48,11 @@ pub(super) fn leaked_suffix(leaked_bytes: u64) -> String {
     if leaked_bytes > 0 { format!(", {leaked_bytes} leaked") } else { String::new() }
 }
 
-pub(super) fn shared_suffix(shared_bytes: u64) -> String {
-    if shared_bytes > 0 { format!(", {shared_bytes} shared") } else { String::new() }
+pub(super) fn shared_suffix(shared_bytes: u64, budgeted_bytes: u64) -> String {
+    let part = |bytes: u64, what| {
+        if bytes > 0 { format!(", {bytes} {what}") } else { String::new() }
+    };
+    part(shared_bytes, "shared") + &part(budgeted_bytes, "reserved for others")
 }
 
 /// The operation's name, as the start of a message.

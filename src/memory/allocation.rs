@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod hazards;
+mod kept;
 
 use std::any::Any;
 use std::ops::Range;
@@ -27,8 +28,11 @@ use gpu_await_protocol::sync::Mutex;
 use sync_wrapper::SyncWrapper;
 
 pub(crate) use self::hazards::{AllocationHazards, BlockSet};
+pub(crate) use self::kept::KeptByGraph;
+use self::kept::KeptParts;
 use crate::backend::{DevicePtr, HostPtr};
 use crate::error::{Error, ErrorDetail, Result};
+use crate::memory::reclaim::allowance::Allowance;
 use crate::memory::reclaim::retired::Remnant;
 use crate::runtime::late_work::{AnyWork, LateWork};
 use crate::runtime::stream_state::StreamState;
@@ -94,8 +98,8 @@ pub(crate) fn check_content(
 
 /// Whose memory an allocation is.
 enum Backing {
-    /// From the device's pool: a block of this size, and the stream that allocated it.
-    Pool { home: Weak<StreamState>, block: u64 },
+    /// From the device's pool: a block of this size, the stream that allocated it, and the budget that it is drawn from.
+    Pool { home: Weak<StreamState>, block: u64, drawn: Option<Arc<Allowance>> },
     /// Adopted memory. The owner exists until the drop.
     Foreign { owner: Option<SyncWrapper<Box<dyn Any + Send>>> },
 }
@@ -119,43 +123,8 @@ pub(crate) struct Allocation {
     /// It is not known when the work that uses it ends: it is never freed.
     in_use_for_ever: AtomicBool,
     /// The parts that lists of graphs will use again, even after the buffer has moved on; one entry per list.
-    kept_by_graphs: Mutex<Vec<Range<u64>>>,
+    kept_by_graphs: Mutex<KeptParts>,
     late: LateWork,
-}
-
-/// A share of memory whose parts graph launches use repeatedly: while it exists, those parts are not available for untracked
-/// uses.
-pub(crate) struct KeptByGraph {
-    memory: Arc<Allocation>,
-    parts: Vec<Range<u64>>,
-}
-
-impl KeptByGraph {
-    /// Keeps no part of the memory yet.
-    pub(crate) fn new(memory: &Arc<Allocation>) -> Self {
-        KeptByGraph { memory: memory.clone(), parts: Vec::new() }
-    }
-
-    /// Keeps a part that the caller borrows, or that another share keeps.
-    pub(crate) fn keep(&mut self, part: &Range<u64>) {
-        self.memory.kept_by_graphs.lock().push(part.clone());
-        self.parts.push(part.clone());
-    }
-
-    pub(crate) fn memory(&self) -> &Arc<Allocation> {
-        &self.memory
-    }
-}
-
-impl Drop for KeptByGraph {
-    fn drop(&mut self) {
-        let mut kept = self.memory.kept_by_graphs.lock();
-        for part in &self.parts {
-            if let Some(at) = kept.iter().position(|known| known == part) {
-                kept.swap_remove(at);
-            }
-        }
-    }
 }
 
 impl Allocation {
@@ -167,10 +136,11 @@ impl Allocation {
         bytes: u64,
         ticket: u64,
         written: bool,
+        drawn: Option<Arc<Allowance>>,
     ) -> Self {
         let content = if written { Content::Valid } else { Content::Unwritten };
         let writer = (bytes > 0).then(|| home.point(ticket));
-        let backing = Backing::Pool { home: Arc::downgrade(home), block };
+        let backing = Backing::Pool { home: Arc::downgrade(home), block, drawn };
         Allocation::over(home.engine(), backing, ptr, Hazards::new(bytes, writer, content), bytes)
     }
 
@@ -188,7 +158,6 @@ impl Allocation {
     }
 
     /// Memory that its owner unmaps, and that only others may have `written`.
-    #[cfg(target_os = "linux")]
     pub(crate) fn mapped(
         engine: &Arc<Engine>,
         ptr: DevicePtr,
@@ -265,8 +234,9 @@ impl Allocation {
     /// that behind every use.
     pub(crate) fn release(&mut self) -> Option<Box<dyn Any + Send>> {
         match std::mem::replace(&mut self.backing, Backing::Foreign { owner: None }) {
-            Backing::Pool { block, .. } => {
-                self.engine.memory.account.lock().abandon(block);
+            Backing::Pool { block, drawn, .. } => {
+                self.engine.memory.account.lock().abandon(block, number(&drawn));
+                self.engine.memory.moved();
                 None
             }
             Backing::Foreign { owner, .. } => owner.map(SyncWrapper::into_inner),
@@ -311,7 +281,7 @@ impl Allocation {
     /// Refuses uses that are not entered, of a part that a graph will use.
     pub(crate) fn check_is_in_no_graph(&self, part: &Range<u64>, op: &'static str) -> Result<()> {
         let overlaps = |kept: &Range<u64>| kept.start < part.end && part.start < kept.end;
-        if self.kept_by_graphs.lock().iter().any(overlaps) {
+        if self.kept_by_graphs.lock().parts.iter().any(overlaps) {
             return Err(ErrorDetail::KeptByGraph { op }.into());
         }
         Ok(())
@@ -409,6 +379,24 @@ impl Allocation {
         self.note_only_user(&self.hazards.lock());
     }
 
+    /// Nobody may read what is behind `from` until it is written again. Returns where the last part there ends that anybody uses or may use again: work
+    /// that is not complete, a list of a graph, or a share that is neither the caller's nor a list's, whose parts are not known.
+    pub(crate) fn cut_off(self: &Arc<Self>, from: u64) -> u64 {
+        // Not under the lock: whoever learns of a completion is woken.
+        let users = self.hazards.lock().users();
+        users.iter().for_each(|used| used.stream.ask(used.ticket));
+        let mut hazards = self.hazards.lock();
+        let in_use = hazards.cut_off(from);
+        self.note_only_user(&hazards);
+        self.let_go(&mut hazards);
+        drop(hazards);
+        let kept = self.kept_by_graphs.lock();
+        if Arc::strong_count(self) > 1 + kept.shares {
+            return self.bytes;
+        }
+        kept.parts.iter().map(|part| part.end).fold(in_use, u64::max).min(self.bytes)
+    }
+
     /// Whether the first part of the range that cannot be read is one whose producer failed.
     pub(crate) fn is_poisoned(&self, range: &Range<u64>) -> bool {
         let hazards = self.hazards.lock();
@@ -438,18 +426,24 @@ impl Allocation {
     fn leak(&mut self) {
         let engine = self.engine.clone();
         match &mut self.backing {
-            Backing::Pool { block, .. } if engine.lost().is_some() => {
-                engine.memory.account.lock().abandon(*block);
+            Backing::Pool { block, drawn, .. } if engine.lost().is_some() => {
+                engine.memory.account.lock().abandon(*block, number(drawn));
             }
             Backing::Pool { block, .. } => {
                 let mut account = engine.memory.account.lock();
-                account.retire(*block);
+                // It is lost to its budget as well.
+                account.retire(*block, None);
                 account.leak(*block);
             }
             Backing::Foreign { owner, .. } => std::mem::forget(owner.take()),
         }
         std::mem::forget(engine);
     }
+}
+
+/// The budget's number.
+fn number(drawn: &Option<Arc<Allowance>>) -> Option<usize> {
+    drawn.as_ref().map(|drawn| drawn.number())
 }
 
 impl Drop for Allocation {
@@ -463,18 +457,18 @@ impl Drop for Allocation {
         let is_frozen = *self.frozen.get_mut();
         let (ptr, bytes) = (self.ptr, self.bytes);
         let what = match &mut self.backing {
-            Backing::Pool { block, .. } if bytes == 0 || !engine.is_usable() => {
-                return engine.memory.account.lock().abandon(*block);
+            Backing::Pool { block, drawn, .. } if bytes == 0 || !engine.is_usable() => {
+                return engine.memory.account.lock().abandon(*block, number(drawn));
             }
-            Backing::Pool { home, block } => {
+            Backing::Pool { home, block, drawn } => {
                 let home = if is_frozen { None } else { home.upgrade() };
                 if let Some(home) = home.filter(|home| !home.is_deserted()) {
                     let mine = |used: &Point| used.stream.id() == home.id() || used.is_complete();
                     if users.iter().all(mine) {
-                        return home.free_in_order(ptr, *block);
+                        return home.free_in_order(ptr, *block, number(drawn));
                     }
                 }
-                engine.memory.account.lock().retire(*block);
+                engine.memory.account.lock().retire(*block, number(drawn));
                 Remnant::Memory { ptr, bytes: *block }
             }
             Backing::Foreign { owner, .. } => {

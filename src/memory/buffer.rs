@@ -52,6 +52,17 @@ impl<T: Element> DeviceBuffer<T> {
         Arc::get_mut(&mut self.memory).filter(|memory| all && memory.can_be_freed())
     }
 
+    /// Makes it longer or shorter, as far as its memory goes.
+    pub(crate) fn set_len(&mut self, len: usize) {
+        self.len = len;
+    }
+
+    /// Nobody may read what is behind its end, until it is longer and written. Returns where in the memory the last use there ends, see
+    /// [`Allocation::cut_off`].
+    pub(crate) fn cut_off(&self) -> u64 {
+        self.memory.cut_off(self.span().range.end)
+    }
+
     /// The memory, and where its part of it begins.
     pub(super) fn place(&self) -> (&Arc<Allocation>, u64) {
         (&self.memory, self.start_bytes)

@@ -3,11 +3,13 @@
 //! | module | decides |
 //! |---|---|
 //! | [`retired`] | what is freed when its last user is complete |
+//! | [`allowance`] | the budget that allocations draw from |
 //! | [`claim`] | the memory of an allocation, taken over from other streams' pending uses if it must be |
 //! | [`prospect`] | how much could be had, and when |
 //! | [`pressure`] | what an allocation does that finds nothing |
 //! | [`reclaimers`] | the futures that wait for memory |
 
+pub(crate) mod allowance;
 pub(crate) mod claim;
 pub(crate) mod pressure;
 pub(crate) mod prospect;

@@ -10,16 +10,17 @@ use std::sync::Arc;
 
 use super::MemoryInfo;
 use super::allocation::Allocation;
-use super::reclaim::claim::Backoff;
-use crate::backend::{DriverResult, SharedMapping};
+use super::beside_pool;
+use super::beside_pool::OUT_OF_MEMORY;
+use crate::backend::SharedMapping;
 use crate::error::shared::SharedProblem;
 use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::runtime::Engine;
 use crate::runtime::stream_state::StreamState;
 use crate::system::memfd;
+use gpu_await_protocol::account::Account;
 
 const INVALID_VALUE: i32 = 1;
-const OUT_OF_MEMORY: i32 = 2;
 
 /// Unmapped when it is dropped, unless the device is lost.
 pub(crate) struct SharedMemory {
@@ -36,11 +37,11 @@ impl SharedMemory {
     pub(crate) fn create(stream: &Arc<StreamState>, bytes: u64) -> Result<(SharedMemory, OwnedFd)> {
         let engine = stream.engine();
         engine.check_open()?;
-        let full = || MemoryInfo::out_of_memory(stream, "shared".into(), bytes);
-        if !claim(stream, bytes) {
+        let full = || MemoryInfo::out_of_memory(stream, "shared".into(), bytes, None);
+        if !beside_pool::claim(stream, bytes, Account::share) {
             return Err(full());
         }
-        match create(engine, bytes) {
+        match beside_pool::make(engine, || engine.backend.shared_create(bytes)) {
             Ok((raw, number)) => {
                 let mapping = SharedMemory { engine: engine.clone(), raw, is_made_here: true };
                 // SAFETY: the backend made it for this call.
@@ -89,49 +90,6 @@ impl SharedMemory {
         }
         Allocation::mapped(&engine, ptr, bytes, written, Box::new(self))
     }
-}
-
-/// Takes room of the limit; false if there is none, also when all that streams keep was returned.
-fn claim(stream: &Arc<StreamState>, bytes: u64) -> bool {
-    let (engine, mut backoff) = (stream.engine(), Backoff::default());
-    let is_claimed = || engine.memory.account.lock().share(bytes);
-    if is_claimed() {
-        return true;
-    }
-    loop {
-        give_back(engine);
-        if is_claimed() {
-            return true;
-        }
-        // Another thread may be moving it.
-        if !engine.is_there(stream, bytes) || !backoff.pause() {
-            return false;
-        }
-    }
-}
-
-/// Makes it, if it must be of what the pool reserves and does not use: frees on streams that are about to run.
-fn create(engine: &Arc<Engine>, bytes: u64) -> DriverResult<(SharedMapping, i32)> {
-    let mut backoff = Backoff::default();
-    loop {
-        match engine.backend.shared_create(bytes) {
-            Err(DriverCode { code: OUT_OF_MEMORY, .. }) => {}
-            made => return made,
-        }
-        let reserved = engine.backend.pool_info()?.reserved;
-        give_back(engine);
-        engine.backend.pool_trim(0)?;
-        if reserved <= engine.memory.account.lock().figures().held() || !backoff.pause() {
-            return engine.backend.shared_create(bytes);
-        }
-    }
-}
-
-/// Returns to the pool what streams and graphs keep.
-fn give_back(engine: &Arc<Engine>) {
-    engine.memory.graphs.give_up();
-    engine.flush();
-    engine.collect_freed();
 }
 
 /// Makes a mapping read-only. Blocks for a driver call.

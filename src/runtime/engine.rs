@@ -49,6 +49,7 @@ use crate::error::{DriverCode, Error, Result};
 use crate::memory::reclaim::pressure::Pressure;
 use crate::memory::reclaim::retired::Block;
 use crate::thread::{locks, worker};
+use gpu_await_protocol::account::Account;
 use gpu_await_protocol::cadence::Completion;
 
 /// How a device's completions are learned; from the builder.
@@ -129,6 +130,7 @@ impl<S: DeviceStream> Engine<S> {
             DeviceKind::Cuda => "cuda",
             DeviceKind::Host => "host",
         };
+        let account = Account::new(limit, options.on_pressure == Pressure::Fail);
         // ORDERING: Relaxed: only uniqueness matters.
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let label = format!("{kind}:{}", backend.ordinal());
@@ -137,7 +139,7 @@ impl<S: DeviceStream> Engine<S> {
         let pacing = Pacing::new(&state, options.stepped);
         let attention = &pacing.attention;
         let engine = Arc::new(Engine {
-            memory: DeviceMemory::new(limit, &state, attention),
+            memory: DeviceMemory::new(account, &state, attention),
             pools: MarkerPools::new(&backend, &state),
             background: Background::new(&backend, &state, attention, options.stepped),
             ending: DeviceEnd::new(&state, attention),

@@ -239,7 +239,9 @@ impl Poller {
 
     /// When to check an idle device next.
     fn next_watch(&mut self, engine: &Engine, now: u64) -> u64 {
-        if !engine.ending.is_watched() {
+        // A reservation keeps waiting on an idle device as well.
+        let reserves = engine.memory.account.lock().reservations.waiting() > 0;
+        if !reserves && !engine.ending.is_watched() {
             return u64::MAX;
         }
         if now >= self.last_probe + cadence::WATCH_NS {

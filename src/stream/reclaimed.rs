@@ -64,7 +64,7 @@ impl Stream {
             engine.check_open()?;
             let version = reclaimer.version();
             let reach = Reach::of(engine)?;
-            let outlook = engine.outlook(stream, bytes, reach.bytes());
+            let outlook = engine.outlook(stream, bytes, reach.bytes(), self.budget());
             let waits = match &outlook.prospect {
                 Prospect::Fits => return Ok(()),
                 Prospect::Never if engine.memory.graphs.give_up() => continue,

@@ -153,7 +153,7 @@ impl TracedAs for Traced {
             task,
             waits_for: waits_for.collect(),
             submitted_ns,
-            buffers_bytes: stream.engine().memory.account.lock().figures().allocated,
+            buffers_bytes: stream.engine().memory.account.lock().figures().of_buffers(),
         };
         let events = events.filter(|(start, end)| {
             if is_untimed.get() {

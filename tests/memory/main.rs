@@ -18,6 +18,7 @@ mod under_test {
 
 mod block_cache;
 mod frozen;
+mod growable;
 mod lent;
 mod mapped;
 mod mapped_values;
@@ -25,6 +26,7 @@ mod memory;
 mod memory_limit;
 mod parts;
 mod pieces;
+mod reservations;
 #[cfg(all(target_os = "linux", not(miri)))]
 mod shared;
 mod slabs;

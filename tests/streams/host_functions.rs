@@ -557,6 +557,10 @@ const CALL_NO_DRIVER: &[&str] = &[
     // Of sibling crates.
     "Process::is_here",
     "Process::remembered",
+    // Called with `reserved_len`.
+    "GrowableBuffer::committed_bytes",
+    "GrowableBuffer::slice_mut",
+    "GrowableBuffer::view_mut",
     "Region::new",
     "Region::report",
     "Region::last_run",

@@ -74,6 +74,13 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
     let buffer = || full.full(8, 1.0f32).queued();
     let pinned = || full.pinned::<f32>(8);
     let other = idle.full(8, 2.0f32).queued()?;
+    let reservation = Arc::new(device.try_reserve(512)?);
+    let drawing = (reservation.clone(), full.clone());
+    let growable = || {
+        let mut made = futures::executor::block_on(device.growable::<u8>(8 << 20))?;
+        futures::executor::block_on(made.grow(100)).map(|()| made)
+    };
+    let [mut grows, mut shrinks, mut borrowed] = [growable()?, growable()?, growable()?];
     idle.synchronize()?;
     #[cfg(target_os = "linux")]
     let shared_buffer = futures::executor::block_on(device.shared::<u8>(8))?;
@@ -143,6 +150,10 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
         "DeviceTimeline::snapshot", device => |d| d.timeline().snapshot();
         "Device::trim", device => |d| at_once(d.trim(0));
         "Device::reclaimed", device => |d| at_once(d.reclaimed(1));
+        "Device::reserve", device => |d| at_once(d.reserve(1));
+        "Device::try_reserve", device => |d| d.try_reserve(1);
+        "Reserve::poll", device => |d| at_once(d.reserve(1));
+        "Reservation::nested", reservation => |r| r.nested(1);
         "Stream::reclaimed", full => |s| at_once(s.reclaimed(1));
         "Device::trim_pinned", device => |d| at_once(d.trim_pinned(0));
         "Device::enable_peer", device => |d| at_once(d.enable_peer(&d));
@@ -161,6 +172,14 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
         // SAFETY: refused before anybody looks at the handle, and in `ONLY_WHERE_REFUSED`.
         "Device::import_event", device => |d| unsafe { d.import_event(&[0; 64]) };
     }
+    let d = device.clone();
+    list.refuses("Device::growable", move || at_once(d.growable::<u8>(8)));
+    list.refuses("GrowableBuffer::grow", move || at_once(grows.grow(4 << 20)));
+    list.refuses("GrowableBuffer::shrink", move || at_once(shrinks.shrink(0)));
+    list.answers("GrowableBuffer::reserved_len", move || {
+        let whole = (borrowed.reserved_len(), borrowed.committed_bytes());
+        (whole, borrowed.view_mut().len(), borrowed.slice_mut(..1).map(|part| part.len()))
+    });
     #[cfg(target_os = "linux")]
     {
         let (d, descriptors) = (device.clone(), shared_buffer.descriptors()?);
@@ -174,6 +193,10 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
     }
     each! { answers:
         "Device::stats", device => |d| d.stats();
+        "Reservation::size_bytes", reservation => |r| r.size_bytes();
+        "Reservation::left_bytes", reservation => |r| r.left_bytes();
+        "Reservation::stream", drawing => |d| drop(d.0.stream(&d.1));
+        "Reservation::shrink", reservation => |r| r.shrink(0);
         "Device::lost", device => |d| once(d.lost());
         "Loss::poll", device => |d| once(d.lost());
         "Device::legacy_stream", device => |d| drop(d.legacy_stream());

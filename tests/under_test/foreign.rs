@@ -607,6 +607,11 @@ pub(crate) const PROBES: &[Probe] = &[
         },
     },
     Probe {
+        calls: &["stream"],
+        outcome: WrongDevice,
+        run: |pair| pair.ours.try_reserve(512)?.stream(&pair.elsewhere).map(drop),
+    },
+    Probe {
         calls: &["with_default_stream"],
         outcome: WrongDevice,
         run: |pair| pair.ours.with_default_stream(&pair.elsewhere).map(drop),

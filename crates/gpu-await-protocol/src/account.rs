@@ -10,6 +10,7 @@
 //! | kept | in a stream's block cache |
 //! | leaked | the driver refused its free, or nobody knows when its use ends; permanent |
 //! | shared | made with a descriptor, for other processes as well: beside the pool |
+//! | committed | of buffers that grow in place: beside the pool |
 //!
 //! | transition | from | to |
 //! |---|---|---|
@@ -24,14 +25,32 @@
 //! | [`leak`](Account::leak) | pending | leaked |
 //! | [`share`](Account::share) | fresh | shared |
 //! | [`unshare`](Account::unshare) | shared | nowhere: unmapped here |
+//! | [`commit`](Account::commit) | fresh | committed |
+//! | [`uncommit`](Account::uncommit) | committed | nowhere: unmapped |
+//!
+//! Budgets ([`reservations`](super::reservations)) are promises, and no places: what is left of them is for their allocations alone. Those
+//! may have what is pending and kept as well, as far as the device may wait.
+//!
+//! | transition | changes |
+//! |---|---|
+//! | [`reserve`](Account::reserve) | makes a budget of what no other budget and no buffer has |
+//! | `claim`, `reuse` with a budget | draw from it |
+//! | `unclaim`, `keep`, `retire` and `abandon` with a budget | give back to it |
+//! | [`shrink`](Account::shrink) | makes a budget smaller, down to nothing |
 //!
 //! # Invariants
-//! 1. `allocated + pending + kept + leaked + shared` never exceeds the limit: only a claim and `share` raise it
+//! 1. `allocated + pending + kept + leaked + shared + committed` never exceeds the limit: only a claim, `share` and `commit` raise it
 //!    (`no_transition_exceeds_the_limit`).
 //! 2. Nothing is counted twice or lost (`every_byte_is_in_one_place`).
+//! 3. `allocated + leaked + shared + committed` and what is left of budgets never exceed the limit together, but by leaks: an allocation that draws fits
+//!    once enough of what is pending and kept was taken over (`budgets_are_kept`).
 #![forbid(unsafe_code)]
 
+use std::task::Waker;
+
 use smallvec::SmallVec;
+
+use super::reservations::Reservations;
 
 /// The granularity to which every backend aligns and rounds.
 const GRAIN: u64 = 512;
@@ -55,15 +74,25 @@ pub struct Figures {
     pub leaked: u64,
     /// Bytes that were made here for other processes as well.
     pub shared: u64,
+    /// Bytes of buffers that grow in place.
+    pub committed: u64,
     /// Bytes of other processes that are mapped here: theirs, so no part of the limit.
     pub imported: u64,
     /// Buffers alive.
     pub buffers: u64,
-    /// The most that `allocated + pending` ever was.
+    /// What is left of budgets, some of it perhaps in memory that is pending or kept.
+    pub budgeted: u64,
+    /// The most that `allocated + committed + pending` ever was.
     pub used_peak: u64,
 }
 
 impl Figures {
+    /// Memory of buffers, of both kinds.
+    #[inline]
+    pub fn of_buffers(&self) -> u64 {
+        self.allocated + self.committed
+    }
+
     /// All memory that the pool gave out.
     #[inline]
     pub fn held(&self) -> u64 {
@@ -75,7 +104,11 @@ impl Figures {
 #[derive(Debug)]
 pub struct Account {
     limit: u64,
+    /// Freed memory is nobody's until no work uses it: allocations do not wait on the device.
+    is_strict: bool,
     figures: Figures,
+    /// The budgets, and who waits for one.
+    pub reservations: Reservations,
     /// Rises when memory is freed by a buffer, or comes free.
     version: u64,
     /// The version at which the driver refused a block that fits, and its size.
@@ -83,16 +116,18 @@ pub struct Account {
 }
 
 impl Account {
-    /// Nothing is in use yet.
+    /// Nothing is in use yet. `is_strict`: allocations do not take over what other streams still use.
     #[inline]
-    pub fn new(limit: u64) -> Self {
-        Account { limit, figures: Figures::default(), version: 0, refused: None }
+    pub fn new(limit: u64, is_strict: bool) -> Self {
+        let (figures, reservations) = (Figures::default(), Reservations::default());
+        Account { limit, is_strict, figures, reservations, version: 0, refused: None }
     }
 
     /// The figures of this moment.
     #[inline]
     pub fn figures(&self) -> Figures {
-        Figures { used_peak: self.used_peak(), ..self.figures }
+        let (used_peak, budgeted) = (self.used_peak(), self.reservations.left());
+        Figures { used_peak, budgeted, ..self.figures }
     }
 
     /// A number that rises when memory is freed by a buffer, or comes free.
@@ -115,31 +150,51 @@ impl Account {
         self.refused.is_some_and(|(version, least)| version == self.version && least <= block)
     }
 
-    /// How much more may be allocated.
+    /// How much more may be allocated, by everybody or from a budget.
     #[inline]
-    pub fn room(&self) -> u64 {
-        self.limit.saturating_sub(self.figures.held() + self.figures.shared)
+    pub fn room(&self, budget: Option<usize>) -> u64 {
+        self.fresh(budget).min(self.most(budget))
     }
 
-    /// The memory available to everything but buffers and leaks.
+    /// The memory available to everything but buffers, leaks and, without a budget, those.
     #[inline]
-    pub fn most(&self) -> u64 {
-        let Figures { allocated, leaked, shared, .. } = self.figures;
-        self.limit.saturating_sub(allocated + leaked + shared)
+    pub fn most(&self, budget: Option<usize>) -> u64 {
+        let promised = if budget.is_none() { self.reservations.left() } else { 0 };
+        self.limit.saturating_sub(self.taken() + promised)
     }
 
-    /// How much is missing for a block, after this much was taken over.
+    /// The memory that no place has.
+    fn fresh(&self, budget: Option<usize>) -> u64 {
+        let Figures { pending, kept, .. } = self.figures;
+        let promised = match budget {
+            // It may not be had from what is pending.
+            None if self.is_strict => self.reservations.left(),
+            _ => 0,
+        };
+        self.limit.saturating_sub(self.taken() + pending + kept + promised)
+    }
+
+    /// The memory that does not come back by itself.
+    fn taken(&self) -> u64 {
+        let Figures { allocated, leaked, shared, committed, .. } = self.figures;
+        allocated + leaked + shared + committed
+    }
+
+    /// How much is missing for a block, after this much was taken over; all of it, if taking over does not help.
     #[inline]
-    pub fn lacks(&self, block: u64, taken: u64) -> u64 {
-        block.saturating_sub(taken).saturating_sub(self.room())
+    pub fn lacks(&self, block: u64, taken: u64, budget: Option<usize>) -> u64 {
+        if block > self.most(budget) {
+            return block;
+        }
+        block.saturating_sub(taken).saturating_sub(self.fresh(budget))
     }
 
     /// A buffer gets a block: of `taken` pending bytes, as far as they go, and of fresh memory. False,
-    /// and nothing happens, if that would exceed the limit.
+    /// and nothing happens, if that would exceed the limit, or what is left of the budget.
     #[must_use]
     #[inline]
-    pub fn claim(&mut self, block: u64, taken: u64) -> bool {
-        if self.lacks(block, taken) > 0 {
+    pub fn claim(&mut self, block: u64, taken: u64, budget: Option<usize>) -> bool {
+        if self.lacks(block, taken, budget) > 0 || !self.draw(block, budget) {
             return false;
         }
         self.figures.pending -= taken.min(block);
@@ -148,26 +203,78 @@ impl Account {
         true
     }
 
+    fn draw(&mut self, block: u64, budget: Option<usize>) -> bool {
+        budget.is_none_or(|budget| self.reservations.draw(budget, block))
+    }
+
+    fn undraw(&mut self, block: u64, budget: Option<usize>) {
+        if let Some(budget) = budget {
+            self.reservations.undraw(budget, block);
+        }
+    }
+
+    /// Makes a budget of memory that no other budget and no buffer has. `within_reach` is all that the device can give, whatever
+    /// the limit is; `holder` the task that awaited it.
+    pub fn reserve(
+        &mut self,
+        bytes: u64,
+        within_reach: u64,
+        holder: Option<Waker>,
+    ) -> Result<usize, Option<Waker>> {
+        if bytes > self.unreserved(within_reach) {
+            return Err(holder);
+        }
+        Ok(self.reservations.open(bytes, holder))
+    }
+
+    /// How much [`reserve`](Self::reserve) can have now.
+    pub fn unreserved(&self, within_reach: u64) -> u64 {
+        let beyond = self.limit.saturating_sub(within_reach);
+        let most = self.most(None).saturating_sub(beyond);
+        if self.is_strict { most.min(self.fresh(None).saturating_sub(beyond)) } else { most }
+    }
+
+    /// How much [`reserve`](Self::reserve) could ever have of a device with so much memory.
+    pub fn reservable(&self, total: u64) -> u64 {
+        self.limit.min(total).saturating_sub(self.figures.leaked)
+    }
+
+    /// Makes a budget smaller.
+    pub fn shrink(&mut self, budget: usize, bytes: u64) {
+        self.reservations.shrink(budget, bytes);
+        self.version += 1;
+    }
+
     /// Undoes a claim, which does not count in the peak.
     #[inline]
-    pub fn unclaim(&mut self, block: u64, taken: u64) {
+    pub fn unclaim(&mut self, block: u64, taken: u64, budget: Option<usize>) {
+        self.undraw(block, budget);
         self.figures.allocated -= block;
         self.figures.pending += taken.min(block);
         self.figures.buffers -= 1;
         self.version += 1;
     }
 
-    /// A buffer gets a block of the stream's cache.
+    /// A buffer gets a block of the stream's cache. False, and nothing happens, if that is another budget's memory, or more than
+    /// what is left of this one.
+    #[must_use]
     #[inline]
-    pub fn reuse(&mut self, block: u64) {
+    pub fn reuse(&mut self, block: u64, budget: Option<usize>) -> bool {
+        // In the cache it was within the limit: only budgets make it too much.
+        let is_promised = self.reservations.left() > 0 && block > self.most(budget);
+        if is_promised || !self.draw(block, budget) {
+            return false;
+        }
         self.figures.kept -= block;
         self.figures.allocated += block;
         self.figures.buffers += 1;
+        true
     }
 
     /// A stream's cache gets a buffer's block.
     #[inline]
-    pub fn keep(&mut self, block: u64) {
+    pub fn keep(&mut self, block: u64, budget: Option<usize>) {
+        self.undraw(block, budget);
         self.peak();
         self.figures.allocated -= block;
         self.figures.kept += block;
@@ -177,7 +284,8 @@ impl Account {
 
     /// A buffer's block waits for device work.
     #[inline]
-    pub fn retire(&mut self, block: u64) {
+    pub fn retire(&mut self, block: u64, budget: Option<usize>) {
+        self.undraw(block, budget);
         self.figures.allocated -= block;
         self.figures.pending += block;
         self.figures.buffers -= 1;
@@ -201,7 +309,8 @@ impl Account {
 
     /// A buffer's block went with its device.
     #[inline]
-    pub fn abandon(&mut self, block: u64) {
+    pub fn abandon(&mut self, block: u64, budget: Option<usize>) {
+        self.undraw(block, budget);
         self.peak();
         self.figures.allocated -= block;
         self.figures.buffers -= 1;
@@ -220,7 +329,7 @@ impl Account {
     /// Counts memory beside the pool. False, and nothing happens, if that would exceed the limit.
     #[must_use]
     pub fn share(&mut self, bytes: u64) -> bool {
-        let fits = bytes <= self.room();
+        let fits = bytes <= self.room(None);
         self.figures.shared += if fits { bytes } else { 0 };
         fits
     }
@@ -228,6 +337,21 @@ impl Account {
     /// That memory is not mapped here any more.
     pub fn unshare(&mut self, bytes: u64) {
         self.figures.shared -= bytes;
+        self.version += 1;
+    }
+
+    /// Counts memory beside the pool for a buffer that grows. False, and nothing happens, if that would exceed the limit.
+    #[must_use]
+    pub fn commit(&mut self, bytes: u64) -> bool {
+        let fits = bytes <= self.room(None);
+        self.figures.committed += if fits { bytes } else { 0 };
+        fits
+    }
+
+    /// That memory is not there any more.
+    pub fn uncommit(&mut self, bytes: u64) {
+        self.peak();
+        self.figures.committed -= bytes;
         self.version += 1;
     }
 
@@ -247,7 +371,8 @@ impl Account {
     }
 
     fn used_peak(&self) -> u64 {
-        self.figures.used_peak.max(self.figures.allocated + self.figures.pending)
+        let Figures { allocated, committed, pending, used_peak, .. } = self.figures;
+        used_peak.max(allocated + committed + pending)
     }
 }
 

@@ -20,6 +20,7 @@
 //! 5. Clearing poison exposes nothing that was never written (`spans_say_what_every_byte_would`).
 //! 6. A range for which [`only_user`](Hazards::only_user) names a stream has no pending dependency on others and is entirely readable
 //!    (`the_only_user_waits_for_nothing`).
+//! 7. What was cut off is unwritten, whoever still uses it (`spans_say_what_every_byte_would`).
 //!
 //! Pinned by the property tests in `tests/models/hazard.rs`.
 #![forbid(unsafe_code)]
@@ -213,6 +214,19 @@ impl<S: Track + Clone + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
             }
         }
         users
+    }
+
+    /// Nobody may read what is behind `from` until it is written again, whoever still uses it. Returns the end of the last part there that is in use,
+    /// or `from`.
+    pub fn cut_off(&mut self, from: u64) -> u64 {
+        let all = from..self.spans.last().map_or(from, |span| span.end);
+        self.change(&all, |span, replaced| {
+            span.content.turn_into(Content::Unwritten, replaced);
+            span.writer.take_if(|writer| writer.is_complete());
+            span.readers.retain(|reader| !reader.is_complete());
+        });
+        let in_use = |span: &&Tracked<S, P>| span.writer.is_some() || !span.readers.is_empty();
+        self.spans.iter().rev().find(in_use).map_or(from, |span| span.end.max(from))
     }
 
     /// The end of each span.

@@ -19,6 +19,7 @@
 //! | [`device_clock`] | times of the device on the host's clock |
 //! | [`account`], [`block_cache`], [`buddy`] | how much memory is in use; which freed block is used again; free blocks of a slab |
 //! | [`copies`] | which pieces may be copied together, and by what |
+//! | [`reservations`] | who may use how much of the memory, and who waits for that |
 //! | [`grains`] | which of a device's multiprocessors belong to whom |
 //! | [`admission`], [`batching`] | who is admitted, and which requests form a batch, by deadlines and what requests took lately |
 //! | [`cancellable_queues`], [`service_times`] | queues that entries leave from anywhere; how long requests took |
@@ -47,6 +48,7 @@ pub mod owed;
 pub mod park;
 pub mod point;
 pub mod ready_tasks;
+pub mod reservations;
 pub mod service_times;
 pub mod sharing;
 pub mod submission;

@@ -343,7 +343,7 @@ impl Memory {
         let end = address.checked_add(bytes)?;
         let allocation =
             self.allocations.range(..=address).next_back().and_then(|(&start, allocation)| {
-                let inside = end <= start + allocation.bytes && allocation.freeing.is_none();
+                let inside = self.reaches(start, allocation, end) && allocation.freeing.is_none();
                 inside.then_some(Owner::Allocation(allocation.number))
             });
         let owner = allocation.or_else(|| self.registration_of(address, end))?;
@@ -382,6 +382,18 @@ impl Memory {
         (address < start + allocation.bytes).then_some((start, allocation))
     }
 
+    /// Whether an allocation goes on to `end`; a mapping does with those right behind it.
+    fn reaches(&self, start: Address, allocation: &Allocation, end: Address) -> bool {
+        let mut reached = start + allocation.bytes;
+        while reached < end && allocation.layout.is_none() {
+            match self.allocations.get(&reached).filter(|next| next.layout.is_none()) {
+                Some(next) => reached += next.bytes,
+                None => break,
+            }
+        }
+        end <= reached
+    }
+
     fn registration_of(&self, address: Address, end: Address) -> Option<Owner> {
         let (&start, registration) = self.registrations.range(..=address).next_back()?;
         (end <= start + registration.bytes).then_some(Owner::Registration(registration.number))
@@ -408,7 +420,7 @@ impl Memory {
             Owner::Allocation(number) => {
                 self.allocations.range(..=place.address).next_back().is_some_and(
                     |(&start, allocation)| {
-                        allocation.number == number && end <= start + allocation.bytes
+                        allocation.number == number && self.reaches(start, allocation, end)
                     },
                 )
             }

@@ -1,5 +1,5 @@
-//! Memory with a file descriptor: reserved addresses, handles, mappings. Behind a descriptor is a file without a name, so that two processes
-//! under the stand-in have the same memory.
+//! Memory beside the pools: reserved addresses, handles, mappings, perhaps with a file descriptor. All of it is in files without a name, so that two
+//! processes under the stand-in have the same memory.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -33,8 +33,8 @@ struct Shareable {
 
 struct Reserved {
     bytes: usize,
-    /// What is mapped there.
-    mapped: Option<Arc<Shareable>>,
+    /// What is mapped there, by address.
+    mapped: BTreeMap<Address, Arc<Shareable>>,
 }
 
 impl Shared {
@@ -60,12 +60,12 @@ pub(crate) struct AllocationProp {
 }
 
 impl World {
-    /// Of pinned memory of a device, with a descriptor.
+    /// Of pinned memory of a device, with a descriptor or without.
     fn shareable(&mut self, given: &[AllocationProp]) -> Outcome<usize> {
         match given.first() {
             Some(&AllocationProp {
                 alloc_type: 1,
-                handle_types: POSIX_FILE_DESCRIPTOR,
+                handle_types: 0 | POSIX_FILE_DESCRIPTOR,
                 location: [1, device],
                 win32_meta_data: 0,
                 flags: [0, 0, 0, 0, 0, 0, 0, 0],
@@ -93,12 +93,35 @@ impl World {
         }
     }
 
+    /// The reserved range that these addresses are in.
     fn reserved_at(&mut self, address: Address, bytes: usize) -> Outcome<&mut Reserved> {
-        if self.shared.reserved.get(&address).is_none_or(|range| range.bytes != bytes) {
-            self.journal.misuse(format!("{bytes} bytes at {address:#x} are not a reserved range"));
+        let found = self.shared.reserved.range_mut(..=address).next_back();
+        match found.filter(|(start, range)| address + bytes <= **start + range.bytes) {
+            Some((_, range)) => Ok(range),
+            None => {
+                let what = format!("{bytes} bytes at {address:#x} are in no reserved range");
+                self.journal.misuse(what);
+                Err(code::INVALID_VALUE)
+            }
+        }
+    }
+
+    /// Whole mappings, one behind the other, that these addresses are.
+    fn mapped_at(&mut self, address: Address, bytes: usize) -> Outcome<Vec<Address>> {
+        let (mut end, mut found) = (address, Vec::new());
+        let range = self.reserved_at(address, bytes)?;
+        for (start, mapped) in range.mapped.range(address..address + bytes) {
+            if *start != end {
+                break;
+            }
+            end += mapped.bytes;
+            found.push(*start);
+        }
+        if found.is_empty() || end != address + bytes {
+            self.journal.misuse(format!("{bytes} bytes at {address:#x} are no whole mappings"));
             return Err(code::INVALID_VALUE);
         }
-        self.shared.reserved.get_mut(&address).ok_or(code::INVALID_VALUE)
+        Ok(found)
     }
 }
 
@@ -269,7 +292,7 @@ pub(crate) extern "C" fn cuMemAddressReserve(
             }
             let start =
                 mmap(0, bytes, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)?;
-            world.shared.reserved.insert(start, Reserved { bytes, mapped: None });
+            world.shared.reserved.insert(start, Reserved { bytes, mapped: BTreeMap::new() });
             address.put(start)
         },
     )
@@ -288,7 +311,8 @@ pub(crate) extern "C" fn cuMemMap(
         "cuMemMap",
         |_| format!("bytes={bytes} handle={handle:#x}"),
         |mut world| {
-            if world.reserved_at(address, bytes)?.mapped.is_some() {
+            let there = &world.reserved_at(address, bytes)?.mapped;
+            if there.range(address..address + bytes).next().is_some() {
                 return Err(code::INVALID_VALUE);
             }
             let Some(known) = world.shared.handles.get(&(handle as Handle)).cloned() else {
@@ -299,7 +323,7 @@ pub(crate) extern "C" fn cuMemMap(
             }
             let (device, number) = (known.device, known.file.as_raw_fd());
             mmap(address, bytes, libc::PROT_NONE, libc::MAP_SHARED | libc::MAP_FIXED, number)?;
-            world.reserved_at(address, bytes)?.mapped = Some(known);
+            world.reserved_at(address, bytes)?.mapped.insert(address, known);
             world.memory.enter_mapping(address, bytes, device);
             Ok(())
         },
@@ -322,10 +346,8 @@ pub(crate) unsafe extern "C" fn cuMemSetAccess(
         "cuMemSetAccess",
         |world| format!("{} flags={flags}", world.memory.label(address)),
         |mut world| {
-            let Some(mapped) = &world.reserved_at(address, bytes)?.mapped else {
-                return Err(code::INVALID_VALUE);
-            };
-            let device = mapped.device;
+            let parts = world.mapped_at(address, bytes)?;
+            let device = world.reserved_at(address, bytes)?.mapped[&address].device;
             world.alive(device)?;
             if given.len() != 1 || given[0][..2] != [1, device as c_int] || !matches!(flags, 1 | 3)
             {
@@ -338,7 +360,7 @@ pub(crate) unsafe extern "C" fn cuMemSetAccess(
             if unsafe { libc::mprotect(pages, bytes, protection) } != 0 {
                 return Err(code::OPERATING_SYSTEM);
             }
-            world.memory.set_access(address, writes);
+            parts.iter().for_each(|part| world.memory.set_access(*part, writes));
             Ok(())
         },
     )
@@ -351,15 +373,16 @@ pub(crate) extern "C" fn cuMemUnmap(address: Address, bytes: usize) -> Code {
         "cuMemUnmap",
         |world| world.memory.label(address),
         |mut world| {
-            let Some(mapped) = world.reserved_at(address, bytes)?.mapped.take() else {
-                return Err(code::INVALID_VALUE);
-            };
-            let device = mapped.device;
-            world.let_go(mapped);
-            if let Some(owner) = world.memory.leave_mapping(address) {
-                world.check_unused(owner);
+            for part in world.mapped_at(address, bytes)? {
+                let mapped = world.reserved_at(part, 0)?.mapped.remove(&part);
+                let mapped = mapped.ok_or(code::INVALID_VALUE)?;
+                let device = mapped.device;
+                world.let_go(mapped);
+                if let Some(owner) = world.memory.leave_mapping(part) {
+                    world.check_unused(owner);
+                }
+                world.alive(device)?;
             }
-            world.alive(device)?;
             let how = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
             mmap(address, bytes, libc::PROT_NONE, how, -1).map(drop)
         },
@@ -372,7 +395,13 @@ pub(crate) extern "C" fn cuMemAddressFree(address: Address, bytes: usize) -> Cod
         "cuMemAddressFree",
         |_| format!("bytes={bytes}"),
         |mut world| {
-            if world.reserved_at(address, bytes)?.mapped.is_some() {
+            if world.shared.reserved.get(&address).is_none_or(|range| range.bytes != bytes) {
+                world
+                    .journal
+                    .misuse(format!("{bytes} bytes at {address:#x} are no reserved range"));
+                return Err(code::INVALID_VALUE);
+            }
+            if !world.reserved_at(address, bytes)?.mapped.is_empty() {
                 world.journal.misuse("a range is freed that something is mapped in".to_owned());
                 return Err(code::INVALID_VALUE);
             }

@@ -72,7 +72,6 @@ const _: () = {
 };
 
 /// `CUmemAllocationProp`.
-#[cfg(target_os = "linux")]
 #[repr(C)]
 pub(super) struct AllocationProp {
     alloc_type: c_int,
@@ -83,7 +82,6 @@ pub(super) struct AllocationProp {
     flags: [u8; 8],
 }
 
-#[cfg(target_os = "linux")]
 const _: () = {
     use cudarc::driver::sys::CUmemAllocationProp as Theirs;
     assert!(size_of::<AllocationProp>() == size_of::<Theirs>());
@@ -96,16 +94,21 @@ const _: () = {
     );
 };
 
-#[cfg(target_os = "linux")]
 impl AllocationProp {
     /// Of memory of a device that has a file descriptor.
+    #[cfg(target_os = "linux")]
     pub(super) fn with_descriptor(device: c_int) -> Self {
-        const PINNED: c_int = 1;
         const POSIX_FILE_DESCRIPTOR: c_int = 1;
+        AllocationProp { handle_types: POSIX_FILE_DESCRIPTOR, ..AllocationProp::of(device) }
+    }
+
+    /// Of memory of a device that is no other process's.
+    pub(super) fn of(device: c_int) -> Self {
+        const PINNED: c_int = 1;
         const DEVICE: c_int = 1;
         AllocationProp {
             alloc_type: PINNED,
-            handle_types: POSIX_FILE_DESCRIPTOR,
+            handle_types: 0,
             location_type: DEVICE,
             location_id: device,
             win32_meta_data: std::ptr::null_mut(),
@@ -243,29 +246,21 @@ entry_points! {
         cuGraphNodeGetType(Handle, *mut c_int);
         cuGraphKernelNodeGetParams_v2(Handle, *mut NodeParams);
         cuGraphKernelNodeGetAttribute(Handle, c_int, *mut c_void);
-        // For memory that several processes share.
+        // For memory that grows, and memory that several processes share.
+        cuMemGetAllocationGranularity(*mut usize, *const AllocationProp, c_int);
+        cuMemCreate(*mut u64, usize, *const AllocationProp, u64);
+        cuMemAddressReserve(*mut u64, usize, usize, u64, u64);
+        cuMemMap(u64, usize, usize, u64, u64);
+        cuMemSetAccess(u64, usize, *const MemAccess, usize);
+        cuMemUnmap(u64, usize);
+        cuMemAddressFree(u64, usize);
+        cuMemRelease(u64);
         #[cfg(target_os = "linux")]
         cuDeviceGetUuid_v2(*mut [u8; 16], c_int);
-        #[cfg(target_os = "linux")]
-        cuMemGetAllocationGranularity(*mut usize, *const AllocationProp, c_int);
-        #[cfg(target_os = "linux")]
-        cuMemCreate(*mut u64, usize, *const AllocationProp, u64);
         #[cfg(target_os = "linux")]
         cuMemExportToShareableHandle(*mut c_void, u64, c_int, u64);
         #[cfg(target_os = "linux")]
         cuMemImportFromShareableHandle(*mut u64, *mut c_void, c_int);
-        #[cfg(target_os = "linux")]
-        cuMemAddressReserve(*mut u64, usize, usize, u64, u64);
-        #[cfg(target_os = "linux")]
-        cuMemMap(u64, usize, usize, u64, u64);
-        #[cfg(target_os = "linux")]
-        cuMemSetAccess(u64, usize, *const MemAccess, usize);
-        #[cfg(target_os = "linux")]
-        cuMemUnmap(u64, usize);
-        #[cfg(target_os = "linux")]
-        cuMemAddressFree(u64, usize);
-        #[cfg(target_os = "linux")]
-        cuMemRelease(u64);
     }
     cuDeviceGetCount(*mut c_int);
     cuDeviceGet(*mut c_int, c_int);

@@ -11,11 +11,10 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::api::{AllocationProp, MemAccess};
+use super::api::AllocationProp;
 use super::exclusive::Exclusive;
-use super::{CudaBackend, NOT_SUPPORTED, newer};
+use super::{CudaBackend, newer};
 use crate::backend::{DevicePtr, DriverResult, SharedCalls, SharedMapping};
-use crate::error::DriverCode;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const POSIX_FILE_DESCRIPTOR: c_int = 1;
@@ -37,11 +36,6 @@ impl CudaBackend {
         Ok(SharedMapping { ptr: DevicePtr(ptr), bytes })
     }
 
-    fn show(&self, ptr: u64, size: usize, writes: bool) -> DriverResult<()> {
-        let access = MemAccess::of(self.device()?, writes);
-        newer!(self.cuMemSetAccess(ptr, size, &raw const access, 1))
-    }
-
     fn unmap(&self, mapping: &SharedMapping) -> DriverResult<()> {
         let (ptr, size) = (mapping.ptr.0, mapping.bytes as usize);
         newer!(self.cuMemUnmap(ptr, size))?;
@@ -59,20 +53,7 @@ impl SharedCalls for CudaBackend {
     fn shared_granularity(&self) -> DriverResult<u64> {
         // `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED`.
         const DESCRIPTORS: c_int = 103;
-        const MINIMUM: c_int = 0;
-        let device = self.device()?;
-        let call = "cuMemGetAllocationGranularity";
-        if self.api.device_attribute(DESCRIPTORS, device)? == 0 {
-            return Err(DriverCode { call, code: NOT_SUPPORTED });
-        }
-        let (prop, mut bytes) = (AllocationProp::with_descriptor(device), 0);
-        let _bound = self.bind()?;
-        let _relaxed = self.api.relax();
-        newer!(self.cuMemGetAllocationGranularity(&raw mut bytes, &raw const prop, MINIMUM))?;
-        if bytes.is_power_of_two() {
-            return Ok(bytes as u64);
-        }
-        Err(DriverCode { call, code: NOT_SUPPORTED })
+        self.granularity(DESCRIPTORS, AllocationProp::with_descriptor)
     }
 
     fn shared_create(&self, bytes: u64) -> DriverResult<(SharedMapping, i32)> {

@@ -8,6 +8,7 @@ use std::sync::Weak;
 
 use parking_lot::Mutex;
 
+use super::range::HostRange;
 use super::run::Command;
 use super::{ALIGNMENT, HostBackend, HostCore, INVALID_VALUE, OUT_OF_MEMORY, POISON, permitted};
 use crate::backend::{
@@ -28,16 +29,19 @@ pub(super) struct Memory {
     /// Counts an allocation from its submission to that of its free.
     pub(super) used: u64,
     pub(super) limit: u64,
-    /// Mappings of memory that other processes may map as well, by address, and how much of the limit they take.
+    /// Reserved addresses, by their beginning.
+    pub(super) ranges: BTreeMap<u64, HostRange>,
+    /// Mappings of memory that other processes may map as well, by address.
     #[cfg(target_os = "linux")]
     pub(super) shared: BTreeMap<u64, super::shared::Shared>,
-    pub(super) used_by_shared: u64,
+    /// How much of the limit these two take.
+    pub(super) used_beside_pool: u64,
 }
 
 impl Memory {
     /// How much more may be allocated.
     pub(super) fn left(&self) -> u64 {
-        self.limit.saturating_sub(self.used + self.used_by_shared)
+        self.limit.saturating_sub(self.used + self.used_beside_pool)
     }
 }
 
@@ -52,7 +56,10 @@ impl Memory {
         let is_block =
             block.is_some_and(|(start, block)| block.live && ptr.0 + bytes <= start + block.bytes);
         let has = |range: &Range<u64>| range.start <= ptr.0 && ptr.0 + bytes <= range.end;
-        is_block || self.adopted.iter().any(has)
+        let range = self.ranges.range(..=ptr.0).next_back();
+        let is_committed =
+            range.is_some_and(|(start, range)| ptr.0 + bytes <= start + range.committed);
+        is_block || is_committed || self.adopted.iter().any(has)
     }
 }
 
@@ -70,6 +77,7 @@ impl Drop for HostCore {
             // copy.
             #[cfg(target_os = "linux")]
             std::mem::forget(std::mem::take(&mut self.memory.lock().shared));
+            std::mem::forget(std::mem::take(&mut self.memory.lock().ranges));
             return;
         }
         for (start, block) in std::mem::take(&mut self.memory.lock().blocks) {
@@ -237,7 +245,7 @@ impl MemoryCalls for HostBackend {
     fn memory_info(&self) -> DriverResult<(u64, u64)> {
         self.shared.healthy("memory_info")?;
         let memory = self.shared.memory.lock();
-        let taken = memory.pool.reserved + memory.used_by_shared;
+        let taken = memory.pool.reserved + memory.used_beside_pool;
         Ok((memory.limit.saturating_sub(taken), memory.limit))
     }
 

@@ -52,7 +52,7 @@ impl SharedCalls for HostBackend {
             if memory.left() < bytes {
                 return Err(DriverCode { call: CALL, code: OUT_OF_MEMORY });
             }
-            memory.used_by_shared += bytes;
+            memory.used_beside_pool += bytes;
         }
         let made = memfd::create(bytes).and_then(|file| {
             let map = MmapOptions::new().len(bytes as usize).map_raw(&file)?;
@@ -61,7 +61,7 @@ impl SharedCalls for HostBackend {
         match made {
             Ok((map, number)) => Ok((self.enter(map, bytes), number)),
             Err(why) => {
-                self.shared.memory.lock().used_by_shared -= bytes;
+                self.shared.memory.lock().used_beside_pool -= bytes;
                 Err(code_of(CALL, &why))
             }
         }
@@ -100,7 +100,7 @@ impl SharedCalls for HostBackend {
         let mut memory = self.shared.memory.lock();
         let removed = memory.shared.remove(&mapping.ptr.0);
         let removed = removed.ok_or(DriverCode { call: "shared_unmap", code: INVALID_VALUE })?;
-        memory.used_by_shared -= removed.bytes;
+        memory.used_beside_pool -= removed.bytes;
         drop(memory);
         drop(removed.map);
         Ok(())

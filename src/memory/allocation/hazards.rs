@@ -104,6 +104,14 @@ impl AllocationHazards {
         }
     }
 
+    /// See [`Hazards::cut_off`]. Slabs do not grow: all of one stays.
+    pub(super) fn cut_off(&mut self, from: u64) -> u64 {
+        match self {
+            Self::Ranges(ranges) => ranges.cut_off(from),
+            Self::Slab(_) => u64::MAX,
+        }
+    }
+
     /// Poison that was replaced. Its drop may run code of a user's.
     #[inline]
     pub(super) fn replaced(&mut self) -> &mut Vec<Poison> {

@@ -35,6 +35,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
+use super::allowance::Allowance;
 use super::pressure::Pressure;
 use super::prospect::{Candidate, From};
 use super::retired::{Block, Remnant};
@@ -92,6 +93,8 @@ pub(crate) struct Claim<'l> {
     behind: Option<EventHandle>,
     /// How much of the account's pending bytes the block was claimed from.
     claimed: Option<u64>,
+    /// What it draws from.
+    allowance: Option<&'l Arc<Allowance>>,
     /// Whether a stream with possibly unsubmitted frees was locked by another thread.
     missed: bool,
 }
@@ -108,16 +111,17 @@ impl<'l> Claim<'l> {
     /// a block that should fit: as much as the whole is then taken over.
     ///
     /// # Errors
-    /// The thread may not call the driver; the device is lost or closed.
+    /// The thread may not call the driver; the device is lost or closed; it is more than what is left of the allowance.
     pub(crate) fn new(
         stream: &'l Arc<StreamState>,
         bytes: u64,
         forced: bool,
+        allowance: Option<&'l Arc<Allowance>>,
     ) -> Result<Option<Self>> {
         let engine = stream.engine();
-        let mut claim = Claim::of_nothing_yet(stream, bytes);
+        let mut claim = Claim::of_nothing_yet(stream, bytes, allowance)?;
         if !forced {
-            claim.ptr = stream.memory.reuse(&engine.memory.account, claim.block);
+            claim.ptr = stream.memory.reuse(&engine.memory.account, claim.block, claim.budget());
             if claim.ptr.is_some() || claim.settle() {
                 return Ok(Some(claim));
             }
@@ -130,13 +134,13 @@ impl<'l> Claim<'l> {
             || !std::mem::replace(&mut is_given_up, true) && engine.memory.graphs.give_up();
         loop {
             engine.check_open()?;
-            let most = engine.memory.account.lock().most();
+            let most = engine.memory.account.lock().most(claim.budget());
             if forced || most < claim.block {
                 claim.shrink();
             }
             if most < claim.block {
                 if of_graphs() {
-                    claim = Claim::of_nothing_yet(stream, bytes);
+                    claim = Claim::of_nothing_yet(stream, bytes, allowance)?;
                     continue;
                 }
                 // The claim would fail anyway: no memory is taken over.
@@ -156,16 +160,22 @@ impl<'l> Claim<'l> {
             // Its drop puts back the blocks: not under the lock.
             drop(claim);
             // Another thread may hold the missing memory, or the lock of a stream to wait for.
-            let may_come = !forced && engine.is_there(stream, block(bytes)) && backoff.pause();
+            let budget = allowance.map(|allowance| allowance.number());
+            let may_come =
+                !forced && engine.is_there(stream, block(bytes), budget) && backoff.pause();
             if !may_come && !of_graphs() {
                 return Ok(None);
             }
-            claim = Claim::of_nothing_yet(stream, bytes);
+            claim = Claim::of_nothing_yet(stream, bytes, allowance)?;
         }
     }
 
-    fn of_nothing_yet(stream: &'l Arc<StreamState>, bytes: u64) -> Self {
-        Claim {
+    fn of_nothing_yet(
+        stream: &'l Arc<StreamState>,
+        bytes: u64,
+        allowance: Option<&'l Arc<Allowance>>,
+    ) -> Result<Self> {
+        let mut claim = Claim {
             stream,
             asked: bytes,
             block: block_bytes(stream.engine(), bytes),
@@ -177,8 +187,23 @@ impl<'l> Claim<'l> {
             waits: SmallVec::new(),
             behind: None,
             claimed: None,
+            allowance,
             missed: false,
+        };
+        if let Some(allowance) = allowance {
+            let (_, left) = allowance.size_and_left();
+            if left < claim.block {
+                claim.shrink();
+            }
+            if left < claim.block {
+                return Err(allowance.spent(claim.block));
+            }
         }
+        Ok(claim)
+    }
+
+    fn budget(&self) -> Option<usize> {
+        self.allowance.map(|allowance| allowance.number())
     }
 
     /// Reduces the claim to the exact size requested; false if it was that already.
@@ -190,7 +215,7 @@ impl<'l> Claim<'l> {
     /// A buffer of nothing.
     pub(crate) fn of_nothing(engine: &Engine) {
         // Zero bytes fit any limit.
-        let _ = engine.memory.account.lock().claim(0, 0);
+        let _ = engine.memory.account.lock().claim(0, 0, None);
     }
 
     /// The size of the buffer.
@@ -267,7 +292,9 @@ impl<'l> Claim<'l> {
         let taken = self.taken();
         match forced {
             true => self.block.saturating_sub(taken),
-            false => self.stream.engine().memory.account.lock().lacks(self.block, taken),
+            false => {
+                self.stream.engine().memory.account.lock().lacks(self.block, taken, self.budget())
+            }
         }
     }
 
@@ -275,7 +302,8 @@ impl<'l> Claim<'l> {
     fn settle(&mut self) -> bool {
         self.freed += self.stream.take_freed(self.block.saturating_sub(self.taken()), None);
         let taken = self.taken();
-        let claimed = self.stream.engine().memory.account.lock().claim(self.block, taken);
+        let budget = self.budget();
+        let claimed = self.stream.engine().memory.account.lock().claim(self.block, taken, budget);
         self.claimed = claimed.then_some(taken);
         claimed
     }
@@ -408,7 +436,8 @@ impl<'l> Claim<'l> {
 
     fn unclaim(&mut self) {
         if let Some(taken) = self.claimed.take() {
-            self.stream.engine().memory.account.lock().unclaim(self.block, taken);
+            let budget = self.budget();
+            self.stream.engine().memory.account.lock().unclaim(self.block, taken, budget);
         }
     }
 
@@ -443,7 +472,7 @@ impl Drop for Claim<'_> {
             if self.claimed.is_some() {
                 self.put_rest();
             }
-            return self.stream.free_in_order(ptr, self.block);
+            return self.stream.free_in_order(ptr, self.block, self.budget());
         }
         self.unclaim();
         self.stream.put_freed(std::mem::take(&mut self.freed));

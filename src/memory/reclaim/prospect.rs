@@ -123,7 +123,12 @@ impl Engine {
 
     /// Whether `stream` could now have a block that it did not get a moment ago, counting memory that it may
     /// take over and memory that another thread is moving.
-    pub(crate) fn is_there(&self, stream: &Arc<StreamState>, block: u64) -> bool {
+    pub(crate) fn is_there(
+        &self,
+        stream: &Arc<StreamState>,
+        block: u64,
+        budget: Option<usize>,
+    ) -> bool {
         let streams = self.registry.streams();
         let _pressing = self.memory.pressing.lock();
         let may_wait = self.options.on_pressure == Pressure::Wait;
@@ -135,7 +140,7 @@ impl Engine {
         let account = self.memory.account.lock();
         let Figures { pending, kept, .. } = account.figures();
         let in_hand = (pending + kept).saturating_sub(usable + not);
-        account.lacks(block, usable + in_hand) == 0
+        account.lacks(block, usable + in_hand, budget) == 0
     }
 
     /// The outlook for a buffer of this many bytes on `stream`. A size that the driver refused does not fit
@@ -147,6 +152,7 @@ impl Engine {
         stream: &Arc<StreamState>,
         bytes: u64,
         within_reach: u64,
+        budget: Option<usize>,
     ) -> Outlook {
         let block = block(bytes);
         self.collect_freed();
@@ -167,7 +173,8 @@ impl Engine {
             .sum();
         let (room, most, figures, driver_refused) = {
             let account = self.memory.account.lock();
-            (account.room(), account.most(), account.figures(), account.is_refused(block))
+            let (room, most) = (account.room(budget), account.most(budget));
+            (room, most, account.figures(), account.is_refused(block))
         };
         let left = within_reach.saturating_sub(figures.held());
         let fresh = room.min(left);

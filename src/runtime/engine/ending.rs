@@ -4,7 +4,8 @@
 //! |---|---|
 //! | a `Loss` future, which stays pending and registered after a close | both |
 //! | a stream pool with pending acquires | both |
-//! | a future that waits for memory or for an operation | the loss |
+//! | a future that waits for memory | both |
+//! | a future that waits for an operation | the loss |
 //!
 //! # Invariants
 //! 1. A key stays its owner's until it is forgotten or the device is lost: the close takes wakers and leaves the keys
@@ -116,6 +117,7 @@ impl<S: DeviceStream> Engine<S> {
         // As if memory had moved: the waiters look, and see the close.
         self.memory.account.lock().release(0);
         self.memory.wake_reclaimers();
+        self.memory.wake_reservers();
     }
 
     /// Wakes every waiter of a lost device and quarantines lent memory; later calls do nothing. The caller
@@ -134,6 +136,7 @@ impl<S: DeviceStream> Engine<S> {
         let mourners = std::mem::take(&mut *self.ending.mourners.lock());
         mourners.into_iter().filter_map(|(_, waker)| waker).for_each(contain::wake);
         self.memory.reclaimers.take_older(u64::MAX).into_iter().for_each(contain::wake);
+        self.memory.wake_reservers();
         for stream in self.registry.streams() {
             stream.mourn();
         }

@@ -44,11 +44,15 @@ pub(crate) struct DeviceMemory<S> {
 }
 
 impl<S: DeviceStream> DeviceMemory<S> {
-    pub(super) fn new(limit: u64, state: &Arc<DeviceState>, attention: &Arc<Attention>) -> Self {
+    pub(super) fn new(
+        account: Account,
+        state: &Arc<DeviceState>,
+        attention: &Arc<Attention>,
+    ) -> Self {
         DeviceMemory {
             state: state.clone(),
             attention: attention.clone(),
-            account: CachePadded::new(Mutex::new(Account::new(limit))),
+            account: CachePadded::new(Mutex::new(account)),
             pressing: Mutex::default(),
             retired: Mutex::default(),
             freeing: Mutex::default(),
@@ -90,6 +94,12 @@ impl<S: DeviceStream> DeviceMemory<S> {
             let version = self.account.lock().version();
             self.reclaimers.take_older(version).into_iter().for_each(contain::wake);
         }
+    }
+
+    /// Wakes the futures that wait for a reservation, which look and see the loss or the close.
+    pub(super) fn wake_reservers(&self) {
+        let wakers = self.account.lock().reservations.take_wakers();
+        wakers.into_iter().for_each(contain::wake);
     }
 
     /// Lets `look` inspect the retired values.

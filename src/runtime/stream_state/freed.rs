@@ -73,23 +73,33 @@ impl FreedMemory {
         &self,
         account: &Mutex<Account>,
         block: Block,
+        budget: Option<usize>,
         is_closed: impl FnOnce() -> bool,
     ) -> bool {
         let mut block_cache = self.block_cache.lock();
         let fits = block_cache::rounded(block.bytes) == Some(block.bytes) && !is_closed();
         let kept = fits && block_cache.put(block.bytes, block).is_ok();
         if kept {
-            account.lock().keep(block.bytes);
+            account.lock().keep(block.bytes, budget);
         }
         kept
     }
 
     /// A block of that size from the cache, for the next submission.
-    pub(crate) fn reuse(&self, account: &Mutex<Account>, bytes: u64) -> Option<DevicePtr> {
+    pub(crate) fn reuse(
+        &self,
+        account: &Mutex<Account>,
+        bytes: u64,
+        budget: Option<usize>,
+    ) -> Option<DevicePtr> {
         let mut block_cache = self.block_cache.lock();
         let block = block_cache.take(bytes)?;
-        account.lock().reuse(bytes);
-        Some(block.ptr)
+        if account.lock().reuse(bytes, budget) {
+            return Some(block.ptr);
+        }
+        // There is room again: it was taken out just now.
+        block_cache.put(bytes, block).ok();
+        None
     }
 
     /// Takes blocks out of the cache, until they make up `least` bytes: they are pending then.
@@ -208,12 +218,17 @@ impl FreedMemory {
 
 impl StreamState {
     /// Frees a buffer's block behind everything submitted so far, where another allocation may use it; never
-    /// blocks.
-    pub(crate) fn free_in_order(self: &Arc<Self>, ptr: DevicePtr, bytes: u64) {
+    /// blocks. The memory goes back to the budget that it is of.
+    pub(crate) fn free_in_order(
+        self: &Arc<Self>,
+        ptr: DevicePtr,
+        bytes: u64,
+        budget: Option<usize>,
+    ) {
         let block = Block { ptr, bytes, ticket: self.submitted() };
         let account = &self.engine.memory.account;
-        if !self.memory.cache(account, block, || self.engine.ending.is_closed()) {
-            account.lock().retire(bytes);
+        if !self.memory.cache(account, block, budget, || self.engine.ending.is_closed()) {
+            account.lock().retire(bytes, budget);
             self.give_back(block);
         } else if self.engine.options.memory_limit.is_some() {
             // With a limit, others may wait for the block: they must not wait for later work.

@@ -16,6 +16,7 @@ enum Place {
     Kept,
     Leaked,
     Shared,
+    Committed,
 }
 
 #[derive(Clone, Debug)]
@@ -32,6 +33,8 @@ enum Step {
     FailToAllocate(u64, usize),
     Share(u64),
     Unshare(usize),
+    Commit(u64),
+    Uncommit(usize),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -47,6 +50,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (1..40_u64, 0..3_usize).prop_map(|(size, taken)| Step::FailToAllocate(size, taken)),
         1 => (0..60_u64).prop_map(Step::Share),
         1 => (0..9_usize).prop_map(Step::Unshare),
+        1 => (0..60_u64).prop_map(Step::Commit),
+        1 => (0..9_usize).prop_map(Step::Uncommit),
     ]
 }
 
@@ -83,8 +88,8 @@ impl Twins {
         let bytes: u64 = taken.iter().sum();
         let held = self.blocks.iter().map(|block| block.1).sum::<u64>() + bytes;
         let fits = held + size.saturating_sub(bytes) <= LIMIT;
-        assert_eq!(self.account.lacks(size, bytes) == 0, fits);
-        assert_eq!(self.account.claim(size, bytes), fits);
+        assert_eq!(self.account.lacks(size, bytes, None) == 0, fits);
+        assert_eq!(self.account.claim(size, bytes, None), fits);
         if fits {
             self.blocks.push((Place::Allocated, size));
             let rest = bytes.saturating_sub(size);
@@ -96,10 +101,10 @@ impl Twins {
     }
 
     fn go(&mut self, step: &Step) {
-        let (before, room) = (self.account.version(), self.account.room());
+        let (before, room) = (self.account.version(), self.account.room(None));
         self.walk_on(step);
         // Who waits for memory hears of it.
-        assert!(self.account.room() <= room || self.account.version() > before);
+        assert!(self.account.room(None) <= room || self.account.version() > before);
     }
 
     fn walk_on(&mut self, step: &Step) {
@@ -109,7 +114,7 @@ impl Twins {
                 let pending = self.sum(Place::Pending);
                 if self.claim(512 * size, taken) {
                     let after = self.sum(Place::Pending);
-                    self.account.unclaim(512 * size, pending - after);
+                    self.account.unclaim(512 * size, pending - after, None);
                     let last = self.blocks.iter().rposition(|block| block.0 == Place::Allocated);
                     self.blocks.remove(last.expect("just claimed"));
                     self.blocks.push((Place::Pending, pending - after));
@@ -122,13 +127,30 @@ impl Twins {
                 self.blocks.extend(fits.then_some((Place::Shared, 512 * size)));
             }
             Step::Unshare(nth) => self.walk(Place::Shared, nth, None, Account::unshare),
-            Step::Keep(nth) => self.walk(Place::Allocated, nth, Some(Place::Kept), Account::keep),
-            Step::Retire(nth) => {
-                self.walk(Place::Allocated, nth, Some(Place::Pending), Account::retire);
+            Step::Commit(size) => {
+                let held = self.blocks.iter().map(|block| block.1).sum::<u64>();
+                let fits = held + 512 * size <= LIMIT;
+                assert_eq!(self.account.commit(512 * size), fits);
+                self.blocks.extend(fits.then_some((Place::Committed, 512 * size)));
             }
-            Step::Abandon(nth) => self.walk(Place::Allocated, nth, None, Account::abandon),
+            Step::Uncommit(nth) => self.walk(Place::Committed, nth, None, Account::uncommit),
+            Step::Keep(nth) => {
+                self.walk(Place::Allocated, nth, Some(Place::Kept), |account, size| {
+                    account.keep(size, None)
+                })
+            }
+            Step::Retire(nth) => {
+                self.walk(Place::Allocated, nth, Some(Place::Pending), |account, size| {
+                    account.retire(size, None);
+                });
+            }
+            Step::Abandon(nth) => {
+                self.walk(Place::Allocated, nth, None, |account, size| account.abandon(size, None))
+            }
             Step::Reuse(nth) => {
-                self.walk(Place::Kept, nth, Some(Place::Allocated), Account::reuse);
+                self.walk(Place::Kept, nth, Some(Place::Allocated), |account, size| {
+                    assert!(account.reuse(size, None));
+                });
             }
             Step::Uncache(nth) => {
                 self.walk(Place::Kept, nth, Some(Place::Pending), Account::uncache);
@@ -142,12 +164,14 @@ impl Twins {
     }
 
     fn look_at_the_peak(&mut self) {
-        self.peak = self.peak.max(self.sum(Place::Allocated) + self.sum(Place::Pending));
+        self.peak = self.peak.max(
+            self.sum(Place::Allocated) + self.sum(Place::Committed) + self.sum(Place::Pending),
+        );
     }
 }
 
 fn each_step(steps: &[Step], mut check: impl FnMut(&Twins)) {
-    let mut twins = Twins { account: Account::new(LIMIT), blocks: Vec::new(), peak: 0 };
+    let mut twins = Twins { account: Account::new(LIMIT, false), blocks: Vec::new(), peak: 0 };
     for step in steps {
         twins.go(step);
         check(&twins);
@@ -161,9 +185,9 @@ proptest! {
     fn no_transition_exceeds_the_limit(steps in prop::collection::vec(step(), 1..size(80))) {
         each_step(&steps, |twins| {
             let figures = twins.account.figures();
-            let held = figures.held() + figures.shared;
+            let held = figures.held() + figures.shared + figures.committed;
             assert!(held <= LIMIT, "{figures:?}");
-            assert_eq!(twins.account.room(), LIMIT - held);
+            assert_eq!(twins.account.room(None), LIMIT - held);
         });
     }
 
@@ -171,15 +195,15 @@ proptest! {
     fn every_byte_is_in_one_place(steps in prop::collection::vec(step(), 1..size(80))) {
         each_step(&steps, |twins| {
             let figures = twins.account.figures();
-            let Figures { allocated, pending, kept, leaked, shared, .. } = figures;
-            let ours = [allocated, pending, kept, leaked, shared];
-            use Place::{Allocated, Kept, Leaked, Pending, Shared};
-            let places = [Allocated, Pending, Kept, Leaked, Shared];
+            let Figures { allocated, pending, kept, leaked, shared, committed, .. } = figures;
+            let ours = [allocated, pending, kept, leaked, shared, committed];
+            use Place::{Allocated, Committed, Kept, Leaked, Pending, Shared};
+            let places = [Allocated, Pending, Kept, Leaked, Shared, Committed];
             assert_eq!(ours, places.map(|place| twins.sum(place)));
             let buffers = twins.blocks.iter().filter(|block| block.0 == Place::Allocated).count();
             assert_eq!(figures.buffers, buffers as u64);
             assert_eq!(figures.used_peak, twins.peak);
-            assert_eq!(twins.account.most(), LIMIT - allocated - leaked - shared);
+            assert_eq!(twins.account.most(None), LIMIT - allocated - leaked - shared - committed);
         });
     }
 
@@ -217,15 +241,15 @@ fn a_block_is_whole_grains() {
 /// What the driver refused is refused again, and whatever is larger, until memory moves.
 #[test]
 fn a_refusal_stands_until_memory_moves() {
-    let mut account = Account::new(10_240);
+    let mut account = Account::new(10_240, false);
     assert!(!account.is_refused(1024));
     account.refuse(2048);
     account.refuse(4096);
     let seen = [1024, 2048, 8192].map(|block| account.is_refused(block));
     assert_eq!(seen, [false, true, true]);
-    assert!(account.claim(512, 0));
+    assert!(account.claim(512, 0, None));
     assert!(account.is_refused(2048));
-    account.retire(512);
+    account.retire(512, None);
     assert!(!account.is_refused(8192));
     account.refuse(8192);
     assert!(!account.is_refused(2048) && account.is_refused(8192));

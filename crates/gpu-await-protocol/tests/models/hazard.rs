@@ -76,6 +76,9 @@ enum Step {
     Complete {
         stream: u64,
     },
+    CutOff {
+        from: u64,
+    },
 }
 
 /// What a byte's uses were, complete or not.
@@ -150,6 +153,20 @@ impl Twins {
             }
             Step::Complete { stream } => {
                 self.streams[*stream as usize].completed.set(self.tickets[*stream as usize]);
+            }
+            Step::CutOff { from } => {
+                let mut in_use = *from;
+                for (at, byte) in self.bytes.iter_mut().enumerate().skip(*from as usize) {
+                    let is_pending =
+                        |used: &Pair| !self.streams[used.0 as usize].is_complete(used.1);
+                    byte.content = Content::Unwritten;
+                    byte.writer = byte.writer.filter(is_pending);
+                    byte.readers.retain(is_pending);
+                    if byte.writer.is_some() || !byte.readers.is_empty() {
+                        in_use = at as u64 + 1;
+                    }
+                }
+                assert_eq!(self.hazards.cut_off(*from), in_use);
             }
             Step::Poison { range, leaves_data, poison } => {
                 self.hazards.poison(range, *leaves_data, poison);
@@ -292,6 +309,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (range(), 0..STREAMS, 0..2_u32)
             .prop_map(|(range, stream, poison)| Step::PoisonWritten { range, stream, poison }),
         2 => (0..STREAMS).prop_map(|stream| Step::Complete { stream }),
+        1 => (0..=LEN).prop_map(|from| Step::CutOff { from }),
     ]
 }
 

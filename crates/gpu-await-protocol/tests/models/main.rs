@@ -14,3 +14,4 @@ mod cadence;
 mod copies;
 mod grains;
 mod hazard;
+mod reservations;

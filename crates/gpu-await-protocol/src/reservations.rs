@@ -1,0 +1,177 @@
+//! Budgets of an account's memory, and who waits for one (pure).
+//!
+//! | a request | left by |
+//! |---|---|
+//! | waits, in FIFO order: only the first is looked at, however small those behind it are | a grant; its drop |
+//!
+//! | a budget | left by |
+//! |---|---|
+//! | open: what is left of it is memory for its allocations alone | its close |
+//! | closed: nothing is left of it | the drop of its last allocation and handle |
+//!
+//! A budget has a size, of which allocations draw; freed memory comes back to it while it is open. Its size only shrinks.
+//!
+//! # Invariants
+//! 1. What is left of a budget is its size without what is drawn, and nothing once it is closed (`budgets_say_what_a_model_says`).
+//! 2. A request is granted only when no older one waits (`no_request_overtakes`).
+//! 3. Whenever another request becomes the first, its waker is returned (`no_request_overtakes`).
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::task::Waker;
+
+use slab::Slab;
+
+/// The budgets and the queue of one account, which changes them under its lock.
+#[derive(Debug, Default)]
+pub struct Reservations {
+    budgets: Slab<OpenBudget>,
+    /// What is left of all of them.
+    left: u64,
+    /// By the order in which they came.
+    queue: BTreeMap<u64, Request>,
+    came: u64,
+}
+
+#[derive(Debug)]
+struct Request {
+    bytes: u64,
+    waker: Option<Waker>,
+}
+
+#[derive(Debug)]
+struct OpenBudget {
+    size: u64,
+    drawn: u64,
+    /// The task that awaited it, unless that passed it on.
+    holder: Option<Waker>,
+}
+
+/// What remains of a request, for the caller to handle when the lock is released.
+#[derive(Debug)]
+#[must_use]
+pub struct LeftRequest {
+    /// Its waker, to be dropped.
+    pub stale: Option<Waker>,
+    /// The waker of the request that is the first now, to be woken.
+    pub next: Option<Waker>,
+}
+
+impl OpenBudget {
+    fn left(&self) -> u64 {
+        self.size.saturating_sub(self.drawn)
+    }
+}
+
+impl Reservations {
+    /// What is left of all budgets.
+    #[inline]
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// What is left of one.
+    pub fn left_of(&self, budget: usize) -> u64 {
+        self.budgets[budget].left()
+    }
+
+    /// Its size; 0 once it is closed.
+    pub fn size_of(&self, budget: usize) -> u64 {
+        self.budgets[budget].size
+    }
+
+    /// How many requests wait.
+    pub fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// How many wait in front of a request.
+    pub fn ahead_of(&self, request: u64) -> u64 {
+        self.queue.range(..request).count() as u64
+    }
+
+    /// A request joins the queue.
+    pub fn enter(&mut self, bytes: u64) -> u64 {
+        self.came += 1;
+        self.queue.insert(self.came, Request { bytes, waker: None });
+        self.came
+    }
+
+    /// The bytes of the request, if it is the first.
+    pub fn first(&self, request: u64) -> Option<u64> {
+        let (first, Request { bytes, .. }) = self.queue.first_key_value()?;
+        (*first == request).then_some(*bytes)
+    }
+
+    /// Leaves a waker, to be woken when the request is the first; returns the one before.
+    pub fn wait(&mut self, request: u64, waker: Waker) -> Option<Waker> {
+        match self.queue.get_mut(&request) {
+            Some(known) => known.waker.replace(waker),
+            None => Some(waker),
+        }
+    }
+
+    /// A request leaves the queue, granted or dropped.
+    pub fn leave(&mut self, request: u64) -> LeftRequest {
+        let was_first = self.first(request).is_some();
+        let stale = self.queue.remove(&request).and_then(|request| request.waker);
+        let mut next = self.queue.first_entry().filter(|_| was_first);
+        LeftRequest { stale, next: next.as_mut().and_then(|next| next.get_mut().waker.take()) }
+    }
+
+    /// The wakers of all requests: the device is lost or closed.
+    pub fn take_wakers(&mut self) -> Vec<Waker> {
+        self.queue.values_mut().filter_map(|request| request.waker.take()).collect()
+    }
+
+    /// The size of a budget that the task of `waker` awaited and holds.
+    pub fn held_by(&self, waker: &Waker) -> Option<u64> {
+        let is_its = |budget: &&OpenBudget| {
+            budget.holder.as_ref().is_some_and(|holder| holder.will_wake(waker))
+        };
+        self.budgets.iter().map(|(_, budget)| budget).find(is_its).map(|budget| budget.size)
+    }
+
+    /// A budget of memory that the account has.
+    pub(crate) fn open(&mut self, size: u64, holder: Option<Waker>) -> usize {
+        self.left += size;
+        self.budgets.insert(OpenBudget { size, drawn: 0, holder })
+    }
+
+    /// An allocation draws; false, and nothing happens, if that is more than what is left.
+    #[must_use]
+    pub(crate) fn draw(&mut self, budget: usize, bytes: u64) -> bool {
+        let fits = bytes <= self.left_of(budget);
+        if fits {
+            self.change(budget, |budget| budget.drawn += bytes);
+        }
+        fits
+    }
+
+    /// Its memory is freed.
+    pub(crate) fn undraw(&mut self, budget: usize, bytes: u64) {
+        self.change(budget, |budget| budget.drawn -= bytes);
+    }
+
+    /// The task that awaited the budget passed it on; returns its waker, to be dropped.
+    pub fn hand_over(&mut self, budget: usize) -> Option<Waker> {
+        self.budgets[budget].holder.take()
+    }
+
+    pub(crate) fn shrink(&mut self, budget: usize, size: u64) {
+        self.change(budget, |budget| budget.size = budget.size.min(size));
+    }
+
+    /// The last handle and the last allocation are gone.
+    pub fn forget(&mut self, budget: usize) {
+        self.shrink(budget, 0);
+        self.budgets.remove(budget);
+    }
+
+    fn change(&mut self, budget: usize, change: impl FnOnce(&mut OpenBudget)) {
+        let budget = &mut self.budgets[budget];
+        self.left -= budget.left();
+        change(budget);
+        self.left += budget.left();
+    }
+}

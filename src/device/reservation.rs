@@ -1,0 +1,375 @@
+//! [`Reservation`]: memory that a request is sure to get, before it starts.
+//!
+//! | a request | left by |
+//! |---|---|
+//! | new | its first poll: it enters the queue, or fails |
+//! | waiting; only the first looks when memory moves | a grant; an error; its drop. The next one becomes the first |
+//! | done | – |
+//!
+//! # Invariants
+//! 1. No request overtakes another, and a dropped one holds up nobody (`first_come_first_reserved`).
+//! 2. The loss and the close of the device end every wait (`waiters_hear_of_the_end`).
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use super::Device;
+use crate::error::refused::Here;
+use crate::error::reservation::ReservationProblem;
+use crate::error::{ErrorDetail, Result};
+use crate::memory::Reach;
+use crate::memory::reclaim::allowance::{Allowance, refused};
+use crate::memory::reclaim::pressure::Pressure;
+use crate::memory::reclaim::prospect::Reclaimer;
+use crate::runtime::clock::Deadline;
+use crate::runtime::{Engine, coop};
+use crate::stream::Stream;
+use crate::thread::{contain, role};
+
+/// Memory of a device that is set aside for the allocations of one request: a part of the limit, not yet any addresses.
+///
+/// Made by [`Device::reserve`]. Allocations on a [stream of it](Self::stream) draw from it, whatever the verb, and the memory comes back
+/// to it when they are freed. So its size bounds what the request holds at once, and requests whose reservations fit the device never take memory
+/// from one another. It shrinks, and never grows.
+///
+/// # Ownership
+/// Dropped, it returns at once what is left of it. The bytes of its buffers are free when each is freed: dropped, and complete on
+/// the device. Its streams make no more buffers then.
+///
+/// # Errors
+/// An allocation that is more than what is left fails with [`ReservationProblem::Spent`], and takes nothing from others.
+///
+/// # Examples
+/// ```
+/// # futures::executor::block_on(async {
+/// let device = gpu_await::Device::builder().memory_limit_bytes(10_000).host();
+/// let stream = device.stream()?;
+/// let reservation = device.reserve(8_192).await?;
+/// let mine = reservation.stream(&stream)?;
+/// let x = mine.zeros::<u8>(4_096).queued()?;
+/// let y = mine.upload(vec![1u32; 1_024]).queued()?;
+/// assert_eq!(reservation.left_bytes(), 0);
+/// assert!(mine.zeros::<u8>(1).queued().is_err());
+/// drop(x); // its bytes are the reservation's again
+/// let z = mine.zeros::<u8>(4_000).queued()?;
+/// # drop((y, z));
+/// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+/// ```
+pub struct Reservation {
+    allowance: Arc<Allowance>,
+}
+
+/// Resolves to a [`Reservation`]; see [`Device::reserve`].
+///
+/// # Panics
+/// Polling it again after it was ready.
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct Reserve {
+    engine: Arc<Engine>,
+    bytes: u64,
+    limit: Option<Duration>,
+    state: ReserveState,
+    budget: coop::Budget,
+}
+
+/// How often the device is asked for memory that others have: nobody says when they free it.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+
+enum ReserveState {
+    New,
+    Waiting {
+        request: u64,
+        /// Of the first: hears of memory that moves.
+        memory: Option<Reclaimer>,
+        /// Of the first, while others have what the device lacks: the next look.
+        again: Option<Deadline>,
+        deadline: Option<Deadline>,
+    },
+    Done,
+}
+
+impl Device {
+    /// Waits until `bytes` of device memory can be set aside for one request. Ready proves that allocations of so many bytes, at once or one after
+    /// another, fit the limit, whatever others do meanwhile.
+    ///
+    /// Requests are granted in the order of their first polls: a small one does not overtake a large one. Allocations without a reservation
+    /// take what no reservation has; they queue with nobody, so where they hold most of the device, a request waits for them.
+    ///
+    /// # Shapes and units
+    /// Count whole blocks: multiples of 512 bytes.
+    ///
+    /// Give the device a [limit](crate::DeviceBuilder::memory_limit_bytes), below what it has: without one, what it has free at the grant counts,
+    /// and nothing is kept from allocations without a reservation and from other processes; and where free memory is in pieces, the driver needs more
+    /// of it than is allocated.
+    ///
+    /// Under [`Pressure::Wait`] freed memory counts at once: an allocation takes it over, and its stream waits on the device. What
+    /// can still hold that up is said there; and memory that a stream of another device uses cannot be taken over.
+    ///
+    /// Under [`Pressure::Fail`] freed memory counts once it is complete on the device. An allocation on another stream than the one that
+    /// freed can fail until then.
+    ///
+    /// # One at a time
+    /// A task that holds a reservation and waits for another one can wait for a task that does the same. So that is an error,
+    /// [`ReservationProblem::Held`], whether or not it would have to wait: ask for all at once, or say
+    /// [`nested`](Reservation::nested), which never waits. Who holds it is the task that awaited it, until it is dropped or
+    /// [handed over](Reservation::hand_over). Futures that one task polls, as in `join!`, are one task.
+    ///
+    /// # Cancel safety
+    /// Dropped, it leaves the queue, and holds up nobody. Leaked while it waits, it keeps its place for ever.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::Reservation`](crate::ErrorDetail::Reservation): more than the device can ever have, a task that holds one, a
+    /// [limit](Reserve::within) that passed; a device that is lost or closed, before or while it waits; a call on a thread that must not call the
+    /// driver.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::builder().memory_limit_bytes(100_000).host();
+    /// # let stream = device.stream()?;
+    /// use std::time::Duration;
+    /// let reservation = device.reserve(60_000).within(Duration::from_secs(1)).await?;
+    /// let x = reservation.stream(&stream)?.zeros::<f32>(10_000).await?;
+    /// reservation.shrink(40_960); // others may have the rest
+    /// # drop(x);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// `cuMemGetInfo`, `cuMemPoolGetAttribute`: none that allocates.
+    pub fn reserve(&self, bytes: u64) -> Reserve {
+        let (engine, budget) = (self.engine().clone(), coop::Budget::default());
+        Reserve { engine, bytes, limit: None, state: ReserveState::New, budget }
+    }
+
+    /// [`reserve`](Self::reserve) that does not wait: also refused while others do.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve); [`ReservationProblem::NotNow`].
+    #[track_caller]
+    pub fn try_reserve(&self, bytes: u64) -> Result<Reservation> {
+        at_once(self.engine(), bytes, false).here()
+    }
+}
+
+impl Reserve {
+    /// Fails with [`ReservationProblem::TooLate`] if it was not granted for so long since its first poll.
+    pub fn within(mut self, limit: Duration) -> Self {
+        self.limit = Some(limit);
+        self
+    }
+
+    fn look(&mut self, cx: &mut Context<'_>) -> Result<Option<Reservation>> {
+        role::check_driver("reserving memory")?;
+        let engine = &self.engine;
+        engine.check_open()?;
+        if let ReserveState::New = self.state {
+            let total = Reach::of(engine)?.total();
+            let request = {
+                let mut account = engine.memory.account.lock();
+                if let Some(held_bytes) = account.reservations.held_by(cx.waker()) {
+                    return Err(refused(
+                        engine,
+                        self.bytes,
+                        ReservationProblem::Held { held_bytes },
+                    ));
+                }
+                let most_bytes = account.reservable(total);
+                if self.bytes > most_bytes {
+                    let problem = ReservationProblem::TooMuch { most_bytes };
+                    return Err(refused(engine, self.bytes, problem));
+                }
+                account.reservations.enter(self.bytes)
+            };
+            // From now on the poller asks an idle device as well whether it is lost.
+            engine.pacing.attention.call();
+            let deadline = self.limit.map(|limit| Deadline::after(&engine.pacing.clock, limit));
+            let (memory, again) = (None, None);
+            self.state = ReserveState::Waiting { request, memory, again, deadline };
+        }
+        let ReserveState::Waiting { request, memory, again, deadline } = &mut self.state else {
+            panic!("`Reserve` polled after it was ready");
+        };
+        // Cloned in front of the lock, dropped behind it: a waker is foreign code.
+        let waker = cx.waker().clone();
+        let (is_first, stale) = {
+            let mut account = engine.memory.account.lock();
+            match account.reservations.first(*request) {
+                Some(_) => (true, Some(waker)),
+                None => (false, account.reservations.wait(*request, waker)),
+            }
+        };
+        contain::let_go(stale);
+        if is_first {
+            let memory = memory.get_or_insert_with(|| Reclaimer::new(engine));
+            let version = memory.version();
+            if let Some(number) = grant(engine, self.bytes, Some(cx.waker().clone()))? {
+                return Ok(Some(Reservation { allowance: Allowance::new(engine, number) }));
+            }
+            if memory.poll(version, cx.waker()) {
+                contain::wake_by_ref(cx.waker());
+            }
+            if engine.memory.account.lock().unreserved(u64::MAX) >= self.bytes {
+                let next = again.insert(Deadline::after(&engine.pacing.clock, ASK_AGAIN));
+                if Pin::new(next).poll(cx).is_ready() {
+                    contain::wake_by_ref(cx.waker());
+                }
+            }
+        }
+        if let Some(deadline) = deadline
+            && Pin::new(deadline).poll(cx).is_ready()
+        {
+            let ahead = engine.memory.account.lock().reservations.ahead_of(*request);
+            let limit_ms = self.limit.map_or(0, |limit| limit.as_millis() as u64);
+            let problem = ReservationProblem::TooLate { limit_ms, ahead };
+            return Err(refused(engine, self.bytes, problem));
+        }
+        Ok(None)
+    }
+
+    /// Leaves the queue.
+    fn leave(&mut self) {
+        let state = std::mem::replace(&mut self.state, ReserveState::Done);
+        if let ReserveState::Waiting { request, .. } = &state {
+            let left = self.engine.memory.account.lock().reservations.leave(*request);
+            contain::let_go(left.stale);
+            left.next.into_iter().for_each(contain::wake);
+        }
+    }
+}
+
+/// A budget, if there is memory for it now.
+fn grant(engine: &Arc<Engine>, bytes: u64, holder: Option<Waker>) -> Result<Option<usize>> {
+    if engine.options.on_pressure == Pressure::Fail {
+        // What is kept counts when it is free.
+        engine.empty_caches();
+        engine.collect_freed();
+    }
+    let reach = Reach::of(engine)?.bytes_beside(engine);
+    let granted = engine.memory.account.lock().reserve(bytes, reach, holder);
+    Ok(granted.map_err(contain::let_go).ok())
+}
+
+/// A reservation that does not wait.
+fn at_once(engine: &Arc<Engine>, bytes: u64, overtakes: bool) -> Result<Reservation> {
+    role::check_driver("reserving memory")?;
+    engine.check_open()?;
+    let waiting = engine.memory.account.lock().reservations.waiting() as u64;
+    if (overtakes || waiting == 0)
+        && let Some(number) = grant(engine, bytes, None)?
+    {
+        return Ok(Reservation { allowance: Allowance::new(engine, number) });
+    }
+    let reach = Reach::of(engine)?;
+    let within_reach = reach.bytes_beside(engine);
+    let (free_bytes, most_bytes) = {
+        let account = engine.memory.account.lock();
+        (account.unreserved(within_reach), account.reservable(reach.total()))
+    };
+    let problem = match bytes > most_bytes {
+        true => ReservationProblem::TooMuch { most_bytes },
+        false => ReservationProblem::NotNow { free_bytes, waiting },
+    };
+    Err(refused(engine, bytes, problem))
+}
+
+impl Future for Reserve {
+    type Output = Result<Reservation>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut budget = self.budget;
+        let polled = budget.poll(cx, |cx| match self.look(cx).transpose() {
+            Some(ended) => {
+                self.leave();
+                Poll::Ready(ended)
+            }
+            None => Poll::Pending,
+        });
+        self.budget = budget;
+        polled
+    }
+}
+
+impl Drop for Reserve {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+impl Reservation {
+    /// Returns its size, in bytes.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.allowance.size_and_left().0
+    }
+
+    /// Returns how much of it no buffer has, in bytes.
+    #[must_use]
+    pub fn left_bytes(&self) -> u64 {
+        self.allowance.size_and_left().1
+    }
+
+    /// Returns a handle of the same stream whose allocations draw from the reservation: those of uploads, fills, algorithms, graphs and whatever else makes
+    /// buffers with it. In the handle's [scope](Stream::scope) those of the device's verbs do as well, and on the branches of its
+    /// [fork](Stream::fork). Nothing else differs.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::WrongDevice`]: a stream of another device.
+    pub fn stream(&self, stream: &Stream) -> Result<Stream> {
+        let (ours, theirs) = (self.allowance.engine(), stream.engine());
+        if ours.state.id != theirs.state.id {
+            let (expected, found) = (ours.label().to_owned(), theirs.label().to_owned());
+            return Err(ErrorDetail::WrongDevice { what: "the stream", expected, found }.into());
+        }
+        Ok(stream.drawing_from(self.allowance.clone()))
+    }
+
+    /// Makes it smaller, at once: others may have what is beyond `bytes`. If its buffers hold more, the rest follows as they are freed. A larger
+    /// number changes nothing.
+    pub fn shrink(&self, bytes: u64) {
+        self.allowance.shrink(bytes);
+    }
+
+    /// Makes a second reservation for the task that holds this one, of memory that is free now. It never waits, and so cannot wait for a task that waits for
+    /// this one; it is granted although others wait.
+    ///
+    /// # Errors
+    /// As [`Device::try_reserve`].
+    #[track_caller]
+    pub fn nested(&self, bytes: u64) -> Result<Reservation> {
+        at_once(self.allowance.engine(), bytes, true).here()
+    }
+
+    /// Says that another task has it: the one that awaited it may await the next. For a dispatcher that reserves and then spawns, and for requests that
+    /// one task runs side by side.
+    #[must_use]
+    pub fn hand_over(self) -> Self {
+        self.allowance.hand_over();
+        self
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.allowance.hand_over();
+        self.allowance.shrink(0);
+    }
+}
+
+impl fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (size, left) = self.allowance.size_and_left();
+        write!(f, "Reservation({left} of {size} bytes left)")
+    }
+}
+
+impl fmt::Debug for Reserve {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reserve({} bytes)", self.bytes)
+    }
+}

@@ -1,0 +1,293 @@
+//! [`GrowableBuffer`]: device memory that grows and shrinks where it is.
+//!
+//! | elements | are | reading them |
+//! |---|---|---|
+//! | below `len` | memory like any other | once they are written |
+//! | from `len` on, committed | memory that a shrink could not take back, or the rest of a step | [`OutOfBounds`](ErrorDetail::OutOfBounds) |
+//! | from there on, reserved | addresses | the same |
+//!
+//! # Invariants
+//! 1. Every view ends at `len`, behind which nothing new is submitted, and in front of which all is committed
+//!    (`random_growth_beside_a_model`).
+//! 2. What was cut off is unwritten when it is part of the buffer again (`what_was_cut_off_is_unwritten`).
+//! 3. A step goes when nobody uses it or may use it again (`a_step_in_use_stays`, `a_compiled_list_keeps_its_steps`,
+//!    `a_detached_loan_keeps_its_steps`).
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
+
+use crate::device::Device;
+use crate::error::{ErrorDetail, Result};
+use crate::memory::Element;
+use crate::memory::buffer::DeviceBuffer;
+use crate::memory::range::AddressRange;
+use crate::memory::view::{Extent, Readable, Span, ViewMut, Writable, sealed};
+use crate::runtime::stream_state::StreamState;
+use crate::runtime::{Engine, coop};
+use crate::system::process::Process;
+use crate::thread::role;
+use crate::thread::worker::{Unwanted, package};
+
+/// `len` elements of type `T` in device memory that grows and shrinks in place: its addresses are reserved once, and memory comes and goes in
+/// steps of the GPU's granularity, 2 MiB.
+///
+/// Made by [`Device::growable`]. It is passed to operations like a [`DeviceBuffer`], with the same rules of ordering, errors and drops. The address of
+/// an element never changes, contents stay, and work that was submitted goes on undisturbed. For caches and tables that grow while kernels use
+/// them: nothing is copied.
+///
+/// # Ownership
+/// Dropped, it goes when every use on every stream is complete, its addresses with it.
+///
+/// # Examples
+/// ```
+/// # futures::executor::block_on(async {
+/// let device = gpu_await::Device::host();
+/// let mut table = device.growable::<u32>(1 << 30).await?; // 4 GiB of addresses
+/// table.grow(1000).await?;
+/// device.fill(&mut table, 1).queued()?;
+/// let address = table.device_ptr();
+/// table.grow(1_000_000).await?;
+/// device.fill(&mut table.slice_mut(1000..)?, 2).queued()?;
+/// assert_eq!(device.download(&table.slice(999..1001)?).await?, [1, 2]);
+/// assert_eq!((table.device_ptr(), table.committed_bytes()), (address, 4 << 20));
+/// device.done().await?;
+/// assert_eq!(table.shrink(1000).await?, 2 << 20); // a step, taken back
+/// assert!(table.slice(..1001).is_err());
+/// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+/// ```
+pub struct GrowableBuffer<T> {
+    /// All of the range, of which its length is what may be used.
+    buffer: DeviceBuffer<T>,
+    /// The buffer's memory has it: it is not to be unmapped where this is dropped.
+    range: Weak<AddressRange>,
+    /// For how much of the range a commit was completed, and no decommit was begun.
+    committed: u64,
+    reserved_len: usize,
+    /// The device's default stream, for which room is made.
+    stream: Weak<StreamState>,
+}
+
+impl Device {
+    /// Reserves addresses for a buffer that may grow to `reserve_len` elements, and has none yet. Puts nothing on a stream.
+    ///
+    /// # Shapes and units
+    /// Addresses cost nothing: no part of the limit, no memory. What is [committed](GrowableBuffer::committed_bytes) counts in
+    /// [`MemoryInfo::allocated_bytes`](crate::MemoryInfo), beside the device's pool. It draws from no [reservation](Device::reserve), and takes nothing from
+    /// one.
+    ///
+    /// # Blocking
+    /// No executor's thread: the driver's calls are made on a thread of this crate.
+    ///
+    /// # Cancel safety
+    /// Dropped, the future leaves nothing.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::Unsupported`]: a GPU without such memory; [`ErrorDetail::TooLarge`]; no addresses; a device that is lost or closed; inside a
+    /// host function.
+    ///
+    /// # Source
+    /// `cuMemAddressReserve`, `cuMemGetAllocationGranularity`; `mmap(2)`.
+    pub async fn growable<T: Element>(&self, reserve_len: usize) -> Result<GrowableBuffer<T>> {
+        coop::proceed().await;
+        role::check_driver("reserving addresses")?;
+        let element_bytes = size_of::<T>();
+        let bytes = reserve_len
+            .checked_mul(element_bytes)
+            .filter(|bytes| *bytes <= isize::MAX as usize / 2)
+            .ok_or(ErrorDetail::TooLarge { len: reserve_len, element_bytes })?;
+        let (engine, stream) = (self.engine().clone(), self.default_stream().state());
+        let reserving = move || AddressRange::reserve(&engine, bytes as u64);
+        let range = on_errands(self.engine(), reserving).await?;
+        let (kept, stream) = (Arc::downgrade(&range), Arc::downgrade(stream));
+        let buffer = DeviceBuffer::new(range.into_allocation(), 0);
+        let reserved_len = reserve_len;
+        Ok(GrowableBuffer { buffer, range: kept, committed: 0, reserved_len, stream })
+    }
+}
+
+impl<T: Element> GrowableBuffer<T> {
+    /// The most elements that it can have.
+    #[must_use]
+    pub fn reserved_len(&self) -> usize {
+        self.reserved_len
+    }
+
+    /// How much memory it has, in bytes: whole steps.
+    #[must_use]
+    pub fn committed_bytes(&self) -> u64 {
+        self.range().committed()
+    }
+
+    fn range(&self) -> Arc<AddressRange> {
+        self.range.upgrade().unwrap_or_else(|| unreachable!("the buffer's memory has it"))
+    }
+
+    /// Borrows all of it for writing.
+    pub fn view_mut(&mut self) -> ViewMut<'_, T> {
+        self.buffer.view_mut()
+    }
+
+    /// Borrows a range (in elements) for writing.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::OutOfBounds`] with the range and the length.
+    pub fn slice_mut(
+        &mut self,
+        range: impl std::ops::RangeBounds<usize>,
+    ) -> Result<ViewMut<'_, T>> {
+        self.buffer.slice_mut(range)
+    }
+
+    /// Makes it at least `len` elements long. The new ones are unwritten, like those of [`empty`](crate::Stream::empty). Puts nothing on a stream; ready
+    /// proves that operations may use them.
+    ///
+    /// # Blocking
+    /// No executor's thread. The driver's calls, some 50 µs for 2 MiB, are made by the device's thread for such calls, one after another; launches of other
+    /// threads go in between.
+    ///
+    /// # Cancel safety
+    /// Dropped, it leaves the length as it was; memory that it made stays for the next growth, or until it is [shrunk](Self::shrink).
+    ///
+    /// # Errors
+    /// [`ErrorDetail::OutOfBounds`]: more than is reserved. Out of memory, when all that streams keep and the pool does not use was returned; a
+    /// device that is lost or closed; inside a host function. The length is as before then.
+    ///
+    /// # Source
+    /// `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`.
+    pub async fn grow(&mut self, len: usize) -> Result<()> {
+        coop::proceed().await;
+        role::check_driver("growing memory")?;
+        let engine = self.buffer.memory().engine().clone();
+        engine.check_open()?;
+        if len > self.reserved_len {
+            let (start, unit) = (self.buffer.len(), "elements that are reserved");
+            let len_reserved = self.reserved_len;
+            return Err(
+                ErrorDetail::OutOfBounds { start, end: len, len: len_reserved, unit }.into()
+            );
+        }
+        let range = self.range();
+        let to = range.in_steps(len as u64 * size_of::<T>() as u64);
+        if to > self.committed {
+            range.want(to);
+            // Without streams there is no device any more.
+            let stream = self.stream.upgrade().ok_or_else(|| engine.closed())?;
+            on_errands(&engine, move || range.commit(&stream, to)).await?;
+            self.committed = to;
+        }
+        self.buffer.set_len(len.max(self.buffer.len()));
+        Ok(())
+    }
+
+    /// Makes it at most `len` elements long, at once, and takes back the memory behind them, from the end on, up to the last step that is in use: by work that is not
+    /// complete, by a [graph](crate::Graph) that was compiled with it, or by a [detached loan](crate::MemoryLoan::detach). It waits for none of these; ready
+    /// says how many bytes were taken back. Called again later, with the same length or less, it takes what is free by then. Puts nothing on a stream.
+    ///
+    /// What is cut off cannot be read after a growth either, before it is written.
+    ///
+    /// # Ownership
+    /// Work with [untracked](crate::View::untracked) views of what is cut off is complete, as before a drop.
+    ///
+    /// # Blocking
+    /// As [`grow`](Self::grow).
+    ///
+    /// # Cancel safety
+    /// Dropped before its first poll, it does nothing; after that, it goes on.
+    ///
+    /// # Errors
+    /// A driver's refusal; a device that is lost or closed; inside a host function.
+    ///
+    /// # Source
+    /// `cuMemUnmap`.
+    pub async fn shrink(&mut self, len: usize) -> Result<u64> {
+        coop::proceed().await;
+        role::check_driver("shrinking memory")?;
+        let engine = self.buffer.memory().engine().clone();
+        engine.check_open()?;
+        self.buffer.set_len(len.min(self.buffer.len()));
+        let in_use = self.buffer.cut_off();
+        let range = self.range();
+        let to = range.in_steps(in_use);
+        // From here on a growth commits it again.
+        self.committed = self.committed.min(to);
+        range.want(self.committed);
+        on_errands(&engine, move || {
+            // SAFETY: `cut_off` found no use behind it, and there can be no new one: operations use views, which end in front of it until a
+            // growth has wanted and committed it again.
+            unsafe { range.decommit(to) }
+        })
+        .await
+    }
+}
+
+/// Runs `work` on the device's thread for calls that may block.
+async fn on_errands<R: Send + 'static>(
+    engine: &Arc<Engine>,
+    work: impl FnOnce() -> Result<R> + Send + 'static,
+) -> Result<R> {
+    let (task, result) = package(Process::remembered(), Unwanted::IsDone, work);
+    engine.errand(move |_| task());
+    match result.await {
+        Ok(result) => result,
+        // It was left out.
+        Err(error) => Err(engine.check_open().err().unwrap_or(error)),
+    }
+}
+
+/// Reads and borrows go to the device memory.
+impl<T> Deref for GrowableBuffer<T> {
+    type Target = DeviceBuffer<T>;
+
+    fn deref(&self) -> &DeviceBuffer<T> {
+        &self.buffer
+    }
+}
+
+impl<T> sealed::Sealed for GrowableBuffer<T> {}
+
+impl<T: Element> Extent for GrowableBuffer<T> {
+    fn len(&self) -> usize {
+        self.buffer.len()
+    }
+}
+
+impl<T: Element> Readable<T> for GrowableBuffer<T> {
+    fn span(&self) -> Span<'_> {
+        self.buffer.span()
+    }
+}
+
+impl<T: Element> Writable<T> for GrowableBuffer<T> {
+    fn span_mut(&mut self) -> Span<'_> {
+        self.buffer.span_mut()
+    }
+}
+
+impl<T> fmt::Debug for GrowableBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GrowableBuffer({:?} of {})", self.buffer, self.reserved_len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::device::Device;
+    use crate::memory::range::AddressRange;
+
+    /// A shrink whose errand comes behind that of the growth after it.
+    #[test]
+    fn a_late_shrink_takes_nothing() {
+        let device = Device::host();
+        let stream = device.default_stream().state().clone();
+        let range = AddressRange::reserve(device.engine(), 8 << 20).expect("addresses");
+        range.want(4 << 20);
+        range.commit(&stream, 4 << 20).expect("memory");
+        range.want(0);
+        range.want(2 << 20);
+        range.commit(&stream, 2 << 20).expect("memory");
+        // SAFETY: nobody uses it.
+        assert_eq!(unsafe { range.decommit(0) }.expect("a step"), 2 << 20);
+        assert_eq!(range.committed(), 2 << 20);
+    }
+}

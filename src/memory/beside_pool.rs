@@ -1,0 +1,61 @@
+//! Memory that is not the pool's, and that the pool may have to make room for.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use super::reclaim::claim::Backoff;
+use crate::backend::DriverResult;
+use crate::error::DriverCode;
+use crate::runtime::Engine;
+use crate::runtime::stream_state::StreamState;
+use gpu_await_protocol::account::Account;
+
+/// The driver's code for no memory.
+pub(super) const OUT_OF_MEMORY: i32 = 2;
+
+/// Takes room of the limit by `take`; false if there is none, also when all that streams keep was returned.
+pub(super) fn claim(
+    stream: &Arc<StreamState>,
+    bytes: u64,
+    take: fn(&mut Account, u64) -> bool,
+) -> bool {
+    let (engine, mut backoff) = (stream.engine(), Backoff::default());
+    let is_claimed = || take(&mut engine.memory.account.lock(), bytes);
+    if is_claimed() {
+        return true;
+    }
+    loop {
+        give_back(engine);
+        if is_claimed() {
+            return true;
+        }
+        // Another thread may be moving it.
+        if !engine.is_there(stream, bytes, None) || !backoff.pause() {
+            return false;
+        }
+    }
+}
+
+/// Makes it, if it must be of what the pool reserves and does not use: frees on streams that are about to run.
+pub(super) fn make<R>(engine: &Arc<Engine>, make: impl Fn() -> DriverResult<R>) -> DriverResult<R> {
+    let mut backoff = Backoff::default();
+    loop {
+        match make() {
+            Err(DriverCode { code: OUT_OF_MEMORY, .. }) => {}
+            made => return made,
+        }
+        let reserved = engine.backend.pool_info()?.reserved;
+        give_back(engine);
+        engine.backend.pool_trim(0)?;
+        if reserved <= engine.memory.account.lock().figures().held() || !backoff.pause() {
+            return make();
+        }
+    }
+}
+
+/// Returns to the pool what streams and graphs keep.
+fn give_back(engine: &Arc<Engine>) {
+    engine.memory.graphs.give_up();
+    engine.flush();
+    engine.collect_freed();
+}

@@ -1,0 +1,67 @@
+//! A budget of device memory, as the streams and allocations that draw from it have it.
+//!
+//! # Invariants
+//! 1. A budget is in the account while a handle or an allocation has it: no other gets its number (`bytes_of_a_dropped_reservation`).
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use crate::error::reservation::ReservationProblem;
+use crate::error::{Error, ErrorDetail};
+use crate::runtime::Engine;
+use crate::thread::contain;
+
+/// A budget, by its number in the account.
+pub(crate) struct Allowance {
+    engine: Arc<Engine>,
+    number: usize,
+}
+
+impl Allowance {
+    pub(crate) fn new(engine: &Arc<Engine>, number: usize) -> Arc<Self> {
+        Arc::new(Allowance { engine: engine.clone(), number })
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    pub(crate) fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Its size, and how much is left of that.
+    pub(crate) fn size_and_left(&self) -> (u64, u64) {
+        let account = self.engine.memory.account.lock();
+        (account.reservations.size_of(self.number), account.reservations.left_of(self.number))
+    }
+
+    /// The error of an allocation that is more than what is left.
+    pub(crate) fn spent(&self, asked_bytes: u64) -> Error {
+        let (size_bytes, left_bytes) = self.size_and_left();
+        refused(&self.engine, asked_bytes, ReservationProblem::Spent { size_bytes, left_bytes })
+    }
+
+    /// Makes it smaller: others get the rest.
+    pub(crate) fn shrink(&self, bytes: u64) {
+        self.engine.memory.account.lock().shrink(self.number, bytes);
+        self.engine.memory.moved();
+    }
+
+    /// Another task has it from now on.
+    pub(crate) fn hand_over(&self) {
+        let holder = self.engine.memory.account.lock().reservations.hand_over(self.number);
+        contain::let_go(holder);
+    }
+}
+
+impl Drop for Allowance {
+    fn drop(&mut self) {
+        self.hand_over();
+        self.engine.memory.account.lock().reservations.forget(self.number);
+    }
+}
+
+pub(crate) fn refused(engine: &Engine, asked_bytes: u64, problem: ReservationProblem) -> Error {
+    ErrorDetail::Reservation { device: engine.label().to_owned(), asked_bytes, problem }.into()
+}
