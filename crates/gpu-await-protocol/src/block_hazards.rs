@@ -8,7 +8,7 @@
 //!
 //! A use that names no block keeps the slab all the same: its operation was given the address of all of it.
 //!
-//! A use names its stream by a number of 19 bits, which the stream has here until all its uses are complete, and its ticket by 44 bits.
+//! A use names its stream by a number of 16 bits, which the stream has here until all its uses are complete, and its ticket by 47 bits.
 //!
 //! The block is the unit: a use of a part of one orders like a use of all of it, and what fails a part fails all of it. A write of a part
 //! heals nothing. A slab has been written as a whole when it is made, so no block is unwritten.
@@ -31,6 +31,9 @@ use super::point::{Point, Track};
 
 /// How many streams a slab remembers before it looks for those that are not needed.
 const STREAMS: usize = 32;
+
+/// The most streams that a slab remembers: as many as have numbers.
+const MOST_STREAMS: usize = u16::MAX as usize;
 
 /// The blocks that a use touches.
 #[derive(Clone, Debug)]
@@ -88,10 +91,10 @@ impl Use {
     const NONE: Use = Use(0);
     /// There are more readers of the block.
     const MORE: u64 = 1 << 63;
-    const TICKET_BITS: u32 = 44;
+    const TICKET_BITS: u32 = 47;
 
     fn new(number: usize, ticket: u64) -> Self {
-        debug_assert!(ticket >> Self::TICKET_BITS == 0 && number >> 19 == 0);
+        assert!(ticket >> Self::TICKET_BITS == 0 && number <= MOST_STREAMS, "no room for the use");
         Use((number as u64) << Self::TICKET_BITS | ticket)
     }
 
@@ -357,7 +360,7 @@ impl<S: Track + Clone, P: Clone> BlockHazards<S, P> {
     /// Forgets the streams whose uses are complete. Looks at all blocks: once for so many new streams.
     #[cold]
     fn forget_streams(&mut self) {
-        if !self.keeps_writers {
+        if !self.keeps_writers || self.streams.len() >= MOST_STREAMS {
             let is_over = |known: &Stream<S>| known.stream.is_complete(known.last);
             self.streams.iter_mut().for_each(|known| drop(known.take_if(|known| is_over(known))));
             let streams = &self.streams;
@@ -382,7 +385,7 @@ impl<S: Track + Clone, P: Clone> BlockHazards<S, P> {
             self.readers.retain(|used| is_known(*used));
         }
         let left = self.streams.iter().flatten().count();
-        self.most_streams = (2 * left).max(STREAMS);
+        self.most_streams = (2 * left).clamp(STREAMS, MOST_STREAMS);
         let end = self.streams.iter().rposition(Option::is_some).map_or(0, |at| at + 1);
         self.streams.truncate(end);
     }
