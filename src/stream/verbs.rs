@@ -230,13 +230,12 @@ verbs! {
     /// [slabs](crate::DeviceSlab). The pieces are copied in no order, so no byte that one writes may be touched by another. Each is ordered
     /// with other work by the memory that it touches; the copy is ordered as a whole, behind all work that any piece waits for.
     ///
-    /// | moved by | gigabytes a second, for pieces of 4 KiB, 64 KiB, 1 MiB | takes |
+    /// | moved by | fast for | takes |
     /// |---|---|---|
-    /// | [`CopyBy::CopyEngine`] | 1.6, 17, 48 | one call of the driver a piece |
-    /// | [`CopyBy::Kernel`] | 43, 51, 52 | multiprocessors: as many blocks as eight hold, or the stream's [partition](crate::Partition) |
+    /// | [`CopyBy::CopyEngine`] | pieces of 1 MiB or more | one call of the driver a piece |
+    /// | [`CopyBy::Kernel`] | pieces of any size | multiprocessors: as many blocks as eight hold, or the stream's [partition](crate::Partition) |
     ///
-    /// Those are calls of the bare driver and a kernel that reads a table of pieces, from pinned memory to an H200. [`CopyBy::Auto`] takes the
-    /// kernel for four pieces or more of less than 1 MiB on average.
+    /// [`CopyBy::Auto`] takes the kernel for four pieces or more of less than 1 MiB on average. `cargo bench --bench blocks` measures both.
     ///
     /// # Ownership
     /// The views are borrowed for the call. The kernel finds more than 170 pieces in pinned memory, which the operation keeps until it is complete.
