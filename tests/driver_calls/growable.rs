@@ -173,7 +173,8 @@ fn the_pool_makes_room_for_growth() {
         let mut table = growable(&device, 60).await.unwrap();
         driver.clear();
         soon(table.grow(48 * N)).await.unwrap();
-        assert_eq!(calls(driver).iter().filter(|name| *name == "cuMemPoolTrimTo").count(), 1);
+        // Once more while a free is on its way.
+        assert!(calls(driver).iter().any(|name| name == "cuMemPoolTrimTo"));
         driver.clear();
         let error = soon(table.grow(51 * N)).await.unwrap_err();
         match *error.detail() {
