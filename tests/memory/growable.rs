@@ -324,7 +324,7 @@ async fn it_goes_behind_its_uses() -> Result<()> {
         let mut table = table;
         table.grow(4 * N).await.map(|()| table)
     });
-    let _ = futures::poll!(&mut growing);
+    drop(futures::poll!(&mut growing));
     drop(growing);
     std::thread::sleep(Duration::from_millis(5));
     assert!(allocated(&device) >= before + 2 * STEP);
@@ -348,7 +348,7 @@ async fn a_dropped_growth_leaves_the_length() -> Result<()> {
                 soon(table.shrink(N)).await?;
             }
         }
-        let _ = futures::poll!(Box::pin(table.shrink(N)));
+        drop(futures::poll!(Box::pin(table.shrink(N))));
         soon(table.grow(2 * N)).await?;
         device.fill(&mut table, round).queued()?;
         assert_eq!(soon(device.download(&table)).await?, vec![round; 2 * N]);
@@ -474,12 +474,12 @@ async fn random_growth(device: &Device, limit: u64, steps: &[Step]) -> Result<()
                 }
             }
             Step::Abandon(units, true) => {
-                let _ = futures::poll!(Box::pin(table.grow(units * UNIT)));
+                drop(futures::poll!(Box::pin(table.grow(units * UNIT))));
                 // What it does at its first poll, it may do at once.
                 model.resize((table.len() / UNIT).max(model.len()), None);
             }
             Step::Abandon(units, false) => {
-                let _ = futures::poll!(Box::pin(table.shrink(units * UNIT)));
+                drop(futures::poll!(Box::pin(table.shrink(units * UNIT))));
                 model.truncate(units);
             }
             Step::Fill(on, at, len, x) => {
