@@ -77,7 +77,7 @@ pub struct Reserve {
     budget: coop::Budget,
 }
 
-/// How often the device is asked for memory that others have: nobody says when they free it.
+/// How often the first request asks for memory that other processes hold: no event tells when they free it.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 enum ReserveState {

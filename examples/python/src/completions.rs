@@ -79,7 +79,7 @@ async fn deliver_all(mut receiver: UnboundedReceiver<Awaited>) {
         if complete.is_empty() {
             return;
         }
-        // A device that did not finish in time outlives the interpreter, where nobody waits any more.
+        // The device did not finish in time: the interpreter has ended, and no task waits for these futures.
         if Python::try_attach(|py| deliver(py, complete)).is_none() {
             return;
         }
