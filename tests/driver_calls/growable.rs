@@ -33,6 +33,10 @@ fn calls(driver: &StandIn) -> Vec<String> {
     with_bytes.collect()
 }
 
+fn copies(driver: &StandIn) -> usize {
+    driver.calls().iter().filter(|line| Line(line).name().starts_with("cuMemcpy")).count()
+}
+
 fn settled(driver: &StandIn, device: &Device) {
     eventually("it is unmapped", || {
         let info = device.memory().expect("a device");
@@ -220,5 +224,35 @@ fn nothing_in_use_is_unmapped() {
         drop(table);
         eventually("the account is closed", || device.stats().allocated_bytes == 0);
         assert_eq!(calls(driver), [""; 0]);
+    });
+}
+
+/// The driver refuses such copies to a thread without a current context: they are asked for again with one.
+#[test]
+fn copies_over_several_steps_are_made() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let stream = device.stream().unwrap();
+        let mut table = growable(&device, 4).await.unwrap();
+        soon(table.grow(2 * N)).await.unwrap();
+        stream.fill(&mut table, 7).queued().unwrap();
+        driver.clear();
+        assert_eq!(
+            soon(stream.download(&table.slice(N - 1..N + 1).unwrap())).await.unwrap(),
+            [7; 2]
+        );
+        assert_eq!(copies(driver), 2);
+        let plain = stream.zeros::<u32>(N).queued().unwrap();
+        stream.copy(&plain, &mut table.slice_mut(N / 2..N + N / 2).unwrap()).queued().unwrap();
+        let source = stream.pinned::<u32>(4).unwrap();
+        let uploaded = stream.upload_into(source, &mut table.slice_mut(N - 2..N + 2).unwrap());
+        soon(uploaded).await.unwrap();
+        soon(stream.done()).await.unwrap();
+        // Within a step nothing is asked twice.
+        driver.clear();
+        soon(stream.download(&table.slice(..N).unwrap())).await.unwrap();
+        assert_eq!(copies(driver), 1);
+        drop((table, plain));
+        settled(driver, &device);
     });
 }

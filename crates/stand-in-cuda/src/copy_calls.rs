@@ -5,7 +5,7 @@ use std::ffi::c_uint;
 use crate::abi::{Address, Array, Code, Handle, Outcome, code};
 use crate::engine::{Command, wait_idle};
 use crate::memory::{Owner, Place};
-use crate::world::{Guard, World, call};
+use crate::world::{Guard, World, call, current_context};
 
 /// # Safety
 /// The host range is readable until the copy is complete (until the call returns, if it is not
@@ -181,10 +181,20 @@ pub(crate) unsafe extern "C" fn cuMemcpy2DAsync_v2(copy: Array<RowCopy>, stream:
         };
         for row in 0..height {
             let (to, from) = (find(&mut world, to, row)?, find(&mut world, from, row)?);
+            check_context(&world, [&to, &from])?;
             world.submit(key, Command::Copy { to, from });
         }
         Ok(())
     })
+}
+
+/// Refuses memory of several mappings to a thread without a current context, as driver 580 does, whatever the stream is.
+fn check_context(world: &World, places: [&Place; 2]) -> Outcome<()> {
+    let is_refused = |place: &&Place| world.memory.is_of_several(place);
+    if current_context() == 0 && places.iter().any(is_refused) {
+        return Err(code::INVALID_VALUE);
+    }
+    Ok(())
 }
 
 /// Puts a copy on the stream. Pageable memory is staged or waited for, as CUDA does, and the
@@ -211,6 +221,7 @@ unsafe fn copy(
         }
         let to = find_to(&mut world, to, bytes)?;
         let from = find_from(&mut world, from, bytes)?;
+        check_context(&world, [&to, &from])?;
         let command = if from.owner == Owner::Pageable {
             // SAFETY: the call has not returned, and the range is readable until then by this
             // function's contract.

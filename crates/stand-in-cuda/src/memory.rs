@@ -382,6 +382,13 @@ impl Memory {
         (address < start + allocation.bytes).then_some((start, allocation))
     }
 
+    /// Whether a range begins in one mapping and ends in another.
+    pub(crate) fn is_of_several(&self, place: &Place) -> bool {
+        let end = place.address + place.bytes;
+        self.allocation_at(place.address)
+            .is_some_and(|(start, allocation)| start + allocation.bytes < end)
+    }
+
     /// Whether an allocation goes on to `end`; a mapping does with those right behind it.
     fn reaches(&self, start: Address, allocation: &Allocation, end: Address) -> bool {
         let mut reached = start + allocation.bytes;

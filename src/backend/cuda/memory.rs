@@ -11,6 +11,23 @@ use crate::backend::{
 };
 use crate::error::DriverCode;
 
+const INVALID_VALUE: i32 = 1;
+
+impl CudaBackend {
+    /// Puts a copy on the stream. The driver finds memory that is mapped from several handles only for a thread that has a current
+    /// context: refused without one, the copy is made once more with the device's (driver 580; fills and launches need none).
+    fn copying(&self, stream: RawStream, copy: impl Fn() -> DriverResult<()>) -> DriverResult<()> {
+        let bound = self.bind_for(stream)?;
+        match copy() {
+            Err(DriverCode { code: INVALID_VALUE, .. }) if bound.is_none() => {
+                let _bound = self.bind()?;
+                copy()
+            }
+            copied => copied,
+        }
+    }
+}
+
 impl MemoryCalls for CudaBackend {
     unsafe fn alloc(&self, stream: RawStream, bytes: u64) -> DriverResult<DevicePtr> {
         let _bound = self.bind()?;
@@ -50,7 +67,6 @@ impl MemoryCalls for CudaBackend {
     }
 
     fn memory_at(&self, ptr: DevicePtr) -> DriverResult<MemoryAt> {
-        const INVALID_VALUE: i32 = 1;
         // `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`, and its value for device memory.
         const MEMORY_TYPE: c_int = 2;
         const DEVICE: c_int = 2;
@@ -114,9 +130,8 @@ impl MemoryCalls for CudaBackend {
         src: HostPtr,
         bytes: u64,
     ) -> DriverResult<()> {
-        let _bound = self.bind_for(stream)?;
-        let src = src.0 as *const c_void;
-        driver!(self.cuMemcpyHtoDAsync_v2(dst.0, src, bytes as usize, stream_handle(stream)))
+        let (src, raw) = (src.0 as *const c_void, stream_handle(stream));
+        self.copying(stream, || driver!(self.cuMemcpyHtoDAsync_v2(dst.0, src, bytes as usize, raw)))
     }
 
     unsafe fn copy_to_host(
@@ -126,9 +141,8 @@ impl MemoryCalls for CudaBackend {
         src: DevicePtr,
         bytes: u64,
     ) -> DriverResult<()> {
-        let _bound = self.bind_for(stream)?;
-        let dst = dst.0 as *mut c_void;
-        driver!(self.cuMemcpyDtoHAsync_v2(dst, src.0, bytes as usize, stream_handle(stream)))
+        let (dst, raw) = (dst.0 as *mut c_void, stream_handle(stream));
+        self.copying(stream, || driver!(self.cuMemcpyDtoHAsync_v2(dst, src.0, bytes as usize, raw)))
     }
 
     unsafe fn copy_on_device(
@@ -138,13 +152,15 @@ impl MemoryCalls for CudaBackend {
         src: DevicePtr,
         bytes: u64,
     ) -> DriverResult<()> {
-        let _bound = self.bind_for(stream)?;
-        driver!(self.cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes as usize, stream_handle(stream)))
+        let raw = stream_handle(stream);
+        self.copying(stream, || {
+            driver!(self.cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes as usize, raw))
+        })
     }
 
     unsafe fn copy_rows(&self, stream: RawStream, copy: &RowCopy) -> DriverResult<()> {
-        let copy = Memcpy2d::from(copy);
-        driver!(self.cuMemcpy2DAsync_v2(&raw const copy, stream_handle(stream)))
+        let (copy, raw) = (Memcpy2d::from(copy), stream_handle(stream));
+        self.copying(stream, || driver!(self.cuMemcpy2DAsync_v2(&raw const copy, raw)))
     }
 
     unsafe fn copy_from_peer(
@@ -155,16 +171,11 @@ impl MemoryCalls for CudaBackend {
         src_context: u64,
         bytes: u64,
     ) -> DriverResult<()> {
-        let _bound = self.bind_for(stream)?;
         let (here, there) = (self.raw_context as Handle, src_context as Handle);
-        driver!(self.cuMemcpyPeerAsync(
-            dst.0,
-            here,
-            src.0,
-            there,
-            bytes as usize,
-            stream_handle(stream)
-        ))
+        let (bytes, raw) = (bytes as usize, stream_handle(stream));
+        self.copying(stream, || {
+            driver!(self.cuMemcpyPeerAsync(dst.0, here, src.0, there, bytes, raw))
+        })
     }
 
     unsafe fn fill(
