@@ -73,6 +73,7 @@ impl GraphList {
                     && touched.end <= range.end
             })
         };
+        footprint.part_blocks(is_passed);
         let (mut list, mut kept) = (self.list.borrow_mut(), self.kept.borrow_mut());
         let entry = LaunchEntry { at, is_barrier: self.barrier.replace(false) };
         let mut is_across = engine.state.id != self.home;

@@ -69,7 +69,7 @@ impl Queue<'_> {
             let spans =
                 pieces.iter().map(|(from, to)| CopyPiece { from: from.whole(), to: to.whole() });
             let spans: Vec<_> = spans.collect();
-            let groups = self.groups(&spans);
+            let groups = groups(&spans);
             let mut whole = footprint(&groups);
             let copied = match wrong {
                 Some(error) => Err(error.into()),
@@ -104,7 +104,7 @@ impl Queue<'_> {
                 direct.push(piece);
                 continue;
             }
-            let groups = self.groups([piece]);
+            let groups = groups([piece]);
             let mut footprint = footprint(&groups);
             self.copy_from_peer(&mut footprint, &piece.from, &piece.to)?;
         }
@@ -119,23 +119,9 @@ impl Queue<'_> {
         }
         let most = if self.writes_down() { FEW } else { direct.len() };
         direct.chunks(most).try_for_each(|pieces| {
-            let groups = self.groups(pieces.iter().copied());
+            let groups = groups(pieces.iter().copied());
             Ok(self.copy_direct(&mut footprint(&groups), pieces, by)?)
         })
-    }
-
-    /// What the pieces touch.
-    // A launch of a graph uses its slabs as wholes, and overwrites no whole one.
-    fn groups<'p: 'a, 'a>(
-        &self,
-        pieces: impl IntoIterator<Item = &'a CopyPiece<'p>>,
-    ) -> Vec<Group<'a>> {
-        let in_graph = self.is_recording_graph();
-        grouped(pieces.into_iter().flat_map(|CopyPiece { from, to }| {
-            let keeps = in_graph && to.memory.block_bytes() > 0;
-            let mode = if keeps { Mode::ReadWrite } else { Mode::Overwrite };
-            [(from.clone(), Mode::Read), (to.clone(), mode)]
-        }))
     }
 
     /// Whether the device reaches the memory itself; another kind of device's counts as reached, and is refused later.
@@ -209,6 +195,13 @@ impl CopyPiece<'_> {
             _ => raw.copy(to, from),
         }
     }
+}
+
+/// What the pieces touch.
+fn groups<'p: 'a, 'a>(pieces: impl IntoIterator<Item = &'a CopyPiece<'p>>) -> Vec<Group<'a>> {
+    grouped(pieces.into_iter().flat_map(|CopyPiece { from, to }| {
+        [(from.clone(), Mode::Read), (to.clone(), Mode::Overwrite)]
+    }))
 }
 
 fn footprint<'a>(groups: &'a [Group<'a>]) -> Footprint<'a> {

@@ -149,7 +149,8 @@ impl<T: Element> DeviceSlab<T> {
     ///
     /// In the list of a [replayed batch](crate::Stream::replay) or of a [graph](crate::Graph) the launch is ordered with other launches there as
     /// a use of the whole slab: the list keeps its shape, whatever the blocks. In a graph, and on a host device, whose twin gets a slice of the whole
-    /// slab, it is a use of the whole slab for all others too; and for operations that are no launches, such as a download.
+    /// slab, it is a use of the whole slab for all others too. Operations that are no launches, such as a fill or a download, use all of the slab,
+    /// whatever is named.
     ///
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`]: there is no such block. A block may be named twice.
@@ -198,12 +199,11 @@ impl<T: Element> DeviceSlab<T> {
 
 /// Tracks the uses by block. Memory without bytes has no blocks.
 pub(super) fn divide<T: Element>(memory: &mut DeviceBuffer<T>, block_len: usize) {
-    let (bytes, block_bytes) = (memory.size_bytes(), (block_len * size_of::<T>()) as u64);
-    if bytes == 0 {
+    if memory.size_bytes() == 0 {
         return;
     }
     match memory.memory_mut() {
-        Some(memory) => memory.divide(block_bytes),
+        Some(memory) => memory.divide((block_len * size_of::<T>()) as u64),
         None => debug_assert!(false, "the caller made it just now"),
     }
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use gpu_await::testing::{self, DriverCall, Gate};
 use gpu_await::{
-    CopyBy, Device, DeviceSlab, ErrorDetail, ErrorKind, HostSlab, ListOutcome, Op, Region, Result,
-    Stream, kernels,
+    CopyBy, Device, DeviceSlab, ErrorDetail, ErrorKind, HostSlab, In, InOut, ListOutcome, Op,
+    Region, Result, Stream, kernels,
 };
 
 use crate::SOON;
@@ -57,6 +57,8 @@ async fn a_new_slab_is_zeros() -> Result<()> {
         slab.naming_mut(&[])?;
         assert!(stream.download(&slab).await?.is_empty());
     }
+    assert_eq!(stream.slab::<u32>(0, usize::MAX).queued()?.block_count(), 0);
+    assert_eq!(device.host_slab::<u32>(0, usize::MAX).await?.block_count(), 0);
     let error = stream.slab::<u8>(1 << 32, 1).queued().unwrap_err();
     assert!(matches!(error.detail(), ErrorDetail::TooLarge { .. }), "{error}");
     let error = device.host_slab::<u64>(1 << 31, usize::MAX / 2).await.unwrap_err();
@@ -312,6 +314,38 @@ async fn a_list_keeps_its_shape_whatever_the_blocks() -> Result<()> {
         assert!(is_right, "run {run}: {outcomes:?}");
     }
     Ok(())
+}
+
+/// Others fail or are written meanwhile, and the host looks at its own: a graph knows what it was passed.
+#[tokio::test]
+async fn a_graph_uses_no_more_than_the_blocks_that_it_is_passed() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let mut slab = stream.slab::<f32>(4, LEN).queued()?;
+    let mut host = device.host_slab::<f32>(4, LEN).await?;
+    host.host_mut(2).await?.fill(3.0);
+    let short = stream.zeros::<f32>(LEN - 1).queued()?;
+    stream.copy_many(vec![(short.view(), slab.block_mut(0)?)], CopyBy::Auto).queued().unwrap_err();
+    let used = device.memory()?.used_bytes;
+    let graph = device.graph::<(In<f32>, InOut<f32>), _, _>((), |q, (), (from, to)| {
+        q.copy_many(vec![(from, to)], CopyBy::Auto)
+    });
+    for block in [2, 3] {
+        graph.launch(&stream, (&host.block(2)?, &mut slab.block_mut(block)?)).queued()?;
+        assert_eq!(*host.host(2).await?, [3.0; LEN]);
+        host.host_mut(1).await?.fill(4.0);
+        assert_eq!(stream.download(&slab.block(block)?).await?, [3.0; LEN]);
+    }
+    assert!(stream.download(&slab.block(0)?).await.is_err());
+    assert_eq!(stream.download(&slab.block(1)?).await?, [0.0; LEN]);
+    graph.launch(&stream, (&slab.block(2)?, &mut slab_of_one(&stream)?.block_mut(0)?)).await?;
+    drop((slab, host));
+    eventually("nothing is kept", || device.memory().is_ok_and(|info| info.used_bytes < used));
+    Ok(())
+}
+
+fn slab_of_one(stream: &Stream) -> Result<DeviceSlab<f32>> {
+    stream.slab(1, LEN).queued()
 }
 
 #[tokio::test]

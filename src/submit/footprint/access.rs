@@ -51,6 +51,34 @@ impl<'a> Footprint<'a> {
         }
     }
 
+    /// For a graph's list, which orders blocks as the whole slab, so that it keeps its shape, and knows what was passed by its range: blocks among
+    /// what was passed are touched one by one; others along with all of their slab, of which no part is overwritten as a whole.
+    pub(crate) fn part_blocks(
+        &mut self,
+        is_passed: impl Fn(&Arc<Allocation>, &Range<u64>) -> bool,
+    ) {
+        if self.accesses.iter().all(|access| access.named.is_none()) {
+            return;
+        }
+        for access in std::mem::take(&mut self.accesses) {
+            let Some(BlockSet(blocks)) = access.named.filter(|_| !access.is_open) else {
+                self.accesses.push(access);
+                continue;
+            };
+            let Access { memory, mode, tracking, .. } = access;
+            let bytes = memory.block_bytes();
+            let range = |block: &u32| u64::from(*block) * bytes..(u64::from(*block) + 1) * bytes;
+            if blocks.iter().any(|block| is_passed(memory, &range(block))) {
+                let part =
+                    |range| Access { memory, range, mode, tracking, named: None, is_open: false };
+                self.accesses.extend(blocks.iter().map(range).map(part));
+            } else {
+                let mode = if mode.writes() { Mode::ReadWrite } else { mode };
+                self.accesses.push(Access { mode, ..access });
+            }
+        }
+    }
+
     /// Touches blocks of a slab, all of which the span is.
     fn touches_blocks(&mut self, slab: &Span<'a>, blocks: &'a BlockSet, mode: Mode) {
         self.touches(slab, mode);
