@@ -176,13 +176,13 @@ impl<'a> Table<'a> {
         let mut addresses = Vec::with_capacity(shape.blocks);
         let mut elsewhere = None;
         let engine = stream.engine();
-        let groups = grouped(spans.map(|span| {
+        let spans = spans.inspect(|span| {
             addresses.push(span.address());
             if span.memory.engine().state.id != engine.state.id {
                 elsewhere = Some(span.memory.engine());
             }
-            (span, mode)
-        }));
+        });
+        let groups = grouped(spans, mode);
         if let Some(other) = elsewhere {
             return Err(wrong_device("a block of the table", engine, other));
         }

@@ -3,7 +3,7 @@
 
 use smallvec::SmallVec;
 
-use super::allocation::BlockSet;
+use super::allocation::{Allocation, BlockSet};
 use super::view::{Span, Tracking};
 use gpu_await_protocol::copies::{Touched, overlap};
 use gpu_await_protocol::hazard::Mode;
@@ -15,31 +15,90 @@ pub(crate) struct Group<'a> {
     pub(crate) blocks: Option<BlockSet>,
 }
 
-/// The groups of these parts, in the order of their first ones.
-pub(crate) fn grouped<'a>(parts: impl IntoIterator<Item = (Span<'a>, Mode)>) -> Vec<Group<'a>> {
-    let mut groups: Vec<Group<'a>> = Vec::new();
-    // Those of slabs, the last one last.
-    let mut slabs: SmallVec<[usize; 4]> = SmallVec::new();
-    for (span, mode) in parts {
-        let Some(number) = block_of(&span) else {
-            groups.push(Group { span, mode, blocks: None });
-            continue;
+/// The groups of parts, which come one by one, in the order of their first ones.
+#[derive(Default)]
+pub(crate) struct Groups<'a> {
+    groups: Vec<Group<'a>>,
+    /// How many parts are expected.
+    parts: usize,
+    /// Those of slabs, the last one last.
+    slabs: SmallVec<[usize; 4]>,
+}
+
+/// Where parts of one mode went last: mostly the next one is of the same slab.
+pub(crate) struct Last {
+    mode: Mode,
+    memory: *const Allocation,
+    group: usize,
+    block_bytes: u64,
+    /// Of blocks whose size is a power of two.
+    shift: Option<u32>,
+}
+
+impl Last {
+    pub(crate) fn new(mode: Mode) -> Self {
+        Last { mode, memory: std::ptr::null(), group: 0, block_bytes: 0, shift: None }
+    }
+}
+
+impl<'a> Groups<'a> {
+    pub(crate) fn of(parts: usize) -> Self {
+        Groups { parts, ..Groups::default() }
+    }
+
+    /// Adds a part, of the mode of `last`.
+    #[inline]
+    pub(crate) fn add(&mut self, last: &mut Last, span: &Span<'a>) {
+        let is_block = std::ptr::eq(&**span.memory, last.memory)
+            && span.size_bytes() == last.block_bytes
+            && span.tracking == Tracking::Tracked;
+        if let (true, Some(shift)) = (is_block, last.shift)
+            && let number = span.range.start >> shift
+            && number << shift == span.range.start
+            && let Some(BlockSet(blocks)) = &mut self.groups[last.group].blocks
+        {
+            blocks.push(number as u32);
+        } else {
+            self.find(last, span);
+        }
+    }
+
+    /// Adds one to the group that it belongs to, which may be new.
+    fn find(&mut self, last: &mut Last, span: &Span<'a>) {
+        let Some(number) = block_of(span) else {
+            self.groups.push(Group { span: span.clone(), mode: last.mode, blocks: None });
+            return;
         };
         let is_it = |group: &Group<'_>| {
-            std::ptr::eq(&**group.span.memory, &**span.memory) && group.mode == mode
+            std::ptr::eq(&**group.span.memory, &**span.memory) && group.mode == last.mode
         };
-        let known = slabs.iter().rev().copied().find(|at| is_it(&groups[*at]));
+        let known = self.slabs.iter().rev().copied().find(|at| is_it(&self.groups[*at]));
         let at = known.unwrap_or_else(|| {
             let all = Span { range: 0..span.memory.bytes(), ..span.clone() };
-            groups.push(Group { span: all, mode, blocks: Some(BlockSet::default()) });
-            slabs.push(groups.len() - 1);
-            groups.len() - 1
+            let blocks = Some(BlockSet(Vec::with_capacity(self.parts)));
+            self.groups.push(Group { span: all, mode: last.mode, blocks });
+            self.slabs.push(self.groups.len() - 1);
+            self.groups.len() - 1
         });
-        if let Some(BlockSet(blocks)) = &mut groups[at].blocks {
+        let block_bytes = span.memory.block_bytes();
+        let shift = block_bytes.is_power_of_two().then(|| block_bytes.trailing_zeros());
+        *last = Last { mode: last.mode, memory: &**span.memory, group: at, block_bytes, shift };
+        if let Some(BlockSet(blocks)) = &mut self.groups[at].blocks {
             blocks.push(number);
         }
     }
-    groups
+
+    pub(crate) fn finish(self) -> Vec<Group<'a>> {
+        self.groups
+    }
+}
+
+/// The groups of these parts.
+pub(crate) fn grouped<'a>(parts: impl IntoIterator<Item = Span<'a>>, mode: Mode) -> Vec<Group<'a>> {
+    let parts = parts.into_iter();
+    let (mut groups, mut last) = (Groups::of(parts.size_hint().0), Last::new(mode));
+    parts.for_each(|span| groups.add(&mut last, &span));
+    groups.finish()
 }
 
 /// The block that the span is, if it is one of a slab.
