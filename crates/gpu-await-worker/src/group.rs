@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use futures::channel::oneshot;
 use gpu_await::sibling::Process as Whose;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::calls::{CallId, Terms};
 use crate::core::{Core, Watch, packet_bytes};
@@ -167,17 +167,22 @@ impl Group {
     }
 
     fn with<R>(&self, act: impl FnOnce(&mut Core, &mut After) -> R) -> R {
-        self.guarded(|after| act(&mut self.core.lock(), after))
+        self.guarded(self.core.lock(), act)
     }
 
-    /// A panic under the lock leaves nothing half done: it ends the worker, and goes on.
-    fn guarded<R>(&self, act: impl FnOnce(&mut After) -> R) -> R {
+    /// A panic under the lock leaves nothing half done: it ends the worker, and goes on. Whoever was forgotten by it asks why under the same lock.
+    fn guarded<R>(
+        &self,
+        mut core: MutexGuard<'_, Core>,
+        act: impl FnOnce(&mut Core, &mut After) -> R,
+    ) -> R {
         let mut after = After::default();
-        let acted = catch_unwind(AssertUnwindSafe(|| act(&mut after)));
+        let acted = catch_unwind(AssertUnwindSafe(|| act(&mut core, &mut after)));
         if let Err(panic) = &acted {
             let why = crate::codec::text_of(&**panic);
-            self.core.lock().give_up(self, &why, &mut after);
+            core.give_up(self, &why, &mut after);
         }
+        drop(core);
         after.run();
         acted.unwrap_or_else(|panic| resume_unwind(panic))
     }
@@ -293,9 +298,9 @@ impl Group {
         thread_local! {
             static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
         }
-        self.guarded(|after| {
+        let Some(core) = self.core.try_lock() else { return };
+        self.guarded(core, |core, after| {
             let heard = BUFFER.try_with(|buffer| {
-                let Some(mut core) = self.core.try_lock() else { return };
                 let (mut buffer, bytes) = (buffer.borrow_mut(), packet_bytes(&self.options));
                 // It never shrinks: what grows is written.
                 let longer = buffer.len().max(bytes);
