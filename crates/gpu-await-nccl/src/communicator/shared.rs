@@ -72,8 +72,6 @@ pub(crate) struct Shared {
     scratch: Vec<DeviceBuffer<f32>>,
     order: Vec<InOrder>,
     state: Mutex<State>,
-    /// Resolves when it is lost.
-    loss: future::Shared<oneshot::Receiver<()>>,
     this: Weak<Shared>,
     /// One for each of its devices; a loss wakes the watchdog.
     losses: Mutex<Vec<Loss>>,
@@ -97,8 +95,8 @@ struct State {
     pending: VecDeque<Pending>,
     /// An input of a call failed when that had been made: it is lost when the watchdog looks.
     input_failed: Option<LostCause>,
-    /// Dropped when it is lost.
-    works: Option<oneshot::Sender<()>>,
+    /// Each is dropped when it is lost, by itself: that wakes foreign code, and a panic of one keeps nobody else from being woken.
+    waiters: Vec<oneshot::Sender<()>>,
     /// The watchdog has it.
     watched: Option<Watched>,
 }
@@ -144,8 +142,6 @@ impl Shared {
         (scratch, order): (Vec<DeviceBuffer<f32>>, Vec<DeviceBuffer<u8>>),
     ) -> Arc<Shared> {
         let order = order.into_iter().map(InOrder::by).collect();
-        let (works, loss) = oneshot::channel();
-        let state = State { works: Some(works), ..State::default() };
         let shared = Arc::new_cyclic(|this| Shared {
             world,
             ranks,
@@ -154,8 +150,7 @@ impl Shared {
             limit_ns: AtomicU64::new(0),
             scratch,
             order,
-            state: Mutex::new(state),
-            loss: future::FutureExt::shared(loss),
+            state: Mutex::default(),
             this: this.clone(),
             losses: Mutex::default(),
             _counted: Counted::one(&COUNTS.get().communicators),
@@ -280,7 +275,16 @@ impl Shared {
     /// Resolves when at most `most` calls are pending on the stream, or the communicator or the device is lost.
     async fn room(&self, stream: &Stream, most: u64) -> gpu_await::Result<()> {
         let room = pin!(stream.throttle(self.operations_of(most)));
-        match future::select(room, self.loss.clone()).await {
+        let (waiter, loss) = oneshot::channel();
+        {
+            let mut state = self.state.lock();
+            if state.lost.is_some() {
+                return Ok(());
+            }
+            state.waiters.retain(|waiter| !waiter.is_canceled());
+            state.waiters.push(waiter);
+        }
+        match future::select(room, loss).await {
             Either::Left((room, _)) => room,
             Either::Right(_) => Ok(()),
         }
@@ -434,13 +438,13 @@ impl Shared {
 
     /// [`fail`](Self::fail), where the caller ends the work that is on streams. An error: it was lost already.
     pub(crate) fn lose(&self, cause: LostCause) -> Result<LostCause, LostCause> {
-        let (pending, works) = {
+        let (pending, waiters) = {
             let mut state = self.state.lock();
             if let Some(first) = &state.lost {
                 return Err(first.clone());
             }
             state.lost = Some(cause.clone());
-            (std::mem::take(&mut state.pending), state.works.take())
+            (std::mem::take(&mut state.pending), std::mem::take(&mut state.waiters))
         };
         // ORDERING: Relaxed: a statistic.
         COUNTS.get().lost.fetch_add(1, Ordering::Relaxed);
@@ -448,7 +452,9 @@ impl Shared {
         for part in pending.iter().flat_map(|pending| &pending.parts) {
             part.outcome.fail(error.clone());
         }
-        stats::contain(|| drop(works));
+        for waiter in waiters {
+            stats::contain(|| drop(waiter));
+        }
         self.tell(&cause);
         Ok(cause)
     }
