@@ -29,6 +29,7 @@ pub(crate) mod module;
 pub(crate) mod occupancy;
 pub(crate) mod plain;
 pub(crate) mod rows;
+mod shared_modules;
 pub(crate) mod signature;
 pub(crate) mod source;
 pub(crate) mod table;

@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, ThreadId};
 
 use gpu_await_protocol::sync::Mutex;
@@ -51,8 +51,10 @@ pub struct Home {
     /// A stream for tickets that cover the whole device.
     whole: Mutex<Option<Arc<StreamHandle>>>,
     of_threads: Mutex<HashMap<ThreadId, Arc<StreamHandle>>>,
-    /// One value of each type.
+    /// One value of each type. Held while one is loaded, which may load kernels.
     loaded: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
+    /// The modules of declared kernels, by whom they are loaded.
+    pub(crate) modules: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
 impl Drop for Home {
@@ -81,6 +83,7 @@ impl Home {
             whole: Mutex::default(),
             of_threads: Mutex::default(),
             loaded: Mutex::default(),
+            modules: OnceLock::new(),
         }))
     }
 

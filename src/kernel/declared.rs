@@ -20,8 +20,8 @@ use crate::device::home::Home;
 use crate::error::Result;
 use crate::kernel::Kernel;
 use crate::kernel::image::Image;
-use crate::kernel::module::Module;
 use crate::kernel::occupancy::Occupancy;
+use crate::kernel::shared_modules::SharedModules;
 use crate::kernel::signature::{Erased, Signature};
 use crate::kernel::source::CudaSource;
 use crate::runtime::coop;
@@ -128,7 +128,7 @@ impl<K: Declaration<S>, S: Signature> Declared<K, S> {
             }
             (crate::DeviceKind::Cuda, Some(cuda), _) => {
                 let image = cuda.image(code.name, code.entry, home)?;
-                let module = Module::load_now(engine, image)?;
+                let module = SharedModules::load(home, image)?;
                 // SAFETY: the author of `K` vouches for the signature, and for every argument that
                 // `K::require` admits.
                 unsafe { module.kernel(code.entry) }?

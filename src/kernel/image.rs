@@ -31,7 +31,7 @@ pub struct Image {
 }
 
 /// The format of an image's bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Form {
     Ptx,
     Binary,

@@ -54,6 +54,9 @@
 /// compiles when the kernel is loaded ([`Module::compile`](crate::Module::compile)). In it the entry is
 /// `extern "C"`, or an instance of a template: `entry = "scale<float>"`.
 ///
+/// Kernels over the same text are one module, loaded with the first of them and unloaded behind the last: they share its `__device__` variables, as in
+/// one `.cu` file, and one load waits for the GPU.
+///
 /// A declaration with a type parameter, `NAME<T>(a: T, x: &mut [T])`, is one kernel for each type that
 /// `entry` lists, each with its own name in the code and loaded separately: `NAME::<f32>::load`. `NAME<T>`
 /// needs `T: 'static`, as every [`Element`](crate::Element) is. The twin is a function that is generic in the

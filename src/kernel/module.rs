@@ -26,6 +26,7 @@ const NOT_FOUND: i32 = 500;
 #[derive(Clone)]
 pub struct Module {
     loaded: Arc<LoadedModule>,
+    name: String,
 }
 
 pub(crate) struct LoadedModule {
@@ -33,7 +34,6 @@ pub(crate) struct LoadedModule {
     raw: RawModule,
     /// It is not loaded any more.
     is_gone: bool,
-    name: String,
     /// Instances of templates, each with its name in the image.
     instances: Vec<(String, String)>,
     /// The names of its kernels, for errors.
@@ -98,8 +98,13 @@ impl Module {
         })?;
         let Image { name, instances, .. } = image;
         let engine = engine.clone();
-        let loaded = LoadedModule { engine, raw, is_gone: false, name, instances, kernels };
-        Ok(Module { loaded: Arc::new(loaded) })
+        let loaded = LoadedModule { engine, raw, is_gone: false, instances, kernels };
+        Ok(Module::of(Arc::new(loaded), name))
+    }
+
+    /// A loaded image, under the name that messages call it here.
+    pub(super) fn of(loaded: Arc<LoadedModule>, name: String) -> Self {
+        Module { loaded, name }
     }
 
     pub(crate) fn loaded(&self) -> &Arc<LoadedModule> {
@@ -186,7 +191,7 @@ impl Module {
         role::check("asking the driver about a kernel")?;
         let engine = &self.loaded.engine;
         let refused = |code| engine.refused(code);
-        let function = self.loaded.function(name)?;
+        let function = self.function(name)?;
         // SAFETY: the function was found in that module just now.
         let attributes = unsafe { engine.backend.function_attributes(function) };
         let attributes = attributes.map_err(refused)?;
@@ -205,14 +210,11 @@ impl Module {
     }
 }
 
-impl LoadedModule {
-    pub(crate) fn engine(&self) -> &Arc<Engine> {
-        &self.engine
-    }
-
+impl Module {
     /// A function by its name, or an instance of a template by the name that it was asked for with.
     pub(crate) fn function(&self, name: &str) -> Result<RawFunction> {
-        let LoadedModule { engine, raw, name: image, instances, kernels, .. } = self;
+        let Module { loaded, name: image } = self;
+        let LoadedModule { engine, raw, instances, kernels, .. } = &**loaded;
         let instance = instances.iter().find(|(written, _)| written == name);
         let in_image = instance.map_or(name, |(_, lowered)| lowered);
         // SAFETY: the module is loaded for as long as `self` lives.
@@ -224,6 +226,12 @@ impl LoadedModule {
             }
             _ => engine.refused(code),
         })
+    }
+}
+
+impl LoadedModule {
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
     }
 
     /// Raises the limit of dynamic shared memory of a function of this module.
@@ -268,6 +276,6 @@ impl Drop for LoadedModule {
 
 impl fmt::Debug for Module {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Module({} on {})", self.loaded.name, self.loaded.engine.label())
+        write!(f, "Module({} on {})", self.name, self.loaded.engine.label())
     }
 }

@@ -73,7 +73,7 @@ impl UntypedKernel {
         name: &str,
         waits_first: bool,
     ) -> Result<Arc<Self>> {
-        let function = Function::Device(module.loaded().function(entry)?);
+        let function = Function::Device(module.function(entry)?);
         let (launched, module) = (AtomicBool::new(false), Some(module.loaded().clone()));
         Ok(Arc::new(UntypedKernel { name: name.into(), function, waits_first, launched, module }))
     }

@@ -6,7 +6,8 @@ use gpu_await::{
 };
 
 use super::{
-    Line, StandIn, async_under_the_stand_in, device_with, kernel_from, my_calls, my_names, soon,
+    Line, StandIn, async_under_the_stand_in, device_with, eventually, kernel_from, my_calls,
+    my_names, soon,
 };
 
 const MULTIPROCESSORS: u32 = 132;
@@ -387,5 +388,50 @@ fn parameters_are_asked_for_at_load_alone() {
         driver.clear();
         soon(scale.launch(&stream, 2.0, &mut x)).await.unwrap();
         assert_eq!(asked(), 0);
+    });
+}
+
+/// Each load waits for all that runs on the GPU: five kernels of one file wait once. The module stays for the last of them.
+#[test]
+fn kernels_of_one_text_share_its_module() {
+    const PTX: &str = ".version 7.0\n.target sm_60\n.address_size 64\n.visible .entry one(\n.param .u32 n\n)\n\
+                       .visible .entry two(\n.param .u32 n\n)\n";
+    const OTHER: &str =
+        ".version 7.1\n.target sm_60\n.address_size 64\n.visible .entry one(\n.param .u32 n\n)\n";
+    gpu_await::kernel! { unsafe fn one(n: u32); ptx = PTX; }
+    gpu_await::kernel! { unsafe fn two(n: u32); ptx = PTX.to_owned(); }
+    gpu_await::kernel! { unsafe fn three(n: u32); ptx = PTX; }
+    gpu_await::kernel! { unsafe fn other(n: u32); ptx = OTHER; entry = "one"; }
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let stream = device.stream().unwrap();
+        soon(device.done()).await.unwrap();
+        driver.clear();
+        let count = |call: &str| driver.names().iter().filter(|name| *name == call).count();
+        // At once: one loads, and the others wait for it.
+        let loads = soon(async {
+            futures::join!(one::load(&device), two::load(&device), three::load(&device))
+        });
+        let (one_, two_, wrong) = loads.await;
+        let (one_, two_) = (one_.unwrap(), two_.unwrap());
+        match *wrong.unwrap_err().detail() {
+            ErrorDetail::NoSuchKernel { ref image, ref there, .. } => {
+                assert_eq!((image.as_str(), there.len()), ("three", 2));
+            }
+            ref detail => panic!("{detail}"),
+        }
+        assert_eq!(count("cuLibraryLoadData"), 1);
+        let other = soon(other::load(&device)).await.unwrap();
+        assert_eq!(count("cuLibraryLoadData"), 2);
+        two_.launch(&stream, LaunchConfig::new(1, 1), 1).queued().unwrap();
+        drop((two_, other));
+        eventually("the other is unloaded", || count("cuLibraryUnload") == 1);
+        one_.launch(&stream, LaunchConfig::new(1, 1), 1).queued().unwrap();
+        let again = soon(two::load(&device)).await.unwrap();
+        assert_eq!(count("cuLibraryLoadData"), 2);
+        drop((one_, again));
+        eventually("both are unloaded", || count("cuLibraryUnload") == 2);
+        soon(two::load(&device)).await.unwrap();
+        assert_eq!(count("cuLibraryLoadData"), 3);
     });
 }
