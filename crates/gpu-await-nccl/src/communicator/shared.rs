@@ -275,15 +275,7 @@ impl Shared {
     /// Resolves when at most `most` calls are pending on the stream, or the communicator or the device is lost.
     async fn room(&self, stream: &Stream, most: u64) -> gpu_await::Result<()> {
         let room = pin!(stream.throttle(self.operations_of(most)));
-        let (waiter, loss) = oneshot::channel();
-        {
-            let mut state = self.state.lock();
-            if state.lost.is_some() {
-                return Ok(());
-            }
-            state.waiters.retain(|waiter| !waiter.is_canceled());
-            state.waiters.push(waiter);
-        }
+        let loss = self.state.lock().loss();
         match future::select(room, loss).await {
             Either::Left((room, _)) => room,
             Either::Right(_) => Ok(()),

@@ -12,6 +12,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
+use futures::channel::oneshot;
 use gpu_await::ErrorDetail;
 use parking_lot::MutexGuard;
 
@@ -144,5 +145,15 @@ fn lost_device(local: &LocalRank) -> Option<LostCause> {
             Some(LostCause::DeviceLost { rank: local.rank, error })
         }
         _ => None,
+    }
+}
+
+impl State {
+    /// Resolves when it is lost, at once if it is.
+    pub(super) fn loss(&mut self) -> oneshot::Receiver<()> {
+        let (waiter, loss) = oneshot::channel();
+        self.waiters.retain(|waiter| !waiter.is_canceled());
+        self.waiters.extend(self.lost.is_none().then_some(waiter));
+        loss
     }
 }
