@@ -186,7 +186,7 @@ pub use device::builder::DeviceBuilder;
 pub use device::loss::Loss;
 pub use device::partition::Partition;
 pub use device::reservation::{Reservation, Reserve};
-pub use device::stats::Stats;
+pub use device::stats::{Overlaps, Stats};
 pub use device::streams::StreamBuilder;
 pub use error::admitter::{Admitter, AdmitterKind};
 pub use error::advice::MemoryAdvice;

@@ -105,7 +105,8 @@ impl ModuleCalls for CudaBackend {
         driver!(self.cuLibraryGetKernel(&raw mut kernel, module.0 as Handle, name.as_ptr()))?;
         driver!(self.cuKernelGetFunction(&raw mut function, kernel))?;
         let context = self.raw_context as u64;
-        Ok(RawFunction { function: function as u64, kernel: kernel as u64, context })
+        let (function, kernel) = (function as u64, kernel as u64);
+        Ok(RawFunction { function, kernel, context, waits_first: false })
     }
 
     unsafe fn function_attributes(&self, function: RawFunction) -> DriverResult<KernelAttributes> {
