@@ -181,8 +181,7 @@ fn submit_as<const IS_LAUNCH: bool, T: TracedAs>(
         }
         turn.publish(ticket, commands, touched);
         traced.enter(turn.stream, ticket, footprint.after());
-        // What is in front of a refused launch is in front of the next one.
-        result.inspect_err(|_| turn.stream.overlap.demand_full(ticket))?;
+        result?;
         if let Some(event) = event {
             turn.enter_event(ticket, event);
         }

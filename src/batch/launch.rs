@@ -179,7 +179,10 @@ impl<'s> Queue<'s> {
         }
         let op = footprint.name();
         let KernelLaunch { function, shape, args, .. } = launch;
-        let calls = &mut |raw: &Raw<'_>| Ok(raw.launch(function, shape, args.arguments())?);
+        let calls = &mut |raw: &Raw<'_>| {
+            let launched = raw.launch(function, shape, args.arguments());
+            launched.map_err(|code| raw.launch_refused(code))
+        };
         let ticket = self.note(self.submit_now::<true>(footprint, 1, calls))?;
         op.told(self.stream, ticket);
         Ok(())

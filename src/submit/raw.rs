@@ -247,6 +247,13 @@ impl Raw<'_> {
         Ok(())
     }
 
+    /// What is in front of a refused launch is in front of the next one.
+    #[cold]
+    pub(crate) fn launch_refused(&self, code: DriverCode) -> Refusal {
+        self.stream.overlap.demand_full(self.stream.submitted() + 1);
+        code.into()
+    }
+
     #[inline(always)]
     fn launch_as(
         &self,
