@@ -28,6 +28,7 @@ mod macros;
 pub(crate) mod module;
 pub(crate) mod occupancy;
 pub(crate) mod plain;
+mod programmatic;
 pub(crate) mod rows;
 pub(crate) mod signature;
 pub(crate) mod source;

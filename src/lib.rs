@@ -191,7 +191,7 @@ pub use device::streams::StreamBuilder;
 pub use error::admitter::{Admitter, AdmitterKind};
 pub use error::advice::MemoryAdvice;
 pub use error::foreign::ForeignError;
-pub use error::image::{ImageProblem, ParamLayout};
+pub use error::image::{ImageProblem, NotProgrammatic, ParamLayout};
 pub use error::piece::PieceProblem;
 pub use error::refused::Refused;
 pub use error::reservation::ReservationProblem;

@@ -1,6 +1,9 @@
 //! Which launches the driver may start while the launch in front of them still ends, and which edges of graphs are programmatic.
 
-use gpu_await::{Completion, Device, DeviceBuffer, Error, Op, Region, Stream, Uses, kernels};
+use gpu_await::{
+    Completion, Device, DeviceBuffer, Error, ErrorDetail, LaunchConfig, NotProgrammatic, Op,
+    Region, Stream, Uses, kernel, kernels,
+};
 use gpu_await_algorithms::{Algorithms, transform};
 
 use stand_in_cuda::{assert_child_without, is_child};
@@ -164,6 +167,46 @@ fn behind_a_refused_launch() {
         assert_eq!(formulas.overlap(driver, 1), [true]);
         soon(stream.done()).await.unwrap();
     });
+}
+
+/// A kernel of the user's that waits first; one with a guard in front of the wait is refused.
+#[test]
+fn declared_kernels() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let stream = device.stream().unwrap();
+        let (mut y, early) = (stream.zeros(LEN).queued().unwrap(), early::load_blocking(&device));
+        let early = early.unwrap();
+        early.launch(&stream, &mut y).queued().unwrap();
+        driver.clear();
+        (0..2).for_each(|_| early.launch(&stream, &mut y).queued().unwrap());
+        assert_eq!(overlapping(driver), [true, true]);
+        let error = guarded::load_blocking(&device).unwrap_err();
+        let ErrorDetail::NotProgrammatic { kernel, reason } = error.detail() else {
+            panic!("{error}")
+        };
+        assert_eq!(kernel, "guarded");
+        assert!(matches!(reason, NotProgrammatic::TooEarly { .. }), "{reason}");
+        soon(stream.done()).await.unwrap();
+    });
+}
+
+kernel! {
+    /// Does nothing, behind what is in front of it.
+    unsafe fn early(y: &mut [f32], n: u64 = y.len());
+    programmatic = true;
+    launch = LaunchConfig::for_elements(y.len());
+    ptx = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry early(.param .u64 y, .param .u64 n)\n{
+        griddepcontrol.wait; ret; }";
+}
+
+kernel! {
+    /// Leaves without waiting.
+    unsafe fn guarded(y: &mut [f32], n: u64 = y.len());
+    launch = LaunchConfig::for_elements(y.len());
+    ptx = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry guarded(.param .u64 y, .param .u64 n)\n{
+        .reg .pred %p1; @%p1 ret; griddepcontrol.wait; ret; }";
+    programmatic = true;
 }
 
 /// A replayed chain of formulas has a programmatic edge between any two, a fork has none where two lists meet.
