@@ -39,6 +39,10 @@ ARCHITECTURE = "compute_60"
 ARCHITECTURES = {"cluster_sum": "compute_90"}
 # Loaded whenever a GPU is opened: as machine code too, so that nobody waits for the driver's compiler.
 BINARIES = {name: ["sm_70", "sm_80", "sm_90"] for name in ("copy_pieces", "copy_rows", "fill_bytes")}
+# Its kernels are launched while what is before them in their stream still ends.
+WAITING = "sm_90"
+# What must not be in front of a kernel's wait: a use of memory, or a way around it; as in crates/gpu-await-algorithms/kernels/build.py.
+TOO_EARLY = re.compile(r"\b(?:ld|st)\.(?!param)|\b(?:atom|red|bra|ret|call|exit|cp|griddepcontrol\.launch_dependents)\b")
 # Functions and no kernel: what the library puts into the text of kernels that it generates.
 FUNCTIONS = {"math"}
 
@@ -90,6 +94,9 @@ def process(nvrtc, source_path, check):
     for architecture in BINARIES.get(source_path.stem, []):
         path = source_path.with_suffix(f".{architecture}.cubin")
         fresh = nvrtc.compile(source_path.name, source, [f"--gpu-architecture={architecture}", *OPTIONS], "CUBIN")
+        if architecture == WAITING:
+            options = [f"--gpu-architecture={architecture.replace('sm', 'compute')}", *OPTIONS]
+            check_waits(source_path.stem, nvrtc.compile(source_path.name, source, options))
         if path.exists() and path.read_bytes() == fresh:
             continue
         if check:
@@ -110,6 +117,14 @@ def process(nvrtc, source_path, check):
     if first_line != f"// source-sha256: {digest}":
         return f"STALE: its first line is `{first_line}`, but the source's hash is {digest}", False
     return "STALE: the source's hash is right, but a fresh build differs", False
+
+
+def check_waits(name, ptx):
+    """Every kernel waits first of all, and reads nothing as data that nobody writes meanwhile: what is in front of it may."""
+    for entry, body in re.findall(r"\.entry (\w+)\(.*?\n\{(.*?)\n\}\n", ptx + "\n", flags=re.DOTALL):
+        before, wait, _ = body.partition("griddepcontrol.wait;")
+        if not wait or TOO_EARLY.search(before) or "ld.global.nc" in body:
+            raise KernelError(f"{name}: {entry} does not wait first, or reads constants")
 
 
 def write(path, contents):

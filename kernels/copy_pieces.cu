@@ -40,6 +40,10 @@ static __device__ void copy_part(u8* dst, const u8* src, u64 bytes) {
 }
 
 extern "C" __global__ void copy_pieces(const Piece* table, u32 count, u32 parts, Few few) {
+#if __CUDA_ARCH__ >= 900
+    // It is launched while what is before it in its stream or graph still ends. The first statement, whatever the arguments.
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
     const u64 all = (u64)count * parts;
     for (u64 item = blockIdx.x; item < all; item += gridDim.x) {
         const u32 at = (u32)(item / parts);

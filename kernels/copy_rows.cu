@@ -24,6 +24,10 @@ static __device__ void copy_row(u8* dst, const u8* src, u64 bytes) {
 
 extern "C" __global__ void copy_rows(u8* dst, const u8* src, u64 dst_pitch, u64 src_pitch, u64 row_bytes, u64 rows,
                                      u32 unit) {
+#if __CUDA_ARCH__ >= 900
+    // It is launched while what is before it in its stream or graph still ends. The first statement, whatever the arguments.
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
     for (u64 row = blockIdx.y; row < rows; row += gridDim.y) {
         u8* to = dst + row * dst_pitch;
         const u8* from = src + row * src_pitch;

@@ -24,6 +24,10 @@ static __device__ u32 word_at(u64 lo, u64 hi, u32 at) {
 }
 
 extern "C" __global__ void fill_bytes(u8* dst, u64 bytes, u64 lo, u64 hi, u32 period) {
+#if __CUDA_ARCH__ >= 900
+    // It is launched while what is before it in its stream or graph still ends. The first statement, whatever the arguments.
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
     const u64 stride = (u64)gridDim.x * blockDim.x;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (16 % period == 0) {

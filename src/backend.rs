@@ -26,7 +26,7 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 pub(crate) use event::EventCalls;
-pub(crate) use graph::{GraphCalls, KernelCall, NodeLaunch, RawGraph};
+pub(crate) use graph::{GraphCalls, GraphEdge, KernelCall, NodeLaunch, RawGraph};
 pub(crate) use memory::{MemoryCalls, PeerMemory};
 pub(crate) use module::ModuleCalls;
 pub(crate) use partition::{PartitionCalls, RawPartition};
@@ -76,6 +76,8 @@ pub(crate) struct RawFunction {
     pub(crate) kernel: u64,
     /// The device's own context.
     pub(crate) context: u64,
+    /// Its kernel [waits first](Function::waits_first).
+    pub(crate) waits_first: bool,
 }
 
 /// An address in a device's memory.
@@ -205,11 +207,28 @@ pub(crate) struct MemoryAt {
 pub(crate) enum Function {
     Device(RawFunction),
     /// A twin, and the kernel's name.
-    Host(HostTwin, Arc<str>),
+    Host {
+        twin: HostTwin,
+        kernel: Arc<str>,
+        waits_first: bool,
+    },
     /// Captured work, by its graph; in graphs alone.
     Captured(u64),
     /// The record of an event; in graphs alone.
     Record(RawEvent),
+}
+
+impl Function {
+    /// Whether every thread of every block waits for the launch in front of it, before anything that can have an effect and whatever its
+    /// arguments. A property of the code that is loaded.
+    #[inline]
+    pub(crate) fn waits_first(&self) -> bool {
+        match self {
+            Function::Device(function) => function.waits_first,
+            Function::Host { waits_first, .. } => *waits_first,
+            Function::Captured(_) | Function::Record(_) => false,
+        }
+    }
 }
 
 /// How a kernel is launched, already validated.
@@ -217,8 +236,8 @@ pub(crate) enum Function {
 pub(crate) struct LaunchShape {
     pub(crate) grid: Grid,
     pub(crate) cooperative: bool,
-    /// The device may start it while what is before it in its stream still ends: a kernel whose first statement waits for that. A
-    /// graph pays no attention.
+    /// The device may start it while the launch in front of it in its stream still ends; decided [there](crate::submit). In a graph its
+    /// edges say that.
     pub(crate) overlaps: bool,
 }
 

@@ -27,7 +27,7 @@ use std::sync::{Arc, OnceLock};
 use admitter::Admitter;
 use advice::{MemoryAdvice, leaked_suffix, operation, refused_suffix, shared_suffix, within};
 use foreign::ForeignError;
-use image::{ImageProblem, ParamLayout};
+use image::{ImageProblem, NotProgrammatic, ParamLayout};
 use piece::PieceProblem;
 use reservation::ReservationProblem;
 use shared::SharedProblem;
@@ -264,6 +264,9 @@ pub enum ErrorDetail {
         .declared.len(), .compiled.len(), image::difference(.declared, .compiled)
     )]
     WrongParameters { kernel: String, declared: Vec<ParamLayout>, compiled: Vec<ParamLayout> },
+    /// A kernel is declared [`programmatic`](crate::kernel!), and does not wait first.
+    #[error("kernel `{kernel}` is declared programmatic, but {reason}")]
+    NotProgrammatic { kernel: String, reason: NotProgrammatic },
     /// The kernel has no implementation for this kind of device.
     #[error("kernel `{kernel}` has no code for a {device} device: {}", missing_clause(.device))]
     NoImplementation { kernel: String, device: &'static str },
@@ -686,6 +689,7 @@ impl ErrorDetail {
             | D::Compile { .. }
             | D::NoSuchKernel { .. }
             | D::WrongParameters { .. }
+            | D::NotProgrammatic { .. }
             | D::Precondition { .. }
             | D::IntegerRange { .. }
             | D::Evaluation { .. }

@@ -285,7 +285,7 @@ impl Event {
                 shared.observer.get_or_init(|| stream)
             }
         };
-        let ticket = submit(
+        let ticket = submit::<false>(
             stream,
             Location::caller(),
             (&mut Footprint::new("event"), true),

@@ -28,6 +28,7 @@ mod macros;
 pub(crate) mod module;
 pub(crate) mod occupancy;
 pub(crate) mod plain;
+mod programmatic;
 pub(crate) mod rows;
 mod shared_modules;
 pub(crate) mod signature;
@@ -149,7 +150,8 @@ impl<S: Signature> Kernel<S> {
         }
         let max_threads_per_block = engine.backend.limits().threads_per_block;
         let attributes = KernelAttributes { max_threads_per_block, ..KernelAttributes::default() };
-        Ok(Kernel::new(engine, name, Function::Host(twin, name.into()), attributes, None))
+        let function = Function::Host { twin, kernel: name.into(), waits_first: false };
+        Ok(Kernel::new(engine, name, function, attributes, None))
     }
 
     fn new(

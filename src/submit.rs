@@ -50,6 +50,7 @@ use std::sync::Arc;
 pub(crate) use self::captured::{Recorder, capture};
 pub(crate) use self::code::{KernelCode, KernelLaunch};
 pub(crate) use self::devices::{check_can_wait, check_is_there, of_dependency, wrong_device};
+pub(crate) use self::edges::EdgeKind;
 pub use self::enqueue::{Append, Uses, refuse};
 pub(crate) use self::event_node::EventNode;
 pub use self::footprint::Footprint;
@@ -79,11 +80,12 @@ pub(crate) type Calls<'c> = dyn FnMut(&Raw<'_>) -> std::result::Result<(), Refus
 
 /// Puts an operation on `stream`; `calls` makes its driver calls, `commands` in number. Returns the
 /// operation's ticket. `at` is where the user submitted it; the flag beside the footprint is what [`Footprint::is_plain`] says of it.
+/// `IS_LAUNCH`: it is one launch and nothing else, so that the next launch may overlap with it.
 ///
 /// # Errors
 /// See the table of the module.
 #[inline(always)]
-pub(crate) fn submit(
+pub(crate) fn submit<const IS_LAUNCH: bool>(
     stream: &Arc<StreamState>,
     at: &'static Location<'static>,
     footprint: (&mut Footprint<'_>, bool),
@@ -91,14 +93,14 @@ pub(crate) fn submit(
     calls: &mut (impl FnMut(&Raw<'_>) -> std::result::Result<(), Refusal> + ?Sized),
 ) -> Result<u64, SubmitError> {
     if stream.engine().tracer.is_on() {
-        return submit_traced(stream, at, footprint, commands, calls);
+        return submit_traced::<IS_LAUNCH>(stream, at, footprint, commands, calls);
     }
-    submit_as(stream, at, footprint, commands, calls, ())
+    submit_as::<IS_LAUNCH, _>(stream, at, footprint, commands, calls, ())
 }
 
 #[cold]
 #[inline(never)]
-fn submit_traced(
+fn submit_traced<const IS_LAUNCH: bool>(
     stream: &Arc<StreamState>,
     at: &'static Location<'static>,
     footprint: (&mut Footprint<'_>, bool),
@@ -106,13 +108,13 @@ fn submit_traced(
     calls: &mut (impl FnMut(&Raw<'_>) -> std::result::Result<(), Refusal> + ?Sized),
 ) -> Result<u64, SubmitError> {
     match Traced::of(stream, footprint.0, at) {
-        Some(traced) => submit_as(stream, at, footprint, commands, calls, traced),
-        None => submit_as(stream, at, footprint, commands, calls, ()),
+        Some(traced) => submit_as::<IS_LAUNCH, _>(stream, at, footprint, commands, calls, traced),
+        None => submit_as::<IS_LAUNCH, _>(stream, at, footprint, commands, calls, ()),
     }
 }
 
 #[inline(always)]
-fn submit_as<T: TracedAs>(
+fn submit_as<const IS_LAUNCH: bool, T: TracedAs>(
     stream: &Arc<StreamState>,
     at: &'static Location<'static>,
     (footprint, is_plain): (&mut Footprint<'_>, bool),
@@ -170,6 +172,13 @@ fn submit_as<T: TracedAs>(
             None => result,
         };
         let touched = footprint.makes_buffer() || footprint.entered().next().is_some();
+        if !IS_LAUNCH {
+            // Memory from the stream's cache puts nothing on the stream, and a fill of it is the driver's own kernel.
+            match footprint.only_makes_a_buffer() {
+                true => turn.stream.overlap.pass_on(ticket),
+                false => turn.stream.overlap.demand_full(ticket),
+            }
+        }
         turn.publish(ticket, commands, touched);
         traced.enter(turn.stream, ticket, footprint.after());
         result?;

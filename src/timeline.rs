@@ -71,6 +71,10 @@ impl Device {
 impl DeviceTimeline {
     /// Starts an empty log of the last `capacity` operations, replacing an earlier one; 0 empties and stops it.
     ///
+    /// While it is on, no launch on a stream starts before the one in front of it is complete, as some do otherwise
+    /// ([`Stats::overlaps`](crate::Stats::overlaps)): what is measured is measured apart. A replayed list or a graph is one entry, within which
+    /// launches overlap as ever.
+    ///
     /// # Blocking
     /// For about a millisecond: it makes events, and compares the device's clock with the host's.
     ///

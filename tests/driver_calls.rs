@@ -22,6 +22,7 @@
 //! | `staged` | what a staged copy makes that the next one needs as well |
 //! | `memory` | which pool memory comes from, and what is held of it under a limit |
 //! | `unwritten` | whether memory that is used again shows what was there |
+//! | `overlap` | which launches and nodes may start while the one in front of them still ends |
 //! | `partitions` | what is split, where work of a partition runs, and what goes when |
 //! | `pieces` | what copies of many pieces call, and each of these calls failing |
 //! | `peers` | copies between GPUs, and handles of another one |
@@ -86,6 +87,8 @@ mod markers;
 mod memory;
 #[path = "driver_calls/order.rs"]
 mod order;
+#[path = "driver_calls/overlap.rs"]
+mod overlap;
 #[path = "driver_calls/partitions.rs"]
 mod partitions;
 #[path = "driver_calls/peers.rs"]

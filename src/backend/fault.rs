@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 
 use super::{
     Arguments, Backend, DeviceKind, DevicePtr, DriverResult, EventCalls, EventOptions, Function,
-    GraphCalls, Grid, HostCallback, HostPtr, KernelAttributes, KernelCall, LaunchShape, Limits,
-    MemoryAt, MemoryCalls, ModuleCalls, NodeLaunch, PartitionCalls, Pattern, PeerMemory, PoolInfo,
-    Query, RangeCalls, RawEvent, RawFunction, RawGraph, RawModule, RawPartition, RawStream,
-    RowCopy, StreamCalls, StreamInfo, StreamOptions,
+    GraphCalls, GraphEdge, Grid, HostCallback, HostPtr, KernelAttributes, KernelCall, LaunchShape,
+    Limits, MemoryAt, MemoryCalls, ModuleCalls, NodeLaunch, PartitionCalls, Pattern, PeerMemory,
+    PoolInfo, Query, RangeCalls, RawEvent, RawFunction, RawGraph, RawModule, RawPartition,
+    RawStream, RowCopy, StreamCalls, StreamInfo, StreamOptions,
 };
 #[cfg(target_os = "linux")]
 use super::{SharedCalls, SharedMapping};
@@ -206,7 +206,7 @@ impl StreamCalls for Wrapper {
 impl GraphCalls for Wrapper {
     watched! {
         #[contract] fn graph_capture(&self, stream: RawStream, code: &mut dyn FnMut()) -> DriverResult<RawGraph>;
-        #[contract] fn graph_compile(&self, nodes: &mut dyn ExactSizeIterator<Item = NodeLaunch<'_>>, edges: &[(u32, u32)], partition: Option<RawPartition>) -> DriverResult<RawGraph>;
+        #[contract] fn graph_compile(&self, nodes: &[NodeLaunch<'_>], edges: &[GraphEdge], partition: Option<RawPartition>) -> DriverResult<RawGraph>;
         #[contract] fn graph_set(&self, graph: &RawGraph, changes: &mut dyn Iterator<Item = (usize, NodeLaunch<'_>)>, partition: Option<RawPartition>) -> DriverResult<()>;
         #[contract] fn graph_launch(&self, graph: &RawGraph, stream: RawStream) -> DriverResult<()>;
         #[contract] fn graph_destroy(&self, graph: &RawGraph) -> DriverResult<()>;

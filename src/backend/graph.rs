@@ -9,6 +9,17 @@ pub(crate) struct RawGraph {
     pub(crate) graph: u64,
     pub(crate) exec: u64,
     pub(crate) nodes: Box<[u64]>,
+    /// Edges of it overlap, as far as they were to.
+    pub(crate) overlaps: bool,
+}
+
+/// The second of two nodes runs behind the first; if it `overlaps` it starts as soon as all blocks of the first have triggered or ended, and
+/// waits itself until the first is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GraphEdge {
+    pub(crate) first: u32,
+    pub(crate) second: u32,
+    pub(crate) overlaps: bool,
 }
 
 /// A node: one launch, neither cooperative nor with clusters, captured work, or the record of an event.
@@ -45,12 +56,12 @@ pub(crate) trait GraphCalls {
     unsafe fn graph_kernels(&self, graph: &RawGraph) -> DriverResult<Option<Vec<KernelCall>>>;
     /// Launches one of them on its own.
     unsafe fn launch_call(&self, call: &KernelCall, stream: RawStream) -> DriverResult<()>;
-    /// Compiles launches; the second of each pair of `edges` runs behind the first. Their nodes belong to a partition, wherever the
-    /// graph is launched.
+    /// Compiles launches; edges are ordered by their second nodes. Where the driver has none that overlap, none does. The nodes belong to a
+    /// partition, wherever the graph is launched.
     unsafe fn graph_compile(
         &self,
-        nodes: &mut dyn ExactSizeIterator<Item = NodeLaunch<'_>>,
-        edges: &[(u32, u32)],
+        nodes: &[NodeLaunch<'_>],
+        edges: &[GraphEdge],
         partition: Option<RawPartition>,
     ) -> DriverResult<RawGraph>;
     /// Changes nodes, by their numbers, for the launches to come; `partition` is that of the graph. An error leaves it open which are

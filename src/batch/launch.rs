@@ -179,8 +179,11 @@ impl<'s> Queue<'s> {
         }
         let op = footprint.name();
         let KernelLaunch { function, shape, args, .. } = launch;
-        let calls = &mut |raw: &Raw<'_>| Ok(raw.launch(function, shape, args.arguments())?);
-        let ticket = self.note(self.submit_now(footprint, 1, calls))?;
+        let calls = &mut |raw: &Raw<'_>| {
+            let launched = raw.launch(function, shape, args.arguments());
+            launched.map_err(|code| raw.launch_refused(code))
+        };
+        let ticket = self.note(self.submit_now::<true>(footprint, 1, calls))?;
         op.told(self.stream, ticket);
         Ok(())
     }
@@ -284,7 +287,7 @@ impl<'s> Queue<'s> {
             Writer::Graph(_) if footprint.only_makes_a_buffer() => {}
             Writer::Graph(_) => return Err(graph_list::refused(footprint)),
         }
-        self.submit_now(footprint, commands, calls)
+        self.submit_now::<false>(footprint, commands, calls)
     }
 }
 

@@ -86,7 +86,8 @@ impl Queue<'_> {
             }
             // The second half writes the data that the first half reads.
             self.outcomes.look(&down);
-            let filled = submit(&relay, self.at.get(), (&mut down, false), 1, &mut |raw| {
+            let down = (&mut down, false);
+            let filled = submit::<false>(&relay, self.at.get(), down, 1, &mut |raw| {
                 Ok(raw.copy_to_host(block.host(), from.ptr().offset(start), part_bytes)?)
             });
             let filled = filled.inspect_err(|_| self.outcomes.forget_read())?;

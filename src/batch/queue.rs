@@ -152,7 +152,7 @@ impl<'s> Queue<'s> {
         }
         let submitted = match self.writer {
             Some(writer) => self.submit_beside(writer, footprint, commands, calls),
-            None => self.submit_now(footprint, commands, calls),
+            None => self.submit_now::<false>(footprint, commands, calls),
         };
         self.note(submitted)
     }
@@ -172,7 +172,7 @@ impl<'s> Queue<'s> {
     }
 
     #[inline(always)]
-    pub(super) fn submit_now(
+    pub(super) fn submit_now<const IS_LAUNCH: bool>(
         &self,
         footprint: &mut Footprint<'_>,
         commands: u32,
@@ -181,7 +181,8 @@ impl<'s> Queue<'s> {
         self.release_last();
         put_list_in_front(self.stream, footprint, self.at.get());
         let is_plain = self.look(footprint);
-        let submitted = submit(self.stream, self.at.get(), (footprint, is_plain), commands, calls);
+        let (stream, at) = (self.stream, self.at.get());
+        let submitted = submit::<IS_LAUNCH>(stream, at, (footprint, is_plain), commands, calls);
         self.outcomes.enter(footprint, self.stream, &submitted, self.at.get());
         submitted
     }

@@ -100,7 +100,8 @@ impl Region {
     }
 
     /// Draws what it remembers in the DOT language: for each list of each stream the launches, with their
-    /// configurations and memory ranges, and which of them wait for which.
+    /// configurations and memory ranges, and which of them wait for which. A dashed edge leads to a kernel that may start while the other one
+    /// still ends, and waits itself.
     #[must_use]
     pub fn dot(&self) -> String {
         let (mut clusters, mut first) = (String::new(), 0);

@@ -7,7 +7,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use crate::backend::{Grid, NodeLaunch};
-use crate::submit::List;
+use crate::submit::{EdgeKind, List};
 
 /// The outcomes of the lists of a [`Region`](crate::Region) (runs of launches between operations that a graph
 /// cannot contain), or of the launches of a [`Graph`](crate::Graph).
@@ -208,9 +208,10 @@ pub(crate) fn cluster(into: &mut String, title: &str, first: usize, list: &List)
         let label = label.replace('"', "'");
         let _ = writeln!(into, "    n{} [label = \"{label}\"];", first + number);
     }
-    for (before, behind) in list.edges() {
-        let _ =
-            writeln!(into, "    n{} -> n{};", first + *before as usize, first + *behind as usize);
+    for ((before, behind), kind) in list.edge_kinds() {
+        let (before, behind) = (first + before as usize, first + behind as usize);
+        let style = if kind == EdgeKind::Programmatic { " [style = dashed]" } else { "" };
+        let _ = writeln!(into, "    n{before} -> n{behind}{style};");
     }
     into.push_str("  }\n");
     list.known_len()

@@ -31,6 +31,7 @@ pub struct DeviceBuilder {
     pub(crate) host_memory_bytes: Option<u64>,
     pub(super) timeline: Option<usize>,
     pub(crate) general_images: bool,
+    pub(crate) full_edges: bool,
     pub(crate) part_of_selections: Option<u32>,
     pub(super) multiprocessors: Option<u32>,
 }
@@ -351,6 +352,7 @@ impl DeviceBuilder {
                 .timeline
                 .or_else(|| std::env::var("GPU_AWAIT_TIMELINE").ok()?.trim().parse().ok()),
             general_images: self.general_images,
+            full_edges: self.full_edges,
             part_of_selections: self.part_of_selections,
             multiprocessors: self.multiprocessors,
         }

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::Device;
 use crate::error::unfinished::Unfinished;
+use crate::runtime::device_state::Overlapping;
 
 /// What a device is doing; a snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,6 +69,28 @@ pub struct Stats {
     /// Resources that leaked because the driver refused them or must not get them back, and values that wait
     /// for a thread that the system refused.
     pub unreturned: u64,
+    /// Launches of kernels that could start while the launch in front of them still ends.
+    pub overlaps: Overlaps,
+}
+
+/// What became of the launches of kernels that can start while the launch in front of them still ends: this crate's own formulas and
+/// algorithms on GPUs of compute capability 9.0, and on a host device, which counts them and runs one after another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Overlaps {
+    /// The driver was told that it may start them early. It does not behind a marker, which an awaited operation has.
+    pub overlapped: u64,
+    /// Behind something else than a launch on the same stream: work of another library, a graph, a copy, a wait for another stream, a
+    /// launch that the driver refused. In a graph: behind something else than a kernel of the same device.
+    pub behind_other_work: u64,
+    /// In a graph: behind several launches.
+    pub behind_several: u64,
+    /// On a stream whose handle others have, or that is ordered with the legacy default stream.
+    pub on_shared_streams: u64,
+    /// On a stream while the [timeline](crate::Device::timeline) is on.
+    pub timed: u64,
+    /// In a graph of a driver that refused: it is older than CUDA 12.3.
+    pub refused: u64,
 }
 
 impl Device {
@@ -131,6 +154,14 @@ impl Device {
             graphs: engine.graphs.graphs() as u64,
             graphs_evicted: engine.graphs.evicted(),
             unreturned: read(&counters.unreturned) + engine.background.left_without_a_thread(),
+            overlaps: Overlaps {
+                overlapped: counters.overlaps.of(Overlapping::Overlaps),
+                behind_other_work: counters.overlaps.of(Overlapping::BehindOtherWork),
+                behind_several: counters.overlaps.of(Overlapping::BehindSeveral),
+                on_shared_streams: counters.overlaps.of(Overlapping::Shared),
+                timed: counters.overlaps.of(Overlapping::Traced),
+                refused: counters.overlaps.of(Overlapping::Refused),
+            },
         }
     }
 }

@@ -65,6 +65,31 @@ pub(super) fn instead(kernel: &str, there: &[String]) -> String {
     }
 }
 
+/// Why a kernel that is declared `programmatic` is refused, by its PTX.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "fields are described by each variant")]
+pub enum NotProgrammatic {
+    /// The PTX is for older GPUs, for which the wait is compiled away.
+    #[error("its PTX is for `{target}`; compile it for sm_90 or later")]
+    Target { target: String },
+    /// There is no wait.
+    #[error(
+        "it does not execute `griddepcontrol.wait` (in CUDA C++ `cudaGridDependencySynchronize()`)"
+    )]
+    NoWait,
+    /// Something in front of the wait can have an effect, leave the kernel, or go around the wait.
+    #[error(
+        "`{instruction}` is in front of its `griddepcontrol.wait`, which must be the first statement, in front of any guard"
+    )]
+    TooEarly { instruction: String },
+    /// It loads through a cache that asserts that nobody writes meanwhile; what is in front of it may.
+    #[error(
+        "`{instruction}` asserts that nobody writes what it loads; write no `__restrict__` and no `__ldg`"
+    )]
+    LoadsConstants { instruction: String },
+}
+
 /// Why a kernel image did not load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

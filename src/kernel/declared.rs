@@ -17,7 +17,7 @@ use std::marker::PhantomData;
 use crate::backend::KernelAttributes;
 use crate::device::Device;
 use crate::device::home::Home;
-use crate::error::Result;
+use crate::error::{ErrorDetail, Result};
 use crate::kernel::Kernel;
 use crate::kernel::image::Image;
 use crate::kernel::occupancy::Occupancy;
@@ -57,6 +57,8 @@ pub struct Code {
 pub enum CudaCode {
     Ptx(Cow<'static, str>),
     Source(CudaSource),
+    /// Code that waits first.
+    Programmatic(Box<CudaCode>),
 }
 
 impl CudaCode {
@@ -68,6 +70,11 @@ impl CudaCode {
         CudaCode::Source(source.into())
     }
 
+    #[must_use]
+    pub fn programmatic(self) -> Self {
+        CudaCode::Programmatic(Box::new(self))
+    }
+
     /// The image that has the entry. A name with `<` is an instance of a template.
     fn image(self, name: &str, entry: &str, home: &Home) -> Result<Image> {
         match self {
@@ -76,6 +83,7 @@ impl CudaCode {
                 source.or_named(name).instance(entry).image(home)
             }
             CudaCode::Source(source) => source.or_named(name).image(home),
+            CudaCode::Programmatic(code) => code.image(name, entry, home),
         }
     }
 }
@@ -127,11 +135,19 @@ impl<K: Declaration<S>, S: Signature> Declared<K, S> {
                 Kernel::host_erased(engine, code.name, twin)?
             }
             (crate::DeviceKind::Cuda, Some(cuda), _) => {
+                let starts_early = engine.backend.limits().compute_capability.0 >= 9;
+                let waits_first = starts_early && matches!(cuda, CudaCode::Programmatic(_));
                 let image = cuda.image(code.name, code.entry, home)?;
+                if waits_first {
+                    image.check_programmatic(code.entry).map_err(|reason| {
+                        let kernel = code.entry.to_owned();
+                        ErrorDetail::NotProgrammatic { kernel, reason }
+                    })?;
+                }
                 let module = SharedModules::load(home, image)?;
-                // SAFETY: the author of `K` vouches for the signature, and for every argument that
-                // `K::require` admits.
-                unsafe { module.kernel(code.entry) }?
+                // SAFETY: the author of `K` vouches for the signature, for every argument that
+                // `K::require` admits, and that code declared so waits first.
+                unsafe { module.find_kernel(code.entry, waits_first) }?
             }
             _ => return Err(super::no_implementation(code.name, engine)),
         };

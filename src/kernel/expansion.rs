@@ -431,6 +431,9 @@ macro_rules! __kernel {
     };
     (@or [] [$default:expr]) => { $default };
     (@or [$value:expr] [$default:expr]) => { $value };
+    (@code [programmatic $code:tt]) => {
+        ::core::option::Option::map($crate::__kernel!(@code $code), $crate::__private::CudaCode::programmatic)
+    };
     (@code []) => { ::core::option::Option::None };
     (@code [ptx $text:expr]) => {
         ::core::option::Option::Some($crate::__private::CudaCode::ptx($text))

@@ -15,7 +15,8 @@
 
 use std::borrow::Cow;
 
-use crate::error::image::ImageProblem;
+use super::programmatic;
+use crate::error::image::{ImageProblem, NotProgrammatic};
 
 const ELF: [u8; 4] = *b"\x7fELF";
 const FATBIN: [u8; 4] = 0xBA55_ED50_u32.to_le_bytes();
@@ -87,6 +88,16 @@ impl Image {
     pub fn named(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
+    }
+
+    /// Refuses an entry that does not wait first, where that can be seen: a binary's author vouches for it.
+    pub(super) fn check_programmatic(&self, entry: &str) -> Result<(), NotProgrammatic> {
+        let instance = self.instances.iter().find(|(written, _)| written == entry);
+        let entry = instance.map_or(entry, |(_, lowered)| lowered);
+        match self.form {
+            Form::Ptx => programmatic::check(&String::from_utf8_lossy(&self.bytes), entry),
+            Form::Binary => Ok(()),
+        }
     }
 
     /// The names of its kernels, for errors: as many as are found without the driver. Refuses what the driver would read wrongly.

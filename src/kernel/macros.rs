@@ -22,6 +22,7 @@
 ///     ptx = "...";                   // or cuda = "..."; may be left out: no CUDA devices then
 ///     entry = "...";                 // may be left out: NAME. Of NAME<T>: [f32: "...", f64: "..."]
 ///     host = path::to::twin;         // may be left out: no host devices then
+///     programmatic = true;           // may be left out: it starts when what is in front of it is complete
 /// }
 /// ```
 ///
@@ -56,6 +57,16 @@
 ///
 /// Kernels over the same text are one module, loaded with the first of them and unloaded behind the last: they share its `__device__` variables, as in
 /// one `.cu` file, and one load waits for the GPU.
+///
+/// `programmatic = true` (for programmatic dependent launch) says that every thread of every block executes `griddepcontrol.wait` before any
+/// load, store, atomic, branch, return, call or trigger, whatever its arguments: in front of the guard `if (i >= n) return;`, and also where
+/// there is nothing to do. Then a GPU of compute capability 9.0 may start the kernel while a launch of such a kernel or another one in front of
+/// it still ends, on a stream and in replayed batches and graphs. Completion of the launch still proves completion of everything in front of
+/// it; a kernel that only *sometimes* waits breaks that, and memory that is still in use would be used again. The first statement is
+/// `asm volatile("griddepcontrol.wait;" ::: "memory");`, and parameters are not `__restrict__`: loads of constant data may be moved across it.
+/// PTX is checked when it is loaded, for sm_90 or later ([`ErrorDetail::NotProgrammatic`](crate::ErrorDetail::NotProgrammatic)); for machine code,
+/// which `cuda` is compiled to, the declaration vouches. A kernel that waits for anything but the launch in front of it, such as a flag, never
+/// executes `griddepcontrol.launch_dependents`. On other devices the clause changes nothing.
 ///
 /// A declaration with a type parameter, `NAME<T>(a: T, x: &mut [T])`, is one kernel for each type that
 /// `entry` lists, each with its own name in the code and loaded separately: `NAME::<f32>::load`. `NAME<T>`
@@ -219,6 +230,20 @@ macro_rules! __kernel_error {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __kernel_clauses {
+    // all clauses read, `programmatic` among them: a property of the code for GPUs
+    ([$meta:tt $vis:tt $name:ident $of:tt $args:tt programmatic]
+        where $where:tt launch $launch:tt code [] entry $entry:tt host $host:tt read []) => {
+        $crate::__kernel_clauses! {
+            [$meta $vis $name $of $args] where $where launch $launch code [] entry $entry host $host read []
+        }
+    };
+    ([$meta:tt $vis:tt $name:ident $of:tt $args:tt programmatic]
+        where $where:tt launch $launch:tt code $code:tt entry $entry:tt host $host:tt read []) => {
+        $crate::__kernel_clauses! {
+            [$meta $vis $name $of $args]
+            where $where launch $launch code [programmatic $code] entry $entry host $host read []
+        }
+    };
     // all clauses read, and no code among them
     ([$meta:tt $vis:tt $name:ident $of:tt $args:tt]
         where $where:tt launch $launch:tt code [] entry $entry:tt host [] read []) => {
@@ -308,6 +333,14 @@ macro_rules! __kernel_clauses {
             launch $launch code $code entry [$entry] host $host read [$($more)*]
         }
     };
+    ([$meta:tt $vis:tt $name:ident $of:tt $args:tt]
+        where $where:tt launch $launch:tt code $code:tt entry $entry:tt host $host:tt
+        read [programmatic = true; $($more:tt)*]) => {
+        $crate::__kernel_clauses! {
+            [$meta $vis $name $of $args programmatic] where $where
+            launch $launch code $code entry $entry host $host read [$($more)*]
+        }
+    };
     ($head:tt where $where:tt launch $launch:tt code $code:tt entry $entry:tt host []
         read [host = $host:expr; $($more:tt)*]) => {
         $crate::__kernel_clauses! {
@@ -319,11 +352,22 @@ macro_rules! __kernel_clauses {
         read $wrong:tt) => {
         $crate::__kernel_clauses! { @wrong $head $wrong }
     };
-    (@wrong [$meta:tt $vis:tt $name:ident $of:tt $args:tt] [where $($rest:tt)*]) => {
+    (@wrong [$meta:tt $vis:tt $name:ident $of:tt $args:tt $($programmatic:tt)?] [where $($rest:tt)*]) => {
         $crate::__kernel_error! {
             $name,
             "one `where` with all conditions, separated by `,` and ended by `;`, at `where ",
             ::core::stringify!($($rest)*), "`"
+        }
+    };
+    (@wrong $head:tt [programmatic = $value:literal; $($rest:tt)*]) => {
+        $crate::__kernel_clauses! { @programmatic $head $value }
+    };
+    (@programmatic [$meta:tt $vis:tt $name:ident $of:tt $args:tt programmatic] $value:literal) => {
+        $crate::__kernel_error! { $name, "there are two clauses `programmatic`: remove one" }
+    };
+    (@programmatic [$meta:tt $vis:tt $name:ident $of:tt $args:tt] $value:literal) => {
+        $crate::__kernel_error! {
+            $name, "`programmatic = true;`, or no such clause: a kernel that does not wait first is not"
         }
     };
     (@wrong $head:tt [launch = $($rest:tt)*]) => {
@@ -341,34 +385,34 @@ macro_rules! __kernel_clauses {
     (@wrong $head:tt [host = $($rest:tt)*]) => {
         $crate::__kernel_clauses! { @known $head host [$($rest)*] }
     };
-    (@wrong [$meta:tt $vis:tt $name:ident $of:tt $args:tt] [$clause:ident $($rest:tt)*]) => {
+    (@wrong [$meta:tt $vis:tt $name:ident $of:tt $args:tt $($programmatic:tt)?] [$clause:ident $($rest:tt)*]) => {
         $crate::__kernel_error! {
             $name, "`", ::core::stringify!($clause),
-            "` is not a clause: there are `where`, `launch`, `ptx`, `cuda`, `entry` and `host`, as in `host = twin;`"
+            "` is not a clause: there are `where`, `launch`, `ptx`, `cuda`, `entry`, `programmatic` and `host`, as in `host = twin;`"
         }
     };
-    (@wrong [$meta:tt $vis:tt $name:ident $of:tt $args:tt] [$($rest:tt)*]) => {
+    (@wrong [$meta:tt $vis:tt $name:ident $of:tt $args:tt $($programmatic:tt)?] [$($rest:tt)*]) => {
         $crate::__kernel_error! {
             $name, "expected a clause such as `host = twin;`, found `",
             ::core::stringify!($($rest)*), "`"
         }
     };
-    (@known [$meta:tt $vis:tt $name:ident $of:tt $args:tt] ptx [$value:expr; $($rest:tt)*]) => {
+    (@known [$meta:tt $vis:tt $name:ident $of:tt $args:tt $($programmatic:tt)?] ptx [$value:expr; $($rest:tt)*]) => {
         $crate::__kernel_error! {
             $name, "there is code for GPUs twice: one clause is enough, `ptx` or `cuda`"
         }
     };
-    (@known [$meta:tt $vis:tt $name:ident $of:tt $args:tt] cuda [$value:expr; $($rest:tt)*]) => {
+    (@known [$meta:tt $vis:tt $name:ident $of:tt $args:tt $($programmatic:tt)?] cuda [$value:expr; $($rest:tt)*]) => {
         $crate::__kernel_error! {
             $name, "there is code for GPUs twice: one clause is enough, `ptx` or `cuda`"
         }
     };
-    (@known [$meta:tt $vis:tt $name:ident $of:tt $args:tt] $clause:ident [$value:expr; $($rest:tt)*]) => {
+    (@known [$meta:tt $vis:tt $name:ident $of:tt $args:tt $($programmatic:tt)?] $clause:ident [$value:expr; $($rest:tt)*]) => {
         $crate::__kernel_error! {
             $name, "there are two clauses `", ::core::stringify!($clause), "`: remove one"
         }
     };
-    (@known [$meta:tt $vis:tt $name:ident $of:tt $args:tt] $clause:ident [$($rest:tt)*]) => {
+    (@known [$meta:tt $vis:tt $name:ident $of:tt $args:tt $($programmatic:tt)?] $clause:ident [$($rest:tt)*]) => {
         $crate::__kernel_error! {
             $name, "the clause `", ::core::stringify!($clause), "` must end with `;`"
         }

@@ -188,6 +188,19 @@ impl Module {
     /// # Source
     /// `cuLibraryGetKernel`, `cuFuncGetAttribute`, `cuFuncGetParamInfo`.
     pub unsafe fn kernel<S: Signature>(&self, name: &str) -> Result<Kernel<S>> {
+        // SAFETY: the caller's; and nothing is said of waits.
+        unsafe { self.find_kernel(name, false) }
+    }
+
+    /// [`kernel`](Self::kernel), which waits first if `waits_first`.
+    ///
+    /// # Safety
+    /// As [`kernel`](Self::kernel), and it does as [`Function::waits_first`] says.
+    pub(super) unsafe fn find_kernel<S: Signature>(
+        &self,
+        name: &str,
+        waits_first: bool,
+    ) -> Result<Kernel<S>> {
         role::check("asking the driver about a kernel")?;
         let engine = &self.loaded.engine;
         let refused = |code| engine.refused(code);
@@ -205,7 +218,8 @@ impl Module {
             }
             _ => {}
         }
-        let module = Some(self.loaded.clone());
+        let (module, function) =
+            (Some(self.loaded.clone()), RawFunction { waits_first, ..function });
         Ok(Kernel::new(engine, name, Function::Device(function), attributes, module))
     }
 }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::backend::{ArgBlock, DeviceKind, Function, Grid, HostTwin, LaunchShape};
+use crate::backend::{ArgBlock, DeviceKind, Function, Grid, HostTwin, LaunchShape, RawFunction};
 use crate::batch::queue::Queue;
 use crate::batch::settle::{Lent, Settle, Settled};
 use crate::device::Device;
@@ -32,8 +32,6 @@ use gpu_await_protocol::point::Track;
 pub struct UntypedKernel {
     name: Arc<str>,
     function: Function,
-    /// Its first statement waits for what is before it in its stream.
-    waits_first: bool,
     /// It was launched before, so the driver's first-launch setup is done.
     launched: AtomicBool,
     /// Keeps the code loaded.
@@ -54,13 +52,15 @@ impl UntypedKernel {
     #[must_use]
     pub unsafe fn twin(name: &str, twin: HostTwin) -> Arc<Self> {
         let name: Arc<str> = name.into();
-        let function = Function::Host(twin, name.clone());
+        // As those of the GPUs that can start a kernel early do.
+        let function = Function::Host { twin, kernel: name.clone(), waits_first: true };
         let launched = AtomicBool::new(true);
-        Arc::new(UntypedKernel { name, function, waits_first: false, launched, module: None })
+        Arc::new(UntypedKernel { name, function, launched, module: None })
     }
 
-    /// A kernel of an image; messages call it `name`. If `waits_first`, its first statement waits for what is before it in its
-    /// stream.
+    /// A kernel of an image; messages call it `name`. If `waits_first`, it does in the image that is loaded: every thread of every block
+    /// executes `griddepcontrol.wait` before anything that can have an effect, whatever the arguments. On a device that starts no kernel
+    /// early that is nothing.
     ///
     /// # Errors
     /// What the driver refuses.
@@ -73,9 +73,12 @@ impl UntypedKernel {
         name: &str,
         waits_first: bool,
     ) -> Result<Arc<Self>> {
-        let function = Function::Device(module.function(entry)?);
+        let found = module.function(entry)?;
+        let limits = module.loaded().engine().backend.limits();
+        let waits_first = waits_first && limits.compute_capability.0 >= 9;
+        let function = Function::Device(RawFunction { waits_first, ..found });
         let (launched, module) = (AtomicBool::new(false), Some(module.loaded().clone()));
-        Ok(Arc::new(UntypedKernel { name: name.into(), function, waits_first, launched, module }))
+        Ok(Arc::new(UntypedKernel { name: name.into(), function, launched, module }))
     }
 
     /// The kernel of an image that has one, which messages call as the image; see [`find`](Self::find). If there is none, nothing
@@ -138,8 +141,8 @@ impl UntypedKernel {
             cluster_dim: [1, 1, 1],
             shared_mem_bytes: 0,
         };
-        let shape = LaunchShape { overlaps: self.waits_first, ..LaunchShape::plain(grid) };
-        let launch = KernelLaunch { code: self, function: &self.function, shape, args };
+        let (function, shape) = (&self.function, LaunchShape::plain(grid));
+        let launch = KernelLaunch { code: self, function, shape, args };
         Ok(queue.submit_launch(footprint, &launch)?)
     }
 }

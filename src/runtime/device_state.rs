@@ -35,6 +35,33 @@ pub(crate) struct Counters {
     pub(crate) quarantined_bytes: AtomicU64,
     pub(crate) wake_ups: AtomicU64,
     pub(crate) unreturned: AtomicU64,
+    pub(crate) overlaps: OverlapCounters,
+}
+
+/// What became of the launch of a kernel that waits first; see [`Overlaps`](crate::Overlaps).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Overlapping {
+    Overlaps,
+    BehindOtherWork,
+    BehindSeveral,
+    Shared,
+    Traced,
+    Refused,
+}
+
+/// One for each [`Overlapping`].
+#[derive(Debug, Default)]
+pub(crate) struct OverlapCounters([AtomicU64; 6]);
+
+impl OverlapCounters {
+    pub(crate) fn count(&self, what: Overlapping, launches: u64) {
+        // ORDERING: Relaxed, here and below: statistics.
+        self.0[what as usize].fetch_add(launches, Ordering::Relaxed);
+    }
+
+    pub(crate) fn of(&self, what: Overlapping) -> u64 {
+        self.0[what as usize].load(Ordering::Relaxed)
+    }
 }
 
 #[derive(Debug)]

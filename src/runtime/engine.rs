@@ -74,6 +74,8 @@ pub(crate) struct EngineOptions {
     pub(crate) timeline: Option<usize>,
     /// Kernels are those of a GPU without machine code of its own.
     pub(crate) general_images: bool,
+    /// No kernel starts while the launch in front of it still ends.
+    pub(crate) full_edges: bool,
     /// The most elements that a launch of a selection takes, if that is less than what its kernel can.
     pub(crate) part_of_selections: Option<u32>,
     /// How many multiprocessors all of it is confined to.

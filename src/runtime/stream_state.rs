@@ -60,6 +60,7 @@ use super::progress::{PointStream, Progress};
 use crate::error::{DriverCode, Error, Result};
 use crate::memory::reclaim::retired::{Block, Remnant};
 use crate::thread::{contain, locks, role};
+use gpu_await_protocol::overlap::Overlap;
 use gpu_await_protocol::submission::SubmissionLock;
 use gpu_await_protocol::wait_queue::WaitQueue;
 
@@ -77,6 +78,7 @@ pub(crate) struct StreamState {
     pace: Pace,
     pub(crate) announced: Announced,
     pub(crate) foreign: ForeignWaits,
+    pub(crate) overlap: Overlap,
 }
 
 /// A point on a stream of this device or another.

@@ -99,7 +99,8 @@ pub(crate) fn capture(
                     let each = move |_: &Grid, _: &ArgBlock| {
                         twins.lock().iter_mut().for_each(|twin| twin());
                     };
-                    Function::Host(Arc::new(each), name.clone())
+                    let (twin, kernel) = (Arc::new(each), name.clone());
+                    Function::Host { twin, kernel, waits_first: false }
                 }
             };
             let told = recorder.told.take();

@@ -10,10 +10,24 @@
 //!
 //! Dependencies are transitive, so the last writer is omitted where readers since are named.
 //!
+//! An edge is full: the second operation starts when the first is complete. Or it is programmatic: the second starts when every block of the
+//! first has triggered or ended, and its threads wait until the first is complete.
+//!
+//! | the second operation | its edge |
+//! |---|---|
+//! | is a kernel that waits first, behind one operation, which is a kernel of the same device | is programmatic |
+//! | is any other, or behind several operations | is full |
+//!
+//! Behind several operations the wait is not documented to cover more than one. A kernel waits first if every thread does, before anything
+//! that can have an effect: so completion of an operation still proves completion of all that it is behind.
+//!
 //! # Invariants
 //! 1. Two operations that touch one byte, at least one of them writing, are ordered as in the program; no others are
 //!    (`ordered_as_the_bytes_say`).
 //! 2. The same operations with the same overlaps have the same edges, in the same order, at any addresses (`addresses_do_not_matter`).
+//! 3. The kind of an edge depends on the edges and the kernels alone: equal shapes have equal kinds.
+//! 4. When an operation has an effect, everything that it must be behind is complete, in every order that the edges and their kinds allow
+//!    (`every_order_keeps_the_programs`).
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
@@ -24,6 +38,47 @@ use super::range_map::RangeMap;
 
 /// Pairs of operations: the second runs behind the first.
 pub(crate) type Edge = (u32, u32);
+
+/// What the kinds of edges depend on, of an operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Node {
+    /// The device that it is a kernel of; `None` if it is something else.
+    pub(crate) kernel_of: Option<u64>,
+    pub(crate) waits_first: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EdgeKind {
+    Programmatic,
+    Full,
+    /// Full, though the second operation waits first: it is behind several.
+    BehindSeveral,
+    /// Likewise: the first is no kernel of the same device.
+    BehindOtherWork,
+}
+
+/// The edges, which are ordered by their second operations, with their kinds.
+pub(crate) fn kinds<'e>(
+    edges: &'e [Edge],
+    node: impl Fn(u32) -> Node + 'e,
+) -> impl Iterator<Item = (Edge, EdgeKind)> + 'e {
+    let of_edge = move |(number, &(first, second)): (usize, &Edge)| {
+        let is_beside = |other: Option<&Edge>| other.is_some_and(|(_, behind)| *behind == second);
+        let before = number.checked_sub(1).and_then(|before| edges.get(before));
+        let (first_node, second_node) = (node(first), node(second));
+        let kind = match second_node.kernel_of {
+            Some(_) if !second_node.waits_first => EdgeKind::Full,
+            None => EdgeKind::Full,
+            Some(_) if is_beside(before) || is_beside(edges.get(number + 1)) => {
+                EdgeKind::BehindSeveral
+            }
+            device if device != first_node.kernel_of => EdgeKind::BehindOtherWork,
+            Some(_) => EdgeKind::Programmatic,
+        };
+        ((first, second), kind)
+    };
+    edges.iter().enumerate().map(of_edge)
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct Edges {
@@ -135,6 +190,9 @@ impl Edges {
         }
     }
 }
+
+#[cfg(test)]
+mod model;
 
 #[cfg(test)]
 mod tests {

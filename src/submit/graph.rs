@@ -16,10 +16,12 @@ use std::sync::{Arc, Weak};
 use gpu_await_protocol::sync::{Mutex, MutexGuard};
 
 use super::code::KernelCode;
+use super::edges::EdgeKind;
 use super::list::List;
 use super::raw::{Raw, Refusal};
-use crate::backend::{DriverResult, RawGraph};
+use crate::backend::{DriverResult, GraphEdge, RawGraph};
 use crate::error::DriverCode;
+use crate::runtime::device_state::{OverlapCounters, Overlapping};
 use crate::runtime::graph_budget::{Evictable, Evicted};
 use crate::runtime::partitions::Share;
 use crate::runtime::stream_state::{OfStream, StreamHandle, Turn};
@@ -40,6 +42,49 @@ pub(crate) struct CompiledGraph {
     partition: Option<Arc<Share>>,
     /// Its last launch.
     last: Option<Point>,
+    fates: EdgeFates,
+}
+
+/// How many of a graph's kernels overlap with the one in front of them, and why others do not.
+#[derive(Default)]
+struct EdgeFates {
+    programmatic: u64,
+    behind_several: u64,
+    behind_other_work: u64,
+    /// The last node that is behind several.
+    last: Option<u32>,
+    /// The driver has no programmatic edges.
+    is_refused: bool,
+}
+
+impl EdgeFates {
+    fn enter(&mut self, second: u32, kind: EdgeKind) {
+        match kind {
+            EdgeKind::Full => {}
+            EdgeKind::Programmatic => self.programmatic += 1,
+            EdgeKind::BehindOtherWork => self.behind_other_work += 1,
+            // Once for its edges.
+            EdgeKind::BehindSeveral if self.last == Some(second) => {}
+            EdgeKind::BehindSeveral => {
+                self.behind_several += 1;
+                self.last = Some(second);
+            }
+        }
+    }
+
+    /// Counts a launch of the graph.
+    fn count(&self, counters: &OverlapCounters) {
+        let programmatic =
+            if self.is_refused { Overlapping::Refused } else { Overlapping::Overlaps };
+        let counts = [
+            (programmatic, self.programmatic),
+            (Overlapping::BehindSeveral, self.behind_several),
+            (Overlapping::BehindOtherWork, self.behind_other_work),
+        ];
+        counts.into_iter().filter(|(_, count)| *count > 0).for_each(|(what, count)| {
+            counters.count(what, count);
+        });
+    }
 }
 
 /// The holder of a compiled graph, for its owner: an unused graph is evicted when the device has too many, or when its stream
@@ -149,17 +194,24 @@ impl Raw<'_> {
                 code: DriverCode::NOT_SUPPORTED,
             });
         }
-        let mut launches = (0..list.len()).map(|number| list.launch(number));
+        let launches: Vec<_> = (0..list.len()).map(|number| list.launch(number)).collect();
+        let engine = self.stream.engine().clone();
+        let (mut edges, mut fates) = (Vec::new(), EdgeFates::default());
+        for ((first, second), kind) in list.edge_kinds() {
+            fates.enter(second, kind);
+            let overlaps = kind == EdgeKind::Programmatic && !engine.options.full_edges;
+            edges.push(GraphEdge { first, second, overlaps });
+        }
         let partition = self.stream.driver.partition().cloned();
         let raw = {
             let _alone = partition.as_ref().map(|share| share.compile());
             let confined = partition.as_ref().map(|share| share.raw());
             // SAFETY: nothing is launched. The code is kept by the graph.
-            unsafe { self.backend.graph_compile(&mut launches, list.edges(), confined) }?
+            unsafe { self.backend.graph_compile(&launches, &edges, confined) }?
         };
-        let engine = self.stream.engine().clone();
         let (code, keeps) = (list.code().cloned().collect(), keeps.cloned());
-        Ok(CompiledGraph { engine, raw: Some(raw), code, keeps, partition, last: None })
+        fates.is_refused = !raw.overlaps;
+        Ok(CompiledGraph { engine, raw: Some(raw), code, keeps, partition, last: None, fates })
     }
 
     /// Gives the nodes of a graph of this stream the launches of a list that has its shape, where these have changed.
@@ -179,10 +231,14 @@ impl Raw<'_> {
         let Some(raw) = &graph.raw else { unreachable!("taken by the drop only") };
         self.moved(TracedWork::List, 0);
         // Even if it is refused: it may have begun.
-        graph.last = Some(self.stream.point(self.stream.submitted() + 1));
+        let ticket = self.stream.submitted() + 1;
+        graph.last = Some(self.stream.point(ticket));
+        self.stream.overlap.demand_full(ticket);
         // SAFETY: as in `Raw::launch`, for each of the list's; its edges order accesses to the same memory, and the
         // stream orders all of them behind earlier work.
-        unsafe { self.backend.graph_launch(raw, self.raw) }
+        unsafe { self.backend.graph_launch(raw, self.raw) }?;
+        graph.fates.count(&graph.engine.state.counters.overlaps);
+        Ok(())
     }
 }
 

@@ -49,7 +49,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use super::code::{KernelCode, KernelLaunch};
-use super::edges::{Edge, Edges};
+use super::edges::{Edge, EdgeKind, Edges, Node, kinds};
 use super::footprint::{Access, Footprint};
 use crate::backend::{ArgSlot, Arguments, Function, LaunchShape, NodeLaunch};
 use crate::error::Error;
@@ -192,8 +192,23 @@ impl List {
         self.operations.len()
     }
 
-    pub(crate) fn edges(&self) -> &[Edge] {
+    #[cfg(test)]
+    fn edges(&self) -> &[Edge] {
         &self.edges
+    }
+
+    /// The edges, with their kinds.
+    pub(crate) fn edge_kinds(&self) -> impl Iterator<Item = (Edge, EdgeKind)> + '_ {
+        kinds(&self.edges, |number| {
+            let NodeLaunch { function, shape, .. } = self.launch(number as usize);
+            let kernel_of = match function {
+                _ if shape.cooperative => None,
+                Function::Device(function) => Some(function.context),
+                Function::Host { .. } => Some(0),
+                Function::Captured(_) | Function::Record(_) => None,
+            };
+            Node { kernel_of, waits_first: function.waits_first() }
+        })
     }
 
     /// Equal as long as the shape is.

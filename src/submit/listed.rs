@@ -123,6 +123,7 @@ impl Listed for List {
         match put {
             Ok(()) => commands,
             Err((at, code)) => {
+                stream.overlap.demand_full(stream.submitted() + 1);
                 self.refuse(stream, at, code.into());
                 at as u32
             }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use crate::DeviceKind;
 use crate::backend::{
     ArgBlock, DevicePtr, DriverResult, Function, Grid, HostTwin, LaunchShape, Pattern, Place,
-    RawModule, RowCopy,
+    RawFunction, RawModule, RowCopy,
 };
 use crate::device::home::Home;
 use crate::memory::reclaim::retired::Remnant;
@@ -105,7 +105,9 @@ impl MemoryKernel {
     ) -> Option<Arc<MemoryKernel>> {
         let name = Arc::from(name);
         let (function, module) = match engine.backend.kind() {
-            DeviceKind::Host => (Function::Host(twin, Arc::clone(&name)), None),
+            DeviceKind::Host => {
+                (Function::Host { twin, kernel: Arc::clone(&name), waits_first: true }, None)
+            }
             DeviceKind::Cuda => {
                 let loaded = load(engine, entry, images);
                 let told = |code| {
@@ -132,22 +134,27 @@ impl MemoryKernel {
     }
 }
 
-/// Machine code for compute capabilities 7, 8 and 9, and PTX for all.
+/// Machine code for compute capabilities 7, 8 and 9, and PTX for all. The code for 9 waits first: `kernels/build.py` checks that.
 type Images = [&'static [u8]; 4];
 
 fn load(engine: &Engine, entry: &str, images: Images) -> DriverResult<(Function, RawModule)> {
     let [volta, ampere, hopper, ptx] = images;
-    let code = match engine.backend.limits().compute_capability.0 {
-        _ if engine.options.general_images => return load_image(engine, entry, ptx),
-        7 => volta,
-        8 => ampere,
-        9 => hopper,
-        _ => return load_image(engine, entry, ptx),
+    let (code, waits_first) = match engine.backend.limits().compute_capability.0 {
+        _ if engine.options.general_images => return load_image(engine, entry, ptx, false),
+        7 => (volta, false),
+        8 => (ampere, false),
+        9 => (hopper, true),
+        _ => return load_image(engine, entry, ptx, false),
     };
-    load_image(engine, entry, code).or_else(|_| load_image(engine, entry, ptx))
+    load_image(engine, entry, code, waits_first).or_else(|_| load_image(engine, entry, ptx, false))
 }
 
-fn load_image(engine: &Engine, entry: &str, image: &[u8]) -> DriverResult<(Function, RawModule)> {
+fn load_image(
+    engine: &Engine,
+    entry: &str,
+    image: &[u8],
+    waits_first: bool,
+) -> DriverResult<(Function, RawModule)> {
     // PTX ends with a zero; and the driver reads machine code as words.
     let image = [image, b"\0"].concat();
     let module = engine.backend.load(&image, &mut String::new())?;
@@ -157,7 +164,8 @@ fn load_image(engine: &Engine, entry: &str, image: &[u8]) -> DriverResult<(Funct
         // SAFETY: nothing of it was launched. Refused, it stays loaded.
         unsafe { engine.backend.unload(module) }.ok();
     });
-    Ok((Function::Device(function?), module))
+    let function = RawFunction { waits_first, ..function? };
+    Ok((Function::Device(function), module))
 }
 
 impl KernelCode for MemoryKernel {

@@ -15,6 +15,7 @@ use crate::error::{DriverCode, Error};
 use crate::event::interprocess::SharedEvent;
 use crate::memory::reclaim::claim::Claim;
 use crate::memory::view::Span;
+use crate::runtime::device_state::Overlapping;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::stream_state::{StreamState, Turn};
 use crate::runtime::traced_op::{Note, TracedWork};
@@ -212,6 +213,54 @@ impl Raw<'_> {
         args: Arguments<'_>,
     ) -> DriverResult<()> {
         self.noted(|note| note.launch(&shape.grid));
+        if function.waits_first() | shape.cooperative {
+            return self.launch_apart(function, shape, args);
+        }
+        self.launch_as(function, shape, args)
+    }
+
+    /// Launches a kernel that waits first, which may overlap with the launch in front of it, or a cooperative one, with which none overlaps.
+    #[cold]
+    #[inline(never)]
+    fn launch_apart(
+        &self,
+        function: &Function,
+        shape: &LaunchShape,
+        args: Arguments<'_>,
+    ) -> DriverResult<()> {
+        let (overlap, ticket) = (&self.stream.overlap, self.stream.submitted() + 1);
+        if shape.cooperative || shape.grid.has_clusters() {
+            overlap.demand_full(ticket);
+            return self.launch_as(function, shape, args);
+        }
+        let fate = match () {
+            () if self.stream.engine().options.full_edges => Overlapping::Refused,
+            () if self.stream.driver.may_have_work_of_others() => Overlapping::Shared,
+            () if self.stream.engine().tracer.is_on() => Overlapping::Traced,
+            () if overlap.may_overlap(ticket) => Overlapping::Overlaps,
+            () => Overlapping::BehindOtherWork,
+        };
+        let overlaps = fate == Overlapping::Overlaps;
+        self.launch_as(function, &LaunchShape { overlaps, ..*shape }, args)?;
+        overlap.launched();
+        self.stream.engine().state.counters.overlaps.count(fate, 1);
+        Ok(())
+    }
+
+    /// What is in front of a refused launch is in front of the next one.
+    #[cold]
+    pub(crate) fn launch_refused(&self, code: DriverCode) -> Refusal {
+        self.stream.overlap.demand_full(self.stream.submitted() + 1);
+        code.into()
+    }
+
+    #[inline(always)]
+    fn launch_as(
+        &self,
+        function: &Function,
+        shape: &LaunchShape,
+        args: Arguments<'_>,
+    ) -> DriverResult<()> {
         // SAFETY: the kernel's declaration vouches that for arguments that its preconditions
         // admit, and these were checked, it stays inside the memory they name; all of that is in
         // the footprint. The kernel object, which keeps the function loaded, is kept by the

@@ -110,7 +110,8 @@ impl RawQueue<'_> {
         };
         let (grid_dim, block_dim, cluster_dim) = ([1; 3], [1; 3], [1; 3]);
         let grid = Grid { grid_dim, block_dim, cluster_dim, shared_mem_bytes: 0 };
-        let function = Function::Host(Arc::new(once), self.name.to_arc());
+        let (twin, kernel) = (Arc::new(once), self.name.to_arc());
+        let function = Function::Host { twin, kernel, waits_first: false };
         let shape = LaunchShape::plain(grid);
         self.raw
             .launch(&function, &shape, args.arguments())

@@ -1,4 +1,4 @@
-// error: kernel `k`: `config` is not a clause: there are `where`, `launch`, `ptx`, `cuda`, `entry` and `host`, as in `host = twin;`
+// error: kernel `k`: `config` is not a clause: there are `where`, `launch`, `ptx`, `cuda`, `entry`, `programmatic` and `host`, as in `host = twin;`
 // kernel! {
 
 use gpu_await::*;

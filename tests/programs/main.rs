@@ -15,6 +15,7 @@ mod front_page;
 mod op_traits;
 mod programs;
 mod random_blocks;
+mod random_overlaps;
 mod random_programs;
 mod runtimes;
 mod simulation;

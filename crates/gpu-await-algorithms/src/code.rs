@@ -32,8 +32,8 @@ pub(super) type Key = (&'static str, &'static str, &'static str);
 pub(super) struct LoadedImage {
     module: Module,
     code: &'static PackedCode,
-    tuned: Tuned,
     name: &'static str,
+    waits_first: bool,
 }
 
 impl LoadedKernels {
@@ -104,6 +104,7 @@ impl LoadedImage {
 
     fn load_tuned(home: &Home, image: &'static PackedImage, tuned: Tuned) -> Result<Self> {
         let (name, code) = (image.name, image.code(tuned));
+        let waits_first = image.waits_first(tuned);
         let bytes = code.unpack().unwrap_or_else(|| unreachable!("{name} is in the archive"));
         let image = match tuned {
             Tuned::General => Image::ptx(
@@ -113,17 +114,15 @@ impl LoadedImage {
             Tuned::Hopper => unsafe { Image::binary(bytes) },
         };
         let module = load(home, image.named(name))?;
-        Ok(LoadedImage { module, code, tuned, name })
+        Ok(LoadedImage { module, code, name, waits_first })
     }
 
     /// A kernel of the image.
     pub(super) fn kernel(&self, entry: &str) -> Result<Arc<UntypedKernel>> {
         let name = format!("{} of {}", entry, self.name);
-        // On capability 9.0 each begins with a wait: `build.py` checks the code.
-        let waits_first = self.tuned == Tuned::Hopper;
         // SAFETY: each algorithm passes the arguments of its kernels, whose sources stand beside the image, and declares all memory
         // among them; `tests/algorithms` compares them at every length and offset.
-        unsafe { UntypedKernel::find(&self.module, entry, &name, waits_first) }
+        unsafe { UntypedKernel::find(&self.module, entry, &name, self.waits_first) }
     }
 
     /// A number of the image's tuning.

@@ -6,7 +6,8 @@
 //! # Invariants
 //! 1. The manifest and the archive were built from the sources in the repository (`images_are_of_these_sources`).
 //! 2. Every image unpacks to the contents that the manifest states (`every_image_unpacks`).
-//! 3. No length that a launch of these kernels is given makes them count beyond the integers that they count in
+//! 3. No image with a kernel that loads by `ld.global.nc` is said to wait first (`constants_are_not_early`).
+//! 4. No length that a launch of these kernels is given makes them count beyond the integers that they count in
 //!    (`parts_fit_the_kernels_integers`, `tiles_fit_the_kernels_integers`).
 #![forbid(unsafe_code)]
 
@@ -32,6 +33,10 @@ pub(super) struct PackedCode {
 static ARCHIVE: &[u8] = include_bytes!("../kernels/images.bin");
 static IMAGES: &[PackedImage] = include!("../kernels/manifest.rs");
 
+/// Families with kernels that load by `ld.global.nc`.
+const LOAD_CONSTANTS: [&str; 5] =
+    ["reduce", "reduce_combined", "segmented", "segmented_combined", "histogram"];
+
 /// Which of an image's codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tuned {
@@ -42,6 +47,19 @@ pub(super) enum Tuned {
 }
 
 impl PackedImage {
+    /// Whether its kernels wait for what is before them in their stream before anything that can have an effect: `build.py` checks that they
+    /// begin with a wait. It proves nothing for a kernel that loads through the cache of constant data, which the compiler may move across a
+    /// wait: nobody writes such data, and what is in front of these kernels does.
+    pub(super) fn waits_first(&self, tuned: Tuned) -> bool {
+        tuned == Tuned::Hopper && !LOAD_CONSTANTS.iter().any(|family| self.is_of(family))
+    }
+
+    /// Whether its name is a family's and an element type.
+    fn is_of(&self, family: &str) -> bool {
+        let rest = self.name.strip_prefix(family).and_then(|rest| rest.strip_prefix('_'));
+        rest.is_some_and(|element| !element.contains('_'))
+    }
+
     pub(super) fn find(name: &str) -> Option<&'static PackedImage> {
         IMAGES.iter().find(|image| image.name == name)
     }
@@ -137,6 +155,18 @@ mod tests {
                     if tuned == Tuned::General { &b".version 8.0"[..] } else { b"\x7fELF" };
                 assert!(code.starts_with(begins), "{} {tuned:?}", image.name);
             }
+        }
+    }
+
+    /// The general code is text; for 9.0 the same loads are chosen.
+    #[test]
+    fn constants_are_not_early() {
+        for image in IMAGES {
+            let text = image.code(Tuned::General).unpack().expect(image.name);
+            let text = String::from_utf8(text).expect("it is text");
+            let loads = text.contains("ld.global.nc");
+            assert_eq!(image.waits_first(Tuned::Hopper), !loads, "{}", image.name);
+            assert!(!image.waits_first(Tuned::General));
         }
     }
 

@@ -7,6 +7,7 @@
 //! | [`point`], [`hazard`], [`block_hazards`] | what an operation must wait for |
 //! | [`submission`] | who may submit, and who places a marker that a waiter needs |
 //! | [`sharing`] | whether other libraries put work on the stream |
+//! | [`overlap`] | which launches may start while the launch in front still ends |
 //! | [`sweep`] | which thread queries the driver |
 //! | [`wait_queue`], [`waiters`] | registered wakers in ticket order, their wake-ups, and the poller's next look |
 //! | [`park`] | when the poller may sleep |
@@ -44,6 +45,7 @@ pub mod event_pool;
 pub mod grains;
 pub mod hazard;
 pub mod linked_outcome;
+pub mod overlap;
 pub mod owed;
 pub mod park;
 pub mod point;

@@ -53,7 +53,7 @@ entry_points! {
     cuOccupancyMaxPotentialBlockSizeWithFlags cuOccupancyAvailableDynamicSMemPerBlock
     cuOccupancyMaxActiveClusters
     cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel
-    cuGraphCreate cuGraphAddKernelNode_v2 cuGraphAddChildGraphNode cuGraphAddEventRecordNode cuGraphInstantiateWithFlags cuGraphExecKernelNodeSetParams_v2
+    cuGraphCreate cuGraphAddDependencies_v2 cuGraphAddKernelNode_v2 cuGraphAddChildGraphNode cuGraphAddEventRecordNode cuGraphInstantiateWithFlags cuGraphExecKernelNodeSetParams_v2
     cuGraphLaunch cuGraphExecDestroy cuGraphDestroy
     cuLibraryLoadData cuLibraryUnload cuLibraryGetModule cuLibraryGetKernel cuKernelGetFunction
     cuDeviceGetDevResource cuDevSmResourceSplitByCount cuDevResourceGenerateDesc cuGreenCtxCreate cuGreenCtxDestroy

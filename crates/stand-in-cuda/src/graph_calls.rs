@@ -109,7 +109,7 @@ pub(crate) unsafe extern "C" fn cuGraphAddKernelNode_v2(
         node.check()?;
         check_dependencies(world.graph(graph)?, &dependencies)?;
         let prepared = params.prepared(&mut world, device, arguments)?;
-        node.put(world.add_node(graph, vec![Work::Launch(prepared)])?)
+        node.put(world.add_node(graph, &dependencies, vec![Work::Launch(prepared)])?)
     })
 }
 
@@ -143,7 +143,7 @@ pub(crate) unsafe extern "C" fn cuGraphAddChildGraphNode(
         node.check()?;
         check_dependencies(world.graph(graph)?, &dependencies)?;
         let work = world.graph(child)?.nodes.values().flatten().cloned().collect();
-        node.put(world.add_node(graph, work)?)
+        node.put(world.add_node(graph, &dependencies, work)?)
     })
 }
 
@@ -169,7 +169,71 @@ pub(crate) unsafe extern "C" fn cuGraphAddEventRecordNode(
             return Err(code::INVALID_HANDLE);
         }
         check_dependencies(world.graph(graph)?, &dependencies)?;
-        node.put(world.add_node(graph, vec![Work::Record(event)])?)
+        node.put(world.add_node(graph, &dependencies, vec![Work::Record(event)])?)
+    })
+}
+
+/// `CUgraphEdgeData`.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct EdgeData {
+    from_port: u8,
+    to_port: u8,
+    kind: u8,
+    reserved: [u8; 5],
+}
+
+impl EdgeData {
+    const FULL: EdgeData = EdgeData { from_port: 0, to_port: 0, kind: 0, reserved: [0; 5] };
+    const PROGRAMMATIC: EdgeData = EdgeData { from_port: 1, kind: 1, ..EdgeData::FULL };
+}
+
+/// Refuses a programmatic edge from or to anything but a single kernel, and one into a kernel that is behind another node as well: what that
+/// one waits for is not documented.
+///
+/// # Safety
+/// `from`, `to` and `data` have so many elements each.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuGraphAddDependencies_v2(
+    graph: Handle,
+    from: Array<Handle>,
+    to: Array<Handle>,
+    data: Array<EdgeData>,
+    count: usize,
+) -> Code {
+    // SAFETY: so many by this function's contract.
+    let from = unsafe { from.read(count) };
+    // SAFETY: likewise.
+    let to = unsafe { to.read(count) };
+    // SAFETY: likewise.
+    let data = unsafe { data.read(count) };
+    let programmatic = data.iter().filter(|data| **data == EdgeData::PROGRAMMATIC).count();
+    let label = |_: &World| format!("edges={count} programmatic={programmatic}");
+    call("cuGraphAddDependencies_v2", label, |mut world| {
+        let device = world.graph(graph)?.device;
+        world.alive(device)?;
+        for ((from, to), data) in from.iter().zip(&to).zip(&data) {
+            let graph = world.graph(graph)?;
+            let is_kernel = |node: &Handle| {
+                matches!(graph.nodes.get(node).map(Vec::as_slice), Some([Work::Launch(_)]))
+            };
+            let known = graph.edges.get(to).map_or(&[][..], Vec::as_slice);
+            let is_programmatic = match *data {
+                EdgeData::FULL => false,
+                EdgeData::PROGRAMMATIC => true,
+                _ => return Err(code::INVALID_VALUE),
+            };
+            let is_refused = match is_programmatic {
+                true => !is_kernel(from) || !is_kernel(to) || !known.is_empty(),
+                false => known.iter().any(|(_, programmatic)| *programmatic),
+            };
+            let is_known = graph.nodes.contains_key(from) && graph.nodes.contains_key(to);
+            if is_refused || !is_known || from >= to || known.iter().any(|(node, _)| node == from) {
+                return Err(code::INVALID_VALUE);
+            }
+            graph.edges.entry(*to).or_default().push((*from, is_programmatic));
+        }
+        Ok(())
     })
 }
 
@@ -183,7 +247,7 @@ pub(crate) extern "C" fn cuGraphInstantiateWithFlags(
         "cuGraphInstantiateWithFlags",
         |_| String::new(),
         |mut world| {
-            let Graph { device, nodes } = world.graph(graph)?;
+            let Graph { device, nodes, .. } = world.graph(graph)?;
             let (device, nodes) = (*device, nodes.clone());
             world.alive(device)?;
             exec.check()?;

@@ -160,6 +160,8 @@ pub(crate) struct Graph {
     pub(crate) device: usize,
     /// Several where a node is a graph itself.
     pub(crate) nodes: BTreeMap<Handle, Vec<Work>>,
+    /// The edges into each node, and whether they are programmatic.
+    pub(crate) edges: BTreeMap<Handle, Vec<(Handle, bool)>>,
 }
 
 /// One that can be launched.
@@ -349,7 +351,9 @@ impl World {
     pub(crate) fn submit(&mut self, key: Handle, command: Command) {
         if let Some(graph) = self.captures.get(&key).copied() {
             match command {
-                Command::Kernel(launch) => drop(self.add_node(graph, vec![Work::Launch(launch)])),
+                Command::Kernel(launch) => {
+                    let _ = self.add_node(graph, &[], vec![Work::Launch(launch)]);
+                }
                 _ => self.journal.misuse("of captures only launches are modelled".to_owned()),
             }
             return;
@@ -402,7 +406,8 @@ impl World {
 
     pub(crate) fn add_graph(&mut self, device: usize) -> Handle {
         let handle = self.next_handle();
-        self.graphs.insert(handle, Graph { device, nodes: BTreeMap::new() });
+        self.graphs
+            .insert(handle, Graph { device, nodes: BTreeMap::new(), edges: BTreeMap::new() });
         handle
     }
 
@@ -419,9 +424,17 @@ impl World {
         Ok(())
     }
 
-    pub(crate) fn add_node(&mut self, graph: Handle, work: Vec<Work>) -> Outcome<Handle> {
+    /// A node behind these.
+    pub(crate) fn add_node(
+        &mut self,
+        graph: Handle,
+        dependencies: &[Handle],
+        work: Vec<Work>,
+    ) -> Outcome<Handle> {
         let handle = self.next_handle();
-        self.graph(graph)?.nodes.insert(handle, work);
+        let graph = self.graph(graph)?;
+        graph.nodes.insert(handle, work);
+        graph.edges.insert(handle, dependencies.iter().map(|node| (*node, false)).collect());
         Ok(handle)
     }
 

@@ -623,6 +623,48 @@ fn a_node_names_its_context_with_a_kernel() {
     });
 }
 
+/// A programmatic edge leads from a kernel to a kernel that is behind no other.
+#[test]
+fn programmatic_edges_between_two_kernels() {
+    under_the_stand_in(|_| {
+        start();
+        let func = kernel(".visible .entry empty() { ret; }", "empty");
+        let mut graph: CUgraph = null_mut();
+        done!(cuGraphCreate(&raw mut graph, 0));
+        let params = CUDA_KERNEL_NODE_PARAMS_v2 {
+            func,
+            kern: null_mut(),
+            ctx: null_mut(),
+            gridDimX: 1,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: 1,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            kernelParams: null_mut(),
+            extra: null_mut(),
+        };
+        let nodes = [(); 3].map(|()| {
+            let mut node = null_mut();
+            done!(cuGraphAddKernelNode_v2(&raw mut node, graph, null_mut(), 0, &raw const params));
+            node
+        });
+        let full = sys::CUgraphEdgeData { from_port: 0, to_port: 0, type_: 0, reserved: [0; 5] };
+        let programmatic = sys::CUgraphEdgeData { from_port: 1, type_: 1, ..full };
+        let add = |from: usize, to: usize, data| {
+            let (from, to, data) = (&raw const nodes[from], &raw const nodes[to], &raw const data);
+            code!(cuGraphAddDependencies_v2(graph, from, to, data, 1))
+        };
+        assert_eq!(add(0, 1, programmatic), 0);
+        assert_eq!(add(1, 2, full), 0);
+        for (from, data) in [(0, programmatic), (0, sys::CUgraphEdgeData { type_: 1, ..full })] {
+            assert_eq!(add(from, 2, data), INVALID_VALUE);
+        }
+        assert_eq!(add(2, 0, full), INVALID_VALUE);
+    });
+}
+
 /// A library is loaded whatever is in it; what is wrong with it is in its log, and told by those who look something up.
 #[test]
 fn a_library_tells_its_error_late() {

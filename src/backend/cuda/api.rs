@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 
 use super::dev_resource::DevResource;
 use super::launch_ex::RawConfig;
-use super::node_params::NodeParams;
+use super::node_params::{EdgeData, NodeParams};
 use crate::backend::{DriverResult, HostCallback, Place, RowCopy};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::system;
@@ -240,6 +240,8 @@ entry_points! {
         cuGreenCtxStreamCreate(*mut Handle, Handle, u32, c_int);
         // From CUDA 12.6 on.
         cuStreamGetCtx_v2(Handle, *mut Handle, *mut Handle);
+        // From CUDA 12.3 on. Without it no node of a graph overlaps with the one in front of it.
+        cuGraphAddDependencies_v2(Handle, *const Handle, *const Handle, *const EdgeData, usize);
         // Without these, calls of libraries are made again and again.
         cuGraphGetNodes(Handle, *mut Handle, *mut usize);
         cuGraphNodeGetDependencies(Handle, *mut Handle, *mut usize);

@@ -3,29 +3,48 @@
 use std::ffi::c_int;
 
 use super::api::Handle;
-use super::node_params::NodeParams;
-use super::{CudaBackend, driver, event_handle, stream_handle};
+use super::node_params::{EdgeData, NodeParams};
+use super::{CudaBackend, driver, event_handle, newer, stream_handle};
 use crate::backend::{
-    DriverResult, Function, GraphCalls, KernelCall, NodeLaunch, RawGraph, RawPartition, RawStream,
+    DriverResult, Function, GraphCalls, GraphEdge, KernelCall, NodeLaunch, RawGraph, RawPartition,
+    RawStream,
 };
 
 impl CudaBackend {
+    /// A graph of launches. If it `overlaps`, so do the edges that are to.
+    fn new_graph(
+        &self,
+        launches: &[NodeLaunch<'_>],
+        edges: &[GraphEdge],
+        partition: Option<RawPartition>,
+        overlaps: bool,
+    ) -> DriverResult<RawGraph> {
+        let mut graph: Handle = std::ptr::null_mut();
+        driver!(self.cuGraphCreate(&raw mut graph, 0))?;
+        self.fill_graph(graph, launches, edges, partition, overlaps).inspect_err(|_| {
+            driver!(self.cuGraphDestroy(graph)).ok();
+        })
+    }
+
     /// Adds launches to an empty graph, and compiles it.
     fn fill_graph(
         &self,
         graph: Handle,
-        launches: &mut dyn ExactSizeIterator<Item = NodeLaunch<'_>>,
-        edges: &[(u32, u32)],
+        launches: &[NodeLaunch<'_>],
+        edges: &[GraphEdge],
         partition: Option<RawPartition>,
+        overlaps: bool,
     ) -> DriverResult<RawGraph> {
         let mut nodes: Vec<Handle> = Vec::with_capacity(launches.len());
-        let mut before = Vec::new();
+        let (mut before, mut early) = (Vec::new(), Vec::new());
         let mut edges = edges.iter().peekable();
-        for launch in launches {
+        for &launch in launches {
             before.clear();
+            early.clear();
             let number = nodes.len() as u32;
-            while let Some((first, _)) = edges.next_if(|(_, second)| *second == number) {
-                before.push(nodes[*first as usize]);
+            while let Some(edge) = edges.next_if(|edge| edge.second == number) {
+                let waits_for = if overlaps && edge.overlaps { &mut early } else { &mut before };
+                waits_for.push(nodes[edge.first as usize]);
             }
             let mut node: Handle = std::ptr::null_mut();
             let (waits_for, count) = (before.as_ptr(), before.len());
@@ -47,12 +66,17 @@ impl CudaBackend {
                     driver!(self.cuGraphAddKernelNode_v2(to, graph, waits_for, count, params))
                 }
             }?;
+            for from in &early {
+                let data = EdgeData::PROGRAMMATIC;
+                let (from, to, data) = (&raw const *from, &raw const node, &raw const data);
+                newer!(self.cuGraphAddDependencies_v2(graph, from, to, data, 1))?;
+            }
             nodes.push(node);
         }
         let mut exec: Handle = std::ptr::null_mut();
         driver!(self.cuGraphInstantiateWithFlags(&raw mut exec, graph, 0))?;
         let nodes = nodes.into_iter().map(|node| node as u64).collect();
-        Ok(RawGraph { graph: graph as u64, exec: exec as u64, nodes })
+        Ok(RawGraph { graph: graph as u64, exec: exec as u64, nodes, overlaps })
     }
 }
 
@@ -69,7 +93,8 @@ impl GraphCalls for CudaBackend {
         code();
         let mut graph: Handle = std::ptr::null_mut();
         driver!(self.cuStreamEndCapture(stream, &raw mut graph))?;
-        Ok(RawGraph { graph: graph as u64, exec: 0, nodes: Box::default() })
+        let (nodes, overlaps) = (Box::default(), false);
+        Ok(RawGraph { graph: graph as u64, exec: 0, nodes, overlaps })
     }
 
     unsafe fn graph_kernels(&self, graph: &RawGraph) -> DriverResult<Option<Vec<KernelCall>>> {
@@ -82,17 +107,20 @@ impl GraphCalls for CudaBackend {
 
     unsafe fn graph_compile(
         &self,
-        nodes: &mut dyn ExactSizeIterator<Item = NodeLaunch<'_>>,
-        edges: &[(u32, u32)],
+        nodes: &[NodeLaunch<'_>],
+        edges: &[GraphEdge],
         partition: Option<RawPartition>,
     ) -> DriverResult<RawGraph> {
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
-        let mut graph: Handle = std::ptr::null_mut();
-        driver!(self.cuGraphCreate(&raw mut graph, 0))?;
-        self.fill_graph(graph, nodes, edges, partition).inspect_err(|_| {
-            driver!(self.cuGraphDestroy(graph)).ok();
-        })
+        let is_known = self.api.cuGraphAddDependencies_v2.is_some();
+        if is_known && edges.iter().any(|edge| edge.overlaps) {
+            let graph = self.new_graph(nodes, edges, partition, true);
+            if graph.is_ok() {
+                return graph;
+            }
+        }
+        self.new_graph(nodes, edges, partition, false)
     }
 
     unsafe fn graph_set(

@@ -11,6 +11,9 @@ use super::node_params::NodeParams;
 use super::{CudaBackend, driver, newer, stream_handle};
 use crate::backend::{DriverResult, KernelCall, RawStream};
 
+/// The driver's code for an edge that is more than an order: the node may start before the other is complete.
+const LOSSY_QUERY: i32 = 920;
+
 impl CudaBackend {
     /// The kernels that are all of a graph, if each is behind the one before.
     pub(super) fn kernel_chain(&self, graph: Handle) -> DriverResult<Option<Vec<KernelCall>>> {
@@ -42,12 +45,26 @@ impl CudaBackend {
         // The dependency of each.
         let mut links = Vec::new();
         for node in nodes {
-            newer!(self.cuGraphNodeGetDependencies(node, std::ptr::null_mut(), &raw mut count))?;
+            match newer!(self.cuGraphNodeGetDependencies(
+                node,
+                std::ptr::null_mut(),
+                &raw mut count
+            )) {
+                Err(code) if code.code == LOSSY_QUERY => return Ok(None),
+                told => told?,
+            }
             let mut first = none;
             match count {
                 0 => {}
                 1 => {
-                    newer!(self.cuGraphNodeGetDependencies(node, &raw mut first, &raw mut count))?;
+                    match newer!(self.cuGraphNodeGetDependencies(
+                        node,
+                        &raw mut first,
+                        &raw mut count
+                    )) {
+                        Err(code) if code.code == LOSSY_QUERY => return Ok(None),
+                        told => told?,
+                    }
                 }
                 _ => return Ok(None),
             }

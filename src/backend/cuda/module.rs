@@ -33,15 +33,16 @@ impl ModuleCalls for CudaBackend {
         let stream = stream_handle(stream);
         let mut pointers = args.pointers();
         let (params, extra) = (pointers.as_mut_ptr(), std::ptr::null_mut());
-        if shape.grid.has_clusters() || shape.overlaps {
+        // One test of both: most launches are neither.
+        if shape.cooperative | shape.overlaps || shape.grid.has_clusters() {
+            if shape.cooperative && !shape.grid.has_clusters() {
+                return driver!(self.cuLaunchCooperativeKernel(
+                    function, gx, gy, gz, bx, by, bz, shared, stream, params
+                ));
+            }
             let attributes = Attribute::of(shape);
             let config = RawConfig::new(&shape.grid, stream, &attributes);
             return driver!(self.cuLaunchKernelEx(&raw const config, function, params, extra));
-        }
-        if shape.cooperative {
-            return driver!(self.cuLaunchCooperativeKernel(
-                function, gx, gy, gz, bx, by, bz, shared, stream, params
-            ));
         }
         driver!(
             self.cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, params, extra)
@@ -105,7 +106,8 @@ impl ModuleCalls for CudaBackend {
         driver!(self.cuLibraryGetKernel(&raw mut kernel, module.0 as Handle, name.as_ptr()))?;
         driver!(self.cuKernelGetFunction(&raw mut function, kernel))?;
         let context = self.raw_context as u64;
-        Ok(RawFunction { function: function as u64, kernel: kernel as u64, context })
+        let (function, kernel) = (function as u64, kernel as u64);
+        Ok(RawFunction { function, kernel, context, waits_first: false })
     }
 
     unsafe fn function_attributes(&self, function: RawFunction) -> DriverResult<KernelAttributes> {

@@ -1,4 +1,4 @@
-//! `CUDA_KERNEL_NODE_PARAMS_v2`, the parameters with which a graph's kernel node is created and updated.
+//! `CUDA_KERNEL_NODE_PARAMS_v2`, the parameters with which a graph's kernel node is created and updated, and `CUgraphEdgeData`.
 #![forbid(unsafe_code)]
 
 use std::ffi::c_void;
@@ -32,6 +32,23 @@ const _: () = {
     assert!(offset_of!(NodeParams, params) == offset_of!(Theirs, kernelParams));
     assert!(offset_of!(NodeParams, context) == offset_of!(Theirs, ctx));
 };
+
+/// `CUgraphEdgeData`: from CUDA 12.3 on.
+#[repr(C)]
+pub(super) struct EdgeData {
+    from_port: u8,
+    to_port: u8,
+    kind: u8,
+    reserved: [u8; 5],
+}
+
+impl EdgeData {
+    /// From all blocks of a kernel, when they have triggered or ended, to a kernel that waits for it.
+    pub(super) const PROGRAMMATIC: EdgeData =
+        EdgeData { from_port: 1, to_port: 0, kind: 1, reserved: [0; 5] };
+}
+
+const _: () = assert!(size_of::<EdgeData>() == 8);
 
 impl NodeParams {
     /// For the driver to fill in.
@@ -71,7 +88,8 @@ impl NodeParams {
         home: u64,
         partition: Option<RawPartition>,
     ) -> DriverResult<Self> {
-        let Function::Device(RawFunction { function, kernel, context }) = *launch.function else {
+        let Function::Device(RawFunction { function, kernel, context, .. }) = *launch.function
+        else {
             return Err(DriverCode { call: "cuGraphAddKernelNode", code: NOT_SUPPORTED });
         };
         let grid = &launch.shape.grid;

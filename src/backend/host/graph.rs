@@ -1,15 +1,15 @@
 //! Graphs of a host device: stored launches that are put on a stream together.
 //!
 //! A graph launch is one command of its stream, as on a GPU. Its nodes run one after another, as far from program order as their edges
-//! allow, so that a missing edge shows.
+//! allow, so that a missing edge shows. An edge that overlaps orders nothing, unless its second node waits first and is behind that one alone.
 
 use parking_lot::Mutex;
 
 use super::run::{Command, GraphStep, Launch};
 use super::{HostBackend, NOT_SUPPORTED, permitted};
 use crate::backend::{
-    DriverResult, Function, GraphCalls, KernelCall, NodeLaunch, RawEvent, RawGraph, RawPartition,
-    RawStream,
+    DriverResult, Function, GraphCalls, GraphEdge, KernelCall, NodeLaunch, RawEvent, RawGraph,
+    RawPartition, RawStream,
 };
 use crate::error::DriverCode;
 
@@ -33,7 +33,7 @@ impl GraphCalls for HostBackend {
     ) -> DriverResult<RawGraph> {
         self.shared.healthy("graph_capture")?;
         code();
-        Ok(RawGraph { graph: 0, exec: 0, nodes: Box::default() })
+        Ok(RawGraph { graph: 0, exec: 0, nodes: Box::default(), overlaps: false })
     }
 
     unsafe fn graph_kernels(&self, _graph: &RawGraph) -> DriverResult<Option<Vec<KernelCall>>> {
@@ -46,18 +46,27 @@ impl GraphCalls for HostBackend {
 
     unsafe fn graph_compile(
         &self,
-        nodes: &mut dyn ExactSizeIterator<Item = NodeLaunch<'_>>,
-        edges: &[(u32, u32)],
+        nodes: &[NodeLaunch<'_>],
+        edges: &[GraphEdge],
         _partition: Option<RawPartition>,
     ) -> DriverResult<RawGraph> {
         const CALL: &str = "graph_compile";
         self.shared.healthy(CALL)?;
-        let kept: DriverResult<Vec<HostNode>> = nodes.map(|node| kept(CALL, node)).collect();
+        let orders = |edge: &&GraphEdge| {
+            let second = |other: &&GraphEdge| other.second == edge.second;
+            !edge.overlaps
+                || (nodes[edge.second as usize].function.waits_first()
+                    && edges.iter().filter(second).count() == 1)
+        };
+        let overlaps = edges.iter().any(|edge| edge.overlaps);
+        let edges: Vec<GraphEdge> = edges.iter().filter(orders).copied().collect();
+        let kept: DriverResult<Vec<HostNode>> =
+            nodes.iter().map(|node| kept(CALL, *node)).collect();
         let nodes = kept?;
-        let order = last_first(nodes.len(), edges);
+        let order = last_first(nodes.len(), &edges);
         let graph = HostGraph { nodes: Mutex::new(nodes), order };
         let exec = Box::into_raw(Box::new(graph)) as u64;
-        Ok(RawGraph { graph: 0, exec, nodes: Box::default() })
+        Ok(RawGraph { graph: 0, exec, nodes: Box::default(), overlaps })
     }
 
     unsafe fn graph_set(
@@ -115,7 +124,7 @@ unsafe fn host_graph<'a>(graph: &RawGraph) -> &'a HostGraph {
 
 fn kept(call: &'static str, node: NodeLaunch<'_>) -> DriverResult<HostNode> {
     let (function, kernel) = match node.function {
-        Function::Host(function, kernel) => (function.clone(), kernel.clone()),
+        Function::Host { twin, kernel, .. } => (twin.clone(), kernel.clone()),
         Function::Record(event) => return Ok(HostNode::Record(*event)),
         _ => return Err(DriverCode { call, code: NOT_SUPPORTED }),
     };
@@ -124,16 +133,16 @@ fn kept(call: &'static str, node: NodeLaunch<'_>) -> DriverResult<HostNode> {
 }
 
 /// An order in which each node is behind those that its edges name, and as early as they allow if it was added late.
-fn last_first(nodes: usize, edges: &[(u32, u32)]) -> Vec<usize> {
+fn last_first(nodes: usize, edges: &[GraphEdge]) -> Vec<usize> {
     let mut waits_for = vec![0; nodes];
-    edges.iter().for_each(|(_, second)| waits_for[*second as usize] += 1);
+    edges.iter().for_each(|edge| waits_for[edge.second as usize] += 1);
     let mut order = Vec::with_capacity(nodes);
     let mut is_done = vec![false; nodes];
     while let Some(next) = (0..nodes).rev().find(|node| !is_done[*node] && waits_for[*node] == 0) {
         is_done[next] = true;
         order.push(next);
-        let behind = edges.iter().filter(|(first, _)| *first as usize == next);
-        behind.for_each(|(_, second)| waits_for[*second as usize] -= 1);
+        let behind = edges.iter().filter(|edge| edge.first as usize == next);
+        behind.for_each(|edge| waits_for[edge.second as usize] -= 1);
     }
     order
 }

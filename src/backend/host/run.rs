@@ -297,10 +297,10 @@ impl ModuleCalls for HostBackend {
         args: Arguments<'_>,
     ) -> DriverResult<()> {
         const CALL: &str = "launch";
-        let Function::Host(function, kernel) = function else {
+        let Function::Host { twin, kernel, .. } = function else {
             return Err(DriverCode { call: CALL, code: NOT_SUPPORTED });
         };
-        let (function, kernel) = (function.clone(), kernel.clone());
+        let (function, kernel) = (twin.clone(), kernel.clone());
         let launch = Launch { function, kernel, shape: *shape, args: args.to_block() };
         self.enqueue(stream, CALL, Command::Launch(Box::new(launch)))
     }

@@ -114,6 +114,11 @@ impl DriverStream {
         &self.sharing
     }
 
+    /// Whether there may be work on it that is in no operation, or in front of it that is on another stream.
+    pub(crate) fn may_have_work_of_others(&self) -> bool {
+        self.sharing.is_shared() || self.sharing.is_owed() || self.options.blocking
+    }
+
     /// Whether the calls of another library are expected to take long: as the last time, or for the first time.
     pub(crate) fn foreign_takes_long(&self) -> bool {
         // ORDERING: Relaxed, here and below: a guess.

@@ -20,6 +20,7 @@ use crate::runtime::partitions::Share;
 use crate::runtime::progress::Progress;
 use crate::runtime::words::Word;
 use crate::thread::role;
+use gpu_await_protocol::overlap::Overlap;
 use gpu_await_protocol::submission::SubmissionLock;
 use gpu_await_protocol::timeline::Timeline;
 use gpu_await_protocol::wait_queue::WaitQueue;
@@ -133,6 +134,7 @@ impl StreamState {
             let progress = Arc::new(progress(this));
             StreamState {
                 foreign: ForeignWaits::new(&progress),
+                overlap: Overlap::new(),
                 progress,
                 engine: engine.clone(),
                 driver,

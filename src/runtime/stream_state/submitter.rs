@@ -232,6 +232,9 @@ impl Turn<'_, '_> {
     #[inline(always)]
     pub(crate) fn publish(&mut self, ticket: u64, commands: u32, touched: bool) {
         self.stream.progress.timeline.publish(ticket);
+        if commands == 0 {
+            self.stream.overlap.pass_on(ticket);
+        }
         self.locked.state.count(ticket, commands);
         self.locked.state.touched |= touched;
         if self.stream.driver.sharing().is_shared()
@@ -265,6 +268,8 @@ impl Turn<'_, '_> {
     fn cover_loans_now(&mut self) {
         if self.stream.driver.sharing().take_owed() {
             let ticket = self.publish_empty();
+            // Behind work of others.
+            self.stream.overlap.demand_full(ticket);
             self.stream.driver.sharing().settle();
             // Nothing holds it yet.
             self.stream.progress.release(ticket);
@@ -341,6 +346,8 @@ impl Turn<'_, '_> {
         Marker { ticket, event }: &Marker,
     ) -> std::result::Result<(), DriverCode> {
         let backend = &self.stream.engine.backend;
+        // The next launch is behind two things.
+        self.stream.overlap.demand_full(self.stream.submitted() + 1);
         // SAFETY: the driver stream is this one's and the handle keeps the event.
         unsafe { backend.stream_wait_event(self.stream.driver.raw(), event.raw()) }?;
         if other.device().id != self.stream.engine.state.id || other.waits_for_others() {

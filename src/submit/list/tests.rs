@@ -165,7 +165,8 @@ impl Machine {
         let kernels = ["first", "second"].map(|name| {
             let name: Arc<str> = name.into();
             let twin = Arc::new(|_: &Grid, _: &ArgBlock| {});
-            (Arc::new(TestCode(name.clone())), Function::Host(twin, name))
+            let code = Arc::new(TestCode(name.clone()));
+            (code, Function::Host { twin, kernel: name, waits_first: false })
         });
         Machine { buffers: (0..BUFFERS).map(buffer).collect(), kernels }
     }

@@ -43,6 +43,9 @@ pub(crate) const THREADS: u32 = 256;
 const VECTOR: u32 = 16;
 /// Elements that a thread takes at once where it takes single ones.
 const SINGLES: u32 = 4;
+/// Where a kernel that waits first lets the next one of its stream or graph start, which waits itself. Nothing but a measurement decides: the
+/// earlier, the shorter a chain, and the longer the threads of a neighbour's kernels may find no room.
+const TRIGGER: Trigger = Trigger::AtExit;
 
 /// A kernel's computation.
 #[derive(Clone, Copy, Debug)]
@@ -86,6 +89,17 @@ impl Target {
     pub(crate) fn waits_first(self) -> bool {
         self == Target::Hopper
     }
+}
+
+/// When a thread has triggered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trigger {
+    /// Directly behind its wait: at most one successor of a kernel that runs is resident.
+    BehindTheWait,
+    /// Behind its last store.
+    AtTheEnd,
+    /// When it ends, without a word.
+    AtExit,
 }
 
 /// How a kernel cuts its elements.
@@ -158,7 +172,11 @@ pub(crate) fn generate(recipe: &Recipe<'_>, target: Target) -> String {
     if target.waits_first() {
         text.line(format_args!("griddepcontrol.wait"));
     }
-    let parameters = kernel(&mut text, recipe, tiling);
+    let triggers = |place| target.waits_first() && TRIGGER == place;
+    if triggers(Trigger::BehindTheWait) {
+        text.line(format_args!("griddepcontrol.launch_dependents"));
+    }
+    let parameters = kernel(&mut text, recipe, tiling, triggers(Trigger::AtTheEnd));
     let functions = math::text(&text.functions);
     let architecture = match target {
         Target::Pascal => "sm_60",
@@ -190,7 +208,12 @@ struct Walked {
 }
 
 /// Writes the kernel's code, and returns its parameters.
-fn kernel(text: &mut PtxText, recipe: &Recipe<'_>, tiling: Tiling) -> Vec<&'static str> {
+fn kernel(
+    text: &mut PtxText,
+    recipe: &Recipe<'_>,
+    tiling: Tiling,
+    triggers_at_end: bool,
+) -> Vec<&'static str> {
     let mut parameters = Vec::new();
     let mut arrays: Vec<Walked> = Vec::new();
     let mut scalars: Vec<Register> = Vec::new();
@@ -244,9 +267,16 @@ fn kernel(text: &mut PtxText, recipe: &Recipe<'_>, tiling: Tiling) -> Vec<&'stat
     text.line(format_args!("@{single} bra SINGLES"));
 
     whole_tile(text, &body, (&arrays, output.as_ref()), tiling, thread, first);
+    let trigger = |text: &mut PtxText| {
+        if triggers_at_end {
+            text.line(format_args!("griddepcontrol.launch_dependents"));
+        }
+    };
+    trigger(text);
     text.line(format_args!("ret"));
     text.label("SINGLES");
     singles(text, &body, (&arrays, output.as_ref()), tile, thread, (first, rest));
+    trigger(text);
     parameters
 }
 
