@@ -149,7 +149,7 @@ fn submit_as<const IS_LAUNCH: bool, T: TracedAs>(
             turn.wait_for(&edge.point.stream, marker).inspect_err(|_| {
                 if place > 0 {
                     // The waits in front of it are on the stream all the same, and end.
-                    turn.publish(ticket, 0, false);
+                    turn.publish_nothing(ticket);
                 }
             })?;
         }

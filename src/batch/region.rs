@@ -431,7 +431,7 @@ impl<'s> Run<'s> {
                 Some(list) => region.launch((turn, self.stream), list, place),
                 None => 0,
             };
-            turn.publish(ticket, commands, true);
+            turn.publish_list(ticket, commands);
             done.push(list);
             true
         });

@@ -32,6 +32,23 @@ impl Core {
     #[inline]
     pub(super) fn check_limits(&self, config: &LaunchConfig) -> Result<()> {
         let limits = self.engine.backend.limits();
+        // Of most launches all at once.
+        let fits = |asked: [u32; 3], most: [u32; 3]| {
+            (0..3).fold(true, |fits, axis| fits & (asked[axis].wrapping_sub(1) < most[axis]))
+        };
+        let block = config.block_dim();
+        let most = limits.threads_per_block.min(self.attributes.max_threads_per_block);
+        let is_plain = fits(config.grid_dim(), limits.grid_dim)
+            & fits(block, limits.block_dim)
+            & (threads_of(block) <= u64::from(most))
+            & (config.shared_mem() == 0);
+        if is_plain && !config.is_cooperative() && !config.has_clusters() {
+            return Ok(());
+        }
+        self.check_each_limit(limits, config)
+    }
+
+    fn check_each_limit(&self, limits: &Limits, config: &LaunchConfig) -> Result<()> {
         if config.has_clusters() {
             self.check_cluster(config)?;
         }
@@ -54,7 +71,7 @@ impl Core {
         shared_mem_bytes: u32,
     ) -> Result<()> {
         self.check_axes(LaunchLimit::Block, block_dim, limits.block_dim)?;
-        let threads = block_dim.iter().map(|n| u64::from(*n)).product();
+        let threads = threads_of(block_dim);
         self.within(LaunchLimit::ThreadsPerBlock, threads, limits.threads_per_block)?;
         let most = self.attributes.max_threads_per_block;
         if threads > u64::from(most) {
@@ -211,6 +228,12 @@ impl Core {
         let device = self.engine.label().to_owned();
         ErrorDetail::Requires { what, requirement, device }.into()
     }
+}
+
+/// Threads of a block.
+#[inline]
+fn threads_of(block_dim: [u32; 3]) -> u64 {
+    block_dim.iter().map(|n| u64::from(*n)).product()
 }
 
 /// Blocks of a cluster; its axes were checked.

@@ -93,13 +93,21 @@ impl Turn<'_, '_> {
         }
     }
 
+    /// Publishes the ticket of a list, of which so many commands are on the stream.
+    pub(crate) fn publish_list(&mut self, ticket: u64, commands: u32) {
+        if commands == 0 {
+            self.stream.overlap.pass_on(ticket);
+        }
+        self.publish(ticket, commands, true);
+    }
+
     #[cold]
     fn put_open_list(&mut self) {
         let Some((owner, mut list)) = self.locked.state.lists.open.take() else { return };
         self.stream.announced.list(0);
         let ticket = self.stream.submitted() + 1;
         let commands = list.put(self);
-        self.publish(ticket, commands, true);
+        self.publish_list(ticket, commands);
         self.locked.state.lists.put.push((owner, list));
     }
 }

@@ -368,7 +368,7 @@ impl StreamState {
             let placed = self.try_with(|turn| {
                 if turn.stream.submitted() < ticket {
                     let ticket = turn.next_ticket();
-                    turn.publish(ticket, 0, false);
+                    turn.publish_nothing(ticket);
                 }
                 turn.place_event()
             });

@@ -232,9 +232,6 @@ impl Turn<'_, '_> {
     #[inline(always)]
     pub(crate) fn publish(&mut self, ticket: u64, commands: u32, touched: bool) {
         self.stream.progress.timeline.publish(ticket);
-        if commands == 0 {
-            self.stream.overlap.pass_on(ticket);
-        }
         self.locked.state.count(ticket, commands);
         self.locked.state.touched |= touched;
         if self.stream.driver.sharing().is_shared()
@@ -252,8 +249,14 @@ impl Turn<'_, '_> {
     /// Publishes a ticket without commands, behind everything that is on the stream.
     pub(super) fn publish_empty(&mut self) -> u64 {
         let ticket = self.next_ticket();
-        self.publish(ticket, 0, false);
+        self.publish_nothing(ticket);
         ticket
+    }
+
+    /// Publishes `ticket`, which put nothing on the stream that a launch could be behind.
+    pub(crate) fn publish_nothing(&mut self, ticket: u64) {
+        self.stream.overlap.pass_on(ticket);
+        self.publish(ticket, 0, false);
     }
 
     /// Publishes the ticket that is owed to work of others, if they no longer use the stream.
@@ -394,7 +397,7 @@ impl Turn<'_, '_> {
         if self.stream.driver.sharing().is_shared() || engine.options.memory_limit.is_some() {
             self.put_list();
             let behind = self.stream.submitted() + 1;
-            self.publish(behind, 0, false);
+            self.publish_nothing(behind);
             if let Err(code) = self.place_event() {
                 engine.refused(code);
             }
