@@ -134,7 +134,7 @@ fn text(kind: NumberKind, target: Target) -> String {
         entries.push_str(&format!(".visible .entry elementwise_{number}({entry}"));
         header = before.split_inclusive('\n').take(3).collect();
         let mut text = PtxText::new(target);
-        kernel(&mut text, recipe, recipe.tiling(), false);
+        kernel(&mut text, recipe, recipe.tiling());
         functions.extend(text.functions);
     }
     format!("{header}{}{entries}", math::text(&functions))
