@@ -8,7 +8,9 @@
 //!
 //! # Invariants
 //! 1. No request overtakes another, and a dropped one holds up nobody (`first_come_first_reserved`).
-//! 2. The loss and the close of the device end every wait (`waiters_hear_of_the_end`).
+//! 2. Memory that comes free wakes the first request, whoever had it, also when nothing else happens on the device
+//!    (`each_way_back_is_heard`).
+//! 3. The loss and the close of the device end every wait (`waiters_hear_of_the_end`).
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -77,7 +79,7 @@ pub struct Reserve {
     budget: coop::Budget,
 }
 
-/// How often the first request asks for memory that other processes hold: no event tells when they free it.
+/// How often the first request asks for memory that other processes or graphs hold: no event tells when they have done with it.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 enum ReserveState {
@@ -86,7 +88,7 @@ enum ReserveState {
         request: u64,
         /// Of the first: hears of memory that moves.
         memory: Option<Reclaimer>,
-        /// Of the first, while others have what the device lacks: the next look.
+        /// Of the first, while other processes or graphs may have what it lacks: the next look.
         again: Option<Deadline>,
         deadline: Option<Deadline>,
     },
@@ -214,7 +216,11 @@ impl Reserve {
             if memory.poll(version, cx.waker()) {
                 contain::wake_by_ref(cx.waker());
             }
-            if engine.memory.account.lock().unreserved(u64::MAX) >= self.bytes {
+            let others_have_it = || {
+                engine.memory.account.lock().unreserved(u64::MAX) >= self.bytes
+                    || engine.memory.graphs.are_there()
+            };
+            if others_have_it() {
                 let next = again.insert(Deadline::after(&engine.pacing.clock, ASK_AGAIN));
                 if Pin::new(next).poll(cx).is_ready() {
                     contain::wake_by_ref(cx.waker());
@@ -250,8 +256,15 @@ fn grant(engine: &Arc<Engine>, bytes: u64, holder: Option<Waker>) -> Result<Opti
         engine.empty_caches();
         engine.collect_freed();
     }
-    let reach = Reach::of(engine)?.bytes_beside(engine);
-    let granted = engine.memory.account.lock().reserve(bytes, reach, holder);
+    let take = |holder| -> Result<_> {
+        let reach = Reach::of(engine)?.bytes_beside(engine);
+        Ok(engine.memory.account.lock().reserve(bytes, reach, holder))
+    };
+    let granted = match take(holder)? {
+        // They make it again.
+        Err(holder) if engine.memory.graphs.give_up() => take(holder)?,
+        granted => granted,
+    };
     Ok(granted.map_err(contain::let_go).ok())
 }
 

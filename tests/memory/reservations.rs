@@ -17,21 +17,21 @@ use gpu_await::{
 use crate::under_test::eventually::eventually;
 
 const KIB: u64 = 1 << 10;
-const MIB: u64 = 1 << 20;
+pub(super) const MIB: u64 = 1 << 20;
 
 /// A device of the kind under test with this limit. The other one keeps this thread's turn on a GPU.
-fn limited(limit: u64, pressure: Pressure) -> (Device, Device) {
+pub(super) fn limited(limit: u64, pressure: Pressure) -> (Device, Device) {
     let turn = testing::device();
     let name = std::env::var(testing::TEST_DEVICE).unwrap_or_else(|_| "host".to_owned());
     let builder = Device::builder().memory_limit_bytes(limit).on_pressure(pressure);
     (builder.named(&name).expect("the device under test"), turn)
 }
 
-fn zeros(stream: &Stream, bytes: u64) -> Result<DeviceBuffer<u8>> {
+pub(super) fn zeros(stream: &Stream, bytes: u64) -> Result<DeviceBuffer<u8>> {
     stream.zeros(bytes as usize).queued()
 }
 
-async fn soon<F: Future>(future: F) -> F::Output {
+pub(super) async fn soon<F: Future>(future: F) -> F::Output {
     tokio::time::timeout(Duration::from_secs(10), future).await.expect("in time")
 }
 
@@ -43,7 +43,7 @@ fn problem<T: std::fmt::Debug>(result: Result<T>) -> ReservationProblem {
 }
 
 /// A task that is polled by hand.
-struct Task {
+pub(super) struct Task {
     reserve: std::pin::Pin<Box<Reserve>>,
     woken: Arc<Woken>,
 }
@@ -58,24 +58,37 @@ impl Wake for Woken {
 }
 
 impl Task {
-    fn new(reserve: Reserve) -> Self {
+    pub(super) fn new(reserve: Reserve) -> Self {
         Task { reserve: Box::pin(reserve), woken: Arc::default() }
     }
 
-    fn poll(&mut self) -> Poll<Result<Reservation>> {
+    pub(super) fn poll(&mut self) -> Poll<Result<Reservation>> {
         let waker = Waker::from(self.woken.clone());
         self.reserve.as_mut().poll(&mut Context::from_waker(&waker))
     }
 
+    /// Polls again when it was woken since the poll that saw `seen`.
+    pub(super) fn poll_when_woken(&mut self, seen: usize) -> Poll<Result<Reservation>> {
+        eventually("it is woken", || self.woken() > seen);
+        self.poll()
+    }
+
+    /// How often it was woken.
+    pub(super) fn woken(&self) -> usize {
+        self.woken.0.load(Ordering::SeqCst)
+    }
+
     /// Polls until it is ready, when it is woken and only then.
-    fn finish(mut self) -> Result<Reservation> {
-        let mut seen = self.woken.0.load(Ordering::SeqCst);
+    pub(super) fn finish(mut self) -> Result<Reservation> {
+        let mut seen = self.woken();
+        let mut polled = self.poll();
         loop {
-            if let Poll::Ready(ended) = self.poll() {
+            if let Poll::Ready(ended) = polled {
                 return ended;
             }
-            eventually("it is woken", || self.woken.0.load(Ordering::SeqCst) > seen);
-            seen = self.woken.0.load(Ordering::SeqCst);
+            eventually("it is woken", || self.woken() > seen);
+            seen = self.woken();
+            polled = self.poll();
         }
     }
 }
