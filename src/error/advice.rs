@@ -5,7 +5,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryAdvice {
-    /// Await [`Stream::reclaimed`](crate::Stream::reclaimed), which waits for pending memory.
+    /// Await [`Stream::reclaimed`](crate::Stream::reclaimed), which waits for pending memory, and for the end of reservations.
     Reclaim,
     /// Drop buffers, ask for less, or raise the limit: `reclaimed` would refuse at once.
     DropBuffers,

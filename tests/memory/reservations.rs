@@ -10,8 +10,8 @@ use std::time::Duration;
 use futures::executor::block_on;
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
-    Device, DeviceBuffer, ErrorDetail, ErrorKind, Pressure, Reservation, ReservationProblem,
-    Reserve, Result, Stream,
+    Device, DeviceBuffer, ErrorDetail, ErrorKind, MemoryAdvice, Pressure, Reservation,
+    ReservationProblem, Reserve, Result, Stream,
 };
 
 use crate::under_test::eventually::eventually;
@@ -433,4 +433,61 @@ async fn it_shrinks_below_what_it_holds() -> Result<()> {
     assert_eq!(reservation.left_bytes(), 600 * KIB);
     device.try_reserve(424 * KIB)?;
     Ok(())
+}
+
+// ---- who waits beside one -----------------------------------------------------------------------
+
+/// It waits for the reservation, with what it made, and for nothing that stays behind it.
+#[test]
+fn reclaimed_waits_for_reservations() -> Result<()> {
+    for pressure in [Pressure::Wait, Pressure::Fail] {
+        let (device, _turn) = limited(10 * MIB, pressure);
+        let (stream, other) = (device.stream()?, device.stream()?);
+        let reservation = device.try_reserve(4 * MIB)?;
+        let made = zeros(&reservation.stream(&other)?, MIB)?;
+        // A stream keeps them: memory that others would get, if the reservation did not come first.
+        let kept = (0..5).map(|_| zeros(&other, MIB)).collect::<Result<Vec<_>>>()?;
+        other.synchronize()?;
+        drop(kept);
+        let error = zeros(&stream, 7 * MIB).unwrap_err();
+        assert_eq!(advice(&error), MemoryAdvice::Reclaim, "{pressure:?}");
+        let woken = Arc::<Woken>::default();
+        let waker = Waker::from(woken.clone());
+        let mut polled = Context::from_waker(&waker);
+        let mut waiting = Box::pin(stream.reclaimed(7 * MIB));
+        assert!(waiting.as_mut().poll(&mut polled).is_pending(), "{pressure:?}");
+        drop(made);
+        drop(reservation);
+        let resolved = || waiting.as_mut().poll(&mut polled).is_ready();
+        eventually("it is woken", || woken.0.load(Ordering::SeqCst) > 0);
+        eventually("it resolves", resolved);
+        zeros(&stream, 7 * MIB)?;
+        // What stays is no reservation's any more.
+        let reservation = block_on(device.reserve(4 * MIB))?;
+        let made = zeros(&reservation.stream(&other)?, 4 * MIB)?;
+        drop(reservation);
+        let error = block_on(stream.reclaimed(7 * MIB)).unwrap_err();
+        assert_eq!(advice(&error), MemoryAdvice::DropBuffers, "{pressure:?}");
+        drop(made);
+    }
+    Ok(())
+}
+
+/// The loop in its docs ends, also where the stream draws.
+#[test]
+fn reclaimed_of_what_is_spent() -> Result<()> {
+    let (device, _turn) = limited(MIB, Pressure::Wait);
+    let reservation = device.try_reserve(512 * KIB)?;
+    let mine = reservation.stream(&device.stream()?)?;
+    let spent = ReservationProblem::Spent { size_bytes: 512 * KIB, left_bytes: 512 * KIB };
+    assert_eq!(problem(zeros(&mine, 600 * KIB)), spent);
+    assert_eq!(problem(block_on(mine.reclaimed(600 * KIB))), spent);
+    block_on(mine.reclaimed(512 * KIB))
+}
+
+fn advice(error: &gpu_await::Error) -> MemoryAdvice {
+    match error.detail() {
+        ErrorDetail::OutOfMemory { advice, .. } => *advice,
+        other => panic!("{other}"),
+    }
 }

@@ -82,6 +82,8 @@ pub struct Figures {
     pub buffers: u64,
     /// What is left of budgets, some of it perhaps in memory that is pending or kept.
     pub budgeted: u64,
+    /// What was drawn from open budgets, of what is allocated.
+    pub drawn: u64,
     /// The most that `allocated + committed + pending` ever was.
     pub used_peak: u64,
 }
@@ -126,8 +128,8 @@ impl Account {
     /// The figures of this moment.
     #[inline]
     pub fn figures(&self) -> Figures {
-        let (used_peak, budgeted) = (self.used_peak(), self.reservations.left());
-        Figures { used_peak, budgeted, ..self.figures }
+        let (budgeted, drawn) = (self.reservations.left(), self.reservations.drawn());
+        Figures { used_peak: self.used_peak(), budgeted, drawn, ..self.figures }
     }
 
     /// A number that rises when memory is freed by a buffer, or comes free.
@@ -161,6 +163,13 @@ impl Account {
     pub fn most(&self, budget: Option<usize>) -> u64 {
         let promised = if budget.is_none() { self.reservations.left() } else { 0 };
         self.limit.saturating_sub(self.taken() + promised)
+    }
+
+    /// The memory available to everything but leaks and buffers without a budget, or in a budget, all of them: when all budgets are closed, and
+    /// what was drawn from them is free.
+    pub fn most_without_budgets(&self, budget: Option<usize>) -> u64 {
+        let drawn = if budget.is_none() { self.reservations.drawn() } else { 0 };
+        self.limit.saturating_sub(self.taken() - drawn)
     }
 
     /// The memory that no place has.

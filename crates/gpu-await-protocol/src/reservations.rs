@@ -28,6 +28,8 @@ pub struct Reservations {
     budgets: Slab<OpenBudget>,
     /// What is left of all of them.
     left: u64,
+    /// What allocations of open ones have drawn.
+    drawn: u64,
     /// By the order in which they came.
     queue: BTreeMap<u64, Request>,
     came: u64,
@@ -61,6 +63,11 @@ impl OpenBudget {
     fn left(&self) -> u64 {
         self.size.saturating_sub(self.drawn)
     }
+
+    /// What it has of memory that others may get when it goes.
+    fn drawn_while_open(&self) -> u64 {
+        if self.size > 0 { self.drawn } else { 0 }
+    }
 }
 
 impl Reservations {
@@ -68,6 +75,12 @@ impl Reservations {
     #[inline]
     pub fn left(&self) -> u64 {
         self.left
+    }
+
+    /// What allocations of open budgets have drawn.
+    #[inline]
+    pub fn drawn(&self) -> u64 {
+        self.drawn
     }
 
     /// What is left of one.
@@ -171,7 +184,9 @@ impl Reservations {
     fn change(&mut self, budget: usize, change: impl FnOnce(&mut OpenBudget)) {
         let budget = &mut self.budgets[budget];
         self.left -= budget.left();
+        self.drawn -= budget.drawn_while_open();
         change(budget);
         self.left += budget.left();
+        self.drawn += budget.drawn_while_open();
     }
 }

@@ -277,6 +277,11 @@ proptest! {
     ) {
         each_step(&steps, strict, |model| {
             assert_eq!(model.account.figures().budgeted, model.left());
+            let is_open = |(_, of): &&(u64, Option<usize>)| {
+                of.is_some_and(|of| model.budgets[of].size > 0)
+            };
+            let drawn: u64 = model.allocated.iter().filter(is_open).map(|(bytes, _)| bytes).sum();
+            assert_eq!(model.account.figures().drawn, drawn);
             for (nth, known) in model.budgets.iter().enumerate() {
                 assert_eq!(model.account.reservations.left_of(known.number), model.left_of(nth));
                 assert_eq!(model.account.reservations.size_of(known.number), known.size);
