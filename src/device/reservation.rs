@@ -103,7 +103,8 @@ impl Device {
     /// take what no reservation has; they queue with nobody, so where they hold most of the device, a request waits for them.
     ///
     /// # Shapes and units
-    /// Count whole blocks: multiples of 512 bytes.
+    /// Count whole blocks: each allocation draws what it asks for, rounded up to a multiple of 512 bytes, whatever its size. Its block is of that size; streams
+    /// keep it for their next allocations if it is a multiple of an eighth of the next power of two, and no larger than 1 MiB.
     ///
     /// Give the device a [limit](crate::DeviceBuilder::memory_limit_bytes), below what it has: without one, what it has free at the grant counts,
     /// and nothing is kept from allocations without a reservation and from other processes; and where free memory is in pieces, the driver needs more

@@ -202,13 +202,33 @@ async fn what_is_spent_is_a_typed_error() -> Result<()> {
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     let spent = ReservationProblem::Spent { size_bytes: 10 * KIB, left_bytes: 2 * KIB };
     assert_eq!(problem::<()>(Err(error)), spent);
-    // A block that is larger than what was asked for is not taken where only that fits.
     drop(all);
     let _all = zeros(&mine, 10 * KIB - 100)?;
     assert_eq!(reservation.left_bytes(), 0);
     let (other, _) = (testing::peer_device(), ());
     let error = reservation.stream(&other.stream()?).unwrap_err();
     assert!(matches!(error.detail(), ErrorDetail::WrongDevice { .. }), "{error}");
+    Ok(())
+}
+
+/// So many blocks of one size as were counted, whatever the size, one after another as well.
+#[tokio::test]
+async fn blocks_draw_what_they_ask_for() -> Result<()> {
+    let (device, _turn) = limited(64 * MIB, Pressure::Wait);
+    let stream = device.stream()?;
+    for each in [512, 4096, 4608, 5120, 66_048, 209_408, 525_312, MIB - 512, MIB, MIB + 512] {
+        let count = (4 * MIB / each).min(100);
+        // Larger ones of that size, which the stream keeps, do not count either.
+        drop(zeros(&stream, each)?);
+        let reservation = soon(device.reserve(each * count)).await?;
+        let mine = reservation.stream(&stream)?;
+        for _ in 0..2 {
+            let all: Result<Vec<_>> = (0..count).map(|_| zeros(&mine, each - 100)).collect();
+            let all = all.unwrap_or_else(|error| panic!("{each} bytes: {error}"));
+            assert_eq!(reservation.left_bytes(), 0, "{each} bytes");
+            drop(all);
+        }
+    }
     Ok(())
 }
 
