@@ -3,21 +3,22 @@
 //! | a request | left by |
 //! |---|---|
 //! | new | its first poll: it enters the queue, or fails |
-//! | waiting; only the first looks when memory moves | a grant; an error; its drop. The next one becomes the first |
+//! | waiting; only the first looks when memory moves | a grant; an error; its drop; its limit of time, of which the poller takes it out. The next one becomes the first |
 //! | done | – |
 //!
 //! # Invariants
 //! 1. No request overtakes another, and a dropped one holds up nobody (`first_come_first_reserved`).
 //! 2. Memory that comes free wakes the first request, whoever had it, also when nothing else happens on the device
 //!    (`each_way_back_is_heard`).
-//! 3. The loss and the close of the device end every wait (`waiters_hear_of_the_end`).
+//! 3. A limit of time is kept by the poller: it ends the place in the queue although nobody polls the request (`a_late_one_leaves_by_itself`).
+//! 4. The loss and the close of the device end every wait (`waiters_hear_of_the_end`).
 #![forbid(unsafe_code)]
 
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use super::Device;
@@ -90,9 +91,36 @@ enum ReserveState {
         memory: Option<Reclaimer>,
         /// Of the first, while other processes or graphs may have what it lacks: the next look.
         again: Option<Deadline>,
-        deadline: Option<Deadline>,
+        /// Of one with a limit of time.
+        expiry: Option<(Deadline, Arc<Expiry>)>,
     },
     Done,
+}
+
+/// Takes a request out of the queue when it is woken, which is at its deadline.
+struct Expiry {
+    engine: Weak<Engine>,
+    request: u64,
+    /// How many were in front of it then.
+    ahead: OnceLock<u64>,
+}
+
+impl Wake for Expiry {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let Some(engine) = self.engine.upgrade() else { return };
+        let left = {
+            let reservations = &mut engine.memory.account.lock().reservations;
+            if reservations.is_waiting(self.request) {
+                self.ahead.get_or_init(|| reservations.ahead_of(self.request));
+            }
+            reservations.leave(self.request)
+        };
+        left.stale.into_iter().chain(left.next).for_each(contain::wake);
+    }
 }
 
 impl Device {
@@ -123,7 +151,8 @@ impl Device {
     /// [handed over](Reservation::hand_over). Futures that one task polls, as in `join!`, are one task.
     ///
     /// # Cancel safety
-    /// Dropped, it leaves the queue, and holds up nobody. Leaked while it waits, it keeps its place for ever.
+    /// Dropped, it leaves the queue, and holds up nobody. What is kept and not polled holds up others: a request whose turn it is until it is polled or its
+    /// [limit](Reserve::within) passes, and a reservation that was granted inside of another future (as in a `join!`) until that returns it.
     ///
     /// # Errors
     /// [`ErrorDetail::Reservation`](crate::ErrorDetail::Reservation): more than the device can ever have, a task that holds one, a
@@ -161,7 +190,7 @@ impl Device {
 }
 
 impl Reserve {
-    /// Fails with [`ReservationProblem::TooLate`] if it was not granted for so long since its first poll.
+    /// Fails with [`ReservationProblem::TooLate`] if it was not granted for so long since its first poll. It leaves the queue then, polled or not.
     pub fn within(mut self, limit: Duration) -> Self {
         self.limit = Some(limit);
         self
@@ -191,21 +220,30 @@ impl Reserve {
             };
             // From now on the poller asks an idle device as well whether it is lost.
             engine.pacing.attention.call();
-            let deadline = self.limit.map(|limit| Deadline::after(&engine.pacing.clock, limit));
+            let clock = &engine.pacing.clock;
+            let due = self.limit.and_then(|limit| clock.after(limit));
+            let expiry = due.map(|due| {
+                let (engine, ahead) = (Arc::downgrade(engine), OnceLock::new());
+                let expiry = Arc::new(Expiry { engine, request, ahead });
+                let mut deadline = Deadline::at(clock, due);
+                if !deadline.wakes(Waker::from(expiry.clone())) {
+                    // Nobody keeps the time.
+                    expiry.wake_by_ref();
+                }
+                (deadline, expiry)
+            });
             let (memory, again) = (None, None);
-            self.state = ReserveState::Waiting { request, memory, again, deadline };
+            self.state = ReserveState::Waiting { request, memory, again, expiry };
         }
-        let ReserveState::Waiting { request, memory, again, deadline } = &mut self.state else {
+        let ReserveState::Waiting { request, memory, again, expiry } = &mut self.state else {
             panic!("`Reserve` polled after it was ready");
         };
         // Cloned in front of the lock, dropped behind it: a waker is foreign code.
         let waker = cx.waker().clone();
-        let (is_first, stale) = {
-            let mut account = engine.memory.account.lock();
-            match account.reservations.first(*request) {
-                Some(_) => (true, Some(waker)),
-                None => (false, account.reservations.wait(*request, waker)),
-            }
+        let (is_waiting, is_first, stale) = {
+            let reservations = &mut engine.memory.account.lock().reservations;
+            let is_waiting = reservations.is_waiting(*request);
+            (is_waiting, reservations.first(*request).is_some(), reservations.wait(*request, waker))
         };
         contain::let_go(stale);
         if is_first {
@@ -228,10 +266,11 @@ impl Reserve {
                 }
             }
         }
-        if let Some(deadline) = deadline
-            && Pin::new(deadline).poll(cx).is_ready()
+        if let Some((deadline, expiry)) = expiry
+            && (!is_waiting || engine.now() >= deadline.due())
         {
-            let ahead = engine.memory.account.lock().reservations.ahead_of(*request);
+            expiry.wake_by_ref();
+            let ahead = expiry.ahead.get().copied().unwrap_or_default();
             let limit_ms = self.limit.map_or(0, |limit| limit.as_millis() as u64);
             let problem = ReservationProblem::TooLate { limit_ms, ahead };
             return Err(refused(engine, self.bytes, problem));

@@ -382,6 +382,26 @@ fn a_limit_of_time_ends_the_wait() -> Result<()> {
     Ok(())
 }
 
+/// Nobody polls it when its time is over: the next one has its turn.
+#[test]
+fn a_late_one_leaves_by_itself() -> Result<()> {
+    let (device, _turn) = limited(MIB, Pressure::Wait);
+    let half = device.try_reserve(512 * KIB)?;
+    let mut large = Task::new(device.reserve(MIB).within(Duration::from_millis(50)));
+    let mut behind = Task::new(device.reserve(MIB).within(Duration::from_millis(60)));
+    let mut small = Task::new(device.reserve(KIB));
+    for task in [&mut large, &mut behind, &mut small] {
+        assert!(task.poll().is_pending());
+    }
+    small.finish()?;
+    eventually("both are woken", || large.woken() > 0 && behind.woken() > 0);
+    drop(half);
+    // There is room by now, and a limit is a limit.
+    assert_eq!(problem(large.finish()), ReservationProblem::TooLate { limit_ms: 50, ahead: 0 });
+    assert_eq!(problem(behind.finish()), ReservationProblem::TooLate { limit_ms: 60, ahead: 0 });
+    Ok(())
+}
+
 #[test]
 fn waiters_hear_of_the_end() -> Result<()> {
     let _turn = testing::device();

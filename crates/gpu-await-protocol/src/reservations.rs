@@ -2,7 +2,7 @@
 //!
 //! | a request | left by |
 //! |---|---|
-//! | waits, in FIFO order: only the first is looked at, however small those behind it are | a grant; its drop |
+//! | waits, in FIFO order: only the first is looked at, however small those behind it are | a grant; its drop; its limit of time, polled or not |
 //!
 //! | a budget | left by |
 //! |---|---|
@@ -53,7 +53,7 @@ struct OpenBudget {
 #[derive(Debug)]
 #[must_use]
 pub struct LeftRequest {
-    /// Its waker, to be dropped.
+    /// Its waker, to be dropped; to be woken, if it was late.
     pub stale: Option<Waker>,
     /// The waker of the request that is the first now, to be woken.
     pub next: Option<Waker>,
@@ -116,7 +116,12 @@ impl Reservations {
         (*first == request).then_some(*bytes)
     }
 
-    /// Leaves a waker, to be woken when the request is the first; returns the one before.
+    /// Whether it is in the queue.
+    pub fn is_waiting(&self, request: u64) -> bool {
+        self.queue.contains_key(&request)
+    }
+
+    /// Leaves a waker, to be woken when the request is the first or leaves by itself; returns the one before, or the new one if it has left.
     pub fn wait(&mut self, request: u64, waker: Waker) -> Option<Waker> {
         match self.queue.get_mut(&request) {
             Some(known) => known.waker.replace(waker),
@@ -124,7 +129,7 @@ impl Reservations {
         }
     }
 
-    /// A request leaves the queue, granted or dropped.
+    /// A request leaves the queue: granted, dropped or late.
     pub fn leave(&mut self, request: u64) -> LeftRequest {
         let was_first = self.first(request).is_some();
         let stale = self.queue.remove(&request).and_then(|request| request.waker);
