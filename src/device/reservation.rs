@@ -148,7 +148,11 @@ impl Device {
     /// A task that holds a reservation and waits for another one can wait for a task that does the same. So that is an error,
     /// [`ReservationProblem::Held`], whether or not it would have to wait: ask for all at once, or say
     /// [`nested`](Reservation::nested), which never waits. Who holds it is the task that awaited it, until it is dropped or
-    /// [handed over](Reservation::hand_over). Futures that one task polls, as in `join!`, are one task.
+    /// [handed over](Reservation::hand_over), or shrunk to nothing.
+    ///
+    /// Tasks are told apart by their wakers. So the futures of a `join!` or a `select!` are one task, and so is all that a thread blocks on with one executor. What
+    /// gives each of its futures a waker of its own, as `FuturesUnordered` and a large `join_all` do, is not seen: reservations that are awaited there, and
+    /// dropped only when all of them were granted, wait for one another for ever if they do not all fit at once.
     ///
     /// # Cancel safety
     /// Dropped, it leaves the queue, and holds up nobody. What is kept and not polled holds up others: a request whose turn it is until it is polled or its

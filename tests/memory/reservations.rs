@@ -358,7 +358,11 @@ fn a_holder_waits_for_no_other() -> Result<()> {
         drop(other);
         let first = first.hand_over();
         let second = device.reserve(1).await?;
-        drop(second);
+        // Nothing that another one could wait for.
+        second.shrink(0);
+        let none = device.reserve(0).await?;
+        let third = device.reserve(1).await?;
+        drop((second, none, third));
         drop(first);
         device.reserve(512 * KIB).await
     });

@@ -17,7 +17,7 @@
 //! 3. Whenever another request becomes the first, its waker is returned (`no_request_overtakes`).
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::task::Waker;
 
 use slab::Slab;
@@ -30,6 +30,8 @@ pub struct Reservations {
     left: u64,
     /// What allocations of open ones have drawn.
     drawn: u64,
+    /// The budgets that tasks hold, each behind the address of its task's waker.
+    held: BTreeSet<(usize, usize)>,
     /// By the order in which they came.
     queue: BTreeMap<u64, Request>,
     came: u64,
@@ -142,18 +144,26 @@ impl Reservations {
         self.queue.values_mut().filter_map(|request| request.waker.take()).collect()
     }
 
-    /// The size of a budget that the task of `waker` awaited and holds.
+    /// The size of a budget that the task of `waker` awaited and holds, if it is open. Tasks with a waker of their own for what they poll are not
+    /// recognised.
     pub fn held_by(&self, waker: &Waker) -> Option<u64> {
+        let address = address(waker);
+        let held = self.held.range((address, 0)..=(address, usize::MAX));
+        let mut budgets = held.map(|(_, budget)| &self.budgets[*budget]);
         let is_its = |budget: &&OpenBudget| {
-            budget.holder.as_ref().is_some_and(|holder| holder.will_wake(waker))
+            let holder = budget.holder.as_ref();
+            budget.size > 0 && holder.is_some_and(|holder| holder.will_wake(waker))
         };
-        self.budgets.iter().map(|(_, budget)| budget).find(is_its).map(|budget| budget.size)
+        budgets.find(is_its).map(|budget| budget.size)
     }
 
     /// A budget of memory that the account has.
     pub(crate) fn open(&mut self, size: u64, holder: Option<Waker>) -> usize {
         self.left += size;
-        self.budgets.insert(OpenBudget { size, drawn: 0, holder })
+        let held = holder.as_ref().map(address);
+        let budget = self.budgets.insert(OpenBudget { size, drawn: 0, holder });
+        self.held.extend(held.map(|address| (address, budget)));
+        budget
     }
 
     /// An allocation draws; false, and nothing happens, if that is more than what is left.
@@ -173,7 +183,10 @@ impl Reservations {
 
     /// The task that awaited the budget passed it on; returns its waker, to be dropped.
     pub fn hand_over(&mut self, budget: usize) -> Option<Waker> {
-        self.budgets[budget].holder.take()
+        let holder = self.budgets[budget].holder.take();
+        holder.inspect(|holder| {
+            self.held.remove(&(address(holder), budget));
+        })
     }
 
     pub(crate) fn shrink(&mut self, budget: usize, size: u64) {
@@ -183,7 +196,10 @@ impl Reservations {
     /// The last handle and the last allocation are gone.
     pub fn forget(&mut self, budget: usize) {
         self.shrink(budget, 0);
-        self.budgets.remove(budget);
+        let holder = self.budgets.remove(budget).holder;
+        holder.iter().for_each(|holder| {
+            self.held.remove(&(address(holder), budget));
+        });
     }
 
     fn change(&mut self, budget: usize, change: impl FnOnce(&mut OpenBudget)) {
@@ -194,4 +210,8 @@ impl Reservations {
         self.left += budget.left();
         self.drawn += budget.drawn_while_open();
     }
+}
+
+fn address(waker: &Waker) -> usize {
+    waker.data().addr()
 }
