@@ -14,17 +14,19 @@
 //! 4. The loss and the close of the device end every wait (`waiters_hear_of_the_end`).
 #![forbid(unsafe_code)]
 
+mod events;
+
 use std::fmt;
 use std::future::Future;
+use std::panic::Location;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use super::Device;
-use crate::error::refused::Here;
 use crate::error::reservation::ReservationProblem;
-use crate::error::{ErrorDetail, Result};
+use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::Reach;
 use crate::memory::reclaim::allowance::{Allowance, refused};
 use crate::memory::reclaim::pressure::Pressure;
@@ -33,6 +35,7 @@ use crate::runtime::clock::Deadline;
 use crate::runtime::{Engine, coop};
 use crate::stream::Stream;
 use crate::thread::{contain, role};
+use gpu_await_protocol::reservations::Holder;
 
 /// Memory of a device that is set aside for the allocations of one request: a part of the limit, not yet any addresses.
 ///
@@ -78,6 +81,7 @@ pub struct Reserve {
     limit: Option<Duration>,
     state: ReserveState,
     budget: coop::Budget,
+    made_at: &'static Location<'static>,
 }
 
 /// How often the first request asks for memory that other processes or graphs hold: no event tells when they have done with it.
@@ -87,6 +91,9 @@ enum ReserveState {
     New,
     Waiting {
         request: u64,
+        since: u64,
+        /// Whether a poll left it there.
+        waited: bool,
         /// Of the first: hears of memory that moves.
         memory: Option<Reclaimer>,
         /// Of the first, while other processes or graphs may have what it lacks: the next look.
@@ -159,6 +166,8 @@ impl Device {
     /// [limit](Reserve::within) passes, and a reservation that was granted inside of another future (as in a `join!`) until that returns it.
     ///
     /// # Errors
+    /// Each is an event of `tracing` as well, of target `gpu_await::reservation`, and so is a grant after a wait.
+    ///
     /// [`ErrorDetail::Reservation`](crate::ErrorDetail::Reservation): more than the device can ever have, a task that holds one, a
     /// [limit](Reserve::within) that passed; a device that is lost or closed, before or while it waits; a call on a thread that must not call the
     /// driver.
@@ -178,9 +187,11 @@ impl Device {
     ///
     /// # Source
     /// `cuMemGetInfo`, `cuMemPoolGetAttribute`: none that allocates.
+    #[track_caller]
     pub fn reserve(&self, bytes: u64) -> Reserve {
         let (engine, budget) = (self.engine().clone(), coop::Budget::default());
-        Reserve { engine, bytes, limit: None, state: ReserveState::New, budget }
+        let (state, made_at) = (ReserveState::New, Location::caller());
+        Reserve { engine, bytes, limit: None, state, budget, made_at }
     }
 
     /// [`reserve`](Self::reserve) that does not wait: also refused while others do.
@@ -189,7 +200,7 @@ impl Device {
     /// As [`reserve`](Self::reserve); [`ReservationProblem::NotNow`].
     #[track_caller]
     pub fn try_reserve(&self, bytes: u64) -> Result<Reservation> {
-        at_once(self.engine(), bytes, false).here()
+        at_once(self.engine(), bytes, false, Location::caller())
     }
 }
 
@@ -205,22 +216,19 @@ impl Reserve {
         let engine = &self.engine;
         engine.check_open()?;
         if let ReserveState::New = self.state {
-            let total = Reach::of(engine)?.total();
+            let (total, since) = (Reach::of(engine)?.total(), engine.now());
             let request = {
                 let mut account = engine.memory.account.lock();
-                if let Some(held_bytes) = account.reservations.held_by(cx.waker()) {
-                    return Err(refused(
-                        engine,
-                        self.bytes,
-                        ReservationProblem::Held { held_bytes },
-                    ));
+                if let Some((held_bytes, made_at)) = account.reservations.held_by(cx.waker()) {
+                    let problem = ReservationProblem::Held { held_bytes, made_at };
+                    return Err(refused(engine, self.bytes, problem));
                 }
                 let most_bytes = account.reservable(total);
                 if self.bytes > most_bytes {
                     let problem = ReservationProblem::TooMuch { most_bytes };
                     return Err(refused(engine, self.bytes, problem));
                 }
-                account.reservations.enter(self.bytes)
+                account.reservations.enter(self.bytes, since)
             };
             // From now on the poller asks an idle device as well whether it is lost.
             engine.pacing.attention.call();
@@ -236,10 +244,12 @@ impl Reserve {
                 }
                 (deadline, expiry)
             });
-            let (memory, again) = (None, None);
-            self.state = ReserveState::Waiting { request, memory, again, expiry };
+            let (waited, memory, again) = (false, None, None);
+            self.state = ReserveState::Waiting { request, since, waited, memory, again, expiry };
         }
-        let ReserveState::Waiting { request, memory, again, expiry } = &mut self.state else {
+        let ReserveState::Waiting { request, since, waited, memory, again, expiry } =
+            &mut self.state
+        else {
             panic!("`Reserve` polled after it was ready");
         };
         // Cloned in front of the lock, dropped behind it: a waker is foreign code.
@@ -253,8 +263,13 @@ impl Reserve {
         if is_first {
             let memory = memory.get_or_insert_with(|| Reclaimer::new(engine));
             let version = memory.version();
-            if let Some(number) = grant(engine, self.bytes, Some(cx.waker().clone()))? {
-                return Ok(Some(Reservation { allowance: Allowance::new(engine, number) }));
+            let holder = Holder { waker: cx.waker().clone(), made_at: self.made_at };
+            if let Some(number) = grant(engine, self.bytes, Some(holder))? {
+                if *waited {
+                    events::granted_late(engine, self.bytes, *since, self.made_at);
+                }
+                let allowance = Allowance::new(engine, number, self.made_at);
+                return Ok(Some(Reservation { allowance }));
             }
             if memory.poll(version, cx.waker()) {
                 contain::wake_by_ref(cx.waker());
@@ -276,9 +291,20 @@ impl Reserve {
             expiry.wake_by_ref();
             let ahead = expiry.ahead.get().copied().unwrap_or_default();
             let limit_ms = self.limit.map_or(0, |limit| limit.as_millis() as u64);
-            let problem = ReservationProblem::TooLate { limit_ms, ahead };
+            let reach = Reach::of(engine)?.bytes_beside(engine);
+            let account = engine.memory.account.lock();
+            let (free_bytes, figures) = (account.unreserved(reach), account.figures());
+            let problem = ReservationProblem::TooLate {
+                limit_ms,
+                ahead,
+                free_bytes,
+                allocated_bytes: figures.of_buffers(),
+                budgeted_bytes: figures.budgeted,
+            };
+            drop(account);
             return Err(refused(engine, self.bytes, problem));
         }
+        *waited = true;
         Ok(None)
     }
 
@@ -294,7 +320,7 @@ impl Reserve {
 }
 
 /// A budget, if there is memory for it now.
-fn grant(engine: &Arc<Engine>, bytes: u64, holder: Option<Waker>) -> Result<Option<usize>> {
+fn grant(engine: &Arc<Engine>, bytes: u64, holder: Option<Holder>) -> Result<Option<usize>> {
     if engine.options.on_pressure == Pressure::Fail {
         // What is kept counts when it is free.
         engine.empty_caches();
@@ -313,14 +339,34 @@ fn grant(engine: &Arc<Engine>, bytes: u64, holder: Option<Waker>) -> Result<Opti
 }
 
 /// A reservation that does not wait.
-fn at_once(engine: &Arc<Engine>, bytes: u64, overtakes: bool) -> Result<Reservation> {
+fn at_once(
+    engine: &Arc<Engine>,
+    bytes: u64,
+    overtakes: bool,
+    made_at: &'static Location<'static>,
+) -> Result<Reservation> {
+    let made = made_at_once(engine, bytes, overtakes);
+    let made = made.map_err(|error| told(engine, bytes, error.called_at(made_at)));
+    made.map(|number| Reservation { allowance: Allowance::new(engine, number, made_at) })
+}
+
+/// An error of a reservation is an event as well.
+fn told(engine: &Engine, bytes: u64, error: Error) -> Error {
+    if let ErrorDetail::Reservation { problem, .. } = error.detail() {
+        let is_late = matches!(problem, ReservationProblem::TooLate { .. });
+        events::refused(engine, bytes, is_late, &error);
+    }
+    error
+}
+
+fn made_at_once(engine: &Arc<Engine>, bytes: u64, overtakes: bool) -> Result<usize> {
     role::check_driver("reserving memory")?;
     engine.check_open()?;
     let waiting = engine.memory.account.lock().reservations.waiting() as u64;
     if (overtakes || waiting == 0)
         && let Some(number) = grant(engine, bytes, None)?
     {
-        return Ok(Reservation { allowance: Allowance::new(engine, number) });
+        return Ok(number);
     }
     let reach = Reach::of(engine)?;
     let within_reach = reach.bytes_beside(engine);
@@ -343,7 +389,8 @@ impl Future for Reserve {
         let polled = budget.poll(cx, |cx| match self.look(cx).transpose() {
             Some(ended) => {
                 self.leave();
-                Poll::Ready(ended)
+                let ended = ended.map_err(|error| error.called_at(self.made_at));
+                Poll::Ready(ended.map_err(|error| told(&self.engine, self.bytes, error)))
             }
             None => Poll::Pending,
         });
@@ -399,7 +446,7 @@ impl Reservation {
     /// As [`Device::try_reserve`].
     #[track_caller]
     pub fn nested(&self, bytes: u64) -> Result<Reservation> {
-        at_once(self.allowance.engine(), bytes, true).here()
+        at_once(self.allowance.engine(), bytes, true, Location::caller())
     }
 
     /// Says that another task has it: the one that awaited it may await the next. For a dispatcher that reserves and then spawns, and for requests that
@@ -421,12 +468,13 @@ impl Drop for Reservation {
 impl fmt::Debug for Reservation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (size, left) = self.allowance.size_and_left();
-        write!(f, "Reservation({left} of {size} bytes left)")
+        let made_at = self.allowance.made_at();
+        write!(f, "Reservation({left} of {size} bytes left, made at {made_at})")
     }
 }
 
 impl fmt::Debug for Reserve {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Reserve({} bytes)", self.bytes)
+        write!(f, "Reserve({} bytes, at {})", self.bytes, self.made_at)
     }
 }

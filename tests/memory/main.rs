@@ -26,6 +26,7 @@ mod memory;
 mod memory_limit;
 mod parts;
 mod pieces;
+mod reservation_events;
 mod reservation_wakes;
 mod reservations;
 #[cfg(all(target_os = "linux", not(miri)))]

@@ -14,6 +14,7 @@ use gpu_await::{
     ReservationProblem, Reserve, Result, Stream,
 };
 
+use crate::SOON;
 use crate::under_test::eventually::eventually;
 
 const KIB: u64 = 1 << 10;
@@ -38,6 +39,14 @@ pub(super) async fn soon<F: Future>(future: F) -> F::Output {
 fn problem<T: std::fmt::Debug>(result: Result<T>) -> ReservationProblem {
     match result.unwrap_err().detail() {
         ErrorDetail::Reservation { problem, .. } => problem.clone(),
+        other => panic!("{other}"),
+    }
+}
+
+/// Its size, and what was left.
+fn spent(problem: ReservationProblem) -> (u64, u64) {
+    match problem {
+        ReservationProblem::Spent { size_bytes, left_bytes, .. } => (size_bytes, left_bytes),
         other => panic!("{other}"),
     }
 }
@@ -200,8 +209,11 @@ async fn what_is_spent_is_a_typed_error() -> Result<()> {
     let all = zeros(&mine, 8 * KIB)?;
     let error = zeros(&mine, 3 * KIB).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
-    let spent = ReservationProblem::Spent { size_bytes: 10 * KIB, left_bytes: 2 * KIB };
-    assert_eq!(problem::<()>(Err(error)), spent);
+    assert!(
+        error.to_string().contains("2048 of its 10240 bytes are left (made at tests/"),
+        "{error}"
+    );
+    assert_eq!(spent(problem::<()>(Err(error))), (10 * KIB, 2 * KIB));
     drop(all);
     let _all = zeros(&mine, 10 * KIB - 100)?;
     assert_eq!(reservation.left_bytes(), 0);
@@ -348,7 +360,9 @@ fn a_holder_waits_for_no_other() -> Result<()> {
     let outcome = block_on(async {
         let first = device.reserve(256 * KIB).await?;
         let held = problem(device.reserve(1).await);
-        assert_eq!(held, ReservationProblem::Held { held_bytes: 256 * KIB });
+        assert!(
+            matches!(held, ReservationProblem::Held { held_bytes, .. } if held_bytes == 256 * KIB)
+        );
         // It is the waker that tells tasks apart.
         let mut other = Task::new(device.reserve(MIB));
         assert!(other.poll().is_pending());
@@ -377,7 +391,16 @@ fn a_limit_of_time_ends_the_wait() -> Result<()> {
     assert!(ahead.poll().is_pending());
     let late = Task::new(device.reserve(1).within(Duration::from_millis(20))).finish();
     assert_eq!(late.as_ref().unwrap_err().kind(), ErrorKind::TimedOut);
-    assert_eq!(problem(late), ReservationProblem::TooLate { limit_ms: 20, ahead: 1 });
+    assert_eq!(
+        problem(late),
+        ReservationProblem::TooLate {
+            limit_ms: 20,
+            ahead: 1,
+            free_bytes: 0,
+            allocated_bytes: 0,
+            budgeted_bytes: MIB
+        }
+    );
     drop(all);
     ahead.finish()?;
     let most = problem(Task::new(device.reserve(MIB + 1)).finish());
@@ -401,8 +424,13 @@ fn a_late_one_leaves_by_itself() -> Result<()> {
     eventually("both are woken", || large.woken() > 0 && behind.woken() > 0);
     drop(half);
     // There is room by now, and a limit is a limit.
-    assert_eq!(problem(large.finish()), ReservationProblem::TooLate { limit_ms: 50, ahead: 0 });
-    assert_eq!(problem(behind.finish()), ReservationProblem::TooLate { limit_ms: 60, ahead: 0 });
+    for (task, limit) in [(large, 50), (behind, 60)] {
+        let late = problem(task.finish());
+        let ReservationProblem::TooLate { limit_ms, ahead: 0, free_bytes: MIB, .. } = late else {
+            panic!("{late}")
+        };
+        assert_eq!(limit_ms, limit);
+    }
     Ok(())
 }
 
@@ -448,8 +476,9 @@ async fn bytes_of_a_dropped_reservation() -> Result<()> {
     let refused = problem(next.nested(KIB));
     assert_eq!(refused, ReservationProblem::NotNow { free_bytes: 0, waiting: 0 });
     // Its handle makes nothing any more, whoever has its number.
-    let spent = problem(zeros(&mine, 512));
-    assert_eq!(spent, ReservationProblem::Spent { size_bytes: 0, left_bytes: 0 });
+    let gone = zeros(&mine, 512).unwrap_err();
+    assert!(gone.to_string().contains("it is dropped, or shrunk to nothing"), "{gone}");
+    assert_eq!(spent(problem::<()>(Err(gone))), (0, 0));
     let waiting = next.hand_over();
     let mut last = Task::new(device.reserve(256 * KIB));
     assert!(last.poll().is_pending());
@@ -523,9 +552,9 @@ fn reclaimed_of_what_is_spent() -> Result<()> {
     let (device, _turn) = limited(MIB, Pressure::Wait);
     let reservation = device.try_reserve(512 * KIB)?;
     let mine = reservation.stream(&device.stream()?)?;
-    let spent = ReservationProblem::Spent { size_bytes: 512 * KIB, left_bytes: 512 * KIB };
-    assert_eq!(problem(zeros(&mine, 600 * KIB)), spent);
-    assert_eq!(problem(block_on(mine.reclaimed(600 * KIB))), spent);
+    let all = (512 * KIB, 512 * KIB);
+    assert_eq!(spent(problem(zeros(&mine, 600 * KIB))), all);
+    assert_eq!(spent(problem(block_on(mine.reclaimed(600 * KIB)))), all);
     block_on(mine.reclaimed(512 * KIB))
 }
 
@@ -534,4 +563,75 @@ fn advice(error: &gpu_await::Error) -> MemoryAdvice {
         ErrorDetail::OutOfMemory { advice, .. } => *advice,
         other => panic!("{other}"),
     }
+}
+
+// ---- what is seen from outside ------------------------------------------------------------------
+
+#[test]
+fn who_waits_is_in_the_figures() -> Result<()> {
+    let (device, _turn) = limited(MIB, Pressure::Wait);
+    let waiting = |device: &Device| -> Result<_> {
+        let info = device.memory()?;
+        Ok((
+            info.reservations_waiting,
+            info.reservations_waiting_bytes,
+            info.reservations_waiting_for,
+        ))
+    };
+    assert_eq!(waiting(&device)?, (0, 0, Duration::ZERO));
+    let all = device.try_reserve(MIB)?;
+    let mut tasks = [300 * KIB, 200 * KIB].map(|bytes| Task::new(device.reserve(bytes)));
+    assert!(tasks.iter_mut().all(|task| task.poll().is_pending()));
+    let (count, bytes, age) = waiting(&device)?;
+    assert_eq!((count, bytes), (2, 500 * KIB));
+    assert!(age > Duration::ZERO && age < SOON);
+    let lines = [format!("{all:?}"), format!("{:?}", tasks[0].reserve)];
+    assert!(
+        lines.iter().all(|line| line.contains("at tests/memory/reservations.rs:")),
+        "{lines:?}"
+    );
+    let [first, second] = tasks;
+    drop(second);
+    assert_eq!(waiting(&device)?.0, 1);
+    drop(all);
+    first.finish()?;
+    assert_eq!(waiting(&device)?, (0, 0, Duration::ZERO));
+    Ok(())
+}
+
+/// The sums in the docs of `MemoryInfo`.
+#[test]
+fn figures_beside_reservations_add_up() -> Result<()> {
+    const LIMIT: u64 = 10 * MIB;
+    for pressure in [Pressure::Wait, Pressure::Fail] {
+        let (device, _turn) = limited(LIMIT, pressure);
+        let stream = device.stream()?;
+        let adds_up = |what: &str| -> Result<()> {
+            let info = device.memory()?;
+            let back = info.pending_bytes + info.kept_bytes;
+            let promised = match pressure {
+                Pressure::Wait => back.max(info.budgeted_bytes),
+                _ => back + info.budgeted_bytes,
+            };
+            let held = info.allocated_bytes + info.leaked_bytes + info.shared_bytes;
+            assert_eq!(info.free_bytes + held + promised, LIMIT, "{pressure:?}, {what}: {info:?}");
+            Ok(())
+        };
+        let reservation = device.try_reserve(4 * MIB)?;
+        adds_up("reserved")?;
+        let mine = reservation.stream(&stream)?;
+        let drawn = zeros(&mine, MIB)?;
+        adds_up("drawn")?;
+        drop(drawn);
+        stream.synchronize()?;
+        adds_up("kept")?;
+        let beside = (0..5).map(|_| zeros(&stream, MIB)).collect::<Result<Vec<_>>>()?;
+        adds_up("beside")?;
+        drop(beside);
+        stream.synchronize()?;
+        adds_up("more kept than reserved")?;
+        drop(reservation);
+        adds_up("dropped")?;
+    }
+    Ok(())
 }

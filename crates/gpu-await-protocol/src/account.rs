@@ -46,11 +46,9 @@
 //!    once enough of what is pending and kept was taken over (`budgets_are_kept`).
 #![forbid(unsafe_code)]
 
-use std::task::Waker;
-
 use smallvec::SmallVec;
 
-use super::reservations::Reservations;
+use super::reservations::{Holder, Reservations};
 
 /// The granularity to which every backend aligns and rounds.
 const GRAIN: u64 = 512;
@@ -228,8 +226,8 @@ impl Account {
         &mut self,
         bytes: u64,
         within_reach: u64,
-        holder: Option<Waker>,
-    ) -> Result<usize, Option<Waker>> {
+        holder: Option<Holder>,
+    ) -> Result<usize, Option<Holder>> {
         if bytes > self.unreserved(within_reach) {
             return Err(holder);
         }

@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::Location;
 use std::task::Waker;
 
 use slab::Slab;
@@ -35,11 +36,14 @@ pub struct Reservations {
     /// By the order in which they came.
     queue: BTreeMap<u64, Request>,
     came: u64,
+    /// Of all in the queue.
+    waiting_bytes: u64,
 }
 
 #[derive(Debug)]
 struct Request {
     bytes: u64,
+    since: u64,
     waker: Option<Waker>,
 }
 
@@ -47,8 +51,17 @@ struct Request {
 struct OpenBudget {
     size: u64,
     drawn: u64,
-    /// The task that awaited it, unless that passed it on.
-    holder: Option<Waker>,
+    /// Unless that passed it on.
+    holder: Option<Holder>,
+}
+
+/// The task that awaited a budget, and where it asked.
+#[derive(Debug)]
+pub struct Holder {
+    /// The task's.
+    pub waker: Waker,
+    /// The line that asked for the budget.
+    pub made_at: &'static Location<'static>,
 }
 
 /// What remains of a request, for the caller to handle when the lock is released.
@@ -105,10 +118,21 @@ impl Reservations {
         self.queue.range(..request).count() as u64
     }
 
-    /// A request joins the queue.
-    pub fn enter(&mut self, bytes: u64) -> u64 {
+    /// For how many bytes.
+    pub fn waiting_bytes(&self) -> u64 {
+        self.waiting_bytes
+    }
+
+    /// When the first of them came.
+    pub fn waiting_since(&self) -> Option<u64> {
+        self.queue.first_key_value().map(|(_, first)| first.since)
+    }
+
+    /// A request joins the queue at `now`.
+    pub fn enter(&mut self, bytes: u64, now: u64) -> u64 {
         self.came += 1;
-        self.queue.insert(self.came, Request { bytes, waker: None });
+        self.waiting_bytes = self.waiting_bytes + bytes;
+        self.queue.insert(self.came, Request { bytes, since: now, waker: None });
         self.came
     }
 
@@ -134,7 +158,9 @@ impl Reservations {
     /// A request leaves the queue: granted, dropped or late.
     pub fn leave(&mut self, request: u64) -> LeftRequest {
         let was_first = self.first(request).is_some();
-        let stale = self.queue.remove(&request).and_then(|request| request.waker);
+        let gone = self.queue.remove(&request);
+        self.waiting_bytes -= gone.as_ref().map_or(0, |gone| gone.bytes);
+        let stale = gone.and_then(|gone| gone.waker);
         let mut next = self.queue.first_entry().filter(|_| was_first);
         LeftRequest { stale, next: next.as_mut().and_then(|next| next.get_mut().waker.take()) }
     }
@@ -144,23 +170,23 @@ impl Reservations {
         self.queue.values_mut().filter_map(|request| request.waker.take()).collect()
     }
 
-    /// The size of a budget that the task of `waker` awaited and holds, if it is open. Tasks with a waker of their own for what they poll are not
+    /// A budget that the task of `waker` awaited and holds, if it is open: its size, and where it was made. Tasks with a waker of their own for what they poll are not
     /// recognised.
-    pub fn held_by(&self, waker: &Waker) -> Option<u64> {
+    pub fn held_by(&self, waker: &Waker) -> Option<(u64, &'static Location<'static>)> {
         let address = address(waker);
         let held = self.held.range((address, 0)..=(address, usize::MAX));
-        let mut budgets = held.map(|(_, budget)| &self.budgets[*budget]);
-        let is_its = |budget: &&OpenBudget| {
-            let holder = budget.holder.as_ref();
-            budget.size > 0 && holder.is_some_and(|holder| holder.will_wake(waker))
-        };
-        budgets.find(is_its).map(|budget| budget.size)
+        held.map(|(_, budget)| &self.budgets[*budget]).filter(|budget| budget.size > 0).find_map(
+            |budget| {
+                let holder = budget.holder.as_ref()?;
+                holder.waker.will_wake(waker).then_some((budget.size, holder.made_at))
+            },
+        )
     }
 
     /// A budget of memory that the account has.
-    pub(crate) fn open(&mut self, size: u64, holder: Option<Waker>) -> usize {
+    pub(crate) fn open(&mut self, size: u64, holder: Option<Holder>) -> usize {
         self.left += size;
-        let held = holder.as_ref().map(address);
+        let held = holder.as_ref().map(|holder| address(&holder.waker));
         let budget = self.budgets.insert(OpenBudget { size, drawn: 0, holder });
         self.held.extend(held.map(|address| (address, budget)));
         budget
@@ -182,10 +208,10 @@ impl Reservations {
     }
 
     /// The task that awaited the budget passed it on; returns its waker, to be dropped.
-    pub fn hand_over(&mut self, budget: usize) -> Option<Waker> {
+    pub fn hand_over(&mut self, budget: usize) -> Option<Holder> {
         let holder = self.budgets[budget].holder.take();
         holder.inspect(|holder| {
-            self.held.remove(&(address(holder), budget));
+            self.held.remove(&(address(&holder.waker), budget));
         })
     }
 
@@ -198,7 +224,7 @@ impl Reservations {
         self.shrink(budget, 0);
         let holder = self.budgets.remove(budget).holder;
         holder.iter().for_each(|holder| {
-            self.held.remove(&(address(holder), budget));
+            self.held.remove(&(address(&holder.waker), budget));
         });
     }
 

@@ -1,5 +1,6 @@
 //! Budgets and their queue, against a model that knows every block and who has it.
 
+use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Wake, Waker};
@@ -8,6 +9,7 @@ use proptest::prelude::*;
 
 use crate::under_test::cases::{config, size};
 use gpu_await_protocol::account::Account;
+use gpu_await_protocol::reservations::Holder;
 
 const LIMIT: u64 = 60;
 
@@ -180,7 +182,7 @@ impl Model {
     fn go(&mut self, step: &Step) {
         match *step {
             Step::Ask(bytes) => {
-                let request = self.account.reservations.enter(bytes);
+                let request = self.account.reservations.enter(bytes, 0);
                 let woken = Arc::default();
                 self.queue.push(Asked { request, bytes, woken, has_waker: false });
             }
@@ -327,10 +329,14 @@ proptest! {
 fn a_holder_is_known() {
     let [mine, other] = [(); 2].map(|()| Waker::from(Arc::<Woken>::default()));
     let mut account = Account::new(LIMIT, false);
-    let number = account.reserve(10, u64::MAX, Some(mine.clone())).expect("nothing is in use");
-    assert_eq!(account.reservations.held_by(&mine), Some(10));
+    let made_at = Location::caller();
+    let holder = Holder { waker: mine.clone(), made_at };
+    let number = account.reserve(10, u64::MAX, Some(holder)).expect("nothing is in use");
+    assert_eq!(account.reservations.held_by(&mine), Some((10, made_at)));
     assert_eq!(account.reservations.held_by(&other), None);
-    assert!(account.reservations.hand_over(number).is_some_and(|waker| waker.will_wake(&mine)));
+    assert!(
+        account.reservations.hand_over(number).is_some_and(|holder| holder.waker.will_wake(&mine))
+    );
     assert_eq!(account.reservations.held_by(&mine), None);
 }
 
