@@ -14,7 +14,9 @@
 //!    `a_detached_loan_keeps_its_steps`).
 
 use std::fmt;
+use std::future::Future;
 use std::ops::Deref;
+use std::panic::Location;
 use std::sync::{Arc, Weak};
 
 use crate::device::Device;
@@ -22,6 +24,7 @@ use crate::error::{ErrorDetail, Result};
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::range::AddressRange;
+use crate::memory::reclaim::allowance::Allowance;
 use crate::memory::view::{Extent, Readable, Span, ViewMut, Writable, sealed};
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, coop};
@@ -73,8 +76,8 @@ impl Device {
     ///
     /// # Shapes and units
     /// Addresses cost nothing: no part of the limit, no memory. What is [committed](GrowableBuffer::committed_bytes) counts in
-    /// [`MemoryInfo::allocated_bytes`](crate::MemoryInfo), beside the device's pool. It draws from no [reservation](Device::reserve), and takes nothing from
-    /// one.
+    /// [`MemoryInfo::allocated_bytes`](crate::MemoryInfo), beside the device's pool. It draws from a [reservation](Device::reserve) what it [grew with](crate::Reservation::grow) it, and takes nothing from
+    /// others.
     ///
     /// # Blocking
     /// No executor's thread: the driver's calls are made on a thread of this crate.
@@ -150,12 +153,24 @@ impl<T: Element> GrowableBuffer<T> {
     /// Dropped, it leaves the length as it was; memory that it made stays for the next growth, or until it is [shrunk](Self::shrink).
     ///
     /// # Errors
-    /// [`ErrorDetail::OutOfBounds`]: more than is reserved. Out of memory, when all that streams keep and the pool does not use was returned; a
+    /// [`ErrorDetail::OutOfBounds`]: more than is reserved. Out of memory, when all that streams keep and the pool does not use was returned: it waits
+    /// neither for work that still uses freed memory nor for [reservations](Device::reserve), as [`Reservation::grow`](crate::Reservation::grow) does; a
     /// device that is lost or closed; inside a host function. The length is as before then.
     ///
     /// # Source
     /// `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`.
-    pub async fn grow(&mut self, len: usize) -> Result<()> {
+    #[track_caller]
+    pub fn grow(&mut self, len: usize) -> impl Future<Output = Result<()>> + Send + use<'_, T> {
+        let at = Location::caller();
+        async move { self.grow_from(None, len).await.map_err(|error| error.called_at(at)) }
+    }
+
+    /// [`grow`](Self::grow) by memory that is drawn from `allowance`.
+    pub(crate) async fn grow_from(
+        &mut self,
+        allowance: Option<&Arc<Allowance>>,
+        len: usize,
+    ) -> Result<()> {
         coop::proceed().await;
         role::check_driver("growing memory")?;
         let engine = self.buffer.memory().engine().clone();
@@ -173,7 +188,8 @@ impl<T: Element> GrowableBuffer<T> {
             range.want(to);
             // Without streams there is no device any more.
             let stream = self.stream.upgrade().ok_or_else(|| engine.closed())?;
-            on_errands(&engine, move || range.commit(&stream, to)).await?;
+            let allowance = allowance.cloned();
+            on_errands(&engine, move || range.commit(&stream, to, allowance)).await?;
             self.committed = to;
         }
         self.buffer.set_len(len.max(self.buffer.len()));
@@ -282,10 +298,10 @@ mod tests {
         let stream = device.default_stream().state().clone();
         let range = AddressRange::reserve(device.engine(), 8 << 20).expect("addresses");
         range.want(4 << 20);
-        range.commit(&stream, 4 << 20).expect("memory");
+        range.commit(&stream, 4 << 20, None).expect("memory");
         range.want(0);
         range.want(2 << 20);
-        range.commit(&stream, 2 << 20).expect("memory");
+        range.commit(&stream, 2 << 20, None).expect("memory");
         // SAFETY: nobody uses it.
         assert_eq!(unsafe { range.decommit(0) }.expect("a step"), 2 << 20);
         assert_eq!(range.committed(), 2 << 20);

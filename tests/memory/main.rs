@@ -19,6 +19,7 @@ mod under_test {
 mod block_cache;
 mod frozen;
 mod growable;
+mod growth_in_turn;
 mod lent;
 mod mapped;
 mod mapped_values;

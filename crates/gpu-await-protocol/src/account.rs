@@ -34,8 +34,8 @@
 //! | transition | changes |
 //! |---|---|
 //! | [`reserve`](Account::reserve) | makes a budget of what no other budget and no buffer has |
-//! | `claim`, `reuse` with a budget | draw from it |
-//! | `unclaim`, `keep`, `retire` and `abandon` with a budget | give back to it |
+//! | `claim`, `reuse` and `commit` with a budget | draw from it |
+//! | `unclaim`, `keep`, `retire`, `abandon` and `uncommit` with a budget | give back to it |
 //! | [`shrink`](Account::shrink) | makes a budget smaller, down to nothing |
 //!
 //! # Invariants
@@ -80,7 +80,7 @@ pub struct Figures {
     pub buffers: u64,
     /// What is left of budgets, some of it perhaps in memory that is pending or kept.
     pub budgeted: u64,
-    /// What was drawn from open budgets, of what is allocated.
+    /// What was drawn from open budgets, of what is allocated, committed and leaked.
     pub drawn: u64,
     /// The most that `allocated + committed + pending` ever was.
     pub used_peak: u64,
@@ -347,16 +347,18 @@ impl Account {
         self.version += 1;
     }
 
-    /// Counts memory beside the pool for a buffer that grows. False, and nothing happens, if that would exceed the limit.
+    /// Counts memory beside the pool for a buffer that grows. False, and nothing happens, if that would exceed the limit, or what is left of
+    /// the budget.
     #[must_use]
-    pub fn commit(&mut self, bytes: u64) -> bool {
-        let fits = bytes <= self.room(None);
+    pub fn commit(&mut self, bytes: u64, budget: Option<usize>) -> bool {
+        let fits = bytes <= self.room(budget) && self.draw(bytes, budget);
         self.figures.committed += if fits { bytes } else { 0 };
         fits
     }
 
     /// That memory is not there any more.
-    pub fn uncommit(&mut self, bytes: u64) {
+    pub fn uncommit(&mut self, bytes: u64, budget: Option<usize>) {
+        self.undraw(bytes, budget);
         self.peak();
         self.figures.committed -= bytes;
         self.version += 1;
