@@ -14,17 +14,20 @@
 //!    `a_detached_loan_keeps_its_steps`).
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::ops::Deref;
 use std::panic::Location;
 use std::sync::{Arc, Weak};
+use std::task::Poll;
 
 use crate::device::Device;
-use crate::error::{ErrorDetail, Result};
+use crate::device::reservation::Reservation;
+use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::range::AddressRange;
 use crate::memory::reclaim::allowance::Allowance;
+use crate::memory::reclaim::prospect::Reclaimer;
 use crate::memory::view::{Extent, Readable, Span, ViewMut, Writable, sealed};
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, coop};
@@ -235,6 +238,82 @@ impl<T: Element> GrowableBuffer<T> {
         })
         .await
     }
+}
+
+impl Reservation {
+    /// Makes a [growable buffer](Device::growable) at least `len` elements long, as [`grow`](GrowableBuffer::grow) does, with memory that draws from the reservation: the steps that it
+    /// has not yet. For a service that grows when it is its turn: reserve what is missing, grow, drop the reservation. Until then a step that a
+    /// [`shrink`](GrowableBuffer::shrink) takes back is the reservation's again.
+    ///
+    /// It waits until freed memory that it needs is complete on the device, also under [`Pressure::Wait`](crate::Pressure::Wait).
+    ///
+    /// # Shapes and units
+    /// Steps are of 2 MiB: reserve the bytes of `len`, rounded up to whole steps, less [`committed_bytes`](GrowableBuffer::committed_bytes).
+    ///
+    /// # Blocking
+    /// As [`grow`](GrowableBuffer::grow).
+    ///
+    /// # Cancel safety
+    /// As [`grow`](GrowableBuffer::grow).
+    ///
+    /// # Errors
+    /// As [`grow`](GrowableBuffer::grow); [`ReservationProblem::Spent`](crate::ReservationProblem::Spent); [`ErrorDetail::WrongDevice`]: a buffer of another device.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// let device = gpu_await::Device::builder().memory_limit_bytes(8 << 20).host();
+    /// let mut cache = device.growable::<u8>(1 << 30).await?;
+    /// let turn = device.reserve(4 << 20).await?;
+    /// turn.grow(&mut cache, 3 << 20).await?;
+    /// assert_eq!((cache.committed_bytes(), turn.left_bytes()), (4 << 20, 0));
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    #[track_caller]
+    pub fn grow<'b, T: Element>(
+        &'b self,
+        buffer: &'b mut GrowableBuffer<T>,
+        len: usize,
+    ) -> impl Future<Output = Result<()>> + Send + use<'b, T> {
+        let at = Location::caller();
+        async move { self.grow_in_turn(buffer, len).await.map_err(|error| error.called_at(at)) }
+    }
+
+    async fn grow_in_turn<T: Element>(
+        &self,
+        buffer: &mut GrowableBuffer<T>,
+        len: usize,
+    ) -> Result<()> {
+        let allowance = self.allowance();
+        let engine = allowance.engine();
+        let found = buffer.memory().engine();
+        if engine.state.id != found.state.id {
+            let (expected, found) = (engine.label().to_owned(), found.label().to_owned());
+            return Err(ErrorDetail::WrongDevice { what: "the buffer", expected, found }.into());
+        }
+        let moves = Reclaimer::new(engine);
+        loop {
+            let version = moves.version();
+            match buffer.grow_from(Some(allowance), len).await {
+                Err(error) if comes_free(&error) => {}
+                grown => return grown,
+            }
+            poll_fn(|cx| match moves.poll(version, cx.waker()) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            })
+            .await;
+        }
+    }
+}
+
+/// Whether what a growth lacks is in use by work, or kept by streams.
+fn comes_free(error: &Error) -> bool {
+    matches!(
+        error.detail(),
+        ErrorDetail::OutOfMemory { driver_refused: false, pending_bytes, kept_bytes, .. }
+            if pending_bytes + kept_bytes > 0
+    )
 }
 
 /// Runs `work` on the device's thread for calls that may block.

@@ -17,7 +17,7 @@
 mod events;
 
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock, Weak};
@@ -27,11 +27,10 @@ use std::time::Duration;
 use super::Device;
 use crate::error::reservation::ReservationProblem;
 use crate::error::{Error, ErrorDetail, Result};
-use crate::growable::GrowableBuffer;
+use crate::memory::Reach;
 use crate::memory::reclaim::allowance::{Allowance, refused};
 use crate::memory::reclaim::pressure::Pressure;
 use crate::memory::reclaim::prospect::Reclaimer;
-use crate::memory::{Element, Reach};
 use crate::runtime::clock::Deadline;
 use crate::runtime::{Engine, coop};
 use crate::stream::Stream;
@@ -407,6 +406,10 @@ impl Drop for Reserve {
 }
 
 impl Reservation {
+    pub(crate) fn allowance(&self) -> &Arc<Allowance> {
+        &self.allowance
+    }
+
     /// Returns its size, in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
@@ -428,72 +431,10 @@ impl Reservation {
     pub fn stream(&self, stream: &Stream) -> Result<Stream> {
         let (ours, theirs) = (self.allowance.engine(), stream.engine());
         if ours.state.id != theirs.state.id {
-            return Err(wrong_device("the stream", ours, theirs));
+            let (expected, found) = (ours.label().to_owned(), theirs.label().to_owned());
+            return Err(ErrorDetail::WrongDevice { what: "the stream", expected, found }.into());
         }
         Ok(stream.drawing_from(self.allowance.clone()))
-    }
-
-    /// Makes a [growable buffer](Device::growable) at least `len` elements long, as [`grow`](GrowableBuffer::grow) does, with memory that draws from the reservation: the steps that it
-    /// has not yet. For a service that grows when it is its turn: reserve what is missing, grow, drop the reservation. Until then a step that a
-    /// [`shrink`](GrowableBuffer::shrink) takes back is the reservation's again.
-    ///
-    /// It waits until freed memory that it needs is complete on the device, also under [`Pressure::Wait`].
-    ///
-    /// # Shapes and units
-    /// Steps are of 2 MiB: reserve the bytes of `len`, rounded up to whole steps, less [`committed_bytes`](GrowableBuffer::committed_bytes).
-    ///
-    /// # Blocking
-    /// As [`grow`](GrowableBuffer::grow).
-    ///
-    /// # Cancel safety
-    /// As [`grow`](GrowableBuffer::grow).
-    ///
-    /// # Errors
-    /// As [`grow`](GrowableBuffer::grow); [`ReservationProblem::Spent`]; [`ErrorDetail::WrongDevice`]: a buffer of another device.
-    ///
-    /// # Examples
-    /// ```
-    /// # futures::executor::block_on(async {
-    /// let device = gpu_await::Device::builder().memory_limit_bytes(8 << 20).host();
-    /// let mut cache = device.growable::<u8>(1 << 30).await?;
-    /// let turn = device.reserve(4 << 20).await?;
-    /// turn.grow(&mut cache, 3 << 20).await?;
-    /// assert_eq!((cache.committed_bytes(), turn.left_bytes()), (4 << 20, 0));
-    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
-    /// ```
-    #[track_caller]
-    pub fn grow<'b, T: Element>(
-        &'b self,
-        buffer: &'b mut GrowableBuffer<T>,
-        len: usize,
-    ) -> impl Future<Output = Result<()>> + Send + use<'b, T> {
-        let at = Location::caller();
-        async move { self.grow_in_turn(buffer, len).await.map_err(|error| error.called_at(at)) }
-    }
-
-    async fn grow_in_turn<T: Element>(
-        &self,
-        buffer: &mut GrowableBuffer<T>,
-        len: usize,
-    ) -> Result<()> {
-        let engine = self.allowance.engine();
-        let found = buffer.memory().engine();
-        if engine.state.id != found.state.id {
-            return Err(wrong_device("the buffer", engine, found));
-        }
-        let moves = Reclaimer::new(engine);
-        loop {
-            let version = moves.version();
-            match buffer.grow_from(Some(&self.allowance), len).await {
-                Err(error) if comes_free(&error) => {}
-                grown => return grown,
-            }
-            poll_fn(|cx| match moves.poll(version, cx.waker()) {
-                true => Poll::Ready(()),
-                false => Poll::Pending,
-            })
-            .await;
-        }
     }
 
     /// Makes it smaller, at once: others may have what is beyond `bytes`. If its buffers hold more, the rest follows as they are freed. A larger
@@ -519,20 +460,6 @@ impl Reservation {
         self.allowance.hand_over();
         self
     }
-}
-
-fn wrong_device(what: &'static str, expected: &Engine, found: &Engine) -> Error {
-    let (expected, found) = (expected.label().to_owned(), found.label().to_owned());
-    ErrorDetail::WrongDevice { what, expected, found }.into()
-}
-
-/// Whether what a growth lacks is in use by work, or kept by streams.
-fn comes_free(error: &Error) -> bool {
-    matches!(
-        error.detail(),
-        ErrorDetail::OutOfMemory { driver_refused: false, pending_bytes, kept_bytes, .. }
-            if pending_bytes + kept_bytes > 0
-    )
 }
 
 impl Drop for Reservation {
