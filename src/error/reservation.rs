@@ -13,7 +13,7 @@ pub enum ReservationProblem {
     TooMuch { most_bytes: u64 },
     /// It does not fit at once, or would overtake `waiting` others, and was not to wait. Its kind is `Overloaded`.
     #[error(
-        "{free_bytes} bytes can be reserved now, and {waiting} requests wait: try again later, or await `reserve`"
+        "{free_bytes} bytes can be reserved now, and {waiting} requests wait: try again later, or await `reserve` in a task that holds none"
     )]
     NotNow { free_bytes: u64, waiting: u64 },
     /// It waited for as long as it may; `ahead` requests were in front of it. Of the device's memory `free_bytes` can be reserved, buffers have

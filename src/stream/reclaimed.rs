@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::future::{Future, poll_fn};
+use std::panic::Location;
 use std::pin::Pin;
 use std::task::Poll;
 
@@ -59,7 +60,13 @@ impl Stream {
     /// drop(zeros(&streams[1], 70_000).await?);
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
-    pub async fn reclaimed(&self, bytes: u64) -> Result<()> {
+    #[track_caller]
+    pub fn reclaimed(&self, bytes: u64) -> impl Future<Output = Result<()>> + Send + use<'_> {
+        let at = Location::caller();
+        async move { self.until_reclaimed(bytes).await.map_err(|error| error.called_at(at)) }
+    }
+
+    pub(crate) async fn until_reclaimed(&self, bytes: u64) -> Result<()> {
         coop::proceed().await;
         let (stream, engine) = (self.state(), self.engine());
         let reclaimer = Reclaimer::new(engine);

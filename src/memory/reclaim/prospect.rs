@@ -174,7 +174,10 @@ impl Engine {
         let (room, [most, ever], figures, driver_refused) = {
             let account = self.memory.account.lock();
             let most = [account.most(budget), account.most_without_budgets(budget)];
-            (account.room(budget), most, account.figures(), account.is_refused(block))
+            let mut figures = account.figures();
+            // What is left of its own is for it.
+            figures.budgeted -= budget.map_or(0, |budget| account.reservations.left_of(budget));
+            (account.room(budget), most, figures, account.is_refused(block))
         };
         let left = within_reach.saturating_sub(figures.held());
         let fresh = room.min(left);
