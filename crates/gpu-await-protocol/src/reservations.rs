@@ -131,7 +131,7 @@ impl Reservations {
     /// A request joins the queue at `now`.
     pub fn enter(&mut self, bytes: u64, now: u64) -> u64 {
         self.came += 1;
-        self.waiting_bytes = self.waiting_bytes + bytes;
+        self.waiting_bytes += bytes;
         self.queue.insert(self.came, Request { bytes, since: now, waker: None });
         self.came
     }
