@@ -9,6 +9,7 @@
 //! | it moves back | the same, the other way round | tokens behind the copy |
 //! | it is read | gather the blocks, download | writers that come later behind the read |
 //! | its request is cancelled | that it is free | as above: what was submitted goes on |
+//! | another request gets it | a fill of all of it | that behind its last use; what failed with the old contents is gone |
 //!
 //! Nothing waits on the host, but for the reads: each one is compared with a checksum of the tokens. Moves go by a stream of their own.
 //!
@@ -80,6 +81,8 @@ impl Cache {
                 self.make_room(1, id)?;
                 let block = self.free_on_device.pop().expect("there is room");
                 self.requests[id].blocks.push(block);
+                // All of it: whatever failed while another request had it is no matter of this one.
+                self.steps.fill(&mut self.device.block_mut(block)?, 0).queued()?;
             }
             let block = self.requests[id].blocks[at / BLOCK];
             let place = at % BLOCK..at % BLOCK + 1;
@@ -117,11 +120,14 @@ impl Cache {
         if self.requests[id].tier == Tier::Device {
             return Ok(());
         }
-        let from = std::mem::take(&mut self.requests[id].blocks);
+        let from = self.requests[id].blocks.clone();
         self.make_room(from.len(), id)?;
-        let to = self.free_on_device.split_off(self.free_on_device.len() - from.len());
+        let left = self.free_on_device.len() - from.len();
+        let to = self.free_on_device[left..].to_vec();
         let pieces = self.host.blocks(&from)?.into_iter().zip(self.device.blocks_mut(&to)?);
         self.moves.copy_many(pieces.collect(), CopyBy::Auto).queued()?;
+        // Behind whatever may fail: no block is lost.
+        self.free_on_device.truncate(left);
         self.blocks_in += from.len();
         self.free_on_host.extend(from);
         (self.requests[id].tier, self.requests[id].blocks) = (Tier::Device, to);
@@ -136,10 +142,12 @@ impl Cache {
             });
             let oldest = others.min_by_key(|(_, request)| request.used_at);
             let (id, _) = oldest.expect("one request is smaller than the tier");
-            let from = std::mem::take(&mut self.requests[id].blocks);
-            let to = self.free_on_host.split_off(self.free_on_host.len() - from.len());
+            let from = self.requests[id].blocks.clone();
+            let left = self.free_on_host.len() - from.len();
+            let to = self.free_on_host[left..].to_vec();
             let pieces = self.device.blocks(&from)?.into_iter().zip(self.host.blocks_mut(&to)?);
             self.moves.copy_many(pieces.collect(), CopyBy::Auto).queued()?;
+            self.free_on_host.truncate(left);
             self.blocks_out += from.len();
             self.free_on_device.extend(from);
             (self.requests[id].tier, self.requests[id].blocks) = (Tier::Host, to);

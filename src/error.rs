@@ -417,7 +417,8 @@ pub enum ErrorDetail {
     /// `asked_bytes` become a block of the next multiple of 512. Free, allocated, pending, kept, leaked and shared bytes add up to the
     /// limit, or to less if others use the device as well. `reclaimable_bytes` are those that are
     /// pending, and those that a stream keeps and still uses: they come free without a buffer being dropped.
-    /// `budgeted_bytes` are left of [reservations](crate::Device::reserve), for their allocations alone, and a part of no sum.
+    /// `budgeted_bytes` are left of other [reservations](crate::Device::reserve), for their allocations alone, and not free: [`MemoryInfo`](crate::MemoryInfo) has
+    /// the sum beside them.
     /// `driver_refused`: there is room within the limit, and the driver refused all the same, also after its pool returned what
     /// it does not use: others use the device, or free memory is in pieces and the device is full. `advice` says what helps.
     #[error(

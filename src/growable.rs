@@ -14,14 +14,20 @@
 //!    `a_detached_loan_keeps_its_steps`).
 
 use std::fmt;
+use std::future::{Future, poll_fn};
 use std::ops::Deref;
+use std::panic::Location;
 use std::sync::{Arc, Weak};
+use std::task::Poll;
 
 use crate::device::Device;
-use crate::error::{ErrorDetail, Result};
+use crate::device::reservation::Reservation;
+use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::range::AddressRange;
+use crate::memory::reclaim::allowance::Allowance;
+use crate::memory::reclaim::prospect::Reclaimer;
 use crate::memory::view::{Extent, Readable, Span, ViewMut, Writable, sealed};
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, coop};
@@ -73,8 +79,8 @@ impl Device {
     ///
     /// # Shapes and units
     /// Addresses cost nothing: no part of the limit, no memory. What is [committed](GrowableBuffer::committed_bytes) counts in
-    /// [`MemoryInfo::allocated_bytes`](crate::MemoryInfo), beside the device's pool. It draws from no [reservation](Device::reserve), and takes nothing from
-    /// one.
+    /// [`MemoryInfo::allocated_bytes`](crate::MemoryInfo), beside the device's pool. It draws from a [reservation](Device::reserve) what it [grew with](crate::Reservation::grow) it, and takes nothing from
+    /// others.
     ///
     /// # Blocking
     /// No executor's thread: the driver's calls are made on a thread of this crate.
@@ -150,12 +156,24 @@ impl<T: Element> GrowableBuffer<T> {
     /// Dropped, it leaves the length as it was; memory that it made stays for the next growth, or until it is [shrunk](Self::shrink).
     ///
     /// # Errors
-    /// [`ErrorDetail::OutOfBounds`]: more than is reserved. Out of memory, when all that streams keep and the pool does not use was returned; a
+    /// [`ErrorDetail::OutOfBounds`]: more than is reserved. Out of memory, when all that streams keep and the pool does not use was returned: it waits
+    /// neither for work that still uses freed memory nor for [reservations](Device::reserve), as [`Reservation::grow`](crate::Reservation::grow) does; a
     /// device that is lost or closed; inside a host function. The length is as before then.
     ///
     /// # Source
     /// `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`.
-    pub async fn grow(&mut self, len: usize) -> Result<()> {
+    #[track_caller]
+    pub fn grow(&mut self, len: usize) -> impl Future<Output = Result<()>> + Send + use<'_, T> {
+        let at = Location::caller();
+        async move { self.grow_from(None, len).await.map_err(|error| error.called_at(at)) }
+    }
+
+    /// [`grow`](Self::grow) by memory that is drawn from `allowance`.
+    pub(crate) async fn grow_from(
+        &mut self,
+        allowance: Option<&Arc<Allowance>>,
+        len: usize,
+    ) -> Result<()> {
         coop::proceed().await;
         role::check_driver("growing memory")?;
         let engine = self.buffer.memory().engine().clone();
@@ -173,7 +191,8 @@ impl<T: Element> GrowableBuffer<T> {
             range.want(to);
             // Without streams there is no device any more.
             let stream = self.stream.upgrade().ok_or_else(|| engine.closed())?;
-            on_errands(&engine, move || range.commit(&stream, to)).await?;
+            let allowance = allowance.cloned();
+            on_errands(&engine, move || range.commit(&stream, to, allowance)).await?;
             self.committed = to;
         }
         self.buffer.set_len(len.max(self.buffer.len()));
@@ -219,6 +238,82 @@ impl<T: Element> GrowableBuffer<T> {
         })
         .await
     }
+}
+
+impl Reservation {
+    /// Makes a [growable buffer](Device::growable) at least `len` elements long, as [`grow`](GrowableBuffer::grow) does, with memory that draws from the reservation: the steps that it
+    /// has not yet. For a service that grows when it is its turn: reserve what is missing, grow, drop the reservation. Until then a step that a
+    /// [`shrink`](GrowableBuffer::shrink) takes back is the reservation's again.
+    ///
+    /// It waits until freed memory that it needs is complete on the device, also under [`Pressure::Wait`](crate::Pressure::Wait).
+    ///
+    /// # Shapes and units
+    /// Steps are of 2 MiB: reserve the bytes of `len`, rounded up to whole steps, less [`committed_bytes`](GrowableBuffer::committed_bytes).
+    ///
+    /// # Blocking
+    /// As [`grow`](GrowableBuffer::grow).
+    ///
+    /// # Cancel safety
+    /// As [`grow`](GrowableBuffer::grow).
+    ///
+    /// # Errors
+    /// As [`grow`](GrowableBuffer::grow); [`ReservationProblem::Spent`](crate::ReservationProblem::Spent); [`ErrorDetail::WrongDevice`]: a buffer of another device.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// let device = gpu_await::Device::builder().memory_limit_bytes(8 << 20).host();
+    /// let mut cache = device.growable::<u8>(1 << 30).await?;
+    /// let turn = device.reserve(4 << 20).await?;
+    /// turn.grow(&mut cache, 3 << 20).await?;
+    /// assert_eq!((cache.committed_bytes(), turn.left_bytes()), (4 << 20, 0));
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    #[track_caller]
+    pub fn grow<'b, T: Element>(
+        &'b self,
+        buffer: &'b mut GrowableBuffer<T>,
+        len: usize,
+    ) -> impl Future<Output = Result<()>> + Send + use<'b, T> {
+        let at = Location::caller();
+        async move { self.grow_in_turn(buffer, len).await.map_err(|error| error.called_at(at)) }
+    }
+
+    async fn grow_in_turn<T: Element>(
+        &self,
+        buffer: &mut GrowableBuffer<T>,
+        len: usize,
+    ) -> Result<()> {
+        let allowance = self.allowance();
+        let engine = allowance.engine();
+        let found = buffer.memory().engine();
+        if engine.state.id != found.state.id {
+            let (expected, found) = (engine.label().to_owned(), found.label().to_owned());
+            return Err(ErrorDetail::WrongDevice { what: "the buffer", expected, found }.into());
+        }
+        let moves = Reclaimer::new(engine);
+        loop {
+            let version = moves.version();
+            match buffer.grow_from(Some(allowance), len).await {
+                Err(error) if comes_free(&error) => {}
+                grown => return grown,
+            }
+            poll_fn(|cx| match moves.poll(version, cx.waker()) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            })
+            .await;
+        }
+    }
+}
+
+/// Whether what a growth lacks is in use by work, or kept by streams.
+fn comes_free(error: &Error) -> bool {
+    matches!(
+        error.detail(),
+        ErrorDetail::OutOfMemory { driver_refused: false, pending_bytes, kept_bytes, .. }
+            if pending_bytes + kept_bytes > 0
+    )
 }
 
 /// Runs `work` on the device's thread for calls that may block.
@@ -282,10 +377,10 @@ mod tests {
         let stream = device.default_stream().state().clone();
         let range = AddressRange::reserve(device.engine(), 8 << 20).expect("addresses");
         range.want(4 << 20);
-        range.commit(&stream, 4 << 20).expect("memory");
+        range.commit(&stream, 4 << 20, None).expect("memory");
         range.want(0);
         range.want(2 << 20);
-        range.commit(&stream, 2 << 20).expect("memory");
+        range.commit(&stream, 2 << 20, None).expect("memory");
         // SAFETY: nobody uses it.
         assert_eq!(unsafe { range.decommit(0) }.expect("a step"), 2 << 20);
         assert_eq!(range.committed(), 2 << 20);

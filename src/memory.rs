@@ -38,6 +38,7 @@ pub(crate) mod view;
 pub(crate) mod view_2d;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use self::reclaim::claim::Backoff;
 use self::reclaim::prospect::{Outlook, Prospect};
@@ -52,7 +53,9 @@ use gpu_await_protocol::account::Figures;
 /// A device's memory, in bytes; a snapshot.
 ///
 /// Each byte is counted in one of six figures, which mean the same in [`Stats`](crate::Stats) and in
-/// [`OutOfMemory`](crate::ErrorDetail::OutOfMemory). Under a limit they add up to it, or to less if others use the device as well.
+/// [`OutOfMemory`](crate::ErrorDetail::OutOfMemory). Under a limit they add up to it, or to less if others use the device as well. What is left of
+/// [reservations](crate::Device::reserve) is not free, and in none of the six: beside them the sum under a limit is that of free, allocated, leaked and shared bytes
+/// and, under [`Pressure::Wait`](crate::Pressure), of whichever is more, pending and kept or budgeted bytes; under [`Pressure::Fail`](crate::Pressure), of all three.
 ///
 /// | figure | what | who can have it |
 /// |---|---|---|
@@ -87,9 +90,15 @@ pub struct MemoryInfo {
     pub shared_bytes: u64,
     /// Memory of other processes that is mapped here. It is counted by its maker and not by the limit here, and is in no other figure.
     pub imported_bytes: u64,
-    /// What is left of [reservations](crate::Device::reserve): only their allocations get it. As much of what is pending and kept is meant
-    /// for them, so that this is a part of no other figure and of no sum; `free_bytes` is what is left beside it.
+    /// What is left of [reservations](crate::Device::reserve): only their allocations get it. Under [`Pressure::Wait`](crate::Pressure) they take
+    /// what is pending and kept as well, so that both may be the same bytes. `free_bytes` is what is left beside it.
     pub budgeted_bytes: u64,
+    /// How many [reservations](crate::Device::reserve) wait to be granted.
+    pub reservations_waiting: u64,
+    /// How many bytes they ask for.
+    pub reservations_waiting_bytes: u64,
+    /// For how long the first of them has waited; zero where none does.
+    pub reservations_waiting_for: Duration,
     /// By how much less was free after the driver had made the device's [partitions](crate::Partition), some 4 MiB for each set of
     /// multiprocessors: neither allocated nor counted by the limit. What others allocated in that moment is in it.
     pub partitions_bytes: u64,
@@ -115,10 +124,13 @@ impl MemoryInfo {
         engine.registry.streams().iter().for_each(|stream| stream.ask_after_all());
         let reach = Reach::of(engine)?;
         engine.collect_freed();
-        let (figures, room) = {
+        let (figures, room, [waiting, waiting_bytes], since) = {
             let account = engine.memory.account.lock();
-            (account.figures(), account.room(None))
+            let queue = &account.reservations;
+            let waiting = [queue.waiting() as u64, queue.waiting_bytes()];
+            (account.figures(), account.room(None), waiting, queue.waiting_since())
         };
+        let waiting_ns = since.map_or(0, |since| engine.now().saturating_sub(since));
         Ok(MemoryInfo {
             free_bytes: reach.free_bytes(&figures, room),
             total_bytes: reach.total,
@@ -129,6 +141,9 @@ impl MemoryInfo {
             shared_bytes: figures.shared,
             imported_bytes: figures.imported,
             budgeted_bytes: figures.budgeted,
+            reservations_waiting: waiting,
+            reservations_waiting_bytes: waiting_bytes,
+            reservations_waiting_for: Duration::from_nanos(waiting_ns),
             partitions_bytes: engine.shares.partitions.bytes(),
             used_bytes: figures.of_buffers() + figures.pending,
             used_peak_bytes: figures.used_peak,

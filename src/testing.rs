@@ -606,6 +606,9 @@ impl Stepper {
         engine.registry.take_handed_over(&mut active);
         engine.registry.streams().iter().for_each(|stream| {
             stream.sweep();
+            if engine.memory.reclaimers.are_there() {
+                stream.collect_freed();
+            }
         });
         active.retain(|stream| !stream.deactivate());
         self.active.lock().append(&mut active);

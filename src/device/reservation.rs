@@ -3,25 +3,30 @@
 //! | a request | left by |
 //! |---|---|
 //! | new | its first poll: it enters the queue, or fails |
-//! | waiting; only the first looks when memory moves | a grant; an error; its drop. The next one becomes the first |
+//! | waiting; only the first looks when memory moves | a grant; an error; its drop; its limit of time, of which the poller takes it out. The next one becomes the first |
 //! | done | – |
 //!
 //! # Invariants
 //! 1. No request overtakes another, and a dropped one holds up nobody (`first_come_first_reserved`).
-//! 2. The loss and the close of the device end every wait (`waiters_hear_of_the_end`).
+//! 2. Memory that comes free wakes the first request, whoever had it, also when nothing else happens on the device
+//!    (`each_way_back_is_heard`).
+//! 3. A limit of time is kept by the poller: it ends the place in the queue although nobody polls the request (`a_late_one_leaves_by_itself`).
+//! 4. The loss and the close of the device end every wait (`waiters_hear_of_the_end`).
 #![forbid(unsafe_code)]
+
+mod events;
 
 use std::fmt;
 use std::future::Future;
+use std::panic::Location;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use super::Device;
-use crate::error::refused::Here;
 use crate::error::reservation::ReservationProblem;
-use crate::error::{ErrorDetail, Result};
+use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::Reach;
 use crate::memory::reclaim::allowance::{Allowance, refused};
 use crate::memory::reclaim::pressure::Pressure;
@@ -30,6 +35,7 @@ use crate::runtime::clock::Deadline;
 use crate::runtime::{Engine, coop};
 use crate::stream::Stream;
 use crate::thread::{contain, role};
+use gpu_await_protocol::reservations::Holder;
 
 /// Memory of a device that is set aside for the allocations of one request: a part of the limit, not yet any addresses.
 ///
@@ -75,22 +81,53 @@ pub struct Reserve {
     limit: Option<Duration>,
     state: ReserveState,
     budget: coop::Budget,
+    made_at: &'static Location<'static>,
 }
 
-/// How often the first request asks for memory that other processes hold: no event tells when they free it.
+/// How often the first request asks for memory that other processes or graphs hold: no event tells when they have done with it.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 enum ReserveState {
     New,
     Waiting {
         request: u64,
+        since: u64,
+        /// Whether a poll left it there.
+        waited: bool,
         /// Of the first: hears of memory that moves.
         memory: Option<Reclaimer>,
-        /// Of the first, while others have what the device lacks: the next look.
+        /// Of the first, while other processes or graphs may have what it lacks: the next look.
         again: Option<Deadline>,
-        deadline: Option<Deadline>,
+        /// Of one with a limit of time.
+        expiry: Option<(Deadline, Arc<Expiry>)>,
     },
     Done,
+}
+
+/// Takes a request out of the queue when it is woken, which is at its deadline.
+struct Expiry {
+    engine: Weak<Engine>,
+    request: u64,
+    /// How many were in front of it then.
+    ahead: OnceLock<u64>,
+}
+
+impl Wake for Expiry {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let Some(engine) = self.engine.upgrade() else { return };
+        let left = {
+            let reservations = &mut engine.memory.account.lock().reservations;
+            if reservations.is_waiting(self.request) {
+                self.ahead.get_or_init(|| reservations.ahead_of(self.request));
+            }
+            reservations.leave(self.request)
+        };
+        left.stale.into_iter().chain(left.next).for_each(contain::wake);
+    }
 }
 
 impl Device {
@@ -101,7 +138,8 @@ impl Device {
     /// take what no reservation has; they queue with nobody, so where they hold most of the device, a request waits for them.
     ///
     /// # Shapes and units
-    /// Count whole blocks: multiples of 512 bytes.
+    /// Count whole blocks: each allocation draws what it asks for, rounded up to a multiple of 512 bytes, whatever its size. Its block is of that size; streams
+    /// keep it for their next allocations if it is a multiple of an eighth of the next power of two, and no larger than 1 MiB.
     ///
     /// Give the device a [limit](crate::DeviceBuilder::memory_limit_bytes), below what it has: without one, what it has free at the grant counts,
     /// and nothing is kept from allocations without a reservation and from other processes; and where free memory is in pieces, the driver needs more
@@ -117,12 +155,19 @@ impl Device {
     /// A task that holds a reservation and waits for another one can wait for a task that does the same. So that is an error,
     /// [`ReservationProblem::Held`], whether or not it would have to wait: ask for all at once, or say
     /// [`nested`](Reservation::nested), which never waits. Who holds it is the task that awaited it, until it is dropped or
-    /// [handed over](Reservation::hand_over). Futures that one task polls, as in `join!`, are one task.
+    /// [handed over](Reservation::hand_over), or shrunk to nothing.
+    ///
+    /// Tasks are told apart by their wakers. So the futures of a `join!` or a `select!` are one task, and so is all that a thread blocks on with one executor. What
+    /// gives each of its futures a waker of its own, as `FuturesUnordered` and a large `join_all` do, is not seen: reservations that are awaited there, and
+    /// dropped only when all of them were granted, wait for one another for ever if they do not all fit at once.
     ///
     /// # Cancel safety
-    /// Dropped, it leaves the queue, and holds up nobody. Leaked while it waits, it keeps its place for ever.
+    /// Dropped, it leaves the queue, and holds up nobody. What is kept and not polled holds up others: a request whose turn it is until it is polled or its
+    /// [limit](Reserve::within) passes, and a reservation that was granted inside of another future (as in a `join!`) until that returns it.
     ///
     /// # Errors
+    /// Each is an event of `tracing` as well, of target `gpu_await::reservation`, and so is a grant after a wait.
+    ///
     /// [`ErrorDetail::Reservation`](crate::ErrorDetail::Reservation): more than the device can ever have, a task that holds one, a
     /// [limit](Reserve::within) that passed; a device that is lost or closed, before or while it waits; a call on a thread that must not call the
     /// driver.
@@ -142,9 +187,11 @@ impl Device {
     ///
     /// # Source
     /// `cuMemGetInfo`, `cuMemPoolGetAttribute`: none that allocates.
+    #[track_caller]
     pub fn reserve(&self, bytes: u64) -> Reserve {
         let (engine, budget) = (self.engine().clone(), coop::Budget::default());
-        Reserve { engine, bytes, limit: None, state: ReserveState::New, budget }
+        let (state, made_at) = (ReserveState::New, Location::caller());
+        Reserve { engine, bytes, limit: None, state, budget, made_at }
     }
 
     /// [`reserve`](Self::reserve) that does not wait: also refused while others do.
@@ -153,12 +200,12 @@ impl Device {
     /// As [`reserve`](Self::reserve); [`ReservationProblem::NotNow`].
     #[track_caller]
     pub fn try_reserve(&self, bytes: u64) -> Result<Reservation> {
-        at_once(self.engine(), bytes, false).here()
+        at_once(self.engine(), bytes, false, Location::caller())
     }
 }
 
 impl Reserve {
-    /// Fails with [`ReservationProblem::TooLate`] if it was not granted for so long since its first poll.
+    /// Fails with [`ReservationProblem::TooLate`] if it was not granted for so long since its first poll. It leaves the queue then, polled or not.
     pub fn within(mut self, limit: Duration) -> Self {
         self.limit = Some(limit);
         self
@@ -169,66 +216,95 @@ impl Reserve {
         let engine = &self.engine;
         engine.check_open()?;
         if let ReserveState::New = self.state {
-            let total = Reach::of(engine)?.total();
+            let (total, since) = (Reach::of(engine)?.total(), engine.now());
             let request = {
                 let mut account = engine.memory.account.lock();
-                if let Some(held_bytes) = account.reservations.held_by(cx.waker()) {
-                    return Err(refused(
-                        engine,
-                        self.bytes,
-                        ReservationProblem::Held { held_bytes },
-                    ));
+                if let Some((held_bytes, made_at)) = account.reservations.held_by(cx.waker()) {
+                    let problem = ReservationProblem::Held { held_bytes, made_at };
+                    return Err(refused(engine, self.bytes, problem));
                 }
                 let most_bytes = account.reservable(total);
                 if self.bytes > most_bytes {
                     let problem = ReservationProblem::TooMuch { most_bytes };
                     return Err(refused(engine, self.bytes, problem));
                 }
-                account.reservations.enter(self.bytes)
+                account.reservations.enter(self.bytes, since)
             };
             // From now on the poller asks an idle device as well whether it is lost.
             engine.pacing.attention.call();
-            let deadline = self.limit.map(|limit| Deadline::after(&engine.pacing.clock, limit));
-            let (memory, again) = (None, None);
-            self.state = ReserveState::Waiting { request, memory, again, deadline };
+            let clock = &engine.pacing.clock;
+            let due = self.limit.and_then(|limit| clock.after(limit));
+            let expiry = due.map(|due| {
+                let (engine, ahead) = (Arc::downgrade(engine), OnceLock::new());
+                let expiry = Arc::new(Expiry { engine, request, ahead });
+                let mut deadline = Deadline::at(clock, due);
+                if !deadline.wakes(Waker::from(expiry.clone())) {
+                    // Nobody keeps the time.
+                    expiry.wake_by_ref();
+                }
+                (deadline, expiry)
+            });
+            let (waited, memory, again) = (false, None, None);
+            self.state = ReserveState::Waiting { request, since, waited, memory, again, expiry };
         }
-        let ReserveState::Waiting { request, memory, again, deadline } = &mut self.state else {
+        let ReserveState::Waiting { request, since, waited, memory, again, expiry } =
+            &mut self.state
+        else {
             panic!("`Reserve` polled after it was ready");
         };
         // Cloned in front of the lock, dropped behind it: a waker is foreign code.
         let waker = cx.waker().clone();
-        let (is_first, stale) = {
-            let mut account = engine.memory.account.lock();
-            match account.reservations.first(*request) {
-                Some(_) => (true, Some(waker)),
-                None => (false, account.reservations.wait(*request, waker)),
-            }
+        let (is_waiting, is_first, stale) = {
+            let reservations = &mut engine.memory.account.lock().reservations;
+            let is_waiting = reservations.is_waiting(*request);
+            (is_waiting, reservations.first(*request).is_some(), reservations.wait(*request, waker))
         };
         contain::let_go(stale);
         if is_first {
             let memory = memory.get_or_insert_with(|| Reclaimer::new(engine));
             let version = memory.version();
-            if let Some(number) = grant(engine, self.bytes, Some(cx.waker().clone()))? {
-                return Ok(Some(Reservation { allowance: Allowance::new(engine, number) }));
+            let holder = Holder { waker: cx.waker().clone(), made_at: self.made_at };
+            if let Some(number) = grant(engine, self.bytes, Some(holder))? {
+                if *waited {
+                    events::granted_late(engine, self.bytes, *since, self.made_at);
+                }
+                let allowance = Allowance::new(engine, number, self.made_at);
+                return Ok(Some(Reservation { allowance }));
             }
             if memory.poll(version, cx.waker()) {
                 contain::wake_by_ref(cx.waker());
             }
-            if engine.memory.account.lock().unreserved(u64::MAX) >= self.bytes {
+            let others_have_it = || {
+                engine.memory.account.lock().unreserved(u64::MAX) >= self.bytes
+                    || engine.memory.graphs.are_there()
+            };
+            if others_have_it() {
                 let next = again.insert(Deadline::after(&engine.pacing.clock, ASK_AGAIN));
                 if Pin::new(next).poll(cx).is_ready() {
                     contain::wake_by_ref(cx.waker());
                 }
             }
         }
-        if let Some(deadline) = deadline
-            && Pin::new(deadline).poll(cx).is_ready()
+        if let Some((deadline, expiry)) = expiry
+            && (!is_waiting || engine.now() >= deadline.due())
         {
-            let ahead = engine.memory.account.lock().reservations.ahead_of(*request);
+            expiry.wake_by_ref();
+            let ahead = expiry.ahead.get().copied().unwrap_or_default();
             let limit_ms = self.limit.map_or(0, |limit| limit.as_millis() as u64);
-            let problem = ReservationProblem::TooLate { limit_ms, ahead };
+            let reach = Reach::of(engine)?.bytes_beside(engine);
+            let account = engine.memory.account.lock();
+            let (free_bytes, figures) = (account.unreserved(reach), account.figures());
+            let problem = ReservationProblem::TooLate {
+                limit_ms,
+                ahead,
+                free_bytes,
+                allocated_bytes: figures.of_buffers(),
+                budgeted_bytes: figures.budgeted,
+            };
+            drop(account);
             return Err(refused(engine, self.bytes, problem));
         }
+        *waited = true;
         Ok(None)
     }
 
@@ -244,26 +320,53 @@ impl Reserve {
 }
 
 /// A budget, if there is memory for it now.
-fn grant(engine: &Arc<Engine>, bytes: u64, holder: Option<Waker>) -> Result<Option<usize>> {
+fn grant(engine: &Arc<Engine>, bytes: u64, holder: Option<Holder>) -> Result<Option<usize>> {
     if engine.options.on_pressure == Pressure::Fail {
         // What is kept counts when it is free.
         engine.empty_caches();
         engine.collect_freed();
     }
-    let reach = Reach::of(engine)?.bytes_beside(engine);
-    let granted = engine.memory.account.lock().reserve(bytes, reach, holder);
+    let take = |holder| -> Result<_> {
+        let reach = Reach::of(engine)?.bytes_beside(engine);
+        Ok(engine.memory.account.lock().reserve(bytes, reach, holder))
+    };
+    let granted = match take(holder)? {
+        // They make it again.
+        Err(holder) if engine.memory.graphs.give_up() => take(holder)?,
+        granted => granted,
+    };
     Ok(granted.map_err(contain::let_go).ok())
 }
 
 /// A reservation that does not wait.
-fn at_once(engine: &Arc<Engine>, bytes: u64, overtakes: bool) -> Result<Reservation> {
+fn at_once(
+    engine: &Arc<Engine>,
+    bytes: u64,
+    overtakes: bool,
+    made_at: &'static Location<'static>,
+) -> Result<Reservation> {
+    let made = made_at_once(engine, bytes, overtakes);
+    let made = made.map_err(|error| told(engine, bytes, error.called_at(made_at)));
+    made.map(|number| Reservation { allowance: Allowance::new(engine, number, made_at) })
+}
+
+/// An error of a reservation is an event as well.
+fn told(engine: &Engine, bytes: u64, error: Error) -> Error {
+    if let ErrorDetail::Reservation { problem, .. } = error.detail() {
+        let is_late = matches!(problem, ReservationProblem::TooLate { .. });
+        events::refused(engine, bytes, is_late, &error);
+    }
+    error
+}
+
+fn made_at_once(engine: &Arc<Engine>, bytes: u64, overtakes: bool) -> Result<usize> {
     role::check_driver("reserving memory")?;
     engine.check_open()?;
     let waiting = engine.memory.account.lock().reservations.waiting() as u64;
     if (overtakes || waiting == 0)
         && let Some(number) = grant(engine, bytes, None)?
     {
-        return Ok(Reservation { allowance: Allowance::new(engine, number) });
+        return Ok(number);
     }
     let reach = Reach::of(engine)?;
     let within_reach = reach.bytes_beside(engine);
@@ -286,7 +389,8 @@ impl Future for Reserve {
         let polled = budget.poll(cx, |cx| match self.look(cx).transpose() {
             Some(ended) => {
                 self.leave();
-                Poll::Ready(ended)
+                let ended = ended.map_err(|error| error.called_at(self.made_at));
+                Poll::Ready(ended.map_err(|error| told(&self.engine, self.bytes, error)))
             }
             None => Poll::Pending,
         });
@@ -302,6 +406,10 @@ impl Drop for Reserve {
 }
 
 impl Reservation {
+    pub(crate) fn allowance(&self) -> &Arc<Allowance> {
+        &self.allowance
+    }
+
     /// Returns its size, in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
@@ -342,7 +450,7 @@ impl Reservation {
     /// As [`Device::try_reserve`].
     #[track_caller]
     pub fn nested(&self, bytes: u64) -> Result<Reservation> {
-        at_once(self.allowance.engine(), bytes, true).here()
+        at_once(self.allowance.engine(), bytes, true, Location::caller())
     }
 
     /// Says that another task has it: the one that awaited it may await the next. For a dispatcher that reserves and then spawns, and for requests that
@@ -364,12 +472,13 @@ impl Drop for Reservation {
 impl fmt::Debug for Reservation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (size, left) = self.allowance.size_and_left();
-        write!(f, "Reservation({left} of {size} bytes left)")
+        let made_at = self.allowance.made_at();
+        write!(f, "Reservation({left} of {size} bytes left, made at {made_at})")
     }
 }
 
 impl fmt::Debug for Reserve {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Reserve({} bytes)", self.bytes)
+        write!(f, "Reserve({} bytes, at {})", self.bytes, self.made_at)
     }
 }

@@ -1,6 +1,8 @@
 //! The streams of a device: new ones, the default, current and legacy ones, a thread's.
 #![forbid(unsafe_code)]
 
+use std::future::Future;
+use std::panic::Location;
 use std::sync::Arc;
 
 use super::Device;
@@ -101,8 +103,10 @@ impl Device {
     ///
     /// # Errors
     /// As [`Stream::reclaimed`].
-    pub async fn reclaimed(&self, bytes: u64) -> Result<()> {
-        self.current_stream().reclaimed(bytes).await
+    #[track_caller]
+    pub fn reclaimed(&self, bytes: u64) -> impl Future<Output = Result<()>> + Send + use<> {
+        let (stream, at) = (self.current_stream(), Location::caller());
+        async move { stream.until_reclaimed(bytes).await.map_err(|error| error.called_at(at)) }
     }
 
     /// Returns the calling thread's own stream, created by the first call and dropped when the thread ends.

@@ -5,8 +5,10 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryAdvice {
-    /// Await [`Stream::reclaimed`](crate::Stream::reclaimed), which waits for pending memory.
+    /// Await [`Stream::reclaimed`](crate::Stream::reclaimed), which waits for pending memory, and for the end of reservations.
     Reclaim,
+    /// [Reserve](crate::Device::reserve) so much, which waits its turn, and then [grow with it](crate::Reservation::grow), which waits for pending memory.
+    Reserve,
     /// Drop buffers, ask for less, or raise the limit: `reclaimed` would refuse at once.
     DropBuffers,
     /// End [loans](crate::Stream::lend_memory) of memory, which keep what was lent though its buffers are dropped; otherwise as
@@ -20,6 +22,9 @@ impl MemoryAdvice {
     pub(super) fn text(self, limit_bytes: Option<u64>) -> &'static str {
         match (self, limit_bytes) {
             (MemoryAdvice::Reclaim, _) => "await `reclaimed` and try again",
+            (MemoryAdvice::Reserve, _) => {
+                "reserve so much, and grow with that (`Reservation::grow`)"
+            }
             (MemoryAdvice::DropBuffers, None) => "drop buffers, or ask for less",
             (MemoryAdvice::DropBuffers, Some(_)) => {
                 "drop buffers, ask for less, or raise the limit"

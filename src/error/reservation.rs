@@ -1,6 +1,8 @@
 //! Why memory cannot be reserved, or an allocation cannot draw from what is.
 #![forbid(unsafe_code)]
 
+use std::panic::Location;
+
 /// What is wrong with a [reservation](crate::Device::reserve), or with an allocation that draws from one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -11,23 +13,42 @@ pub enum ReservationProblem {
     TooMuch { most_bytes: u64 },
     /// It does not fit at once, or would overtake `waiting` others, and was not to wait. Its kind is `Overloaded`.
     #[error(
-        "{free_bytes} bytes can be reserved now, and {waiting} requests wait: try again later, or await `reserve`"
+        "{free_bytes} bytes can be reserved now, and {waiting} requests wait: try again later, or await `reserve` in a task that holds none"
     )]
     NotNow { free_bytes: u64, waiting: u64 },
-    /// It waited for as long as it may; `ahead` requests were in front of it. Its kind is `TimedOut`.
-    #[error("not granted within {limit_ms} ms, with {ahead} requests ahead of it: retry later")]
-    TooLate { limit_ms: u64, ahead: u64 },
-    /// The task that awaits it holds another reservation, of `held_bytes`: with several such tasks, each would wait for the others for ever.
+    /// It waited for as long as it may; `ahead` requests were in front of it. Of the device's memory `free_bytes` can be reserved, buffers have
+    /// `allocated_bytes`, and `budgeted_bytes` are left of other reservations. Its kind is `TimedOut`.
+    #[error(
+        "not granted within {limit_ms} ms, with {ahead} requests ahead of it; {free_bytes} bytes can be reserved, buffers hold {allocated_bytes}, \
+         {budgeted_bytes} are reserved: retry later"
+    )]
+    TooLate {
+        limit_ms: u64,
+        ahead: u64,
+        free_bytes: u64,
+        allocated_bytes: u64,
+        budgeted_bytes: u64,
+    },
+    /// The task that awaits it holds another reservation, of `held_bytes`, made at `made_at`: with several such tasks, each would wait for the others for ever.
     /// Its kind is `InvalidCall`.
     #[error(
-        "the task that awaits it holds one of {held_bytes} bytes: reserve all at once, say `nested`, drop that one, \
+        "the task that awaits it holds one of {held_bytes} bytes (made at {made_at}): reserve all at once, say `nested`, drop that one, \
          or say that another task has it (`hand_over`)"
     )]
-    Held { held_bytes: u64 },
-    /// An allocation of `asked_bytes` is more than what is left of its reservation, which has a size of 0 once it is dropped. Its kind is
-    /// `OutOfMemory`.
-    #[error(
-        "{left_bytes} of its {size_bytes} bytes are left: reserve more, or drop buffers that were made with it"
-    )]
-    Spent { size_bytes: u64, left_bytes: u64 },
+    Held { held_bytes: u64, made_at: &'static Location<'static> },
+    /// An allocation of `asked_bytes` is more than what is left of its reservation, which was made at `made_at` and has a size of 0 once it is
+    /// dropped. Its kind is `OutOfMemory`.
+    #[error("{}", spent(*.size_bytes, *.left_bytes, .made_at))]
+    Spent { size_bytes: u64, left_bytes: u64, made_at: &'static Location<'static> },
+}
+
+fn spent(size_bytes: u64, left_bytes: u64, made_at: &Location<'_>) -> String {
+    match size_bytes {
+        0 => format!(
+            "it is dropped, or shrunk to nothing (made at {made_at}): make buffers while it is there"
+        ),
+        _ => format!(
+            "{left_bytes} of its {size_bytes} bytes are left (made at {made_at}): reserve more, or drop buffers that were made with it"
+        ),
+    }
 }

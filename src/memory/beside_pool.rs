@@ -13,14 +13,15 @@ use gpu_await_protocol::account::Account;
 /// The driver's code for no memory.
 pub(super) const OUT_OF_MEMORY: i32 = 2;
 
-/// Takes room of the limit by `take`; false if there is none, also when all that streams keep was returned.
+/// Takes room of the limit, or of what the budget has, by `take`; false if there is none, also when all that streams keep was returned.
 pub(super) fn claim(
     stream: &Arc<StreamState>,
     bytes: u64,
-    take: fn(&mut Account, u64) -> bool,
+    budget: Option<usize>,
+    take: impl Fn(&mut Account) -> bool,
 ) -> bool {
     let (engine, mut backoff) = (stream.engine(), Backoff::default());
-    let is_claimed = || take(&mut engine.memory.account.lock(), bytes);
+    let is_claimed = || take(&mut engine.memory.account.lock());
     if is_claimed() {
         return true;
     }
@@ -30,7 +31,7 @@ pub(super) fn claim(
             return true;
         }
         // Another thread may be moving it.
-        if !engine.is_there(stream, bytes, None) || !backoff.pause() {
+        if !engine.is_there(stream, bytes, budget) || !backoff.pause() {
             return false;
         }
     }

@@ -23,11 +23,12 @@ use parking_lot::Mutex;
 use super::MemoryInfo;
 use super::allocation::Allocation;
 use super::beside_pool::{self, OUT_OF_MEMORY};
+use super::reclaim::allowance::Allowance;
 use crate::backend::DevicePtr;
+use crate::error::advice::MemoryAdvice;
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::runtime::Engine;
 use crate::runtime::stream_state::StreamState;
-use gpu_await_protocol::account::Account;
 
 /// Reserved addresses. Dropped when nobody uses them, with their memory.
 pub(crate) struct AddressRange {
@@ -35,10 +36,44 @@ pub(crate) struct AddressRange {
     ptr: DevicePtr,
     bytes: u64,
     step: u64,
-    /// Bytes from the beginning on that have memory. Held during driver calls: it is none of the locks that are counted.
-    committed: Mutex<u64>,
+    /// What has memory, from the beginning on. Held during driver calls: it is none of the locks that are counted.
+    committed: Mutex<Committed>,
     /// Up to where the owner uses it, or will.
     wanted: AtomicU64,
+}
+
+/// Steps that have memory, in parts by what they draw from.
+#[derive(Default)]
+struct Committed {
+    bytes: u64,
+    parts: Vec<(u64, Option<Arc<Allowance>>)>,
+}
+
+impl Committed {
+    fn push(&mut self, bytes: u64, allowance: Option<Arc<Allowance>>) {
+        self.bytes += bytes;
+        self.parts.push((bytes, allowance));
+    }
+
+    /// Takes the last `bytes`, and gives them back to what they were drawn from.
+    fn pop(&mut self, engine: &Engine, bytes: u64) {
+        self.bytes -= bytes;
+        let mut left = bytes;
+        while let Some((part, allowance)) = self.parts.last_mut().filter(|_| left > 0) {
+            let taken = left.min(*part);
+            engine.memory.account.lock().uncommit(taken, number(allowance));
+            *part -= taken;
+            left -= taken;
+            if *part == 0 {
+                self.parts.pop();
+            }
+        }
+        engine.memory.moved();
+    }
+}
+
+fn number(allowance: &Option<Arc<Allowance>>) -> Option<usize> {
+    allowance.as_ref().map(|allowance| allowance.number())
 }
 
 impl AddressRange {
@@ -51,7 +86,7 @@ impl AddressRange {
         let step = engine.backend.range_granularity().map_err(|code| refused(engine, code))?;
         let bytes = bytes.max(1).next_multiple_of(step);
         let ptr = engine.backend.range_reserve(bytes).map_err(|code| refused(engine, code))?;
-        let (engine, committed, wanted) = (engine.clone(), Mutex::new(0), AtomicU64::new(0));
+        let (engine, committed, wanted) = (engine.clone(), Mutex::default(), AtomicU64::new(0));
         Ok(Arc::new(AddressRange { engine, ptr, bytes, step, committed, wanted }))
     }
 
@@ -69,7 +104,7 @@ impl AddressRange {
 
     /// How many bytes have memory.
     pub(crate) fn committed(&self) -> u64 {
-        *self.committed.lock()
+        self.committed.lock().bytes
     }
 
     /// The owner wants it up to there from now on: a commit or a decommit follows.
@@ -77,37 +112,47 @@ impl AddressRange {
         self.wanted.store(to, Ordering::SeqCst);
     }
 
-    /// Gives memory to what has none up to `to`, a multiple of the step. Blocks for driver calls.
+    /// Gives memory to what has none up to `to`, a multiple of the step, drawn from `allowance`. Blocks for driver calls.
     ///
     /// # Errors
-    /// Out of memory, after all that streams keep and the pool reserves was returned; a driver's refusal; a device that is lost or
-    /// closed. Nothing has changed then.
-    pub(crate) fn commit(&self, stream: &Arc<StreamState>, to: u64) -> Result<()> {
+    /// Out of memory, after all that streams keep and the pool reserves was returned; more than what is left of the allowance; a driver's refusal; a
+    /// device that is lost or closed. Nothing has changed then.
+    pub(crate) fn commit(
+        &self,
+        stream: &Arc<StreamState>,
+        to: u64,
+        allowance: Option<Arc<Allowance>>,
+    ) -> Result<()> {
         let engine = &self.engine;
         engine.check_open()?;
         let mut committed = self.committed.lock();
-        let Some(bytes) = to.checked_sub(*committed).filter(|bytes| *bytes > 0) else {
+        let Some(bytes) = to.checked_sub(committed.bytes).filter(|bytes| *bytes > 0) else {
             return Ok(());
         };
-        let full = || MemoryInfo::out_of_memory(stream, "grow".into(), bytes, None);
-        if !beside_pool::claim(stream, bytes, Account::commit) {
+        let budget = number(&allowance);
+        let full = || match &allowance {
+            Some(allowance) if allowance.size_and_left().1 < bytes => allowance.spent(bytes),
+            _ => full(stream, bytes, budget),
+        };
+        if !beside_pool::claim(stream, bytes, budget, |account| account.commit(bytes, budget)) {
             return Err(full());
         }
-        let (at, steps) = (self.ptr.offset(*committed), bytes / self.step);
+        let (at, steps) = (self.ptr.offset(committed.bytes), bytes / self.step);
         let made = beside_pool::make(engine, || {
             // SAFETY: these steps are reserved, and have no memory: what has is in front of them.
             unsafe { engine.backend.range_commit(at, self.step, steps) }
         });
         if let Err(code) = made {
             let mut account = engine.memory.account.lock();
-            account.uncommit(bytes);
+            account.uncommit(bytes, budget);
             if code.code == OUT_OF_MEMORY {
                 account.refuse(bytes);
             }
             drop(account);
+            engine.memory.moved();
             return Err(if code.code == OUT_OF_MEMORY { full() } else { engine.refused(code) });
         }
-        *committed = to;
+        committed.push(bytes, allowance);
         Ok(())
     }
 
@@ -127,18 +172,30 @@ impl AddressRange {
         let mut committed = self.committed.lock();
         // Behind the lock: a commit that was made sees its memory wanted, and one that comes is made behind this.
         let to = to.max(self.wanted.load(Ordering::SeqCst));
-        let bytes = committed.saturating_sub(to);
+        let bytes = committed.bytes.saturating_sub(to);
         if bytes > 0 {
             let (at, steps) = (self.ptr.offset(to), bytes / self.step);
             // SAFETY: these steps have memory, and no command uses them by the caller's promise.
             let taken = unsafe { engine.backend.range_decommit(at, self.step, steps) };
             taken.map_err(|code| engine.refused(code))?;
-            *committed = to;
-            drop(committed);
-            engine.memory.account.lock().uncommit(bytes);
-            engine.memory.moved();
+            committed.pop(engine, bytes);
         }
         Ok(bytes)
+    }
+}
+
+/// The error of a growth. Its stream's memory may be free for an allocation, and not for this: it advises what waits for both.
+fn full(stream: &Arc<StreamState>, bytes: u64, budget: Option<usize>) -> Error {
+    let error = MemoryInfo::out_of_memory(stream, "grow".into(), bytes, budget);
+    let mut detail = error.detail().clone();
+    match &mut detail {
+        ErrorDetail::OutOfMemory { advice, driver_refused: false, .. }
+            if matches!(advice, MemoryAdvice::Reclaim | MemoryAdvice::TryAgain) =>
+        {
+            *advice = MemoryAdvice::Reserve;
+            detail.into()
+        }
+        _ => error,
     }
 }
 
@@ -154,10 +211,10 @@ fn refused(engine: &Engine, code: DriverCode) -> Error {
 impl Drop for AddressRange {
     fn drop(&mut self) {
         let AddressRange { engine, ptr, bytes, step, committed, .. } = self;
-        let committed = *committed.get_mut();
+        let committed = committed.get_mut();
         if engine.is_usable() {
             let backend = &engine.backend;
-            let taken = match committed / *step {
+            let taken = match committed.bytes / *step {
                 0 => Ok(()),
                 // SAFETY: the owner of memory is dropped when every use is complete; before it became memory there was none.
                 steps => unsafe { backend.range_decommit(*ptr, *step, steps) },
@@ -168,9 +225,6 @@ impl Drop for AddressRange {
                 engine.state.count_unreturned();
             }
         }
-        if committed > 0 {
-            engine.memory.account.lock().uncommit(committed);
-            engine.memory.moved();
-        }
+        committed.pop(engine, committed.bytes);
     }
 }

@@ -18,7 +18,6 @@ use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::runtime::Engine;
 use crate::runtime::stream_state::StreamState;
 use crate::system::memfd;
-use gpu_await_protocol::account::Account;
 
 const INVALID_VALUE: i32 = 1;
 
@@ -38,7 +37,7 @@ impl SharedMemory {
         let engine = stream.engine();
         engine.check_open()?;
         let full = || MemoryInfo::out_of_memory(stream, "shared".into(), bytes, None);
-        if !beside_pool::claim(stream, bytes, Account::share) {
+        if !beside_pool::claim(stream, bytes, None, |account| account.share(bytes)) {
             return Err(full());
         }
         match beside_pool::make(engine, || engine.backend.shared_create(bytes)) {

@@ -34,7 +34,9 @@ use crate::error::{ErrorDetail, Result};
 /// serve many requests.
 ///
 /// # Errors follow blocks
-/// An operation that fails poisons the blocks that it would have written, as a whole. A copy or a fill that overwrites a whole block heals it.
+/// An operation that fails poisons the blocks that it would have written, as a whole: of a launch all that it [names](Self::naming_mut) for writing, those too that
+/// the kernel would only have read. A copy or a fill that overwrites a whole block heals it; [`clear_poison`](ViewMut::clear_poison) of a block says that its old
+/// contents are right, as they are after a refusal. A block keeps its poison when it changes hands: overwrite all of it for its next owner.
 ///
 /// # Examples
 /// ```

@@ -1,7 +1,11 @@
 //! Blocks of a host slab in the host's hands.
 #![forbid(unsafe_code)]
 
+use std::future::Future;
+use std::panic::Location;
+
 use crate::error::Result;
+use crate::error::refused::Here;
 use crate::memory::Element;
 use crate::memory::host_slab::HostSlab;
 use crate::memory::view::Readable;
@@ -20,10 +24,13 @@ impl<T: Element> HostSlab<T> {
     /// What should have written it failed ([`ErrorDetail::Upstream`](crate::ErrorDetail::Upstream)), until an operation overwrites all of it;
     /// a graph that uses it in each launch ([`ErrorDetail::KeptByGraph`](crate::ErrorDetail::KeptByGraph)); there is no such block; a device
     /// that is lost or closed.
-    pub async fn host(&self, number: u32) -> Result<&[T]> {
-        self.behind("host", number, Mode::Read)?.await?;
-        check("host", &self.block(number)?.span())?;
-        Ok(self.slice(number))
+    #[track_caller]
+    pub fn host(&self, number: u32) -> impl Future<Output = Result<&[T]>> + Send {
+        let at = Location::caller();
+        async move {
+            self.reached("host", number, Mode::Read).await.map_err(|error| error.called_at(at))?;
+            Ok(self.slice(number))
+        }
     }
 
     /// Waits until every use of the block is complete, then lends it to the host, to be read and written. Nothing can be submitted with the slab
@@ -34,10 +41,14 @@ impl<T: Element> HostSlab<T> {
     ///
     /// # Errors
     /// As [`host`](Self::host).
-    pub async fn host_mut(&mut self, number: u32) -> Result<&mut [T]> {
-        self.behind("host_mut", number, Mode::ReadWrite)?.await?;
-        check("host_mut", &self.block(number)?.span())?;
-        Ok(self.slice_mut(number))
+    #[track_caller]
+    pub fn host_mut(&mut self, number: u32) -> impl Future<Output = Result<&mut [T]>> + Send {
+        let at = Location::caller();
+        async move {
+            let reached = self.reached("host_mut", number, Mode::ReadWrite).await;
+            reached.map_err(|error| error.called_at(at))?;
+            Ok(self.slice_mut(number))
+        }
     }
 
     /// Lends the block to the host, if nothing that writes it is pending.
@@ -46,7 +57,7 @@ impl<T: Element> HostSlab<T> {
     /// As [`host`](Self::host).
     #[track_caller]
     pub fn try_host(&self, number: u32) -> Result<Option<&[T]>> {
-        let is_free = self.is_free("try_host", number, Mode::Read)?;
+        let is_free = self.is_free("try_host", number, Mode::Read).here()?;
         Ok(is_free.then(|| self.slice(number)))
     }
 
@@ -56,7 +67,7 @@ impl<T: Element> HostSlab<T> {
     /// As [`host`](Self::host).
     #[track_caller]
     pub fn try_host_mut(&mut self, number: u32) -> Result<Option<&mut [T]>> {
-        let is_free = self.is_free("try_host_mut", number, Mode::ReadWrite)?;
+        let is_free = self.is_free("try_host_mut", number, Mode::ReadWrite).here()?;
         Ok(is_free.then(|| self.slice_mut(number)))
     }
 
@@ -67,13 +78,19 @@ impl<T: Element> HostSlab<T> {
     /// As [`host`](Self::host).
     #[track_caller]
     pub fn idle(&self, number: u32) -> Op<()> {
-        self.behind("idle", number, Mode::ReadWrite).unwrap_or_else(Op::failed)
+        self.behind("idle", number, Mode::ReadWrite).here().unwrap_or_else(Op::failed)
     }
 
     /// Resolves when the uses that conflict with such an access are complete, and fails if what wrote the block did when it ran.
     fn behind(&self, op: &'static str, number: u32, mode: Mode) -> Result<Op<()>> {
         let (uses, on) = before_host(op, &self.block(number)?.span(), mode)?;
         Ok(Op::behind_uses(uses, HostValue::Here((), on)))
+    }
+
+    /// The block is in the host's hands.
+    async fn reached(&self, op: &'static str, number: u32, mode: Mode) -> Result<()> {
+        self.behind(op, number, mode)?.await?;
+        check(op, &self.block(number)?.span())
     }
 
     fn is_free(&self, op: &'static str, number: u32, mode: Mode) -> Result<bool> {

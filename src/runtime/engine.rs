@@ -109,8 +109,8 @@ pub(crate) trait DeviceStream: PointStream + Send + Sync + 'static {
     fn mourn(&self);
 
     /// Moves memory whose free on the stream is known to have run back to the device's account. If `mark`,
-    /// the rest is marked so that it will be known in time.
-    fn collect_freed(&self, mark: bool);
+    /// the rest is marked so that it will be known in time. If a future waits for memory, the poller asks about the rest.
+    fn collect_freed(self: &Arc<Self>, mark: bool);
 
     /// Takes the memory that the stream keeps for itself.
     fn take_all_kept(&self) -> Vec<Block>;

@@ -22,6 +22,11 @@ impl GraphMemory {
         self.0.lock().push(keeper);
     }
 
+    /// Whether there is any holder.
+    pub(crate) fn are_there(&self) -> bool {
+        self.0.lock().has_any()
+    }
+
     /// Has every holder release its unused memory; whether there was any.
     pub(crate) fn give_up(&self) -> bool {
         let all = self.0.lock().alive();

@@ -270,6 +270,7 @@ impl Poller {
         let mut moved = false;
         for stream in self.active.iter().filter(|stream| stream.has_dues()) {
             moved |= stream.sweep();
+            stream.collect_freed();
             stream.press();
         }
         engine.background.send_left();

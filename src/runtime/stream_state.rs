@@ -307,11 +307,12 @@ impl DeviceStream for StreamState {
         StreamState::mourn(self);
     }
 
-    fn collect_freed(&self, mark: bool) {
+    fn collect_freed(self: &Arc<Self>, mark: bool) {
         StreamState::collect_freed(self);
         if let Some(last) = self.memory.frees_in_order().last().filter(|_| mark) {
             self.want(last.ticket);
         }
+        self.see_to_frees();
     }
 
     fn take_all_kept(&self) -> Vec<Block> {

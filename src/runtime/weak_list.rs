@@ -24,6 +24,11 @@ impl<T: ?Sized> WeakList<T> {
         self.all.push(item);
     }
 
+    /// Whether any value lives.
+    pub(crate) fn has_any(&self) -> bool {
+        self.all.iter().any(|known| known.strong_count() > 0)
+    }
+
     /// The live values. The caller may become the last holder of one and drop it: not under a lock.
     pub(crate) fn alive(&self) -> Vec<Arc<T>> {
         self.all.iter().filter_map(Weak::upgrade).collect()

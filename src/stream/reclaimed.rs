@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::future::{Future, poll_fn};
+use std::panic::Location;
 use std::pin::Pin;
 use std::task::Poll;
 
@@ -11,6 +12,7 @@ use crate::memory::reclaim::prospect::{Prospect, Reclaimer};
 use crate::op::Op;
 use crate::runtime::coop;
 use crate::stream::Stream;
+use gpu_await_protocol::account::block;
 
 impl Stream {
     /// Resolves when an allocation of `bytes` on this stream fits by the device's own accounting: enough
@@ -19,10 +21,12 @@ impl Stream {
     /// it resolves once any memory has moved: try again, and stop if the [`advice`](crate::MemoryAdvice) of
     /// that error is not to wait.
     ///
-    /// It waits for freed memory, never for live buffers: a request that does not fit beside those fails at
-    /// once. To wait until other tasks drop their buffers, guard each buffer with a permit of your own
-    /// semaphore, counted in bytes if sizes differ. Count whole blocks: multiples of 512 bytes, and up to 1
+    /// It waits for freed memory and for the end of [reservations](crate::Device::reserve), with their buffers; never for other live buffers: a request
+    /// that does not fit beside those fails at once. To wait until other tasks drop their buffers, have each of them reserve what it needs, or guard
+    /// each buffer with a permit of your own semaphore, counted in bytes if sizes differ. Count whole blocks: multiples of 512 bytes, and up to 1
     /// MiB multiples of an eighth of the next power of two.
+    ///
+    /// A task that holds a reservation waits on a [stream of it](crate::Reservation::stream): on another one it can wait for its own.
     ///
     /// The loop below is for fresh memory. An in-place operation that was refused leaves its memory failed,
     /// so retrying it fails as well, with the same kind: see [`ErrorKind`](crate::ErrorKind).
@@ -31,8 +35,9 @@ impl Stream {
     /// Yes.
     ///
     /// # Errors
-    /// [`ErrorDetail::OutOfMemory`](crate::ErrorDetail::OutOfMemory), at once, if live buffers leave no room
-    /// for `bytes`; the device is lost or closed; a call on a thread of this crate.
+    /// [`ErrorDetail::OutOfMemory`](crate::ErrorDetail::OutOfMemory), at once, if live buffers without a reservation leave no room
+    /// for `bytes`; on a stream of a reservation [`ReservationProblem::Spent`](crate::ReservationProblem::Spent), at once, if that is more than what is
+    /// left of it; the device is lost or closed; a call on a thread of this crate.
     ///
     /// # Examples
     /// ```
@@ -55,7 +60,13 @@ impl Stream {
     /// drop(zeros(&streams[1], 70_000).await?);
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
-    pub async fn reclaimed(&self, bytes: u64) -> Result<()> {
+    #[track_caller]
+    pub fn reclaimed(&self, bytes: u64) -> impl Future<Output = Result<()>> + Send + use<'_> {
+        let at = Location::caller();
+        async move { self.until_reclaimed(bytes).await.map_err(|error| error.called_at(at)) }
+    }
+
+    pub(crate) async fn until_reclaimed(&self, bytes: u64) -> Result<()> {
         coop::proceed().await;
         let (stream, engine) = (self.state(), self.engine());
         let reclaimer = Reclaimer::new(engine);
@@ -63,6 +74,11 @@ impl Stream {
             crate::thread::role::check("waiting for device memory")?;
             engine.check_open()?;
             let version = reclaimer.version();
+            if let Some(allowance) = &self.allowance
+                && allowance.size_and_left().1 < block(bytes)
+            {
+                return Err(allowance.spent(block(bytes)));
+            }
             let reach = Reach::of(engine)?;
             let outlook = engine.outlook(stream, bytes, reach.bytes(), self.budget());
             let waits = match &outlook.prospect {

@@ -19,6 +19,7 @@ mod under_test {
 mod block_cache;
 mod frozen;
 mod growable;
+mod growth_in_turn;
 mod lent;
 mod mapped;
 mod mapped_values;
@@ -26,6 +27,8 @@ mod memory;
 mod memory_limit;
 mod parts;
 mod pieces;
+mod reservation_events;
+mod reservation_wakes;
 mod reservations;
 #[cfg(all(target_os = "linux", not(miri)))]
 mod shared;

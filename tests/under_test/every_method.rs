@@ -80,7 +80,8 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
         let mut made = futures::executor::block_on(device.growable::<u8>(8 << 20))?;
         futures::executor::block_on(made.grow(100)).map(|()| made)
     };
-    let [mut grows, mut shrinks, mut borrowed] = [growable()?, growable()?, growable()?];
+    let [mut grows, mut shrinks, mut borrowed, mut drawn] =
+        [growable()?, growable()?, growable()?, growable()?];
     idle.synchronize()?;
     #[cfg(target_os = "linux")]
     let shared_buffer = futures::executor::block_on(device.shared::<u8>(8))?;
@@ -175,6 +176,8 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
     let d = device.clone();
     list.refuses("Device::growable", move || at_once(d.growable::<u8>(8)));
     list.refuses("GrowableBuffer::grow", move || at_once(grows.grow(4 << 20)));
+    let turn = reservation.clone();
+    list.refuses("Reservation::grow", move || at_once(turn.grow(&mut drawn, 4 << 20)));
     list.refuses("GrowableBuffer::shrink", move || at_once(shrinks.shrink(0)));
     list.answers("GrowableBuffer::reserved_len", move || {
         let whole = (borrowed.reserved_len(), borrowed.committed_bytes());

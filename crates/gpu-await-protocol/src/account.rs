@@ -34,8 +34,8 @@
 //! | transition | changes |
 //! |---|---|
 //! | [`reserve`](Account::reserve) | makes a budget of what no other budget and no buffer has |
-//! | `claim`, `reuse` with a budget | draw from it |
-//! | `unclaim`, `keep`, `retire` and `abandon` with a budget | give back to it |
+//! | `claim`, `reuse` and `commit` with a budget | draw from it |
+//! | `unclaim`, `keep`, `retire`, `abandon` and `uncommit` with a budget | give back to it |
 //! | [`shrink`](Account::shrink) | makes a budget smaller, down to nothing |
 //!
 //! # Invariants
@@ -46,11 +46,9 @@
 //!    once enough of what is pending and kept was taken over (`budgets_are_kept`).
 #![forbid(unsafe_code)]
 
-use std::task::Waker;
-
 use smallvec::SmallVec;
 
-use super::reservations::Reservations;
+use super::reservations::{Holder, Reservations};
 
 /// The granularity to which every backend aligns and rounds.
 const GRAIN: u64 = 512;
@@ -82,6 +80,8 @@ pub struct Figures {
     pub buffers: u64,
     /// What is left of budgets, some of it perhaps in memory that is pending or kept.
     pub budgeted: u64,
+    /// What was drawn from open budgets, of what is allocated, committed and leaked.
+    pub drawn: u64,
     /// The most that `allocated + committed + pending` ever was.
     pub used_peak: u64,
 }
@@ -126,8 +126,8 @@ impl Account {
     /// The figures of this moment.
     #[inline]
     pub fn figures(&self) -> Figures {
-        let (used_peak, budgeted) = (self.used_peak(), self.reservations.left());
-        Figures { used_peak, budgeted, ..self.figures }
+        let (budgeted, drawn) = (self.reservations.left(), self.reservations.drawn());
+        Figures { used_peak: self.used_peak(), budgeted, drawn, ..self.figures }
     }
 
     /// A number that rises when memory is freed by a buffer, or comes free.
@@ -161,6 +161,13 @@ impl Account {
     pub fn most(&self, budget: Option<usize>) -> u64 {
         let promised = if budget.is_none() { self.reservations.left() } else { 0 };
         self.limit.saturating_sub(self.taken() + promised)
+    }
+
+    /// The memory available to everything but leaks and buffers without a budget, or in a budget, all of them: when all budgets are closed, and
+    /// what was drawn from them is free.
+    pub fn most_without_budgets(&self, budget: Option<usize>) -> u64 {
+        let drawn = if budget.is_none() { self.reservations.drawn() } else { 0 };
+        self.limit.saturating_sub(self.taken() - drawn)
     }
 
     /// The memory that no place has.
@@ -219,8 +226,8 @@ impl Account {
         &mut self,
         bytes: u64,
         within_reach: u64,
-        holder: Option<Waker>,
-    ) -> Result<usize, Option<Waker>> {
+        holder: Option<Holder>,
+    ) -> Result<usize, Option<Holder>> {
         if bytes > self.unreserved(within_reach) {
             return Err(holder);
         }
@@ -340,16 +347,18 @@ impl Account {
         self.version += 1;
     }
 
-    /// Counts memory beside the pool for a buffer that grows. False, and nothing happens, if that would exceed the limit.
+    /// Counts memory beside the pool for a buffer that grows. False, and nothing happens, if that would exceed the limit, or what is left of
+    /// the budget.
     #[must_use]
-    pub fn commit(&mut self, bytes: u64) -> bool {
-        let fits = bytes <= self.room(None);
+    pub fn commit(&mut self, bytes: u64, budget: Option<usize>) -> bool {
+        let fits = bytes <= self.room(budget) && self.draw(bytes, budget);
         self.figures.committed += if fits { bytes } else { 0 };
         fits
     }
 
     /// That memory is not there any more.
-    pub fn uncommit(&mut self, bytes: u64) {
+    pub fn uncommit(&mut self, bytes: u64, budget: Option<usize>) {
+        self.undraw(bytes, budget);
         self.peak();
         self.figures.committed -= bytes;
         self.version += 1;

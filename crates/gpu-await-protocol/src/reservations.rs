@@ -2,7 +2,7 @@
 //!
 //! | a request | left by |
 //! |---|---|
-//! | waits, in FIFO order: only the first is looked at, however small those behind it are | a grant; its drop |
+//! | waits, in FIFO order: only the first is looked at, however small those behind it are | a grant; its drop; its limit of time, polled or not |
 //!
 //! | a budget | left by |
 //! |---|---|
@@ -17,7 +17,8 @@
 //! 3. Whenever another request becomes the first, its waker is returned (`no_request_overtakes`).
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::Location;
 use std::task::Waker;
 
 use slab::Slab;
@@ -28,14 +29,21 @@ pub struct Reservations {
     budgets: Slab<OpenBudget>,
     /// What is left of all of them.
     left: u64,
+    /// What allocations of open ones have drawn.
+    drawn: u64,
+    /// The budgets that tasks hold, each behind the address of its task's waker.
+    held: BTreeSet<(usize, usize)>,
     /// By the order in which they came.
     queue: BTreeMap<u64, Request>,
     came: u64,
+    /// Of all in the queue.
+    waiting_bytes: u64,
 }
 
 #[derive(Debug)]
 struct Request {
     bytes: u64,
+    since: u64,
     waker: Option<Waker>,
 }
 
@@ -43,15 +51,24 @@ struct Request {
 struct OpenBudget {
     size: u64,
     drawn: u64,
-    /// The task that awaited it, unless that passed it on.
-    holder: Option<Waker>,
+    /// Unless that passed it on.
+    holder: Option<Holder>,
+}
+
+/// The task that awaited a budget, and where it asked.
+#[derive(Debug)]
+pub struct Holder {
+    /// The task's.
+    pub waker: Waker,
+    /// The line that asked for the budget.
+    pub made_at: &'static Location<'static>,
 }
 
 /// What remains of a request, for the caller to handle when the lock is released.
 #[derive(Debug)]
 #[must_use]
 pub struct LeftRequest {
-    /// Its waker, to be dropped.
+    /// Its waker, to be dropped; to be woken, if it was late.
     pub stale: Option<Waker>,
     /// The waker of the request that is the first now, to be woken.
     pub next: Option<Waker>,
@@ -61,6 +78,11 @@ impl OpenBudget {
     fn left(&self) -> u64 {
         self.size.saturating_sub(self.drawn)
     }
+
+    /// What it has of memory that others may get when it goes.
+    fn drawn_while_open(&self) -> u64 {
+        if self.size > 0 { self.drawn } else { 0 }
+    }
 }
 
 impl Reservations {
@@ -68,6 +90,12 @@ impl Reservations {
     #[inline]
     pub fn left(&self) -> u64 {
         self.left
+    }
+
+    /// What allocations of open budgets have drawn.
+    #[inline]
+    pub fn drawn(&self) -> u64 {
+        self.drawn
     }
 
     /// What is left of one.
@@ -90,10 +118,21 @@ impl Reservations {
         self.queue.range(..request).count() as u64
     }
 
-    /// A request joins the queue.
-    pub fn enter(&mut self, bytes: u64) -> u64 {
+    /// For how many bytes.
+    pub fn waiting_bytes(&self) -> u64 {
+        self.waiting_bytes
+    }
+
+    /// When the first of them came.
+    pub fn waiting_since(&self) -> Option<u64> {
+        self.queue.first_key_value().map(|(_, first)| first.since)
+    }
+
+    /// A request joins the queue at `now`.
+    pub fn enter(&mut self, bytes: u64, now: u64) -> u64 {
         self.came += 1;
-        self.queue.insert(self.came, Request { bytes, waker: None });
+        self.waiting_bytes += bytes;
+        self.queue.insert(self.came, Request { bytes, since: now, waker: None });
         self.came
     }
 
@@ -103,7 +142,12 @@ impl Reservations {
         (*first == request).then_some(*bytes)
     }
 
-    /// Leaves a waker, to be woken when the request is the first; returns the one before.
+    /// Whether it is in the queue.
+    pub fn is_waiting(&self, request: u64) -> bool {
+        self.queue.contains_key(&request)
+    }
+
+    /// Leaves a waker, to be woken when the request is the first or leaves by itself; returns the one before, or the new one if it has left.
     pub fn wait(&mut self, request: u64, waker: Waker) -> Option<Waker> {
         match self.queue.get_mut(&request) {
             Some(known) => known.waker.replace(waker),
@@ -111,10 +155,12 @@ impl Reservations {
         }
     }
 
-    /// A request leaves the queue, granted or dropped.
+    /// A request leaves the queue: granted, dropped or late.
     pub fn leave(&mut self, request: u64) -> LeftRequest {
         let was_first = self.first(request).is_some();
-        let stale = self.queue.remove(&request).and_then(|request| request.waker);
+        let gone = self.queue.remove(&request);
+        self.waiting_bytes -= gone.as_ref().map_or(0, |gone| gone.bytes);
+        let stale = gone.and_then(|gone| gone.waker);
         let mut next = self.queue.first_entry().filter(|_| was_first);
         LeftRequest { stale, next: next.as_mut().and_then(|next| next.get_mut().waker.take()) }
     }
@@ -124,18 +170,26 @@ impl Reservations {
         self.queue.values_mut().filter_map(|request| request.waker.take()).collect()
     }
 
-    /// The size of a budget that the task of `waker` awaited and holds.
-    pub fn held_by(&self, waker: &Waker) -> Option<u64> {
-        let is_its = |budget: &&OpenBudget| {
-            budget.holder.as_ref().is_some_and(|holder| holder.will_wake(waker))
-        };
-        self.budgets.iter().map(|(_, budget)| budget).find(is_its).map(|budget| budget.size)
+    /// A budget that the task of `waker` awaited and holds, if it is open: its size, and where it was made. Tasks with a waker of their own for what they poll are not
+    /// recognised.
+    pub fn held_by(&self, waker: &Waker) -> Option<(u64, &'static Location<'static>)> {
+        let address = address(waker);
+        let held = self.held.range((address, 0)..=(address, usize::MAX));
+        held.map(|(_, budget)| &self.budgets[*budget]).filter(|budget| budget.size > 0).find_map(
+            |budget| {
+                let holder = budget.holder.as_ref()?;
+                holder.waker.will_wake(waker).then_some((budget.size, holder.made_at))
+            },
+        )
     }
 
     /// A budget of memory that the account has.
-    pub(crate) fn open(&mut self, size: u64, holder: Option<Waker>) -> usize {
+    pub(crate) fn open(&mut self, size: u64, holder: Option<Holder>) -> usize {
         self.left += size;
-        self.budgets.insert(OpenBudget { size, drawn: 0, holder })
+        let held = holder.as_ref().map(|holder| address(&holder.waker));
+        let budget = self.budgets.insert(OpenBudget { size, drawn: 0, holder });
+        self.held.extend(held.map(|address| (address, budget)));
+        budget
     }
 
     /// An allocation draws; false, and nothing happens, if that is more than what is left.
@@ -154,8 +208,11 @@ impl Reservations {
     }
 
     /// The task that awaited the budget passed it on; returns its waker, to be dropped.
-    pub fn hand_over(&mut self, budget: usize) -> Option<Waker> {
-        self.budgets[budget].holder.take()
+    pub fn hand_over(&mut self, budget: usize) -> Option<Holder> {
+        let holder = self.budgets[budget].holder.take();
+        holder.inspect(|holder| {
+            self.held.remove(&(address(&holder.waker), budget));
+        })
     }
 
     pub(crate) fn shrink(&mut self, budget: usize, size: u64) {
@@ -165,13 +222,22 @@ impl Reservations {
     /// The last handle and the last allocation are gone.
     pub fn forget(&mut self, budget: usize) {
         self.shrink(budget, 0);
-        self.budgets.remove(budget);
+        let holder = self.budgets.remove(budget).holder;
+        holder.iter().for_each(|holder| {
+            self.held.remove(&(address(&holder.waker), budget));
+        });
     }
 
     fn change(&mut self, budget: usize, change: impl FnOnce(&mut OpenBudget)) {
         let budget = &mut self.budgets[budget];
         self.left -= budget.left();
+        self.drawn -= budget.drawn_while_open();
         change(budget);
         self.left += budget.left();
+        self.drawn += budget.drawn_while_open();
     }
+}
+
+fn address(waker: &Waker) -> usize {
+    waker.data().addr()
 }

@@ -25,7 +25,7 @@ impl RangeCalls for HostBackend {
     }
 
     fn range_reserve(&self, bytes: u64) -> DriverResult<DevicePtr> {
-        const CALL: &str = "range_reserve";
+        const CALL: &str = "mmap";
         self.shared.healthy(CALL)?;
         let map = usize::try_from(bytes)
             .ok()

@@ -4,6 +4,7 @@
 //! 1. A budget is in the account while a handle or an allocation has it: no other gets its number (`bytes_of_a_dropped_reservation`).
 #![forbid(unsafe_code)]
 
+use std::panic::Location;
 use std::sync::Arc;
 
 use crate::error::reservation::ReservationProblem;
@@ -15,11 +16,21 @@ use crate::thread::contain;
 pub(crate) struct Allowance {
     engine: Arc<Engine>,
     number: usize,
+    made_at: &'static Location<'static>,
 }
 
 impl Allowance {
-    pub(crate) fn new(engine: &Arc<Engine>, number: usize) -> Arc<Self> {
-        Arc::new(Allowance { engine: engine.clone(), number })
+    pub(crate) fn new(
+        engine: &Arc<Engine>,
+        number: usize,
+        made_at: &'static Location<'static>,
+    ) -> Arc<Self> {
+        Arc::new(Allowance { engine: engine.clone(), number, made_at })
+    }
+
+    /// The line that asked for it.
+    pub(crate) fn made_at(&self) -> &'static Location<'static> {
+        self.made_at
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
@@ -39,7 +50,9 @@ impl Allowance {
     /// The error of an allocation that is more than what is left.
     pub(crate) fn spent(&self, asked_bytes: u64) -> Error {
         let (size_bytes, left_bytes) = self.size_and_left();
-        refused(&self.engine, asked_bytes, ReservationProblem::Spent { size_bytes, left_bytes })
+        let made_at = self.made_at;
+        let problem = ReservationProblem::Spent { size_bytes, left_bytes, made_at };
+        refused(&self.engine, asked_bytes, problem)
     }
 
     /// Makes it smaller: others get the rest.

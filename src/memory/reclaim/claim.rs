@@ -12,7 +12,7 @@
 //! A step is taken if the ones before it were not enough. Steps 1 to 3 are retried for a while if the missing memory exists but is out of
 //! reach for the moment: another thread is moving it, or holds the lock of a stream that has to be waited for ([`Backoff`]). Sizes are
 //! rounded so that blocks can be cached ([`block_cache`](gpu_await_protocol::block_cache)); a block that only fits unrounded keeps its exact
-//! size and is not cached. Blocks that are taken over are freed *on the allocating stream*, behind its waits and before the allocation, so
+//! size and is not cached. So is each that draws from a reservation, which is counted in such blocks. Blocks that are taken over are freed *on the allocating stream*, behind its waits and before the allocation, so
 //! that the driver's pool can reuse their memory in any division. Any excess is freed there in order.
 //!
 //! | a claim | its drop |
@@ -175,10 +175,14 @@ impl<'l> Claim<'l> {
         bytes: u64,
         allowance: Option<&'l Arc<Allowance>>,
     ) -> Result<Self> {
-        let mut claim = Claim {
+        let claim = Claim {
             stream,
             asked: bytes,
-            block: block_bytes(stream.engine(), bytes),
+            // From a budget that counts what is asked for: a larger block would be at the cost of the next ones.
+            block: match allowance {
+                Some(_) => block(bytes),
+                None => block_bytes(stream.engine(), bytes),
+            },
             ptr: None,
             freed: 0,
             moved: SmallVec::new(),
@@ -192,9 +196,6 @@ impl<'l> Claim<'l> {
         };
         if let Some(allowance) = allowance {
             let (_, left) = allowance.size_and_left();
-            if left < claim.block {
-                claim.shrink();
-            }
             if left < claim.block {
                 return Err(allowance.spent(claim.block));
             }

@@ -22,7 +22,7 @@ pub enum Pressure {
     /// Fails with [`ErrorDetail::OutOfMemory`](crate::ErrorDetail::OutOfMemory);
     /// [`Stream::reclaimed`](crate::Stream::reclaimed) resolves when to try again.
     ///
-    /// A request that needs several buffers takes all of them before it queues work, or few requests run at once (a
+    /// A request that needs several buffers [reserves](crate::Device::reserve) what it needs, or takes all of them before it queues work, or few requests run at once (a
     /// [`StreamPool`](crate::StreamPool), a semaphore). One that is refused in the middle leaves what it queued, and its stream alone
     /// can reuse that memory soon: requests of several streams that begin again at once can hold one another up for ever. The limit
     /// does not count the pinned memory of uploads that are queued meanwhile.

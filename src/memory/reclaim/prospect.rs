@@ -57,9 +57,9 @@ pub(crate) struct Outlook {
 pub(crate) enum Prospect {
     /// It fits.
     Fits,
-    /// It will fit when some of these are complete, or when a buffer is dropped.
+    /// It will fit when some of these are complete, when a buffer is dropped, or when reservations go.
     Later(UserList),
-    /// Only dropping buffers could make it fit.
+    /// Only dropping buffers that draw from no reservation could make it fit.
     Never,
 }
 
@@ -171,23 +171,31 @@ impl Engine {
             .filter(|kept| matches!(kept.from, From::Kept(..)) && !kept.waits.is_empty())
             .map(|kept| kept.bytes)
             .sum();
-        let (room, most, figures, driver_refused) = {
+        let (room, [most, ever], figures, driver_refused) = {
             let account = self.memory.account.lock();
-            let (room, most) = (account.room(budget), account.most(budget));
-            (room, most, account.figures(), account.is_refused(block))
+            let most = [account.most(budget), account.most_without_budgets(budget)];
+            let mut figures = account.figures();
+            // What is left of its own is for it.
+            figures.budgeted -= budget.map_or(0, |budget| account.reservations.left_of(budget));
+            (account.room(budget), most, figures, account.is_refused(block))
         };
         let left = within_reach.saturating_sub(figures.held());
         let fresh = room.min(left);
-        let fits = at_once.saturating_add(fresh) >= block;
+        let fits = block <= most && at_once.saturating_add(fresh) >= block;
         let is = |prospect| Outlook { prospect, figures, room, kept_in_use, driver_refused };
         if fits && !driver_refused {
             return is(Prospect::Fits);
         }
         let comes_back = figures.pending + figures.kept;
-        let hopeless = most.min(left.saturating_add(comes_back)) < block;
+        let of_reservations = if budget.is_none() { figures.drawn } else { 0 };
+        let hopeless = ever.min(left.saturating_add(comes_back + of_reservations)) < block;
         let in_vain = comes_back == 0 || (fresh >= block && comes_back < block);
         if hopeless || (driver_refused && in_vain) {
             return is(Prospect::Never);
+        }
+        if block > most {
+            // Only the end of a reservation helps, which is told as memory that moves.
+            return is(Prospect::Later(UserList::new()));
         }
         let of_stream = stream.memory.frees_in_order().into_iter();
         let of_stream = of_stream.map(|freed| stream.point(freed.behind));

@@ -66,7 +66,7 @@ impl<S: DeviceStream> DeviceMemory<S> {
     pub(crate) fn give_up(&self, bytes: u64) {
         if self.state.lost().is_some() {
             // It was freed with the device.
-            self.account.lock().release(bytes);
+            self.release(bytes);
         } else {
             self.leak(bytes);
         }
@@ -78,6 +78,12 @@ impl<S: DeviceStream> DeviceMemory<S> {
             self.account.lock().leak(bytes);
         }
         self.state.count_unreturned();
+        self.moved();
+    }
+
+    /// Pending bytes are the pool's again.
+    pub(crate) fn release(&self, bytes: u64) {
+        self.account.lock().release(bytes);
         self.moved();
     }
 

@@ -136,10 +136,7 @@ impl<S: DeviceStream> Engine<S> {
             Some(event) => {
                 self.memory.enter_freeing(event, bytes);
             }
-            None => {
-                self.memory.account.lock().release(bytes);
-                self.memory.moved();
-            }
+            None => self.memory.release(bytes),
         }
     }
 
@@ -164,7 +161,7 @@ impl<S: DeviceStream> Engine<S> {
     pub(crate) fn free_now(self: &Arc<Self>, what: Remnant) {
         let bytes = what.bytes();
         if self.state.lost().is_some() {
-            self.memory.account.lock().release(bytes);
+            self.memory.release(bytes);
             if let Remnant::Foreign { owner, .. } = what {
                 self.background.bury(owner);
             }

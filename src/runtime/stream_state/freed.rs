@@ -199,8 +199,13 @@ impl FreedMemory {
         taken
     }
 
-    /// Moves memory whose free has run back to the pool, in the account.
-    fn release(&self, account: &Mutex<Account>, has_run: impl Fn(u64) -> bool) {
+    /// Whether frees on the stream are not known to be complete.
+    fn has_frees(&self) -> bool {
+        !self.in_order.lock().queue.is_empty()
+    }
+
+    /// Moves memory whose free has run back to the pool, in the account; true if there was any.
+    fn release(&self, account: &Mutex<Account>, has_run: impl Fn(u64) -> bool) -> bool {
         let mut freed = self.in_order.lock();
         let mut bytes = 0;
         while let Some(entry) = freed.queue.front() {
@@ -213,6 +218,7 @@ impl FreedMemory {
         if bytes > 0 {
             account.lock().release(bytes);
         }
+        bytes > 0
     }
 }
 
@@ -255,16 +261,17 @@ impl StreamState {
     }
 
     /// Counts memory whose free is on the stream, or in front of something that it waits for.
-    pub(crate) fn put_freed(&self, bytes: u64) {
+    pub(crate) fn put_freed(self: &Arc<Self>, bytes: u64) {
         if bytes > 0 {
             let tail = self.submitted();
             self.enter_freed(InOrder { bytes, ticket: tail, behind: tail + 1 });
         }
     }
 
-    pub(super) fn enter_freed(&self, entry: InOrder) {
+    pub(super) fn enter_freed(self: &Arc<Self>, entry: InOrder) {
         self.memory.enter(entry);
         self.collect_freed();
+        self.see_to_frees();
     }
 
     /// Moves memory freed before the completed ticket back to the pool, in the account.
@@ -273,7 +280,22 @@ impl StreamState {
             self.give_up_freed();
         }
         let lost = self.engine.lost().is_some();
-        self.memory.release(&self.engine.memory.account, |ticket| lost || self.is_complete(ticket));
+        let has_run = |ticket| lost || self.is_complete(ticket);
+        if self.memory.release(&self.engine.memory.account, has_run) {
+            self.engine.memory.moved();
+        }
+    }
+
+    /// Whether a future waits for memory, and frees on the stream may be what it waits for: nothing else may ask about them.
+    pub(super) fn owes_frees(&self) -> bool {
+        self.engine.memory.reclaimers.are_there() && self.memory.has_frees()
+    }
+
+    /// Leaves such frees to the poller.
+    pub(super) fn see_to_frees(self: &Arc<Self>) {
+        if self.owes_frees() {
+            self.activate();
+        }
     }
 
     /// Leaks the memory that the stuck stream would have freed: no allocation may take it over or wait for
@@ -302,7 +324,7 @@ impl StreamState {
         let lost = self.engine.lost().is_some();
         for InOrder { ticket, bytes, .. } in self.memory.take_frees(|_| true) {
             if lost || self.is_complete(ticket) {
-                self.engine.memory.account.lock().release(bytes);
+                self.engine.memory.release(bytes);
             } else {
                 // The driver never runs this free.
                 self.engine.memory.leak(bytes);

@@ -381,7 +381,7 @@ impl Turn<'_, '_> {
         let Block { ptr, bytes, .. } = block;
         let engine = &self.stream.engine;
         if engine.lost().is_some() {
-            engine.memory.account.lock().release(bytes);
+            engine.memory.release(bytes);
             return;
         }
         // SAFETY: the owner gave the memory up; every use of it is on this stream, in front of

@@ -46,6 +46,7 @@ impl StreamState {
     pub(super) fn owes(&self) -> bool {
         !self.lent.is_empty()
             || self.memory.has_deferred()
+            || self.owes_frees()
             || (self.is_deserted() && self.in_flight() > 0)
     }
 

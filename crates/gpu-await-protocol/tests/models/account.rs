@@ -130,10 +130,13 @@ impl Twins {
             Step::Commit(size) => {
                 let held = self.blocks.iter().map(|block| block.1).sum::<u64>();
                 let fits = held + 512 * size <= LIMIT;
-                assert_eq!(self.account.commit(512 * size), fits);
+                assert_eq!(self.account.commit(512 * size, None), fits);
                 self.blocks.extend(fits.then_some((Place::Committed, 512 * size)));
             }
-            Step::Uncommit(nth) => self.walk(Place::Committed, nth, None, Account::uncommit),
+            Step::Uncommit(nth) => {
+                let uncommit = |account: &mut Account, bytes| account.uncommit(bytes, None);
+                self.walk(Place::Committed, nth, None, uncommit);
+            }
             Step::Keep(nth) => {
                 self.walk(Place::Allocated, nth, Some(Place::Kept), |account, size| {
                     account.keep(size, None)
