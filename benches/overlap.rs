@@ -1,7 +1,7 @@
 //! What is gained where a kernel starts while the one in front of it still ends, and who pays?
 //!
-//! Compared in one process, in turn: two devices on one GPU, the second of which has [full edges](gpu_await::DeviceBuilder::full_edges)
-//! alone.
+//! Compared in one process, in turn: two devices on one GPU, the first of which has [programmatic edges](gpu_await::DeviceBuilder::programmatic_edges),
+//! the second full ones alone.
 //!
 //! | line | is |
 //! |---|---|
@@ -37,7 +37,7 @@ const PHASE: Duration = Duration::from_secs(1);
 
 fn main() {
     let runtime = measure::workers(4);
-    let devices = [measure::device(), full_edges()];
+    let devices = [device(true), device(false)];
     for (name, replayed) in [("replay", true), ("stream", false)] {
         let times = in_turn(&devices, |device| {
             measure::on_worker(&runtime, chain(device.clone(), replayed))
@@ -64,8 +64,8 @@ fn main() {
 }
 
 /// A device on the same GPU.
-fn full_edges() -> Device {
-    let builder = testing::builder().full_edges(true);
+fn device(overlaps: bool) -> Device {
+    let builder = testing::builder().programmatic_edges(overlaps).full_edges(!overlaps);
     if measure::on_cuda() { builder.cuda(0).expect("the GPU") } else { builder.host() }
 }
 

@@ -408,7 +408,7 @@ impl DeviceBuilder {
         self
     }
 
-    /// Has no kernel start while the launch in front of it still ends: what the [overlap](crate::Overlaps) is compared with. It counts then
+    /// Has no kernel on a stream start while the launch in front of it still ends: what the [overlap](crate::Overlaps) is compared with. It counts then
     /// as refused.
     pub fn full_edges(mut self, full: bool) -> Self {
         self.full_edges = full;

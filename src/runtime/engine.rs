@@ -76,6 +76,8 @@ pub(crate) struct EngineOptions {
     pub(crate) general_images: bool,
     /// No kernel starts while the launch in front of it still ends.
     pub(crate) full_edges: bool,
+    /// Edges of graphs are programmatic where they may be.
+    pub(crate) programmatic_edges: bool,
     /// The most elements that a launch of a selection takes, if that is less than what its kernel can.
     pub(crate) part_of_selections: Option<u32>,
     /// How many multiprocessors all of it is confined to.

@@ -197,9 +197,12 @@ impl Raw<'_> {
         let launches: Vec<_> = (0..list.len()).map(|number| list.launch(number)).collect();
         let engine = self.stream.engine().clone();
         let (mut edges, mut fates) = (Vec::new(), EdgeFates::default());
+        let may_overlap = engine.options.programmatic_edges;
         for ((first, second), kind) in list.edge_kinds() {
-            fates.enter(second, kind);
-            let overlaps = kind == EdgeKind::Programmatic && !engine.options.full_edges;
+            if may_overlap {
+                fates.enter(second, kind);
+            }
+            let overlaps = may_overlap && kind == EdgeKind::Programmatic;
             edges.push(GraphEdge { first, second, overlaps });
         }
         let partition = self.stream.driver.partition().cloned();
@@ -210,7 +213,7 @@ impl Raw<'_> {
             unsafe { self.backend.graph_compile(&launches, &edges, confined) }?
         };
         let (code, keeps) = (list.code().cloned().collect(), keeps.cloned());
-        fates.is_refused = !raw.overlaps;
+        fates.is_refused = may_overlap && !raw.overlaps;
         Ok(CompiledGraph { engine, raw: Some(raw), code, keeps, partition, last: None, fates })
     }
 

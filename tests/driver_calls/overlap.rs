@@ -1,14 +1,14 @@
 //! Which launches the driver may start while the launch in front of them still ends, and which edges of graphs are programmatic.
 
 use gpu_await::{
-    Completion, Device, DeviceBuffer, Error, ErrorDetail, LaunchConfig, NotProgrammatic, Op,
-    Region, Stream, Uses, kernel, kernels,
+    Completion, Device, DeviceBuffer, DeviceBuilder, Error, ErrorDetail, LaunchConfig,
+    NotProgrammatic, Op, Region, Stream, Uses, kernel, kernels,
 };
 use gpu_await_algorithms::{Algorithms, transform};
 
 use stand_in_cuda::{assert_child_without, is_child};
 
-use super::{Line, StandIn, async_under_the_stand_in, device_with, my_calls, soon};
+use super::{Line, StandIn, async_under_the_stand_in, device_with, eventually, my_calls, soon};
 
 const LEN: usize = 100;
 /// Older drivers have no programmatic edges.
@@ -24,7 +24,13 @@ struct Formulas {
 impl Formulas {
     /// With a formula that was launched before.
     async fn new() -> Formulas {
-        let device = device_with(Completion::Adaptive);
+        Formulas::on(Device::builder().programmatic_edges(true)).await
+    }
+
+    async fn on(builder: DeviceBuilder) -> Formulas {
+        let device = builder.completion(Completion::Adaptive).spare_bytes_per_stream(0);
+        let device = device.cuda(0).expect("the stand-in has a device");
+        eventually("the first slab", || device.stats().pinned_bytes > 0);
         let stream = device.stream().unwrap();
         let x = soon(stream.full(LEN, 1.0f32)).await.unwrap();
         let y = soon(stream.full(LEN, 2.0f32)).await.unwrap();
@@ -60,7 +66,14 @@ fn put_theirs(stream: &Stream) {
 
 /// The fates of a replayed chain's two edges in its first launch as a graph (programmatic, or refused), and the calls that added such edges.
 async fn replayed(driver: &StandIn, is_refused: bool) -> (u64, u64, usize) {
-    let mut formulas = Formulas::new().await;
+    replayed_on(Formulas::new().await, driver, is_refused).await
+}
+
+async fn replayed_on(
+    mut formulas: Formulas,
+    driver: &StandIn,
+    is_refused: bool,
+) -> (u64, u64, usize) {
     let Formulas { device, stream, y, .. } = &mut formulas;
     let mut region = Region::new();
     let mut replay = || {
@@ -254,6 +267,15 @@ fn full_edges_where_refused() {
         assert_eq!((programmatic, refused, calls), (0, 2, 1));
         let (programmatic, refused, calls) = replayed(driver, false).await;
         assert_eq!((programmatic, refused, calls), (2, 0, 2));
+    });
+}
+
+/// Who asks for nothing has them full, and nothing is counted.
+#[test]
+fn full_edges_by_default() {
+    async_under_the_stand_in(async |driver| {
+        let formulas = Formulas::on(Device::builder()).await;
+        assert_eq!(replayed_on(formulas, driver, false).await, (0, 0, 0));
     });
 }
 

@@ -162,7 +162,9 @@ fn put(
 fn early_kernels_keep_the_order() {
     let asked = std::env::var("GPU_AWAIT_OVERLAP_LISTS").ok();
     let lists = asked.map_or(20, |asked| asked.parse().expect("a number"));
-    let device = testing::device();
+    let _turn = testing::device();
+    let name = std::env::var(testing::TEST_DEVICE).unwrap_or_else(|_| "host".to_owned());
+    let device = Device::builder().programmatic_edges(true).named(&name).unwrap();
     let stream = device.stream().unwrap();
     let mut mix = None;
     let loaded = stream.batch(|q| {

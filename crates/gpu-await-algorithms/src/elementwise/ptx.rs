@@ -156,7 +156,6 @@ pub(crate) fn generate(recipe: &Recipe<'_>, target: Target) -> String {
     let mut text = PtxText::new(target);
     if target.waits_first() {
         text.line(format_args!("griddepcontrol.wait"));
-        trigger(&mut text);
     }
     let parameters = kernel(&mut text, recipe, tiling);
     let functions = math::text(&text.functions);
@@ -184,19 +183,6 @@ pub(crate) fn generate(recipe: &Recipe<'_>, target: Target) -> String {
 }
 
 /// An array that the threads traverse.
-/// Lets the next kernel of the stream or the graph start, which waits itself, where the grid has a multiprocessor for each block. A chain of a
-/// hundred kernels of 4 blocks takes 75 µs then in place of 101, one of 132 blocks of 2 µs 224 in place of 252. Of larger grids the blocks of
-/// the next kernel, asleep, take the places of blocks that are still to run (4,096 blocks: 538 µs in place of 345), and those of
-/// neighbours (p50 of a small kernel beside 1,056 blocks: 33 µs in place of 17): these only trigger by their end. H200, driver 580.
-fn trigger(text: &mut PtxText) {
-    let [blocks, most] = [RegisterClass::Word, RegisterClass::Word].map(|class| text.fresh(class));
-    let is_small = text.fresh(RegisterClass::Predicate);
-    text.line(format_args!("mov.u32 {blocks}, %nctaid.x"));
-    text.line(format_args!("mov.u32 {most}, %nsmid"));
-    text.line(format_args!("setp.le.u32 {is_small}, {blocks}, {most}"));
-    text.line(format_args!("@{is_small} griddepcontrol.launch_dependents"));
-}
-
 struct Walked {
     kind: NumberKind,
     start: Register,
