@@ -20,7 +20,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// | `Lost` | retry, if the request may run again and is not the one that killed the process ([`Guilt`]) |
 /// | `Deadline` | give up, or wait longer |
 /// | `Service`, `Panicked`, `Decode` | as the service says; the worker goes on |
-/// | `GivenUp` | read the cause and the log; spawn a new worker |
+/// | `GivenUp` | read the cause and the log; `Worker::revive` |
 /// | `Closed` | – |
 /// | `System` | the system refuses what is needed |
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -146,7 +146,8 @@ pub enum Error {
     /// The deadline of the call passed. If a process has the call it goes on with it.
     #[error("the call's deadline passed")]
     Deadline,
-    /// Processes died early too often, or the first one did not serve: there will be no other one.
+    /// Processes died early too often, or the first one did not serve: there will be no other one, unless
+    /// [`Worker::revive`](crate::Worker::revive) has the worker begin anew.
     #[error(
         "given up after {early_deaths} early deaths in a row, the last by: {cause}{}\n{log}",
         before(causes)
@@ -158,7 +159,7 @@ pub enum Error {
         cause: Cause,
         /// Of the last ones, up to 16, in their order.
         causes: Arc<[Cause]>,
-        /// What that process wrote at its end.
+        /// The end of what the last process wrote, of [`log_bytes`](crate::WorkerBuilder::log_bytes) at most.
         log: Arc<str>,
     },
     /// The worker was closed.

@@ -192,6 +192,16 @@ impl Group {
         self.with(|core, _| core.why_forgotten())
     }
 
+    /// Begins anew if it was given up.
+    pub(crate) fn revive(&self) -> Result<()> {
+        self.check_here()?;
+        let revived = self.with(|core, after| core.revive(self, Instant::now(), after))?;
+        match self.this.upgrade().filter(|_| revived) {
+            Some(group) => supervisor::supervise(group),
+            None => Ok(()),
+        }
+    }
+
     /// Resolves when the worker serves, or has ended.
     pub(crate) fn serving(&self) -> impl Future<Output = Result<()>> {
         let (waiter, receiver) = oneshot::channel();

@@ -12,7 +12,7 @@
 //! | call it | [`Worker::call`], [`Call`], [`Answer`] |
 //! | send and get large data | [`Lease`], [`Payload`]; in the process [`Payloads`] |
 //! | keep weights on the GPU across deaths | [`Host::keep`], [`kept`], [`forget_kept`] |
-//! | know what went wrong | [`Error`], [`WorkerLost`], [`Cause`], [`Guilt`], [`Worker::stats`], [`Worker::log`] |
+//! | know what went wrong | [`Error`], [`WorkerLost`], [`Cause`], [`Guilt`], [`Worker::stats`], [`Worker::log`], [`Worker::revive`] |
 //!
 //! Every call ends exactly once. Calls go from any executor; the process runs on a tokio runtime of its own. One thread of the front looks
 //! after all workers, and one starts their processes.
@@ -34,6 +34,7 @@
 //! | warn | the executor of a worker's process is blocked | |
 //! | error | a killed process does not go: set aside | |
 //! | error | a worker is given up | `why`: the causes and the log |
+//! | info | a worker that was given up begins anew | |
 //!
 //! # Operation
 //! A worker takes six descriptors of the front while its process lives, and two threads serve all workers. As process 1 of a container the front

@@ -7,7 +7,7 @@
 //! | `Serving(since)` | calls are sent | `drain`, `kill`, `reaped` |
 //! | `Draining(until)` | no call is sent; the process ends when it has answered what it has | `tick` → `Killing`, `reaped` |
 //! | `Killing(since)` | `SIGKILL` was sent | `reaped`; after the grace `tick` sets the process aside as *stuck* |
-//! | `Ended` | closed, or given up: there will be no process | – |
+//! | `Ended` | closed, or given up: there will be no process | `revive`, of one that was given up → `Waiting` |
 //!
 //! A pause of the supervisor, or of the machine, counts in none of them (`a_pause_counts_in_no_limit`).
 //!
@@ -233,6 +233,11 @@ impl Life {
     /// No process is started any more; there is none.
     pub(crate) fn end(&mut self) {
         self.phase = Phase::Ended;
+    }
+
+    /// Begins anew, as if no process had died. Those that were set aside still count.
+    pub(crate) fn revive(&mut self, now: Instant) {
+        (self.phase, self.deaths) = (Phase::Waiting(now), Deaths::default());
     }
 
     /// A process that was set aside is gone after all.

@@ -445,6 +445,25 @@ proptest! {
 }
 
 #[test]
+fn each_call_over_its_limit_is_guilty() {
+    let (begun, limit) = (Instant::now(), Duration::from_secs(1));
+    let mut calls = Calls::new(8);
+    // The last two have more time.
+    for value in 0..6u32 {
+        let limit = Some(if value < 4 { limit } else { 3 * limit });
+        let id = calls.insert(value, Terms { limit, attempts: 1, deadline: None }).unwrap();
+        calls.sent(id, begun);
+    }
+    let expired = calls.expired(begun + limit, |_| Some(begun));
+    let (id, _) = expired.over_limit.unwrap();
+    let mut lost = calls.died(Culprit::Call(id));
+    lost.sort_by_key(|lost| lost.value);
+    let guilt: Vec<_> = lost.iter().map(|lost| lost.guilt).collect();
+    use Guilt::{Alone, Innocent};
+    assert_eq!(guilt, [Alone, Alone, Alone, Alone, Innocent, Innocent]);
+}
+
+#[test]
 fn a_pause_counts_in_no_limit() {
     let limits = Limits {
         hello: Duration::from_secs(1),

@@ -42,7 +42,7 @@ struct Supervisor {
 
 static SUPERVISOR: OnceLock<Result<Supervisor>> = OnceLock::new();
 
-/// Has the thread look after a worker.
+/// Has the thread look after a worker, which it may still do.
 pub(crate) fn supervise(group: Arc<Group>) -> Result<()> {
     let supervisor = SUPERVISOR.get_or_init(begin).as_ref().map_err(Clone::clone)?;
     supervisor.new.lock().push(group);
@@ -140,8 +140,11 @@ fn run() {
 
 /// Gives each worker its turn, and waits.
 fn look_after(supervisor: &Supervisor, workers: &mut Vec<Supervised>, buffer: &mut Vec<u8>) {
-    let new = std::mem::take(&mut *supervisor.new.lock());
-    workers.extend(new.into_iter().map(|group| Supervised { group, watch: Watch::default() }));
+    for group in std::mem::take(&mut *supervisor.new.lock()) {
+        if !workers.iter().any(|worker| Arc::ptr_eq(&worker.group, &group)) {
+            workers.push(Supervised { group, watch: Watch::default() });
+        }
+    }
     let longest = workers.iter().map(|worker| packet_bytes(&worker.group.options)).max();
     if let Some(longest) = longest.filter(|longest| *longest > buffer.len()) {
         buffer.resize(longest, 0);

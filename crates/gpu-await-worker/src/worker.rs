@@ -114,6 +114,20 @@ impl<S: Service> Worker<S> {
         self.handle.group.serving().await
     }
 
+    /// Has a worker that was [given up](Error::GivenUp) begin anew, with its counts of deaths at zero, and waits until it serves; of one
+    /// that was not, only waits. Calls that ended meanwhile have ended; handles, leases and figures go on.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped leaves the worker as it is: starting, if it was polled.
+    ///
+    /// # Errors
+    /// As [`spawn`](WorkerBuilder::spawn): the worker is given up again if its first process dies before it serves. One that was closed stays
+    /// [`Closed`](Error::Closed), and one that ended by a panic of this crate ([`Cause::Supervisor`]) given up.
+    pub async fn revive(&self) -> Result<()> {
+        self.handle.group.revive()?;
+        self.serving().await
+    }
+
     /// Ends the worker: calls that no process has fail with [`Error::Closed`], the process answers the others and ends, and is killed if
     /// that takes longer than `limit`. Returns when it is gone.
     pub async fn close(self, limit: Duration) {

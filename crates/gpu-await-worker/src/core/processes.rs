@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::Core;
 use crate::calls::Culprit;
-use crate::error::{Cause, Error, WorkerLost};
+use crate::error::{Cause, Error, Result, WorkerLost};
 use crate::frame::Ending;
 use crate::group::{After, Group, Outcome};
 use crate::keep;
@@ -129,12 +129,12 @@ impl Core {
         after: &mut After,
     ) {
         self.hear(group, now, usize::MAX, buffer, after);
-        let Some(process) = self.process.take() else { return };
+        let Some(mut process) = self.process.take() else { return };
         after.wake |= keep::gone((group.number(), process.incarnation));
         let (cause, culprit) = process.cause(Exit::Unknown);
         let (service, pid) = (group.service, process.number());
         after.log(move || tracing::error!(service, pid, "a killed process does not go: set aside"));
-        self.last_lines = process.log.last_lines(LAST_LINES).into();
+        self.remember(&mut process, &cause);
         self.stuck.push(process);
         let sign = self.sign();
         self.lose(group, cause, culprit, after);
@@ -152,16 +152,12 @@ impl Core {
     ) {
         self.hear(group, now, usize::MAX, buffer, after);
         let Some(mut process) = self.process.take() else { return };
-        process.read_log(0);
-        process.read_log(1);
         let (cause, culprit) = process.cause(exit);
         after.wake |= keep::gone((group.number(), process.incarnation));
         if matches!(process.told, Some((Ending::MemoryFault, ..))) {
             keep::forget_gpu(&group.options.gpu);
         }
-        self.last_log = process.log.text().into();
-        self.last_lines = process.log.last_lines(LAST_LINES).into();
-        self.last_death = Some((process.number(), cause.to_string()));
+        self.remember(&mut process, &cause);
         self.reaped = Some((process.times.killed.unwrap_or(now), now));
         let (service, pid, text) = (group.service, process.number(), cause.to_string());
         let is_wanted = self.life.is_closing() && matches!(cause, Cause::Closed);
@@ -174,6 +170,15 @@ impl Core {
         let sign = if excused { Sign::None } else { self.sign() };
         self.lose(group, cause, culprit, after);
         self.gone(group, now, sign, after);
+    }
+
+    /// Keeps what a process wrote, to its end.
+    fn remember(&mut self, process: &mut Process, cause: &Cause) {
+        process.read_log(0);
+        process.read_log(1);
+        self.last_log = process.log.text().into();
+        self.last_lines = process.log.last_lines(LAST_LINES).into();
+        self.last_death = Some((process.number(), cause.to_string()));
     }
 
     /// What the death of the process says, before its calls are lost.
@@ -230,6 +235,27 @@ impl Core {
             }
             _ => {}
         }
+    }
+
+    /// Begins anew if the worker was given up; returns whether it was.
+    pub(crate) fn revive(
+        &mut self,
+        group: &Group,
+        now: Instant,
+        after: &mut After,
+    ) -> Result<bool> {
+        match &self.ended {
+            None => return Ok(false),
+            // What was under the lock is lost, and with it who has which part of the slab.
+            Some(Error::GivenUp { cause, .. }) if !matches!(cause, Cause::Supervisor(_)) => {}
+            Some(error) => return Err(error.clone()),
+        }
+        self.life.revive(now);
+        (self.ended, self.reaped, self.has_served) = (None, None, false);
+        self.causes.clear();
+        let service = group.service;
+        after.log(move || tracing::info!(service, "a worker that was given up begins anew"));
+        Ok(true)
     }
 
     /// There will be no process any more.
