@@ -23,7 +23,7 @@ use crate::keep;
 use crate::leases::{LeaseId, Leases, Part};
 use crate::life::{Life, Limits, Phase};
 use crate::options::Options;
-use crate::payload::{Input, Lease};
+use crate::payload::{Lease, Placed};
 use crate::process::{Ends, Process};
 use crate::system::{self, Sent};
 use crate::worker::{Health, Stats};
@@ -197,7 +197,7 @@ impl Core {
         let entered = self.calls.insert(ticket, terms);
         let id = entered.map_err(|ticket| {
             after.dropped.push(ticket);
-            self.stats.overloads += 1;
+            self.overloaded();
             let (found, limit) = (self.calls.len() as u64, self.calls.capacity() as u64);
             Error::Overloaded { what: "calls", found, limit }
         })?;
@@ -215,6 +215,11 @@ impl Core {
         let full = || Error::Overloaded { what: "bytes of payloads", found: limit, limit };
         let (id, part) = self.leases.take(bytes).ok_or_else(full)?;
         Ok(Lease { group: group.this(), slab: group.requests.clone(), id, part })
+    }
+
+    /// A call is refused, since too much is under way.
+    pub(crate) fn overloaded(&mut self) {
+        self.stats.overloads += 1;
     }
 
     /// Whether a call waits for memory.
@@ -353,14 +358,14 @@ fn place(
 ) -> Result<Option<(LeaseId, Part)>, NoRoom> {
     let bytes = match &ticket.payload {
         None => return Ok(None),
-        Some(Input::Lease(lease)) => return Ok(Some((lease.id, lease.part))),
-        Some(Input::Bytes(bytes)) => bytes,
+        Some(Placed::Lease(lease)) => return Ok(Some((lease.id, lease.part))),
+        Some(Placed::Waits { bytes, .. }) => bytes,
     };
     let taken = if room { leases.take(bytes.len() as u64) } else { None };
     let (id, part) = taken.ok_or(NoRoom)?;
     let mut lease = Lease { group: group.this(), slab: group.requests.clone(), id, part };
     lease.copy_from_slice(bytes);
-    ticket.payload = Some(Input::Lease(lease));
+    ticket.payload = Some(Placed::Lease(lease));
     Ok(Some((id, part)))
 }
 

@@ -80,9 +80,9 @@ pub enum Error {
     /// Everything that may be under way is: the call was not made.
     #[error("{found} {what} are under way, and the limit is {limit}")]
     Overloaded {
-        /// Calls, or bytes of payloads.
+        /// Calls, bytes of leases, or bytes of payloads that there is no room for.
         what: &'static str,
-        /// How many.
+        /// How many; of bytes without room, with those that were refused.
         found: u64,
         /// The limit.
         limit: u64,

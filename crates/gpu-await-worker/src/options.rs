@@ -44,6 +44,7 @@ pub(crate) fn capped(limit: Duration) -> Duration {
 pub(crate) struct Options {
     pub(crate) most_calls: usize,
     pub(crate) most_message_bytes: u32,
+    pub(crate) most_waiting_bytes: u64,
     pub(crate) request_slab_bytes: u64,
     pub(crate) response_slab_bytes: u64,
     /// The UUID of a GPU; `None` for the host device.
@@ -70,6 +71,7 @@ impl Default for Options {
         Options {
             most_calls: 4096,
             most_message_bytes: 64 << 10,
+            most_waiting_bytes: 256 << 20,
             request_slab_bytes: 64 << 20,
             response_slab_bytes: 64 << 20,
             gpu: None,

@@ -67,8 +67,8 @@ impl<S: Service> Call<S> {
         self
     }
 
-    /// Sends bytes with it as its payload, which are copied once; where there is no room, when there is: until then the front holds them, for up to
-    /// [`most_calls`](crate::WorkerBuilder::most_calls) calls, and calls without a payload or with a lease pass.
+    /// Sends bytes with it as its payload, which are copied once; where there is no room, when there is: until then the front holds them, up to
+    /// [`most_waiting_bytes`](crate::WorkerBuilder::most_waiting_bytes), and calls without a payload or with a lease pass.
     pub fn payload(mut self, bytes: impl Into<Arc<[u8]>>) -> Self {
         self.payload = Some(Input::Bytes(bytes.into()));
         self

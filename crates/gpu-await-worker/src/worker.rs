@@ -190,6 +190,13 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
+    /// How many bytes of payloads the front may hold for calls that wait for room in that memory; bytes that several calls share count for
+    /// each. 256 MiB. A call that would have more wait is refused ([`Error::Overloaded`]); one that has a [`Lease`] never is.
+    pub fn most_waiting_bytes(mut self, bytes: u64) -> Self {
+        self.options.most_waiting_bytes = bytes;
+        self
+    }
+
     /// How long a response may wait for room while nothing but payloads that the program itself holds fill the memory: then its call ends
     /// with [`Error::PayloadsHeld`]. 10 s.
     pub fn held_payload_limit(mut self, limit: Duration) -> Self {
@@ -368,6 +375,8 @@ pub struct Stats {
     pub calls: usize,
     /// Those of them that the process has.
     pub running: usize,
+    /// Bytes of payloads that the front holds for calls that wait for room: see [`WorkerBuilder::most_waiting_bytes`].
+    pub waiting_bytes: u64,
     /// Processes that were killed and are not gone.
     pub stuck: usize,
     /// Deaths in a row that were early: quick, and while no call ran. See [`Restart`].
@@ -386,7 +395,7 @@ pub struct Stats {
     pub failed: u64,
     /// Calls in which the service panicked.
     pub panics: u64,
-    /// Calls that were refused because as many as there may be were under way.
+    /// Calls that were refused because as many as there may be, or as many bytes, were under way.
     pub overloads: u64,
     /// How often a call was sent again.
     pub retries: u64,
