@@ -135,6 +135,7 @@ impl Core {
         }
         self.life = Life::over(self.stuck.len());
         (self.stats, self.last_cause) = (old.stats, Some(cause));
+        processes::tell_end(group, &error, after);
         self.ended = Some(error.clone());
         for ticket in old.calls.into_values() {
             after.end(ticket, Outcome::Failed(error.clone()));
@@ -243,16 +244,20 @@ impl Core {
         self.process.as_mut().filter(|process| process.incarnation == incarnation)
     }
 
-    pub(crate) fn close(&mut self, until: Instant, after: &mut After) {
+    pub(crate) fn close(&mut self, group: &Group, until: Instant, after: &mut After) {
         let now = Instant::now();
+        if !self.life.is_closing() && self.ended.is_none() {
+            let service = group.service;
+            after.log(move || tracing::info!(service, "a worker is closing"));
+        }
         let kill = self.life.close(until);
         if kill || until <= now {
-            self.kill(Cause::Closed, Culprit::Outside, now);
+            self.kill(group, Cause::Closed, Culprit::Outside, now, after);
         } else if let Some(process) = &mut self.process {
             process.tell(&ToProcess::End, Vec::new());
         }
-        if self.life.has_ended() {
-            self.end(Error::Closed, after);
+        if self.life.has_ended() && self.ended.is_none() {
+            self.end(group, Error::Closed, after);
         }
         for ticket in self.calls.end_waiting() {
             after.end(ticket, Outcome::Failed(Error::Closed));

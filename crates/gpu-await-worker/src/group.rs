@@ -334,7 +334,7 @@ impl Group {
 
     /// Ends the worker, by force after `limit`.
     pub(crate) fn close(&self, limit: Duration) {
-        self.if_here(|core, after| core.close(Instant::now() + limit, after));
+        self.if_here(|core, after| core.close(self, Instant::now() + limit, after));
     }
 
     pub(crate) fn stats(&self) -> Stats {

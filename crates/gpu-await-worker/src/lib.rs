@@ -26,15 +26,23 @@
 //! | level | message | with |
 //! |---|---|---|
 //! | info | a worker's process started | |
+//! | debug | a worker's process said hello | `started`: how long before |
 //! | info | a worker serves | `recovery`: how long the steps took |
+//! | info | a worker's process is killed | `cause` |
 //! | info | a worker's process ended, as it was asked to | |
-//! | warn | a worker's process died | `cause` |
+//! | warn | a worker's process died | `cause`; `killed`: how long before, if it was |
 //! | warn | a worker's process was not started | `why` |
+//! | info | a worker's next process waits | `delay` |
 //! | warn | a worker's process is stopped or traced | |
 //! | warn | the executor of a worker's process is blocked | |
 //! | error | a killed process does not go: set aside | |
+//! | info | a process that was set aside is gone | |
 //! | error | a worker is given up | `why`: the causes and the log |
 //! | info | a worker that was given up begins anew | |
+//! | info | a worker is closing | |
+//! | info | a worker was closed | |
+//!
+//! Each once for each time that it happens; two that follow closely may come in the other order, as two threads tell them.
 //!
 //! # Operation
 //! A worker takes six descriptors of the front while its process lives, and two threads serve all workers. As process 1 of a container the front

@@ -8,7 +8,8 @@
 //! # Invariants
 //! 1. A panic on this thread ends the worker that it was looking after, or, if it was looking after none, all of them: with a cause, and each
 //!    call of theirs. The thread goes on (`a_panic_ends_one_worker`, `a_panic_between_workers_ends_all`).
-//! 2. A process that is slow to start holds up no other worker's calls, and no handle of its own (`a_slow_start_holds_up_nobody`).
+//! 2. What cannot be waited for is looked at: a system that refuses `poll` hides no death (`each_state_cause_and_step_is_told_once`).
+//! 3. A process that is slow to start holds up no other worker's calls, and no handle of its own (`a_slow_start_holds_up_nobody`).
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
@@ -176,12 +177,14 @@ fn wait(supervisor: &Supervisor, workers: &mut [Supervised]) {
             let wanted = all.into_iter().zip(flags).filter(|(_, flags)| !flags.is_empty());
             fds.extend(wanted.map(|(fd, flags)| PollFd::new(fd, *flags)));
         }
-        // What fails here is looked at again by the time that is due.
-        let polled = system::poll(&mut fds, limit);
-        if polled.is_err() {
-            std::thread::sleep(Duration::from_millis(10));
+        match system::poll(&mut fds, limit) {
+            Ok(()) => fds.iter().map(PollFd::revents).collect(),
+            // Such as with more of them than the process may have by now: all are looked at, which waits for none.
+            Err(_) => {
+                std::thread::sleep(Duration::from_millis(10));
+                vec![PollFlags::all(); fds.len()]
+            }
         }
-        fds.iter().map(PollFd::revents).collect()
     };
     let mut ready = ready.into_iter();
     if ready.next().is_some_and(|flags| !flags.is_empty()) {

@@ -57,6 +57,10 @@ impl Core {
             let is_there = is_there(process);
             if !is_there {
                 self.life.unstuck();
+                let (service, pid) = (group.service, process.number());
+                after.log(move || {
+                    tracing::info!(service, pid, "a process that was set aside is gone");
+                });
             }
             is_there
         });
@@ -142,7 +146,7 @@ impl Core {
             let is_packet = matches!(received, Received::Packet(_));
             let is_hello = process.times.hello.is_none();
             if is_packet && is_hello && beside.sender != Some(process.pid) {
-                return self.broken("a message of another process", now);
+                return self.broken(group, "a message of another process", now, after);
             }
             match received {
                 Received::Nothing => return,
@@ -152,16 +156,16 @@ impl Core {
                     return;
                 }
                 Received::Packet(bytes) if bytes > buffer.len() => {
-                    return self.broken("a message that is too long", now);
+                    return self.broken(group, "a message that is too long", now, after);
                 }
                 Received::Packet(bytes) => {
                     let Some((message, body)) = codec::header(&buffer[..bytes]) else {
-                        return self.broken("an unknown message", now);
+                        return self.broken(group, "an unknown message", now, after);
                     };
                     self.message(group, message, body, beside.fds, now, after);
                     let swamped = |process: &Process| process.is_swamped(group.options.most_calls);
                     if self.process.as_ref().is_some_and(swamped) {
-                        return self.broken("it does not read what it asks for", now);
+                        return self.broken(group, "it does not read what it asks for", now, after);
                     }
                 }
             }
@@ -195,12 +199,12 @@ impl Core {
     ) {
         let Some(process) = &mut self.process else { return };
         if !fds.is_empty() && !matches!(message, ToSupervisor::Sealed { .. }) {
-            return self.broken("descriptors that nobody asked for", now);
+            return self.broken(group, "descriptors that nobody asked for", now, after);
         }
         let owner = (group.number(), process.incarnation);
         match message {
             ToSupervisor::Hello { .. } if process.times.hello.is_some() => {
-                self.broken("a second hello", now);
+                self.broken(group, "a second hello", now, after);
             }
             ToSupervisor::Hello { version, executable } => {
                 if (version, executable) != (VERSION, group.program.executable) {
@@ -209,13 +213,18 @@ impl Core {
                     return;
                 }
                 process.times.hello = Some(now);
+                let (service, pid) = (group.service, process.number());
+                let started = now - process.times.started;
+                after.log(move || {
+                    tracing::debug!(service, pid, ?started, "a worker's process said hello");
+                });
                 // The senders of later packets are this process, or what inherited from it, which nothing does.
                 drop(system::name_senders(process.ends.socket.as_fd(), false));
                 self.life.said_hello();
             }
             ToSupervisor::Serving => {
                 if !self.life.serves(now) {
-                    return self.broken("a service that starts twice", now);
+                    return self.broken(group, "a service that starts twice", now, after);
                 }
                 process.times.serving = Some(now);
                 self.serves(group, after);
@@ -226,7 +235,7 @@ impl Core {
                     .map(|(id, part)| (id, part, part.is_within(process.responses.bytes())))
                 {
                     Some((_, _, false)) => {
-                        return self.broken("a payload outside of its slab", now);
+                        return self.broken(group, "a payload outside of its slab", now, after);
                     }
                     payload => payload.map(|(id, part, _)| Payload {
                         group: group.this(),
@@ -271,19 +280,24 @@ impl Core {
             ToSupervisor::Keep { name } | ToSupervisor::NotFilled { name }
                 if name.len() > MOST_NAME =>
             {
-                self.broken("a name that is too long", now);
+                self.broken(group, "a name that is too long", now, after);
             }
             ToSupervisor::Keep { name } => {
                 process.requests_to_keep += 1;
                 if process.requests_to_keep > MOST_KEPT {
-                    return self.broken("it asks for kept memory without end", now);
+                    return self.broken(group, "it asks for kept memory without end", now, after);
                 }
                 process.asked.push(name.to_owned());
                 self.hand_out(group);
             }
             ToSupervisor::Sealed { name, generation } => {
                 if !keep::sealed(&group.key(name), owner, generation, fds) {
-                    return self.broken("sealed memory that it was not told to fill", now);
+                    return self.broken(
+                        group,
+                        "sealed memory that it was not told to fill",
+                        now,
+                        after,
+                    );
                 }
                 after.wake = true;
             }
@@ -301,7 +315,7 @@ impl Core {
                     | Ending::UnderMps => !serves,
                 };
                 if !is_its {
-                    return self.broken("an end that it has no reason for", now);
+                    return self.broken(group, "an end that it has no reason for", now, after);
                 }
                 let text = String::from_utf8_lossy(body).into_owned();
                 process.told.get_or_insert((ending, text, now));
@@ -325,15 +339,25 @@ impl Core {
     }
 
     /// The process does not keep to the protocol.
-    fn broken(&mut self, how: &'static str, now: Instant) {
-        self.kill(Cause::Protocol(how), Culprit::Running, now);
+    fn broken(&mut self, group: &Group, how: &'static str, now: Instant, after: &mut After) {
+        self.kill(group, Cause::Protocol(how), Culprit::Running, now, after);
     }
 
-    pub(super) fn kill(&mut self, cause: Cause, culprit: Culprit, now: Instant) {
-        if let Some(process) = &mut self.process {
-            process.kill(cause, culprit, now);
-            self.life.killed(now);
+    pub(super) fn kill(
+        &mut self,
+        group: &Group,
+        cause: Cause,
+        culprit: Culprit,
+        now: Instant,
+        after: &mut After,
+    ) {
+        let Some(process) = &mut self.process else { return };
+        if process.times.killed.is_none() {
+            let (service, pid, cause) = (group.service, process.number(), cause.to_string());
+            after.log(move || tracing::info!(service, pid, %cause, "a worker's process is killed"));
         }
+        process.kill(cause, culprit, now);
+        self.life.killed(now);
     }
 
     /// Looks at the process from outside.
@@ -359,8 +383,10 @@ impl Core {
         let (service, pid) = (group.service, process.pid);
         let number = process.number();
         match pulse {
-            Pulse::Dead => return self.kill(Cause::Dead, Culprit::Running, now),
-            Pulse::Hung(time) => return self.kill(Cause::Hung(time), Culprit::Running, now),
+            Pulse::Dead => return self.kill(group, Cause::Dead, Culprit::Running, now, after),
+            Pulse::Hung(time) => {
+                return self.kill(group, Cause::Hung(time), Culprit::Running, now, after);
+            }
             Pulse::Stopped if !was_stopped => after.log(move || {
                 tracing::warn!(service, pid = number, "a worker's process is stopped or traced");
             }),
@@ -376,14 +402,14 @@ impl Core {
         let Some(limit) = group.options.resident_bytes else { return };
         if let Some(resident) = system::resident_bytes(pid).filter(|bytes| *bytes > limit) {
             // Whose memory it is nobody knows: perhaps that of calls long ago.
-            self.kill(Cause::MemoryLimit { resident, limit }, Culprit::Unclear, now);
+            self.kill(group, Cause::MemoryLimit { resident, limit }, Culprit::Unclear, now, after);
         }
     }
 
     /// Does what is due.
     fn tick(&mut self, group: &Group, now: Instant, buffer: &mut [u8], after: &mut After) {
         if self.process.as_ref().and_then(Process::ends_until).is_some_and(|until| until <= now) {
-            self.kill(Cause::Protocol("it closed its socket"), Culprit::Running, now);
+            self.kill(group, Cause::Protocol("it closed its socket"), Culprit::Running, now, after);
         }
         let process = self.process.as_ref();
         let expired = self.calls.expired(now, |id| {
@@ -395,13 +421,13 @@ impl Core {
             after.end(ticket, Outcome::Failed(Error::Deadline));
         }
         if let Some((id, limit)) = expired.over_limit {
-            self.kill(Cause::CallLimit(limit), Culprit::Call(id), now);
+            self.kill(group, Cause::CallLimit(limit), Culprit::Call(id), now, after);
         }
         match self.life.tick(now, &self.limits) {
             Step::Start => self.start(group),
             Step::NoHello => self.no_hello(group, now, after),
-            Step::NoStart => self.kill(self.no_start(group), Culprit::Outside, now),
-            Step::NoEnd => self.kill(Cause::NoEnd, Culprit::Outside, now),
+            Step::NoStart => self.kill(group, self.no_start(group), Culprit::Outside, now, after),
+            Step::NoEnd => self.kill(group, Cause::NoEnd, Culprit::Outside, now, after),
             Step::SetAside => self.set_aside(group, now, buffer, after),
             Step::Nothing | Step::GiveUp | Step::End => {}
         }

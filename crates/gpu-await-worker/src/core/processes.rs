@@ -13,7 +13,7 @@ use crate::error::{Cause, Error, Result, WorkerLost};
 use crate::frame::Ending;
 use crate::group::{After, Group, Outcome};
 use crate::keep;
-use crate::life::Step;
+use crate::life::{Phase, Step};
 use crate::process::Process;
 use crate::restart::Sign;
 use crate::supervisor;
@@ -69,7 +69,7 @@ impl Core {
                 after.log(move || tracing::info!(service, pid, "a worker's process started"));
                 self.process = Some(process);
                 if self.life.is_closing() {
-                    self.kill(Cause::Closed, Culprit::Outside, now);
+                    self.kill(group, Cause::Closed, Culprit::Outside, now, after);
                 }
             }
             Ok(process) => {
@@ -93,10 +93,12 @@ impl Core {
     pub(super) fn no_hello(&mut self, group: &Group, now: Instant, after: &mut After) {
         let cause = Cause::NoHello(self.limits.hello);
         if self.process.is_some() {
-            return self.kill(cause, Culprit::Outside, now);
+            return self.kill(group, cause, Culprit::Outside, now, after);
         }
         // It does not even execute its program: it is killed when it does.
         self.starting = None;
+        let (service, why) = (group.service, cause.to_string());
+        after.log(move || tracing::warn!(service, %why, "a worker's process was not started"));
         self.caused(cause);
         self.gone(group, now, Sign::Early, after);
     }
@@ -160,10 +162,13 @@ impl Core {
         self.remember(&mut process, &cause);
         self.reaped = Some((process.times.killed.unwrap_or(now), now));
         let (service, pid, text) = (group.service, process.number(), cause.to_string());
+        let killed = process.times.killed.map(|killed| now - killed);
         let is_wanted = self.life.is_closing() && matches!(cause, Cause::Closed);
         after.log(move || match is_wanted {
             true => tracing::info!(service, pid, "a worker's process ended, as it was asked to"),
-            false => tracing::warn!(service, pid, cause = %text, "a worker's process died"),
+            false => {
+                tracing::warn!(service, pid, cause = %text, ?killed, "a worker's process died")
+            }
         });
         // The memory of a process that is not reaped yet is not free yet.
         let excused = matches!(cause, Cause::OutOfDeviceMemory(_)) && self.life.stuck() > 0;
@@ -224,16 +229,19 @@ impl Core {
         // A worker that never served is not tried again: whoever spawns it wants to know.
         let hopeless = !self.has_served && sign != Sign::None;
         match self.life.gone(now, sign, &group.options.restart, &self.limits) {
-            Step::End => self.end(Error::Closed, after),
+            Step::End => self.end(group, Error::Closed, after),
             step if hopeless || step == Step::GiveUp => {
                 self.life.end();
                 let cause = self.last_cause.clone().unwrap_or(Cause::Unknown);
                 let error = self.given_up(cause);
-                let (service, why) = (group.service, error.to_string());
-                after.log(move || tracing::error!(service, %why, "a worker is given up"));
-                self.end(error, after);
+                self.end(group, error, after);
             }
             _ => {}
+        }
+        let Phase::Waiting(until) = self.life.phase() else { return };
+        let (service, delay) = (group.service, until - now);
+        if !delay.is_zero() {
+            after.log(move || tracing::info!(service, ?delay, "a worker's next process waits"));
         }
     }
 
@@ -259,12 +267,22 @@ impl Core {
     }
 
     /// There will be no process any more.
-    pub(super) fn end(&mut self, error: Error, after: &mut After) {
+    pub(super) fn end(&mut self, group: &Group, error: Error, after: &mut After) {
+        tell_end(group, &error, after);
         for ticket in self.calls.end_all() {
             after.end(ticket, Outcome::Failed(error.clone()));
         }
         let waiters = self.serving.drain(..).chain(self.room.drain(..));
         after.waiters.extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
         self.ended.get_or_insert(error);
+    }
+}
+
+/// Tells that there will be no process any more.
+pub(super) fn tell_end(group: &Group, error: &Error, after: &mut After) {
+    let (service, why) = (group.service, error.to_string());
+    match error {
+        Error::Closed => after.log(move || tracing::info!(service, "a worker was closed")),
+        _ => after.log(move || tracing::error!(service, %why, "a worker is given up")),
     }
 }
