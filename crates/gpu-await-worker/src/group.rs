@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use futures::channel::oneshot;
 use gpu_await::sibling::Process as Whose;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::calls::{CallId, Terms};
 use crate::core::{Core, Watch, packet_bytes};
@@ -171,17 +171,23 @@ impl Group {
     }
 
     fn with<R>(&self, act: impl FnOnce(&mut Core, &mut After) -> R) -> R {
-        self.guarded(|after| act(&mut self.core.lock(), after))
+        self.guarded(self.core.lock(), act)
     }
 
-    /// A panic under the lock leaves nothing half done: it ends the worker, and goes on.
-    fn guarded<R>(&self, act: impl FnOnce(&mut After) -> R) -> R {
+    /// A panic under the lock leaves nothing half done: it ends the worker, and goes on. The lock is held until then: callers that the
+    /// panic forgot ask why.
+    fn guarded<R>(
+        &self,
+        mut core: MutexGuard<'_, Core>,
+        act: impl FnOnce(&mut Core, &mut After) -> R,
+    ) -> R {
         let mut after = After::default();
-        let acted = catch_unwind(AssertUnwindSafe(|| act(&mut after)));
+        let acted = catch_unwind(AssertUnwindSafe(|| act(&mut core, &mut after)));
         if let Err(panic) = &acted {
             let why = crate::codec::text_of(&**panic);
-            self.core.lock().give_up(self, &why, &mut after);
+            core.give_up(self, &why, &mut after);
         }
+        drop(core);
         after.run();
         acted.unwrap_or_else(|panic| resume_unwind(panic))
     }
@@ -318,18 +324,21 @@ impl Group {
         thread_local! {
             static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
         }
-        self.guarded(|after| {
-            let heard = BUFFER.try_with(|buffer| {
-                let Some(mut core) = self.core.try_lock() else { return };
-                let (mut buffer, bytes) = (buffer.borrow_mut(), packet_bytes(&self.options));
-                // It never shrinks: what grows is written.
-                let longer = buffer.len().max(bytes);
-                buffer.resize(longer, 0);
-                core.hear_now(self, now, &mut buffer[..bytes], after);
+        let heard = BUFFER.try_with(|buffer| {
+            let Some(core) = self.core.try_lock() else { return };
+            // Taken: wakers that run at the end may come here again.
+            let (mut taken, bytes) = (buffer.take(), packet_bytes(&self.options));
+            // It never shrinks: what grows is written.
+            taken.resize(taken.len().max(bytes), 0);
+            self.guarded(core, |core, after| {
+                core.hear_now(self, now, &mut taken[..bytes], after);
             });
-            // At the end of a thread its locals are gone: then the supervisor hears it.
-            after.wake |= heard.is_err();
+            buffer.replace(taken);
         });
+        // At the end of a thread its locals are gone: then the supervisor hears it.
+        if heard.is_err() {
+            supervisor::wake();
+        }
     }
 
     /// Ends the worker, by force after `limit`.
