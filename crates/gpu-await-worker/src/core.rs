@@ -4,24 +4,26 @@
 //! 1. Nothing of this module runs foreign code or drops a lease: both go to [`After`].
 #![forbid(unsafe_code)]
 
+mod due;
 mod events;
 mod processes;
 
 use std::collections::VecDeque;
+use std::ops::{Index, IndexMut};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::event::PollFlags;
 
-use crate::calls::{CallId, Calls, Culprit, Terms};
+use crate::calls::{CallId, Calls, Culprit, Takes, Terms};
 use crate::codec;
 use crate::error::{Cause, Error, Result};
 use crate::frame::{MOST_HEADER, ToProcess};
 use crate::group::{After, Group, Outcome, Ticket, Waiter};
 use crate::keep;
 use crate::leases::{LeaseId, Leases, Part};
-use crate::life::{Life, Limits, Phase};
+use crate::life::{Life, Limits, Phase, Role};
 use crate::options::Options;
 use crate::payload::{Lease, Placed};
 use crate::process::{Ends, Process};
@@ -31,7 +33,7 @@ use crate::worker::{Health, Stats};
 /// What the supervisor's thread waits for, of one worker: descriptors with what is awaited, or, after a poll, what is there.
 #[derive(Default)]
 pub(crate) struct Watch {
-    pub(crate) process: Option<Watched>,
+    pub(crate) processes: Vec<Watched>,
     /// Of processes that were set aside, their handles alone.
     pub(crate) stuck: Vec<Watched>,
     pub(crate) due: Option<Instant>,
@@ -46,17 +48,60 @@ pub(crate) struct Watched {
     pub(crate) flags: [PollFlags; 4],
 }
 
+/// The place of a process.
+#[derive(Debug, Default)]
+struct Seat {
+    process: Option<Process>,
+    /// The number of one that is being started.
+    starting: Option<u32>,
+}
+
+/// One for each role.
+#[derive(Debug, Default)]
+struct Seats([Seat; 2]);
+
+impl Index<Role> for Seats {
+    type Output = Seat;
+
+    fn index(&self, role: Role) -> &Seat {
+        &self.0[role as usize]
+    }
+}
+
+impl IndexMut<Role> for Seats {
+    fn index_mut(&mut self, role: Role) -> &mut Seat {
+        &mut self.0[role as usize]
+    }
+}
+
+impl Seats {
+    fn processes(&self) -> impl Iterator<Item = &Process> {
+        self.0.iter().filter_map(|seat| seat.process.as_ref())
+    }
+
+    /// The process with this number.
+    fn process(&self, incarnation: u32) -> Option<&Process> {
+        self.processes().find(|process| process.incarnation == incarnation)
+    }
+
+    /// In which role the process with this number is.
+    fn role(&self, incarnation: u32) -> Option<Role> {
+        let is_it = |role: &Role| {
+            self[*role].process.as_ref().is_some_and(|process| process.incarnation == incarnation)
+        };
+        Role::ALL.into_iter().find(is_it)
+    }
+}
+
 /// The state of a worker.
 #[derive(Debug)]
 pub(crate) struct Core {
     calls: Calls<Ticket>,
     life: Life,
     limits: Limits,
-    process: Option<Process>,
+    seats: Seats,
     /// Of the slab of requests.
     leases: Leases,
-    /// The number of one that is being started.
-    starting: Option<u32>,
     /// How many starts have not come to their end, wanted or not.
     starts_under_way: u32,
     /// Killed, and not reaped for too long.
@@ -88,16 +133,15 @@ impl Core {
     pub(crate) fn new(options: &Options, now: Instant) -> Core {
         Core {
             calls: Calls::new(options.most_calls),
-            life: Life::new(now),
+            life: Life::new(now, options.standby),
             limits: Limits {
                 hello: options.hello,
                 start: options.start,
                 kill_grace: options.kill_grace,
                 most_stuck: options.most_stuck,
             },
-            process: None,
+            seats: Seats::default(),
             leases: Leases::new(0, 0, options.request_slab_bytes),
-            starting: None,
             starts_under_way: 0,
             stuck: Vec::new(),
             unwanted: Vec::new(),
@@ -119,7 +163,7 @@ impl Core {
 
     /// What was under the lock is half done, because of a panic: ends all calls, and kills the process. Trusts nothing but lists of them.
     pub(crate) fn give_up(&mut self, group: &Group, why: &str, after: &mut After) {
-        if self.ended.is_some() && self.process.is_none() {
+        if self.ended.is_some() && self.seats.processes().next().is_none() {
             return;
         }
         let cause = Cause::Supervisor(why.to_owned());
@@ -128,12 +172,13 @@ impl Core {
         (self.unwanted, self.incarnations) = (old.unwanted, old.incarnations);
         self.starts_under_way = old.starts_under_way;
         let error = old.ended.unwrap_or(error);
-        for process in old.process.into_iter().chain(old.stuck) {
+        let processes = old.seats.0.into_iter().filter_map(|seat| seat.process);
+        for process in processes.chain(old.stuck) {
             system::kill(process.ends.handle.as_fd(), process.pid);
             after.wake |= keep::gone((group.number(), process.incarnation));
             self.stuck.push(process);
         }
-        self.life = Life::over(self.stuck.len());
+        self.life = Life::over(Instant::now(), self.stuck.len());
         (self.stats, self.last_cause) = (old.stats, Some(cause));
         processes::tell_end(group, &error, after);
         self.ended = Some(error.clone());
@@ -204,7 +249,7 @@ impl Core {
         })?;
         self.pump(group, Instant::now(), after);
         let due = self.calls.next_due().is_some_and(|due| due < self.next_look);
-        after.wake |= due || self.process.as_ref().is_some_and(Process::has_to_send);
+        after.wake |= due || self.seats.processes().any(Process::has_to_send);
         Ok(id)
     }
 
@@ -241,7 +286,8 @@ impl Core {
     }
 
     pub(crate) fn process(&mut self, incarnation: u32) -> Option<&mut Process> {
-        self.process.as_mut().filter(|process| process.incarnation == incarnation)
+        let role = self.seats.role(incarnation)?;
+        self.seats[role].process.as_mut()
     }
 
     pub(crate) fn close(&mut self, group: &Group, until: Instant, after: &mut After) {
@@ -251,10 +297,12 @@ impl Core {
             after.log(move || tracing::info!(service, "a worker is closing"));
         }
         let kill = self.life.close(until);
-        if kill || until <= now {
-            self.kill(group, Cause::Closed, Culprit::Outside, now, after);
-        } else if let Some(process) = &mut self.process {
-            process.tell(&ToProcess::End, Vec::new());
+        for role in Role::ALL {
+            if kill[role as usize] || until <= now {
+                self.kill(group, role, Cause::Closed, Culprit::Outside, now, after);
+            } else if let Some(process) = &mut self.seats[role].process {
+                process.tell(&ToProcess::End, Vec::new());
+            }
         }
         if self.life.has_ended() && self.ended.is_none() {
             self.end(group, Error::Closed, after);
@@ -266,7 +314,9 @@ impl Core {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        let health = match self.life.phase() {
+        let main = self.seats[Role::Main].process.as_ref();
+        let standby = self.seats[Role::Standby].process.as_ref();
+        let health = match self.life.phase(Role::Main) {
             Phase::Starting { .. } | Phase::Waiting(_) if !self.has_served => Health::Starting,
             Phase::Starting { .. } | Phase::Waiting(_) | Phase::Killing { .. } => {
                 Health::Restarting
@@ -278,7 +328,12 @@ impl Core {
         };
         Stats {
             health: Some(health),
-            process: self.process.as_ref().map(|process| process.number()),
+            process: main.map(Process::number),
+            standby: standby.filter(|_| self.life.is_standby_ready()).map(Process::number),
+            is_stopped: main.is_some_and(|process| process.is_stopped),
+            is_busy: main.is_some_and(|process| process.is_busy),
+            device_bytes: main.map_or(0, |process| process.device_bytes),
+            standby_device_bytes: standby.map_or(0, |process| process.device_bytes),
             calls: self.calls.len(),
             running: self.calls.running(),
             stuck: self.life.stuck(),
@@ -294,7 +349,8 @@ impl Core {
             let end = if log.is_empty() || log.ends_with('\n') { "" } else { "\n" };
             log += &format!("{end}[process {process} died: {cause}]\n");
         }
-        log + &self.process.as_ref().map_or_else(String::new, |process| process.log.text())
+        let main = self.seats[Role::Main].process.as_ref();
+        log + &main.map_or_else(String::new, |process| process.log.text())
     }
 
     /// Some of the slab became free.
@@ -305,12 +361,29 @@ impl Core {
 
     /// Sends what can be sent.
     fn pump(&mut self, group: &Group, now: Instant, after: &mut After) {
-        let Some(process) = &mut self.process else { return };
-        if !process.send_control() || !self.life.is_serving() {
+        // Suspects wait for a standby, and hold up nobody meanwhile.
+        let takes = if self.life.expects_standby() { Takes::Fresh } else { Takes::All };
+        self.pump_to(group, Role::Main, takes, now, after);
+        self.pump_to(group, Role::Standby, Takes::Suspects, now, after);
+    }
+
+    fn pump_to(
+        &mut self,
+        group: &Group,
+        role: Role,
+        takes: Takes,
+        now: Instant,
+        after: &mut After,
+    ) {
+        let Some(process) = &mut self.seats[role].process else { return };
+        let is_clear = process.send_control();
+        let serves = matches!(self.life.phase(role), Phase::Serving(_));
+        if !is_clear || !serves || process.is_falling() {
             return;
         }
+        let to = process.incarnation;
         let mut room = true;
-        while let Some(id) = self.calls.next(room) {
+        while let Some(id) = self.calls.next(to, takes, room) {
             room &= !self.calls.is_behind_roomless(id);
             let Some(ticket) = self.calls.value(id) else { return };
             let payload = match place(group, &mut self.leases, ticket, room) {
@@ -325,10 +398,10 @@ impl Core {
             let Ok(header) = codec::encode(&ToProcess::Call { id, payload }) else { return };
             match process.send(&[&header, &ticket.request]) {
                 Sent::Yes => {
-                    self.calls.sent(id, now);
+                    self.calls.sent(id, to, now);
                     self.stats.retries += u64::from(self.calls.attempt(id) > 1);
                     if let Some((lease, _)) = payload {
-                        self.leases.send(lease);
+                        self.leases.send(lease, to);
                         // Else it has to be there for the next process, whatever this one says.
                         if !self.calls.may_run_again(id) {
                             self.leases.give_back(lease);

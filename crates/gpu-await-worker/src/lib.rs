@@ -9,6 +9,7 @@
 //! | say what a process does | [`Service`], [`Host`], [`Failure`] |
 //! | make a program one that workers can run in | [`init`], [`test_main!`] |
 //! | start a worker, place it, limit it | [`Worker::builder`], [`gpus`], [`Restart`] |
+//! | have another process take over at once | [`WorkerBuilder::standby`] |
 //! | call it | [`Worker::call`], [`Call`], [`Answer`] |
 //! | send and get large data | [`Lease`], [`Payload`]; in the process [`Payloads`] |
 //! | keep weights on the GPU across deaths | [`Host::keep`], [`kept`], [`forget_kept`] |
@@ -25,7 +26,7 @@
 //!
 //! | level | message | with |
 //! |---|---|---|
-//! | info | a worker's process started | |
+//! | info | a worker's process started | `standby`: whether it is one |
 //! | debug | a worker's process said hello | `started`: how long before |
 //! | info | a worker serves | `recovery`: how long the steps took |
 //! | info | a worker's process is killed | `cause` |
@@ -33,6 +34,9 @@
 //! | warn | a worker's process died | `cause`; `killed`: how long before, if it was |
 //! | warn | a worker's process was not started | `why` |
 //! | info | a worker's next process waits | `delay` |
+//! | info | a standby is ready | |
+//! | info | a standby takes over | `ready`: whether it serves by now |
+//! | error | no standby is started any more | `cause`: of the last one's death |
 //! | warn | a worker's process is stopped or traced | |
 //! | warn | the executor of a worker's process is blocked | |
 //! | error | a killed process does not go: set aside | |
@@ -45,7 +49,7 @@
 //! Each once for each time that it happens; two that follow closely may come in the other order, as two threads tell them.
 //!
 //! # Operation
-//! A worker takes six descriptors of the front while its process lives, and two threads serve all workers. As process 1 of a container the front
+//! A worker takes six descriptors of the front while its process lives, and six more with a standby, and two threads serve all workers. As process 1 of a container the front
 //! also gets the orphans of others: an init (`tini`, `docker run --init`) reaps them. A program that ignores `SIGCHLD` never learns how a
 //! process ended ([`Cause::Unknown`]).
 //!

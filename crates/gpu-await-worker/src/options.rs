@@ -62,6 +62,7 @@ pub(crate) struct Options {
     pub(crate) executor: Option<Duration>,
     pub(crate) resident_bytes: Option<u64>,
     pub(crate) restart: Restart,
+    pub(crate) standby: bool,
     pub(crate) log_bytes: usize,
     pub(crate) environment: Vec<(OsString, OsString)>,
 }
@@ -88,6 +89,7 @@ impl Default for Options {
             executor: None,
             resident_bytes: None,
             restart: Restart::default(),
+            standby: false,
             log_bytes: 64 << 10,
             environment: Vec::new(),
         }

@@ -191,8 +191,8 @@ fn wait(supervisor: &Supervisor, workers: &mut [Supervised]) {
         system::clear_event(supervisor.event.as_fd());
     }
     for worker in workers {
-        let Watch { process, stuck, .. } = &mut worker.watch;
-        for watched in process.iter_mut().chain(stuck) {
+        let Watch { processes, stuck, .. } = &mut worker.watch;
+        for watched in processes.iter_mut().chain(stuck) {
             for flags in watched.flags.iter_mut().filter(|flags| !flags.is_empty()) {
                 *flags = ready.next().unwrap_or(PollFlags::empty());
             }
@@ -201,5 +201,5 @@ fn wait(supervisor: &Supervisor, workers: &mut [Supervised]) {
 }
 
 fn watched(watch: &Watch) -> impl Iterator<Item = &Watched> {
-    watch.process.iter().chain(&watch.stuck)
+    watch.processes.iter().chain(&watch.stuck)
 }

@@ -282,6 +282,22 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
+    /// Has a second process stand by: its service has started, and it takes over at once when the first one falls, without the time
+    /// of a start. Another one is started behind it, once the one that fell is gone, and after the delay of [`Restart`]. Off.
+    ///
+    /// Calls that were running have their answers, or the end of their process, when that is gone; those that may run again do then. Suspects
+    /// ([`Call::idempotent`]) run in the standby, alone, and nobody else waits for them meanwhile.
+    ///
+    /// It costs what a process costs, for as long as the worker lives: a context of the device and its modules, which `nvidia-smi` shows for each process,
+    /// and whatever the service takes as it starts ([`Stats::standby_device_bytes`]), up to [`device_memory_bytes`](Self::device_memory_bytes) once more. [Kept](crate::Host::keep) memory is there
+    /// once for both. [`Service::start`] runs while another process serves: it must not need what one process alone can have. A standby
+    /// that dies interrupts nothing, and another one is tried; after [`Restart::early_deaths`] of them in a row none is, until another process
+    /// serves ([`Stats::standby`], [`Stats::last_standby_cause`]).
+    pub fn standby(mut self, standby: bool) -> Self {
+        self.options.standby = standby;
+        self
+    }
+
     /// How much of what the process writes is kept, in bytes. 64 KiB; up to 64 MiB.
     pub fn log_bytes(mut self, bytes: usize) -> Self {
         self.options.log_bytes = bytes;
@@ -369,8 +385,15 @@ pub struct Recovery {
 pub struct Stats {
     /// Whether it serves; `None`, and all figures zero, in a fork of the process that it belongs to.
     pub health: Option<Health>,
-    /// The number of its process, its pid.
+    /// The number of the process that takes its calls, its pid.
     pub process: Option<u32>,
+    /// That of the standby, if there is one that could take over now: see [`WorkerBuilder::standby`].
+    pub standby: Option<u32>,
+    /// Memory of the device that the pool of that process had, in bytes, as its service had started. [Kept](crate::Host::keep) memory, and what
+    /// the driver takes for the process and its modules, are not in it.
+    pub device_bytes: u64,
+    /// Likewise of the standby: what it costs beside the driver's part.
+    pub standby_device_bytes: u64,
     /// Calls that have not ended, and abandoned ones that a process still has.
     pub calls: usize,
     /// Those of them that the process has.
@@ -387,8 +410,14 @@ pub struct Stats {
     pub starts: u64,
     /// How many starts the system refused: for lack of descriptors, memory, or processes. They are tried again, after a delay that grows.
     pub refused_starts: u64,
-    /// How many died.
+    /// How many died, standbys among them.
     pub deaths: u64,
+    /// How many of them were standbys.
+    pub standby_deaths: u64,
+    /// Why a standby died last.
+    pub last_standby_cause: Option<Cause>,
+    /// How often a standby took over.
+    pub takeovers: u64,
     /// Calls that were answered by a response.
     pub answered: u64,
     /// Calls that the service failed, or whose request or response could not be read, written or placed.

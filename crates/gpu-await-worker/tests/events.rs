@@ -166,6 +166,19 @@ fn each_state_cause_and_step_is_told_once() {
         heard(&[&[revived], &given_up[..]].concat());
         drop(worker);
 
+        // A standby, which takes over.
+        let worker = twin::worker().restart(quick()).standby(true).spawn().await.unwrap();
+        eventually("it is ready", || worker.stats().standby.is_some());
+        let ready = [(STARTED, "standby=true"), (HELLO, ""), ("info a standby is ready", "pid=")];
+        heard(&[&served[..], &ready].concat());
+        lost(worker.call(Do::Exit(3)).await);
+        eventually("the next is ready", || worker.stats().standby.is_some());
+        let takes_over = ("info a standby takes over", "ready=true");
+        heard(&[&[(DIED, "cause=it exited with 3"), takes_over], &ready[..]].concat());
+        worker.close(Duration::from_secs(20)).await;
+        let ended = ("info a worker's process ended, as it was asked to", "");
+        heard(&[(CLOSING, ""), ended, ended, (CLOSED, "")]);
+
         // One that does not go.
         let worker =
             twin::worker().restart(quick()).stuck(Duration::ZERO, 1).spawn().await.unwrap();

@@ -9,6 +9,7 @@ mod misbehave;
 mod odd;
 mod options;
 mod payloads;
+mod standby;
 mod twin;
 
 gpu_await_worker::test_main!(twin::Twin, twin::NeverStarts, odd::Odd);

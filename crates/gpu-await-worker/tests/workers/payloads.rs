@@ -271,7 +271,7 @@ fn payloads_that_the_program_holds_are_named() {
 fn what_waits_for_room_is_bounded() {
     run(async {
         const SLAB: u64 = 4096;
-        let worker = worker().payload_bytes(SLAB, SLAB).most_waiting_bytes(10_000);
+        let worker = worker().payload_bytes(SLAB, 1 << 20).most_waiting_bytes(10_000);
         let worker = worker.spawn().await.unwrap();
         let other = self::worker().spawn().await.unwrap();
         let all = worker.try_lease(SLAB as usize).unwrap();
