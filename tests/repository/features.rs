@@ -26,7 +26,7 @@ const ROWS: [(&str, RangeInclusive<usize>); 9] = [
     ("P", 101..=102),
     ("P", 104..=107),
     ("P", 111..=111),
-    ("W", 1..=9),
+    ("W", 1..=10),
 ];
 
 struct Row {

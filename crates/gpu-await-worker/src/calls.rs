@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::blame::Keys;
 use crate::error::Guilt;
 
 /// The number of a call: a slot, and how often that was used before.
@@ -50,6 +51,8 @@ pub(crate) struct Terms {
     pub(crate) limit: Option<Duration>,
     /// How often it may be sent: more than once only if that does no harm.
     pub(crate) attempts: u32,
+    /// Under which it is blamed.
+    pub(crate) keys: Keys,
 }
 
 /// Whose fault a death is, as far as the supervisor knows.
@@ -83,6 +86,16 @@ pub(crate) struct Lost<T> {
     pub(crate) value: T,
     pub(crate) guilt: Guilt,
     pub(crate) attempt: u32,
+}
+
+/// What a process had that died.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Died<T> {
+    /// The calls that end with it; the others are sent again.
+    pub(crate) lost: Vec<Lost<T>>,
+    /// All that do not run again, those among them that nobody waits for, and how guilty they are.
+    pub(crate) blamed: Vec<(Keys, Guilt)>,
 }
 
 /// Calls whose time is up.
@@ -194,19 +207,15 @@ impl<T> Calls<T> {
 
     /// How many this process has.
     pub(crate) fn running_in(&self, process: u32) -> usize {
-        self.has(process).running
-    }
-
-    fn has(&self, process: u32) -> Has {
-        self.processes.get(&process).copied().unwrap_or_default()
+        self.processes.get(&process).map_or(0, |has| has.running)
     }
 
     pub(crate) fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Enters a call; returns its value if there is no room for it.
-    pub(crate) fn insert(&mut self, value: T, terms: Terms) -> Result<CallId, T> {
+    /// Enters a call, which runs alone if it is `watched`; returns its value if there is no room for it.
+    pub(crate) fn insert(&mut self, value: T, terms: Terms, watched: bool) -> Result<CallId, T> {
         if self.len() >= self.capacity {
             return Err(value);
         }
@@ -216,7 +225,7 @@ impl<T> Calls<T> {
         });
         let id = CallId { slot, generation: self.slots[slot as usize].generation };
         let entry = Entry {
-            place: Place::Queued,
+            place: if watched { Place::Suspect } else { Place::Queued },
             terms,
             attempt: 0,
             limit_due: None,
@@ -225,11 +234,19 @@ impl<T> Calls<T> {
         };
         self.slots[slot as usize].entry = Some(entry);
         self.due.extend(terms.deadline.map(|deadline| (deadline, id)));
-        self.queued.push_back(id);
+        if watched {
+            self.suspects.push_back(id)
+        } else {
+            self.queued.push_back(id)
+        }
         // Callers that come and give up while no process takes calls.
-        for queue in [&mut self.queued, &mut self.roomless] {
+        for (queue, wanted) in [
+            (&mut self.queued, Place::Queued),
+            (&mut self.roomless, Place::Queued),
+            (&mut self.suspects, Place::Suspect),
+        ] {
             if queue.len() > 2 * self.capacity {
-                queue.retain(|id| place(&self.slots, *id) == Some(Place::Queued));
+                queue.retain(|id| place(&self.slots, *id) == Some(wanted));
             }
         }
         Ok(id)
@@ -246,7 +263,7 @@ impl<T> Calls<T> {
                 queue.pop_front();
             }
         }
-        let has = self.has(process);
+        let has = self.processes.get(&process).copied().unwrap_or_default();
         if has.alone.is_some() {
             return None;
         }
@@ -281,6 +298,11 @@ impl<T> Calls<T> {
     /// How often it was sent.
     pub(crate) fn attempt(&mut self, id: CallId) -> u32 {
         self.entry(id).map_or(0, |entry| entry.attempt)
+    }
+
+    /// Under which it is blamed.
+    pub(crate) fn keys(&mut self, id: CallId) -> Keys {
+        self.entry(id).map(|entry| entry.terms.keys).unwrap_or_default()
     }
 
     /// Whether it may be sent once more.
@@ -337,19 +359,16 @@ impl<T> Calls<T> {
         }
     }
 
-    /// The process is gone, and with it what it had. Returns the calls that end with it; the others are sent again.
-    pub(crate) fn died(&mut self, process: u32, culprit: Culprit) -> Vec<Lost<T>> {
+    /// The process is gone, and with it what it had.
+    pub(crate) fn died(&mut self, process: u32, culprit: Culprit) -> Died<T> {
         let alone = self.running_in(process) == 1;
         let ids: Vec<_> = self.ids().collect();
-        let (mut lost, mut again) = (Vec::new(), Vec::new());
+        let (mut lost, mut blamed, mut again) = (Vec::new(), Vec::new(), Vec::new());
         for id in ids {
             let Some(entry) = self.entry(id) else { continue };
             let since = match entry.place {
                 Place::Sent(since, has_it) if has_it == process => since,
-                Place::Abandoned(_, has_it) if has_it == process => {
-                    self.remove(id);
-                    continue;
-                }
+                Place::Abandoned(since, has_it) if has_it == process => since,
                 _ => continue,
             };
             let guilt = match culprit {
@@ -362,8 +381,9 @@ impl<T> Calls<T> {
                 Culprit::Running | Culprit::Unclear => Guilt::Suspect,
                 Culprit::Call(_) | Culprit::Outside => Guilt::Innocent,
             };
-            let attempt = entry.attempt;
-            if guilt != Guilt::Alone && attempt < entry.terms.attempts {
+            let (attempt, keys) = (entry.attempt, entry.terms.keys);
+            let is_awaited = entry.value.is_some();
+            if is_awaited && guilt != Guilt::Alone && attempt < entry.terms.attempts {
                 let limit = entry.limit_due.take().map(|at| (at, id));
                 let suspect = guilt == Guilt::Suspect;
                 entry.place = if suspect { Place::Suspect } else { Place::Queued };
@@ -371,8 +391,9 @@ impl<T> Calls<T> {
                     self.due.remove(&limit);
                 }
                 again.push((since, suspect, id));
-            } else if let Some(value) = self.remove(id) {
-                lost.push(Lost { value, guilt, attempt });
+            } else {
+                blamed.push((keys, guilt));
+                lost.extend(self.remove(id).map(|value| Lost { value, guilt, attempt }));
             }
         }
         self.processes.remove(&process);
@@ -381,7 +402,7 @@ impl<T> Calls<T> {
         for (_, suspect, id) in again.into_iter().rev() {
             if suspect { self.suspects.push_front(id) } else { self.queued.push_front(id) }
         }
-        lost
+        Died { lost, blamed }
     }
 
     /// When to call `expired` next.
@@ -428,16 +449,15 @@ impl<T> Calls<T> {
         let ids: Vec<_> = self.ids().collect();
         let waits =
             |id: &CallId| matches!(place(&self.slots, *id), Some(Place::Queued | Place::Suspect));
-        let waiting: Vec<_> = ids.into_iter().filter(waits).collect();
-        waiting.into_iter().filter_map(|id| self.remove(id)).collect()
+        let ids: Vec<_> = ids.into_iter().filter(waits).collect();
+        ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
     /// Ends all of them, when there will be no process any more.
     pub(crate) fn end_all(&mut self) -> Vec<T> {
         let ids: Vec<_> = self.ids().collect();
-        let all = ids.into_iter().filter_map(|id| self.remove(id)).collect();
         self.processes.clear();
-        all
+        ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
     /// All that have not ended, whatever state the rest is in.

@@ -16,6 +16,7 @@ use std::time::Instant;
 
 use rustix::event::PollFlags;
 
+use crate::blame::{Blamed, Keys};
 use crate::calls::{CallId, Calls, Culprit, Takes, Terms};
 use crate::codec;
 use crate::error::{Cause, Error, Result};
@@ -97,6 +98,7 @@ impl Seats {
 #[derive(Debug)]
 pub(crate) struct Core {
     calls: Calls<Ticket>,
+    blamed: Blamed,
     life: Life,
     limits: Limits,
     seats: Seats,
@@ -133,6 +135,7 @@ impl Core {
     pub(crate) fn new(options: &Options, now: Instant) -> Core {
         Core {
             calls: Calls::new(options.most_calls),
+            blamed: Blamed::default(),
             life: Life::new(now, options.standby),
             limits: Limits {
                 hello: options.hello,
@@ -240,17 +243,32 @@ impl Core {
             after.dropped.push(ticket);
             return Err(error);
         }
-        let entered = self.calls.insert(ticket, terms);
+        let now = Instant::now();
+        if let Some(error) = self.refused(terms.keys, now) {
+            after.dropped.push(ticket);
+            return Err(error);
+        }
+        // One that waits for room is never alone.
+        let has_room = !matches!(ticket.payload, Some(Placed::Waits { .. }));
+        let is_watched = has_room && self.blamed.watches(terms.keys, now);
+        let entered = self.calls.insert(ticket, terms, is_watched);
         let id = entered.map_err(|ticket| {
             after.dropped.push(ticket);
             self.overloaded();
             let (found, limit) = (self.calls.len() as u64, self.calls.capacity() as u64);
             Error::Overloaded { what: "calls", found, limit }
         })?;
-        self.pump(group, Instant::now(), after);
+        self.pump(group, now, after);
         let due = self.calls.next_due().is_some_and(|due| due < self.next_look);
         after.wake |= due || self.seats.processes().any(Process::has_to_send);
         Ok(id)
+    }
+
+    /// Why a call is refused for what was sent before.
+    fn refused(&mut self, keys: Keys, now: Instant) -> Option<Error> {
+        let (what, until) = self.blamed.refuses(keys, now)?;
+        self.stats.refused += 1;
+        Some(Error::Refused { what, until })
     }
 
     pub(crate) fn lease(&mut self, group: &Group, bytes: u64) -> Result<Lease> {
@@ -385,6 +403,16 @@ impl Core {
         let mut room = true;
         while let Some(id) = self.calls.next(to, takes, room) {
             room &= !self.calls.is_behind_roomless(id);
+            // Found guilty since it was entered, or sent.
+            if !self.blamed.is_empty() {
+                let keys = self.calls.keys(id);
+                if let Some(error) = self.refused(keys, now) {
+                    let ticket = self.calls.abandon(id);
+                    ticket.into_iter().for_each(|it| after.end(it, Outcome::Failed(error.clone())));
+                    continue;
+                }
+            }
+            let Some(process) = &mut self.seats[role].process else { return };
             let Some(ticket) = self.calls.value(id) else { return };
             let payload = match place(group, &mut self.leases, ticket, room) {
                 Ok(payload) => payload,

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[cfg(target_os = "linux")]
 use crate::codec::Refused;
@@ -16,6 +16,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// |---|---|
 /// | `NotInitialised`, `NotRegistered`, `InsideWorker`, `Forked`, `Unsupported`, `Unfit`, `Encode`, `TooLarge`, `TooDeep` | fix the program |
 /// | `Overloaded` | retry later |
+/// | `Refused` | send something else, or wait until then |
 /// | `PayloadsHeld` | drop payloads of earlier answers, and retry |
 /// | `Lost` | retry, if the request may run again and is not the one that killed the process ([`Guilt`]) |
 /// | `Deadline` | give up, or wait longer |
@@ -86,6 +87,14 @@ pub enum Error {
         found: u64,
         /// The limit.
         limit: u64,
+    },
+    /// What was sent before killed processes: the call is not sent, or not again. See [`WorkerBuilder::blame`](crate::WorkerBuilder::blame).
+    #[error("the {what} killed processes, and is refused for another {:?}", left(*until))]
+    Refused {
+        /// The request, or the client.
+        what: &'static str,
+        /// Until when.
+        until: Instant,
     },
     /// There was no room for the payload of a response: the program holds the payloads of other answers, and dropped none for longer than
     /// [`held_payload_limit`](crate::WorkerBuilder::held_payload_limit). The service ran, perhaps in part.
@@ -196,6 +205,11 @@ pub struct WorkerLost {
     pub attempt: u32,
     /// The last lines that the process wrote, up to 1 KiB.
     pub log: Arc<str>,
+}
+
+/// How long until then.
+fn left(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now())
 }
 
 /// A log behind what it belongs to.

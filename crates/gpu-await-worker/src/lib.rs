@@ -11,6 +11,7 @@
 //! | start a worker, place it, limit it | [`Worker::builder`], [`gpus`], [`Restart`] |
 //! | have another process take over at once | [`WorkerBuilder::standby`] |
 //! | call it | [`Worker::call`], [`Call`], [`Answer`] |
+//! | refuse what killed processes | [`WorkerBuilder::blame`], [`Blame`], [`Call::key`], [`Call::client`] |
 //! | send and get large data | [`Lease`], [`Payload`]; in the process [`Payloads`] |
 //! | keep weights on the GPU across deaths | [`Host::keep`], [`kept`], [`forget_kept`] |
 //! | know what went wrong | [`Error`], [`WorkerLost`], [`Cause`], [`Guilt`], [`Worker::stats`], [`Worker::log`], [`Worker::revive`] |
@@ -89,6 +90,8 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 #[cfg(target_os = "linux")]
+mod blame;
+#[cfg(target_os = "linux")]
 mod calls;
 #[cfg(target_os = "linux")]
 mod child;
@@ -149,6 +152,8 @@ mod system;
 #[cfg(target_os = "linux")]
 mod worker;
 
+#[cfg(target_os = "linux")]
+pub use blame::Blame;
 #[cfg(not(target_os = "linux"))]
 pub use elsewhere::{Host, Payloads, Worker, WorkerBuilder, init};
 pub use error::{Cause, Error, Guilt, Result, WorkerLost};

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use crate::calls::{Answered, CallId, Calls, Culprit, Takes, Terms};
+use crate::blame::{Blame, Blamed, Keys, MOST};
+use crate::calls::{Answered, CallId, Calls, Culprit, Died, Takes, Terms};
 use crate::codec;
 use crate::error::Guilt;
 use crate::frame::{ToProcess, ToSupervisor};
@@ -89,9 +90,11 @@ proptest! {
                 Event::Insert { attempts, deadline, limit } => {
                     let deadline = deadline.map(|ms| now + Duration::from_millis(ms));
                     let limit = limit.map(Duration::from_millis);
-                    match calls.insert(made, Terms { deadline, limit, attempts }) {
+                    let (terms, watched) = (Terms { deadline, limit, attempts, ..Terms::default() }, made % 5 == 4);
+                    match calls.insert(made, terms, watched) {
                         Ok(id) => {
                             prop_assert!(!ids.contains(&id), "a number is used twice");
+                            suspects.extend(watched.then_some(id));
                             limits.extend(limit.map(|limit| (id, limit)));
                             ids.push(id);
                         }
@@ -139,7 +142,9 @@ proptest! {
                     let call = at.and_then(|at| has.get(at).copied());
                     let alone = has.len() == 1;
                     let culprit = call.map_or(Culprit::Running, Culprit::Call);
-                    for lost in calls.died(process, culprit) {
+                    let Died { lost, blamed } = calls.died(process, culprit);
+                    prop_assert!(blamed.len() >= lost.len() && blamed.len() <= has.len());
+                    for lost in lost {
                         prop_assert!(lost.attempt > 0);
                         prop_assert_eq!(lost.guilt == Guilt::Innocent && call.is_none(), false);
                         prop_assert!(!alone || lost.guilt == Guilt::Alone);
@@ -187,12 +192,12 @@ proptest! {
         let terms = Terms { attempts: 3, ..Terms::default() };
         let mut calls = Calls::new(16);
         for value in 0..count {
-            let id = calls.insert(value, terms).unwrap();
+            let id = calls.insert(value, terms, false).unwrap();
             calls.sent(id, 1, now);
         }
-        prop_assert!(calls.died(1, Culprit::Running).is_empty());
+        prop_assert!(calls.died(1, Culprit::Running).lost.is_empty());
         for value in 0..fresh {
-            calls.insert(100 + value, terms).unwrap();
+            calls.insert(100 + value, terms, false).unwrap();
         }
         for _ in 0..count {
             let id = calls.next(1, Takes::All, true).unwrap();
@@ -203,13 +208,13 @@ proptest! {
         }
         prop_assert_eq!(calls.next(1, Takes::All, true).is_some(), fresh > 0);
         // One that dies alone is guilty, and not sent again.
-        let id = calls.insert(7, terms).unwrap();
+        let id = calls.insert(7, terms, false).unwrap();
         while let Some(next) = calls.next(1, Takes::All, true) {
             calls.sent(next, 1, now);
             if next == id { continue }
             let _ = calls.answered(next, 1);
         }
-        let lost = calls.died(1, Culprit::Running);
+        let lost = calls.died(1, Culprit::Running).lost;
         prop_assert_eq!(lost.len(), 1);
         prop_assert_eq!(lost[0].guilt, Guilt::Alone);
     }
@@ -307,7 +312,7 @@ proptest! {
                     let Some((lease, part)) = leases.take(bytes) else { continue };
                     tag += 1;
                     memory[part.offset as usize..][..part.len as usize].fill(tag);
-                    match calls.insert((lease, part, tag), Terms { attempts, ..Terms::default() }) {
+                    match calls.insert((lease, part, tag), Terms { attempts, ..Terms::default() }, false) {
                         Ok(id) => { ids.push(id); Vec::new() }
                         Err(ticket) => vec![ticket],
                     }
@@ -345,7 +350,7 @@ proptest! {
                     read.clear();
                     leases.process_gone(1);
                     let culprit = [Culprit::Running, Culprit::Outside, Culprit::Unclear][at % 3];
-                    calls.died(1, culprit).into_iter().map(|lost| lost.value).collect()
+                    calls.died(1, culprit).lost.into_iter().map(|lost| lost.value).collect()
                 }
             };
             for (lease, ..) in dropped {
@@ -547,12 +552,13 @@ fn each_call_over_its_limit_is_guilty() {
     // The last two have more time.
     for value in 0..6u32 {
         let limit = Some(if value < 4 { limit } else { 3 * limit });
-        let id = calls.insert(value, Terms { limit, attempts: 1, deadline: None }).unwrap();
+        let terms = Terms { limit, attempts: 1, ..Terms::default() };
+        let id = calls.insert(value, terms, false).unwrap();
         calls.sent(id, 1, begun);
     }
     let expired = calls.expired(begun + limit, |_, _| Some(begun));
     let (id, ..) = expired.over_limit[0];
-    let mut lost = calls.died(1, Culprit::Call(id));
+    let mut lost = calls.died(1, Culprit::Call(id)).lost;
     lost.sort_by_key(|lost| lost.value);
     let guilt: Vec<_> = lost.iter().map(|lost| lost.guilt).collect();
     use Guilt::{Alone, Innocent};
@@ -678,4 +684,80 @@ proptest! {
             }
         }
     }
+}
+
+proptest! {
+    #[test]
+    fn only_the_guilty_are_refused(
+        steps in prop::collection::vec((0..5u8, 0..6u64, 0..3u64, 1..40u64), 1..200),
+    ) {
+        let policy = Blame {
+            refused_for: Duration::from_secs(10),
+            client_guilty: 2,
+            client_refused_for: Duration::from_secs(30),
+        };
+        let mut now = Instant::now();
+        let mut blamed = Blamed::default();
+        // When each was guilty; since when a request is suspected.
+        let mut requests: BTreeMap<u64, Instant> = BTreeMap::new();
+        let mut clients: BTreeMap<u64, Vec<Instant>> = BTreeMap::new();
+        let mut watched: BTreeMap<u64, Instant> = BTreeMap::new();
+        for (what, request, client, pass) in steps {
+            let keys = Keys { request: Some(request), client: Some(client) };
+            let refused_at = |requests: &BTreeMap<u64, Instant>, now| {
+                requests.get(&request).is_some_and(|at| now < *at + policy.refused_for)
+            };
+            match what {
+                0 => {
+                    blamed.guilty(keys, now, &policy);
+                    requests.insert(request, now);
+                    clients.entry(client).or_default().push(now);
+                    watched.remove(&request);
+                }
+                1 => {
+                    blamed.suspected(keys, now, &policy);
+                    if !refused_at(&requests, now) {
+                        watched.insert(request, now);
+                    }
+                }
+                2 => {
+                    blamed.answered(keys);
+                    watched.remove(&request);
+                }
+                _ => now += Duration::from_secs(pass),
+            }
+            // In a row, each within the time of the one before.
+            let (mut counted, mut next) = (0, now);
+            for at in clients.get(&client).into_iter().flatten().rev() {
+                if next >= *at + policy.client_refused_for {
+                    break;
+                }
+                (counted, next) = (counted + 1, *at);
+            }
+            let wanted = match (refused_at(&requests, now), counted >= 2) {
+                (true, _) => Some(("request", requests[&request] + policy.refused_for)),
+                (_, true) => {
+                    Some(("client", *clients[&client].last().unwrap() + policy.client_refused_for))
+                }
+                _ => None,
+            };
+            prop_assert_eq!(blamed.refuses(keys, now), wanted);
+            let watches = watched.get(&request).is_some_and(|at| now < *at + policy.refused_for);
+            prop_assert_eq!(blamed.watches(keys, now), watches || refused_at(&requests, now));
+            prop_assert_eq!(blamed.refuses(Keys::default(), now), None);
+        }
+    }
+}
+
+#[test]
+fn what_is_blamed_is_bounded() {
+    let (now, policy, mut blamed) = (Instant::now(), Blame::default(), Blamed::default());
+    for key in 0..MOST as u64 + 100 {
+        let keys = Keys { request: Some(key), client: None };
+        blamed.guilty(keys, now + Duration::from_nanos(key), &policy);
+        assert!(blamed.len() <= MOST && blamed.refuses(keys, now).is_some());
+    }
+    // The oldest went first.
+    let refuses = |key| blamed.refuses(Keys { request: Some(key), client: None }, now).is_some();
+    assert!(!refuses(99) && refuses(100));
 }

@@ -10,6 +10,7 @@ use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
+use crate::blame::Blame;
 use crate::error::{Error, Result};
 use crate::heart;
 use crate::restart::Restart;
@@ -63,6 +64,7 @@ pub(crate) struct Options {
     pub(crate) resident_bytes: Option<u64>,
     pub(crate) restart: Restart,
     pub(crate) standby: bool,
+    pub(crate) blame: Option<Blame>,
     pub(crate) log_bytes: usize,
     pub(crate) environment: Vec<(OsString, OsString)>,
 }
@@ -90,6 +92,7 @@ impl Default for Options {
             resident_bytes: None,
             restart: Restart::default(),
             standby: false,
+            blame: None,
             log_bytes: 64 << 10,
             environment: Vec::new(),
         }
@@ -124,6 +127,10 @@ impl Options {
         if let Some(limit) = self.executor {
             let what = "milliseconds without a poll (`executor_limit`)";
             within(what, millis(limit), millis(heart::EVERY)..=u64::MAX)?;
+        }
+        if let Some(blame) = &self.blame {
+            let what = "guilty calls until a client is refused (`Blame::client_guilty`)";
+            within(what, blame.client_guilty.into(), 1..=u64::MAX)?;
         }
         within("milliseconds of looking (`hot`)", millis(self.hot), 0..=millis(MOST_HOT))?;
         check_environment(&self.environment)?;

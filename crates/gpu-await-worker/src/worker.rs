@@ -8,6 +8,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::blame::Blame;
 use crate::codec;
 use crate::error::{Cause, Error, Result};
 use crate::gpus;
@@ -298,6 +299,21 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
+    /// Refuses what killed processes: a request that did while it ran alone, or took longer than its [limit](Call::within), for a while, and a
+    /// client that sent several such, with [`Error::Refused`]. So a client that sends the same request again and again costs the others one
+    /// restart a minute, and not one for each. Off.
+    ///
+    /// Requests are told apart by [`Call::key`]; without one by a digest, which is computed for each call, on its caller's thread, of the
+    /// request and its payload; with a payload of more than 1 MiB a request without a key is never refused. Clients are what [`Call::client`]
+    /// says. Calls that were lost beside others, or by the fault of another, are not guilty. Those that may not run again leave their
+    /// requests watched: the next call of that request runs alone, as suspects do.
+    pub fn blame(mut self, blame: Blame) -> Self {
+        let refused_for = capped(blame.refused_for);
+        let client_refused_for = capped(blame.client_refused_for);
+        self.options.blame = Some(Blame { refused_for, client_refused_for, ..blame });
+        self
+    }
+
     /// How much of what the process writes is kept, in bytes. 64 KiB; up to 64 MiB.
     pub fn log_bytes(mut self, bytes: usize) -> Self {
         self.options.log_bytes = bytes;
@@ -426,6 +442,8 @@ pub struct Stats {
     pub panics: u64,
     /// Calls that were refused because as many as there may be, or as many bytes, were under way.
     pub overloads: u64,
+    /// Calls that were refused for what was sent before: see [`WorkerBuilder::blame`].
+    pub refused: u64,
     /// How often a call was sent again.
     pub retries: u64,
     /// Calls that ended with their process.

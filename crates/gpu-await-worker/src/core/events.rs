@@ -273,7 +273,12 @@ impl Core {
                         incarnation: process.incarnation,
                     }),
                 };
-                match self.calls.answered(id, process.incarnation) {
+                let keys = self.calls.keys(id);
+                let answered = self.calls.answered(id, process.incarnation);
+                if !matches!(answered, Answered::Stale) {
+                    self.blamed.answered(keys);
+                }
+                match answered {
                     Answered::Ended(ticket) => {
                         let count = match verdict {
                             Verdict::Answered => &mut self.stats.answered,

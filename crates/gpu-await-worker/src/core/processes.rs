@@ -8,8 +8,8 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use super::Core;
-use crate::calls::Culprit;
-use crate::error::{Cause, Error, Result, WorkerLost};
+use crate::calls::{Culprit, Died};
+use crate::error::{Cause, Error, Guilt, Result, WorkerLost};
 use crate::frame::Ending;
 use crate::group::{After, Group, Outcome};
 use crate::keep;
@@ -180,7 +180,7 @@ impl Core {
         let number = process.incarnation;
         self.stuck.push(process);
         let sign = self.sign(number);
-        self.lose(group, role, number, cause, culprit, after);
+        self.lose(group, role, number, (cause, culprit), now, after);
         self.gone(group, role, now, sign, after);
     }
 
@@ -218,7 +218,7 @@ impl Core {
         let excused = matches!(cause, Cause::OutOfDeviceMemory(_)) && self.life.stuck() > 0;
         let number = process.incarnation;
         let sign = if excused { Sign::None } else { self.sign(number) };
-        self.lose(group, role, number, cause, culprit, after);
+        self.lose(group, role, number, (cause, culprit), now, after);
         self.gone(group, role, now, sign, after);
     }
 
@@ -237,14 +237,13 @@ impl Core {
     }
 
     /// Ends the calls that died with the process.
-    #[cfg_attr(not(test), expect(unused_variables, reason = "tests panic here"))]
     fn lose(
         &mut self,
         group: &Group,
         role: Role,
         process: u32,
-        cause: Cause,
-        culprit: Culprit,
+        (cause, culprit): (Cause, Culprit),
+        now: Instant,
         after: &mut After,
     ) {
         self.stats.deaths += 1;
@@ -253,7 +252,17 @@ impl Core {
         if self.leases.process_gone(process) {
             after.waiters.extend(self.room.drain(..).map(|waiter| (waiter, Ok(()))));
         }
-        for lost in self.calls.died(process, culprit) {
+        let Died { lost, blamed } = self.calls.died(process, culprit);
+        if let Some(policy) = &group.options.blame {
+            for (keys, guilt) in blamed {
+                match guilt {
+                    Guilt::Alone => self.blamed.guilty(keys, now, policy),
+                    Guilt::Suspect => self.blamed.suspected(keys, now, policy),
+                    Guilt::Innocent => {}
+                }
+            }
+        }
+        for lost in lost {
             #[cfg(test)]
             group.trips.trip(crate::supervisor::tests::Trip::Lose);
             self.stats.lost_calls += 1;

@@ -1,6 +1,7 @@
 //! Workers on the host device, whose services do what services must not.
 
 mod basics;
+mod blame;
 mod forks;
 mod front;
 mod kept;
