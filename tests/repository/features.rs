@@ -17,16 +17,15 @@ use std::path::Path;
 use super::layering::{collect, root, table};
 
 /// The rows of each group.
-const ROWS: [(&str, RangeInclusive<usize>); 9] = [
+const ROWS: [(&str, RangeInclusive<usize>); 8] = [
     ("000", 1..=23),
     ("001", 1..=20),
     ("002", 1..=20),
     ("003", 1..=31),
     ("004", 1..=70),
-    ("P", 101..=102),
-    ("P", 104..=107),
-    ("P", 111..=112),
-    ("W", 1..=8),
+    ("P", 101..=107),
+    ("P", 111..=111),
+    ("W", 1..=10),
 ];
 
 struct Row {

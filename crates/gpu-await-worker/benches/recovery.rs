@@ -3,6 +3,8 @@
 //! A fault of the device, somebody's `kill -9`, and a kernel that never ends with a limit of a second; memory is kept meanwhile (16 GiB on a
 //! GPU), and never filled again. Each is broken down: until it is known, from there to the answer of the next call, and of that what the
 //! worker's own figures say: killed to reaped, reaped to started, started to hello, hello to serving. Medians, of 20 rounds or of `rounds=N`.
+//!
+//! Then the same of a worker with a standby, without those steps: from the kill, or the call that faults, to the next right answer.
 
 #[path = "service.rs"]
 mod service;
@@ -69,9 +71,55 @@ async fn recoveries() {
             print(&format!("recovery.{name}.{step}_ms"), quantile(values, 0.5), "ms");
         }
     }
+    worker.clone().close(Duration::from_secs(10)).await;
+    with_standby(bytes, rounds, &x, &right).await;
     let kept = kept();
     assert_eq!((kept.len(), kept[0].info.digest), (1, digest), "it was filled once");
     let stats = worker.stats();
     print("recovery.deaths", stats.deaths as f64, "deaths");
     print("recovery.stale_messages", stats.stale_messages as f64, "messages");
+}
+
+async fn with_standby(bytes: usize, rounds: usize, x: &[f32], right: &[f32]) {
+    let worker = builder(bytes).standby(true).spawn().await.expect("it starts");
+    for name in ["fault", "kill"] {
+        let (mut known, mut answered, mut taken, mut standby) = (vec![], vec![], vec![], vec![]);
+        for _ in 0..rounds {
+            let begun = Instant::now();
+            while worker.stats().standby.is_none() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            standby.push(begun.elapsed().as_secs_f64() * 1e3);
+            assert_eq!(worker.call(Ask::Small(x.to_vec())).await.expect("it serves"), right);
+            let takeovers = worker.stats().takeovers;
+            let begun = Instant::now();
+            let call = if name == "fault" {
+                worker.call(Ask::Fault).send()
+            } else {
+                let pid = worker.stats().process.expect("it serves").to_string();
+                let call = worker.call(Ask::Endless).send();
+                Command::new("kill").args(["-9", &pid]).status().expect("kill runs");
+                call
+            };
+            // What the next caller sees: not the end of the call that died, which comes when its process is gone.
+            while worker.stats().takeovers == takeovers {
+                tokio::task::yield_now().await;
+            }
+            taken.push(begun.elapsed().as_secs_f64() * 1e3);
+            let next = worker.call(Ask::Small(x.to_vec())).await.expect("the standby serves");
+            assert_eq!(next, right);
+            answered.push(begun.elapsed().as_secs_f64() * 1e3);
+            call.await.expect_err("its process dies");
+            known.push(begun.elapsed().as_secs_f64() * 1e3);
+        }
+        for (step, mut values) in [
+            ("taken_over", taken),
+            ("answered", answered),
+            ("known", known),
+            ("next_standby", standby),
+        ] {
+            print(&format!("recovery.standby.{name}.{step}_ms"), quantile(&mut values, 0.5), "ms");
+        }
+    }
+    print("recovery.standby.deaths", worker.stats().deaths as f64, "deaths");
 }

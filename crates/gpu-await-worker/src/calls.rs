@@ -3,22 +3,23 @@
 //! | place | meaning | left by |
 //! |---|---|---|
 //! | `Queued` | no process has it, perhaps because there is no memory for its payload; the caller waits | `sent`; the deadline, a dropped future or the end of the worker end it |
-//! | `Suspect` | it was running when a process died, and may be why; it is sent when nothing else runs | as `Queued` |
-//! | `Sent` | a process has it; the caller waits | `answered`, `died`; a deadline or a dropped future makes it `Abandoned` |
-//! | `Abandoned` | a process has it; nobody waits | `answered`, `died` |
+//! | `Suspect` | it was running when a process died, and may be why; it is sent to a process in which nothing else runs | as `Queued` |
+//! | `Sent` | this process has it; the caller waits | `answered`, `died`; a deadline or a dropped future makes it `Abandoned` |
+//! | `Abandoned` | this process has it; nobody waits | `answered`, `died` |
 //!
 //! # Invariants
 //! 1. A call ends exactly once: every value that was inserted is returned once, whatever the order of events (`calls_end_once`).
-//! 2. An answer counts only for the call that runs under that number: a number of an earlier call is stale (`calls_end_once`).
-//! 3. While a suspect runs, nothing else does (`suspects_run_alone`).
+//! 2. An answer counts only for the call that runs under that number, in the process that answers: others are stale (`calls_end_once`).
+//! 3. While a suspect runs, nothing else does in its process, and no other suspect anywhere (`calls_end_once`, `suspects_run_alone`).
 //! 4. An abandoned call counts against the capacity until its process is done with it (`calls_end_once`).
 #![forbid(unsafe_code)]
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::blame::Keys;
 use crate::error::Guilt;
 
 /// The number of a call: a slot, and how often that was used before.
@@ -50,6 +51,8 @@ pub(crate) struct Terms {
     pub(crate) limit: Option<Duration>,
     /// How often it may be sent: more than once only if that does no harm.
     pub(crate) attempts: u32,
+    /// Under which it is blamed.
+    pub(crate) keys: Keys,
 }
 
 /// Whose fault a death is, as far as the supervisor knows.
@@ -85,22 +88,61 @@ pub(crate) struct Lost<T> {
     pub(crate) attempt: u32,
 }
 
+/// What a process had that died.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Died<T> {
+    /// The calls that end with it; the others are sent again.
+    pub(crate) lost: Vec<Lost<T>>,
+    /// All that do not run again, those among them that nobody waits for, and how guilty they are.
+    pub(crate) blamed: Vec<(Keys, Guilt)>,
+}
+
 /// Calls whose time is up.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Expired<T> {
     /// Their callers give up.
     pub(crate) given_up: Vec<T>,
-    /// It took longer than its limit, this one: its process is to be killed.
-    pub(crate) over_limit: Option<(CallId, Duration)>,
+    /// They took longer than their limits, in these processes, which are to be killed.
+    pub(crate) over_limit: Vec<(CallId, u32, Duration)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Queued,
     Suspect,
-    Sent(Instant),
-    Abandoned(Instant),
+    Sent(Instant, u32),
+    Abandoned(Instant, u32),
+}
+
+impl Place {
+    /// The process that has it.
+    fn process(self) -> Option<u32> {
+        match self {
+            Place::Sent(_, process) | Place::Abandoned(_, process) => Some(process),
+            Place::Queued | Place::Suspect => None,
+        }
+    }
+}
+
+/// Which calls a process takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Takes {
+    /// All; suspects first, and alone.
+    All,
+    /// Those that are no suspects: another process takes these.
+    Fresh,
+    /// Suspects alone.
+    Suspects,
+}
+
+/// What a process has.
+#[derive(Clone, Copy, Debug, Default)]
+struct Has {
+    running: usize,
+    /// The suspect that runs.
+    alone: Option<CallId>,
 }
 
 #[derive(Debug)]
@@ -123,7 +165,7 @@ struct Slot<T> {
     entry: Option<Entry<T>>,
 }
 
-/// The calls of one worker, whatever process serves them.
+/// The calls of one worker, whatever processes serve them. These go by their numbers.
 #[derive(Debug)]
 pub(crate) struct Calls<T> {
     capacity: usize,
@@ -134,9 +176,7 @@ pub(crate) struct Calls<T> {
     /// Those of the queue that wait for memory, in order: they hold up one another, and nobody who has what he needs.
     roomless: VecDeque<CallId>,
     suspects: VecDeque<CallId>,
-    /// The suspect that runs.
-    alone: Option<CallId>,
-    running: usize,
+    processes: BTreeMap<u32, Has>,
     /// Deadlines and limits of calls that have not ended.
     due: BTreeSet<(Instant, CallId)>,
 }
@@ -150,8 +190,7 @@ impl<T> Calls<T> {
             queued: VecDeque::new(),
             roomless: VecDeque::new(),
             suspects: VecDeque::new(),
-            alone: None,
-            running: 0,
+            processes: BTreeMap::new(),
             due: BTreeSet::new(),
         }
     }
@@ -161,17 +200,22 @@ impl<T> Calls<T> {
         self.slots.len() - self.unused.len()
     }
 
-    /// How many the process has.
+    /// How many processes have.
     pub(crate) fn running(&self) -> usize {
-        self.running
+        self.processes.values().map(|has| has.running).sum()
+    }
+
+    /// How many this process has.
+    pub(crate) fn running_in(&self, process: u32) -> usize {
+        self.processes.get(&process).map_or(0, |has| has.running)
     }
 
     pub(crate) fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Enters a call; returns its value if there is no room for it.
-    pub(crate) fn insert(&mut self, value: T, terms: Terms) -> Result<CallId, T> {
+    /// Enters a call, which runs alone if it is `watched`; returns its value if there is no room for it.
+    pub(crate) fn insert(&mut self, value: T, terms: Terms, watched: bool) -> Result<CallId, T> {
         if self.len() >= self.capacity {
             return Err(value);
         }
@@ -181,7 +225,7 @@ impl<T> Calls<T> {
         });
         let id = CallId { slot, generation: self.slots[slot as usize].generation };
         let entry = Entry {
-            place: Place::Queued,
+            place: if watched { Place::Suspect } else { Place::Queued },
             terms,
             attempt: 0,
             limit_due: None,
@@ -190,18 +234,26 @@ impl<T> Calls<T> {
         };
         self.slots[slot as usize].entry = Some(entry);
         self.due.extend(terms.deadline.map(|deadline| (deadline, id)));
-        self.queued.push_back(id);
+        if watched {
+            self.suspects.push_back(id)
+        } else {
+            self.queued.push_back(id)
+        }
         // Callers that come and give up while no process takes calls.
-        for queue in [&mut self.queued, &mut self.roomless] {
+        for (queue, wanted) in [
+            (&mut self.queued, Place::Queued),
+            (&mut self.roomless, Place::Queued),
+            (&mut self.suspects, Place::Suspect),
+        ] {
             if queue.len() > 2 * self.capacity {
-                queue.retain(|id| place(&self.slots, *id) == Some(Place::Queued));
+                queue.retain(|id| place(&self.slots, *id) == Some(wanted));
             }
         }
         Ok(id)
     }
 
-    /// The call to send next, if one may be sent now; with `room`, one that waited for memory goes first.
-    pub(crate) fn next(&mut self, room: bool) -> Option<CallId> {
+    /// The call to send to this process next, if one may be sent now; with `room`, one that waited for memory goes first.
+    pub(crate) fn next(&mut self, process: u32, takes: Takes, room: bool) -> Option<CallId> {
         let slots = &self.slots;
         while self.suspects.front().is_some_and(|id| place(slots, *id) != Some(Place::Suspect)) {
             self.suspects.pop_front();
@@ -211,14 +263,18 @@ impl<T> Calls<T> {
                 queue.pop_front();
             }
         }
-        match (self.alone, self.suspects.front()) {
-            (Some(_), _) => None,
-            (None, Some(suspect)) => (self.running == 0).then_some(*suspect),
-            (None, None) => {
-                let roomless = self.roomless.front().filter(|_| room);
-                roomless.or(self.queued.front()).copied()
-            }
+        let has = self.processes.get(&process).copied().unwrap_or_default();
+        if has.alone.is_some() {
+            return None;
         }
+        let suspect = self.suspects.front().filter(|_| takes != Takes::Fresh).copied();
+        if suspect.is_some() || takes == Takes::Suspects {
+            let is_free =
+                has.running == 0 && self.processes.values().all(|has| has.alone.is_none());
+            return suspect.filter(|_| is_free);
+        }
+        let roomless = self.roomless.front().filter(|_| room);
+        roomless.or(self.queued.front()).copied()
     }
 
     /// There is no memory for the one that `next` named: it lets others pass.
@@ -244,6 +300,11 @@ impl<T> Calls<T> {
         self.entry(id).map_or(0, |entry| entry.attempt)
     }
 
+    /// Under which it is blamed.
+    pub(crate) fn keys(&mut self, id: CallId) -> Keys {
+        self.entry(id).map(|entry| entry.terms.keys).unwrap_or_default()
+    }
+
     /// Whether it may be sent once more.
     pub(crate) fn may_run_again(&mut self, id: CallId) -> bool {
         self.entry(id).is_some_and(|entry| entry.attempt < entry.terms.attempts)
@@ -255,28 +316,29 @@ impl<T> Calls<T> {
     }
 
     /// The process has it: the one that `next` named.
-    pub(crate) fn sent(&mut self, id: CallId, now: Instant) {
+    pub(crate) fn sent(&mut self, id: CallId, process: u32, now: Instant) {
         let Some(entry) = self.entry(id) else { return };
-        let was = std::mem::replace(&mut entry.place, Place::Sent(now));
+        let was = std::mem::replace(&mut entry.place, Place::Sent(now, process));
         entry.attempt += 1;
         let limit = entry.terms.limit.map(|limit| now + limit);
         (entry.limit_due, entry.is_over_limit) = (limit, false);
+        let has = self.processes.entry(process).or_default();
+        has.running += 1;
         match was {
             Place::Suspect => {
                 self.suspects.pop_front();
-                self.alone = Some(id);
+                has.alone = Some(id);
             }
             _ if self.roomless.front() == Some(&id) => drop(self.roomless.pop_front()),
             _ => drop(self.queued.pop_front()),
         }
-        self.running += 1;
         self.due.extend(limit.map(|limit| (limit, id)));
     }
 
     /// The process is done with it.
-    pub(crate) fn answered(&mut self, id: CallId) -> Answered<T> {
-        match self.entry(id).map(|entry| entry.place) {
-            Some(Place::Sent(_) | Place::Abandoned(_)) => match self.remove(id) {
+    pub(crate) fn answered(&mut self, id: CallId, process: u32) -> Answered<T> {
+        match self.entry(id).and_then(|entry| entry.place.process()) {
+            Some(has_it) if has_it == process => match self.remove(id) {
                 Some(value) => Answered::Ended(value),
                 None => Answered::Abandoned,
             },
@@ -288,29 +350,26 @@ impl<T> Calls<T> {
     pub(crate) fn abandon(&mut self, id: CallId) -> Option<T> {
         let entry = self.entry(id)?;
         match entry.place {
-            Place::Sent(since) => {
-                entry.place = Place::Abandoned(since);
+            Place::Sent(since, process) => {
+                entry.place = Place::Abandoned(since, process);
                 entry.value.take()
             }
-            Place::Abandoned(_) => None,
+            Place::Abandoned(..) => None,
             Place::Queued | Place::Suspect => self.remove(id),
         }
     }
 
-    /// The process is gone, and with it what it had. Returns the calls that end with it; the others are sent again.
-    pub(crate) fn died(&mut self, culprit: Culprit) -> Vec<Lost<T>> {
-        let alone = self.running == 1;
+    /// The process is gone, and with it what it had.
+    pub(crate) fn died(&mut self, process: u32, culprit: Culprit) -> Died<T> {
+        let alone = self.running_in(process) == 1;
         let ids: Vec<_> = self.ids().collect();
-        let (mut lost, mut again) = (Vec::new(), Vec::new());
+        let (mut lost, mut blamed, mut again) = (Vec::new(), Vec::new(), Vec::new());
         for id in ids {
             let Some(entry) = self.entry(id) else { continue };
             let since = match entry.place {
-                Place::Sent(since) => since,
-                Place::Queued | Place::Suspect => continue,
-                Place::Abandoned(_) => {
-                    self.remove(id);
-                    continue;
-                }
+                Place::Sent(since, has_it) if has_it == process => since,
+                Place::Abandoned(since, has_it) if has_it == process => since,
+                _ => continue,
             };
             let guilt = match culprit {
                 Culprit::Call(guilty) if guilty == id => Guilt::Alone,
@@ -322,8 +381,9 @@ impl<T> Calls<T> {
                 Culprit::Running | Culprit::Unclear => Guilt::Suspect,
                 Culprit::Call(_) | Culprit::Outside => Guilt::Innocent,
             };
-            let attempt = entry.attempt;
-            if guilt != Guilt::Alone && attempt < entry.terms.attempts {
+            let (attempt, keys) = (entry.attempt, entry.terms.keys);
+            let is_awaited = entry.value.is_some();
+            if is_awaited && guilt != Guilt::Alone && attempt < entry.terms.attempts {
                 let limit = entry.limit_due.take().map(|at| (at, id));
                 let suspect = guilt == Guilt::Suspect;
                 entry.place = if suspect { Place::Suspect } else { Place::Queued };
@@ -331,17 +391,18 @@ impl<T> Calls<T> {
                     self.due.remove(&limit);
                 }
                 again.push((since, suspect, id));
-            } else if let Some(value) = self.remove(id) {
-                lost.push(Lost { value, guilt, attempt });
+            } else {
+                blamed.push((keys, guilt));
+                lost.extend(self.remove(id).map(|value| Lost { value, guilt, attempt }));
             }
         }
-        (self.running, self.alone) = (0, None);
+        self.processes.remove(&process);
         // In front of those that were never sent, in their order.
         again.sort_unstable();
         for (_, suspect, id) in again.into_iter().rev() {
             if suspect { self.suspects.push_front(id) } else { self.queued.push_front(id) }
         }
-        lost
+        Died { lost, blamed }
     }
 
     /// When to call `expired` next.
@@ -353,20 +414,20 @@ impl<T> Calls<T> {
     pub(crate) fn expired(
         &mut self,
         now: Instant,
-        begun: impl Fn(CallId) -> Option<Instant>,
+        begun: impl Fn(CallId, u32) -> Option<Instant>,
     ) -> Expired<T> {
-        let mut expired = Expired { given_up: Vec::new(), over_limit: None };
+        let mut expired = Expired { given_up: Vec::new(), over_limit: Vec::new() };
         while let Some((due, id)) = self.due.first().copied().filter(|(due, _)| *due <= now) {
             self.due.remove(&(due, id));
             let Some(entry) = self.entry(id) else { continue };
             let gives_up = entry.terms.deadline == Some(due);
             let limit = entry.terms.limit.filter(|_| entry.limit_due == Some(due));
-            if let Some(limit) = limit {
-                let over = begun(id).map(|since| since + limit);
+            if let Some((limit, process)) = limit.zip(entry.place.process()) {
+                let over = begun(id, process).map(|since| since + limit);
                 entry.limit_due = match over {
                     Some(over) if over <= now => {
                         entry.is_over_limit = true;
-                        expired.over_limit = expired.over_limit.or(Some((id, limit)));
+                        expired.over_limit.push((id, process, limit));
                         None
                     }
                     Some(over) => Some(over),
@@ -388,13 +449,14 @@ impl<T> Calls<T> {
         let ids: Vec<_> = self.ids().collect();
         let waits =
             |id: &CallId| matches!(place(&self.slots, *id), Some(Place::Queued | Place::Suspect));
-        let waiting: Vec<_> = ids.into_iter().filter(waits).collect();
-        waiting.into_iter().filter_map(|id| self.remove(id)).collect()
+        let ids: Vec<_> = ids.into_iter().filter(waits).collect();
+        ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
     /// Ends all of them, when there will be no process any more.
     pub(crate) fn end_all(&mut self) -> Vec<T> {
         let ids: Vec<_> = self.ids().collect();
+        self.processes.clear();
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
@@ -422,11 +484,9 @@ impl<T> Calls<T> {
         for due in entry.terms.deadline.into_iter().chain(entry.limit_due) {
             self.due.remove(&(due, id));
         }
-        if let Place::Sent(_) | Place::Abandoned(_) = entry.place {
-            self.running -= 1;
-            if self.alone == Some(id) {
-                self.alone = None;
-            }
+        if let Some(has) = entry.place.process().and_then(|it| self.processes.get_mut(&it)) {
+            has.running -= 1;
+            has.alone = has.alone.filter(|alone| *alone != id);
         }
         entry.value
     }

@@ -4,26 +4,29 @@
 //! 1. Nothing of this module runs foreign code or drops a lease: both go to [`After`].
 #![forbid(unsafe_code)]
 
+mod due;
 mod events;
 mod processes;
 
 use std::collections::VecDeque;
+use std::ops::{Index, IndexMut};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::event::PollFlags;
 
-use crate::calls::{CallId, Calls, Culprit, Terms};
+use crate::blame::{Blamed, Keys};
+use crate::calls::{CallId, Calls, Culprit, Takes, Terms};
 use crate::codec;
 use crate::error::{Cause, Error, Result};
 use crate::frame::{MOST_HEADER, ToProcess};
 use crate::group::{After, Group, Outcome, Ticket, Waiter};
 use crate::keep;
 use crate::leases::{LeaseId, Leases, Part};
-use crate::life::{Life, Limits, Phase};
+use crate::life::{Life, Limits, Phase, Role};
 use crate::options::Options;
-use crate::payload::{Input, Lease};
+use crate::payload::{Lease, Placed};
 use crate::process::{Ends, Process};
 use crate::system::{self, Sent};
 use crate::worker::{Health, Stats};
@@ -31,7 +34,7 @@ use crate::worker::{Health, Stats};
 /// What the supervisor's thread waits for, of one worker: descriptors with what is awaited, or, after a poll, what is there.
 #[derive(Default)]
 pub(crate) struct Watch {
-    pub(crate) process: Option<Watched>,
+    pub(crate) processes: Vec<Watched>,
     /// Of processes that were set aside, their handles alone.
     pub(crate) stuck: Vec<Watched>,
     pub(crate) due: Option<Instant>,
@@ -46,17 +49,61 @@ pub(crate) struct Watched {
     pub(crate) flags: [PollFlags; 4],
 }
 
+/// The place of a process.
+#[derive(Debug, Default)]
+struct Seat {
+    process: Option<Process>,
+    /// The number of one that is being started.
+    starting: Option<u32>,
+}
+
+/// One for each role.
+#[derive(Debug, Default)]
+struct Seats([Seat; 2]);
+
+impl Index<Role> for Seats {
+    type Output = Seat;
+
+    fn index(&self, role: Role) -> &Seat {
+        &self.0[role as usize]
+    }
+}
+
+impl IndexMut<Role> for Seats {
+    fn index_mut(&mut self, role: Role) -> &mut Seat {
+        &mut self.0[role as usize]
+    }
+}
+
+impl Seats {
+    fn processes(&self) -> impl Iterator<Item = &Process> {
+        self.0.iter().filter_map(|seat| seat.process.as_ref())
+    }
+
+    /// The process with this number.
+    fn process(&self, incarnation: u32) -> Option<&Process> {
+        self.processes().find(|process| process.incarnation == incarnation)
+    }
+
+    /// In which role the process with this number is.
+    fn role(&self, incarnation: u32) -> Option<Role> {
+        let is_it = |role: &Role| {
+            self[*role].process.as_ref().is_some_and(|process| process.incarnation == incarnation)
+        };
+        Role::ALL.into_iter().find(is_it)
+    }
+}
+
 /// The state of a worker.
 #[derive(Debug)]
 pub(crate) struct Core {
     calls: Calls<Ticket>,
+    blamed: Blamed,
     life: Life,
     limits: Limits,
-    process: Option<Process>,
+    seats: Seats,
     /// Of the slab of requests.
     leases: Leases,
-    /// The number of one that is being started.
-    starting: Option<u32>,
     /// How many starts have not come to their end, wanted or not.
     starts_under_way: u32,
     /// Killed, and not reaped for too long.
@@ -88,16 +135,16 @@ impl Core {
     pub(crate) fn new(options: &Options, now: Instant) -> Core {
         Core {
             calls: Calls::new(options.most_calls),
-            life: Life::new(now),
+            blamed: Blamed::default(),
+            life: Life::new(now, options.standby),
             limits: Limits {
                 hello: options.hello,
                 start: options.start,
                 kill_grace: options.kill_grace,
                 most_stuck: options.most_stuck,
             },
-            process: None,
+            seats: Seats::default(),
             leases: Leases::new(0, 0, options.request_slab_bytes),
-            starting: None,
             starts_under_way: 0,
             stuck: Vec::new(),
             unwanted: Vec::new(),
@@ -119,7 +166,7 @@ impl Core {
 
     /// What was under the lock is half done, because of a panic: ends all calls, and kills the process. Trusts nothing but lists of them.
     pub(crate) fn give_up(&mut self, group: &Group, why: &str, after: &mut After) {
-        if self.ended.is_some() && self.process.is_none() {
+        if self.ended.is_some() && self.seats.processes().next().is_none() {
             return;
         }
         let cause = Cause::Supervisor(why.to_owned());
@@ -128,13 +175,15 @@ impl Core {
         (self.unwanted, self.incarnations) = (old.unwanted, old.incarnations);
         self.starts_under_way = old.starts_under_way;
         let error = old.ended.unwrap_or(error);
-        for process in old.process.into_iter().chain(old.stuck) {
+        let processes = old.seats.0.into_iter().filter_map(|seat| seat.process);
+        for process in processes.chain(old.stuck) {
             system::kill(process.ends.handle.as_fd(), process.pid);
             after.wake |= keep::gone((group.number(), process.incarnation));
             self.stuck.push(process);
         }
-        self.life = Life::over(self.stuck.len());
+        self.life = Life::over(Instant::now(), self.stuck.len());
         (self.stats, self.last_cause) = (old.stats, Some(cause));
+        processes::tell_end(group, &error, after);
         self.ended = Some(error.clone());
         for ticket in old.calls.into_values() {
             after.end(ticket, Outcome::Failed(error.clone()));
@@ -194,17 +243,32 @@ impl Core {
             after.dropped.push(ticket);
             return Err(error);
         }
-        let entered = self.calls.insert(ticket, terms);
+        let now = Instant::now();
+        if let Some(error) = self.refused(terms.keys, now) {
+            after.dropped.push(ticket);
+            return Err(error);
+        }
+        // One that waits for room is never alone.
+        let has_room = !matches!(ticket.payload, Some(Placed::Waits { .. }));
+        let is_watched = has_room && self.blamed.watches(terms.keys, now);
+        let entered = self.calls.insert(ticket, terms, is_watched);
         let id = entered.map_err(|ticket| {
             after.dropped.push(ticket);
-            self.stats.overloads += 1;
+            self.overloaded();
             let (found, limit) = (self.calls.len() as u64, self.calls.capacity() as u64);
             Error::Overloaded { what: "calls", found, limit }
         })?;
-        self.pump(group, Instant::now(), after);
+        self.pump(group, now, after);
         let due = self.calls.next_due().is_some_and(|due| due < self.next_look);
-        after.wake |= due || self.process.as_ref().is_some_and(Process::has_to_send);
+        after.wake |= due || self.seats.processes().any(Process::has_to_send);
         Ok(id)
+    }
+
+    /// Why a call is refused for what was sent before.
+    fn refused(&mut self, keys: Keys, now: Instant) -> Option<Error> {
+        let (what, until) = self.blamed.refuses(keys, now)?;
+        self.stats.refused += 1;
+        Some(Error::Refused { what, until })
     }
 
     pub(crate) fn lease(&mut self, group: &Group, bytes: u64) -> Result<Lease> {
@@ -215,6 +279,11 @@ impl Core {
         let full = || Error::Overloaded { what: "bytes of payloads", found: limit, limit };
         let (id, part) = self.leases.take(bytes).ok_or_else(full)?;
         Ok(Lease { group: group.this(), slab: group.requests.clone(), id, part })
+    }
+
+    /// A call is refused, since too much is under way.
+    pub(crate) fn overloaded(&mut self) {
+        self.stats.overloads += 1;
     }
 
     /// Whether a call waits for memory.
@@ -235,19 +304,26 @@ impl Core {
     }
 
     pub(crate) fn process(&mut self, incarnation: u32) -> Option<&mut Process> {
-        self.process.as_mut().filter(|process| process.incarnation == incarnation)
+        let role = self.seats.role(incarnation)?;
+        self.seats[role].process.as_mut()
     }
 
-    pub(crate) fn close(&mut self, until: Instant, after: &mut After) {
+    pub(crate) fn close(&mut self, group: &Group, until: Instant, after: &mut After) {
         let now = Instant::now();
-        let kill = self.life.close(until);
-        if kill || until <= now {
-            self.kill(Cause::Closed, Culprit::Outside, now);
-        } else if let Some(process) = &mut self.process {
-            process.tell(&ToProcess::End, Vec::new());
+        if !self.life.is_closing() && self.ended.is_none() {
+            let service = group.service;
+            after.log(move || tracing::info!(service, "a worker is closing"));
         }
-        if self.life.has_ended() {
-            self.end(Error::Closed, after);
+        let kill = self.life.close(until);
+        for role in Role::ALL {
+            if kill[role as usize] || until <= now {
+                self.kill(group, role, Cause::Closed, Culprit::Outside, now, after);
+            } else if let Some(process) = &mut self.seats[role].process {
+                process.tell(&ToProcess::End, Vec::new());
+            }
+        }
+        if self.life.has_ended() && self.ended.is_none() {
+            self.end(group, Error::Closed, after);
         }
         for ticket in self.calls.end_waiting() {
             after.end(ticket, Outcome::Failed(Error::Closed));
@@ -256,7 +332,9 @@ impl Core {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        let health = match self.life.phase() {
+        let main = self.seats[Role::Main].process.as_ref();
+        let standby = self.seats[Role::Standby].process.as_ref();
+        let health = match self.life.phase(Role::Main) {
             Phase::Starting { .. } | Phase::Waiting(_) if !self.has_served => Health::Starting,
             Phase::Starting { .. } | Phase::Waiting(_) | Phase::Killing { .. } => {
                 Health::Restarting
@@ -268,7 +346,12 @@ impl Core {
         };
         Stats {
             health: Some(health),
-            process: self.process.as_ref().map(|process| process.number()),
+            process: main.map(Process::number),
+            standby: standby.filter(|_| self.life.is_standby_ready()).map(Process::number),
+            is_stopped: main.is_some_and(|process| process.is_stopped),
+            is_busy: main.is_some_and(|process| process.is_busy),
+            device_bytes: main.map_or(0, |process| process.device_bytes),
+            standby_device_bytes: standby.map_or(0, |process| process.device_bytes),
             calls: self.calls.len(),
             running: self.calls.running(),
             stuck: self.life.stuck(),
@@ -284,7 +367,8 @@ impl Core {
             let end = if log.is_empty() || log.ends_with('\n') { "" } else { "\n" };
             log += &format!("{end}[process {process} died: {cause}]\n");
         }
-        log + &self.process.as_ref().map_or_else(String::new, |process| process.log.text())
+        let main = self.seats[Role::Main].process.as_ref();
+        log + &main.map_or_else(String::new, |process| process.log.text())
     }
 
     /// Some of the slab became free.
@@ -295,13 +379,40 @@ impl Core {
 
     /// Sends what can be sent.
     fn pump(&mut self, group: &Group, now: Instant, after: &mut After) {
-        let Some(process) = &mut self.process else { return };
-        if !process.send_control() || !self.life.is_serving() {
+        // Suspects wait for a standby, and hold up nobody meanwhile.
+        let takes = if self.life.expects_standby() { Takes::Fresh } else { Takes::All };
+        self.pump_to(group, Role::Main, takes, now, after);
+        self.pump_to(group, Role::Standby, Takes::Suspects, now, after);
+    }
+
+    fn pump_to(
+        &mut self,
+        group: &Group,
+        role: Role,
+        takes: Takes,
+        now: Instant,
+        after: &mut After,
+    ) {
+        let Some(process) = &mut self.seats[role].process else { return };
+        let is_clear = process.send_control();
+        let serves = matches!(self.life.phase(role), Phase::Serving(_));
+        if !is_clear || !serves || process.is_falling() {
             return;
         }
+        let to = process.incarnation;
         let mut room = true;
-        while let Some(id) = self.calls.next(room) {
+        while let Some(id) = self.calls.next(to, takes, room) {
             room &= !self.calls.is_behind_roomless(id);
+            // Found guilty since it was entered, or sent.
+            if !self.blamed.is_empty() {
+                let keys = self.calls.keys(id);
+                if let Some(error) = self.refused(keys, now) {
+                    let ticket = self.calls.abandon(id);
+                    ticket.into_iter().for_each(|it| after.end(it, Outcome::Failed(error.clone())));
+                    continue;
+                }
+            }
+            let Some(process) = &mut self.seats[role].process else { return };
             let Some(ticket) = self.calls.value(id) else { return };
             let payload = match place(group, &mut self.leases, ticket, room) {
                 Ok(payload) => payload,
@@ -315,10 +426,10 @@ impl Core {
             let Ok(header) = codec::encode(&ToProcess::Call { id, payload }) else { return };
             match process.send(&[&header, &ticket.request]) {
                 Sent::Yes => {
-                    self.calls.sent(id, now);
+                    self.calls.sent(id, to, now);
                     self.stats.retries += u64::from(self.calls.attempt(id) > 1);
                     if let Some((lease, _)) = payload {
-                        self.leases.send(lease);
+                        self.leases.send(lease, to);
                         // Else it has to be there for the next process, whatever this one says.
                         if !self.calls.may_run_again(id) {
                             self.leases.give_back(lease);
@@ -353,14 +464,14 @@ fn place(
 ) -> Result<Option<(LeaseId, Part)>, NoRoom> {
     let bytes = match &ticket.payload {
         None => return Ok(None),
-        Some(Input::Lease(lease)) => return Ok(Some((lease.id, lease.part))),
-        Some(Input::Bytes(bytes)) => bytes,
+        Some(Placed::Lease(lease)) => return Ok(Some((lease.id, lease.part))),
+        Some(Placed::Waits { bytes, .. }) => bytes,
     };
     let taken = if room { leases.take(bytes.len() as u64) } else { None };
     let (id, part) = taken.ok_or(NoRoom)?;
     let mut lease = Lease { group: group.this(), slab: group.requests.clone(), id, part };
     lease.copy_from_slice(bytes);
-    ticket.payload = Some(Input::Lease(lease));
+    ticket.payload = Some(Placed::Lease(lease));
     Ok(Some((id, part)))
 }
 

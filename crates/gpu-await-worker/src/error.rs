@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[cfg(target_os = "linux")]
 use crate::codec::Refused;
@@ -16,11 +16,12 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// |---|---|
 /// | `NotInitialised`, `NotRegistered`, `InsideWorker`, `Forked`, `Unsupported`, `Unfit`, `Encode`, `TooLarge`, `TooDeep` | fix the program |
 /// | `Overloaded` | retry later |
+/// | `Refused` | send something else, or wait until then |
 /// | `PayloadsHeld` | drop payloads of earlier answers, and retry |
 /// | `Lost` | retry, if the request may run again and is not the one that killed the process ([`Guilt`]) |
 /// | `Deadline` | give up, or wait longer |
 /// | `Service`, `Panicked`, `Decode` | as the service says; the worker goes on |
-/// | `GivenUp` | read the cause and the log; spawn a new worker |
+/// | `GivenUp` | read the cause and the log; `Worker::revive` |
 /// | `Closed` | – |
 /// | `System` | the system refuses what is needed |
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -80,12 +81,20 @@ pub enum Error {
     /// Everything that may be under way is: the call was not made.
     #[error("{found} {what} are under way, and the limit is {limit}")]
     Overloaded {
-        /// Calls, or bytes of payloads.
+        /// Calls, bytes of leases, or bytes of payloads that there is no room for.
         what: &'static str,
-        /// How many.
+        /// How many; of bytes without room, with those that were refused.
         found: u64,
         /// The limit.
         limit: u64,
+    },
+    /// What was sent before killed processes: the call is not sent, or not again. See [`WorkerBuilder::blame`](crate::WorkerBuilder::blame).
+    #[error("the {what} killed processes, and is refused for another {:?}", left(*until))]
+    Refused {
+        /// The request, or the client.
+        what: &'static str,
+        /// Until when.
+        until: Instant,
     },
     /// There was no room for the payload of a response: the program holds the payloads of other answers, and dropped none for longer than
     /// [`held_payload_limit`](crate::WorkerBuilder::held_payload_limit). The service ran, perhaps in part.
@@ -146,7 +155,8 @@ pub enum Error {
     /// The deadline of the call passed. If a process has the call it goes on with it.
     #[error("the call's deadline passed")]
     Deadline,
-    /// Processes died early too often, or the first one did not serve: there will be no other one.
+    /// Processes died early too often, or the first one did not serve: there will be no other one, unless
+    /// [`Worker::revive`](crate::Worker::revive) has the worker begin anew.
     #[error(
         "given up after {early_deaths} early deaths in a row, the last by: {cause}{}\n{log}",
         before(causes)
@@ -158,7 +168,7 @@ pub enum Error {
         cause: Cause,
         /// Of the last ones, up to 16, in their order.
         causes: Arc<[Cause]>,
-        /// What that process wrote at its end.
+        /// The end of what the last process wrote, of [`log_bytes`](crate::WorkerBuilder::log_bytes) at most.
         log: Arc<str>,
     },
     /// The worker was closed.
@@ -195,6 +205,11 @@ pub struct WorkerLost {
     pub attempt: u32,
     /// The last lines that the process wrote, up to 1 KiB.
     pub log: Arc<str>,
+}
+
+/// How long until then.
+fn left(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now())
 }
 
 /// A log behind what it belongs to.

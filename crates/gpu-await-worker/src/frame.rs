@@ -126,7 +126,10 @@ pub(crate) enum ToSupervisor<'m> {
         version: u32,
         executable: Executable,
     },
-    Serving,
+    /// The pool of its device has so much.
+    Serving {
+        device_bytes: u64,
+    },
     Answer {
         id: CallId,
         verdict: Verdict,

@@ -8,6 +8,7 @@
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,7 @@ use crate::frame::ToProcess;
 use crate::kept::Key;
 use crate::leases::LeaseId;
 use crate::options::Options;
-use crate::payload::{Input, Lease, Payload};
+use crate::payload::{Input, Lease, Payload, Placed, Waiting};
 use crate::process::Process;
 use crate::program::Program;
 use crate::slab::Slab;
@@ -41,7 +42,7 @@ pub(crate) enum Outcome {
 #[derive(Debug)]
 pub(crate) struct Ticket {
     pub(crate) request: Vec<u8>,
-    pub(crate) payload: Option<Input>,
+    pub(crate) payload: Option<Placed>,
     pub(crate) reply: oneshot::Sender<Outcome>,
 }
 
@@ -108,6 +109,8 @@ pub(crate) struct Group {
     pub(crate) program: &'static Program,
     /// The memory for payloads of requests. Its processes can only read it, so it serves one after the other.
     pub(crate) requests: Arc<Slab>,
+    /// Bytes of payloads that there is no room for in it.
+    waiting: Arc<AtomicU64>,
     this: Weak<Group>,
     /// Whose it is. A fork has no thread that would answer, and its copy of the lock may be locked for good.
     process: Whose,
@@ -133,6 +136,7 @@ impl Group {
             config,
             program,
             requests,
+            waiting: Arc::default(),
             this: this.clone(),
             process: Whose::remembered(),
             #[cfg(test)]
@@ -170,7 +174,8 @@ impl Group {
         self.guarded(self.core.lock(), act)
     }
 
-    /// A panic under the lock leaves nothing half done: it ends the worker, and goes on. Whoever was forgotten by it asks why under the same lock.
+    /// A panic under the lock leaves nothing half done: it ends the worker, and goes on. The lock is held until then: callers that the
+    /// panic forgot ask why.
     fn guarded<R>(
         &self,
         mut core: MutexGuard<'_, Core>,
@@ -195,6 +200,16 @@ impl Group {
     /// Why a call or a waiter was forgotten.
     pub(crate) fn why_forgotten(&self) -> Error {
         self.with(|core, _| core.why_forgotten())
+    }
+
+    /// Begins anew if it was given up.
+    pub(crate) fn revive(&self) -> Result<()> {
+        self.check_here()?;
+        let revived = self.with(|core, after| core.revive(self, Instant::now(), after))?;
+        match self.this.upgrade().filter(|_| revived) {
+            Some(group) => supervisor::supervise(group),
+            None => Ok(()),
+        }
     }
 
     /// Resolves when the worker serves, or has ended.
@@ -236,32 +251,43 @@ impl Group {
         if let Some(bytes) = payload.as_ref().map(Input::len).filter(|bytes| *bytes > limit) {
             return Err(Error::TooLarge { what: "a payload", bytes, limit });
         }
-        let payload = payload.map(|payload| self.placed(payload));
+        let payload = payload.map(|payload| self.placed(payload)).transpose()?;
         let (reply, receiver) = oneshot::channel();
         let ticket = Ticket { request, payload, reply };
         self.with(|core, after| core.enter(self, ticket, terms, after)).map(|id| (id, receiver))
     }
 
     /// Copies bytes into the slab while no lock is held, if there is room now and nobody waits for it.
-    fn placed(&self, payload: Input) -> Input {
-        let bytes: Arc<[u8]> = match payload {
+    fn placed(&self, payload: Input) -> Result<Placed> {
+        let payload = match payload {
             Input::Lease(lease) if Arc::ptr_eq(&lease.slab, &self.requests) => {
-                return Input::Lease(lease);
+                return Ok(Placed::Lease(lease));
             }
-            // Of another worker.
-            Input::Lease(lease) => (*lease).into(),
-            Input::Bytes(bytes) => bytes,
+            payload => payload,
         };
+        let len = payload.len();
         let lease = self.with(|core, _| match core.has_roomless() {
             true => None,
-            false => core.lease(self, bytes.len() as u64).ok(),
+            false => core.lease(self, len).ok(),
         });
         match lease {
             Some(mut lease) => {
-                lease.copy_from_slice(&bytes);
-                Input::Lease(lease)
+                lease.copy_from_slice(payload.bytes());
+                Ok(Placed::Lease(lease))
             }
-            None => Input::Bytes(bytes),
+            None => {
+                let limit = self.options.most_waiting_bytes;
+                let waiting = Waiting::count(len, &self.waiting, limit).map_err(|found| {
+                    self.with(|core, _| core.overloaded());
+                    Error::Overloaded { what: "bytes of payloads without room", found, limit }
+                })?;
+                let bytes = match payload {
+                    Input::Bytes(bytes) => bytes,
+                    // Of another worker.
+                    Input::Lease(lease) => (*lease).into(),
+                };
+                Ok(Placed::Waits { bytes, _counted: waiting })
+            }
         }
     }
 
@@ -298,28 +324,35 @@ impl Group {
         thread_local! {
             static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
         }
-        let Some(core) = self.core.try_lock() else { return };
-        self.guarded(core, |core, after| {
-            let heard = BUFFER.try_with(|buffer| {
-                let (mut buffer, bytes) = (buffer.borrow_mut(), packet_bytes(&self.options));
-                // It never shrinks: what grows is written.
-                let longer = buffer.len().max(bytes);
-                buffer.resize(longer, 0);
-                core.hear_now(self, now, &mut buffer[..bytes], after);
+        let heard = BUFFER.try_with(|buffer| {
+            let Some(core) = self.core.try_lock() else { return };
+            // Taken: wakers that run at the end may come here again.
+            let (mut taken, bytes) = (buffer.take(), packet_bytes(&self.options));
+            // It never shrinks: what grows is written.
+            taken.resize(taken.len().max(bytes), 0);
+            self.guarded(core, |core, after| {
+                core.hear_now(self, now, &mut taken[..bytes], after);
             });
-            // At the end of a thread its locals are gone: then the supervisor hears it.
-            after.wake |= heard.is_err();
+            buffer.replace(taken);
         });
+        // At the end of a thread its locals are gone: then the supervisor hears it.
+        if heard.is_err() {
+            supervisor::wake();
+        }
     }
 
     /// Ends the worker, by force after `limit`.
     pub(crate) fn close(&self, limit: Duration) {
-        self.if_here(|core, after| core.close(Instant::now() + limit, after));
+        self.if_here(|core, after| core.close(self, Instant::now() + limit, after));
     }
 
     pub(crate) fn stats(&self) -> Stats {
         match self.process.is_here() {
-            true => self.with(|core, _| core.stats()),
+            // ORDERING: Relaxed: a count that orders nothing.
+            true => Stats {
+                waiting_bytes: self.waiting.load(Ordering::Relaxed),
+                ..self.with(|core, _| core.stats())
+            },
             false => Stats::default(),
         }
     }

@@ -120,6 +120,9 @@ impl RequestPayload {
     }
 }
 
+/// To a process the other side is one: its front.
+const FRONT: u32 = 0;
+
 /// Waits on this runtime, whatever polls it.
 pub(crate) fn sleep(runtime: &tokio::runtime::Handle, time: Duration) -> tokio::time::Sleep {
     let _on = runtime.enter();
@@ -173,7 +176,7 @@ struct ResponsePart {
 impl ResponsePayload {
     /// Hands it to the supervisor.
     pub(crate) fn sent(&self) -> (LeaseId, Part) {
-        self.inner.room.leases.lock().send(self.inner.id);
+        self.inner.room.leases.lock().send(self.inner.id, FRONT);
         (self.inner.id, self.inner.part)
     }
 
@@ -323,7 +326,7 @@ impl Room {
 
     /// The supervisor is done with it.
     pub(crate) fn released(&self, id: LeaseId) {
-        if self.leases.lock().returned(id) == Returned::Free {
+        if self.leases.lock().returned(id, FRONT) == Returned::Free {
             self.freed.notify_waiters();
         }
     }

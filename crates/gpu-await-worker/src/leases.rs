@@ -3,10 +3,10 @@
 //! | state | meaning | left by |
 //! |---|---|---|
 //! | `Held` | this side alone has it, and may write it | `send` → `Both`; `give_back` → free |
-//! | `Both` | the other side reads it, and this side may need its contents again | `returned` → `Held`; `give_back` → `Sent` |
-//! | `Sent` | the other side alone uses it, whether or not somebody waits for the call | `returned` → free |
+//! | `Both` | this process of the other side reads it, and this side may need its contents again | `returned` → `Held`; `give_back` → `Sent` |
+//! | `Sent` | this process of the other side alone uses it, whether or not somebody waits for the call | `returned` → free |
 //!
-//! When the other side is gone, `Both` is `Held` again and `Sent` is free.
+//! When the process is gone, `Both` is `Held` again and `Sent` is free. The word of another process changes nothing.
 //!
 //! # Invariants
 //! 1. No two leases overlap, and each lies in the slab (`leases_never_overlap`).
@@ -48,8 +48,8 @@ impl Part {
 enum Holder {
     Free,
     Held,
-    Both,
-    Sent,
+    Both(u32),
+    Sent(u32),
 }
 
 #[derive(Debug)]
@@ -102,8 +102,8 @@ impl Leases {
             let slots = self.slots.iter().filter(|slot| wanted(slot.holder));
             slots.map(|slot| slot.part.len.max(1).next_multiple_of(ALIGN)).sum()
         };
-        let here = bytes(|holder| matches!(holder, Holder::Held | Holder::Both));
-        (here, bytes(|holder| holder == Holder::Sent))
+        let here = bytes(|holder| matches!(holder, Holder::Held | Holder::Both(_)));
+        (here, bytes(|holder| matches!(holder, Holder::Sent(_))))
     }
 
     /// Takes a part of `len` bytes, from the smallest free part that is large enough.
@@ -128,11 +128,11 @@ impl Leases {
         ))
     }
 
-    /// Lets the other side have it as well; false if this side does not have it alone.
-    pub(crate) fn send(&mut self, id: LeaseId) -> bool {
+    /// Lets this process of the other side have it as well; false if this side does not have it alone.
+    pub(crate) fn send(&mut self, id: LeaseId, to: u32) -> bool {
         match self.slot(id) {
             Some(slot) if slot.holder == Holder::Held => {
-                slot.holder = Holder::Both;
+                slot.holder = Holder::Both(to);
                 true
             }
             _ => false,
@@ -146,22 +146,24 @@ impl Leases {
                 self.free(id.slot);
                 true
             }
-            Some(slot) if slot.holder == Holder::Both => {
-                slot.holder = Holder::Sent;
+            Some(slot) => {
+                if let Holder::Both(by) = slot.holder {
+                    slot.holder = Holder::Sent(by);
+                }
                 false
             }
-            _ => false,
+            None => false,
         }
     }
 
     /// The other side is done with it.
-    pub(crate) fn returned(&mut self, id: LeaseId) -> Returned {
+    pub(crate) fn returned(&mut self, id: LeaseId, by: u32) -> Returned {
         match self.slot(id) {
-            Some(slot) if slot.holder == Holder::Sent => {
+            Some(slot) if slot.holder == Holder::Sent(by) => {
                 self.free(id.slot);
                 Returned::Free
             }
-            Some(slot) if slot.holder == Holder::Both => {
+            Some(slot) if slot.holder == Holder::Both(by) => {
                 slot.holder = Holder::Held;
                 Returned::Kept
             }
@@ -169,17 +171,17 @@ impl Leases {
         }
     }
 
-    /// The other side is done with all that it had; whether something is free now.
-    pub(crate) fn other_side_gone(&mut self) -> bool {
+    /// This process of the other side is done with all that it had; whether something is free now.
+    pub(crate) fn process_gone(&mut self, process: u32) -> bool {
         let mut freed = false;
         for slot in 0..self.slots.len() {
             match self.slots[slot].holder {
-                Holder::Both => self.slots[slot].holder = Holder::Held,
-                Holder::Sent => {
+                Holder::Both(by) if by == process => self.slots[slot].holder = Holder::Held,
+                Holder::Sent(by) if by == process => {
                     self.free(slot as u32);
                     freed = true;
                 }
-                Holder::Held | Holder::Free => {}
+                _ => {}
             }
         }
         freed

@@ -9,10 +9,12 @@
 //! | say what a process does | [`Service`], [`Host`], [`Failure`] |
 //! | make a program one that workers can run in | [`init`], [`test_main!`] |
 //! | start a worker, place it, limit it | [`Worker::builder`], [`gpus`], [`Restart`] |
+//! | have another process take over at once | [`WorkerBuilder::standby`] |
 //! | call it | [`Worker::call`], [`Call`], [`Answer`] |
+//! | refuse what killed processes | [`WorkerBuilder::blame`], [`Blame`], [`Call::key`], [`Call::client`] |
 //! | send and get large data | [`Lease`], [`Payload`]; in the process [`Payloads`] |
 //! | keep weights on the GPU across deaths | [`Host::keep`], [`kept`], [`forget_kept`] |
-//! | know what went wrong | [`Error`], [`WorkerLost`], [`Cause`], [`Guilt`], [`Worker::stats`], [`Worker::log`] |
+//! | know what went wrong | [`Error`], [`WorkerLost`], [`Cause`], [`Guilt`], [`Worker::stats`], [`Worker::log`], [`Worker::revive`] |
 //!
 //! Every call ends exactly once. Calls go from any executor; the process runs on a tokio runtime of its own. One thread of the front looks
 //! after all workers, and one starts their processes.
@@ -25,18 +27,30 @@
 //!
 //! | level | message | with |
 //! |---|---|---|
-//! | info | a worker's process started | |
+//! | info | a worker's process started | `standby`: whether it is one |
+//! | debug | a worker's process said hello | `started`: how long before |
 //! | info | a worker serves | `recovery`: how long the steps took |
+//! | info | a worker's process is killed | `cause` |
 //! | info | a worker's process ended, as it was asked to | |
-//! | warn | a worker's process died | `cause` |
+//! | warn | a worker's process died | `cause`; `killed`: how long before, if it was |
 //! | warn | a worker's process was not started | `why` |
+//! | info | a worker's next process waits | `delay` |
+//! | info | a standby is ready | |
+//! | info | a standby takes over | `ready`: whether it serves by now |
+//! | error | no standby is started any more | `cause`: of the last one's death |
 //! | warn | a worker's process is stopped or traced | |
 //! | warn | the executor of a worker's process is blocked | |
 //! | error | a killed process does not go: set aside | |
+//! | info | a process that was set aside is gone | |
 //! | error | a worker is given up | `why`: the causes and the log |
+//! | info | a worker that was given up begins anew | |
+//! | info | a worker is closing | |
+//! | info | a worker was closed | |
+//!
+//! Each once for each time that it happens; two that follow closely may come in the other order, as two threads tell them.
 //!
 //! # Operation
-//! A worker takes six descriptors of the front while its process lives, and two threads serve all workers. As process 1 of a container the front
+//! A worker takes six descriptors of the front while its process lives, and six more with a standby, and two threads serve all workers. As process 1 of a container the front
 //! also gets the orphans of others: an init (`tini`, `docker run --init`) reaps them. A program that ignores `SIGCHLD` never learns how a
 //! process ended ([`Cause::Unknown`]).
 //!
@@ -75,6 +89,8 @@
 //! ```
 #![deny(unsafe_op_in_unsafe_fn)]
 
+#[cfg(target_os = "linux")]
+mod blame;
 #[cfg(target_os = "linux")]
 mod calls;
 #[cfg(target_os = "linux")]
@@ -136,6 +152,8 @@ mod system;
 #[cfg(target_os = "linux")]
 mod worker;
 
+#[cfg(target_os = "linux")]
+pub use blame::Blame;
 #[cfg(not(target_os = "linux"))]
 pub use elsewhere::{Host, Payloads, Worker, WorkerBuilder, init};
 pub use error::{Cause, Error, Guilt, Result, WorkerLost};

@@ -1,22 +1,36 @@
-//! The states of a worker, from its first process to its end (pure).
+//! The states of a worker, from its first process to its end, and of the standby beside it (pure).
 //!
 //! | state | meaning | left by |
 //! |---|---|---|
 //! | `Waiting(until)` | there is no process; one is started then | `tick` → `Starting` |
 //! | `Starting(since)` | the process has not said that it serves; it has said hello, or not | `serves` → `Serving`; a limit → `Killing` |
-//! | `Serving(since)` | calls are sent | `drain`, `kill`, `reaped` |
-//! | `Draining(until)` | no call is sent; the process ends when it has answered what it has | `tick` → `Killing`, `reaped` |
-//! | `Killing(since)` | `SIGKILL` was sent | `reaped`; after the grace `tick` sets the process aside as *stuck* |
-//! | `Ended` | closed, or given up: there will be no process | – |
+//! | `Serving(since)` | calls are sent | `close` → `Draining`; `killed`; `gone` |
+//! | `Draining(until)` | no call is sent; the process ends when it has answered what it has | `tick` → `Killing`, `gone` |
+//! | `Killing(since)` | `SIGKILL` was sent, or will be; its process takes no call | `gone`; after the grace `tick` sets the process aside as *stuck* |
+//! | `Ended` | closed, or given up: there will be no process | `revive`, of one that was given up → `Waiting` |
 //!
 //! A pause of the supervisor, or of the machine, counts in none of them (`a_pause_counts_in_no_limit`).
 //!
 //! A process that is set aside is watched until it is reaped, and counts: with more of them than allowed, no other is started.
 //!
+//! With a standby there are two such states, one for each [`Role`]. That of the standby differs:
+//!
+//! | state of the standby | meaning | left by |
+//! |---|---|---|
+//! | `Ended` | there is none: the worker has not served yet, or ends, or standbys died too often | `serves` of the main process → `Waiting` |
+//! | `Waiting(until)` | as above; nothing starts while the main process does not serve | as above |
+//! | `Starting(since)` | as above | also: `take_over` → the main one's `Starting` |
+//! | `Serving(since)` | it is ready; it takes suspects, one at a time, and no other call | also: `take_over` → the main one's `Serving` |
+//! | `Killing(since)` | likewise; or it is the process that was replaced | `gone` → `Waiting`, after the delay that the death of that process costs |
+//!
+//! A standby that dies costs the worker nothing but that: its deaths are counted apart, and too many early ones in a row end the standby until
+//! another main process serves. A process that was replaced counts as what it was, a main one.
+//!
 //! # Invariants
-//! 1. At most one process of a worker is not stuck (`a_worker_has_one_process`).
+//! 1. At most one process takes calls; but for stuck ones a worker has at most one, with a standby two (`a_worker_has_one_process`).
 //! 2. Whatever the order of events, a process is started again or the worker has `Ended`: no state waits for ever for a death that
 //!    `SIGKILL` does not bring (`a_worker_has_one_process`).
+//! 3. The deaths of standbys never end, delay or interrupt the service (`a_worker_has_one_process`).
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -32,6 +46,19 @@ pub(crate) struct Limits {
     pub(crate) most_stuck: usize,
 }
 
+/// What a process is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// It takes the calls.
+    Main,
+    /// It takes over when the main one falls; or it is the one that was replaced.
+    Standby,
+}
+
+impl Role {
+    pub(crate) const ALL: [Role; 2] = [Role::Main, Role::Standby];
+}
+
 /// Where the process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -41,6 +68,13 @@ pub(crate) enum Phase {
     Draining(Instant),
     Killing { since: Instant, served: Option<Instant> },
     Ended,
+}
+
+impl Phase {
+    /// Whether there is a process, or one is being started.
+    fn has_process(self) -> bool {
+        !matches!(self, Phase::Waiting(_) | Phase::Ended)
+    }
 }
 
 /// What to do now.
@@ -60,6 +94,8 @@ pub(crate) enum Step {
     SetAside,
     /// The worker is given up.
     GiveUp,
+    /// No standby is started any more, until another main process serves.
+    NoStandby,
     /// The worker has ended, as it was asked to.
     End,
 }
@@ -67,25 +103,34 @@ pub(crate) enum Step {
 /// The life of one worker.
 #[derive(Debug)]
 pub(crate) struct Life {
-    phase: Phase,
+    phases: [Phase; 2],
     deaths: Deaths,
+    /// Of standbys.
+    standby_deaths: Deaths,
+    /// There is to be one.
+    has_standby: bool,
+    /// The process in the standby's place is the main one's predecessor.
+    is_replaced: bool,
     stuck: usize,
     /// No other process is to be started.
     closing: bool,
 }
 
 impl Life {
-    pub(crate) fn new(now: Instant) -> Self {
-        Life { phase: Phase::Waiting(now), deaths: Deaths::default(), stuck: 0, closing: false }
+    pub(crate) fn new(now: Instant, has_standby: bool) -> Self {
+        let phases = [Phase::Waiting(now), Phase::Ended];
+        let (deaths, standby_deaths) = (Deaths::default(), Deaths::default());
+        let (is_replaced, stuck, closing) = (false, 0, false);
+        Life { phases, deaths, standby_deaths, has_standby, is_replaced, stuck, closing }
     }
 
     /// One that has ended, with so many processes that are not gone.
-    pub(crate) fn over(stuck: usize) -> Self {
-        Life { phase: Phase::Ended, deaths: Deaths::default(), stuck, closing: false }
+    pub(crate) fn over(now: Instant, stuck: usize) -> Self {
+        Life { phases: [Phase::Ended; 2], stuck, ..Life::new(now, false) }
     }
 
-    pub(crate) fn phase(&self) -> Phase {
-        self.phase
+    pub(crate) fn phase(&self, role: Role) -> Phase {
+        self.phases[role as usize]
     }
 
     pub(crate) fn early_deaths(&self) -> u32 {
@@ -96,8 +141,24 @@ impl Life {
         self.stuck
     }
 
+    /// Whether calls are sent to the main process.
     pub(crate) fn is_serving(&self) -> bool {
-        matches!(self.phase, Phase::Serving(_))
+        matches!(self.phase(Role::Main), Phase::Serving(_))
+    }
+
+    /// Whether a standby is ready.
+    pub(crate) fn is_standby_ready(&self) -> bool {
+        matches!(self.phase(Role::Standby), Phase::Serving(_))
+    }
+
+    /// Whether a standby is ready, or will be unless it dies.
+    pub(crate) fn expects_standby(&self) -> bool {
+        self.has_standby && !self.closing && self.phase(Role::Standby) != Phase::Ended
+    }
+
+    /// Whether the process in the standby's place was the main one before.
+    pub(crate) fn is_replaced(&self, role: Role) -> bool {
+        role == Role::Standby && self.is_replaced
     }
 
     pub(crate) fn is_closing(&self) -> bool {
@@ -105,12 +166,17 @@ impl Life {
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        self.phase == Phase::Ended
+        self.phase(Role::Main) == Phase::Ended && !self.phase(Role::Standby).has_process()
     }
 
     /// When `tick` has something to do.
     pub(crate) fn next_due(&self, limits: &Limits) -> Option<Instant> {
-        match self.phase {
+        Role::ALL.into_iter().filter_map(|role| self.due(role, limits)).min()
+    }
+
+    fn due(&self, role: Role, limits: &Limits) -> Option<Instant> {
+        match self.phase(role) {
+            Phase::Waiting(_) if role == Role::Standby && !self.is_serving() => None,
             Phase::Waiting(until) | Phase::Draining(until) => Some(until),
             Phase::Starting { since, said_hello } => {
                 Some(since + if said_hello { limits.start } else { limits.hello })
@@ -120,23 +186,25 @@ impl Life {
         }
     }
 
-    /// Nobody looked for so long: that is not the process' time.
+    /// Nobody looked for so long: that is not the processes' time.
     pub(crate) fn held_up(&mut self, time: Duration) {
-        match &mut self.phase {
-            Phase::Starting { since, .. } | Phase::Killing { since, .. } => *since += time,
-            Phase::Draining(until) => *until += time,
-            Phase::Waiting(_) | Phase::Serving(_) | Phase::Ended => {}
+        for phase in &mut self.phases {
+            match phase {
+                Phase::Starting { since, .. } | Phase::Killing { since, .. } => *since += time,
+                Phase::Draining(until) => *until += time,
+                Phase::Waiting(_) | Phase::Serving(_) | Phase::Ended => {}
+            }
         }
     }
 
     /// Time passes. Moves on only where it says so: the caller kills or starts, and says that.
-    pub(crate) fn tick(&mut self, now: Instant, limits: &Limits) -> Step {
-        if self.next_due(limits).is_none_or(|due| now < due) {
+    pub(crate) fn tick(&mut self, role: Role, now: Instant, limits: &Limits) -> Step {
+        if self.due(role, limits).is_none_or(|due| now < due) {
             return Step::Nothing;
         }
-        match self.phase {
+        match self.phase(role) {
             Phase::Waiting(_) => {
-                self.phase = Phase::Starting { since: now, said_hello: false };
+                self.phases[role as usize] = Phase::Starting { since: now, said_hello: false };
                 Step::Start
             }
             Phase::Starting { said_hello, .. } => {
@@ -156,41 +224,67 @@ impl Life {
     }
 
     /// The process said hello.
-    pub(crate) fn said_hello(&mut self) {
-        if let Phase::Starting { said_hello, .. } = &mut self.phase {
+    pub(crate) fn said_hello(&mut self, role: Role) {
+        if let Phase::Starting { said_hello, .. } = &mut self.phases[role as usize] {
             *said_hello = true;
         }
     }
 
     /// The service started; false if nobody waited for that.
-    pub(crate) fn serves(&mut self, now: Instant) -> bool {
-        let starts = matches!(self.phase, Phase::Starting { said_hello: true, .. });
+    pub(crate) fn serves(&mut self, role: Role, now: Instant) -> bool {
+        let starts = matches!(self.phase(role), Phase::Starting { said_hello: true, .. });
         if starts {
-            self.phase = Phase::Serving(now);
+            self.phases[role as usize] = Phase::Serving(now);
+        }
+        let standby_ended = self.phase(Role::Standby) == Phase::Ended;
+        if starts && role == Role::Main && self.has_standby && standby_ended {
+            self.phases[Role::Standby as usize] = Phase::Waiting(now);
+            self.standby_deaths = Deaths::default();
         }
         starts
     }
 
-    /// No other process is started. What serves ends until then, and what does not is to be killed: returns whether it must be.
-    pub(crate) fn close(&mut self, until: Instant) -> bool {
+    /// The main process falls, or is gone: whether a standby takes its place, and it the standby's.
+    pub(crate) fn take_over(&mut self, now: Instant) -> bool {
+        let [main, standby] = self.phases;
+        let fallen = match main {
+            Phase::Serving(since) => Phase::Killing { since: now, served: Some(since) },
+            Phase::Killing { .. } => main,
+            _ => return false,
+        };
+        let next = match standby {
+            Phase::Serving(_) => Phase::Serving(now),
+            Phase::Starting { .. } => standby,
+            _ => return false,
+        };
+        if self.closing {
+            return false;
+        }
+        (self.phases, self.is_replaced) = ([next, fallen], true);
+        true
+    }
+
+    /// No other process is started. What serves ends until then, and what does not is to be killed: returns which must be.
+    pub(crate) fn close(&mut self, until: Instant) -> [bool; 2] {
         self.closing = true;
-        match self.phase {
+        self.phases.each_mut().map(|phase| match *phase {
             Phase::Serving(_) => {
-                self.phase = Phase::Draining(until);
+                *phase = Phase::Draining(until);
                 false
             }
             Phase::Waiting(_) => {
-                self.phase = Phase::Ended;
+                *phase = Phase::Ended;
                 false
             }
             Phase::Starting { .. } => true,
             Phase::Draining(_) | Phase::Killing { .. } | Phase::Ended => false,
-        }
+        })
     }
 
     /// The process was sent `SIGKILL`.
-    pub(crate) fn killed(&mut self, now: Instant) {
-        self.phase = match self.phase {
+    pub(crate) fn killed(&mut self, role: Role, now: Instant) {
+        let phase = &mut self.phases[role as usize];
+        *phase = match *phase {
             Phase::Starting { .. } => Phase::Killing { since: now, served: None },
             Phase::Serving(since) => Phase::Killing { since: now, served: Some(since) },
             Phase::Draining(_) => Phase::Killing { since: now, served: Some(now) },
@@ -198,41 +292,51 @@ impl Life {
         };
     }
 
-    /// The process is gone, could not be started, or was set aside.
+    /// The process is gone, could not be started, or was set aside; that of the main one after `take_over`.
     pub(crate) fn gone(
         &mut self,
+        role: Role,
         now: Instant,
         sign: Sign,
         policy: &Restart,
         limits: &Limits,
     ) -> Step {
-        let served = match self.phase {
+        let served = match self.phase(role) {
             Phase::Starting { .. } => None,
             Phase::Serving(since) => Some(since),
             Phase::Draining(_) => Some(now),
             Phase::Killing { served, .. } => served,
             Phase::Waiting(_) | Phase::Ended => return Step::Nothing,
         };
+        let is_main = role == Role::Main || std::mem::take(&mut self.is_replaced);
         if self.closing {
-            self.phase = Phase::Ended;
-            return Step::End;
+            self.phases[role as usize] = Phase::Ended;
+            return if self.has_ended() { Step::End } else { Step::Nothing };
         }
         let served = served.map(|since| now.saturating_duration_since(since));
-        match self.deaths.count(policy, served, sign) {
-            Next::StartAfter(delay) if self.stuck <= limits.most_stuck => {
-                self.phase = Phase::Waiting(now + delay);
-                Step::Nothing
-            }
-            _ => {
-                self.phase = Phase::Ended;
-                Step::GiveUp
-            }
-        }
+        let deaths = if is_main { &mut self.deaths } else { &mut self.standby_deaths };
+        let next = deaths.count(policy, served, sign);
+        let is_full = self.stuck > limits.most_stuck;
+        let (phase, step) = match next {
+            Next::StartAfter(delay) if !is_full => (Phase::Waiting(now + delay), Step::Nothing),
+            // What serves goes on.
+            Next::StartAfter(_) if role == Role::Standby => (Phase::Ended, Step::NoStandby),
+            _ if is_main => (Phase::Ended, Step::GiveUp),
+            _ => (Phase::Ended, Step::NoStandby),
+        };
+        self.phases[role as usize] = phase;
+        step
     }
 
-    /// No process is started any more; there is none.
+    /// No process is started any more; there is none, or none that counts.
     pub(crate) fn end(&mut self) {
-        self.phase = Phase::Ended;
+        (self.phases, self.is_replaced) = ([Phase::Ended; 2], false);
+    }
+
+    /// Begins anew, as if no process had died. Those that were set aside still count.
+    pub(crate) fn revive(&mut self, now: Instant) {
+        let anew = Life::new(now, self.has_standby);
+        *self = Life { stuck: self.stuck, ..anew };
     }
 
     /// A process that was set aside is gone after all.

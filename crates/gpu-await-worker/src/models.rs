@@ -8,24 +8,25 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use crate::calls::{Answered, CallId, Calls, Culprit, Terms};
+use crate::blame::{Blame, Blamed, Keys, MOST};
+use crate::calls::{Answered, CallId, Calls, Culprit, Died, Takes, Terms};
 use crate::codec;
 use crate::error::Guilt;
 use crate::frame::{ToProcess, ToSupervisor};
 use crate::heart::{Beat, EVERY, Heart, Pulse};
 use crate::kept::{Asked, Kept, Key};
 use crate::leases::{LeaseId, Leases, Part, Returned};
-use crate::life::{Life, Limits, Phase, Step};
+use crate::life::{Life, Limits, Phase, Role, Step};
 use crate::log::Log;
 use crate::restart::{Deaths, Next, Restart, Sign};
 
 #[derive(Clone, Debug)]
 enum Event {
     Insert { attempts: u32, deadline: Option<u64>, limit: Option<u64> },
-    Send,
-    Answer(usize),
+    Send(u32, u8),
+    Answer(usize, u32),
     Abandon(usize),
-    Die(Option<usize>),
+    Die(u32, Option<usize>),
     Pass(u64),
     Begin(usize),
     EndWaiting,
@@ -36,14 +37,21 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         4 => (1..4u32, time(), time())
             .prop_map(|(attempts, deadline, limit)| Event::Insert { attempts, deadline, limit }),
-        4 => Just(Event::Send),
-        3 => (0..12usize).prop_map(Event::Answer),
+        6 => (0..2u32, 0..3u8).prop_map(|(process, takes)| Event::Send(process, takes)),
+        3 => (0..12usize, 0..2u32).prop_map(|(at, process)| Event::Answer(at, process)),
         1 => (0..12usize).prop_map(Event::Abandon),
-        1 => prop::option::of(0..12usize).prop_map(Event::Die),
+        1 => (0..2u32, prop::option::of(0..12usize))
+            .prop_map(|(process, at)| Event::Die(process, at)),
         2 => (0..6u64).prop_map(Event::Pass),
         3 => (0..12usize).prop_map(Event::Begin),
         1 => Just(Event::EndWaiting),
     ]
+}
+
+/// A process, as an outsider sees it.
+struct Model {
+    is_ready: bool,
+    is_falling: bool,
 }
 
 /// A value that panics if it ends twice.
@@ -67,23 +75,26 @@ proptest! {
         let mut calls = Calls::new(CAPACITY);
         let (mut made, mut ended) = (0u32, Ended::default());
         let mut ids: Vec<CallId> = Vec::new();
-        // What the process has: for invariants 3 and 4.
-        let mut running: BTreeSet<CallId> = BTreeSet::new();
+        // What which process has, and who is suspected: for invariants 2 to 4.
+        let mut running: BTreeMap<CallId, u32> = BTreeMap::new();
+        let mut suspects: BTreeSet<CallId> = BTreeSet::new();
         // Since when the process is at a call; the limits; whether it is to be killed.
         let mut begun: BTreeMap<CallId, Instant> = BTreeMap::new();
         let mut limits: BTreeMap<CallId, Duration> = BTreeMap::new();
-        let mut killed = false;
+        let mut killed: BTreeSet<u32> = BTreeSet::new();
         for event in events {
             match event {
-                Event::Begin(at) => if let Some(id) = running.iter().nth(at) {
+                Event::Begin(at) => if let Some(id) = running.keys().nth(at) {
                     begun.entry(*id).or_insert(now);
                 },
                 Event::Insert { attempts, deadline, limit } => {
                     let deadline = deadline.map(|ms| now + Duration::from_millis(ms));
                     let limit = limit.map(Duration::from_millis);
-                    match calls.insert(made, Terms { deadline, limit, attempts }) {
+                    let (terms, watched) = (Terms { deadline, limit, attempts, ..Terms::default() }, made % 5 == 4);
+                    match calls.insert(made, terms, watched) {
                         Ok(id) => {
                             prop_assert!(!ids.contains(&id), "a number is used twice");
+                            suspects.extend(watched.then_some(id));
                             limits.extend(limit.map(|limit| (id, limit)));
                             ids.push(id);
                         }
@@ -94,16 +105,30 @@ proptest! {
                     }
                     made += 1;
                 }
-                Event::Send => {
-                    if let Some(id) = calls.next(true) {
+                Event::Send(process, takes) => {
+                    let takes = [Takes::All, Takes::Fresh, Takes::Suspects][takes as usize];
+                    if let Some(id) = calls.next(process, takes, true) {
                         prop_assert!(calls.value(id).is_some(), "a call to send has a caller");
-                        calls.sent(id, now);
-                        prop_assert!(running.insert(id), "a call runs twice at once");
+                        let is_suspect = suspects.contains(&id);
+                        prop_assert!(!is_suspect || takes != Takes::Fresh);
+                        prop_assert!(is_suspect || takes != Takes::Suspects);
+                        for (other, in_process) in &running {
+                            let alone = is_suspect || suspects.contains(other);
+                            prop_assert!(!(alone && *in_process == process), "not alone");
+                            prop_assert!(!(is_suspect && suspects.contains(other)), "two suspects");
+                        }
+                        calls.sent(id, process, now);
+                        prop_assert_eq!(running.insert(id, process), None, "it runs twice at once");
                     }
                 }
-                Event::Answer(at) => if let Some(id) = ids.get(at).copied() {
-                    let answered = calls.answered(id);
-                    prop_assert_eq!(answered == Answered::Stale, !running.remove(&id));
+                Event::Answer(at, process) => if let Some(id) = ids.get(at).copied() {
+                    let answered = calls.answered(id, process);
+                    let runs = running.get(&id) == Some(&process);
+                    prop_assert_eq!(answered == Answered::Stale, !runs);
+                    if runs {
+                        running.remove(&id);
+                        suspects.remove(&id);
+                    }
                     if let Answered::Ended(value) = answered {
                         ended.end(value);
                     }
@@ -111,38 +136,46 @@ proptest! {
                 Event::Abandon(at) => if let Some(id) = ids.get(at).copied() {
                     calls.abandon(id).into_iter().for_each(|value| ended.end(value));
                 },
-                Event::Die(at) => {
-                    let call = at.and_then(|at| running.iter().nth(at).copied());
-                    let alone = running.len() == 1;
+                Event::Die(process, at) => {
+                    let has: Vec<_> =
+                        running.iter().filter(|(_, it)| **it == process).map(|(id, _)| *id).collect();
+                    let call = at.and_then(|at| has.get(at).copied());
+                    let alone = has.len() == 1;
                     let culprit = call.map_or(Culprit::Running, Culprit::Call);
-                    for lost in calls.died(culprit) {
+                    let Died { lost, blamed } = calls.died(process, culprit);
+                    prop_assert!(blamed.len() >= lost.len() && blamed.len() <= has.len());
+                    for lost in lost {
                         prop_assert!(lost.attempt > 0);
                         prop_assert_eq!(lost.guilt == Guilt::Innocent && call.is_none(), false);
                         prop_assert!(!alone || lost.guilt == Guilt::Alone);
                         ended.end(lost.value);
                     }
-                    running.clear();
-                    begun.clear();
-                    killed = false;
+                    for id in has {
+                        running.remove(&id);
+                        begun.remove(&id);
+                        if call.is_none() { suspects.insert(id) } else { suspects.remove(&id) };
+                    }
+                    killed.remove(&process);
                 }
                 Event::Pass(ms) => {
                     now += Duration::from_millis(ms);
-                    let expired = calls.expired(now, |id| begun.get(&id).copied());
+                    let expired = calls.expired(now, |id, _| begun.get(&id).copied());
                     expired.given_up.into_iter().for_each(|value| ended.end(value));
                     prop_assert!(calls.next_due().is_none_or(|due| due > now));
-                    if let Some((id, limit)) = expired.over_limit {
-                        prop_assert!(running.contains(&id), "a limit of a call that does not run");
+                    for (id, process, limit) in expired.over_limit {
+                        prop_assert_eq!(running.get(&id), Some(&process), "it does not run there");
                         prop_assert!(now - begun[&id] >= limit, "a limit that is not over");
-                        killed = true;
+                        killed.insert(process);
                     }
-                    for (id, limit) in running.iter().filter_map(|id| Some((id, limits.get(id)?))) {
-                        let over = begun.get(id).is_some_and(|since| now - *since >= *limit);
-                        prop_assert!(!over || killed, "{:?} is over its limit", id);
+                    for (id, process) in &running {
+                        let over = limits.get(id).zip(begun.get(id));
+                        let over = over.is_some_and(|(limit, since)| now - *since >= *limit);
+                        prop_assert!(!over || killed.contains(process), "{:?} is over its limit", id);
                     }
                 }
                 Event::EndWaiting => {
                     calls.end_waiting().into_iter().for_each(|value| ended.end(value));
-                    prop_assert!(calls.next(true).is_none());
+                    prop_assert!(calls.next(0, Takes::All, true).is_none());
                 }
             }
             prop_assert_eq!(calls.running(), running.len());
@@ -159,29 +192,29 @@ proptest! {
         let terms = Terms { attempts: 3, ..Terms::default() };
         let mut calls = Calls::new(16);
         for value in 0..count {
-            let id = calls.insert(value, terms).unwrap();
-            calls.sent(id, now);
+            let id = calls.insert(value, terms, false).unwrap();
+            calls.sent(id, 1, now);
         }
-        prop_assert!(calls.died(Culprit::Running).is_empty());
+        prop_assert!(calls.died(1, Culprit::Running).lost.is_empty());
         for value in 0..fresh {
-            calls.insert(100 + value, terms).unwrap();
+            calls.insert(100 + value, terms, false).unwrap();
         }
         for _ in 0..count {
-            let id = calls.next(true).unwrap();
+            let id = calls.next(1, Takes::All, true).unwrap();
             prop_assert!(*calls.value(id).unwrap() < count, "suspects go first");
-            calls.sent(id, now);
-            prop_assert_eq!(calls.next(true), None);
-            prop_assert!(matches!(calls.answered(id), Answered::Ended(_)));
+            calls.sent(id, 1, now);
+            prop_assert_eq!(calls.next(1, Takes::All, true), None);
+            prop_assert!(matches!(calls.answered(id, 1), Answered::Ended(_)));
         }
-        prop_assert_eq!(calls.next(true).is_some(), fresh > 0);
+        prop_assert_eq!(calls.next(1, Takes::All, true).is_some(), fresh > 0);
         // One that dies alone is guilty, and not sent again.
-        let id = calls.insert(7, terms).unwrap();
-        while let Some(next) = calls.next(true) {
-            calls.sent(next, now);
+        let id = calls.insert(7, terms, false).unwrap();
+        while let Some(next) = calls.next(1, Takes::All, true) {
+            calls.sent(next, 1, now);
             if next == id { continue }
-            let _ = calls.answered(next);
+            let _ = calls.answered(next, 1);
         }
-        let lost = calls.died(Culprit::Running);
+        let lost = calls.died(1, Culprit::Running).lost;
         prop_assert_eq!(lost.len(), 1);
         prop_assert_eq!(lost[0].guilt, Guilt::Alone);
     }
@@ -208,17 +241,17 @@ proptest! {
                 },
                 1 => if let Some((id, part)) = held.get(at).copied().filter(|_| !sent.contains(&at)) {
                     prop_assert!(leases.give_back(id));
-                    prop_assert!(!leases.give_back(id) && !leases.send(id));
+                    prop_assert!(!leases.give_back(id) && !leases.send(id, 1));
                     used.remove(&part.offset);
                     held.remove(at);
                     sent = sent.into_iter().map(|n| if n > at { n - 1 } else { n }).collect();
                 },
                 _ => if let Some((id, part)) = held.get(at).copied() {
                     if sent.insert(at) {
-                        prop_assert!(leases.send(id) && !leases.send(id) && !leases.give_back(id));
+                        prop_assert!(leases.send(id, 1) && !leases.send(id, 1) && !leases.give_back(id));
                     } else {
-                        prop_assert_eq!(leases.returned(id), Returned::Free);
-                        prop_assert_eq!(leases.returned(id), Returned::Stale);
+                        prop_assert_eq!(leases.returned(id, 1), Returned::Free);
+                        prop_assert_eq!(leases.returned(id, 1), Returned::Stale);
                         used.remove(&part.offset);
                         held.remove(at);
                         sent.remove(&at);
@@ -230,7 +263,7 @@ proptest! {
         for (at, (id, _)) in held.iter().enumerate() {
             let was_sent = sent.contains(&at);
             let freed = match was_sent {
-                true => leases.returned(*id) == Returned::Free,
+                true => leases.returned(*id, 1) == Returned::Free,
                 false => leases.give_back(*id),
             };
             prop_assert!(freed);
@@ -243,19 +276,22 @@ proptest! {
     fn stale_leases_change_nothing(bytes in 1..3000u64) {
         let (mut leases, mut next) = (Leases::new(1, 0, 4096), Leases::new(2, 0, 4096));
         let (old, _) = leases.take(bytes).unwrap();
-        prop_assert_eq!(leases.returned(old), Returned::Stale, "it was never sent");
-        prop_assert!(leases.send(old));
-        prop_assert_eq!(leases.returned(old), Returned::Kept);
-        prop_assert_eq!(leases.returned(old), Returned::Stale);
+        prop_assert_eq!(leases.returned(old, 1), Returned::Stale, "it was never sent");
+        prop_assert!(leases.send(old, 1));
+        // Another process never had it.
+        prop_assert!(!leases.process_gone(2));
+        prop_assert_eq!(leases.returned(old, 2), Returned::Stale);
+        prop_assert_eq!(leases.returned(old, 1), Returned::Kept);
+        prop_assert_eq!(leases.returned(old, 1), Returned::Stale);
         prop_assert!(leases.give_back(old) && !leases.give_back(old));
         let (new, _) = leases.take(bytes).unwrap();
-        prop_assert!(leases.send(new));
+        prop_assert!(leases.send(new, 1));
         // The same slot: an earlier number, and another process's.
-        prop_assert_eq!((leases.returned(old), next.returned(new)), (Returned::Stale, Returned::Stale));
+        prop_assert_eq!((leases.returned(old, 1), next.returned(new, 1)), (Returned::Stale, Returned::Stale));
         let (other, _) = next.take(bytes).unwrap();
-        prop_assert!(next.send(other) && !leases.give_back(new));
-        prop_assert_eq!(next.returned(new), Returned::Stale);
-        prop_assert_eq!(leases.returned(new), Returned::Free);
+        prop_assert!(next.send(other, 1) && !leases.give_back(new));
+        prop_assert_eq!(next.returned(new, 1), Returned::Stale);
+        prop_assert_eq!(leases.returned(new, 1), Returned::Free);
     }
 
     #[test]
@@ -276,16 +312,16 @@ proptest! {
                     let Some((lease, part)) = leases.take(bytes) else { continue };
                     tag += 1;
                     memory[part.offset as usize..][..part.len as usize].fill(tag);
-                    match calls.insert((lease, part, tag), Terms { attempts, ..Terms::default() }) {
+                    match calls.insert((lease, part, tag), Terms { attempts, ..Terms::default() }, false) {
                         Ok(id) => { ids.push(id); Vec::new() }
                         Err(ticket) => vec![ticket],
                     }
                 }
                 2 => {
-                    let Some(id) = calls.next(true) else { continue };
+                    let Some(id) = calls.next(1, Takes::All, true) else { continue };
                     let ticket = *calls.value(id).unwrap();
-                    calls.sent(id, now);
-                    prop_assert!(leases.send(ticket.0), "the lease of a call is its own");
+                    calls.sent(id, 1, now);
+                    prop_assert!(leases.send(ticket.0, 1), "the lease of a call is its own");
                     if !calls.may_run_again(id) {
                         leases.give_back(ticket.0);
                     }
@@ -296,12 +332,12 @@ proptest! {
                 3 => {
                     let Some(id) = read.keys().nth(at).copied() else { continue };
                     let (lease, ..) = read.remove(&id).unwrap();
-                    prop_assert_ne!(leases.returned(lease), Returned::Stale);
+                    prop_assert_ne!(leases.returned(lease, 1), Returned::Stale);
                     Vec::new()
                 }
                 4 => {
                     let Some(id) = ids.get(at).copied() else { continue };
-                    match calls.answered(id) {
+                    match calls.answered(id, 1) {
                         Answered::Ended(ticket) => vec![ticket],
                         Answered::Abandoned | Answered::Stale => Vec::new(),
                     }
@@ -312,9 +348,9 @@ proptest! {
                 }
                 _ => {
                     read.clear();
-                    leases.other_side_gone();
+                    leases.process_gone(1);
                     let culprit = [Culprit::Running, Culprit::Outside, Culprit::Unclear][at % 3];
-                    calls.died(culprit).into_iter().map(|lost| lost.value).collect()
+                    calls.died(1, culprit).lost.into_iter().map(|lost| lost.value).collect()
                 }
             };
             for (lease, ..) in dropped {
@@ -362,64 +398,129 @@ proptest! {
     }
 
     #[test]
-    fn a_worker_has_one_process(steps in prop::collection::vec(0..8u8, 1..300)) {
+    fn a_worker_has_one_process(
+        has_standby in any::<bool>(),
+        steps in prop::collection::vec((0..10u8, 0..2usize), 1..400),
+    ) {
         let limits = Limits {
             hello: Duration::from_secs(1),
             start: Duration::from_secs(5),
             kill_grace: Duration::from_secs(2),
             most_stuck: 1,
         };
-        let policy = Restart { early_deaths: 1000, ..Restart::default() };
+        let policy = Restart { early_deaths: 8, ..Restart::default() };
         let mut now = Instant::now();
-        let mut life = Life::new(now);
-        // Processes as an outsider counts them.
-        let (mut alive, mut stuck) = (0u32, 0u32);
-        for step in steps {
-            let dead = |life: &mut Life, now| life.gone(now, Sign::Early, &policy, &limits);
-            match step {
-                0..=2 => {
+        let mut life = Life::new(now, has_standby);
+        // Processes as an outsider counts them: what became of each, and which is where.
+        let mut processes: Vec<Model> = Vec::new();
+        let mut seats: [Option<usize>; 2] = [None; 2];
+        let mut stuck = 0u32;
+        for (step, at) in steps {
+            let role = Role::ALL[at];
+            let was_serving = life.is_serving();
+            let dies = |life: &mut Life, seats: &mut [Option<usize>; 2], now| {
+                let replaced = role == Role::Main && life.take_over(now);
+                if replaced { seats.swap(0, 1) }
+                let role = if replaced { Role::Standby } else { role };
+                seats[role as usize] = None;
+                life.gone(role, now, Sign::Early, &policy, &limits)
+            };
+            let (mut done, is_main) = (Step::Nothing, role == Role::Main || life.is_replaced(role));
+            // Who could take over.
+            let ready = seats[1].filter(|it| processes[*it].is_ready && !processes[*it].is_falling);
+            match (step, seats[at]) {
+                (0..=2, seat) => {
                     now += Duration::from_millis(700);
-                    match life.tick(now, &limits) {
-                        Step::Start => alive += 1,
-                        Step::NoHello | Step::NoStart | Step::NoEnd => life.killed(now),
-                        Step::SetAside => {
-                            (alive, stuck) = (alive - 1, stuck + 1);
-                            let _ = dead(&mut life, now);
+                    match (life.tick(role, now, &limits), seat) {
+                        (Step::Start, _) => {
+                            prop_assert!(seat.is_none());
+                            seats[at] = Some(processes.len());
+                            processes.push(Model { is_ready: false, is_falling: false });
                         }
-                        Step::Nothing | Step::GiveUp | Step::End => {}
+                        (Step::NoHello | Step::NoStart | Step::NoEnd, Some(process)) => {
+                            life.killed(role, now);
+                            processes[process].is_falling = true;
+                        }
+                        (Step::SetAside, Some(_)) => {
+                            stuck += 1;
+                            done = dies(&mut life, &mut seats, now);
+                        }
+                        (step, _) => prop_assert_eq!(step, Step::Nothing),
                     }
                 }
-                3 if alive > 0 => life.said_hello(),
-                4 if alive > 0 => drop(life.serves(now)),
-                5 if alive > 0 => life.killed(now),
-                6 if alive > 0 => {
-                    alive -= 1;
-                    let _ = dead(&mut life, now);
+                (3, Some(_)) => life.said_hello(role),
+                (4 | 5, Some(process)) => {
+                    if step == 5 { life.said_hello(role) }
+                    processes[process].is_ready |= life.serves(role, now);
                 }
-                7 if stuck > 0 => {
+                (6, Some(process)) => {
+                    life.killed(role, now);
+                    processes[process].is_falling = true;
+                }
+                (7, Some(_)) => done = dies(&mut life, &mut seats, now),
+                // The main one falls: it was killed, or says that it ends.
+                (8, _) => if let Some(falls) = seats[0].filter(|it| processes[*it].is_falling || at == 0) {
+                    let next = seats[1].filter(|it| !processes[*it].is_falling);
+                    let takes_over = life.take_over(now);
+                    prop_assert!(!takes_over || next.is_some(), "nobody takes over");
+                    // Whoever is ready does.
+                    let ready = next.is_some_and(|next| processes[next].is_ready);
+                    prop_assert!(takes_over || !ready);
+                    if takes_over {
+                        processes[falls].is_falling = true;
+                        seats.swap(0, 1);
+                        prop_assert_eq!(life.is_serving(), ready);
+                    }
+                },
+                (9, _) if stuck > 0 => {
                     stuck -= 1;
                     life.unstuck();
                 }
                 _ => {}
             }
-            prop_assert!(alive <= 1);
+            match done {
+                Step::GiveUp => {
+                    prop_assert!(is_main, "a standby ends the worker");
+                    life.end();
+                    seats = [None; 2];
+                }
+                Step::NoStandby => prop_assert!(!life.has_ended()),
+                _ => {}
+            }
+            prop_assert!(has_standby || seats[1].is_none());
             prop_assert_eq!(life.stuck(), stuck as usize);
-            let has_process = !matches!(life.phase(), Phase::Waiting(_) | Phase::Ended);
-            prop_assert_eq!(has_process, alive == 1);
+            // Nothing but what happens to the main process interrupts the service.
+            prop_assert!(life.is_serving() || !was_serving || is_main || step == 8);
+            // With a standby nor does the death of that.
+            prop_assert!(step != 7 || ready.is_none() || life.is_serving() || at == 1);
+            for (role, seat) in Role::ALL.into_iter().zip(seats) {
+                let phase = life.phase(role);
+                let has_process = !matches!(phase, Phase::Waiting(_) | Phase::Ended);
+                prop_assert_eq!(has_process, seat.is_some());
+                // Those that fall take no calls.
+                let model = seat.map(|seat| &processes[seat]);
+                if let Phase::Serving(_) = phase {
+                    prop_assert!(model.is_some_and(|model| model.is_ready && !model.is_falling));
+                }
+            }
             // Whatever it waits for, time or a death moves it on.
             let waits = life.has_ended() || life.is_serving();
             prop_assert!(waits || life.next_due(&limits).is_some());
         }
-        if life.close(now) {
-            life.killed(now);
+        for (role, kill) in Role::ALL.into_iter().zip(life.close(now)) {
+            if kill {
+                life.killed(role, now);
+            }
         }
         for _ in 0..20 {
             now += Duration::from_secs(1);
-            match life.tick(now, &limits) {
-                Step::NoEnd => life.killed(now),
-                Step::SetAside => drop(life.gone(now, Sign::Early, &policy, &limits)),
-                Step::Start => prop_assert!(false, "a closed worker starts a process"),
-                _ => {}
+            for role in Role::ALL {
+                match life.tick(role, now, &limits) {
+                    Step::NoEnd => life.killed(role, now),
+                    Step::SetAside => drop(life.gone(role, now, Sign::Early, &policy, &limits)),
+                    Step::Start => prop_assert!(false, "a closed worker starts a process"),
+                    _ => {}
+                }
             }
         }
         prop_assert!(life.has_ended());
@@ -445,6 +546,26 @@ proptest! {
 }
 
 #[test]
+fn each_call_over_its_limit_is_guilty() {
+    let (begun, limit) = (Instant::now(), Duration::from_secs(1));
+    let mut calls = Calls::new(8);
+    // The last two have more time.
+    for value in 0..6u32 {
+        let limit = Some(if value < 4 { limit } else { 3 * limit });
+        let terms = Terms { limit, attempts: 1, ..Terms::default() };
+        let id = calls.insert(value, terms, false).unwrap();
+        calls.sent(id, 1, begun);
+    }
+    let expired = calls.expired(begun + limit, |_, _| Some(begun));
+    let (id, ..) = expired.over_limit[0];
+    let mut lost = calls.died(1, Culprit::Call(id)).lost;
+    lost.sort_by_key(|lost| lost.value);
+    let guilt: Vec<_> = lost.iter().map(|lost| lost.guilt).collect();
+    use Guilt::{Alone, Innocent};
+    assert_eq!(guilt, [Alone, Alone, Alone, Alone, Innocent, Innocent]);
+}
+
+#[test]
 fn a_pause_counts_in_no_limit() {
     let limits = Limits {
         hello: Duration::from_secs(1),
@@ -453,18 +574,27 @@ fn a_pause_counts_in_no_limit() {
         most_stuck: 1,
     };
     let (mut now, pause) = (Instant::now(), Duration::from_secs(20));
-    let mut life = Life::new(now);
-    assert_eq!(life.tick(now, &limits), Step::Start);
-    for (step, wanted) in [(0, Step::NoHello), (1, Step::NoStart), (2, Step::SetAside)] {
-        match step {
-            1 => life.said_hello(),
-            2 => life.killed(now),
-            _ => {}
+    let mut life = Life::new(now, true);
+    assert_eq!(life.tick(Role::Main, now, &limits), Step::Start);
+    // Of the main process, and of a standby beside it.
+    for role in Role::ALL {
+        for (step, wanted) in [(0, Step::NoHello), (1, Step::NoStart), (2, Step::SetAside)] {
+            match step {
+                1 => life.said_hello(role),
+                2 => life.killed(role, now),
+                _ => {}
+            }
+            now += pause;
+            life.held_up(pause);
+            assert_eq!(life.tick(role, now, &limits), Step::Nothing);
+            let later = life.tick(role, now + limits.start, &limits);
+            assert_eq!(later, wanted);
         }
-        now += pause;
-        life.held_up(pause);
-        assert_eq!(life.tick(now, &limits), Step::Nothing);
-        assert_eq!(life.tick(now + limits.start, &limits), wanted);
+        life = Life::new(now, true);
+        assert_eq!(life.tick(Role::Main, now, &limits), Step::Start);
+        life.said_hello(Role::Main);
+        assert!(life.serves(Role::Main, now));
+        assert_eq!(life.tick(Role::Standby, now, &limits), Step::Start);
     }
 }
 
@@ -554,4 +684,80 @@ proptest! {
             }
         }
     }
+}
+
+proptest! {
+    #[test]
+    fn only_the_guilty_are_refused(
+        steps in prop::collection::vec((0..5u8, 0..6u64, 0..3u64, 1..40u64), 1..200),
+    ) {
+        let policy = Blame {
+            refused_for: Duration::from_secs(10),
+            client_guilty: 2,
+            client_refused_for: Duration::from_secs(30),
+        };
+        let mut now = Instant::now();
+        let mut blamed = Blamed::default();
+        // When each was guilty; since when a request is suspected.
+        let mut requests: BTreeMap<u64, Instant> = BTreeMap::new();
+        let mut clients: BTreeMap<u64, Vec<Instant>> = BTreeMap::new();
+        let mut watched: BTreeMap<u64, Instant> = BTreeMap::new();
+        for (what, request, client, pass) in steps {
+            let keys = Keys { request: Some(request), client: Some(client) };
+            let refused_at = |requests: &BTreeMap<u64, Instant>, now| {
+                requests.get(&request).is_some_and(|at| now < *at + policy.refused_for)
+            };
+            match what {
+                0 => {
+                    blamed.guilty(keys, now, &policy);
+                    requests.insert(request, now);
+                    clients.entry(client).or_default().push(now);
+                    watched.remove(&request);
+                }
+                1 => {
+                    blamed.suspected(keys, now, &policy);
+                    if !refused_at(&requests, now) {
+                        watched.insert(request, now);
+                    }
+                }
+                2 => {
+                    blamed.answered(keys);
+                    watched.remove(&request);
+                }
+                _ => now += Duration::from_secs(pass),
+            }
+            // In a row, each within the time of the one before.
+            let (mut counted, mut next) = (0, now);
+            for at in clients.get(&client).into_iter().flatten().rev() {
+                if next >= *at + policy.client_refused_for {
+                    break;
+                }
+                (counted, next) = (counted + 1, *at);
+            }
+            let wanted = match (refused_at(&requests, now), counted >= 2) {
+                (true, _) => Some(("request", requests[&request] + policy.refused_for)),
+                (_, true) => {
+                    Some(("client", *clients[&client].last().unwrap() + policy.client_refused_for))
+                }
+                _ => None,
+            };
+            prop_assert_eq!(blamed.refuses(keys, now), wanted);
+            let watches = watched.get(&request).is_some_and(|at| now < *at + policy.refused_for);
+            prop_assert_eq!(blamed.watches(keys, now), watches || refused_at(&requests, now));
+            prop_assert_eq!(blamed.refuses(Keys::default(), now), None);
+        }
+    }
+}
+
+#[test]
+fn what_is_blamed_is_bounded() {
+    let (now, policy, mut blamed) = (Instant::now(), Blame::default(), Blamed::default());
+    for key in 0..MOST as u64 + 100 {
+        let keys = Keys { request: Some(key), client: None };
+        blamed.guilty(keys, now + Duration::from_nanos(key), &policy);
+        assert!(blamed.len() <= MOST && blamed.refuses(keys, now).is_some());
+    }
+    // The oldest went first.
+    let refuses = |key| blamed.refuses(Keys { request: Some(key), client: None }, now).is_some();
+    assert!(!refuses(99) && refuses(100));
 }

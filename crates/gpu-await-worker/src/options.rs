@@ -10,6 +10,7 @@ use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
+use crate::blame::Blame;
 use crate::error::{Error, Result};
 use crate::heart;
 use crate::restart::Restart;
@@ -44,6 +45,7 @@ pub(crate) fn capped(limit: Duration) -> Duration {
 pub(crate) struct Options {
     pub(crate) most_calls: usize,
     pub(crate) most_message_bytes: u32,
+    pub(crate) most_waiting_bytes: u64,
     pub(crate) request_slab_bytes: u64,
     pub(crate) response_slab_bytes: u64,
     /// The UUID of a GPU; `None` for the host device.
@@ -61,6 +63,8 @@ pub(crate) struct Options {
     pub(crate) executor: Option<Duration>,
     pub(crate) resident_bytes: Option<u64>,
     pub(crate) restart: Restart,
+    pub(crate) standby: bool,
+    pub(crate) blame: Option<Blame>,
     pub(crate) log_bytes: usize,
     pub(crate) environment: Vec<(OsString, OsString)>,
 }
@@ -70,6 +74,7 @@ impl Default for Options {
         Options {
             most_calls: 4096,
             most_message_bytes: 64 << 10,
+            most_waiting_bytes: 256 << 20,
             request_slab_bytes: 64 << 20,
             response_slab_bytes: 64 << 20,
             gpu: None,
@@ -86,6 +91,8 @@ impl Default for Options {
             executor: None,
             resident_bytes: None,
             restart: Restart::default(),
+            standby: false,
+            blame: None,
             log_bytes: 64 << 10,
             environment: Vec::new(),
         }
@@ -120,6 +127,10 @@ impl Options {
         if let Some(limit) = self.executor {
             let what = "milliseconds without a poll (`executor_limit`)";
             within(what, millis(limit), millis(heart::EVERY)..=u64::MAX)?;
+        }
+        if let Some(blame) = &self.blame {
+            let what = "guilty calls until a client is refused (`Blame::client_guilty`)";
+            within(what, blame.client_guilty.into(), 1..=u64::MAX)?;
         }
         within("milliseconds of looking (`hot`)", millis(self.hot), 0..=millis(MOST_HOT))?;
         check_environment(&self.environment)?;

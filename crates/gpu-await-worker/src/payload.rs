@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::group::Group;
@@ -69,6 +70,50 @@ impl Input {
             Input::Bytes(bytes) => bytes.len() as u64,
             Input::Lease(lease) => lease.part.len,
         }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match self {
+            Input::Bytes(bytes) => bytes,
+            Input::Lease(lease) => lease,
+        }
+    }
+}
+
+/// The payload of a call that was made.
+#[derive(Debug)]
+pub(crate) enum Placed {
+    Lease(Lease),
+    /// There was no room for it.
+    Waits {
+        bytes: Arc<[u8]>,
+        _counted: Waiting,
+    },
+}
+
+/// So many bytes that wait in the front for room, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    bytes: u64,
+    all: Arc<AtomicU64>,
+}
+
+impl Waiting {
+    /// Counts them, unless with them there are more than `limit`: then that is how many there would be.
+    pub(crate) fn count(bytes: u64, all: &Arc<AtomicU64>, limit: u64) -> Result<Self, u64> {
+        let more = |all: u64| all.checked_add(bytes).filter(|all| *all <= limit);
+        // ORDERING: Relaxed, as below: a count that orders nothing.
+        match all.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+            Ok(_) => Ok(Waiting { bytes, all: all.clone() }),
+            Err(all) => Err(all.saturating_add(bytes)),
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed, as above.
+        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 

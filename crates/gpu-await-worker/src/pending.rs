@@ -3,14 +3,16 @@
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::marker::PhantomData;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use futures::channel::oneshot;
 
+use crate::blame::Keys;
 use crate::calls::{CallId, Terms};
 use crate::codec;
 use crate::error::{Error, Result};
@@ -39,6 +41,7 @@ pub struct Call<S: Service> {
     deadline: Option<Instant>,
     limit: Option<Duration>,
     attempts: u32,
+    keys: Keys,
     service: PhantomData<fn() -> S>,
 }
 
@@ -57,6 +60,7 @@ impl<S: Service> Call<S> {
             deadline: None,
             limit: None,
             attempts: 1,
+            keys: Keys::default(),
             service: PhantomData,
         }
     }
@@ -67,8 +71,8 @@ impl<S: Service> Call<S> {
         self
     }
 
-    /// Sends bytes with it as its payload, which are copied once; where there is no room, when there is: until then the front holds them, for up to
-    /// [`most_calls`](crate::WorkerBuilder::most_calls) calls, and calls without a payload or with a lease pass.
+    /// Sends bytes with it as its payload, which are copied once; where there is no room, when there is: until then the front holds them, up to
+    /// [`most_waiting_bytes`](crate::WorkerBuilder::most_waiting_bytes), and calls without a payload or with a lease pass.
     pub fn payload(mut self, bytes: impl Into<Arc<[u8]>>) -> Self {
         self.payload = Some(Input::Bytes(bytes.into()));
         self
@@ -103,13 +107,29 @@ impl<S: Service> Call<S> {
         self
     }
 
+    /// What the request is known by, if calls of it kill processes: see [`WorkerBuilder::blame`](crate::WorkerBuilder::blame). Two calls that
+    /// do the same have the same key, such as the hash of what they do it with.
+    pub fn key(mut self, key: impl Hash) -> Self {
+        self.keys.request = Some(hash(|hasher| key.hash(hasher)));
+        self
+    }
+
+    /// Who sent it: see [`Blame::client_guilty`](crate::Blame::client_guilty).
+    pub fn client(mut self, client: impl Hash) -> Self {
+        self.keys.client = Some(hash(|hasher| client.hash(hasher)));
+        self
+    }
+
     /// Sends it now, or when a process takes calls.
     ///
     /// # Blocking
     /// Copies the payload, unless it is a lease.
     pub fn send(self) -> Answer<S> {
-        let Call { handle, request, payload, deadline, limit, attempts, .. } = self;
-        let terms = Terms { deadline, limit, attempts };
+        let Call { handle, request, payload, deadline, limit, attempts, mut keys, .. } = self;
+        if let (Ok(request), Some(_), None) = (&request, handle.group.options.blame, keys.request) {
+            keys.request = digest(request, payload.as_ref().map_or(&[], Input::bytes));
+        }
+        let terms = Terms { deadline, limit, attempts, keys };
         let sent = request.and_then(|request| handle.group.submit(request, payload, terms));
         let state = match sent {
             Ok((id, reply)) => {
@@ -121,6 +141,21 @@ impl<S: Service> Call<S> {
         };
         Answer { state, service: PhantomData }
     }
+}
+
+/// Of a request, unless that would take long.
+fn digest(request: &[u8], payload: &[u8]) -> Option<u64> {
+    const MOST: usize = 1 << 20;
+    let is_short = payload.len() <= MOST;
+    is_short.then(|| hash(|hasher| (request, payload).hash(hasher)))
+}
+
+/// Nobody outside of this process can find two that have the same.
+fn hash(value: impl FnOnce(&mut DefaultHasher)) -> u64 {
+    static SECRET: OnceLock<RandomState> = OnceLock::new();
+    let mut hasher = SECRET.get_or_init(RandomState::new).build_hasher();
+    value(&mut hasher);
+    hasher.finish()
 }
 
 impl<S: Service> IntoFuture for Call<S> {

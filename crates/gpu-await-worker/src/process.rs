@@ -45,6 +45,11 @@ pub(crate) struct Process {
     pub(crate) log: Log,
     pub(crate) responses: Arc<Slab>,
     pub(crate) heart: Heart,
+    /// As the last look saw it.
+    pub(crate) is_stopped: bool,
+    pub(crate) is_busy: bool,
+    /// What the pool of its device had as it began to serve.
+    pub(crate) device_bytes: u64,
     pub(crate) next_look: Instant,
     /// Messages that go out before any call.
     control: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
@@ -155,6 +160,9 @@ impl Process {
             log: Log::new(options.log_bytes),
             responses: Arc::new(responses),
             heart: Heart::default(),
+            is_stopped: false,
+            is_busy: false,
+            device_bytes: 0,
             next_look: now + crate::heart::EVERY,
             control: VecDeque::new(),
             asked: Vec::new(),
@@ -232,6 +240,11 @@ impl Process {
     pub(crate) fn ends_until(&self) -> Option<Instant> {
         let told = self.told.as_ref().map(|(_, _, at)| *at).or(self.deaf)?;
         self.times.killed.is_none().then_some(told + ENDING)
+    }
+
+    /// Whether it takes no more calls: it was killed, says that it ends, or closed its socket.
+    pub(crate) fn is_falling(&self) -> bool {
+        self.times.killed.is_some() || self.told.is_some() || self.deaf.is_some()
     }
 
     /// Takes what it wrote; of one pipe, or of both at its end.

@@ -241,7 +241,9 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
     let starting = link.clone();
     runtime.spawn(async move {
         match guarded(start::<S>(&config, &terms, &starting, slabs)).await {
-            Ok(Ok(started)) => drop(service.send(Arc::new(started))),
+            Ok(Ok((started, device_bytes))) => {
+                drop(service.send((Arc::new(started), device_bytes)));
+            }
             Ok(Err((ending, why))) => starting.end(ending, &why),
             Err(panic) => starting.end(Ending::StartFailed, &panic),
         }
@@ -258,12 +260,13 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
     process.live::<S>(started).await
 }
 
+/// Starts the service; says what the pool of its device has then.
 async fn start<S: Service>(
     config: &[u8],
     terms: &ChildTerms,
     link: &Arc<Link>,
     (requests, room): (Arc<Requests>, Arc<Room>),
-) -> Result<S, (Ending, String)> {
+) -> Result<(S, u64), (Ending, String)> {
     let config = codec::decode(config)
         .map_err(|error| (Ending::StartFailed, format!("the configuration: {error}")))?;
     let host = Host::open(terms, link).await?;
@@ -288,7 +291,10 @@ async fn start<S: Service>(
             watching.end(fault_of(&error), &error.to_string())
         }
     });
-    S::start(config, &host).await.map_err(|failure| (ending_of(&failure), failure.to_string()))
+    let started = S::start(config, &host).await;
+    let started = started.map_err(|failure| (ending_of(&failure), failure.to_string()))?;
+    let memory = host.device().memory();
+    Ok((started, memory.map_or(0, |memory| memory.reserved_bytes.max(memory.used_bytes))))
 }
 
 /// Whether a loss says that the device's memory is wrong: an ECC error that was not corrected.
@@ -343,7 +349,7 @@ struct Serving {
 
 impl Serving {
     /// Takes messages from the beginning on, and calls once the service has started. Returns why it cannot go on.
-    async fn live<S: Service>(self, started: oneshot::Receiver<Arc<S>>) -> String {
+    async fn live<S: Service>(self, started: oneshot::Receiver<(Arc<S>, u64)>) -> String {
         let mut buffer = vec![0; self.most_response + MOST_HEADER];
         let mut started = Some(started);
         let mut service = None;
@@ -353,8 +359,10 @@ impl Serving {
                 Some(starting) => tokio::select! {
                     packet = self.link.receive(&mut buffer, self.hot) => packet,
                     ready = starting => {
-                        (service, started) = (ready.ok(), None);
-                        let _ = self.link.say(&ToSupervisor::Serving, b"").await;
+                        let (ready, device_bytes) = ready.ok().unzip();
+                        (service, started) = (ready, None);
+                        let device_bytes = device_bytes.unwrap_or_default();
+                        let _ = self.link.say(&ToSupervisor::Serving { device_bytes }, b"").await;
                         continue;
                     }
                 },

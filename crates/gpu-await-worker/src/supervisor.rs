@@ -8,7 +8,8 @@
 //! # Invariants
 //! 1. A panic on this thread ends the worker that it was looking after, or, if it was looking after none, all of them: with a cause, and each
 //!    call of theirs. The thread goes on (`a_panic_ends_one_worker`, `a_panic_between_workers_ends_all`).
-//! 2. A process that is slow to start holds up no other worker's calls, and no handle of its own (`a_slow_start_holds_up_nobody`).
+//! 2. What cannot be waited for is looked at: a system that refuses `poll` hides no death (`each_state_cause_and_step_is_told_once`).
+//! 3. A process that is slow to start holds up no other worker's calls, and no handle of its own (`a_slow_start_holds_up_nobody`).
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
@@ -42,7 +43,7 @@ struct Supervisor {
 
 static SUPERVISOR: OnceLock<Result<Supervisor>> = OnceLock::new();
 
-/// Has the thread look after a worker.
+/// Has the thread look after a worker, which it may still do.
 pub(crate) fn supervise(group: Arc<Group>) -> Result<()> {
     let supervisor = SUPERVISOR.get_or_init(begin).as_ref().map_err(Clone::clone)?;
     supervisor.new.lock().push(group);
@@ -140,8 +141,11 @@ fn run() {
 
 /// Gives each worker its turn, and waits.
 fn look_after(supervisor: &Supervisor, workers: &mut Vec<Supervised>, buffer: &mut Vec<u8>) {
-    let new = std::mem::take(&mut *supervisor.new.lock());
-    workers.extend(new.into_iter().map(|group| Supervised { group, watch: Watch::default() }));
+    for group in std::mem::take(&mut *supervisor.new.lock()) {
+        if !workers.iter().any(|worker| Arc::ptr_eq(&worker.group, &group)) {
+            workers.push(Supervised { group, watch: Watch::default() });
+        }
+    }
     let longest = workers.iter().map(|worker| packet_bytes(&worker.group.options)).max();
     if let Some(longest) = longest.filter(|longest| *longest > buffer.len()) {
         buffer.resize(longest, 0);
@@ -173,20 +177,22 @@ fn wait(supervisor: &Supervisor, workers: &mut [Supervised]) {
             let wanted = all.into_iter().zip(flags).filter(|(_, flags)| !flags.is_empty());
             fds.extend(wanted.map(|(fd, flags)| PollFd::new(fd, *flags)));
         }
-        // What fails here is looked at again by the time that is due.
-        let polled = system::poll(&mut fds, limit);
-        if polled.is_err() {
-            std::thread::sleep(Duration::from_millis(10));
+        match system::poll(&mut fds, limit) {
+            Ok(()) => fds.iter().map(PollFd::revents).collect(),
+            // Such as with more of them than the process may have by now: all are looked at, which waits for none.
+            Err(_) => {
+                std::thread::sleep(Duration::from_millis(10));
+                vec![PollFlags::all(); fds.len()]
+            }
         }
-        fds.iter().map(PollFd::revents).collect()
     };
     let mut ready = ready.into_iter();
     if ready.next().is_some_and(|flags| !flags.is_empty()) {
         system::clear_event(supervisor.event.as_fd());
     }
     for worker in workers {
-        let Watch { process, stuck, .. } = &mut worker.watch;
-        for watched in process.iter_mut().chain(stuck) {
+        let Watch { processes, stuck, .. } = &mut worker.watch;
+        for watched in processes.iter_mut().chain(stuck) {
             for flags in watched.flags.iter_mut().filter(|flags| !flags.is_empty()) {
                 *flags = ready.next().unwrap_or(PollFlags::empty());
             }
@@ -195,5 +201,5 @@ fn wait(supervisor: &Supervisor, workers: &mut [Supervised]) {
 }
 
 fn watched(watch: &Watch) -> impl Iterator<Item = &Watched> {
-    watch.process.iter().chain(&watch.stuck)
+    watch.processes.iter().chain(&watch.stuck)
 }

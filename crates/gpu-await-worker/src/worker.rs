@@ -8,6 +8,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::blame::Blame;
 use crate::codec;
 use crate::error::{Cause, Error, Result};
 use crate::gpus;
@@ -114,6 +115,20 @@ impl<S: Service> Worker<S> {
         self.handle.group.serving().await
     }
 
+    /// Has a worker that was [given up](Error::GivenUp) begin anew, with its counts of deaths at zero, and waits until it serves; of one
+    /// that was not, only waits. Calls that ended meanwhile have ended; handles, leases and figures go on.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped leaves the worker as it is: starting, if it was polled.
+    ///
+    /// # Errors
+    /// As [`spawn`](WorkerBuilder::spawn): the worker is given up again if its first process dies before it serves. One that was closed stays
+    /// [`Closed`](Error::Closed), and one that ended by a panic of this crate ([`Cause::Supervisor`]) given up.
+    pub async fn revive(&self) -> Result<()> {
+        self.handle.group.revive()?;
+        self.serving().await
+    }
+
     /// Ends the worker: calls that no process has fail with [`Error::Closed`], the process answers the others and ends, and is killed if
     /// that takes longer than `limit`. Returns when it is gone.
     pub async fn close(self, limit: Duration) {
@@ -173,6 +188,13 @@ impl<S: Service> WorkerBuilder<S> {
     pub fn payload_bytes(mut self, requests: u64, responses: u64) -> Self {
         self.options.request_slab_bytes = requests;
         self.options.response_slab_bytes = responses;
+        self
+    }
+
+    /// How many bytes of payloads the front may hold for calls that wait for room in that memory; bytes that several calls share count for
+    /// each. 256 MiB. A call that would have more wait is refused ([`Error::Overloaded`]); one that has a [`Lease`] never is.
+    pub fn most_waiting_bytes(mut self, bytes: u64) -> Self {
+        self.options.most_waiting_bytes = bytes;
         self
     }
 
@@ -258,6 +280,37 @@ impl<S: Service> WorkerBuilder<S> {
     pub fn restart(mut self, restart: Restart) -> Self {
         let most_delay = capped(restart.most_delay);
         self.options.restart = Restart { most_delay, ..restart };
+        self
+    }
+
+    /// Has a second process stand by: its service has started, and it takes over at once when the first one falls, without the time
+    /// of a start. Another one is started behind it, once the one that fell is gone, and after the delay of [`Restart`]. Off.
+    ///
+    /// Calls that were running have their answers, or the end of their process, when that is gone; those that may run again do then. Suspects
+    /// ([`Call::idempotent`]) run in the standby, alone, and nobody else waits for them meanwhile.
+    ///
+    /// It costs what a process costs, for as long as the worker lives: a context of the device and its modules, which `nvidia-smi` shows for each process,
+    /// and whatever the service takes as it starts ([`Stats::standby_device_bytes`]), up to [`device_memory_bytes`](Self::device_memory_bytes) once more. [Kept](crate::Host::keep) memory is there
+    /// once for both. [`Service::start`] runs while another process serves: it must not need what one process alone can have. A standby
+    /// that dies interrupts nothing, and another one is tried; after [`Restart::early_deaths`] of them in a row none is, until another process
+    /// serves ([`Stats::standby`], [`Stats::last_standby_cause`]).
+    pub fn standby(mut self, standby: bool) -> Self {
+        self.options.standby = standby;
+        self
+    }
+
+    /// Refuses what killed processes: a request that did while it ran alone, or took longer than its [limit](Call::within), for a while, and a
+    /// client that sent several such, with [`Error::Refused`]. So a client that sends the same request again and again costs the others one
+    /// restart a minute, and not one for each. Off.
+    ///
+    /// Requests are told apart by [`Call::key`]; without one by a digest, which is computed for each call, on its caller's thread, of the
+    /// request and its payload; with a payload of more than 1 MiB a request without a key is never refused. Clients are what [`Call::client`]
+    /// says. Calls that were lost beside others, or by the fault of another, are not guilty. Those that may not run again leave their
+    /// requests watched: the next call of that request runs alone, as suspects do.
+    pub fn blame(mut self, blame: Blame) -> Self {
+        let refused_for = capped(blame.refused_for);
+        let client_refused_for = capped(blame.client_refused_for);
+        self.options.blame = Some(Blame { refused_for, client_refused_for, ..blame });
         self
     }
 
@@ -348,12 +401,21 @@ pub struct Recovery {
 pub struct Stats {
     /// Whether it serves; `None`, and all figures zero, in a fork of the process that it belongs to.
     pub health: Option<Health>,
-    /// The number of its process, its pid.
+    /// The number of the process that takes its calls, its pid.
     pub process: Option<u32>,
+    /// That of the standby, if there is one that could take over now: see [`WorkerBuilder::standby`].
+    pub standby: Option<u32>,
+    /// Memory of the device that the pool of that process had, in bytes, as its service had started. [Kept](crate::Host::keep) memory, and what
+    /// the driver takes for the process and its modules, are not in it.
+    pub device_bytes: u64,
+    /// Likewise of the standby: what it costs beside the driver's part.
+    pub standby_device_bytes: u64,
     /// Calls that have not ended, and abandoned ones that a process still has.
     pub calls: usize,
     /// Those of them that the process has.
     pub running: usize,
+    /// Bytes of payloads that the front holds for calls that wait for room: see [`WorkerBuilder::most_waiting_bytes`].
+    pub waiting_bytes: u64,
     /// Processes that were killed and are not gone.
     pub stuck: usize,
     /// Deaths in a row that were early: quick, and while no call ran. See [`Restart`].
@@ -364,16 +426,24 @@ pub struct Stats {
     pub starts: u64,
     /// How many starts the system refused: for lack of descriptors, memory, or processes. They are tried again, after a delay that grows.
     pub refused_starts: u64,
-    /// How many died.
+    /// How many died, standbys among them.
     pub deaths: u64,
+    /// How many of them were standbys.
+    pub standby_deaths: u64,
+    /// Why a standby died last.
+    pub last_standby_cause: Option<Cause>,
+    /// How often a standby took over.
+    pub takeovers: u64,
     /// Calls that were answered by a response.
     pub answered: u64,
     /// Calls that the service failed, or whose request or response could not be read, written or placed.
     pub failed: u64,
     /// Calls in which the service panicked.
     pub panics: u64,
-    /// Calls that were refused because as many as there may be were under way.
+    /// Calls that were refused because as many as there may be, or as many bytes, were under way.
     pub overloads: u64,
+    /// Calls that were refused for what was sent before: see [`WorkerBuilder::blame`].
+    pub refused: u64,
     /// How often a call was sent again.
     pub retries: u64,
     /// Calls that ended with their process.

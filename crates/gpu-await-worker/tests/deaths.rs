@@ -1,4 +1,4 @@
-//! Many deaths of all kinds, under load: no call is without an end or a wrong answer, and nothing grows.
+//! Many deaths of all kinds, under load, without a standby and with one: no call is without an end or a wrong answer, and nothing grows.
 //!
 //! `GPU_AWAIT_TEST_DEATHS` says how many, 200 by default. In a binary of its own, as it counts what its process has.
 
@@ -107,7 +107,9 @@ fn storm(deaths: u64) -> u64 {
                 ..Restart::default()
             };
             let payloads = 1 << 20;
+            // One of them has a standby.
             let worker = worker().restart(restart).payload_bytes(payloads, payloads);
+            let worker = worker.standby(seed == 1);
             let worker = worker.spawn().await.unwrap();
             for client_seed in 0..6 {
                 let seed = seed * 100 + client_seed;
@@ -120,7 +122,9 @@ fn storm(deaths: u64) -> u64 {
         for client in clients {
             tokio::time::timeout(limit, client).await.expect("every call ends").unwrap();
         }
+        assert!(workers[1].stats().takeovers > deaths / 10, "{:?}", workers[1].stats());
         for worker in workers {
+            assert_eq!(worker.stats().stuck, 0);
             worker.close(Duration::ZERO).await;
         }
     });

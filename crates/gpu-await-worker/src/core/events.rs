@@ -16,10 +16,9 @@ use crate::codec;
 use crate::error::{Cause, Error};
 use crate::frame::{Ending, MOST_NAME, ToProcess, ToSupervisor, VERSION, Verdict};
 use crate::group::{After, Group, Outcome};
-use crate::heart::{self, Pulse};
 use crate::keep;
 use crate::leases::Returned;
-use crate::life::Step;
+use crate::life::Role;
 use crate::payload::Payload;
 use crate::process::{MOST_KEPT, Process};
 use crate::system::{self, Received};
@@ -32,6 +31,13 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// How many messages of one worker are heard before others get their turn.
 const MOST_AT_ONCE: usize = 256;
+
+/// A packet of a process.
+struct Said<'m> {
+    message: ToSupervisor<'m>,
+    body: &'m [u8],
+    fds: Vec<OwnedFd>,
+}
 
 impl Core {
     pub(crate) fn turn(
@@ -46,10 +52,12 @@ impl Core {
         if late > PAUSE {
             self.life.held_up(late);
         }
-        let watched = ready.process.as_ref();
-        if let Some(watched) = watched.filter(|it| self.process(it.incarnation).is_some()) {
-            self.attend(group, now, &watched.flags, buffer, after);
+        for watched in &ready.processes {
+            if let Some(role) = self.seats.role(watched.incarnation) {
+                self.attend(group, role, now, &watched.flags, buffer, after);
+            }
         }
+        self.fall(group, now, after);
         let is_there =
             |process: &Process| system::reap(process.ends.handle.as_fd(), process.pid).is_none();
         self.unwanted.retain(is_there);
@@ -57,21 +65,28 @@ impl Core {
             let is_there = is_there(process);
             if !is_there {
                 self.life.unstuck();
+                let (service, pid) = (group.service, process.number());
+                after.log(move || {
+                    tracing::info!(service, pid, "a process that was set aside is gone");
+                });
             }
             is_there
         });
         #[cfg(test)]
         group.trips.trip(crate::supervisor::tests::Trip::Turn);
-        self.hand_out(group);
-        self.look(group, now, after);
+        for role in Role::ALL {
+            self.hand_out(group, role);
+            self.look(group, role, now, after);
+        }
         self.tick(group, now, buffer, after);
+        self.fall(group, now, after);
         self.pump(group, now, after);
         self.watch(now)
     }
 
     /// What to wait for.
     pub(crate) fn watch(&mut self, now: Instant) -> Watch {
-        let process = self.process.as_ref().map(|process| {
+        let processes = self.seats.processes().map(|process| {
             let mut socket =
                 if process.deaf.is_some() { PollFlags::empty() } else { PollFlags::IN };
             socket.set(PollFlags::OUT, process.full);
@@ -80,28 +95,30 @@ impl Core {
             let flags = [socket, PollFlags::IN, output, errors];
             Watched { incarnation: process.incarnation, ends: process.ends.clone(), flags }
         });
+        let processes: Vec<_> = processes.collect();
         let stuck = self.stuck.iter().chain(&self.unwanted).map(|process| {
             let none = PollFlags::empty();
             let flags = [none, PollFlags::IN, none, none];
             Watched { incarnation: process.incarnation, ends: process.ends.clone(), flags }
         });
         let stuck: Vec<_> = stuck.collect();
-        let told = self.process.as_ref().and_then(Process::ends_until);
-        let look = self.process.as_ref().map(|process| process.next_look);
-        let starved = self.process.as_ref().is_some_and(|process| process.starved);
-        let again = starved.then(|| now + AGAIN);
-        let due = [self.life.next_due(&self.limits), self.calls.next_due(), told, look, again];
-        let due = due.into_iter().flatten().min();
+        let of_processes = self.seats.processes().flat_map(|process| {
+            let again = process.starved.then(|| now + AGAIN);
+            [process.ends_until(), Some(process.next_look), again].into_iter().flatten()
+        });
+        let due = [self.life.next_due(&self.limits), self.calls.next_due()];
+        let due = due.into_iter().flatten().chain(of_processes).min();
         self.next_look = due.unwrap_or(now + Duration::from_secs(3600));
-        let is_gone = process.is_none() && stuck.is_empty() && self.starts_under_way == 0;
+        let is_gone = processes.is_empty() && stuck.is_empty() && self.starts_under_way == 0;
         let ended = self.life.has_ended() && is_gone;
-        Watch { process, stuck, due, ended }
+        Watch { processes, stuck, due, ended }
     }
 
     /// Attends to the descriptors of the process that are ready.
     fn attend(
         &mut self,
         group: &Group,
+        role: Role,
         now: Instant,
         flags: &[PollFlags; 4],
         buffer: &mut [u8],
@@ -109,19 +126,21 @@ impl Core {
     ) {
         let [socket, handle, output, errors] = *flags;
         for (pipe, flags) in [output, errors].into_iter().enumerate() {
-            if let Some(process) = self.process.as_mut().filter(|_| !flags.is_empty()) {
+            let process = self.seats[role].process.as_mut();
+            if let Some(process) = process.filter(|_| !flags.is_empty()) {
                 process.read_log(pipe);
             }
         }
         if !socket.is_empty() {
-            self.hear(group, now, MOST_AT_ONCE, buffer, after);
+            self.hear(group, role, now, MOST_AT_ONCE, buffer, after);
         }
         if handle.is_empty() {
             return;
         }
-        let Some(process) = &self.process else { return };
+        let Some(process) = &self.seats[role].process else { return };
         if let Some(exit) = system::reap(process.ends.handle.as_fd(), process.pid) {
-            self.bury(group, exit, now, buffer, after);
+            let role = self.replaced(group, role, now, after);
+            self.bury(group, role, exit, now, buffer, after);
         }
     }
 
@@ -129,20 +148,21 @@ impl Core {
     pub(super) fn hear(
         &mut self,
         group: &Group,
+        role: Role,
         now: Instant,
         most: usize,
         buffer: &mut [u8],
         after: &mut After,
     ) {
         for _ in 0..most {
-            let Some(process) = &mut self.process else { return };
+            let Some(process) = &mut self.seats[role].process else { return };
             let socket = process.ends.socket.as_fd();
             let (received, beside) = system::receive(socket, buffer);
             // Nobody but the process that was started is on the socket.
             let is_packet = matches!(received, Received::Packet(_));
             let is_hello = process.times.hello.is_none();
             if is_packet && is_hello && beside.sender != Some(process.pid) {
-                return self.broken("a message of another process", now);
+                return self.broken(group, role, "a message of another process", now, after);
             }
             match received {
                 Received::Nothing => return,
@@ -152,16 +172,23 @@ impl Core {
                     return;
                 }
                 Received::Packet(bytes) if bytes > buffer.len() => {
-                    return self.broken("a message that is too long", now);
+                    return self.broken(group, role, "a message that is too long", now, after);
                 }
                 Received::Packet(bytes) => {
                     let Some((message, body)) = codec::header(&buffer[..bytes]) else {
-                        return self.broken("an unknown message", now);
+                        return self.broken(group, role, "an unknown message", now, after);
                     };
-                    self.message(group, message, body, beside.fds, now, after);
+                    let said = Said { message, body, fds: beside.fds };
+                    self.message(group, role, said, now, after);
                     let swamped = |process: &Process| process.is_swamped(group.options.most_calls);
-                    if self.process.as_ref().is_some_and(swamped) {
-                        return self.broken("it does not read what it asks for", now);
+                    if self.seats[role].process.as_ref().is_some_and(swamped) {
+                        return self.broken(
+                            group,
+                            role,
+                            "it does not read what it asks for",
+                            now,
+                            after,
+                        );
                     }
                 }
             }
@@ -177,30 +204,28 @@ impl Core {
         after: &mut After,
     ) {
         const A_FEW: usize = 8;
-        self.hear(group, now, A_FEW, buffer, after);
+        self.hear(group, Role::Main, now, A_FEW, buffer, after);
         // What has to be done about its end is the supervisor's.
-        after.wake |= self.process.as_ref().is_some_and(|process| {
-            process.ends_until().is_some() || process.times.killed.is_some()
-        });
+        after.wake |= self.seats[Role::Main].process.as_ref().is_some_and(Process::is_falling);
     }
 
     fn message(
         &mut self,
         group: &Group,
-        message: ToSupervisor<'_>,
-        body: &[u8],
-        fds: Vec<OwnedFd>,
+        role: Role,
+        said: Said<'_>,
         now: Instant,
         after: &mut After,
     ) {
-        let Some(process) = &mut self.process else { return };
+        let Said { message, body, fds } = said;
+        let Some(process) = &mut self.seats[role].process else { return };
         if !fds.is_empty() && !matches!(message, ToSupervisor::Sealed { .. }) {
-            return self.broken("descriptors that nobody asked for", now);
+            return self.broken(group, role, "descriptors that nobody asked for", now, after);
         }
         let owner = (group.number(), process.incarnation);
         match message {
             ToSupervisor::Hello { .. } if process.times.hello.is_some() => {
-                self.broken("a second hello", now);
+                self.broken(group, role, "a second hello", now, after);
             }
             ToSupervisor::Hello { version, executable } => {
                 if (version, executable) != (VERSION, group.program.executable) {
@@ -209,16 +234,22 @@ impl Core {
                     return;
                 }
                 process.times.hello = Some(now);
+                let (service, pid) = (group.service, process.number());
+                let started = now - process.times.started;
+                after.log(move || {
+                    tracing::debug!(service, pid, ?started, "a worker's process said hello");
+                });
                 // The senders of later packets are this process, or what inherited from it, which nothing does.
                 drop(system::name_senders(process.ends.socket.as_fd(), false));
-                self.life.said_hello();
+                self.life.said_hello(role);
             }
-            ToSupervisor::Serving => {
-                if !self.life.serves(now) {
-                    return self.broken("a service that starts twice", now);
+            ToSupervisor::Serving { device_bytes } => {
+                if !self.life.serves(role, now) {
+                    return self.broken(group, role, "a service that starts twice", now, after);
                 }
                 process.times.serving = Some(now);
-                self.serves(group, after);
+                process.device_bytes = device_bytes;
+                self.serves(group, role, after);
                 self.has_room(group, now, after);
             }
             ToSupervisor::Answer { id, verdict, payload } => {
@@ -226,7 +257,13 @@ impl Core {
                     .map(|(id, part)| (id, part, part.is_within(process.responses.bytes())))
                 {
                     Some((_, _, false)) => {
-                        return self.broken("a payload outside of its slab", now);
+                        return self.broken(
+                            group,
+                            role,
+                            "a payload outside of its slab",
+                            now,
+                            after,
+                        );
                     }
                     payload => payload.map(|(id, part, _)| Payload {
                         group: group.this(),
@@ -236,7 +273,12 @@ impl Core {
                         incarnation: process.incarnation,
                     }),
                 };
-                match self.calls.answered(id) {
+                let keys = self.calls.keys(id);
+                let answered = self.calls.answered(id, process.incarnation);
+                if !matches!(answered, Answered::Stale) {
+                    self.blamed.answered(keys);
+                }
+                match answered {
                     Answered::Ended(ticket) => {
                         let count = match verdict {
                             Verdict::Answered => &mut self.stats.answered,
@@ -263,7 +305,8 @@ impl Core {
                     }
                 }
             }
-            ToSupervisor::Returned(lease) => match self.leases.returned(lease) {
+            ToSupervisor::Returned(lease) => match self.leases.returned(lease, process.incarnation)
+            {
                 Returned::Free => self.has_room(group, now, after),
                 Returned::Kept => {}
                 Returned::Stale => self.stats.stale_messages += 1,
@@ -271,19 +314,31 @@ impl Core {
             ToSupervisor::Keep { name } | ToSupervisor::NotFilled { name }
                 if name.len() > MOST_NAME =>
             {
-                self.broken("a name that is too long", now);
+                self.broken(group, role, "a name that is too long", now, after);
             }
             ToSupervisor::Keep { name } => {
                 process.requests_to_keep += 1;
                 if process.requests_to_keep > MOST_KEPT {
-                    return self.broken("it asks for kept memory without end", now);
+                    return self.broken(
+                        group,
+                        role,
+                        "it asks for kept memory without end",
+                        now,
+                        after,
+                    );
                 }
                 process.asked.push(name.to_owned());
-                self.hand_out(group);
+                self.hand_out(group, role);
             }
             ToSupervisor::Sealed { name, generation } => {
                 if !keep::sealed(&group.key(name), owner, generation, fds) {
-                    return self.broken("sealed memory that it was not told to fill", now);
+                    return self.broken(
+                        group,
+                        role,
+                        "sealed memory that it was not told to fill",
+                        now,
+                        after,
+                    );
                 }
                 after.wake = true;
             }
@@ -301,7 +356,13 @@ impl Core {
                     | Ending::UnderMps => !serves,
                 };
                 if !is_its {
-                    return self.broken("an end that it has no reason for", now);
+                    return self.broken(
+                        group,
+                        role,
+                        "an end that it has no reason for",
+                        now,
+                        after,
+                    );
                 }
                 let text = String::from_utf8_lossy(body).into_owned();
                 process.told.get_or_insert((ending, text, now));
@@ -310,8 +371,8 @@ impl Core {
     }
 
     /// Hands kept memory to the process that asked for it, where it is complete or to be filled.
-    fn hand_out(&mut self, group: &Group) {
-        let Some(process) = &mut self.process else { return };
+    fn hand_out(&mut self, group: &Group, role: Role) {
+        let Some(process) = &mut self.seats[role].process else { return };
         let owner = (group.number(), process.incarnation);
         for name in std::mem::take(&mut process.asked) {
             match keep::ask(&group.key(&name), owner, process.number()) {
@@ -325,86 +386,33 @@ impl Core {
     }
 
     /// The process does not keep to the protocol.
-    fn broken(&mut self, how: &'static str, now: Instant) {
-        self.kill(Cause::Protocol(how), Culprit::Running, now);
+    fn broken(
+        &mut self,
+        group: &Group,
+        role: Role,
+        how: &'static str,
+        now: Instant,
+        after: &mut After,
+    ) {
+        self.kill(group, role, Cause::Protocol(how), Culprit::Running, now, after);
     }
 
-    pub(super) fn kill(&mut self, cause: Cause, culprit: Culprit, now: Instant) {
-        if let Some(process) = &mut self.process {
-            process.kill(cause, culprit, now);
-            self.life.killed(now);
+    pub(super) fn kill(
+        &mut self,
+        group: &Group,
+        role: Role,
+        cause: Cause,
+        culprit: Culprit,
+        now: Instant,
+        after: &mut After,
+    ) {
+        let Some(process) = &mut self.seats[role].process else { return };
+        if process.times.killed.is_none() {
+            let (service, pid, cause) = (group.service, process.number(), cause.to_string());
+            after.log(move || tracing::info!(service, pid, %cause, "a worker's process is killed"));
         }
-    }
-
-    /// Looks at the process from outside.
-    fn look(&mut self, group: &Group, now: Instant, after: &mut After) {
-        let Some(process) = self.process.as_mut().filter(|process| process.next_look <= now) else {
-            return;
-        };
-        process.next_look = now + heart::EVERY;
-        if process.times.killed.is_some() {
-            return;
-        }
-        // Before its hello it has published nothing.
-        if process.times.hello.is_none() {
-            return;
-        }
-        let limit = group.options.executor.filter(|_| self.life.is_serving());
-        let beat = process.responses.status().read();
-        let stopped = system::is_stopped(process.pid);
-        let pulse = process.heart.look(now, beat, stopped, limit);
-        let (stopped, busy) = (pulse == Pulse::Stopped, pulse == Pulse::Busy);
-        let was_stopped = std::mem::replace(&mut self.stats.is_stopped, stopped);
-        let was_busy = std::mem::replace(&mut self.stats.is_busy, busy);
-        let (service, pid) = (group.service, process.pid);
-        let number = process.number();
-        match pulse {
-            Pulse::Dead => return self.kill(Cause::Dead, Culprit::Running, now),
-            Pulse::Hung(time) => return self.kill(Cause::Hung(time), Culprit::Running, now),
-            Pulse::Stopped if !was_stopped => after.log(move || {
-                tracing::warn!(service, pid = number, "a worker's process is stopped or traced");
-            }),
-            Pulse::Busy if !was_busy => after.log(move || {
-                tracing::warn!(
-                    service,
-                    pid = number,
-                    "the executor of a worker's process is blocked"
-                );
-            }),
-            Pulse::Well | Pulse::Stopped | Pulse::Busy => {}
-        }
-        let Some(limit) = group.options.resident_bytes else { return };
-        if let Some(resident) = system::resident_bytes(pid).filter(|bytes| *bytes > limit) {
-            // Whose memory it is nobody knows: perhaps that of calls long ago.
-            self.kill(Cause::MemoryLimit { resident, limit }, Culprit::Unclear, now);
-        }
-    }
-
-    /// Does what is due.
-    fn tick(&mut self, group: &Group, now: Instant, buffer: &mut [u8], after: &mut After) {
-        if self.process.as_ref().and_then(Process::ends_until).is_some_and(|until| until <= now) {
-            self.kill(Cause::Protocol("it closed its socket"), Culprit::Running, now);
-        }
-        let process = self.process.as_ref();
-        let expired = self.calls.expired(now, |id| {
-            let age = process?.responses.begun(id.slot()).age(id.generation())?;
-            Some(now.checked_sub(age).unwrap_or(now))
-        });
-        for ticket in expired.given_up {
-            self.stats.deadlines += 1;
-            after.end(ticket, Outcome::Failed(Error::Deadline));
-        }
-        if let Some((id, limit)) = expired.over_limit {
-            self.kill(Cause::CallLimit(limit), Culprit::Call(id), now);
-        }
-        match self.life.tick(now, &self.limits) {
-            Step::Start => self.start(group),
-            Step::NoHello => self.no_hello(group, now, after),
-            Step::NoStart => self.kill(self.no_start(group), Culprit::Outside, now),
-            Step::NoEnd => self.kill(Cause::NoEnd, Culprit::Outside, now),
-            Step::SetAside => self.set_aside(group, now, buffer, after),
-            Step::Nothing | Step::GiveUp | Step::End => {}
-        }
+        process.kill(cause, culprit, now);
+        self.life.killed(role, now);
     }
 }
 

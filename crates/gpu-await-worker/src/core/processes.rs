@@ -8,12 +8,12 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use super::Core;
-use crate::calls::Culprit;
-use crate::error::{Cause, Error, WorkerLost};
+use crate::calls::{Culprit, Died};
+use crate::error::{Cause, Error, Guilt, Result, WorkerLost};
 use crate::frame::Ending;
 use crate::group::{After, Group, Outcome};
 use crate::keep;
-use crate::life::Step;
+use crate::life::{Phase, Role, Step};
 use crate::process::Process;
 use crate::restart::Sign;
 use crate::supervisor;
@@ -28,19 +28,20 @@ const LAST_LINES: usize = 1 << 10;
 
 impl Core {
     /// Why the service did not start in time.
-    pub(super) fn no_start(&self, group: &Group) -> Cause {
+    pub(super) fn no_start(&self, group: &Group, role: Role) -> Cause {
         let limit = self.limits.start;
-        let waits = self.process.iter().flat_map(|process| &process.asked).find_map(|name| {
-            let process = keep::filler(&group.key(name))?;
-            Some(Cause::KeptNotFilled { name: name.clone(), process, limit })
-        });
+        let waits =
+            self.seats[role].process.iter().flat_map(|process| &process.asked).find_map(|name| {
+                let process = keep::filler(&group.key(name))?;
+                Some(Cause::KeptNotFilled { name: name.clone(), process, limit })
+            });
         waits.unwrap_or(Cause::NoStart(limit))
     }
 
     /// Has one started, on the thread for that.
-    pub(super) fn start(&mut self, group: &Group) {
+    pub(super) fn start(&mut self, group: &Group, role: Role) {
         self.incarnations += 1;
-        self.starting = Some(self.incarnations);
+        self.seats[role].starting = Some(self.incarnations);
         if let Some(group) = group.this().upgrade() {
             self.starts_under_way += 1;
             supervisor::start(group, self.incarnations);
@@ -58,54 +59,64 @@ impl Core {
     ) {
         after.wake = true;
         self.starts_under_way -= 1;
-        let is_wanted = self.starting == Some(incarnation);
-        if is_wanted {
-            self.starting = None;
+        let is_it = |role: &Role| self.seats[*role].starting == Some(incarnation);
+        let role = Role::ALL.into_iter().find(is_it);
+        if let Some(role) = role {
+            self.seats[role].starting = None;
         }
-        match started {
-            Ok(process) if is_wanted => {
+        match (started, role) {
+            (Ok(process), Some(role)) => {
                 self.stats.starts += 1;
                 let (pid, service) = (process.number(), group.service);
-                after.log(move || tracing::info!(service, pid, "a worker's process started"));
-                self.process = Some(process);
+                let standby = role == Role::Standby;
+                after.log(move || {
+                    tracing::info!(service, pid, standby, "a worker's process started");
+                });
+                self.seats[role].process = Some(process);
                 if self.life.is_closing() {
-                    self.kill(Cause::Closed, Culprit::Outside, now);
+                    self.kill(group, role, Cause::Closed, Culprit::Outside, now, after);
                 }
             }
-            Ok(process) => {
+            (Ok(process), None) => {
                 system::kill(process.ends.handle.as_fd(), process.pid);
                 self.unwanted.push(process);
             }
-            Err(error) if is_wanted => {
+            (Err(error), Some(role)) => {
                 self.stats.refused_starts += 1;
                 let (service, why) = (group.service, error.to_string());
                 after.log(move || {
                     tracing::warn!(service, %why, "a worker's process was not started");
                 });
-                self.caused(Cause::NotStarted(error.to_string()));
-                self.gone(group, now, Sign::Refused, after);
+                self.caused(role, Cause::NotStarted(error.to_string()));
+                self.gone(group, role, now, Sign::Refused, after);
             }
-            Err(_) => {}
+            (Err(_), None) => {}
         }
     }
 
     /// It has not said hello in time.
-    pub(super) fn no_hello(&mut self, group: &Group, now: Instant, after: &mut After) {
+    pub(super) fn no_hello(&mut self, group: &Group, role: Role, now: Instant, after: &mut After) {
         let cause = Cause::NoHello(self.limits.hello);
-        if self.process.is_some() {
-            return self.kill(cause, Culprit::Outside, now);
+        if self.seats[role].process.is_some() {
+            return self.kill(group, role, cause, Culprit::Outside, now, after);
         }
         // It does not even execute its program: it is killed when it does.
-        self.starting = None;
-        self.caused(cause);
-        self.gone(group, now, Sign::Early, after);
+        self.seats[role].starting = None;
+        let (service, why) = (group.service, cause.to_string());
+        after.log(move || tracing::warn!(service, %why, "a worker's process was not started"));
+        self.caused(role, cause);
+        self.gone(group, role, now, Sign::Early, after);
     }
 
     /// The process serves: whoever waited for it goes on.
-    pub(super) fn serves(&mut self, group: &Group, after: &mut After) {
+    pub(super) fn serves(&mut self, group: &Group, role: Role, after: &mut After) {
+        let Some(process) = &self.seats[role].process else { return };
+        let (service, pid) = (group.service, process.number());
+        if role == Role::Standby {
+            return after.log(move || tracing::info!(service, pid, "a standby is ready"));
+        }
         self.has_served = true;
         after.waiters.extend(self.serving.drain(..).map(|waiter| (waiter, Ok(()))));
-        let Some(process) = &self.process else { return };
         let times = process.times;
         let (Some(hello), Some(serving)) = (times.hello, times.serving) else { return };
         let reaped = self.reaped.take();
@@ -116,81 +127,142 @@ impl Core {
             hello_to_serving: serving - hello,
         };
         self.stats.last_start = Some(recovery);
-        let (service, pid) = (group.service, process.number());
         after.log(move || tracing::info!(service, pid, ?recovery, "a worker serves"));
+    }
+
+    /// Has the standby take over if the main process takes no more calls.
+    pub(super) fn fall(&mut self, group: &Group, now: Instant, after: &mut After) {
+        if self.seats[Role::Main].process.as_ref().is_some_and(Process::is_falling) {
+            self.take_over(group, now, after);
+        }
+    }
+
+    /// Has the standby take over from a process that is gone; returns that one's role from now on.
+    pub(super) fn replaced(
+        &mut self,
+        group: &Group,
+        role: Role,
+        now: Instant,
+        after: &mut After,
+    ) -> Role {
+        if role == Role::Main && self.take_over(group, now, after) { Role::Standby } else { role }
+    }
+
+    /// Has the standby take the main process's place, and that the standby's; returns whether there is one.
+    fn take_over(&mut self, group: &Group, now: Instant, after: &mut After) -> bool {
+        if !self.life.take_over(now) {
+            return false;
+        }
+        self.seats.0.reverse();
+        self.stats.takeovers += 1;
+        let pid = self.seats[Role::Main].process.as_ref().map(Process::number);
+        let (service, ready) = (group.service, self.life.is_serving());
+        after.log(move || tracing::info!(service, pid, ready, "a standby takes over"));
+        true
     }
 
     /// The process cannot be killed: its calls end, its memory is left alone, and another one may start.
     pub(super) fn set_aside(
         &mut self,
         group: &Group,
+        role: Role,
         now: Instant,
         buffer: &mut [u8],
         after: &mut After,
     ) {
-        self.hear(group, now, usize::MAX, buffer, after);
-        let Some(process) = self.process.take() else { return };
+        self.hear(group, role, now, usize::MAX, buffer, after);
+        let Some(mut process) = self.seats[role].process.take() else { return };
         after.wake |= keep::gone((group.number(), process.incarnation));
         let (cause, culprit) = process.cause(Exit::Unknown);
         let (service, pid) = (group.service, process.number());
         after.log(move || tracing::error!(service, pid, "a killed process does not go: set aside"));
-        self.last_lines = process.log.last_lines(LAST_LINES).into();
+        self.remember(&mut process, &cause);
+        let number = process.incarnation;
         self.stuck.push(process);
-        let sign = self.sign();
-        self.lose(group, cause, culprit, after);
-        self.gone(group, now, sign, after);
+        let sign = self.sign(number);
+        self.lose(group, role, number, (cause, culprit), now, after);
+        self.gone(group, role, now, sign, after);
     }
 
     /// The process is gone: everything that it said counts, and then nothing of it does any more.
     pub(super) fn bury(
         &mut self,
         group: &Group,
+        role: Role,
         exit: Exit,
         now: Instant,
         buffer: &mut [u8],
         after: &mut After,
     ) {
-        self.hear(group, now, usize::MAX, buffer, after);
-        let Some(mut process) = self.process.take() else { return };
-        process.read_log(0);
-        process.read_log(1);
+        self.hear(group, role, now, usize::MAX, buffer, after);
+        let Some(mut process) = self.seats[role].process.take() else { return };
         let (cause, culprit) = process.cause(exit);
         after.wake |= keep::gone((group.number(), process.incarnation));
         if matches!(process.told, Some((Ending::MemoryFault, ..))) {
             keep::forget_gpu(&group.options.gpu);
         }
-        self.last_log = process.log.text().into();
-        self.last_lines = process.log.last_lines(LAST_LINES).into();
-        self.last_death = Some((process.number(), cause.to_string()));
-        self.reaped = Some((process.times.killed.unwrap_or(now), now));
+        self.remember(&mut process, &cause);
+        if role == Role::Main {
+            self.reaped = Some((process.times.killed.unwrap_or(now), now));
+        }
         let (service, pid, text) = (group.service, process.number(), cause.to_string());
+        let killed = process.times.killed.map(|killed| now - killed);
         let is_wanted = self.life.is_closing() && matches!(cause, Cause::Closed);
         after.log(move || match is_wanted {
             true => tracing::info!(service, pid, "a worker's process ended, as it was asked to"),
-            false => tracing::warn!(service, pid, cause = %text, "a worker's process died"),
+            false => {
+                tracing::warn!(service, pid, cause = %text, ?killed, "a worker's process died")
+            }
         });
         // The memory of a process that is not reaped yet is not free yet.
         let excused = matches!(cause, Cause::OutOfDeviceMemory(_)) && self.life.stuck() > 0;
-        let sign = if excused { Sign::None } else { self.sign() };
-        self.lose(group, cause, culprit, after);
-        self.gone(group, now, sign, after);
+        let number = process.incarnation;
+        let sign = if excused { Sign::None } else { self.sign(number) };
+        self.lose(group, role, number, (cause, culprit), now, after);
+        self.gone(group, role, now, sign, after);
+    }
+
+    /// Keeps what a process wrote, to its end.
+    fn remember(&mut self, process: &mut Process, cause: &Cause) {
+        process.read_log(0);
+        process.read_log(1);
+        self.last_log = process.log.text().into();
+        self.last_lines = process.log.last_lines(LAST_LINES).into();
+        self.last_death = Some((process.number(), cause.to_string()));
     }
 
     /// What the death of the process says, before its calls are lost.
-    fn sign(&self) -> Sign {
-        if self.calls.running() > 0 { Sign::InCalls } else { Sign::Early }
+    fn sign(&self, process: u32) -> Sign {
+        if self.calls.running_in(process) > 0 { Sign::InCalls } else { Sign::Early }
     }
 
     /// Ends the calls that died with the process.
-    #[cfg_attr(not(test), expect(unused_variables, reason = "tests panic here"))]
-    fn lose(&mut self, group: &Group, cause: Cause, culprit: Culprit, after: &mut After) {
+    fn lose(
+        &mut self,
+        group: &Group,
+        role: Role,
+        process: u32,
+        (cause, culprit): (Cause, Culprit),
+        now: Instant,
+        after: &mut After,
+    ) {
         self.stats.deaths += 1;
-        // They are the next process's from now on.
-        (self.stats.is_stopped, self.stats.is_busy) = (false, false);
-        if self.leases.other_side_gone() {
+        let is_standby = role == Role::Standby && !self.life.is_replaced(role);
+        self.stats.standby_deaths += u64::from(is_standby);
+        if self.leases.process_gone(process) {
             after.waiters.extend(self.room.drain(..).map(|waiter| (waiter, Ok(()))));
         }
-        for lost in self.calls.died(culprit) {
+        let Died { lost, blamed } = self.calls.died(process, culprit);
+        if let Some(policy) = &group.options.blame {
+            for (keys, guilt) in blamed {
+                match guilt {
+                    Guilt::Alone => self.blamed.guilty(keys, now, policy),
+                    Guilt::Suspect => self.blamed.suspected(keys, now, policy),
+                    Guilt::Innocent => {}
+                }
+            }
+        }
+        for lost in lost {
             #[cfg(test)]
             group.trips.trip(crate::supervisor::tests::Trip::Lose);
             self.stats.lost_calls += 1;
@@ -202,11 +274,15 @@ impl Core {
             };
             after.end(lost.value, Outcome::Failed(Error::Lost(error)));
         }
-        self.caused(cause);
+        self.caused(role, cause);
     }
 
-    /// Notes why a process died.
-    fn caused(&mut self, cause: Cause) {
+    /// Notes why a process died. That of a standby is no reason to give the worker up.
+    fn caused(&mut self, role: Role, cause: Cause) {
+        if role == Role::Standby && !self.life.is_replaced(role) {
+            self.stats.last_standby_cause = Some(cause);
+            return;
+        }
         if self.causes.len() == MOST_CAUSES {
             self.causes.pop_front();
         }
@@ -215,30 +291,80 @@ impl Core {
     }
 
     /// There is no process: when the next one starts, or that none does.
-    fn gone(&mut self, group: &Group, now: Instant, sign: Sign, after: &mut After) {
+    fn gone(&mut self, group: &Group, role: Role, now: Instant, sign: Sign, after: &mut After) {
         // A worker that never served is not tried again: whoever spawns it wants to know.
         let hopeless = !self.has_served && sign != Sign::None;
-        match self.life.gone(now, sign, &group.options.restart, &self.limits) {
-            Step::End => self.end(Error::Closed, after),
+        match self.life.gone(role, now, sign, &group.options.restart, &self.limits) {
+            Step::End => self.end(group, Error::Closed, after),
             step if hopeless || step == Step::GiveUp => {
                 self.life.end();
                 let cause = self.last_cause.clone().unwrap_or(Cause::Unknown);
                 let error = self.given_up(cause);
-                let (service, why) = (group.service, error.to_string());
-                after.log(move || tracing::error!(service, %why, "a worker is given up"));
-                self.end(error, after);
+                self.end(group, error, after);
+            }
+            Step::NoStandby => {
+                let cause = self.stats.last_standby_cause.as_ref().map(Cause::to_string);
+                let service = group.service;
+                after
+                    .log(move || tracing::error!(service, cause, "no standby is started any more"));
             }
             _ => {}
         }
+        let Phase::Waiting(until) = self.life.phase(role) else { return };
+        let (service, delay) = (group.service, until - now);
+        if !delay.is_zero() {
+            after.log(move || tracing::info!(service, ?delay, "a worker's next process waits"));
+        }
+    }
+
+    /// Begins anew if the worker was given up; returns whether it was.
+    pub(crate) fn revive(
+        &mut self,
+        group: &Group,
+        now: Instant,
+        after: &mut After,
+    ) -> Result<bool> {
+        match &self.ended {
+            None => return Ok(false),
+            // What was under the lock is lost, and with it who has which part of the slab.
+            Some(Error::GivenUp { cause, .. }) if !matches!(cause, Cause::Supervisor(_)) => {}
+            Some(error) => return Err(error.clone()),
+        }
+        self.life.revive(now);
+        (self.ended, self.reaped, self.has_served) = (None, None, false);
+        self.causes.clear();
+        let service = group.service;
+        after.log(move || tracing::info!(service, "a worker that was given up begins anew"));
+        Ok(true)
     }
 
     /// There will be no process any more.
-    pub(super) fn end(&mut self, error: Error, after: &mut After) {
+    pub(super) fn end(&mut self, group: &Group, error: Error, after: &mut After) {
+        tell_end(group, &error, after);
+        for seat in &mut self.seats.0 {
+            seat.starting = None;
+            if let Some(process) = seat.process.take() {
+                system::kill(process.ends.handle.as_fd(), process.pid);
+                after.wake |= keep::gone((group.number(), process.incarnation));
+                // Whatever it reads meanwhile, nobody hears of it.
+                self.leases.process_gone(process.incarnation);
+                self.unwanted.push(process);
+            }
+        }
         for ticket in self.calls.end_all() {
             after.end(ticket, Outcome::Failed(error.clone()));
         }
         let waiters = self.serving.drain(..).chain(self.room.drain(..));
         after.waiters.extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
         self.ended.get_or_insert(error);
+    }
+}
+
+/// Tells that there will be no process any more.
+pub(super) fn tell_end(group: &Group, error: &Error, after: &mut After) {
+    let (service, why) = (group.service, error.to_string());
+    match error {
+        Error::Closed => after.log(move || tracing::info!(service, "a worker was closed")),
+        _ => after.log(move || tracing::error!(service, %why, "a worker is given up")),
     }
 }

@@ -118,6 +118,8 @@ fn a_panic_ends_one_worker() {
             is_injected(lease.await);
             is_injected(worker.serving().await);
             is_injected(worker.call(NOW).await);
+            // Who has which part of its memory is not known any more.
+            is_injected(worker.revive().await);
             assert_eq!(worker.stats().health, Some(Health::GivenUp));
             while lives(pid) {
                 tokio::time::sleep(Duration::from_millis(5)).await;

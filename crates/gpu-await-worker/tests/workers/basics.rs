@@ -104,7 +104,7 @@ fn a_wrong_message_is_the_fault_of_who_sends_it() {
         // By the numbers of the messages: a hello, that it serves, and each ending but a fault.
         let hello = vec![0, 1, 0, 0, 0, 0];
         let endings = [0, 3, 4, 5, 6].map(|ending| vec![7, ending]);
-        let packets = [hello, vec![0; 6], vec![1], vec![9], vec![255; 100], Vec::from([3])];
+        let packets = [hello, vec![0; 6], vec![1, 0], vec![9], vec![255; 100], Vec::from([3])];
         for packet in packets.into_iter().chain(endings) {
             let lost = lost(worker.call(Do::Send(packet.clone())).await);
             assert!(matches!(lost.cause, Cause::Protocol(_)), "{packet:?}: {lost:?}");

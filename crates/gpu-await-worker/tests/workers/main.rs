@@ -1,6 +1,7 @@
 //! Workers on the host device, whose services do what services must not.
 
 mod basics;
+mod blame;
 mod forks;
 mod front;
 mod kept;
@@ -9,6 +10,7 @@ mod misbehave;
 mod odd;
 mod options;
 mod payloads;
+mod standby;
 mod twin;
 
 gpu_await_worker::test_main!(twin::Twin, twin::NeverStarts, odd::Odd);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gpu_await_worker::{Error, Worker, WorkerBuilder};
+use gpu_await_worker::{Blame, Error, Worker, WorkerBuilder};
 
 use crate::twin::{Do, Done, Twin, run, worker};
 
@@ -30,6 +30,7 @@ const UNFIT: &[(&str, Change, u64, u64)] = &[
     ("resident_bytes", |it| it.resident_bytes(0), 0, 1 << 20),
     ("resident_bytes", |it| it.resident_bytes(64 << 20), 128 << 20, 64 << 20),
     ("executor_limit", |it| it.executor_limit(Duration::ZERO), 0, 500),
+    ("client_guilty", |it| it.blame(Blame { client_guilty: 0, ..Blame::default() }), 0, 1),
     ("hot", |it| it.hot(Duration::from_secs(2)), 2000, 1000),
     ("name", |it| it.env("", "x"), 0, 1),
     ("a NUL", |it| it.env("A\0B", "x"), 1, 0),

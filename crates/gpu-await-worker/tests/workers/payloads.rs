@@ -266,3 +266,47 @@ fn payloads_that_the_program_holds_are_named() {
         assert!(slow.await.is_ok());
     });
 }
+
+#[test]
+fn what_waits_for_room_is_bounded() {
+    run(async {
+        const SLAB: u64 = 4096;
+        let worker = worker().payload_bytes(SLAB, 1 << 20).most_waiting_bytes(10_000);
+        let worker = worker.spawn().await.unwrap();
+        let other = self::worker().spawn().await.unwrap();
+        let all = worker.try_lease(SLAB as usize).unwrap();
+        let reverse = || worker.call(Do::Reverse);
+        let mut waits: Vec<_> = (0..3).map(|n| reverse().payload(vec![n; 3000]).send()).collect();
+        assert_eq!(worker.stats().waiting_bytes, 9000);
+        // Of its own, and out of another worker's memory; as much as is left; and none.
+        for refused in [
+            reverse().payload(vec![1; 1001]).await,
+            reverse().lease(other.try_lease(1001).unwrap()).await,
+        ] {
+            let Err(Error::Overloaded { what, found, limit }) = refused else {
+                panic!("{refused:?}")
+            };
+            assert_eq!((what, found, limit), ("bytes of payloads without room", 10_001, 10_000));
+        }
+        assert_eq!(worker.stats().overloads, 2);
+        waits.push(reverse().payload(vec![1; 1000]).send());
+        waits.push(reverse().payload(vec![]).send());
+        assert_eq!(worker.call(Do::Later(1, Duration::ZERO)).await, Ok(Done::Number(1)));
+        // One that gives up waits for nothing any more.
+        drop(waits.remove(0));
+        assert_eq!(worker.stats().waiting_bytes, 7000);
+        drop(all);
+        for (call, bytes) in waits.into_iter().zip([3000, 3000, 1000, 0]) {
+            assert_eq!(call.await, Ok(Done::Number(bytes)));
+        }
+        assert_eq!(worker.stats().waiting_bytes, 0);
+        // Nor does one whose worker ends.
+        let all = worker.lease(SLAB as usize).await.unwrap();
+        let waits = reverse().payload(vec![1; 10_000]).await;
+        assert!(matches!(waits, Err(Error::TooLarge { .. })), "{waits:?}");
+        let waits = reverse().payload(vec![1; 4000]).send();
+        let (rest, _all) = (worker.clone(), all);
+        worker.close(Duration::ZERO).await;
+        assert_eq!((waits.await, rest.stats().waiting_bytes), (Err(Error::Closed), 0));
+    });
+}

@@ -98,6 +98,8 @@ pub(crate) enum Filler {
 }
 
 pub(crate) struct Twin {
+    /// What it takes of the device as it starts.
+    _taken: Option<gpu_await::DeviceBuffer<u8>>,
     stream: Stream,
     twice: twice,
     host: Host,
@@ -111,6 +113,8 @@ pub(crate) struct Start {
     pub(crate) program: bool,
     /// The name of kept memory that it needs.
     pub(crate) keep: Option<String>,
+    /// How much of the device it takes.
+    pub(crate) takes: usize,
     /// A file that is removed by the first start, and whose absence makes later ones fail.
     pub(crate) once: Option<String>,
 }
@@ -151,10 +155,19 @@ impl Service for Twin {
             std::fs::remove_file(once)?;
         }
         if let Some(name) = config.keep {
-            drop(host.keep::<u32>(&name, 1000, async |_| Ok(())).await?);
+            let fill = async |kept: &mut gpu_await_worker::Filling<u32>| {
+                let device = kept.device().clone();
+                Ok(device.fill(kept.memory(), 1).await?)
+            };
+            drop(host.keep::<u32>(&name, 1000, fill).await?);
         }
         let twice = twice::load(host.device()).await?;
-        Ok(Twin { stream: host.device().stream()?, twice, host: host.clone() })
+        let stream = host.device().stream()?;
+        let _taken = match config.takes {
+            0 => None,
+            len => Some(stream.zeros(len).await?),
+        };
+        Ok(Twin { _taken, stream, twice, host: host.clone() })
     }
 
     async fn call(&self, request: Do, payloads: &mut Payloads) -> Result<Done, Failure> {

@@ -1,0 +1,123 @@
+//! What happens to a worker because time passed: looks at its processes, limits, starts.
+#![forbid(unsafe_code)]
+
+use std::time::Instant;
+
+use super::Core;
+use crate::calls::Culprit;
+use crate::error::{Cause, Error};
+use crate::group::{After, Group, Outcome};
+use crate::heart::{self, Pulse};
+use crate::life::{Role, Step};
+use crate::process::Process;
+use crate::system;
+
+impl Core {
+    /// Looks at the process from outside.
+    pub(super) fn look(&mut self, group: &Group, role: Role, now: Instant, after: &mut After) {
+        let process = self.seats[role].process.as_mut();
+        let Some(process) = process.filter(|process| process.next_look <= now) else { return };
+        process.next_look = now + heart::EVERY;
+        if process.times.killed.is_some() {
+            return;
+        }
+        // Before its hello it has published nothing.
+        if process.times.hello.is_none() {
+            return;
+        }
+        let limit = group.options.executor.filter(|_| process.times.serving.is_some());
+        let beat = process.responses.status().read();
+        let stopped = system::is_stopped(process.pid);
+        let pulse = process.heart.look(now, beat, stopped, limit);
+        let (stopped, busy) = (pulse == Pulse::Stopped, pulse == Pulse::Busy);
+        let was_stopped = std::mem::replace(&mut process.is_stopped, stopped);
+        let was_busy = std::mem::replace(&mut process.is_busy, busy);
+        let (service, pid) = (group.service, process.pid);
+        let number = process.number();
+        match pulse {
+            Pulse::Dead => {
+                return self.kill(group, role, Cause::Dead, Culprit::Running, now, after);
+            }
+            Pulse::Hung(time) => {
+                return self.kill(group, role, Cause::Hung(time), Culprit::Running, now, after);
+            }
+            Pulse::Stopped if !was_stopped => after.log(move || {
+                tracing::warn!(service, pid = number, "a worker's process is stopped or traced");
+            }),
+            Pulse::Busy if !was_busy => after.log(move || {
+                tracing::warn!(
+                    service,
+                    pid = number,
+                    "the executor of a worker's process is blocked"
+                );
+            }),
+            Pulse::Well | Pulse::Stopped | Pulse::Busy => {}
+        }
+        let Some(limit) = group.options.resident_bytes else { return };
+        if let Some(resident) = system::resident_bytes(pid).filter(|bytes| *bytes > limit) {
+            // Whose memory it is nobody knows: perhaps that of calls long ago.
+            self.kill(
+                group,
+                role,
+                Cause::MemoryLimit { resident, limit },
+                Culprit::Unclear,
+                now,
+                after,
+            );
+        }
+    }
+
+    /// Does what is due.
+    pub(super) fn tick(
+        &mut self,
+        group: &Group,
+        now: Instant,
+        buffer: &mut [u8],
+        after: &mut After,
+    ) {
+        for role in Role::ALL {
+            let until = self.seats[role].process.as_ref().and_then(Process::ends_until);
+            if until.is_some_and(|until| until <= now) {
+                let cause = Cause::Protocol("it closed its socket");
+                self.kill(group, role, cause, Culprit::Running, now, after);
+            }
+        }
+        let seats = &self.seats;
+        let expired = self.calls.expired(now, |id, process| {
+            let responses = &seats.process(process)?.responses;
+            let age = responses.begun(id.slot()).age(id.generation())?;
+            Some(now.checked_sub(age).unwrap_or(now))
+        });
+        for ticket in expired.given_up {
+            self.stats.deadlines += 1;
+            after.end(ticket, Outcome::Failed(Error::Deadline));
+        }
+        for (id, process, limit) in expired.over_limit {
+            if let Some(role) = self.seats.role(process) {
+                let cause = Cause::CallLimit(limit);
+                self.kill(group, role, cause, Culprit::Call(id), now, after);
+            }
+        }
+        for role in Role::ALL {
+            let cause = match self.life.tick(role, now, &self.limits) {
+                Step::NoStart => self.no_start(group, role),
+                Step::NoEnd => Cause::NoEnd,
+                Step::Start => {
+                    self.start(group, role);
+                    continue;
+                }
+                Step::NoHello => {
+                    self.no_hello(group, role, now, after);
+                    continue;
+                }
+                Step::SetAside => {
+                    let role = self.replaced(group, role, now, after);
+                    self.set_aside(group, role, now, buffer, after);
+                    continue;
+                }
+                Step::Nothing | Step::GiveUp | Step::NoStandby | Step::End => continue,
+            };
+            self.kill(group, role, cause, Culprit::Outside, now, after);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Requests and clients that are refused, because what they sent killed processes.
+
+use std::time::{Duration, Instant};
+
+use gpu_await_worker::{Blame, Error, Guilt, Restart, WorkerBuilder};
+
+use crate::twin::{Do, Done, Twin, eventually, lost, run, worker};
+
+const LONG: Duration = Duration::from_secs(3600);
+
+fn blaming(blame: Blame) -> WorkerBuilder<Twin> {
+    worker().restart(Restart { first_delay: Duration::ZERO, ..Restart::default() }).blame(blame)
+}
+
+/// For what a call was refused, and until when.
+#[track_caller]
+fn refused(result: Result<Done, Error>) -> (&'static str, Instant) {
+    match result {
+        Err(Error::Refused { what, until }) => (what, until),
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+#[test]
+fn a_guilty_request_is_refused() {
+    run(async {
+        let refused_for = Duration::from_secs(30);
+        let worker = blaming(Blame { refused_for, ..Blame::default() }).spawn().await.unwrap();
+        let exit = |payload: u8| worker.call(Do::Exit(3)).payload(vec![payload; 100]);
+        let begun = Instant::now();
+        assert_eq!(lost(exit(1).await).guilt, Guilt::Alone);
+        for _ in 0..3 {
+            let (what, until) = refused(exit(1).await);
+            assert_eq!(what, "request");
+            let at = until - refused_for;
+            assert!(at >= begun && at <= Instant::now());
+        }
+        assert_eq!((worker.stats().deaths, worker.stats().refused), (1, 3));
+        // Another request, and one that is told apart by its payload alone.
+        assert_eq!(worker.call(Do::Later(1, Duration::ZERO)).await, Ok(Done::Number(1)));
+        assert_eq!(lost(exit(2).await).guilt, Guilt::Alone);
+        // Or by nothing: its payload is too long for a digest, and it has no key.
+        for _ in 0..2 {
+            lost(worker.call(Do::Exit(4)).payload(vec![1; (1 << 20) + 1]).await);
+        }
+        // By its key, whatever it is otherwise.
+        lost(worker.call(Do::Exit(5)).key("five").await);
+        assert_eq!(refused(worker.call(Do::Pid).key("five").await).0, "request");
+        assert!(worker.call(Do::Pid).key("six").await.is_ok());
+    });
+}
+
+#[test]
+fn a_refusal_ends() {
+    run(async {
+        let refused_for = Duration::from_millis(100);
+        let worker = blaming(Blame { refused_for, ..Blame::default() }).spawn().await.unwrap();
+        lost(worker.call(Do::Abort).await);
+        let (_, until) = refused(worker.call(Do::Abort).await);
+        tokio::time::sleep_until(until.into()).await;
+        lost(worker.call(Do::Abort).await);
+    });
+}
+
+#[test]
+fn a_client_of_guilty_requests_is_refused() {
+    run(async {
+        let worker = blaming(Blame::default()).spawn().await.unwrap();
+        let limit = Duration::from_millis(20);
+        for code in 1..=3 {
+            // Beside it, calls of another client that are lost by no fault of theirs.
+            let innocent = worker.call(Do::Later(code, LONG)).client("good").send();
+            eventually("it runs", || worker.stats().running == 1);
+            let endless = worker.call(Do::Later(100 + code, LONG)).client("bad").within(limit);
+            assert_eq!(lost(endless.await).guilt, Guilt::Alone);
+            assert_eq!(lost(innocent.await).guilt, Guilt::Innocent);
+        }
+        assert_eq!(refused(worker.call(Do::Pid).client("bad").await).0, "client");
+        assert!(worker.call(Do::Pid).client("good").await.is_ok());
+        assert!(worker.call(Do::Pid).await.is_ok());
+    });
+}
+
+#[test]
+fn a_suspect_that_may_not_run_again_is_watched() {
+    run(async {
+        for standby in [false, true] {
+            let worker = blaming(Blame::default()).standby(standby).spawn().await.unwrap();
+            let is_ready = || !standby || worker.stats().standby.is_some();
+            eventually("it is ready", is_ready);
+            let brief = Duration::from_millis(100);
+            let beside = |n| worker.call(Do::Later(n, brief)).idempotent().send();
+            // It is never alone by itself.
+            let good = beside(1);
+            eventually("it runs", || worker.stats().running == 1);
+            assert_eq!(lost(worker.call(Do::Abort).await).guilt, Guilt::Suspect);
+            assert_eq!(good.await, Ok(Done::Number(1)));
+            eventually("it is ready", is_ready);
+            let good = beside(2);
+            eventually("it runs", || worker.stats().running == 1);
+            assert_eq!(lost(worker.call(Do::Abort).await).guilt, Guilt::Alone);
+            assert_eq!(good.await, Ok(Done::Number(2)));
+            assert_eq!(refused(worker.call(Do::Abort).await).0, "request");
+            assert_eq!(worker.stats().deaths, 2);
+            // In the standby it interrupted nothing.
+            assert_eq!(worker.stats().takeovers, u64::from(standby));
+        }
+    });
+}
+
+#[test]
+fn one_of_many_is_enough() {
+    run(async {
+        let worker = blaming(Blame::default()).spawn().await.unwrap();
+        let good: Vec<_> = (0..5)
+            .map(|n| worker.call(Do::Later(n, Duration::from_millis(30))).idempotent().send())
+            .collect();
+        let bad: Vec<_> = (0..5).map(|_| worker.call(Do::Abort).idempotent().send()).collect();
+        let bad = futures::future::join_all(bad).await;
+        for (n, call) in good.into_iter().enumerate() {
+            assert_eq!(call.await, Ok(Done::Number(n as u32)));
+        }
+        // Once beside others, and once alone: the rest is not even tried, though some may not have been sent.
+        let is_lost = |call: &&Result<Done, Error>| matches!(call, Err(Error::Lost(_)));
+        assert_eq!(bad.iter().filter(is_lost).count(), 1, "{bad:?}");
+        let is_refused = |call: &&Result<Done, Error>| matches!(call, Err(Error::Refused { .. }));
+        assert_eq!(bad.iter().filter(is_refused).count(), 4, "{bad:?}");
+        assert_eq!(worker.stats().deaths, 2);
+    });
+}
+
+#[test]
+fn one_that_nobody_waits_for_is_guilty_too() {
+    run(async {
+        let worker = blaming(Blame::default()).spawn().await.unwrap();
+        let call = worker.call(Do::Block(1, Duration::from_millis(200))).key("late");
+        let call = call.within(Duration::from_millis(50)).deadline(Duration::from_millis(5));
+        assert_eq!(call.await, Err(Error::Deadline));
+        eventually("it died", || worker.stats().deaths == 1);
+        assert_eq!(refused(worker.call(Do::Pid).key("late").await).0, "request");
+    });
+}
