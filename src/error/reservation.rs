@@ -3,7 +3,7 @@
 
 use std::panic::Location;
 
-/// What is wrong with a [reservation](crate::Device::reserve), or with an allocation that draws from one.
+/// Why a [reservation](crate::Device::reserve) was refused, or an allocation that draws from one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "fields are described by each variant")]

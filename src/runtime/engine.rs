@@ -11,7 +11,7 @@
 //! | `shares` | which multiprocessors are whose, and the engine's own driver streams | [`shares`] |
 //! | `graphs` | the number of compiled graphs | [`graph_budget`](super::graph_budget) |
 //! | `tracer` | the log of operations, while it is on | [`tracer`](super::tracer) |
-//! | `ending` | whether the device is closed, and who waits for its loss | [`ending`] |
+//! | `ending` | whether the device is closed, and the tasks that wait to hear of its loss | [`ending`] |
 //!
 //! A part has state and methods of its own. What takes several of them is the engine's: the meaning of a driver error ([`loss`]), the
 //! return of retired memory ([`retirement`]), anchors of the device's clock ([`anchors`]), the close and the loss ([`ending`]).

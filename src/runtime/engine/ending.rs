@@ -26,7 +26,7 @@ use crate::runtime::device_state::DeviceState;
 use crate::thread::contain;
 use crate::thread::exit::ExitGuard;
 
-/// Whether the device is closed or about to go, and who waits for its loss.
+/// Whether the device is closed or about to go, and the tasks that wait to hear of its loss.
 pub(crate) struct DeviceEnd {
     state: Arc<DeviceState>,
     attention: Arc<Attention>,
