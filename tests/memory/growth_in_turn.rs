@@ -9,6 +9,7 @@ use gpu_await::testing::{self, Gate};
 use gpu_await::{ErrorDetail, MemoryAdvice, Pressure, ReservationProblem, Result};
 
 use super::reservations::{MIB, Task, limited, soon, zeros};
+use crate::under_test::eventually::eventually;
 
 const STEP: u64 = 2 * MIB;
 
@@ -70,6 +71,8 @@ async fn a_growth_waits_for_what_is_freed() -> Result<()> {
         }
         assert_eq!(turn.left_bytes(), 0);
         drop((cache, turn));
+        // Its memory goes on another thread.
+        eventually("it is free", || device.memory().is_ok_and(|info| info.allocated_bytes == 0));
     }
     Ok(())
 }

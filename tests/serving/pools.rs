@@ -780,6 +780,11 @@ async fn a_pool_moves_to_another_partition() -> Result<()> {
     let pool = StreamPool::builder().streams_in(&first, 2).max_in_flight(2).build()?;
     let held = [pool.acquire().await?, pool.acquire().await?];
     assert!(held.iter().all(|stream| stream.in_partition().as_ref() == Some(&first)));
+    // Where there is no other one, to the same. Before the gate: a GPU makes one when the kernels that run are over.
+    let (there, is_other) = match device.reserve_partition(1).await {
+        Ok(other) => (other, true),
+        Err(_) => (first.clone(), false),
+    };
     let gate = Gate::close(&held[0])?;
     let pending = held[0].full(10, 7u8).submitted()?;
     let waiting: Vec<_> = (0..WAITING)
@@ -795,11 +800,6 @@ async fn a_pool_moves_to_another_partition() -> Result<()> {
     while pool.stats().waiting < WAITING {
         tokio::task::yield_now().await;
     }
-    // Where there is no other one, to the same.
-    let (there, is_other) = match device.reserve_partition(1).await {
-        Ok(other) => (other, true),
-        Err(_) => (first.clone(), false),
-    };
     pool.move_to(&there)?;
     drop(first);
     drop(held);
