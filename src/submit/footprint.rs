@@ -166,8 +166,9 @@ impl<'a> Footprint<'a> {
     }
 
     /// Whether it only makes a buffer, whatever it is to hold.
+    #[inline]
     pub(crate) fn only_makes_a_buffer(&self) -> bool {
-        self.can_be_in_front() && self.makes == Makes::Buffer
+        self.makes == Makes::Buffer && self.can_be_in_front()
     }
 
     /// The uses that are entered.

@@ -46,13 +46,12 @@ impl StreamState {
     pub(super) fn owes(&self) -> bool {
         !self.lent.is_empty()
             || self.memory.has_deferred()
-            || self.owes_frees()
             || (self.is_deserted() && self.in_flight() > 0)
     }
 
     /// Whether the poller has to come for that. Of a lost device nothing comes back; see `mourn`.
     pub(crate) fn has_dues(&self) -> bool {
-        self.owes() && self.engine.lost().is_none() && !self.is_stuck()
+        (self.owes() || self.owes_frees()) && self.engine.lost().is_none() && !self.is_stuck()
     }
 
     /// After a submission: leaves the owed work to the poller. Memory lent during a loss, unseen by `mourn`,

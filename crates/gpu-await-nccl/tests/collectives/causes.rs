@@ -301,12 +301,13 @@ async fn an_input_that_fails_late() {
         // Its other rank never calls.
         let devices = [Device::host(), device.clone()];
         let other = within(Communicator::all(&devices)).await.expect("connected");
-        other.set_limit(Some(SOON));
         let mut x = [ones(&device, 10), ones(&device, 10)];
         let late = other.group(|g| g.rank(1)?.all_reduce_in_place(&mut x[1], Reduction::Sum));
         let [first, second] = &mut x;
         let ops = [(&comms[0], first), (&comms[1], second)]
             .map(|(comm, x)| comm.all_reduce_in_place(x, Reduction::Sum));
+        // Not before: this thread may be held up for as long, and an input that failed before the call fails all of it.
+        other.set_limit(Some(SOON));
         assert!(matches!(lost(late).await.0, LostCause::TimedOut { limit: SOON }));
         let [told, failed] = ops;
         assert!(Error::lost(&within(failed).await.expect_err("its input failed")).is_some());
@@ -355,7 +356,6 @@ async fn an_input_that_fails_late_beside_other_ranks() {
     for (which, (call, lens, fail)) in calls.into_iter().enumerate() {
         let late = within(Communicator::all(&devices)).await.expect("connected");
         let comm = within(Communicator::all(&devices)).await.expect("connected");
-        late.set_limit(Some(SOON));
         comm.set_limit(Some(LIMIT));
         let mut x: Vec<_> = devices.iter().map(|device| ones(device, lens[0])).collect();
         let mut y: Vec<_> = devices.iter().map(|device| ones(device, lens[1])).collect();
@@ -366,6 +366,8 @@ async fn an_input_that_fails_late_beside_other_ranks() {
             ranks.into_iter().try_for_each(|(rank, (x, y))| call(&g.rank(rank)?, rank, x, y))
         });
         let reads: Vec<_> = devices.iter().zip(&y).map(|(device, y)| device.download(y)).collect();
+        // As above.
+        late.set_limit(Some(SOON));
         assert!(matches!(lost(never).await.0, LostCause::TimedOut { limit: SOON }));
         assert_eq!(within(op).await.is_err(), !fail.is_empty(), "{which}");
         for (rank, read) in reads.into_iter().enumerate() {

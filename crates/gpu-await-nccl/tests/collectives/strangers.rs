@@ -371,7 +371,6 @@ async fn a_waker_that_panics_ends_no_watch() {
     let devices = [Device::host(), Device::host()];
     for _ in 0..3 {
         let comm = within(Communicator::all(&devices)).await.expect("connected");
-        comm.set_limit(Some(SOON));
         let mut x = devices[0].full(4, 1.0f32).queued().expect("memory");
         // The other rank never calls.
         let op = comm.group(|g| g.rank(0)?.all_reduce_in_place(&mut x, Reduction::Sum));
@@ -380,6 +379,8 @@ async fn a_waker_that_panics_ends_no_watch() {
         let waker = Waker::from(panics.clone());
         assert!(room.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         panics.0.store(true, Ordering::SeqCst);
+        // Not before: this thread may be held up for as long.
+        comm.set_limit(Some(SOON));
         let error = within(op).await.expect_err("its limit");
         assert!(Error::lost(&error).is_some(), "{error}");
         within(room).await.expect_err("it is lost");
