@@ -592,20 +592,7 @@ fn a_node_names_its_context_with_a_kernel() {
             let (mut graph, mut node, mut exec): (CUgraph, _, _) =
                 (null_mut(), null_mut(), null_mut());
             done!(cuGraphCreate(&raw mut graph, 0));
-            let params = CUDA_KERNEL_NODE_PARAMS_v2 {
-                func,
-                kern,
-                ctx: context,
-                gridDimX: 1,
-                gridDimY: 1,
-                gridDimZ: 1,
-                blockDimX: 1,
-                blockDimY: 1,
-                blockDimZ: 1,
-                sharedMemBytes: 0,
-                kernelParams: null_mut(),
-                extra: null_mut(),
-            };
+            let params = one_thread(func, kern, context);
             done!(cuGraphAddKernelNode_v2(&raw mut node, graph, null_mut(), 0, &raw const params));
             done!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0));
             for launched in [stream, outside] {
@@ -623,6 +610,24 @@ fn a_node_names_its_context_with_a_kernel() {
     });
 }
 
+/// A node of one thread without arguments: of a function, or of a kernel in a context.
+fn one_thread(func: CUfunction, kern: CUkernel, ctx: CUcontext) -> CUDA_KERNEL_NODE_PARAMS_v2 {
+    CUDA_KERNEL_NODE_PARAMS_v2 {
+        func,
+        kern,
+        ctx,
+        gridDimX: 1,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: 1,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: 0,
+        kernelParams: null_mut(),
+        extra: null_mut(),
+    }
+}
+
 /// A programmatic edge leads from a kernel to a kernel that is behind no other.
 #[test]
 fn programmatic_edges_between_two_kernels() {
@@ -631,20 +636,7 @@ fn programmatic_edges_between_two_kernels() {
         let func = kernel(".visible .entry empty() { ret; }", "empty");
         let mut graph: CUgraph = null_mut();
         done!(cuGraphCreate(&raw mut graph, 0));
-        let params = CUDA_KERNEL_NODE_PARAMS_v2 {
-            func,
-            kern: null_mut(),
-            ctx: null_mut(),
-            gridDimX: 1,
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: 1,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: 0,
-            kernelParams: null_mut(),
-            extra: null_mut(),
-        };
+        let params = one_thread(func, null_mut(), null_mut());
         let nodes = [(); 3].map(|()| {
             let mut node = null_mut();
             done!(cuGraphAddKernelNode_v2(&raw mut node, graph, null_mut(), 0, &raw const params));

@@ -2,9 +2,9 @@
 //!
 //! | origin | destroyed by | other libraries put work on it | its multiprocessors |
 //! |---|---|---|---|
-//! | ours | this crate | during loans, or for good once its handle was given away | of its share |
-//! | adopted | its owner | always | of the share, if that is one of ours |
-//! | the engine's own | the engine | no | of the device's share |
+//! | created by this crate | this crate | during loans; permanently once its raw handle was shared | those of its partition |
+//! | adopted | its owner | always | those of its partition, if this device knows the partition |
+//! | the engine's own | the engine | no | those of the device's default partition |
 
 use std::any::Any;
 use std::sync::Arc;

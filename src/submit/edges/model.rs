@@ -176,7 +176,7 @@ enum ModelCommand {
     Elsewhere,
 }
 
-/// A launch of ours has an effect behind everything that is on the stream; returns the commands, and how many were early.
+/// Generates the commands of a stream; returns them, and how many launches may start early. The body of each launch of this crate must run after all commands in front of it.
 fn random_stream(random: &mut Random, commands: &mut Vec<ModelCommand>) -> usize {
     let (overlap, mut ticket) = (Overlap::new(), 0);
     commands.clear();
@@ -225,7 +225,7 @@ fn random_stream(random: &mut Random, commands: &mut Vec<ModelCommand>) -> usize
     commands.iter().filter(|command| matches!(command, ModelCommand::Early)).count()
 }
 
-/// The first launch of ours that has an effect while `held`, in front of it, is not complete.
+/// The first launch of this crate whose body runs while `held`, a command in front of it, is not complete.
 fn first_too_early(commands: &[ModelCommand], held: usize) -> Option<usize> {
     let (mut has_triggered, mut is_complete) = (0_u64, 0_u64);
     let has = |set: u64, number: usize| set >> number & 1 != 0;
