@@ -1,7 +1,7 @@
 //! Verbs of each row of a matrix without gaps, in one launch: one block per row, or one warp for short rows.
 //!
-//! All of them compute in `f32`, whatever the type of the elements, in an order that depends on the number of columns, the type and the alignment alone: a result is the
-//! same from run to run.
+//! All of them compute in `f32`, whatever the type of the elements, in an order that depends on nothing but the type, the number of columns
+//! and whether rows are aligned to 16 bytes: a result is the same from run to run.
 //!
 //! | verb | reads a row |
 //! |---|---|

@@ -442,9 +442,10 @@ pub trait Algorithms: sealed::Sealed {
 
     /// Sums each row of a matrix: `out` has one element for each. Ready proves *complete on the device*.
     ///
-    /// `x` has `out.len()` rows of `columns` elements, one after the other; `f16`, `bf16` or `f32`, which are summed in `f32`. The sum of no columns
-    /// is 0. The result is the same from run to run on a device, and differs between devices in its last bits. Of other types and rows of
-    /// different lengths, [`segmented_reduce`](Self::segmented_reduce) takes the sums.
+    /// `x` has `out.len()` rows of `columns` elements, one after the other; `f16`, `bf16` or `f32`, which are summed in `f32`. The sum of no
+    /// columns is 0. The result is the same from run to run on a device. It differs in its last bits between devices, and between a matrix
+    /// that begins at a multiple of 16 bytes and one that does not. Of other types and rows of different lengths,
+    /// [`segmented_reduce`](Self::segmented_reduce) takes the sums.
     ///
     /// A row is read by a warp, or from 1,025 columns on by a block: a single one of millions keeps one multiprocessor busy, and
     /// [`sum`](Self::sum) is faster.
@@ -508,7 +509,7 @@ pub trait Algorithms: sealed::Sealed {
     ///
     /// `x` and `out` have whole rows of `columns` elements, one after the other; `f16`, `bf16` or `f32`, computed in `f32` and rounded once. Special
     /// values are those of NumPy and PyTorch: negative infinities become 0, as masks want it; a row with a NaN, with an infinity, or of
-    /// negative infinities alone becomes NaN. The result is the same from run to run on a device, and differs between devices in its last bits.
+    /// negative infinities alone becomes NaN. How far results agree, [`sum_rows`](Self::sum_rows) says.
     ///
     /// # Errors
     /// [`ErrorDetail::Ragged`](gpu_await::ErrorDetail::Ragged): no whole number of rows; [`ErrorDetail::WrongLength`](gpu_await::ErrorDetail::WrongLength).
@@ -541,8 +542,8 @@ pub trait Algorithms: sealed::Sealed {
     /// `x - mean`, and `gamma` and `beta` have an element for each column. Ready proves *complete on the device*.
     ///
     /// `x` and `out` have whole rows of `gamma.len()` elements, one after the other; `f16`, `bf16` or `f32`, computed in `f32` and rounded once. A row
-    /// with a NaN or an infinity becomes NaN, and so does one of equal elements if `epsilon` is 0. The result is the same from run to run on a
-    /// device, and differs between devices in its last bits.
+    /// with a NaN or an infinity becomes NaN, and so does one of equal elements if `epsilon` is 0. How far results agree,
+    /// [`sum_rows`](Self::sum_rows) says.
     ///
     /// # Errors
     /// [`ErrorDetail::Ragged`](gpu_await::ErrorDetail::Ragged): no whole number of rows; [`ErrorDetail::WrongLength`](gpu_await::ErrorDetail::WrongLength).
