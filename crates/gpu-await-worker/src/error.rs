@@ -14,7 +14,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// | variant | what the caller can do |
 /// |---|---|
-/// | `NotInitialised`, `NotRegistered`, `InsideWorker`, `Forked`, `Unsupported`, `Unfit`, `Encode`, `TooLarge`, `TooDeep` | fix the program |
+/// | `NotInitialised`, `NotRegistered`, `InsideWorker`, `Forked`, `Unsupported`, `Unfit`, `Excluded`, `Encode`, `TooLarge`, `TooDeep` | fix the program |
 /// | `Overloaded` | retry later |
 /// | `Refused` | send something else, or wait until then |
 /// | `PayloadsHeld` | drop payloads of earlier answers, and retry |
@@ -61,6 +61,16 @@ pub enum Error {
         found: u64,
         /// The least or the most that is possible.
         limit: u64,
+    },
+    /// Two options of the builder, of which one makes the other useless. Nothing was started.
+    #[error("`{option}` with `{by}`: {why}")]
+    Excluded {
+        /// The one that would do nothing.
+        option: &'static str,
+        /// Because of which.
+        by: &'static str,
+        /// How.
+        why: &'static str,
     },
     /// There is no such GPU, or the parent's `CUDA_VISIBLE_DEVICES` hides it.
     #[error("no GPU {wanted}: there are {found:?}")]

@@ -134,7 +134,21 @@ impl Options {
         }
         within("milliseconds of looking (`hot`)", millis(self.hot), 0..=millis(MOST_HOT))?;
         check_environment(&self.environment)?;
+        if self.standby {
+            self.check_alone("standby")?;
+        }
         Ok(self)
+    }
+}
+
+impl Options {
+    /// Refuses what two processes beside each other are for, where a fault of one ends both.
+    pub(crate) fn check_alone(&self, option: &'static str) -> Result<()> {
+        let why = "under MPS the fault of one process ends the other one as well";
+        match self.allow_mps {
+            true => Err(Error::Excluded { option, by: "allow_mps", why }),
+            false => Ok(()),
+        }
     }
 }
 

@@ -232,7 +232,8 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// Starts also where MPS is on, and the fault of one client ends all of them.
+    /// Starts also where MPS is on, and the fault of one client ends all of them: no [`standby`](Self::standby) then
+    /// ([`Error::Excluded`]), which would end with the process that it is to replace.
     pub fn allow_mps(mut self, allow: bool) -> Self {
         self.options.allow_mps = allow;
         self
@@ -336,7 +337,7 @@ impl<S: Service> WorkerBuilder<S> {
     ///
     /// # Errors
     /// Nothing is started without [`init`](crate::init), inside of a worker, for a service that `init` does not name, or with an option
-    /// outside of its limits ([`Error::Unfit`]). If the first
+    /// outside of its limits ([`Error::Unfit`]) or that another one makes useless ([`Error::Excluded`]). If the first
     /// process dies before it serves the worker is [given up](Error::GivenUp), with the cause and its log.
     pub async fn spawn(self) -> Result<Worker<S>> {
         let worker = self.begin()?;

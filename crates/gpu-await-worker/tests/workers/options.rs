@@ -62,6 +62,17 @@ fn options_that_cannot_work_are_refused() {
 }
 
 #[test]
+fn a_standby_that_dies_with_its_worker_is_refused() {
+    run(async {
+        let refused = worker().standby(true).allow_mps(true).spawn().await.map(drop);
+        let Err(Error::Excluded { option, by, .. }) = refused else { panic!("{refused:?}") };
+        assert_eq!((option, by), ("standby", "allow_mps"));
+        assert!(worker().standby(true).spawn().await.is_ok());
+        assert!(worker().allow_mps(true).spawn().await.is_ok());
+    });
+}
+
+#[test]
 fn options_at_their_limits_work() {
     run(async {
         let least = worker()
