@@ -150,6 +150,8 @@ mod supervisor;
 #[cfg(target_os = "linux")]
 mod system;
 #[cfg(target_os = "linux")]
+mod unpolled;
+#[cfg(target_os = "linux")]
 mod worker;
 
 #[cfg(target_os = "linux")]

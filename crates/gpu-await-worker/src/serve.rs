@@ -26,12 +26,16 @@ use crate::leases::{LeaseId, Part};
 use crate::registered::register;
 use crate::service::{Failure, Service};
 use crate::system::{self, Received, Sent};
+use crate::unpolled::Unpolled;
 
 /// When a packet is sent again that the kernel had no memory for.
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// How long a call whose error names the line of a fault has to say it.
-const KNOWS_MORE: Duration = Duration::from_millis(10);
+/// How long a call has to say the line of a fault that it hears of by another task, which nobody follows.
+const HEARSAY: Duration = Duration::from_millis(10);
+
+/// How long calls that are woken by a fault have to say it, whatever the machine does: some never end their polls.
+const KNOWS_MORE: Duration = Duration::from_secs(2);
 
 /// How often the executor is seen to run.
 const POLLED: Duration = Duration::from_millis(250);
@@ -239,22 +243,25 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
     let slabs = (requests.clone(), room.clone());
     let (service, started) = oneshot::channel();
     let starting = link.clone();
-    runtime.spawn(async move {
-        match guarded(start::<S>(&config, &terms, &starting, slabs)).await {
+    let running = Arc::new(Running::default());
+    let begins = running.clone();
+    let service_starts = async move {
+        match guarded(start::<S>(&config, &terms, &starting, slabs, &begins)).await {
             Ok(Ok((started, device_bytes))) => {
                 drop(service.send((Arc::new(started), device_bytes)));
             }
             Ok(Err((ending, why))) => starting.end(ending, &why),
             Err(panic) => starting.end(Ending::StartFailed, &panic),
         }
-    });
+    };
+    runtime.spawn(running.unpolled.follow(service_starts));
     let process = Serving {
         link,
         requests,
         room,
         most_response: terms.most_message_bytes as usize,
         hot: Duration::from_micros(terms.hot_us.into()),
-        running: Arc::new(Running::default()),
+        running,
         runtime,
     };
     process.live::<S>(started).await
@@ -266,6 +273,7 @@ async fn start<S: Service>(
     terms: &ChildTerms,
     link: &Arc<Link>,
     (requests, room): (Arc<Requests>, Arc<Room>),
+    running: &Arc<Running>,
 ) -> Result<(S, u64), (Ending, String)> {
     let config = codec::decode(config)
         .map_err(|error| (Ending::StartFailed, format!("the configuration: {error}")))?;
@@ -281,13 +289,20 @@ async fn start<S: Service>(
     if let Err(error) = registering {
         tracing::warn!(%error, "payloads are copied by the CPU: there is no thread that registers their memory");
     }
-    let (lost, watching) = (host.device().lost(), link.clone());
+    let (lost, watching, running) = (host.device().lost(), link.clone(), running.clone());
     link.runtime.spawn(async move {
         let error = lost.await;
         // Else the process is ending, and says itself how.
         if error.is_device_lost() {
-            // A call that met it knows its line, and comes first, if the executor runs.
-            tokio::time::sleep(KNOWS_MORE).await;
+            // Whoever waited for the device was woken before this task: a call that met the fault knows its line, and ends the process with it.
+            let known = async {
+                running.unpolled.none().await;
+                if running.count.load(Ordering::SeqCst) > 0 {
+                    tokio::time::sleep(HEARSAY).await;
+                    running.unpolled.none().await;
+                }
+            };
+            let _late = tokio::time::timeout(KNOWS_MORE, known).await;
             watching.end(fault_of(&error), &error.to_string())
         }
     });
@@ -323,6 +338,8 @@ fn ending_of(failure: &Failure) -> Ending {
 struct Running {
     count: AtomicUsize,
     none: Notify,
+    /// Those of them, and the start of the service, that have been woken.
+    unpolled: Arc<Unpolled>,
 }
 
 /// A call that runs, until it is dropped.
@@ -411,8 +428,9 @@ impl Serving {
         let (payloads, room) = (Payloads::new(payload, self.room.clone()), self.room.clone());
         let most_response = self.most_response;
         running.count.fetch_add(1, Ordering::SeqCst);
+        let unpolled = running.unpolled.clone();
         let runs = Runs(running);
-        async move {
+        unpolled.follow(async move {
             let _runs = runs;
             room.slab.begun(id.slot()).begins(id.generation());
             let (verdict, body, payload) =
@@ -425,7 +443,7 @@ impl Serving {
                 let answer = ToSupervisor::Answer { id, verdict, payload: None };
                 let _ = link.say(&answer, b"").await;
             }
-        }
+        })
     }
 }
 

@@ -8,7 +8,9 @@ use std::time::Duration;
 use futures::FutureExt;
 use gpu_await_worker::{Cause, Error, Guilt, Health, Restart, Worker};
 
-use crate::twin::{Do, Done, NeverStarts, Stranger, eventually, lives, lost, run, worker};
+use crate::twin::{
+    Do, Done, NeverStarts, Start, Stranger, Twin, eventually, lives, lost, run, worker,
+};
 
 #[test]
 fn a_worker_answers() {
@@ -72,6 +74,29 @@ fn a_fault_names_its_line_once() {
             let Cause::Fault(text) = &lost.cause else { panic!("{lost:?}") };
             assert_eq!(text.matches("twin.rs:").count(), 1, "{text}");
         }
+    });
+}
+
+#[test]
+fn a_call_that_is_polled_late_names_its_line() {
+    run(async {
+        let late = Duration::from_millis(100);
+        let restart = Restart { first_delay: Duration::ZERO, ..Restart::default() };
+        let worker = worker().restart(restart).spawn().await.unwrap();
+        for _ in 0..3 {
+            // One that waits for something else holds up nothing.
+            let waits = worker.call(Do::Later(1, Duration::from_secs(3600))).send();
+            let lost = lost(worker.call(Do::FaultPolledLate(late)).await);
+            let Cause::Fault(text) = &lost.cause else { panic!("{lost:?}") };
+            assert_eq!(text.matches("twin.rs:").count(), 1, "{text}");
+            assert!(matches!(waits.await, Err(Error::Lost(_))));
+        }
+        let start = Start { fault_polled_late: Some(late), ..Start::default() };
+        let refused = Worker::<Twin>::builder(start).threads(2).spawn().await;
+        let Err(Error::GivenUp { cause: Cause::Fault(text), .. }) = refused else {
+            panic!("{refused:?}")
+        };
+        assert_eq!(text.matches("twin.rs:").count(), 1, "{text}");
     });
 }
 

@@ -48,6 +48,8 @@ pub(crate) enum Do {
     ExitLater(i32),
     /// Loses the device.
     Fault,
+    /// Likewise, and is polled again so much later than it is woken.
+    FaultPolledLate(Duration),
     /// Writes through a wild pointer.
     Stray,
     /// Blocks every thread of the runtime for ever.
@@ -115,6 +117,8 @@ pub(crate) struct Start {
     pub(crate) keep: Option<String>,
     /// How much of the device it takes.
     pub(crate) takes: usize,
+    /// Loses the device as it starts, and is polled again so much later than it is woken.
+    pub(crate) fault_polled_late: Option<Duration>,
     /// A file that is removed by the first start, and whose absence makes later ones fail.
     pub(crate) once: Option<String>,
 }
@@ -141,6 +145,21 @@ fn fault(_: &gpu_await::Grid, _: &mut [f32]) {
     panic!("an illegal address");
 }
 
+/// Loses the device. Whoever awaits it is held up, as on a busy machine, between its waking and its poll.
+async fn fault_polled_late(stream: &Stream, late: Duration) -> Result<(), Failure> {
+    let kernel = faulty::load(&stream.device()).await?;
+    let mut y = stream.zeros::<f32>(4).queued()?;
+    let mut launch = std::pin::pin!(kernel.launch(stream, &mut y).into_future());
+    let mut is_woken = false;
+    let launched = std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut is_woken, true) {
+            std::thread::sleep(late);
+        }
+        launch.as_mut().poll(cx)
+    });
+    Ok(launched.await?)
+}
+
 impl Service for Twin {
     type Config = Start;
     type Request = Do;
@@ -163,6 +182,9 @@ impl Service for Twin {
         }
         let twice = twice::load(host.device()).await?;
         let stream = host.device().stream()?;
+        if let Some(late) = config.fault_polled_late {
+            fault_polled_late(&stream, late).await?;
+        }
         let _taken = match config.takes {
             0 => None,
             len => Some(stream.zeros(len).await?),
@@ -320,6 +342,10 @@ impl Service for Twin {
                 let kernel = faulty::load(&self.stream.device()).await?;
                 let mut y = self.stream.zeros::<f32>(4).queued()?;
                 kernel.launch(&self.stream, &mut y).await?;
+                Done::Nothing
+            }
+            Do::FaultPolledLate(late) => {
+                fault_polled_late(&self.stream, late).await?;
                 Done::Nothing
             }
             Do::Stray => {
