@@ -7,6 +7,7 @@
 mod due;
 mod events;
 mod processes;
+mod replacing;
 
 use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
@@ -116,6 +117,8 @@ pub(crate) struct Core {
     ended: Option<Error>,
     serving: Vec<Waiter>,
     room: Vec<Waiter>,
+    /// Who waits until the process with that number was replaced.
+    replacing: Vec<(u32, Waiter)>,
     /// Of the process that died last.
     last_log: Arc<str>,
     /// Its end.
@@ -153,6 +156,7 @@ impl Core {
             ended: None,
             serving: Vec::new(),
             room: Vec::new(),
+            replacing: Vec::new(),
             last_log: "".into(),
             last_lines: "".into(),
             last_death: None,
@@ -188,7 +192,8 @@ impl Core {
         for ticket in old.calls.into_values() {
             after.end(ticket, Outcome::Failed(error.clone()));
         }
-        let waiters = old.serving.into_iter().chain(old.room);
+        let replacing = old.replacing.into_iter().map(|(_, waiter)| waiter);
+        let waiters = old.serving.into_iter().chain(old.room).chain(replacing);
         after.waiters.extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
         after.wake = true;
     }
@@ -340,7 +345,7 @@ impl Core {
                 Health::Restarting
             }
             Phase::Serving(_) => Health::Serving,
-            Phase::Draining(_) => Health::Closing,
+            Phase::Draining { .. } => Health::Closing,
             Phase::Ended if matches!(self.ended, Some(Error::GivenUp { .. })) => Health::GivenUp,
             Phase::Ended => Health::Closed,
         };
@@ -348,6 +353,7 @@ impl Core {
             health: Some(health),
             process: main.map(Process::number),
             standby: standby.filter(|_| self.life.is_standby_ready()).map(Process::number),
+            draining: standby.filter(|_| self.life.is_drained(Role::Standby)).map(Process::number),
             is_stopped: main.is_some_and(|process| process.is_stopped),
             is_busy: main.is_some_and(|process| process.is_busy),
             device_bytes: main.map_or(0, |process| process.device_bytes),
@@ -426,6 +432,9 @@ impl Core {
             let Ok(header) = codec::encode(&ToProcess::Call { id, payload }) else { return };
             match process.send(&[&header, &ticket.request]) {
                 Sent::Yes => {
+                    process.used.calls += 1;
+                    process.used.payload_bytes += payload.map_or(0, |(_, part)| part.len);
+                    after.wake |= role == Role::Main && self.wear(group, now).is_some();
                     self.calls.sent(id, to, now);
                     self.stats.retries += u64::from(self.calls.attempt(id) > 1);
                     if let Some((lease, _)) = payload {

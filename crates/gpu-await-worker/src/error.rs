@@ -22,6 +22,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// | `Deadline` | give up, or wait longer |
 /// | `Service`, `Panicked`, `Decode` | as the service says; the worker goes on |
 /// | `GivenUp` | read the cause and the log; `Worker::revive` |
+/// | `NotReplaced` | read the cause; the worker serves |
 /// | `Closed` | – |
 /// | `System` | the system refuses what is needed |
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -180,6 +181,12 @@ pub enum Error {
         causes: Arc<[Cause]>,
         /// The end of what the last process wrote, of [`log_bytes`](crate::WorkerBuilder::log_bytes) at most.
         log: Arc<str>,
+    },
+    /// No other process could be started in the place of the one that serves, which goes on. See [`Worker::replace`](crate::Worker::replace).
+    #[error("the worker's process is not replaced, and serves on: {cause}")]
+    NotReplaced {
+        /// Why the last one that was tried died.
+        cause: Cause,
     },
     /// The worker was closed.
     #[error("the worker is closed")]

@@ -10,6 +10,7 @@
 //! | make a program one that workers can run in | [`init`], [`test_main!`] |
 //! | start a worker, place it, limit it | [`Worker::builder`], [`gpus`], [`Restart`] |
 //! | have another process take over at once | [`WorkerBuilder::standby`] |
+//! | have its process replaced before it dies | [`Worker::replace`], [`WorkerBuilder::replace`], [`Replace`] |
 //! | call it | [`Worker::call`], [`Call`], [`Answer`] |
 //! | refuse what killed processes | [`WorkerBuilder::blame`], [`Blame`], [`Call::key`], [`Call::client`] |
 //! | send and get large data | [`Lease`], [`Payload`]; in the process [`Payloads`] |
@@ -37,7 +38,9 @@
 //! | info | a worker's next process waits | `delay` |
 //! | info | a standby is ready | |
 //! | info | a standby takes over | `ready`: whether it serves by now |
-//! | error | no standby is started any more | `cause`: of the last one's death |
+//! | error | no standby is started any more | `cause`: of the last one's death; the same for replacements |
+//! | info | a worker's process is to be replaced | `why`: the limit that it reached, or `demand` |
+//! | info | a replacement takes over | |
 //! | warn | a worker's process is stopped or traced | |
 //! | warn | the executor of a worker's process is blocked | |
 //! | error | a killed process does not go: set aside | |
@@ -50,7 +53,7 @@
 //! Each once for each time that it happens; two that follow closely may come in the other order, as two threads tell them.
 //!
 //! # Operation
-//! A worker takes six descriptors of the front while its process lives, and six more with a standby, and two threads serve all workers. As process 1 of a container the front
+//! A worker takes six descriptors of the front while its process lives, and six more with a standby, or while its process is replaced, and two threads serve all workers. As process 1 of a container the front
 //! also gets the orphans of others: an init (`tini`, `docker run --init`) reaps them. A program that ignores `SIGCHLD` never learns how a
 //! process ended ([`Cause::Unknown`]).
 //!
@@ -139,6 +142,8 @@ mod program;
 #[cfg(target_os = "linux")]
 mod registered;
 #[cfg(target_os = "linux")]
+mod replace;
+#[cfg(target_os = "linux")]
 mod restart;
 #[cfg(target_os = "linux")]
 mod serve;
@@ -173,6 +178,8 @@ pub use payload::{Lease, Payload};
 pub use pending::{Answer, AnswerWithPayload, Call};
 #[cfg(target_os = "linux")]
 pub use program::{init, testing};
+#[cfg(target_os = "linux")]
+pub use replace::Replace;
 #[cfg(target_os = "linux")]
 pub use restart::Restart;
 pub use service::{Failure, Service, Services};

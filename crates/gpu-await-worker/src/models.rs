@@ -400,7 +400,7 @@ proptest! {
     #[test]
     fn a_worker_has_one_process(
         has_standby in any::<bool>(),
-        steps in prop::collection::vec((0..10u8, 0..2usize), 1..400),
+        steps in prop::collection::vec((0..13u8, 0..2usize), 1..400),
     ) {
         let limits = Limits {
             hello: Duration::from_secs(1),
@@ -415,6 +415,8 @@ proptest! {
         let mut processes: Vec<Model> = Vec::new();
         let mut seats: [Option<usize>; 2] = [None; 2];
         let mut stuck = 0u32;
+        // Whether another process is to take the main one's place.
+        let mut wants = false;
         for (step, at) in steps {
             let role = Role::ALL[at];
             let was_serving = life.is_serving();
@@ -425,7 +427,9 @@ proptest! {
                 seats[role as usize] = None;
                 life.gone(role, now, Sign::Early, &policy, &limits)
             };
-            let (mut done, is_main) = (Step::Nothing, role == Role::Main || life.is_replaced(role));
+            let drains = life.is_drained(role);
+            let is_main = role == Role::Main || life.is_replaced(role) && !drains;
+            let mut done = Step::Nothing;
             // Who could take over.
             let ready = seats[1].filter(|it| processes[*it].is_ready && !processes[*it].is_falling);
             match (step, seats[at]) {
@@ -434,6 +438,7 @@ proptest! {
                     match (life.tick(role, now, &limits), seat) {
                         (Step::Start, _) => {
                             prop_assert!(seat.is_none());
+                            prop_assert!(at == 0 || has_standby || wants, "nobody wants it");
                             seats[at] = Some(processes.len());
                             processes.push(Model { is_ready: false, is_falling: false });
                         }
@@ -443,6 +448,8 @@ proptest! {
                         }
                         (Step::SetAside, Some(_)) => {
                             stuck += 1;
+                            // Whatever serves next is another process.
+                            wants &= at == 1;
                             done = dies(&mut life, &mut seats, now);
                         }
                         (step, _) => prop_assert_eq!(step, Step::Nothing),
@@ -457,7 +464,10 @@ proptest! {
                     life.killed(role, now);
                     processes[process].is_falling = true;
                 }
-                (7, Some(_)) => done = dies(&mut life, &mut seats, now),
+                (7, Some(_)) => {
+                    wants &= at == 1;
+                    done = dies(&mut life, &mut seats, now);
+                }
                 // The main one falls: it was killed, or says that it ends.
                 (8, _) => if let Some(falls) = seats[0].filter(|it| processes[*it].is_falling || at == 0) {
                     let next = seats[1].filter(|it| !processes[*it].is_falling);
@@ -467,9 +477,25 @@ proptest! {
                     let ready = next.is_some_and(|next| processes[next].is_ready);
                     prop_assert!(takes_over || !ready);
                     if takes_over {
+                        wants = false;
                         processes[falls].is_falling = true;
                         seats.swap(0, 1);
                         prop_assert_eq!(life.is_serving(), ready);
+                    }
+                },
+                (10, _) => {
+                    let may = life.replace(now);
+                    prop_assert_eq!(may, was_serving);
+                    wants |= may;
+                }
+                (11 | 12, _) => {
+                    let promoted = life.promote(now, now + Duration::from_secs(3));
+                    prop_assert_eq!(promoted, wants && was_serving && ready.is_some());
+                    if promoted {
+                        processes[seats[0].unwrap()].is_falling = true;
+                        seats.swap(0, 1);
+                        wants = false;
+                        prop_assert!(life.is_serving() && life.is_drained(Role::Standby));
                     }
                 },
                 (9, _) if stuck > 0 => {
@@ -480,14 +506,26 @@ proptest! {
             }
             match done {
                 Step::GiveUp => {
+                    wants = false;
                     prop_assert!(is_main, "a standby ends the worker");
                     life.end();
                     seats = [None; 2];
                 }
-                Step::NoStandby => prop_assert!(!life.has_ended()),
+                Step::NoStandby => {
+                    wants = false;
+                    prop_assert!(!life.has_ended());
+                }
                 _ => {}
             }
-            prop_assert!(has_standby || seats[1].is_none());
+            prop_assert_eq!(life.is_wanted(), wants);
+            // Who waits for a replacement has one coming, or is told.
+            prop_assert!(!life.is_wanted() || life.phase(Role::Standby) != Phase::Ended);
+            // Those that nobody wants end.
+            let is_second = matches!(
+                life.phase(Role::Standby),
+                Phase::Waiting(_) | Phase::Starting { .. } | Phase::Serving(_)
+            );
+            prop_assert!(has_standby || life.is_wanted() || !is_second);
             prop_assert_eq!(life.stuck(), stuck as usize);
             // Nothing but what happens to the main process interrupts the service.
             prop_assert!(life.is_serving() || !was_serving || is_main || step == 8);

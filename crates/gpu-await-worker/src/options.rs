@@ -13,6 +13,7 @@ use std::time::Duration;
 use crate::blame::Blame;
 use crate::error::{Error, Result};
 use crate::heart;
+use crate::replace::Replace;
 use crate::restart::Restart;
 use crate::slab::status_bytes;
 
@@ -64,6 +65,7 @@ pub(crate) struct Options {
     pub(crate) resident_bytes: Option<u64>,
     pub(crate) restart: Restart,
     pub(crate) standby: bool,
+    pub(crate) replace: Replace,
     pub(crate) blame: Option<Blame>,
     pub(crate) log_bytes: usize,
     pub(crate) environment: Vec<(OsString, OsString)>,
@@ -92,6 +94,7 @@ impl Default for Options {
             resident_bytes: None,
             restart: Restart::default(),
             standby: false,
+            replace: Replace::default(),
             blame: None,
             log_bytes: 64 << 10,
             environment: Vec::new(),
@@ -134,8 +137,23 @@ impl Options {
         }
         within("milliseconds of looking (`hot`)", millis(self.hot), 0..=millis(MOST_HOT))?;
         check_environment(&self.environment)?;
-        if self.standby {
-            self.check_alone("standby")?;
+        for (what, limit) in [
+            ("calls until a process is replaced (`Replace::calls`)", self.replace.calls),
+            (
+                "bytes until a process is replaced (`Replace::payload_bytes`)",
+                self.replace.payload_bytes,
+            ),
+            (
+                "milliseconds until a process is replaced (`Replace::time`)",
+                self.replace.time.map(millis),
+            ),
+        ] {
+            limit.map_or(Ok(()), |limit| within(what, limit, 1..=u64::MAX))?;
+        }
+        for (option, is_set) in [("standby", self.standby), ("replace", self.replace.is_set())] {
+            if is_set {
+                self.check_alone(option)?;
+            }
         }
         Ok(self)
     }

@@ -16,6 +16,7 @@ use crate::group::Group;
 use crate::heart::Heart;
 use crate::log::Log;
 use crate::program::PARENT;
+use crate::replace::Used;
 use crate::slab::{Slab, status_bytes};
 use crate::system::{self, Exit, Sent};
 
@@ -51,6 +52,8 @@ pub(crate) struct Process {
     /// What the pool of its device had as it began to serve.
     pub(crate) device_bytes: u64,
     pub(crate) next_look: Instant,
+    /// What it did since it took the calls.
+    pub(crate) used: Used,
     /// Messages that go out before any call.
     control: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
     /// Memory that it asked for, and waits for.
@@ -164,6 +167,7 @@ impl Process {
             is_busy: false,
             device_bytes: 0,
             next_look: now + crate::heart::EVERY,
+            used: Used::new(now),
             control: VecDeque::new(),
             asked: Vec::new(),
             requests_to_keep: 0,

@@ -370,8 +370,18 @@ impl Serving {
         let mut buffer = vec![0; self.most_response + MOST_HEADER];
         let mut started = Some(started);
         let mut service = None;
+        // It is to finish what runs.
+        let mut ending = false;
         loop {
+            if ending && self.running.count.load(Ordering::SeqCst) == 0 {
+                self.link.end(Ending::Done, "");
+            }
             let packet = match &mut started {
+                // What runs may need memory that others give back, or that is kept.
+                None if ending => tokio::select! {
+                    packet = self.link.receive(&mut buffer, Duration::ZERO) => packet,
+                    () = self.running.none.notified() => continue,
+                },
                 None => self.link.receive(&mut buffer, self.hot).await,
                 Some(starting) => tokio::select! {
                     packet = self.link.receive(&mut buffer, self.hot) => packet,
@@ -403,16 +413,12 @@ impl Serving {
                         self.link.kept(name, (generation, memory));
                     }
                 }
-                (ToProcess::End, _) => break,
+                (ToProcess::End, _) => ending = true,
                 (ToProcess::Setup(_) | ToProcess::Call { .. }, _) => {
                     return "its supervisor sent a message that it does not expect".to_owned();
                 }
             }
         }
-        while self.running.count.load(Ordering::SeqCst) > 0 {
-            self.running.none.notified().await;
-        }
-        self.link.end(Ending::Done, "")
     }
 
     fn answer<S: Service>(

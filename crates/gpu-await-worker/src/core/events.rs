@@ -21,6 +21,7 @@ use crate::leases::Returned;
 use crate::life::Role;
 use crate::payload::Payload;
 use crate::process::{MOST_KEPT, Process};
+use crate::replace::Used;
 use crate::system::{self, Received};
 
 /// When a packet is sent again that the kernel had no memory for.
@@ -80,12 +81,13 @@ impl Core {
         }
         self.tick(group, now, buffer, after);
         self.fall(group, now, after);
+        self.renew(group, now, after);
         self.pump(group, now, after);
-        self.watch(now)
+        self.watch(group, now)
     }
 
     /// What to wait for.
-    pub(crate) fn watch(&mut self, now: Instant) -> Watch {
+    pub(crate) fn watch(&mut self, group: &Group, now: Instant) -> Watch {
         let processes = self.seats.processes().map(|process| {
             let mut socket =
                 if process.deaf.is_some() { PollFlags::empty() } else { PollFlags::IN };
@@ -106,7 +108,10 @@ impl Core {
             let again = process.starved.then(|| now + AGAIN);
             [process.ends_until(), Some(process.next_look), again].into_iter().flatten()
         });
-        let due = [self.life.next_due(&self.limits), self.calls.next_due()];
+        let main = self.seats[Role::Main].process.as_ref();
+        let main = main.filter(|_| self.life.is_serving() && !self.life.is_wanted());
+        let worn = main.and_then(|process| group.options.replace.due(&process.used));
+        let due = [self.life.next_due(&self.limits), self.calls.next_due(), worn];
         let due = due.into_iter().flatten().chain(of_processes).min();
         self.next_look = due.unwrap_or(now + Duration::from_secs(3600));
         let is_gone = processes.is_empty() && stuck.is_empty() && self.starts_under_way == 0;
@@ -248,6 +253,7 @@ impl Core {
                     return self.broken(group, role, "a service that starts twice", now, after);
                 }
                 process.times.serving = Some(now);
+                process.used = Used::new(now);
                 process.device_bytes = device_bytes;
                 self.serves(group, role, after);
                 self.has_room(group, now, after);
@@ -273,6 +279,7 @@ impl Core {
                         incarnation: process.incarnation,
                     }),
                 };
+                process.used.payload_bytes += payload.as_ref().map_or(0, |it| it.part.len);
                 let keys = self.calls.keys(id);
                 let answered = self.calls.answered(id, process.incarnation);
                 if !matches!(answered, Answered::Stale) {
@@ -348,7 +355,7 @@ impl Core {
             ToSupervisor::Ending(ending) => {
                 let serves = process.times.serving.is_some();
                 let is_its = match ending {
-                    Ending::Done => self.life.is_closing(),
+                    Ending::Done => self.life.is_closing() || self.life.is_drained(role),
                     Ending::Fault | Ending::MemoryFault => true,
                     Ending::StartFailed
                     | Ending::OutOfMemory

@@ -15,6 +15,7 @@ use crate::group::{After, Group, Outcome};
 use crate::keep;
 use crate::life::{Phase, Role, Step};
 use crate::process::Process;
+use crate::replace::Used;
 use crate::restart::Sign;
 use crate::supervisor;
 use crate::system::{self, Exit};
@@ -155,7 +156,11 @@ impl Core {
         }
         self.seats.0.reverse();
         self.stats.takeovers += 1;
-        let pid = self.seats[Role::Main].process.as_ref().map(Process::number);
+        let main = self.seats[Role::Main].process.as_mut();
+        let pid = main.map(|process| {
+            process.used = Used::new(now);
+            process.number()
+        });
         let (service, ready) = (group.service, self.life.is_serving());
         after.log(move || tracing::info!(service, pid, ready, "a standby takes over"));
         true
@@ -207,7 +212,8 @@ impl Core {
         }
         let (service, pid, text) = (group.service, process.number(), cause.to_string());
         let killed = process.times.killed.map(|killed| now - killed);
-        let is_wanted = self.life.is_closing() && matches!(cause, Cause::Closed);
+        let ends = self.life.is_closing() || self.life.is_drained(role);
+        let is_wanted = ends && matches!(cause, Cause::Closed);
         after.log(move || match is_wanted {
             true => tracing::info!(service, pid, "a worker's process ended, as it was asked to"),
             false => {
@@ -246,7 +252,9 @@ impl Core {
         now: Instant,
         after: &mut After,
     ) {
-        self.stats.deaths += 1;
+        // It was replaced, and has answered everything.
+        let is_over = self.life.is_drained(role) && cause == Cause::Closed;
+        self.stats.deaths += u64::from(!is_over);
         let is_standby = role == Role::Standby && !self.life.is_replaced(role);
         self.stats.standby_deaths += u64::from(is_standby);
         if self.leases.process_gone(process) {
@@ -274,7 +282,9 @@ impl Core {
             };
             after.end(lost.value, Outcome::Failed(Error::Lost(error)));
         }
-        self.caused(role, cause);
+        if !is_over {
+            self.caused(role, cause);
+        }
     }
 
     /// Notes why a process died. That of a standby is no reason to give the worker up.
@@ -307,6 +317,7 @@ impl Core {
                 let service = group.service;
                 after
                     .log(move || tracing::error!(service, cause, "no standby is started any more"));
+                self.not_replaced(now, after);
             }
             _ => {}
         }
@@ -354,7 +365,8 @@ impl Core {
         for ticket in self.calls.end_all() {
             after.end(ticket, Outcome::Failed(error.clone()));
         }
-        let waiters = self.serving.drain(..).chain(self.room.drain(..));
+        let replacing = self.replacing.drain(..).map(|(_, waiter)| waiter);
+        let waiters = self.serving.drain(..).chain(self.room.drain(..)).chain(replacing);
         after.waiters.extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
         self.ended.get_or_insert(error);
     }

@@ -10,6 +10,7 @@ mod misbehave;
 mod odd;
 mod options;
 mod payloads;
+mod replace;
 mod standby;
 mod twin;
 

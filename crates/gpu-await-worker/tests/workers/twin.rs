@@ -17,6 +17,10 @@ pub(crate) enum Do {
     Later(u32, Duration),
     /// Blocks the thread that polls it, and answers with its argument.
     Block(u32, Duration),
+    /// Likewise, in the process with that number; elsewhere it answers with the number of its process.
+    BlockOnce(u32, Duration),
+    /// Adds its argument to a file, and answers with it.
+    Write(String, u32),
     /// Answers with the number of its process.
     Pid,
     /// Reverses its payload.
@@ -213,6 +217,17 @@ impl Service for Twin {
             }
             Do::Block(number, time) => {
                 std::thread::sleep(time);
+                Done::Number(number)
+            }
+            Do::BlockOnce(pid, time) => {
+                if pid == std::process::id() {
+                    std::thread::sleep(time);
+                }
+                Done::Number(std::process::id())
+            }
+            Do::Write(path, number) => {
+                let mut file = std::fs::OpenOptions::new().append(true).open(path)?;
+                std::io::Write::write_all(&mut file, &number.to_ne_bytes())?;
                 Done::Number(number)
             }
             Do::Pid => Done::Number(std::process::id()),
