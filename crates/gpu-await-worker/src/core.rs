@@ -182,7 +182,9 @@ impl Core {
         let processes = old.seats.0.into_iter().filter_map(|seat| seat.process);
         for process in processes.chain(old.stuck) {
             system::kill(process.ends.handle.as_fd(), process.pid);
-            after.wake |= keep::gone((group.number(), process.incarnation));
+            let owner = (group.number(), process.incarnation);
+            after.wake |= keep::gone(owner);
+            keep::abandoned(owner);
             self.stuck.push(process);
         }
         self.life = Life::over(Instant::now(), self.stuck.len());
@@ -385,8 +387,11 @@ impl Core {
 
     /// Sends what can be sent.
     fn pump(&mut self, group: &Group, now: Instant, after: &mut After) {
-        // Suspects wait for a standby, and hold up nobody meanwhile.
-        let takes = if self.life.expects_standby() { Takes::Fresh } else { Takes::All };
+        // Suspects wait for a standby, and hold up nobody meanwhile. One that waits for memory takes none.
+        let standby = self.seats[Role::Standby].process.as_ref();
+        let waits = standby.is_some_and(|process| !process.asked_mut.is_empty());
+        let expects = self.life.expects_standby() && !waits;
+        let takes = if expects { Takes::Fresh } else { Takes::All };
         self.pump_to(group, Role::Main, takes, now, after);
         self.pump_to(group, Role::Standby, Takes::Suspects, now, after);
     }
@@ -402,7 +407,7 @@ impl Core {
         let Some(process) = &mut self.seats[role].process else { return };
         let is_clear = process.send_control();
         let serves = matches!(self.life.phase(role), Phase::Serving(_));
-        if !is_clear || !serves || process.is_falling() {
+        if !is_clear || !serves || process.is_falling() || !process.asked_mut.is_empty() {
             return;
         }
         let to = process.incarnation;

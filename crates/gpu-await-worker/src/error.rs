@@ -280,15 +280,15 @@ pub enum Cause {
     /// Its service did not start in time.
     #[error("the service did not start within {0:?}")]
     NoStart(Duration),
-    /// Its service did not start in time, because it waited for kept memory that another process, or itself, has not filled: see
-    /// [`Host::keep`](crate::Host::keep).
+    /// Its service did not start in time, because it waited for kept memory that another process, or itself, has not filled, or that another
+    /// one may write: see [`Host::keep`](crate::Host::keep), [`Host::keep_mut`](crate::Host::keep_mut).
     #[error(
-        "the service did not start within {limit:?}: it waited for kept memory {name:?}, which process {process} fills"
+        "the service did not start within {limit:?}: it waited for kept memory {name:?}, which process {process} fills or may write"
     )]
     KeptNotFilled {
         /// The name of the memory.
         name: String,
-        /// The number of the process that was told to fill it.
+        /// The number of the process that was told to fill it, or may write it.
         process: u32,
         /// How long the start may take.
         limit: Duration,

@@ -15,6 +15,7 @@
 //! | refuse what killed processes | [`WorkerBuilder::blame`], [`Blame`], [`Call::key`], [`Call::client`] |
 //! | send and get large data | [`Lease`], [`Payload`]; in the process [`Payloads`] |
 //! | keep weights on the GPU across deaths | [`Host::keep`], [`kept`], [`forget_kept`] |
+//! | keep state on the GPU that processes write | [`Host::keep_mut`], [`KeptMut`], [`KeptState`] |
 //! | know what went wrong | [`Error`], [`WorkerLost`], [`Cause`], [`Guilt`], [`Worker::stats`], [`Worker::log`], [`Worker::revive`] |
 //!
 //! Every call ends exactly once. Calls go from any executor; the process runs on a tokio runtime of its own. One thread of the front looks
@@ -47,6 +48,7 @@
 //! | info | a process that was set aside is gone | |
 //! | error | a worker is given up | `why`: the causes and the log |
 //! | info | a worker that was given up begins anew | |
+//! | error | kept memory is set aside: something that a process left behind has it | `name` |
 //! | info | a worker is closing | |
 //! | info | a worker was closed | |
 //!
@@ -122,13 +124,19 @@ mod keep;
 #[cfg(target_os = "linux")]
 mod kept;
 #[cfg(target_os = "linux")]
+mod kept_mut;
+#[cfg(target_os = "linux")]
 mod leases;
 #[cfg(target_os = "linux")]
 mod life;
 #[cfg(target_os = "linux")]
+mod link;
+#[cfg(target_os = "linux")]
 mod log;
 #[cfg(all(test, target_os = "linux"))]
 mod models;
+#[cfg(target_os = "linux")]
+mod mutable;
 #[cfg(target_os = "linux")]
 mod options;
 #[cfg(target_os = "linux")]
@@ -172,6 +180,8 @@ pub use host::{Filling, Host};
 pub use inputs::{Payloads, RequestPayload, ResponsePayload};
 #[cfg(target_os = "linux")]
 pub use keep::{KeptMemory, forget_kept, kept};
+#[cfg(target_os = "linux")]
+pub use kept_mut::{KeptMut, KeptState};
 #[cfg(target_os = "linux")]
 pub use payload::{Lease, Payload};
 #[cfg(target_os = "linux")]

@@ -58,6 +58,10 @@ pub(crate) struct Process {
     control: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
     /// Memory that it asked for, and waits for.
     pub(crate) asked: Vec<String>,
+    /// Likewise, to write it. Until it has it, no call is sent.
+    pub(crate) asked_mut: Vec<String>,
+    /// What it waits for is free when somebody looks.
+    pub(crate) settles: bool,
     /// How often it asked.
     pub(crate) requests_to_keep: usize,
     /// The socket takes no more for now.
@@ -170,6 +174,8 @@ impl Process {
             used: Used::new(now),
             control: VecDeque::new(),
             asked: Vec::new(),
+            asked_mut: Vec::new(),
+            settles: false,
             requests_to_keep: 0,
             full: false,
             starved: false,

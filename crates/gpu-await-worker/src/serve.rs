@@ -2,18 +2,14 @@
 #![forbid(unsafe_code)]
 
 use std::future::Future;
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::FutureExt;
-use gpu_await::sibling::Process;
 use gpu_await::{ErrorDetail, ErrorKind, LossCause, SharedDescriptors};
-use parking_lot::Mutex;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot};
 
 use crate::calls::CallId;
@@ -21,15 +17,14 @@ use crate::child::{self, Child};
 use crate::codec::{self, Refused};
 use crate::frame::{ChildTerms, Ending, MOST_HEADER, ToProcess, ToSupervisor, Verdict};
 use crate::host::Host;
-use crate::inputs::{Payloads, RequestPayload, Requests, Room, sleep};
+use crate::inputs::{Payloads, RequestPayload, Requests, Room};
+use crate::kept_mut::Lent;
 use crate::leases::{LeaseId, Part};
+use crate::link::Link;
 use crate::registered::register;
 use crate::service::{Failure, Service};
-use crate::system::{self, Received, Sent};
+use crate::system::{self, Sent};
 use crate::unpolled::Unpolled;
-
-/// When a packet is sent again that the kernel had no memory for.
-const AGAIN: Duration = Duration::from_millis(10);
 
 /// How long a call has to say the line of a fault that it hears of by another task, which nobody follows.
 const HEARSAY: Duration = Duration::from_millis(10);
@@ -39,148 +34,6 @@ const KNOWS_MORE: Duration = Duration::from_secs(2);
 
 /// How often the executor is seen to run.
 const POLLED: Duration = Duration::from_millis(250);
-
-/// The socket, and messages that wait for room in it.
-#[derive(Debug)]
-pub(crate) struct Link {
-    socket: AsyncFd<OwnedFd>,
-    waiting: Mutex<Vec<Vec<u8>>>,
-    /// A task sends what waits.
-    is_flushing: AtomicBool,
-    runtime: tokio::runtime::Handle,
-    process: Process,
-    /// Who waits for memory that the supervisor keeps.
-    asked: Mutex<Vec<(String, oneshot::Sender<KeptReply>)>>,
-}
-
-/// Memory that the supervisor keeps: to fill under this number, or complete.
-pub(crate) type KeptReply = (u64, Option<SharedDescriptors>);
-
-impl Link {
-    /// Sends an answer once there is room.
-    async fn send(&self, header: &[u8], body: &[u8]) -> Sent {
-        self.send_with(header, body, &[]).await
-    }
-
-    async fn send_with(&self, header: &[u8], body: &[u8], fds: &[BorrowedFd<'_>]) -> Sent {
-        loop {
-            let Ok(mut ready) = self.socket.writable().await else { return Sent::Gone };
-            let sent =
-                ready.try_io(|socket| match system::send(socket.as_fd(), &[header, body], fds) {
-                    Sent::Full => Err(io::ErrorKind::WouldBlock.into()),
-                    sent => Ok(sent),
-                });
-            match sent {
-                // The socket is as ready as before: nothing wakes it up.
-                Ok(Ok(Sent::NoMemory)) => sleep(&self.runtime, AGAIN).await,
-                Ok(sent) => return sent.unwrap_or(Sent::Gone),
-                Err(_would_block) => {}
-            }
-        }
-    }
-
-    /// Sends a message once there is room.
-    async fn say(&self, message: &ToSupervisor<'_>, body: &[u8]) -> Sent {
-        match codec::encode(message) {
-            Ok(header) => self.send(&header, body).await,
-            Err(_) => Sent::Gone,
-        }
-    }
-
-    /// Sends a short message now, or later in front of nothing. A fork of the process says nothing in its name.
-    pub(crate) fn post(self: &Arc<Self>, message: &ToSupervisor<'_>) {
-        if !self.process.is_here() {
-            return;
-        }
-        let Ok(header) = codec::encode(message) else { return };
-        if !matches!(
-            system::send(self.socket.as_fd(), &[&header], &[]),
-            Sent::Full | Sent::NoMemory
-        ) {
-            return;
-        }
-        self.waiting.lock().push(header);
-        if !self.is_flushing.swap(true, Ordering::SeqCst) {
-            let link = self.clone();
-            self.runtime.spawn(async move { link.flush().await });
-        }
-    }
-
-    async fn flush(&self) {
-        loop {
-            let waiting = std::mem::take(&mut *self.waiting.lock());
-            for message in &waiting {
-                let _ = self.send(message, b"").await;
-            }
-            if waiting.is_empty() {
-                self.is_flushing.store(false, Ordering::SeqCst);
-                // Whoever came before that started no task.
-                if self.waiting.lock().is_empty() || self.is_flushing.swap(true, Ordering::SeqCst) {
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Says why, and ends the process.
-    pub(crate) fn end(&self, ending: Ending, why: &str) -> ! {
-        child::end(self.socket.as_fd(), ending, why)
-    }
-
-    /// Asks the supervisor for the memory that it keeps under a name.
-    pub(crate) async fn keep(self: &Arc<Self>, name: &str) -> Option<KeptReply> {
-        let (sender, reply) = oneshot::channel();
-        self.asked.lock().push((name.to_owned(), sender));
-        let _ = self.say(&ToSupervisor::Keep { name }, b"").await;
-        reply.await.ok()
-    }
-
-    /// Hands kept memory to who asked for it.
-    fn kept(&self, name: &str, reply: KeptReply) {
-        let mut asked = self.asked.lock();
-        if let Some(at) = asked.iter().position(|(wanted, _)| wanted == name) {
-            let (_, sender) = asked.swap_remove(at);
-            drop(asked);
-            drop(sender.send(reply));
-        }
-    }
-
-    /// Sends sealed memory to the supervisor, which keeps it.
-    pub(crate) async fn sealed(&self, name: &str, generation: u64, memory: &SharedDescriptors) {
-        let Ok(header) = codec::encode(&ToSupervisor::Sealed { name, generation }) else { return };
-        let fds = [memory.memory.as_fd(), memory.header.as_fd()];
-        let _ = self.send_with(&header, b"", &fds).await;
-    }
-
-    /// Takes one packet, with descriptors; `None` at the end.
-    ///
-    /// With `hot`, it looks for so long before it sleeps, and lets other tasks run in between.
-    async fn receive(&self, buffer: &mut [u8], hot: Duration) -> Option<(usize, Vec<OwnedFd>)> {
-        let begun = (!hot.is_zero()).then(Instant::now);
-        while begun.is_some_and(|begun| begun.elapsed() < hot) {
-            match system::receive(self.socket.as_fd(), buffer) {
-                (Received::Packet(bytes), beside) if bytes <= buffer.len() => {
-                    return Some((bytes, beside.fds));
-                }
-                (Received::Nothing, _) => tokio::task::yield_now().await,
-                (Received::Packet(_) | Received::End, _) => return None,
-            }
-        }
-        loop {
-            let mut ready = self.socket.readable().await.ok()?;
-            let taken = ready.try_io(|socket| match system::receive(socket.as_fd(), buffer) {
-                (Received::Packet(bytes), beside) => Ok(Some((bytes, beside.fds))),
-                (Received::End, _) => Ok(None),
-                (Received::Nothing, _) => Err(io::ErrorKind::WouldBlock.into()),
-            });
-            match taken {
-                Ok(Ok(Some(packet))) if packet.0 <= buffer.len() => return Some(packet),
-                Ok(_) => return None,
-                Err(_would_block) => {}
-            }
-        }
-    }
-}
 
 /// Serves; does not return.
 pub(crate) fn run<S: Service>(child: Child) -> ! {
@@ -223,14 +76,7 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
         Ok(socket) => socket,
         Err(error) => return format!("no reactor: {error}"),
     };
-    let link = Arc::new(Link {
-        socket,
-        waiting: Mutex::default(),
-        is_flushing: AtomicBool::new(false),
-        runtime: runtime.clone(),
-        process: Process::remembered(),
-        asked: Mutex::default(),
-    });
+    let link = Arc::new(Link::new(socket, runtime.clone()));
     let status = responses.clone();
     runtime.spawn(async move {
         loop {
@@ -290,7 +136,7 @@ async fn start<S: Service>(
         tracing::warn!(%error, "payloads are copied by the CPU: there is no thread that registers their memory");
     }
     let (lost, watching, running) = (host.device().lost(), link.clone(), running.clone());
-    link.runtime.spawn(async move {
+    link.spawn(async move {
         let error = lost.await;
         // Else the process is ending, and says itself how.
         if error.is_device_lost() {
@@ -413,6 +259,12 @@ impl Serving {
                         self.link.kept(name, (generation, memory));
                     }
                 }
+                (ToProcess::KeptMut { name, made, generation, died }, _) => {
+                    let memory = <[OwnedFd; 2]>::try_from(fds).ok();
+                    let memory =
+                        memory.map(|[memory, header]| SharedDescriptors { memory, header });
+                    self.link.given(name, Lent { made, generation, died, memory });
+                }
                 (ToProcess::End, _) => ending = true,
                 (ToProcess::Setup(_) | ToProcess::Call { .. }, _) => {
                     return "its supervisor sent a message that it does not expect".to_owned();
@@ -444,7 +296,7 @@ impl Serving {
             let sent = payload.as_ref().map(|payload| payload.sent());
             let answer = ToSupervisor::Answer { id, verdict, payload: sent };
             if link.say(&answer, &body).await == Sent::TooLong {
-                let limit = system::most_packet(link.socket.as_fd()).saturating_sub(MOST_HEADER);
+                let limit = link.most_packet().saturating_sub(MOST_HEADER);
                 let verdict = Verdict::TooLarge { bytes: body.len() as u64, limit: limit as u64 };
                 let answer = ToSupervisor::Answer { id, verdict, payload: None };
                 let _ = link.say(&answer, b"").await;

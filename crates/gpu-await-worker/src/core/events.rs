@@ -16,7 +16,7 @@ use crate::codec;
 use crate::error::{Cause, Error};
 use crate::frame::{Ending, MOST_NAME, ToProcess, ToSupervisor, VERSION, Verdict};
 use crate::group::{After, Group, Outcome};
-use crate::keep;
+use crate::keep::{self, AskedMut};
 use crate::leases::Returned;
 use crate::life::Role;
 use crate::payload::Payload;
@@ -26,6 +26,9 @@ use crate::system::{self, Received};
 
 /// When a packet is sent again that the kernel had no memory for.
 const AGAIN: Duration = Duration::from_millis(10);
+
+/// When memory is looked at again that something a dead process left behind may have.
+const SETTLES: Duration = Duration::from_millis(2);
 
 /// Later than this is a pause of this thread, or of the machine.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -76,7 +79,7 @@ impl Core {
         #[cfg(test)]
         group.trips.trip(crate::supervisor::tests::Trip::Turn);
         for role in Role::ALL {
-            self.hand_out(group, role);
+            self.hand_out(group, role, now, after);
             self.look(group, role, now, after);
         }
         self.tick(group, now, buffer, after);
@@ -106,7 +109,8 @@ impl Core {
         let stuck: Vec<_> = stuck.collect();
         let of_processes = self.seats.processes().flat_map(|process| {
             let again = process.starved.then(|| now + AGAIN);
-            [process.ends_until(), Some(process.next_look), again].into_iter().flatten()
+            let settles = process.settles.then(|| now + SETTLES);
+            [process.ends_until(), Some(process.next_look), again, settles].into_iter().flatten()
         });
         let main = self.seats[Role::Main].process.as_ref();
         let main = main.filter(|_| self.life.is_serving() && !self.life.is_wanted());
@@ -224,7 +228,8 @@ impl Core {
     ) {
         let Said { message, body, fds } = said;
         let Some(process) = &mut self.seats[role].process else { return };
-        if !fds.is_empty() && !matches!(message, ToSupervisor::Sealed { .. }) {
+        let brings = matches!(message, ToSupervisor::Sealed { .. } | ToSupervisor::Made { .. });
+        if !fds.is_empty() && !brings {
             return self.broken(group, role, "descriptors that nobody asked for", now, after);
         }
         let owner = (group.number(), process.incarnation);
@@ -318,12 +323,14 @@ impl Core {
                 Returned::Kept => {}
                 Returned::Stale => self.stats.stale_messages += 1,
             },
-            ToSupervisor::Keep { name } | ToSupervisor::NotFilled { name }
+            ToSupervisor::Keep { name }
+            | ToSupervisor::NotFilled { name }
+            | ToSupervisor::KeepMut { name }
                 if name.len() > MOST_NAME =>
             {
                 self.broken(group, role, "a name that is too long", now, after);
             }
-            ToSupervisor::Keep { name } => {
+            ToSupervisor::Keep { name } | ToSupervisor::KeepMut { name } => {
                 process.requests_to_keep += 1;
                 if process.requests_to_keep > MOST_KEPT {
                     return self.broken(
@@ -334,8 +341,11 @@ impl Core {
                         after,
                     );
                 }
-                process.asked.push(name.to_owned());
-                self.hand_out(group, role);
+                match message {
+                    ToSupervisor::Keep { .. } => process.asked.push(name.to_owned()),
+                    _ => process.asked_mut.push(name.to_owned()),
+                }
+                self.hand_out(group, role, now, after);
             }
             ToSupervisor::Sealed { name, generation } => {
                 if !keep::sealed(&group.key(name), owner, generation, fds) {
@@ -348,6 +358,18 @@ impl Core {
                     );
                 }
                 after.wake = true;
+            }
+            ToSupervisor::Made { name, generation } => {
+                if !keep::made(&group.key(name), owner, generation, fds) {
+                    let how = "memory that it was not told to make";
+                    self.broken(group, role, how, now, after);
+                }
+            }
+            ToSupervisor::Writes { name, begins } => {
+                if !keep::writes(&group.key(name), owner, begins) {
+                    let how = "a write to memory that it does not have";
+                    self.broken(group, role, how, now, after);
+                }
             }
             ToSupervisor::NotFilled { name } => {
                 after.wake |= keep::not_filled(&group.key(name), owner);
@@ -378,9 +400,37 @@ impl Core {
     }
 
     /// Hands kept memory to the process that asked for it, where it is complete or to be filled.
-    fn hand_out(&mut self, group: &Group, role: Role) {
+    fn hand_out(&mut self, group: &Group, role: Role, now: Instant, after: &mut After) {
         let Some(process) = &mut self.seats[role].process else { return };
         let owner = (group.number(), process.incarnation);
+        process.settles = false;
+        for name in std::mem::take(&mut process.asked_mut) {
+            let (asked, aside) = keep::ask_mut(&group.key(&name), owner, process.number(), now);
+            if aside {
+                let (service, name) = (group.service, name.clone());
+                after.log(move || {
+                    tracing::error!(
+                        service,
+                        name,
+                        "kept memory is set aside: something that a process left behind has it"
+                    );
+                });
+            }
+            match asked {
+                AskedMut::Wait { settles } => {
+                    process.settles |= settles;
+                    process.asked_mut.push(name);
+                }
+                AskedMut::Given { made, generation, died, fds } => {
+                    let name = name.as_str();
+                    process.tell(&ToProcess::KeptMut { name, made, generation, died }, fds);
+                }
+                AskedMut::Twice => {
+                    let how = "it asks for memory that it has";
+                    return self.broken(group, role, how, now, after);
+                }
+            }
+        }
         for name in std::mem::take(&mut process.asked) {
             match keep::ask(&group.key(&name), owner, process.number()) {
                 None => process.asked.push(name),

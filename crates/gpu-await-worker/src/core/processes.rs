@@ -31,9 +31,13 @@ impl Core {
     /// Why the service did not start in time.
     pub(super) fn no_start(&self, group: &Group, role: Role) -> Cause {
         let limit = self.limits.start;
-        let waits =
-            self.seats[role].process.iter().flat_map(|process| &process.asked).find_map(|name| {
-                let process = keep::filler(&group.key(name))?;
+        let waits = self.seats[role]
+            .process
+            .iter()
+            .flat_map(|it| it.asked.iter().chain(&it.asked_mut))
+            .find_map(|name| {
+                let key = group.key(name);
+                let process = keep::filler(&key).or_else(|| keep::writer(&key))?;
                 Some(Cause::KeptNotFilled { name: name.clone(), process, limit })
             });
         waits.unwrap_or(Cause::NoStart(limit))
@@ -177,7 +181,9 @@ impl Core {
     ) {
         self.hear(group, role, now, usize::MAX, buffer, after);
         let Some(mut process) = self.seats[role].process.take() else { return };
-        after.wake |= keep::gone((group.number(), process.incarnation));
+        let owner = (group.number(), process.incarnation);
+        after.wake |= keep::gone(owner);
+        keep::abandoned(owner);
         let (cause, culprit) = process.cause(Exit::Unknown);
         let (service, pid) = (group.service, process.number());
         after.log(move || tracing::error!(service, pid, "a killed process does not go: set aside"));
@@ -202,7 +208,9 @@ impl Core {
         self.hear(group, role, now, usize::MAX, buffer, after);
         let Some(mut process) = self.seats[role].process.take() else { return };
         let (cause, culprit) = process.cause(exit);
-        after.wake |= keep::gone((group.number(), process.incarnation));
+        let owner = (group.number(), process.incarnation);
+        let untrusted = matches!(cause, Cause::Protocol(_));
+        after.wake |= keep::gone(owner) | keep::reaped(owner, untrusted, now, &process.ends);
         if matches!(process.told, Some((Ending::MemoryFault, ..))) {
             keep::forget_gpu(&group.options.gpu);
         }
@@ -356,7 +364,9 @@ impl Core {
             seat.starting = None;
             if let Some(process) = seat.process.take() {
                 system::kill(process.ends.handle.as_fd(), process.pid);
-                after.wake |= keep::gone((group.number(), process.incarnation));
+                let owner = (group.number(), process.incarnation);
+                after.wake |= keep::gone(owner);
+                keep::abandoned(owner);
                 // Whatever it reads meanwhile, nobody hears of it.
                 self.leases.process_gone(process.incarnation);
                 self.unwanted.push(process);

@@ -5,6 +5,7 @@ mod blame;
 mod forks;
 mod front;
 mod kept;
+mod kept_mut;
 mod limits;
 mod misbehave;
 mod odd;

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use gpu_await::Stream;
-use gpu_await_worker::{Error, Failure, Host, Payloads, Service, Worker, WorkerBuilder};
+use gpu_await_worker::{
+    Error, Failure, Host, KeptMut, KeptState, Payloads, Service, Worker, WorkerBuilder,
+};
 use serde::{Deserialize, Serialize};
 
 /// What a call makes the process do.
@@ -37,6 +39,15 @@ pub(crate) enum Do {
     ForkThatDrops(Duration),
     /// Answers with the sum of what is kept under this name.
     Keep(String, Filler),
+    /// Counts in the memory that it may write, and answers with the count and what it found as it got the memory.
+    Count(Write),
+    /// Writes this count to that memory.
+    Reset(u64),
+    /// Forks; the child leaves the process group, and sleeps for ever with all that it inherits, but for descriptors if it closes them. Answers
+    /// with its number.
+    ForkAway {
+        closes: bool,
+    },
     /// Sends its supervisor what no service sends, from this seed.
     Fuzz(u64),
     /// Sends its supervisor this, and stays for a while.
@@ -79,7 +90,30 @@ pub(crate) enum Done {
     Floats(Vec<f32>),
     Number(u32),
     Text(String),
+    Counted(u64, Found),
     Nothing,
+}
+
+/// What a process found in memory that it may write, and the number under which it has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Found {
+    Fresh(u64),
+    Clean(u64),
+    Died(u64, u64),
+}
+
+/// How a call writes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Write {
+    Whole,
+    /// Not: it reads.
+    Nothing,
+    /// And takes as long.
+    Slowly(Duration),
+    /// Dies in the middle.
+    Dies,
+    /// Fails in the middle.
+    Fails,
 }
 
 /// What a call does with its payload once it has read it.
@@ -109,6 +143,7 @@ pub(crate) struct Twin {
     stream: Stream,
     twice: twice,
     host: Host,
+    kept: tokio::sync::Mutex<Option<KeptMut<u64>>>,
 }
 
 /// Its configuration: whether, and how often by now, the start goes wrong.
@@ -119,6 +154,8 @@ pub(crate) struct Start {
     pub(crate) program: bool,
     /// The name of kept memory that it needs.
     pub(crate) keep: Option<String>,
+    /// The name of kept memory that it may write.
+    pub(crate) keep_mut: Option<String>,
     /// How much of the device it takes.
     pub(crate) takes: usize,
     /// Loses the device as it starts, and is polled again so much later than it is woken.
@@ -193,7 +230,8 @@ impl Service for Twin {
             0 => None,
             len => Some(stream.zeros(len).await?),
         };
-        Ok(Twin { _taken, stream, twice, host: host.clone() })
+        let kept = config.keep_mut.map(|name| host.keep_mut(&name, CELLS)).transpose()?;
+        Ok(Twin { _taken, stream, twice, host: host.clone(), kept: kept.into() })
     }
 
     async fn call(&self, request: Do, payloads: &mut Payloads) -> Result<Done, Failure> {
@@ -328,6 +366,39 @@ impl Service for Twin {
                 assert!(kept.iter().all(|filler| *filler == kept[0]));
                 Done::Number(kept[0])
             }
+            Do::Count(how) => self.count(how).await?,
+            Do::Reset(count) => {
+                let mut kept = self.kept.lock().await;
+                let kept = kept.as_mut().ok_or_else(|| Failure::new("nothing is kept"))?;
+                kept.write(async |mut memory| Ok(self.stream.fill(&mut memory, count).await?))
+                    .await?;
+                Done::Nothing
+            }
+            Do::ForkAway { closes } => {
+                // SAFETY: the child calls nothing but what may be called after a fork.
+                match unsafe { libc::fork() } {
+                    0 => {
+                        if closes {
+                            // SAFETY: touches no memory; nothing of the child uses descriptors.
+                            unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+                        }
+                        // SAFETY: touches no memory.
+                        unsafe { libc::setsid() };
+                        loop {
+                            // SAFETY: waits, and touches no memory.
+                            unsafe { libc::pause() };
+                        }
+                    }
+                    child => {
+                        // It has left the group when the answer is there.
+                        // SAFETY: touches no memory.
+                        while unsafe { libc::getsid(child) } != child {
+                            tokio::task::yield_now().await;
+                        }
+                        Done::Number(child as u32)
+                    }
+                }
+            }
             Do::Fuzz(seed) => {
                 crate::misbehave::misbehave(seed);
                 Done::Nothing
@@ -422,6 +493,52 @@ impl Service for Twin {
                 Done::Nothing
             }
         })
+    }
+}
+
+/// How many numbers are kept.
+pub(crate) const CELLS: usize = 1000;
+
+impl Twin {
+    /// Adds one to what every cell has. Fails with "two writers" if another process writes at the same time, and with "torn" if the last
+    /// write was not whole, and nobody says so.
+    async fn count(&self, how: Write) -> Result<Done, Failure> {
+        let mut kept = self.kept.lock().await;
+        let kept = kept.as_mut().ok_or_else(|| Failure::new("nothing is kept"))?;
+        let generation = kept.generation().await?;
+        let found = match kept.state().await? {
+            KeptState::Fresh => Found::Fresh(generation),
+            KeptState::Clean => Found::Clean(generation),
+            KeptState::WriterDied { generation: died } => Found::Died(generation, died),
+            other => return Err(Failure::new(format!("{other:?}"))),
+        };
+        let before = self.stream.download(kept.memory().await?).await?;
+        let last = before.iter().copied().max().unwrap_or(0);
+        let is_torn = before.iter().any(|cell| *cell != last);
+        if is_torn && !matches!(found, Found::Died(..)) {
+            return Err(Failure::new("torn"));
+        }
+        if how == Write::Nothing {
+            return Ok(Done::Counted(last, found));
+        }
+        let next = last + 1;
+        let written = kept.write(async |mut memory| {
+            // Who writes is there to be seen for as long as it does.
+            let mine = u64::from(std::process::id()) << 32;
+            self.stream.fill(&mut memory, mine).await?;
+            match how {
+                Write::Slowly(time) => tokio::time::sleep(time).await,
+                Write::Dies => std::process::abort(),
+                Write::Fails => return Err(Failure::new("half written")),
+                Write::Whole | Write::Nothing => {}
+            }
+            if self.stream.download(&memory).await?.iter().any(|cell| *cell != mine) {
+                return Err(Failure::new("two writers"));
+            }
+            Ok(self.stream.fill(&mut memory, next).await?)
+        });
+        written.await?;
+        Ok(Done::Counted(next, found))
     }
 }
 
