@@ -52,6 +52,7 @@ pub(crate) struct ChildTerms {
     pub(crate) gpu: Option<u32>,
     pub(crate) device_memory_bytes: Option<u64>,
     pub(crate) verify: bool,
+    pub(crate) hold_answers: bool,
     pub(crate) allow_mps: bool,
 }
 

@@ -119,6 +119,7 @@ impl Process {
                 gpu: options.gpu.as_ref().map(|_| 0),
                 device_memory_bytes: options.device_memory_bytes,
                 verify: options.verify,
+                hold_answers: options.hold_answers,
                 allow_mps: options.allow_mps,
             },
         });

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::FutureExt;
-use gpu_await::{ErrorDetail, ErrorKind, LossCause, SharedDescriptors};
+use gpu_await::{Device, ErrorDetail, ErrorKind, LossCause, SharedDescriptors};
 use tokio::sync::{Notify, oneshot};
 
 use crate::calls::CallId;
@@ -93,8 +93,8 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
     let begins = running.clone();
     let service_starts = async move {
         match guarded(start::<S>(&config, &terms, &starting, slabs, &begins)).await {
-            Ok(Ok((started, device_bytes))) => {
-                drop(service.send((Arc::new(started), device_bytes)));
+            Ok(Ok(started)) => {
+                drop(service.send(started));
             }
             Ok(Err((ending, why))) => starting.end(ending, &why),
             Err(panic) => starting.end(Ending::StartFailed, &panic),
@@ -106,6 +106,7 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
         requests,
         room,
         most_response: terms.most_message_bytes as usize,
+        holds: None,
         hot: Duration::from_micros(terms.hot_us.into()),
         running,
         runtime,
@@ -113,14 +114,22 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
     process.live::<S>(started).await
 }
 
-/// Starts the service; says what the pool of its device has then.
+/// A service that has started.
+struct Started<S> {
+    service: Arc<S>,
+    /// What the pool of its device has then.
+    device_bytes: u64,
+    holds: Option<Device>,
+}
+
+/// Starts the service.
 async fn start<S: Service>(
     config: &[u8],
     terms: &ChildTerms,
     link: &Arc<Link>,
     (requests, room): (Arc<Requests>, Arc<Room>),
     running: &Arc<Running>,
-) -> Result<(S, u64), (Ending, String)> {
+) -> Result<Started<S>, (Ending, String)> {
     let config = codec::decode(config)
         .map_err(|error| (Ending::StartFailed, format!("the configuration: {error}")))?;
     let host = Host::open(terms, link).await?;
@@ -155,7 +164,11 @@ async fn start<S: Service>(
     let started = S::start(config, &host).await;
     let started = started.map_err(|failure| (ending_of(&failure), failure.to_string()))?;
     let memory = host.device().memory();
-    Ok((started, memory.map_or(0, |memory| memory.reserved_bytes.max(memory.used_bytes))))
+    Ok(Started {
+        service: Arc::new(started),
+        device_bytes: memory.map_or(0, |memory| memory.reserved_bytes.max(memory.used_bytes)),
+        holds: terms.hold_answers.then(|| host.device().clone()),
+    })
 }
 
 /// Whether a loss says that the device's memory is wrong: an ECC error that was not corrected.
@@ -205,6 +218,8 @@ struct Serving {
     requests: Arc<Requests>,
     room: Arc<Room>,
     most_response: usize,
+    /// The device that answers wait for.
+    holds: Option<Device>,
     hot: Duration,
     running: Arc<Running>,
     runtime: tokio::runtime::Handle,
@@ -212,7 +227,7 @@ struct Serving {
 
 impl Serving {
     /// Takes messages from the beginning on, and calls once the service has started. Returns why it cannot go on.
-    async fn live<S: Service>(self, started: oneshot::Receiver<(Arc<S>, u64)>) -> String {
+    async fn live<S: Service>(mut self, started: oneshot::Receiver<Started<S>>) -> String {
         let mut buffer = vec![0; self.most_response + MOST_HEADER];
         let mut started = Some(started);
         let mut service = None;
@@ -232,9 +247,11 @@ impl Serving {
                 Some(starting) => tokio::select! {
                     packet = self.link.receive(&mut buffer, self.hot) => packet,
                     ready = starting => {
-                        let (ready, device_bytes) = ready.ok().unzip();
-                        (service, started) = (ready, None);
-                        let device_bytes = device_bytes.unwrap_or_default();
+                        started = None;
+                        // Else its task is gone, and ends the process.
+                        let Ok(ready) = ready else { continue };
+                        let device_bytes = ready.device_bytes;
+                        (service, self.holds) = (Some(ready.service), ready.holds);
                         let _ = self.link.say(&ToSupervisor::Serving { device_bytes }, b"").await;
                         continue;
                     }
@@ -284,7 +301,7 @@ impl Serving {
         let payload = payload
             .map(|(id, part)| RequestPayload::new(link.clone(), self.requests.clone(), id, part));
         let (payloads, room) = (Payloads::new(payload, self.room.clone()), self.room.clone());
-        let most_response = self.most_response;
+        let (most_response, holds) = (self.most_response, self.holds.clone());
         running.count.fetch_add(1, Ordering::SeqCst);
         let unpolled = running.unpolled.clone();
         let runs = Runs(running);
@@ -293,6 +310,9 @@ impl Serving {
             room.slab.begun(id.slot()).begins(id.generation());
             let (verdict, body, payload) =
                 call(&*service, &link, payloads, &request, most_response).await;
+            if let Some(device) = holds {
+                well(&device).await;
+            }
             let sent = payload.as_ref().map(|payload| payload.sent());
             let answer = ToSupervisor::Answer { id, verdict, payload: sent };
             if link.say(&answer, &body).await == Sent::TooLong {
@@ -302,6 +322,13 @@ impl Serving {
                 let _ = link.say(&answer, b"").await;
             }
         })
+    }
+}
+
+/// Waits until all that is on the device is complete; for ever on one that is lost, which ends the process.
+async fn well(device: &Device) {
+    if device.done().await.is_err_and(|error| error.is_device_lost()) {
+        std::future::pending().await
     }
 }
 

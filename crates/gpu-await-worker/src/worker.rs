@@ -1,4 +1,4 @@
-//! [`Worker`]: the handle of the front.
+//! [`Worker`]: the handle of the front, and its builder. More than 500 lines: most are what its options mean.
 #![forbid(unsafe_code)]
 
 use std::borrow::Borrow;
@@ -252,6 +252,20 @@ impl<S: Service> WorkerBuilder<S> {
     /// the operation that faulted. Each operation then takes a round trip.
     pub fn verify(mut self, verify: bool) -> Self {
         self.options.verify = verify;
+        self
+    }
+
+    /// Holds each answer until everything that was on the device when the call ended is complete, that of other calls included, and the device
+    /// is well. If it is lost by then the answer is not given: the call ends with its process, or runs again. Off.
+    ///
+    /// A kernel that goes astray may write what other calls compute with for a while until it faults, or until the driver says so. Without this,
+    /// an answer of that while leaves the process. With it none does whose data a faulting kernel could have changed, as long as that was on
+    /// the device before the call's last operation was complete. What is left: a kernel that writes wrong memory and does not fault.
+    ///
+    /// It costs a wait for the other calls' work: nothing where a process has one call at a time, and as long as the longest operation of any
+    /// neighbour otherwise, which [`within`](Call::within) counts. [`verify`](Self::verify) also finds which operation it was, at a round trip for each.
+    pub fn hold_answers(mut self, hold: bool) -> Self {
+        self.options.hold_answers = hold;
         self
     }
 

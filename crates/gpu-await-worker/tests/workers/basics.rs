@@ -101,6 +101,46 @@ fn a_call_that_is_polled_late_names_its_line() {
 }
 
 #[test]
+fn an_answer_is_held_until_the_device_is_well() {
+    run(async {
+        let restart = Restart { first_delay: Duration::ZERO, ..Restart::default() };
+        let path = std::env::temp_dir().join(format!("gpu-await-hold-{}", std::process::id()));
+        let doubled = Done::Floats(vec![2.0, 5.0]);
+        for holds in [false, true] {
+            std::fs::write(&path, "").unwrap();
+            let worker = worker().restart(restart).hold_answers(holds).spawn().await.unwrap();
+            let double = || worker.call(Do::Double(vec![1.0, 2.5]));
+            assert_eq!(double().await, Ok(doubled.clone()));
+            // A kernel that will fault is on the device, and nobody waits for it.
+            let later = Do::FaultOnceGone(path.to_string_lossy().into_owned());
+            let mut launched = worker.call(later).send();
+            eventually("it runs", || std::fs::read(&path).unwrap() == b"it runs");
+            if !holds {
+                assert_eq!(launched.await, Ok(Done::Nothing));
+                assert_eq!(double().await, Ok(doubled.clone()));
+                std::fs::remove_file(&path).unwrap();
+                eventually("it is lost", || worker.stats().deaths == 1);
+                continue;
+            }
+            // Neither what launched it answers, nor what ran beside it; and what may run again does so in another process.
+            let (mut once, again) = (double().send(), double().idempotent().send());
+            let brief = tokio::time::sleep(Duration::from_millis(200));
+            tokio::select! {
+                answer = &mut launched => panic!("{answer:?}"),
+                answer = &mut once => panic!("{answer:?}"),
+                () = brief => {}
+            }
+            assert_eq!(worker.stats().running, 3);
+            std::fs::remove_file(&path).unwrap();
+            for call in [launched, once] {
+                assert!(matches!(lost(call.await).cause, Cause::Fault(_)));
+            }
+            assert_eq!(again.await, Ok(doubled.clone()));
+        }
+    });
+}
+
+#[test]
 fn the_log_of_a_death_stays() {
     run(async {
         let worker = worker().spawn().await.unwrap();

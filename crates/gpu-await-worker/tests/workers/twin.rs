@@ -65,6 +65,8 @@ pub(crate) enum Do {
     Fault,
     /// Likewise, and is polled again so much later than it is woken.
     FaultPolledLate(Duration),
+    /// Launches a kernel that writes to this file and faults once it is gone, and waits for none of that.
+    FaultOnceGone(String),
     /// Writes through a wild pointer.
     Stray,
     /// Blocks every thread of the runtime for ever.
@@ -176,6 +178,22 @@ gpu_await::kernel! {
     unsafe fn twice(x: &[f32], y: &mut [f32]) where x.len() == y.len();
     launch = gpu_await::LaunchConfig::for_elements(y.len());
     host = double;
+}
+
+gpu_await::kernel! {
+    /// Writes to the file with that name, and faults when it is gone.
+    unsafe fn faulty_later(path: &[u8]);
+    launch = gpu_await::LaunchConfig::for_elements(path.len());
+    host = fault_later;
+}
+
+fn fault_later(_: &gpu_await::Grid, path: &[u8]) {
+    let path = std::str::from_utf8(path).unwrap();
+    std::fs::write(path, "it runs").unwrap();
+    while std::path::Path::new(path).exists() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("an illegal address, later");
 }
 
 fn double(_: &gpu_await::Grid, x: &[f32], y: &mut [f32]) {
@@ -432,6 +450,13 @@ impl Service for Twin {
             }
             Do::FaultPolledLate(late) => {
                 fault_polled_late(&self.stream, late).await?;
+                Done::Nothing
+            }
+            Do::FaultOnceGone(path) => {
+                let stream = self.stream.device().stream()?;
+                let kernel = faulty_later::load(&self.stream.device()).await?;
+                let path = stream.upload(path.into_bytes()).queued()?;
+                kernel.launch(&stream, &path).queued()?;
                 Done::Nothing
             }
             Do::Stray => {
