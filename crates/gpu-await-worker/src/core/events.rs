@@ -404,7 +404,10 @@ impl Core {
         let Some(process) = &mut self.seats[role].process else { return };
         let owner = (group.number(), process.incarnation);
         process.settles = false;
-        for name in std::mem::take(&mut process.asked_mut) {
+        // A standby has nothing to write before it has taken over.
+        let may_write = role == Role::Main || self.life.is_replaced(role);
+        let wants = if may_write { std::mem::take(&mut process.asked_mut) } else { Vec::new() };
+        for name in wants {
             let (asked, aside) = keep::ask_mut(&group.key(&name), owner, process.number(), now);
             if aside {
                 let (service, name) = (group.service, name.clone());

@@ -117,6 +117,30 @@ fn a_standby_gets_it_when_the_other_one_is_reaped() {
     });
 }
 
+/// Also where no other process of the worker has it.
+#[test]
+fn a_standby_gets_nothing_before_it_takes_over() {
+    run(async {
+        let path = std::env::temp_dir().join(format!("gpu-await-second-{}", std::process::id()));
+        let second = Some(path.to_string_lossy().into_owned());
+        let config = Start { keep_mut: Some("early".to_owned()), second, ..Start::default() };
+        let worker = Worker::<Twin>::builder(config).threads(2).standby(true);
+        let worker = worker.spawn().await.unwrap();
+        eventually("a standby is ready", || worker.stats().standby.is_some());
+        // It has asked, and another worker gets the memory.
+        let other = builder("early").spawn().await.unwrap();
+        let (1, Found::Fresh(_)) = count(&other, Write::Whole).await else { panic!() };
+        kill(&worker);
+        eventually("it took over", || worker.stats().takeovers == 1);
+        let waits = worker.call(Do::Count(Write::Whole)).send();
+        other.close(Duration::from_secs(20)).await;
+        let (2, Found::Clean(_)) = counted(waits.await) else { panic!() };
+        drop(worker);
+        eventually("it is nobody's", || forget_kept(None, "early"));
+        std::fs::remove_file(path).unwrap();
+    });
+}
+
 #[test]
 fn suspects_run_where_the_memory_is() {
     run(async {

@@ -158,6 +158,8 @@ pub(crate) struct Start {
     pub(crate) keep: Option<String>,
     /// The name of kept memory that it may write.
     pub(crate) keep_mut: Option<String>,
+    /// A file that the first start makes, which does not ask for that memory.
+    pub(crate) second: Option<String>,
     /// How much of the device it takes.
     pub(crate) takes: usize,
     /// Loses the device as it starts, and is polled again so much later than it is woken.
@@ -248,7 +250,12 @@ impl Service for Twin {
             0 => None,
             len => Some(stream.zeros(len).await?),
         };
-        let kept = config.keep_mut.map(|name| host.keep_mut(&name, CELLS)).transpose()?;
+        let is_first = config.second.is_some_and(|it| std::fs::File::create_new(it).is_ok());
+        let kept = config
+            .keep_mut
+            .filter(|_| !is_first)
+            .map(|name| host.keep_mut(&name, CELLS))
+            .transpose()?;
         Ok(Twin { _taken, stream, twice, host: host.clone(), kept: kept.into() })
     }
 
