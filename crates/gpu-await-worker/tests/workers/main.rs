@@ -5,11 +5,13 @@ mod blame;
 mod forks;
 mod front;
 mod kept;
+mod kept_mut;
 mod limits;
 mod misbehave;
 mod odd;
 mod options;
 mod payloads;
+mod replace;
 mod standby;
 mod twin;
 
