@@ -1,0 +1,387 @@
+//! The kernels of `encoder.cu`, with their twins; and [`Precision`], through which generic code launches them.
+//!
+//! `kernels/build.py` of the repository made the PTX beside the source, so nobody who builds this needs a CUDA compiler. The one file of
+//! this crate without `#![forbid(unsafe_code)]`, beside the mapping of a file in `weights.rs`: `unsafe fn` vouches for the PTX.
+
+use gpu_await::half::f16;
+use gpu_await::{Device, Frozen, Grid, LaunchConfig, Queue, Result, View, ViewMut, kernel};
+use gpu_await_libs::GemmElement;
+
+/// Queries of an attention block; see [`crate::model::Packed`].
+pub(crate) const TILE: usize = 64;
+/// Rows have a multiple of this many elements.
+pub(crate) const LANES: usize = 64;
+pub(crate) const MAX_HIDDEN: usize = 1024;
+pub(crate) const HEAD_WIDTHS: [usize; 3] = [16, 32, 64];
+
+/// All of them: one module.
+static PTX: &str = include_str!("encoder.ptx");
+
+/// Rows of a block, a warp each.
+const ROWS: i128 = 4;
+
+kernel! {
+    /// `out[t] = norm(words[ids[t]] + places[positions[t]])`.
+    pub(crate) unsafe fn embed_norm<T>(
+        ids: &[u32],
+        positions: &[u32],
+        words: &[T],
+        places: &[T],
+        weight: &[T],
+        bias: &[T],
+        out: Out<[T]>,
+        tokens: u32 = ids.len(),
+        hidden: u32 = weight.len(),
+        vocabulary: u32 = words.len() / weight.len(),
+        max_positions: u32 = places.len() / weight.len(),
+        eps: f32,
+    )
+        where weight.len() % LANES.wide() == 0,
+              weight.len() <= MAX_HIDDEN.wide(),
+              bias.len() == weight.len(),
+              positions.len() == ids.len(),
+              out.len() == ids.len() * weight.len(),
+              vocabulary > 0,
+              max_positions > 0;
+    launch = LaunchConfig::for_extent(ids.len() * 32, 32 * ROWS);
+    entry = [f32: "embed_norm_f32", f16: "embed_norm_f16"];
+    ptx = PTX;
+    host = embed_norm_twin;
+}
+
+kernel! {
+    /// `out[t] = norm(x[t] + residual[t])`.
+    pub(crate) unsafe fn add_norm<T>(
+        x: &[T],
+        residual: &[T],
+        weight: &[T],
+        bias: &[T],
+        out: Out<[T]>,
+        tokens: u32 = x.len() / weight.len(),
+        hidden: u32 = weight.len(),
+        eps: f32,
+    )
+        where weight.len() % LANES.wide() == 0,
+              weight.len() <= MAX_HIDDEN.wide(),
+              bias.len() == weight.len(),
+              x.len() == tokens * hidden,
+              residual.len() == x.len(),
+              out.len() == x.len();
+    launch = LaunchConfig::for_extent(tokens * 32, 32 * ROWS);
+    entry = [f32: "add_norm_f32", f16: "add_norm_f16"];
+    ptx = PTX;
+    host = add_norm_twin;
+}
+
+kernel! {
+    /// `x = x / 2 * (1 + erf(x / sqrt(2)))`.
+    pub(crate) unsafe fn gelu<T>(x: &mut [T], pairs: u64 = x.len() / 2) where x.len() % 2 == 0;
+    launch = LaunchConfig::for_elements(x.len() / 2);
+    entry = [f32: "gelu_f32", f16: "gelu_f16"];
+    ptx = PTX;
+    host = gelu_twin;
+}
+
+kernel! {
+    /// `out[t] = softmax(q[t] k^T / sqrt(d)) v`, for each head, over the tokens of `t`'s text. Rows of no text stay as they are.
+    pub(crate) unsafe fn attention<T>(
+        qkv: &[T],
+        starts: &[u32],
+        tiles: &[u32],
+        out: &mut [T],
+        tokens: u32 = out.len() / hidden.wide(),
+        texts: u32 = starts.len() - 1,
+        hidden: u32,
+        heads: u32,
+    )
+        where heads > 0,
+              HEAD_WIDTHS.iter().any(|width| hidden == width.wide() * heads),
+              out.len() == tokens * hidden,
+              qkv.len() == 3 * out.len(),
+              tiles.len() % 2 == 0;
+    launch = LaunchConfig::new((tiles.len() / 2, heads), 2 * TILE.wide());
+    entry = [f32: "attention_f32", f16: "attention_f16"];
+    ptx = PTX;
+    host = attention_twin;
+}
+
+kernel! {
+    /// `out[s]` = the mean of the rows of text `s`, divided by its Euclidean norm; zeros for a text without tokens.
+    pub(crate) unsafe fn pool<T>(
+        x: &[T],
+        starts: &[u32],
+        out: Out<[f32]>,
+        tokens: u32 = x.len() / hidden.wide(),
+        hidden: u32,
+    )
+        where hidden > 0,
+              hidden % LANES.wide() == 0,
+              hidden <= MAX_HIDDEN.wide(),
+              x.len() == tokens * hidden,
+              out.len() == (starts.len() - 1) * hidden;
+    launch = LaunchConfig::new(starts.len() - 1, 512);
+    entry = [f32: "pool_f32", f16: "pool_f16"];
+    ptx = PTX;
+    host = pool_twin;
+}
+
+/// An element type that the model computes in: `f32` or `f16`, with sums in `f32`.
+///
+/// A kernel with a type parameter is another type for each element, so generic code cannot launch it by name; these methods can.
+#[expect(missing_docs, reason = "each method launches the kernel of its name")]
+pub trait Precision: GemmElement<Scale = f32> {
+    fn from_f32(x: f32) -> Self;
+    fn to_f32(self) -> f32;
+    /// Loads all kernels: one module, as they have one text.
+    fn load(device: &Device) -> impl Future<Output = Result<Kernels<Self>>> + Send;
+    fn embed_norm(
+        on: (&Kernels<Self>, &Queue<'_>),
+        tokens: [&View<'_, u32>; 2],
+        tables: [&Frozen<Self>; 2],
+        norm: Norm<'_, Self>,
+        out: &mut ViewMut<'_, Self>,
+    ) -> Result<()>;
+    fn add_norm(
+        on: (&Kernels<Self>, &Queue<'_>),
+        terms: [&View<'_, Self>; 2],
+        norm: Norm<'_, Self>,
+        out: &mut ViewMut<'_, Self>,
+    ) -> Result<()>;
+    fn gelu(on: (&Kernels<Self>, &Queue<'_>), x: &mut ViewMut<'_, Self>) -> Result<()>;
+    fn attention(
+        on: (&Kernels<Self>, &Queue<'_>),
+        qkv: &View<'_, Self>,
+        texts: [&View<'_, u32>; 2],
+        out: &mut ViewMut<'_, Self>,
+        extents: [u32; 2],
+    ) -> Result<()>;
+    fn pool(
+        on: (&Kernels<Self>, &Queue<'_>),
+        x: &View<'_, Self>,
+        starts: &View<'_, u32>,
+        out: &mut ViewMut<'_, f32>,
+        hidden: u32,
+    ) -> Result<()>;
+}
+
+/// Weight, bias and epsilon.
+type Norm<'a, T> = (&'a Frozen<T>, &'a Frozen<T>, f32);
+
+/// The kernels for elements of one type.
+#[derive(Clone)]
+pub struct Kernels<T: 'static> {
+    embed_norm: embed_norm<T>,
+    add_norm: add_norm<T>,
+    gelu: gelu<T>,
+    attention: attention<T>,
+    pool: pool<T>,
+}
+
+macro_rules! precision {
+    ($($type:ident, $from:expr, $to:expr;)+) => {$(
+        impl Precision for $type {
+            fn from_f32(x: f32) -> Self {
+                $from(x)
+            }
+            fn to_f32(self) -> f32 {
+                $to(self)
+            }
+            async fn load(device: &Device) -> Result<Kernels<Self>> {
+                Ok(Kernels {
+                    embed_norm: embed_norm::<Self>::load(device).await?,
+                    add_norm: add_norm::<Self>::load(device).await?,
+                    gelu: gelu::<Self>::load(device).await?,
+                    attention: attention::<Self>::load(device).await?,
+                    pool: pool::<Self>::load(device).await?,
+                })
+            }
+            fn embed_norm(
+                (kernels, q): (&Kernels<Self>, &Queue<'_>),
+                [ids, positions]: [&View<'_, u32>; 2],
+                [words, places]: [&Frozen<Self>; 2],
+                (weight, bias, eps): Norm<'_, Self>,
+                out: &mut ViewMut<'_, Self>,
+            ) -> Result<()> {
+                kernels.embed_norm.launch(q, ids, positions, words, places, weight, bias, out, eps)
+            }
+            fn add_norm(
+                (kernels, q): (&Kernels<Self>, &Queue<'_>),
+                [x, residual]: [&View<'_, Self>; 2],
+                (weight, bias, eps): Norm<'_, Self>,
+                out: &mut ViewMut<'_, Self>,
+            ) -> Result<()> {
+                kernels.add_norm.launch(q, x, residual, weight, bias, out, eps)
+            }
+            fn gelu((kernels, q): (&Kernels<Self>, &Queue<'_>), x: &mut ViewMut<'_, Self>) -> Result<()> {
+                kernels.gelu.launch(q, x)
+            }
+            fn attention(
+                (kernels, q): (&Kernels<Self>, &Queue<'_>),
+                qkv: &View<'_, Self>,
+                [starts, tiles]: [&View<'_, u32>; 2],
+                out: &mut ViewMut<'_, Self>,
+                [hidden, heads]: [u32; 2],
+            ) -> Result<()> {
+                kernels.attention.launch(q, qkv, starts, tiles, out, hidden, heads)
+            }
+            fn pool(
+                (kernels, q): (&Kernels<Self>, &Queue<'_>),
+                x: &View<'_, Self>,
+                starts: &View<'_, u32>,
+                out: &mut ViewMut<'_, f32>,
+                hidden: u32,
+            ) -> Result<()> {
+                kernels.pool.launch(q, x, starts, out, hidden)
+            }
+        }
+    )+};
+}
+precision! {
+    f32, std::convert::identity, std::convert::identity;
+    f16, f16::from_f32, f16::to_f32;
+}
+
+// ---- twins: the same on the CPU, in the order of the elements -----------------------------------
+
+#[expect(clippy::too_many_arguments, reason = "the kernel's")]
+fn embed_norm_twin<T: Precision>(
+    _: &Grid,
+    ids: &[u32],
+    positions: &[u32],
+    words: &[T],
+    places: &[T],
+    weight: &[T],
+    bias: &[T],
+    out: &mut [T],
+    _tokens: u32,
+    hidden: u32,
+    vocabulary: u32,
+    max_positions: u32,
+    eps: f32,
+) {
+    let hidden = hidden as usize;
+    let row = |table: &[T], at: u32, most: u32| -> Vec<f32> {
+        let start = at.min(most - 1) as usize * hidden;
+        table[start..start + hidden].iter().map(|x| x.to_f32()).collect()
+    };
+    for (out, (id, position)) in out.chunks_mut(hidden).zip(ids.iter().zip(positions)) {
+        let mut sum = row(words, *id, vocabulary);
+        let place = row(places, *position, max_positions);
+        sum.iter_mut().zip(place).for_each(|(sum, place)| *sum += place);
+        norm(&sum, weight, bias, eps, out);
+    }
+}
+
+#[expect(clippy::too_many_arguments, reason = "the kernel's")]
+fn add_norm_twin<T: Precision>(
+    _: &Grid,
+    x: &[T],
+    residual: &[T],
+    weight: &[T],
+    bias: &[T],
+    out: &mut [T],
+    _tokens: u32,
+    hidden: u32,
+    eps: f32,
+) {
+    let width = hidden as usize;
+    for (out, (x, residual)) in
+        out.chunks_mut(width).zip(x.chunks(width).zip(residual.chunks(width)))
+    {
+        let sum: Vec<f32> = x.iter().zip(residual).map(|(x, y)| x.to_f32() + y.to_f32()).collect();
+        norm(&sum, weight, bias, eps, out);
+    }
+}
+
+fn norm<T: Precision>(x: &[f32], weight: &[T], bias: &[T], eps: f32, out: &mut [T]) {
+    let count = x.len() as f32;
+    let mean = x.iter().sum::<f32>() / count;
+    let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / count;
+    let scale = 1.0 / (variance + eps).sqrt();
+    for (i, out) in out.iter_mut().enumerate() {
+        *out = T::from_f32((x[i] - mean) * scale * weight[i].to_f32() + bias[i].to_f32());
+    }
+}
+
+fn gelu_twin<T: Precision>(_: &Grid, x: &mut [T], _pairs: u64) {
+    for x in x {
+        let wide = x.to_f32();
+        *x = T::from_f32(0.5 * wide * (1.0 + erf(wide * std::f32::consts::FRAC_1_SQRT_2)));
+    }
+}
+
+/// Abramowitz and Stegun, 7.1.26, in `f64`: within 1.5e-7.
+fn erf(x: f32) -> f32 {
+    let x = f64::from(x);
+    let t = 1.0 / (1.0 + 0.327_591_1 * x.abs());
+    let series = [1.061_405_429, -1.453_152_027, 1.421_413_741, -0.284_496_736, 0.254_829_592];
+    let sum = series.iter().fold(0.0, |sum, factor| sum * t + factor) * t;
+    ((1.0 - sum * (-x * x).exp()) * x.signum()) as f32
+}
+
+#[expect(clippy::too_many_arguments, reason = "the kernel's")]
+fn attention_twin<T: Precision>(
+    _: &Grid,
+    qkv: &[T],
+    starts: &[u32],
+    tiles: &[u32],
+    out: &mut [T],
+    tokens: u32,
+    texts: u32,
+    hidden: u32,
+    heads: u32,
+) {
+    let (width, heads) = (hidden as usize, heads as usize);
+    let d = width / heads;
+    let scale = 1.0 / (d as f32).sqrt();
+    let mut scores = Vec::new();
+    for tile in tiles.chunks(2).filter(|tile| tile[0] < texts) {
+        let end = starts[tile[0] as usize + 1].min(tokens) as usize;
+        let start = (starts[tile[0] as usize] as usize).min(end);
+        let first = start + tile[1] as usize;
+        for (query, head) in
+            (first..end.min(first + TILE)).flat_map(|q| (0..heads).map(move |h| (q, h)))
+        {
+            // Part 0 is the query, 1 the key, 2 the value.
+            let part =
+                |token: usize, part: usize| &qkv[(3 * token + part) * width + head * d..][..d];
+            scores.clear();
+            scores.extend((start..end).map(|key| {
+                let products = part(query, 0).iter().zip(part(key, 1));
+                products.map(|(q, k)| q.to_f32() * k.to_f32()).sum::<f32>() * scale
+            }));
+            let most = scores.iter().copied().fold(f32::MIN, f32::max);
+            scores.iter_mut().for_each(|score| *score = (*score - most).exp());
+            let sum: f32 = scores.iter().sum();
+            for i in 0..d {
+                let weighted = scores.iter().enumerate();
+                let value: f32 =
+                    weighted.map(|(key, w)| w * part(start + key, 2)[i].to_f32()).sum();
+                out[query * width + head * d + i] = T::from_f32(value / sum);
+            }
+        }
+    }
+}
+
+fn pool_twin<T: Precision>(
+    _: &Grid,
+    x: &[T],
+    starts: &[u32],
+    out: &mut [f32],
+    tokens: u32,
+    hidden: u32,
+) {
+    let width = hidden as usize;
+    for (out, ends) in out.chunks_mut(width).zip(starts.windows(2)) {
+        let end = ends[1].min(tokens) as usize;
+        let start = (ends[0] as usize).min(end);
+        out.fill(0.0);
+        for row in x[start * width..end * width].chunks(width) {
+            out.iter_mut().zip(row).for_each(|(sum, x)| *sum += x.to_f32());
+        }
+        let count = (end - start).max(1) as f32;
+        out.iter_mut().for_each(|sum| *sum /= count);
+        let norm = out.iter().map(|x| x * x).sum::<f32>().sqrt();
+        out.iter_mut().for_each(|mean| *mean = if norm > 0.0 { *mean / norm } else { 0.0 });
+    }
+}

@@ -1,0 +1,379 @@
+//! The model: weights on a device, and the forward pass over packed texts.
+//!
+//! | item | what it is |
+//! |---|---|
+//! | [`Model`] | kernels, weights, plans of products: shared by all lanes |
+//! | [`Lane`] | a stream with its own memory, which embeds one batch at a time |
+//! | [`Shape`] | extents of a batch, rounded up; a lane has a graph for each |
+//!
+//! A batch is three operations: its packed tokens go up, its graph is launched, its embeddings come down. The arguments of a shape's graph are
+//! the same each time, so that the closure which wrote it does not run again, and a launch is one call of the driver.
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gpu_await::{
+    Device, DeviceBuffer, DeviceKind, Frozen, Graph, In, InOut, Out, PinnedBuffer, Queue, Result,
+    Stream, View, ViewMut,
+};
+use gpu_await_libs::{Blas, Gemm};
+
+use crate::kernels::{Kernels, Precision, TILE};
+use crate::load;
+use crate::weights::{Config, Folder, LoadError};
+
+/// Weights and code on one device. Cheap to clone; nothing in it changes.
+pub struct Model<T: Precision>(Arc<Core<T>>);
+
+struct Core<T: Precision> {
+    config: Config,
+    device: Device,
+    kernels: Kernels<T>,
+    weights: Weights<T>,
+    blas: Blas,
+    /// By the number of tokens.
+    plans: Mutex<HashMap<usize, Arc<Plans<T>>>>,
+}
+
+pub(crate) struct Weights<T> {
+    pub(crate) words: Frozen<T>,
+    /// Of positions, each with the first token type added: texts have one segment.
+    pub(crate) places: Frozen<T>,
+    pub(crate) norm: Affine<T>,
+    pub(crate) layers: Vec<Layer<T>>,
+}
+
+/// A weight and a bias: of a product, whose weight has a row for each output, or of a norm.
+pub(crate) struct Affine<T> {
+    pub(crate) weight: Frozen<T>,
+    pub(crate) bias: Frozen<T>,
+}
+
+pub(crate) struct Layer<T> {
+    /// Queries, keys and values in one product.
+    pub(crate) qkv: Affine<T>,
+    pub(crate) project: Affine<T>,
+    pub(crate) middle_norm: Affine<T>,
+    pub(crate) up: Affine<T>,
+    pub(crate) down: Affine<T>,
+    pub(crate) norm: Affine<T>,
+}
+
+/// The products of a layer, for one number of tokens.
+struct Plans<T> {
+    qkv: Gemm<T>,
+    project: Gemm<T>,
+    up: Gemm<T>,
+    down: Gemm<T>,
+}
+
+/// Extents of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    tokens: usize,
+    texts: usize,
+}
+
+impl Shape {
+    /// The smallest that holds so many tokens and texts. Tokens: 16, 32, multiples of 64 up to 1,024, then eight an octave. Texts: powers of 4.
+    #[must_use]
+    pub fn holding(tokens: usize, texts: usize) -> Shape {
+        let octave = tokens.next_power_of_two();
+        let tokens = if tokens <= 64 {
+            octave.max(16)
+        } else {
+            tokens.next_multiple_of((octave / 8).max(64))
+        };
+        let texts = texts.next_power_of_two();
+        Shape { tokens, texts: if texts.ilog2() % 2 == 0 { texts } else { 2 * texts } }
+    }
+
+    /// All that hold batches of at most so many tokens and texts.
+    pub fn all(tokens: usize, texts: usize) -> Vec<Shape> {
+        let mut shapes: Vec<Shape> = Vec::new();
+        for texts in (0..).map(|power| 4usize.pow(power)).take_while(|n| *n < 4 * texts) {
+            let mut next = texts.div_ceil(4);
+            while next <= tokens {
+                let shape = Shape::holding(next, texts);
+                shapes.push(shape);
+                next = shape.tokens + 1;
+            }
+        }
+        shapes
+    }
+
+    /// Tiles of queries: each text has one for 64 of its tokens, and one for the rest.
+    fn tiles(&self) -> usize {
+        self.tokens / TILE + self.texts
+    }
+
+    /// Integers of a packed batch: ids, positions, starts, and two for each tile.
+    fn packed_len(&self) -> usize {
+        2 * self.tokens + self.texts + 1 + 2 * self.tiles()
+    }
+
+    fn scratch_len(&self, config: &Config) -> usize {
+        self.tokens * (6 * config.hidden_size + config.intermediate_size)
+    }
+
+    /// Packs texts. What is left of the tokens belongs to no text, and what is left of the texts has no tokens.
+    fn pack(&self, texts: &[&[u32]], to: &mut [u32]) {
+        to.fill(0);
+        let (ids, rest) = to.split_at_mut(self.tokens);
+        let (positions, rest) = rest.split_at_mut(self.tokens);
+        let (starts, tiles) = rest.split_at_mut(self.texts + 1);
+        tiles.fill(u32::MAX);
+        let mut each_tile = tiles.chunks_exact_mut(2);
+        let mut start = 0;
+        for (number, text) in texts.iter().enumerate() {
+            ids[start..start + text.len()].copy_from_slice(text);
+            positions[start..start + text.len()].iter_mut().zip(0..).for_each(|(to, at)| *to = at);
+            for (first, tile) in (0..text.len()).step_by(TILE).zip(&mut each_tile) {
+                tile.copy_from_slice(&[number as u32, first as u32]);
+            }
+            start += text.len();
+            starts[number + 1] = start as u32;
+        }
+        starts[texts.len() + 1..].fill(start as u32);
+    }
+}
+
+impl<T: Precision> Affine<T> {
+    fn with(&self, eps: f32) -> (&Frozen<T>, &Frozen<T>, f32) {
+        (&self.weight, &self.bias, eps)
+    }
+
+    /// Puts the product on the queue: `to = x * weight^T + bias`.
+    fn put(
+        &self,
+        q: &Queue<'_>,
+        plan: &Gemm<T>,
+        x: &View<'_, T>,
+        to: &mut ViewMut<'_, T>,
+    ) -> Result<()> {
+        plan.launch_with_bias(q, 1.0, x, &self.weight, &self.bias, 0.0, to)
+    }
+}
+
+impl<T: Precision> Model<T> {
+    /// Loads kernels and weights. Before serving: on a GPU loading waits for everything that runs.
+    ///
+    /// # Errors
+    /// What is wrong with a tensor ([`LoadError`]); no cuBLASLt; out of device memory.
+    pub async fn load(device: &Device, folder: &Arc<Folder>) -> Result<Model<T>, LoadError> {
+        let (on, of) = (device.clone(), folder.clone());
+        let weights = tokio::task::spawn_blocking(move || load::upload::<T>(&on, &of));
+        let kernels = T::load(device).await?;
+        let blas = Blas::load(device).await?;
+        let uploaded =
+            weights.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+        let weights = uploaded.freeze(&folder.config).await?;
+        let (config, device) = (folder.config.clone(), device.clone());
+        Ok(Model(Arc::new(Core {
+            config,
+            device,
+            kernels,
+            weights,
+            blas,
+            plans: Mutex::default(),
+        })))
+    }
+
+    /// What the model is.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.0.config
+    }
+
+    /// Makes a lane for batches of at most so many tokens and texts.
+    ///
+    /// # Errors
+    /// Out of device memory; the device is lost or closed.
+    pub fn lane(&self, tokens: usize, texts: usize) -> Result<Lane<T>> {
+        let stream = self.0.device.stream()?;
+        let most = Shape::holding(tokens, texts);
+        // Zeros: rows of no text are computed as well, and need a value.
+        Ok(Lane {
+            core: self.0.clone(),
+            packed: stream.zeros(most.packed_len()).queued()?,
+            scratch: stream.zeros(most.scratch_len(&self.0.config)).queued()?,
+            embeddings: stream.zeros(most.texts * self.0.config.hidden_size).queued()?,
+            stream,
+            graphs: HashMap::new(),
+        })
+    }
+}
+
+impl<T: Precision> Clone for Model<T> {
+    fn clone(&self) -> Self {
+        Model(self.0.clone())
+    }
+}
+
+impl<T: Precision> Core<T> {
+    async fn plans(&self, tokens: usize) -> Result<Arc<Plans<T>>> {
+        let known = |plans: &Mutex<HashMap<_, Arc<Plans<T>>>>| {
+            plans.lock().unwrap_or_else(PoisonError::into_inner).get(&tokens).cloned()
+        };
+        if let Some(plans) = known(&self.plans) {
+            return Ok(plans);
+        }
+        let (hidden, wide) = (self.config.hidden_size, self.config.intermediate_size);
+        let plan = async |outputs, inputs| {
+            self.blas.gemm::<T>(tokens, outputs, inputs).transposed_b().bias().plan().await
+        };
+        let plans = Arc::new(Plans {
+            qkv: plan(3 * hidden, hidden).await?,
+            project: plan(hidden, hidden).await?,
+            up: plan(wide, hidden).await?,
+            down: plan(hidden, wide).await?,
+        });
+        self.plans.lock().unwrap_or_else(PoisonError::into_inner).insert(tokens, plans.clone());
+        Ok(plans)
+    }
+
+    /// Writes the forward pass to a queue. `each` gets the hidden states: of the embedding first, then of each layer.
+    fn forward(
+        &self,
+        q: &Queue<'_>,
+        (shape, plans): (Shape, &Plans<T>),
+        packed: &View<'_, u32>,
+        scratch: ViewMut<'_, T>,
+        embeddings: &mut ViewMut<'_, f32>,
+        each: &mut dyn FnMut(&View<'_, T>) -> Result<()>,
+    ) -> Result<()> {
+        let Config { hidden_size: hidden, layer_norm_eps: eps, .. } = self.config;
+        let heads = [hidden as u32, self.config.num_attention_heads as u32];
+        let Shape { tokens, texts } = shape;
+        let (ids, positions) = (packed.slice(..tokens)?, packed.slice(tokens..2 * tokens)?);
+        let starts = packed.slice(2 * tokens..2 * tokens + texts + 1)?;
+        let tiles = packed.slice(2 * tokens + texts + 1..)?;
+        let (mut x, rest) = scratch.split_at_mut(tokens * hidden)?;
+        let (mut y, rest) = rest.split_at_mut(tokens * hidden)?;
+        let (mut z, rest) = rest.split_at_mut(tokens * hidden)?;
+        let (mut qkv, mut wide) = rest.split_at_mut(3 * tokens * hidden)?;
+
+        let on = (&self.kernels, q);
+        let Weights { words, places, norm, layers } = &self.weights;
+        T::embed_norm(on, [&ids, &positions], [words, places], norm.with(eps), &mut x)?;
+        each(&x.view())?;
+        for layer in layers {
+            layer.qkv.put(q, &plans.qkv, &x.view(), &mut qkv)?;
+            T::attention(on, &qkv.view(), [&starts, &tiles], &mut z, heads)?;
+            layer.project.put(q, &plans.project, &z.view(), &mut y)?;
+            T::add_norm(on, [&y.view(), &x.view()], layer.middle_norm.with(eps), &mut z)?;
+            layer.up.put(q, &plans.up, &z.view(), &mut wide)?;
+            T::gelu(on, &mut wide)?;
+            layer.down.put(q, &plans.down, &wide.view(), &mut y)?;
+            T::add_norm(on, [&y.view(), &z.view()], layer.norm.with(eps), &mut x)?;
+            each(&x.view())?;
+        }
+        T::pool(on, &x.view(), &starts, embeddings, hidden as u32)
+    }
+}
+
+/// A stream with memory for one batch at a time.
+pub struct Lane<T: Precision> {
+    core: Arc<Core<T>>,
+    stream: Stream,
+    packed: DeviceBuffer<u32>,
+    scratch: DeviceBuffer<T>,
+    embeddings: DeviceBuffer<f32>,
+    graphs: HashMap<Shape, Graph<Slots<T>>>,
+}
+
+/// The packed batch, scratch memory, the embeddings.
+type Slots<T> = (In<u32>, InOut<T>, Out<f32>);
+
+impl<T: Precision> Lane<T> {
+    /// Embeds texts: a row for each, and rows of zeros. At least one text, each with at least one token; ids beyond the vocabulary count as
+    /// its last. Resolves when the embeddings are on the host. Dropped, it leaves the device working; the lane can be used at once.
+    ///
+    /// # Errors
+    /// More tokens or texts than the lane was made for; out of memory; the device is lost or closed.
+    pub async fn embed(&mut self, texts: &[&[u32]]) -> Result<PinnedBuffer<f32>> {
+        let shape = Shape::holding(texts.iter().map(|text| text.len()).sum(), texts.len());
+        self.prepare(shape).await?;
+        let packed = self.packed(shape, texts).await?;
+        let Lane { core, stream, packed: to, scratch, embeddings, graphs } = self;
+        let mut to = to.slice_mut(..packed.len())?;
+        let mut scratch = scratch.slice_mut(..shape.scratch_len(&core.config))?;
+        let mut embeddings = embeddings.slice_mut(..shape.texts * core.config.hidden_size)?;
+        let op = stream.batch(|q| {
+            drop(q.upload_into(packed, &mut to)?);
+            graphs[&shape].launch(q, (&to, &mut scratch, &mut embeddings))?;
+            q.download(&embeddings)
+        });
+        op.await
+    }
+
+    /// Makes the graph for batches of a shape, if there is none. Before serving: plans and graphs take milliseconds.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    pub async fn prepare(&mut self, shape: Shape) -> Result<()> {
+        if !self.graphs.contains_key(&shape) {
+            let state = (self.core.clone(), self.core.plans(shape.tokens).await?, shape);
+            let graph = self.core.device.graph(
+                state,
+                |q, (core, plans, shape), (packed, scratch, mut embeddings)| {
+                    core.forward(q, (*shape, plans), &packed, scratch, &mut embeddings, &mut |_| {
+                        Ok(())
+                    })
+                },
+            );
+            self.graphs.insert(shape, graph);
+        }
+        Ok(())
+    }
+
+    /// [`prepare`](Self::prepare), and on a GPU a launch, which compiles the graph.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    pub async fn warm(&mut self, shape: Shape) -> Result<()> {
+        self.prepare(shape).await?;
+        if self.core.device.kind() == DeviceKind::Host {
+            return Ok(());
+        }
+        // As many tokens as make this shape, in as many texts.
+        let texts = vec![&[0u32][..]; shape.texts - 1];
+        let last = vec![0; shape.tokens - texts.len()];
+        self.embed(&[&texts[..], &[&last]].concat()).await.map(drop)
+    }
+
+    /// The hidden states of texts, as `f32`: for each layer, the embedding first, a row for each token, one text behind the other.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    pub async fn hidden_states(&mut self, texts: &[&[u32]]) -> Result<Vec<Vec<f32>>> {
+        let tokens = texts.iter().map(|text| text.len()).sum();
+        let shape = Shape::holding(tokens, texts.len());
+        let plans = self.core.plans(shape.tokens).await?;
+        let packed = self.packed(shape, texts).await?;
+        let Lane { core, stream, packed: to, scratch, embeddings, .. } = self;
+        let len = tokens * core.config.hidden_size;
+        let mut to = to.slice_mut(..packed.len())?;
+        let scratch = scratch.slice_mut(..shape.scratch_len(&core.config))?;
+        let mut embeddings = embeddings.slice_mut(..shape.texts * core.config.hidden_size)?;
+        let op = stream.batch(|q| {
+            drop(q.upload_into(packed, &mut to)?);
+            let mut states = Vec::new();
+            let mut each = |state: &View<'_, T>| {
+                states.push(q.download(&state.slice(..len)?)?);
+                Ok(())
+            };
+            core.forward(q, (shape, &plans), &to.view(), scratch, &mut embeddings, &mut each)?;
+            Ok(states)
+        });
+        let states = op.await?;
+        Ok(states.iter().map(|state| state.iter().map(|x| x.to_f32()).collect()).collect())
+    }
+
+    async fn packed(&self, shape: Shape, texts: &[&[u32]]) -> Result<PinnedBuffer<u32>> {
+        let mut packed = self.core.device.pinned_async(shape.packed_len()).await?;
+        shape.pack(texts, &mut packed);
+        Ok(packed)
+    }
+}
