@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -73,16 +74,24 @@ enum Command {
     },
 }
 
-fn main() -> Result<(), Failed> {
+fn main() -> ExitCode {
     let start = Instant::now();
     let options = Options::parse();
-    let runtime = tokio::runtime::Runtime::new()?;
-    runtime.block_on(async {
-        match options.dtype {
-            Dtype::F16 => run::<f16>(options, start).await,
-            Dtype::F32 => run::<f32>(options, start).await,
-        }
-    })
+    let ended = tokio::runtime::Runtime::new().map_err(Failed::from).and_then(|runtime| {
+        runtime.block_on(async {
+            match options.dtype {
+                Dtype::F16 => run::<f16>(options, start).await,
+                Dtype::F32 => run::<f32>(options, start).await,
+            }
+        })
+    });
+    ended.map_or_else(
+        |error| {
+            eprintln!("encoder: {error}");
+            ExitCode::FAILURE
+        },
+        |()| ExitCode::SUCCESS,
+    )
 }
 
 async fn run<T: Precision>(options: Options, start: Instant) -> Result<(), Failed> {

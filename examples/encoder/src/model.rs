@@ -23,6 +23,9 @@ use crate::kernels::{Kernels, Precision, TILE};
 use crate::load;
 use crate::weights::{Config, Folder, LoadError};
 
+/// Of a product. In a graph each product keeps as much, so that the default, 32 MiB, would be gigabytes for all shapes.
+const WORKSPACE_BYTES: usize = 4 << 20;
+
 /// Weights and code on one device. Cheap to clone; nothing in it changes.
 pub struct Model<T: Precision>(Arc<Core<T>>);
 
@@ -221,7 +224,13 @@ impl<T: Precision> Core<T> {
         }
         let (hidden, wide) = (self.config.hidden_size, self.config.intermediate_size);
         let plan = async |outputs, inputs| {
-            self.blas.gemm::<T>(tokens, outputs, inputs).transposed_b().bias().plan().await
+            self.blas
+                .gemm::<T>(tokens, outputs, inputs)
+                .transposed_b()
+                .bias()
+                .workspace_bytes(WORKSPACE_BYTES)
+                .plan()
+                .await
         };
         let plans = Arc::new(Plans {
             qkv: plan(3 * hidden, hidden).await?,
