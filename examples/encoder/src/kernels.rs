@@ -1,4 +1,4 @@
-//! The kernels of `encoder.cu`, with their twins; and [`Precision`], through which generic code launches them.
+//! The kernels of `encoder.cu`, with their twins; and [`Launches`], by which generic code launches them.
 //!
 //! `kernels/build.py` of the repository made the PTX beside the source, so nobody who builds this needs a CUDA compiler. The one file of
 //! this crate without `#![forbid(unsafe_code)]`, beside the mapping of a file in `weights.rs`: `unsafe fn` vouches for the PTX.
@@ -126,119 +126,68 @@ kernel! {
 }
 
 /// An element type that the model computes in: `f32` or `f16`, with sums in `f32`.
-///
-/// A kernel with a type parameter is another type for each element, so generic code cannot launch it by name; these methods can.
-#[expect(missing_docs, reason = "each method launches the kernel of its name")]
-pub trait Precision: GemmElement<Scale = f32> {
+pub trait Precision: GemmElement<Scale = f32> + Launches {
+    #[expect(missing_docs, reason = "its name says it")]
     fn from_f32(x: f32) -> Self;
+    #[expect(missing_docs, reason = "its name says it")]
     fn to_f32(self) -> f32;
-    /// Loads all kernels: one module, as they have one text.
-    fn load(device: &Device) -> impl Future<Output = Result<Kernels<Self>>> + Send;
-    fn embed_norm(
-        on: (&Kernels<Self>, &Queue<'_>),
-        tokens: [&View<'_, u32>; 2],
-        tables: [&Frozen<Self>; 2],
-        norm: Norm<'_, Self>,
-        out: &mut ViewMut<'_, Self>,
-    ) -> Result<()>;
-    fn add_norm(
-        on: (&Kernels<Self>, &Queue<'_>),
-        terms: [&View<'_, Self>; 2],
-        norm: Norm<'_, Self>,
-        out: &mut ViewMut<'_, Self>,
-    ) -> Result<()>;
-    fn gelu(on: (&Kernels<Self>, &Queue<'_>), x: &mut ViewMut<'_, Self>) -> Result<()>;
-    fn attention(
-        on: (&Kernels<Self>, &Queue<'_>),
-        qkv: &View<'_, Self>,
-        texts: [&View<'_, u32>; 2],
-        out: &mut ViewMut<'_, Self>,
-        extents: [u32; 2],
-    ) -> Result<()>;
-    fn pool(
-        on: (&Kernels<Self>, &Queue<'_>),
-        x: &View<'_, Self>,
-        starts: &View<'_, u32>,
-        out: &mut ViewMut<'_, f32>,
-        hidden: u32,
-    ) -> Result<()>;
 }
 
-/// Weight, bias and epsilon.
-type Norm<'a, T> = (&'a Frozen<T>, &'a Frozen<T>, f32);
-
-/// The kernels for elements of one type.
-#[derive(Clone)]
-pub struct Kernels<T: 'static> {
-    embed_norm: embed_norm<T>,
-    add_norm: add_norm<T>,
-    gelu: gelu<T>,
-    attention: attention<T>,
-    pool: pool<T>,
+impl Precision for f32 {
+    fn from_f32(x: f32) -> Self {
+        x
+    }
+    fn to_f32(self) -> f32 {
+        self
+    }
 }
 
-macro_rules! precision {
-    ($($type:ident, $from:expr, $to:expr;)+) => {$(
-        impl Precision for $type {
-            fn from_f32(x: f32) -> Self {
-                $from(x)
-            }
-            fn to_f32(self) -> f32 {
-                $to(self)
-            }
-            async fn load(device: &Device) -> Result<Kernels<Self>> {
-                Ok(Kernels {
-                    embed_norm: embed_norm::<Self>::load(device).await?,
-                    add_norm: add_norm::<Self>::load(device).await?,
-                    gelu: gelu::<Self>::load(device).await?,
-                    attention: attention::<Self>::load(device).await?,
-                    pool: pool::<Self>::load(device).await?,
-                })
-            }
-            fn embed_norm(
-                (kernels, q): (&Kernels<Self>, &Queue<'_>),
-                [ids, positions]: [&View<'_, u32>; 2],
-                [words, places]: [&Frozen<Self>; 2],
-                (weight, bias, eps): Norm<'_, Self>,
-                out: &mut ViewMut<'_, Self>,
-            ) -> Result<()> {
-                kernels.embed_norm.launch(q, ids, positions, words, places, weight, bias, out, eps)
-            }
-            fn add_norm(
-                (kernels, q): (&Kernels<Self>, &Queue<'_>),
-                [x, residual]: [&View<'_, Self>; 2],
-                (weight, bias, eps): Norm<'_, Self>,
-                out: &mut ViewMut<'_, Self>,
-            ) -> Result<()> {
-                kernels.add_norm.launch(q, x, residual, weight, bias, out, eps)
-            }
-            fn gelu((kernels, q): (&Kernels<Self>, &Queue<'_>), x: &mut ViewMut<'_, Self>) -> Result<()> {
-                kernels.gelu.launch(q, x)
-            }
-            fn attention(
-                (kernels, q): (&Kernels<Self>, &Queue<'_>),
-                qkv: &View<'_, Self>,
-                [starts, tiles]: [&View<'_, u32>; 2],
-                out: &mut ViewMut<'_, Self>,
-                [hidden, heads]: [u32; 2],
-            ) -> Result<()> {
-                kernels.attention.launch(q, qkv, starts, tiles, out, hidden, heads)
-            }
-            fn pool(
-                (kernels, q): (&Kernels<Self>, &Queue<'_>),
-                x: &View<'_, Self>,
-                starts: &View<'_, u32>,
-                out: &mut ViewMut<'_, f32>,
-                hidden: u32,
-            ) -> Result<()> {
-                kernels.pool.launch(q, x, starts, out, hidden)
-            }
+impl Precision for f16 {
+    fn from_f32(x: f32) -> Self {
+        f16::from_f32(x)
+    }
+    fn to_f32(self) -> f32 {
+        f16::to_f32(self)
+    }
+}
+
+/// Makes [`Launches`]. A kernel with a type parameter is another type for each element, whose methods generic code cannot name; it can name
+/// those of a trait.
+macro_rules! launches {
+    ($($kernel:ident($($arg:ident: $taken:ty),+);)+) => {
+        /// Launches of the kernels, by their names.
+        #[expect(clippy::too_many_arguments, reason = "the kernels'")]
+        pub trait Launches: Sized + 'static {
+            fn load(device: &Device) -> impl Future<Output = Result<Kernels<Self>>> + Send;
+            $(fn $kernel(kernels: &Kernels<Self>, q: &Queue<'_>, $($arg: $taken),+) -> Result<()>;)+
         }
-    )+};
+        /// The kernels for elements of one type: one module, as they have one text.
+        #[derive(Clone)]
+        pub struct Kernels<T: 'static> {
+            $($kernel: $kernel<T>,)+
+        }
+        launches! { @for f32 $($kernel($($arg: $taken),+);)+ }
+        launches! { @for f16 $($kernel($($arg: $taken),+);)+ }
+    };
+    (@for $element:ident $($kernel:ident($($arg:ident: $taken:ty),+);)+) => {
+        impl Launches for $element {
+            async fn load(device: &Device) -> Result<Kernels<Self>> {
+                Ok(Kernels { $($kernel: $kernel::<$element>::load(device).await?,)+ })
+            }
+            $(fn $kernel(kernels: &Kernels<Self>, q: &Queue<'_>, $($arg: $taken),+) -> Result<()> {
+                kernels.$kernel.launch(q, $($arg),+)
+            })+
+        }
+    };
 }
-precision! {
-    f32, std::convert::identity, std::convert::identity;
-    f16, f16::from_f32, f16::to_f32;
+type Reads<'a, T> = &'a View<'a, T>;
+type Writes<'a, 'v, T> = &'a mut ViewMut<'v, T>;
+launches! {
+    embed_norm(ids: Reads<'_, u32>, positions: Reads<'_, u32>, words: &Frozen<Self>, places: &Frozen<Self>, weight: &Frozen<Self>, bias: &Frozen<Self>, out: Writes<'_, '_, Self>, eps: f32);
+    add_norm(x: Reads<'_, Self>, residual: Reads<'_, Self>, weight: &Frozen<Self>, bias: &Frozen<Self>, out: Writes<'_, '_, Self>, eps: f32);
+    gelu(x: Writes<'_, '_, Self>);
+    attention(qkv: Reads<'_, Self>, starts: Reads<'_, u32>, tiles: Reads<'_, u32>, out: Writes<'_, '_, Self>, hidden: u32, heads: u32);
+    pool(x: Reads<'_, Self>, starts: Reads<'_, u32>, out: Writes<'_, '_, f32>, hidden: u32);
 }
 
 // ---- twins: the same on the CPU, in the order of the elements -----------------------------------

@@ -33,34 +33,75 @@ struct Core<T: Precision> {
     config: Config,
     device: Device,
     kernels: Kernels<T>,
-    weights: Weights<T>,
+    weights: Weights<Frozen<T>>,
     blas: Blas,
     /// By the number of tokens.
     plans: Mutex<HashMap<usize, Arc<Plans<T>>>>,
 }
 
-pub(crate) struct Weights<T> {
-    pub(crate) words: Frozen<T>,
+/// `P` is a part of the weights.
+pub(crate) struct Weights<P> {
+    words: P,
     /// Of positions, each with the first token type added: texts have one segment.
-    pub(crate) places: Frozen<T>,
-    pub(crate) norm: Affine<T>,
-    pub(crate) layers: Vec<Layer<T>>,
+    places: P,
+    norm: Affine<P>,
+    layers: Vec<Layer<P>>,
 }
 
 /// A weight and a bias: of a product, whose weight has a row for each output, or of a norm.
-pub(crate) struct Affine<T> {
-    pub(crate) weight: Frozen<T>,
-    pub(crate) bias: Frozen<T>,
+struct Affine<P> {
+    weight: P,
+    bias: P,
 }
 
-pub(crate) struct Layer<T> {
+struct Layer<P> {
     /// Queries, keys and values in one product.
-    pub(crate) qkv: Affine<T>,
-    pub(crate) project: Affine<T>,
-    pub(crate) middle_norm: Affine<T>,
-    pub(crate) up: Affine<T>,
-    pub(crate) down: Affine<T>,
-    pub(crate) norm: Affine<T>,
+    qkv: Affine<P>,
+    project: Affine<P>,
+    middle: Affine<P>,
+    up: Affine<P>,
+    down: Affine<P>,
+    norm: Affine<P>,
+}
+
+impl<P> Weights<P> {
+    /// Takes all parts in their order. `take` gets the names of tensors that are one behind the other, and the shape of each.
+    pub(crate) fn of<E>(
+        config: &Config,
+        mut take: impl FnMut(&[String], &[usize]) -> Result<P, E>,
+    ) -> Result<Self, E> {
+        let Config { hidden_size: hidden, intermediate_size: wide, .. } = *config;
+        let mut table =
+            |name, rows| take(&[format!("embeddings.{name}_embeddings.weight")], &[rows, hidden]);
+        let words = table("word", config.vocab_size)?;
+        let places = table("position", config.max_position_embeddings)?;
+        let mut affine = |of: String, names: &[&str], shape: &[usize]| {
+            let named =
+                |what| names.iter().map(|name| format!("{of}.{name}.{what}")).collect::<Vec<_>>();
+            Ok(Affine {
+                weight: take(&named("weight"), shape)?,
+                bias: take(&named("bias"), &shape[..1])?,
+            })
+        };
+        let norm = affine("embeddings".into(), &["LayerNorm"], &[hidden])?;
+        let layers = (0..config.num_hidden_layers).map(|layer| {
+            let mut affine = |names: &[&str], shape: &[usize]| {
+                affine(format!("encoder.layer.{layer}"), names, shape)
+            };
+            Ok(Layer {
+                qkv: affine(
+                    &["attention.self.query", "attention.self.key", "attention.self.value"],
+                    &[hidden, hidden],
+                )?,
+                project: affine(&["attention.output.dense"], &[hidden, hidden])?,
+                middle: affine(&["attention.output.LayerNorm"], &[hidden])?,
+                up: affine(&["intermediate.dense"], &[wide, hidden])?,
+                down: affine(&["output.dense"], &[hidden, wide])?,
+                norm: affine(&["output.LayerNorm"], &[hidden])?,
+            })
+        });
+        Ok(Weights { words, places, norm, layers: layers.collect::<Result<_, E>>()? })
+    }
 }
 
 /// The products of a layer, for one number of tokens.
@@ -89,7 +130,7 @@ impl Shape {
             tokens.next_multiple_of((octave / 8).max(64))
         };
         let texts = texts.next_power_of_two();
-        Shape { tokens, texts: if texts.ilog2() % 2 == 0 { texts } else { 2 * texts } }
+        Shape { tokens, texts: if texts.ilog2().is_multiple_of(2) { texts } else { 2 * texts } }
     }
 
     /// All that hold batches of at most so many tokens and texts.
@@ -142,11 +183,7 @@ impl Shape {
     }
 }
 
-impl<T: Precision> Affine<T> {
-    fn with(&self, eps: f32) -> (&Frozen<T>, &Frozen<T>, f32) {
-        (&self.weight, &self.bias, eps)
-    }
-
+impl<T: Precision> Affine<Frozen<T>> {
     /// Puts the product on the queue: `to = x * weight^T + bias`.
     fn put(
         &self,
@@ -169,9 +206,14 @@ impl<T: Precision> Model<T> {
         let weights = tokio::task::spawn_blocking(move || load::upload::<T>(&on, &of));
         let kernels = T::load(device).await?;
         let blas = Blas::load(device).await?;
-        let uploaded =
+        let weights =
             weights.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
-        let weights = uploaded.freeze(&folder.config).await?;
+        let (weights, mut next) = (weights.freeze().await?, 0);
+        let weights = Weights::of(&folder.config, |names, shape| {
+            let start = next;
+            next += names.len() * shape.iter().product::<usize>();
+            weights.part(start..next)
+        })?;
         let (config, device) = (folder.config.clone(), device.clone());
         Ok(Model(Arc::new(Core {
             config,
@@ -253,7 +295,6 @@ impl<T: Precision> Core<T> {
         each: &mut dyn FnMut(&View<'_, T>) -> Result<()>,
     ) -> Result<()> {
         let Config { hidden_size: hidden, layer_norm_eps: eps, .. } = self.config;
-        let heads = [hidden as u32, self.config.num_attention_heads as u32];
         let Shape { tokens, texts } = shape;
         let (ids, positions) = (packed.slice(..tokens)?, packed.slice(tokens..2 * tokens)?);
         let starts = packed.slice(2 * tokens..2 * tokens + texts + 1)?;
@@ -263,22 +304,34 @@ impl<T: Precision> Core<T> {
         let (mut z, rest) = rest.split_at_mut(tokens * hidden)?;
         let (mut qkv, mut wide) = rest.split_at_mut(3 * tokens * hidden)?;
 
-        let on = (&self.kernels, q);
+        let (k, hidden_u32, heads) =
+            (&self.kernels, hidden as u32, self.config.num_attention_heads as u32);
         let Weights { words, places, norm, layers } = &self.weights;
-        T::embed_norm(on, [&ids, &positions], [words, places], norm.with(eps), &mut x)?;
+        T::embed_norm(
+            k,
+            q,
+            &ids,
+            &positions,
+            words,
+            places,
+            &norm.weight,
+            &norm.bias,
+            &mut x,
+            eps,
+        )?;
         each(&x.view())?;
-        for layer in layers {
-            layer.qkv.put(q, &plans.qkv, &x.view(), &mut qkv)?;
-            T::attention(on, &qkv.view(), [&starts, &tiles], &mut z, heads)?;
-            layer.project.put(q, &plans.project, &z.view(), &mut y)?;
-            T::add_norm(on, [&y.view(), &x.view()], layer.middle_norm.with(eps), &mut z)?;
-            layer.up.put(q, &plans.up, &z.view(), &mut wide)?;
-            T::gelu(on, &mut wide)?;
-            layer.down.put(q, &plans.down, &wide.view(), &mut y)?;
-            T::add_norm(on, [&y.view(), &z.view()], layer.norm.with(eps), &mut x)?;
+        for Layer { qkv: wqkv, project, middle, up, down, norm } in layers {
+            wqkv.put(q, &plans.qkv, &x.view(), &mut qkv)?;
+            T::attention(k, q, &qkv.view(), &starts, &tiles, &mut z, hidden_u32, heads)?;
+            project.put(q, &plans.project, &z.view(), &mut y)?;
+            T::add_norm(k, q, &y.view(), &x.view(), &middle.weight, &middle.bias, &mut z, eps)?;
+            up.put(q, &plans.up, &z.view(), &mut wide)?;
+            T::gelu(k, q, &mut wide)?;
+            down.put(q, &plans.down, &wide.view(), &mut y)?;
+            T::add_norm(k, q, &y.view(), &z.view(), &norm.weight, &norm.bias, &mut x, eps)?;
             each(&x.view())?;
         }
-        T::pool(on, &x.view(), &starts, embeddings, hidden as u32)
+        T::pool(k, q, &x.view(), &starts, embeddings, hidden_u32)
     }
 }
 

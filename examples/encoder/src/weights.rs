@@ -69,45 +69,34 @@ impl Config {
     /// [`LoadError::Json`]; [`LoadError::Config`]: a value that this program does not have.
     pub fn parse(json: &[u8]) -> Result<Config, LoadError> {
         let config: Config = serde_json::from_slice(json)?;
-        let refuse = |field, found: &dyn ToString, supported: String| {
-            Err(LoadError::Config { field, found: found.to_string(), supported })
-        };
         let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
-        if config.hidden_act != "gelu" {
-            return refuse("hidden_act", &config.hidden_act, "gelu".into());
-        }
-        if config.position_embedding_type != "absolute" {
-            return refuse("position_embedding_type", &config.position_embedding_type, absolute());
-        }
-        if hidden == 0 || hidden % LANES != 0 || hidden > MAX_HIDDEN {
-            return refuse(
-                "hidden_size",
-                &hidden,
-                format!("multiples of {LANES} up to {MAX_HIDDEN}"),
-            );
-        }
-        if !HEAD_WIDTHS.iter().any(|width| width * heads == hidden) {
-            return refuse(
+        let is_text =
+            |field, found: &String, is: &str| (field, found.clone(), found == is, is.into());
+        let is_within = |field, found: usize, step: usize, most: usize| {
+            let is_good = found != 0 && found.is_multiple_of(step) && found <= most;
+            (field, found.to_string(), is_good, format!("multiples of {step} up to {most}"))
+        };
+        // So that no number of elements, nor of bytes, overflows.
+        let most = u32::MAX as usize / hidden.max(1);
+        let has_width = HEAD_WIDTHS.iter().any(|width| heads.checked_mul(*width) == Some(hidden));
+        let checks = [
+            is_text("hidden_act", &config.hidden_act, "gelu"),
+            is_text("position_embedding_type", &config.position_embedding_type, "absolute"),
+            is_within("hidden_size", hidden, LANES, MAX_HIDDEN),
+            (
                 "num_attention_heads",
-                &heads,
-                format!("heads of {HEAD_WIDTHS:?} elements"),
-            );
-        }
-        if config.intermediate_size == 0 || config.intermediate_size % 8 != 0 {
-            return refuse("intermediate_size", &config.intermediate_size, "multiples of 8".into());
-        }
-        let most = u32::MAX as usize;
-        let others = [
-            ("vocab_size", config.vocab_size),
-            ("intermediate_size", config.intermediate_size),
-            ("num_hidden_layers", config.num_hidden_layers),
-            ("max_position_embeddings", config.max_position_embeddings),
-            ("type_vocab_size", config.type_vocab_size),
+                heads.to_string(),
+                has_width,
+                format!("heads of {HEAD_WIDTHS:?}"),
+            ),
+            is_within("intermediate_size", config.intermediate_size, 8, most),
+            is_within("vocab_size", config.vocab_size, 1, most),
+            is_within("num_hidden_layers", config.num_hidden_layers, 1, most),
+            is_within("max_position_embeddings", config.max_position_embeddings, 1, most),
+            is_within("type_vocab_size", config.type_vocab_size, 1, most),
         ];
-        for (field, found) in others {
-            if found == 0 || found.saturating_mul(hidden) > most {
-                return refuse(field, &found, format!("1 to {}", most / hidden));
-            }
+        if let Some((field, found, _, supported)) = checks.into_iter().find(|check| !check.2) {
+            return Err(LoadError::Config { field, found, supported });
         }
         Ok(config)
     }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use gpu_await::half::f16;
 use serde_json::{Value, json};
 
-pub const VOCABULARY: usize = 50;
-pub const HIDDEN: usize = 64;
+pub(crate) const VOCABULARY: usize = 50;
+pub(crate) const HIDDEN: usize = 64;
 const HEADS: usize = 4;
 const WIDE: usize = 96;
 const LAYERS: usize = 2;
@@ -15,12 +15,12 @@ const POSITIONS: usize = 512;
 const EPS: f32 = 1e-12;
 
 /// A folder, which its drop removes.
-pub struct Tiny {
+pub(crate) struct Tiny {
     folder: PathBuf,
     tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
 }
 
-pub fn config() -> Value {
+pub(crate) fn config() -> Value {
     json!({
         "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
         "intermediate_size": WIDE, "max_position_embeddings": POSITIONS, "type_vocab_size": 2,
@@ -29,7 +29,7 @@ pub fn config() -> Value {
 }
 
 impl Tiny {
-    pub fn new(name: &str, prefix: &str, dtype: &str) -> std::io::Result<Tiny> {
+    pub(crate) fn new(name: &str, prefix: &str, dtype: &str) -> std::io::Result<Tiny> {
         let folder =
             std::env::temp_dir().join(format!("gpu-await-encoder-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&folder)?;
@@ -75,7 +75,7 @@ impl Tiny {
         Ok(Tiny { folder, tensors })
     }
 
-    pub fn folder(&self) -> &Path {
+    pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
@@ -108,7 +108,7 @@ impl Tiny {
     }
 
     /// The hidden states, the embedding's first, and the pooled embedding.
-    pub fn naive(&self, ids: &[u32]) -> (Vec<Vec<f32>>, Vec<f32>) {
+    pub(crate) fn naive(&self, ids: &[u32]) -> (Vec<Vec<f32>>, Vec<f32>) {
         let table = |name: &str, row: usize| {
             &self.get(&format!("embeddings.{name}_embeddings.weight"))[row * HIDDEN..][..HIDDEN]
         };
@@ -209,7 +209,7 @@ fn safetensors(
 }
 
 /// NaN is the largest.
-pub fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     let differences = a.iter().zip(b).map(|(a, b)| (a - b).abs());
     differences.fold(0.0, |worst: f32, x| if x.is_nan() { f32::INFINITY } else { worst.max(x) })
