@@ -82,6 +82,11 @@ __device__ float2 load2(const Half* p) { return unpacked(*(const u32*)p); }
 __device__ void store2(float* p, float x, float y) { *(float2*)p = make_float2(x, y); }
 __device__ void store2(Half* p, float x, float y) { *(u32*)p = packed(x, y); }
 
+template <typename T>
+struct __align__(16) Eight {
+    T x[8];
+};
+
 __device__ u32 least(u32 a, u32 b) { return a < b ? a : b; }
 
 __device__ float warp_sum(float x) {
@@ -155,14 +160,20 @@ __device__ void add_norm(const T* x, const T* residual, const T* weight, const T
     sum_and_norm(x + at, residual + at, hidden, weight, bias, eps, out + at);
 }
 
-// Launch: a thread for two elements; `pairs` is half their number.
+__device__ float gelu_of(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
+
+// Launch: a thread for eight elements; `eights` is their number.
 template <typename T>
-__device__ void gelu(T* x, u64 pairs) {
+__device__ void gelu(T* x, u64 eights) {
     const u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
-    if (i >= pairs) return;
-    const float2 p = load2(x + 2 * i);
-    const float root = 0.70710678118654752f;
-    store2(x + 2 * i, 0.5f * p.x * (1.0f + erff(p.x * root)), 0.5f * p.y * (1.0f + erff(p.y * root)));
+    if (i >= eights) return;
+    Eight<T> eight = ((const Eight<T>*)x)[i];
+#pragma unroll
+    for (u32 j = 0; j < 8; j += 2) {
+        const float2 p = load2(eight.x + j);
+        store2(eight.x + j, gelu_of(p.x), gelu_of(p.y));
+    }
+    ((Eight<T>*)x)[i] = eight;
 }
 
 // Launch: block_dim 512; grid_dim texts. A text without tokens, and one whose mean is 0, gives zeros.
@@ -438,7 +449,7 @@ __device__ void attention(const T* qkv, const u32* starts, const u32* tiles, T* 
                                                u32 hidden, float eps) {                                                                   \
         add_norm(x, residual, weight, bias, out, tokens, hidden, eps);                                                                    \
     }                                                                                                                                     \
-    extern "C" __global__ void gelu_##NAME(T* x, u64 pairs) { gelu(x, pairs); }                                                           \
+    extern "C" __global__ void gelu_##NAME(T* x, u64 eights) { gelu(x, eights); }                                                         \
     extern "C" __global__ void pool_##NAME(const T* x, const u32* starts, float* out, u32 tokens, u32 hidden) {                            \
         pool(x, starts, out, tokens, hidden);                                                                                             \
     }                                                                                                                                     \

@@ -75,8 +75,8 @@ kernel! {
 
 kernel! {
     /// `x = x / 2 * (1 + erf(x / sqrt(2)))`.
-    pub(crate) unsafe fn gelu<T>(x: &mut [T], pairs: u64 = x.len() / 2) where x.len() % 2 == 0;
-    launch = LaunchConfig::for_elements(x.len() / 2);
+    pub(crate) unsafe fn gelu<T>(x: &mut [T], eights: u64 = x.len() / 8) where x.len() % 8 == 0;
+    launch = LaunchConfig::for_elements(x.len() / 8);
     entry = [f32: "gelu_f32", f16: "gelu_f16"];
     ptx = PTX;
     host = gelu_twin;
@@ -252,7 +252,7 @@ fn norm<T: Precision>(x: &[f32], weight: &[T], bias: &[T], eps: f32, out: &mut [
     }
 }
 
-fn gelu_twin<T: Precision>(_: &Grid, x: &mut [T], _pairs: u64) {
+fn gelu_twin<T: Precision>(_: &Grid, x: &mut [T], _eights: u64) {
     for x in x {
         let wide = x.to_f32();
         *x = T::from_f32(0.5 * wide * (1.0 + erf(wide * std::f32::consts::FRAC_1_SQRT_2)));

@@ -143,7 +143,7 @@ async fn embed<T: Precision>(
     }
     let mut out = BufWriter::new(File::create(out)?);
     let mut layers = layers.map(|file| File::create(file).map(BufWriter::new)).transpose()?;
-    let mut lane = model.lane(max_tokens, encoder::MAX_TEXTS)?;
+    let mut lane = model.lane(max_tokens, encoder::MAX_TEXTS).await?;
     let mut rest: Vec<&[u32]> = texts.iter().map(|text| &text[..]).collect();
     while !rest.is_empty() {
         let mut tokens = 0;
@@ -153,11 +153,10 @@ async fn embed<T: Precision>(
         };
         let count = rest.iter().take(encoder::MAX_TEXTS).take_while(fits).count();
         let batch: Vec<&[u32]> = rest.drain(..count).collect();
-        let embeddings = lane.embed(&batch).await?;
+        out.write_all(bytemuck::cast_slice(lane.embed(&batch).await?))?;
         if rest.len() + count == texts.len() {
             println!("first_answer {:.1} ms", ms(start.elapsed()));
         }
-        out.write_all(bytemuck::cast_slice(&embeddings[..count * hidden]))?;
         let Some(layers) = &mut layers else { continue };
         let states = lane.hidden_states(&batch).await?;
         let mut first = 0;
@@ -187,7 +186,8 @@ async fn bench<T: Precision>(
     let texts: Vec<Vec<u32>> =
         (0..batch).map(|text| (0..tokens).map(|at| id(text, at)).collect()).collect();
     let texts: Vec<&[u32]> = texts.iter().map(|text| &text[..]).collect();
-    let mut lanes = [model.lane(batch * tokens, batch)?, model.lane(batch * tokens, batch)?];
+    let mut lanes =
+        [model.lane(batch * tokens, batch).await?, model.lane(batch * tokens, batch).await?];
     lanes[0].embed(&texts).await?;
     println!("first_answer {:.1} ms", ms(start.elapsed()));
     for lane in &mut lanes {

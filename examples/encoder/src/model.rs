@@ -6,16 +6,16 @@
 //! | [`Lane`] | a stream with its own memory, which embeds one batch at a time |
 //! | [`Shape`] | extents of a batch, rounded up; a lane has a graph for each |
 //!
-//! A batch is three operations: its packed tokens go up, its graph is launched, its embeddings come down. The arguments of a shape's graph are
-//! the same each time, so that the closure which wrote it does not run again, and a launch is one call of the driver.
+//! A batch is one launch of its shape's graph, which reads packed tokens from the host's memory and writes embeddings there. A lane passes the same
+//! arguments each time, so that the closure which wrote the graph does not run again, and a launch is one call of the driver.
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use gpu_await::{
-    Device, DeviceBuffer, DeviceKind, Frozen, Graph, In, InOut, Out, PinnedBuffer, Queue, Result,
-    Stream, View, ViewMut,
+    Device, DeviceBuffer, DeviceKind, Frozen, Graph, In, InOut, Mapped, Out, Queue, Result, Stream,
+    View, ViewMut,
 };
 use gpu_await_libs::{Blas, Gemm};
 
@@ -235,15 +235,16 @@ impl<T: Precision> Model<T> {
     ///
     /// # Errors
     /// Out of device memory; the device is lost or closed.
-    pub fn lane(&self, tokens: usize, texts: usize) -> Result<Lane<T>> {
-        let stream = self.0.device.stream()?;
+    pub async fn lane(&self, tokens: usize, texts: usize) -> Result<Lane<T>> {
+        let (device, stream) = (&self.0.device, self.0.device.stream()?);
         let most = Shape::holding(tokens, texts);
+        let embeddings_len = most.texts * self.0.config.hidden_size;
         // Zeros: rows of no text are computed as well, and need a value.
         Ok(Lane {
             core: self.0.clone(),
-            packed: stream.zeros(most.packed_len()).queued()?,
+            packed: device.pinned_async(most.packed_len()).await?.into_mapped(),
+            embeddings: device.pinned_async(embeddings_len).await?.into_mapped(),
             scratch: stream.zeros(most.scratch_len(&self.0.config)).queued()?,
-            embeddings: stream.zeros(most.texts * self.0.config.hidden_size).queued()?,
             stream,
             graphs: HashMap::new(),
         })
@@ -297,8 +298,10 @@ impl<T: Precision> Core<T> {
         let Config { hidden_size: hidden, layer_norm_eps: eps, .. } = self.config;
         let Shape { tokens, texts } = shape;
         let (ids, positions) = (packed.slice(..tokens)?, packed.slice(tokens..2 * tokens)?);
-        let starts = packed.slice(2 * tokens..2 * tokens + texts + 1)?;
-        let tiles = packed.slice(2 * tokens + texts + 1..)?;
+        // Each layer reads these, so they come over the bus once, beside the first kernel.
+        let mut ends = q.empty(packed.len() - 2 * tokens)?;
+        q.copy(&packed.slice(2 * tokens..)?, &mut ends)?;
+        let (starts, tiles) = (ends.slice(..texts + 1)?, ends.slice(texts + 1..)?);
         let (mut x, rest) = scratch.split_at_mut(tokens * hidden)?;
         let (mut y, rest) = rest.split_at_mut(tokens * hidden)?;
         let (mut z, rest) = rest.split_at_mut(tokens * hidden)?;
@@ -339,9 +342,10 @@ impl<T: Precision> Core<T> {
 pub struct Lane<T: Precision> {
     core: Arc<Core<T>>,
     stream: Stream,
-    packed: DeviceBuffer<u32>,
+    /// In host memory, which kernels use in place: a batch is one launch, without copies around it.
+    packed: Mapped<u32>,
+    embeddings: Mapped<f32>,
     scratch: DeviceBuffer<T>,
-    embeddings: DeviceBuffer<f32>,
     graphs: HashMap<Shape, Graph<Slots<T>>>,
 }
 
@@ -349,25 +353,22 @@ pub struct Lane<T: Precision> {
 type Slots<T> = (In<u32>, InOut<T>, Out<f32>);
 
 impl<T: Precision> Lane<T> {
-    /// Embeds texts: a row for each, and rows of zeros. At least one text, each with at least one token; ids beyond the vocabulary count as
-    /// its last. Resolves when the embeddings are on the host. Dropped, it leaves the device working; the lane can be used at once.
+    /// Embeds texts, a row for each. At least one text, each with at least one token; ids beyond the vocabulary count as its last. Resolves
+    /// when the embeddings are on the host. Dropped, it leaves the device working, for which the next batch waits.
     ///
     /// # Errors
     /// More tokens or texts than the lane was made for; out of memory; the device is lost or closed.
-    pub async fn embed(&mut self, texts: &[&[u32]]) -> Result<PinnedBuffer<f32>> {
-        let shape = Shape::holding(texts.iter().map(|text| text.len()).sum(), texts.len());
+    pub async fn embed(&mut self, texts: &[&[u32]]) -> Result<&[f32]> {
+        let shape = self.pack(texts).await?;
         self.prepare(shape).await?;
-        let packed = self.packed(shape, texts).await?;
-        let Lane { core, stream, packed: to, scratch, embeddings, graphs } = self;
-        let mut to = to.slice_mut(..packed.len())?;
+        let Lane { core, stream, packed, scratch, embeddings, graphs } = self;
+        let hidden = core.config.hidden_size;
+        let packed = packed.slice(..shape.packed_len())?;
         let mut scratch = scratch.slice_mut(..shape.scratch_len(&core.config))?;
-        let mut embeddings = embeddings.slice_mut(..shape.texts * core.config.hidden_size)?;
-        let op = stream.batch(|q| {
-            drop(q.upload_into(packed, &mut to)?);
-            graphs[&shape].launch(q, (&to, &mut scratch, &mut embeddings))?;
-            q.download(&embeddings)
-        });
-        op.await
+        let mut rows = embeddings.view_mut();
+        let mut rows = rows.slice_mut(..shape.texts * hidden)?;
+        graphs[&shape].launch(stream, (&packed, &mut scratch, &mut rows)).await?;
+        Ok(&embeddings.host().await?[..texts.len() * hidden])
     }
 
     /// Makes the graph for batches of a shape, if there is none. Before serving: plans and graphs take milliseconds.
@@ -410,32 +411,34 @@ impl<T: Precision> Lane<T> {
     /// # Errors
     /// As [`embed`](Self::embed).
     pub async fn hidden_states(&mut self, texts: &[&[u32]]) -> Result<Vec<Vec<f32>>> {
-        let tokens = texts.iter().map(|text| text.len()).sum();
-        let shape = Shape::holding(tokens, texts.len());
+        let shape = self.pack(texts).await?;
         let plans = self.core.plans(shape.tokens).await?;
-        let packed = self.packed(shape, texts).await?;
-        let Lane { core, stream, packed: to, scratch, embeddings, .. } = self;
-        let len = tokens * core.config.hidden_size;
-        let mut to = to.slice_mut(..packed.len())?;
+        let Lane { core, stream, packed, scratch, embeddings, .. } = self;
+        let hidden = core.config.hidden_size;
+        let len = texts.iter().map(|text| text.len()).sum::<usize>() * hidden;
+        let packed = packed.slice(..shape.packed_len())?;
         let scratch = scratch.slice_mut(..shape.scratch_len(&core.config))?;
-        let mut embeddings = embeddings.slice_mut(..shape.texts * core.config.hidden_size)?;
+        let mut rows = embeddings.view_mut();
+        let mut rows = rows.slice_mut(..shape.texts * hidden)?;
         let op = stream.batch(|q| {
-            drop(q.upload_into(packed, &mut to)?);
             let mut states = Vec::new();
             let mut each = |state: &View<'_, T>| {
                 states.push(q.download(&state.slice(..len)?)?);
                 Ok(())
             };
-            core.forward(q, (shape, &plans), &to.view(), scratch, &mut embeddings, &mut each)?;
+            core.forward(q, (shape, &plans), &packed, scratch, &mut rows, &mut each)?;
             Ok(states)
         });
         let states = op.await?;
         Ok(states.iter().map(|state| state.iter().map(|x| x.to_f32()).collect()).collect())
     }
 
-    async fn packed(&self, shape: Shape, texts: &[&[u32]]) -> Result<PinnedBuffer<u32>> {
-        let mut packed = self.core.device.pinned_async(shape.packed_len()).await?;
-        shape.pack(texts, &mut packed);
-        Ok(packed)
+    /// Packs texts behind the lane's last batch.
+    async fn pack(&mut self, texts: &[&[u32]]) -> Result<Shape> {
+        let shape = Shape::holding(texts.iter().map(|text| text.len()).sum(), texts.len());
+        // Whether there is room, before the slice below.
+        self.packed.slice(..shape.packed_len())?;
+        shape.pack(texts, &mut self.packed.host().await?[..shape.packed_len()]);
+        Ok(shape)
     }
 }

@@ -53,7 +53,7 @@ impl Service {
     ) -> Result<(Service, BatchWorker)> {
         let mut lanes = Vec::new();
         for _ in 0..LANES {
-            let mut lane = model.lane(max_tokens, MAX_TEXTS)?;
+            let mut lane = model.lane(max_tokens, MAX_TEXTS).await?;
             for shape in Shape::all(max_tokens, MAX_TEXTS) {
                 lane.warm(shape).await?;
             }
@@ -73,15 +73,17 @@ impl Service {
             async move {
                 let lane = lanes.lock().unwrap_or_else(PoisonError::into_inner).pop();
                 // As many batches as lanes are in flight; one that panicked took its lane with it.
-                let mut lane: Lane<T> =
-                    lane.map_or_else(|| model.lane(max_tokens, MAX_TEXTS), Ok)?;
+                let mut lane: Lane<T> = match lane {
+                    Some(lane) => lane,
+                    None => model.lane(max_tokens, MAX_TEXTS).await?,
+                };
                 let texts: Vec<&[u32]> = texts.iter().map(|text| &text[..]).collect();
-                let rows = lane.embed(&texts).await;
+                let rows = lane
+                    .embed(&texts)
+                    .await
+                    .map(|rows| rows.chunks(hidden).map(|row| Ok(row.to_vec())).collect());
                 lanes.lock().unwrap_or_else(PoisonError::into_inner).push(lane);
-                let rows = rows?;
-                Ok::<_, Error>(
-                    rows.chunks(hidden).take(texts.len()).map(|row| Ok(row.to_vec())).collect(),
-                )
+                rows
             }
         });
         Ok((Service { batcher, max_len, vocabulary }, worker))
