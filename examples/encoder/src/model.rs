@@ -24,7 +24,7 @@ use crate::load;
 use crate::weights::{Config, Folder, LoadError};
 
 /// Of a product. In a graph each product keeps as much, so that the default, 32 MiB, would be gigabytes for all shapes.
-const WORKSPACE_BYTES: usize = 4 << 20;
+const WORKSPACE_BYTES: usize = 1 << 20;
 
 /// Weights and code on one device. Cheap to clone; nothing in it changes.
 pub struct Model<T: Precision>(Arc<Core<T>>);
@@ -120,31 +120,38 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The smallest that holds so many tokens and texts. Tokens: 16, 32, multiples of 64 up to 1,024, then eight an octave. Texts: powers of 4.
+    /// The smallest that holds so many tokens and texts. Tokens: 16, 32, multiples of 64 up to 1,024, then eight an octave. Texts: powers of 8.
     #[must_use]
     pub fn holding(tokens: usize, texts: usize) -> Shape {
         let octave = tokens.next_power_of_two();
-        let tokens = if tokens <= 64 {
-            octave.max(16)
-        } else {
-            tokens.next_multiple_of((octave / 8).max(64))
-        };
-        let texts = texts.next_power_of_two();
-        Shape { tokens, texts: if texts.ilog2().is_multiple_of(2) { texts } else { 2 * texts } }
+        let step = if octave <= 64 { octave.max(16) } else { (octave / 8).max(64) };
+        let texts = (0..).map(|power| 8usize.pow(power)).find(|most| *most >= texts);
+        Shape { tokens: tokens.max(1).next_multiple_of(step), texts: texts.unwrap_or(usize::MAX) }
     }
 
     /// All that hold batches of at most so many tokens and texts.
+    #[must_use]
     pub fn all(tokens: usize, texts: usize) -> Vec<Shape> {
-        let mut shapes: Vec<Shape> = Vec::new();
-        for texts in (0..).map(|power| 4usize.pow(power)).take_while(|n| *n < 4 * texts) {
-            let mut next = texts.div_ceil(4);
-            while next <= tokens {
-                let shape = Shape::holding(next, texts);
-                shapes.push(shape);
-                next = shape.tokens + 1;
+        let mut shapes = Vec::new();
+        let (mut least, mut next) = (1, 1);
+        while least <= texts {
+            let shape = Shape::holding(next, least);
+            shapes.push(shape);
+            next = shape.tokens + 1;
+            if next > tokens {
+                least = shape.texts + 1;
+                next = least;
             }
         }
         shapes
+    }
+
+    /// The lengths of texts that fill it.
+    #[must_use]
+    pub fn filling(&self) -> Vec<usize> {
+        let mut lengths = vec![1; self.texts.min(self.tokens)];
+        lengths[0] += self.tokens - lengths.len();
+        lengths
     }
 
     /// Tiles of queries: each text has one for 64 of its tokens, and one for the rest.
@@ -204,8 +211,7 @@ impl<T: Precision> Model<T> {
     pub async fn load(device: &Device, folder: &Arc<Folder>) -> Result<Model<T>, LoadError> {
         let (on, of) = (device.clone(), folder.clone());
         let weights = tokio::task::spawn_blocking(move || load::upload::<T>(&on, &of));
-        let kernels = T::load(device).await?;
-        let blas = Blas::load(device).await?;
+        let (kernels, blas) = tokio::try_join!(T::load(device), Blas::load(device))?;
         let weights =
             weights.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
         let (weights, mut next) = (weights.freeze().await?, 0);
@@ -400,10 +406,9 @@ impl<T: Precision> Lane<T> {
         if self.core.device.kind() == DeviceKind::Host {
             return Ok(());
         }
-        // As many tokens as make this shape, in as many texts.
-        let texts = vec![&[0u32][..]; shape.texts - 1];
-        let last = vec![0; shape.tokens - texts.len()];
-        self.embed(&[&texts[..], &[&last]].concat()).await.map(drop)
+        let texts: Vec<_> = shape.filling().into_iter().map(|len| vec![0; len]).collect();
+        let texts: Vec<&[u32]> = texts.iter().map(|text| &text[..]).collect();
+        self.embed(&texts).await.map(drop)
     }
 
     /// The hidden states of texts, as `f32`: for each layer, the embedding first, a row for each token, one text behind the other.
