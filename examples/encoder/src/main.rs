@@ -96,16 +96,7 @@ fn main() -> ExitCode {
 
 async fn run<T: Precision>(options: Options, start: Instant) -> Result<(), Failed> {
     let folder = Arc::new(Folder::open(&options.model)?);
-    let device = match options.device.as_str() {
-        "auto" => Device::cuda_or_host()?,
-        "host" => Device::host(),
-        name => {
-            let ordinal = name.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
-            Device::cuda(
-                ordinal.ok_or_else(|| format!("no device `{name}`: cuda:N, host, or auto"))?,
-            )?
-        }
-    };
+    let device = Device::builder().named(&options.device)?;
     eprintln!("device {device}");
     let model = Model::<T>::load(&device, &folder).await?;
     eprintln!("loaded {:.1} ms", ms(start.elapsed()));

@@ -265,10 +265,8 @@ impl<T: Precision> Clone for Model<T> {
 
 impl<T: Precision> Core<T> {
     async fn plans(&self, tokens: usize) -> Result<Arc<Plans<T>>> {
-        let known = |plans: &Mutex<HashMap<_, Arc<Plans<T>>>>| {
-            plans.lock().unwrap_or_else(PoisonError::into_inner).get(&tokens).cloned()
-        };
-        if let Some(plans) = known(&self.plans) {
+        let known = self.plans.lock().unwrap_or_else(PoisonError::into_inner).get(&tokens).cloned();
+        if let Some(plans) = known {
             return Ok(plans);
         }
         let (hidden, wide) = (self.config.hidden_size, self.config.intermediate_size);

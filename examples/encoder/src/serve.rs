@@ -89,14 +89,6 @@ impl Service {
         Ok((Service { batcher, max_len, vocabulary }, worker))
     }
 
-    /// Embeds a text.
-    ///
-    /// # Errors
-    /// Too many wait, or it cannot be answered in time; what the device says.
-    pub async fn embed(&self, ids: Vec<u32>) -> Result<Vec<f32>> {
-        self.batcher.with_weight(ids.len() as u64).call(ids).await
-    }
-
     fn check(&self, ids: &[u32]) -> std::result::Result<(), String> {
         if ids.is_empty() || ids.len() > self.max_len {
             return Err(format!(
