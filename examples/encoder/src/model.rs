@@ -124,7 +124,7 @@ impl Shape {
     #[must_use]
     pub fn holding(tokens: usize, texts: usize) -> Shape {
         let octave = tokens.next_power_of_two();
-        let step = if octave <= 64 { octave.max(16) } else { (octave / 8).max(64) };
+        let step = if octave <= 64 { octave.max(16) } else { (octave / 16).max(64) };
         let texts = (0..).map(|power| 8usize.pow(power)).find(|most| *most >= texts);
         Shape { tokens: tokens.max(1).next_multiple_of(step), texts: texts.unwrap_or(usize::MAX) }
     }
