@@ -1,7 +1,8 @@
 //! What does a step of a decoder over a cache of blocks cost, and what does it wait for beside onboarding?
 //!
-//! A step serves 64 requests that have 4 blocks of 64 KiB each: it uploads the 256 numbers of their blocks, launches 16 kernels that read all of
-//! these blocks and write the last one of each request, and downloads 64 results. Blocks of requests change hands between steps.
+//! A step serves 64 requests that have 4 blocks of 64 KiB each: a kernel fetches the 256 numbers of their blocks from mapped host memory, 16 kernels read
+//! all of these blocks and write the last one of each request, and the last of them leaves 64 results in mapped host memory. So the step needs no copy
+//! engine, which other copies may keep busy. Blocks of requests change hands between steps.
 //!
 //! | line | the step |
 //! |---|---|
@@ -22,8 +23,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use gpu_await::{
-    CopyBy, Device, DeviceBuffer, DeviceSlab, Grid, HostSlab, LaunchConfig, ListOutcome, Op,
-    PinnedBuffer, Queue, Region, Result, Stream, kernel,
+    CopyBy, Device, DeviceBuffer, DeviceSlab, Grid, HostSlab, LaunchConfig, ListOutcome, Mapped,
+    Op, Queue, Region, Result, Stream, kernel,
 };
 use measure::{Sorted, print, rounds, us, window};
 use tokio::runtime::Runtime;
@@ -83,14 +84,27 @@ fn attend_twin(
     }
 }
 
+kernel! {
+    /// `to[i] = from[i]`, of which `from` is host memory.
+    unsafe fn fetch(from: &[u32], to: Out<[u32]>, n: u32 = to.len()) where from.len() == to.len();
+    launch = LaunchConfig::for_elements(to.len());
+    cuda = "extern \"C\" __global__ void fetch(const unsigned* from, unsigned* to, unsigned n) {
+        unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+        if (i < n) to[i] = from[i];
+    }";
+    host = |_: &Grid, from: &[u32], to: &mut [u32], _: u32| to.copy_from_slice(from);
+}
+
 struct Cache {
     stream: Stream,
     attend: attend,
+    fetch: fetch,
+    asked: Mapped<u32>,
+    answers: Mapped<f32>,
     slab: Arc<Mutex<DeviceSlab<f32>>>,
     /// For who orders by hand.
     bare: DeviceBuffer<f32>,
     numbers: DeviceBuffer<u32>,
-    out: DeviceBuffer<f32>,
     region: Region,
     bare_region: Region,
     /// By request, one behind the other.
@@ -105,8 +119,10 @@ impl Cache {
             attend: attend::load(&stream.device()).await?,
             slab: Arc::new(Mutex::new(stream.slab(BLOCKS, BLOCK).await?)),
             bare: stream.zeros(BLOCKS * BLOCK).await?,
+            fetch: fetch::load(&stream.device()).await?,
+            asked: stream.pinned(REQUESTS * EACH)?.into_mapped(),
+            answers: stream.pinned(REQUESTS)?.into_mapped(),
             numbers: stream.zeros(REQUESTS * EACH).await?,
-            out: stream.zeros(REQUESTS).await?,
             region: Region::new(),
             bare_region: Region::new(),
             blocks: (0..(REQUESTS * EACH) as u32).collect(),
@@ -117,64 +133,62 @@ impl Cache {
     }
 
     /// One request ends, another one has its blocks in another order.
-    fn change(&mut self) -> Result<PinnedBuffer<u32>> {
+    async fn change(&mut self) -> Result<()> {
         let request = self.steps as usize % REQUESTS;
         self.steps += 1;
         self.blocks[request * EACH..][..EACH].rotate_left(1);
-        let mut host = self.stream.pinned(self.blocks.len())?;
-        host.copy_from_slice(&self.blocks);
-        Ok(host)
+        self.asked.host().await?.copy_from_slice(&self.blocks);
+        Ok(())
     }
 
     async fn step(&mut self, is_tracked: bool) -> Result<()> {
-        let host = self.change()?;
+        self.change().await?;
         let (written, read) = named(&self.blocks);
-        self.stream.upload_into(host, &mut self.numbers).without_value().queued()?;
-        for _ in 0..LAYERS {
-            let (numbers, out) = (&self.numbers, &mut self.out);
-            let (len, each) = (BLOCK as u32, EACH as u32);
-            if is_tracked {
-                let mut slab = self.slab.lock().unwrap();
-                let mut slab = slab.naming_mut(&written)?.reading(&read)?;
-                self.attend.launch(&self.stream, &mut slab, numbers, out, len, each).queued()?;
-            } else {
+        let (len, each) = (BLOCK as u32, EACH as u32);
+        let Cache { stream, attend, fetch, asked, answers, numbers, .. } = self;
+        fetch.launch(stream, &*asked, numbers).queued()?;
+        if is_tracked {
+            let mut slab = self.slab.lock().unwrap();
+            let mut named = slab.naming_mut(&written)?.reading(&read)?;
+            for _ in 0..LAYERS {
+                attend.launch(stream, &mut named, numbers, answers, len, each).queued()?;
+            }
+        } else {
+            for _ in 0..LAYERS {
                 // SAFETY: one stream uses it, and it outlives the await.
                 let mut slab = unsafe { self.bare.view_mut().untracked() };
-                self.attend.launch(&self.stream, &mut slab, numbers, out, len, each).queued()?;
+                attend.launch(stream, &mut slab, numbers, answers, len, each).queued()?;
             }
         }
-        self.stream.download(&self.out).await.map(drop)
+        self.answers.host().await.map(drop)
     }
 
     async fn replayed(&mut self, is_tracked: bool) -> Result<()> {
-        let host = self.change()?;
+        self.change().await?;
         let (written, read) = named(&self.blocks);
-        self.stream.upload_into(host, &mut self.numbers).without_value().queued()?;
-        let Cache { attend, slab, bare, numbers, out, stream, .. } = self;
+        let (len, each) = (BLOCK as u32, EACH as u32);
+        let Cache { attend, fetch, asked, answers, slab, bare, numbers, stream, .. } = self;
         let region = if is_tracked { &mut self.region } else { &mut self.bare_region };
         {
             let mut slab = slab.lock().unwrap();
-            stream
-                .replay(region, |q: &Queue<'_>| {
-                    for _ in 0..LAYERS {
-                        let (len, each) = (BLOCK as u32, EACH as u32);
-                        if is_tracked {
-                            let mut slab = slab.naming_mut(&written)?.reading(&read)?;
-                            attend.launch(q, &mut slab, numbers, out, len, each)?;
-                        } else {
-                            // SAFETY: one stream uses it, and it outlives the await.
-                            let mut slab = unsafe { bare.view_mut().untracked() };
-                            attend.launch(q, &mut slab, numbers, out, len, each)?;
-                        }
+            let mut named = slab.naming_mut(&written)?.reading(&read)?;
+            let list = stream.replay(region, |q: &Queue<'_>| {
+                fetch.launch(q, &*asked, numbers)?;
+                (0..LAYERS).try_for_each(|_| {
+                    if is_tracked {
+                        return attend.launch(q, &mut named, numbers, answers, len, each);
                     }
-                    Ok(())
+                    // SAFETY: one stream uses it, and it outlives the await.
+                    let mut slab = unsafe { bare.view_mut().untracked() };
+                    attend.launch(q, &mut slab, numbers, answers, len, each)
                 })
-                .queued()?;
+            });
+            list.queued()?;
         }
         let mut lists = region.last_run().iter();
         let is_right = lists.all(|list| matches!(list.outcome, ListOutcome::Replayed { .. }));
         self.differs += usize::from(self.steps > 8 && !is_right);
-        stream.download(out).await.map(drop)
+        self.answers.host().await.map(drop)
     }
 }
 

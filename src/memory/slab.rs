@@ -219,9 +219,13 @@ impl<T: Element> NamedBlocksMut<'_, T> {
     /// ```
     pub fn reading(mut self, numbers: &[u32]) -> Result<Self> {
         check_all(numbers, self.slab.block_count())?;
-        let mut written = self.blocks.used.0.clone();
-        written.sort_unstable();
-        let is_read = |number: &&u32| written.binary_search(number).is_err();
+        let mut written = vec![0_u64; self.slab.block_count().div_ceil(64)];
+        self.blocks
+            .used
+            .0
+            .iter()
+            .for_each(|number| written[*number as usize / 64] |= 1 << (number % 64));
+        let is_read = |number: &&u32| written[**number as usize / 64] >> (*number % 64) & 1 == 0;
         self.blocks.read.0.extend(numbers.iter().filter(is_read));
         Ok(self)
     }
