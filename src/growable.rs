@@ -321,6 +321,8 @@ async fn on_errands<R: Send + 'static>(
     engine: &Arc<Engine>,
     work: impl FnOnce() -> Result<R> + Send + 'static,
 ) -> Result<R> {
+    // In the child of a fork, nobody does its parent's errands.
+    engine.check_open()?;
     let (task, result) = package(Process::remembered(), Unwanted::IsDone, work);
     engine.errand(move |_| task());
     match result.await {

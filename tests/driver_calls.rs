@@ -67,6 +67,8 @@ mod errors;
 mod events;
 #[path = "driver_calls/failures.rs"]
 mod failures;
+#[path = "driver_calls/forks.rs"]
+mod forks;
 #[path = "driver_calls/gates.rs"]
 mod gates;
 #[path = "driver_calls/graph.rs"]

@@ -283,7 +283,7 @@ use driver;
 /// [`driver`] for a call that older drivers lack.
 macro_rules! newer {
     ($self:ident.$call:ident($($arg:expr),* $(,)?)) => {
-        match $self.api.$call {
+        match &$self.api.$call {
             Some(call) => {
                 // SAFETY: the callers of `Backend` keep its contract: live handles, live memory.
                 $crate::backend::cuda::api::check(stringify!($call), unsafe { call($($arg),*) })

@@ -212,7 +212,7 @@ verbs! {
 
     /// Allocates device memory in `blocks` blocks of `block_len` elements, zeroed. Ready proves *complete on the device*.
     ///
-    /// See [`DeviceSlab`]. The library remembers 16 bytes a block on the host.
+    /// See [`DeviceSlab`]. The library remembers 16 bytes a block on the host. Blocks without elements are no blocks: there are 0 then.
     ///
     /// # Errors
     /// Out of device memory; [`ErrorDetail::TooLarge`], also of 2^32 blocks or more; a device that is lost or closed.
@@ -227,8 +227,8 @@ verbs! {
     /// device*, and for pieces in pinned memory *visible to the host*.
     ///
     /// A piece is a source and a destination of equal length: views of buffers, of [`Mapped`](crate::Mapped) memory, of blocks of
-    /// [slabs](crate::DeviceSlab). (`zip` of two lists of blocks ends where the shorter one does, and nothing is told: compare their lengths.) The pieces are copied in no order, so no byte that one writes may be touched by another. Each is ordered
-    /// with other work by the memory that it touches; the copy is ordered as a whole, behind all work that any piece waits for.
+    /// [slabs](crate::DeviceSlab). (`zip` of two lists of blocks ends where the shorter one does, and nothing is told: compare their
+    /// lengths.) The pieces are copied in no order, so no byte that one writes may be touched by another. Each is ordered with other work by the memory that it touches; the copy is ordered as a whole, behind all work that any piece waits for.
     ///
     /// | moved by | fast for | takes |
     /// |---|---|---|

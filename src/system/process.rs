@@ -8,6 +8,7 @@
 //! |---|---|
 //! | a [`PerProcess`] value | its own |
 //! | counters of ids and names, hints, functions of loaded libraries, the number of GPUs | inherited: the child continues from its parent's value |
+//! | entry points of the driver | refuse, if the parent had initialized it |
 //! | gates and turns of tests on a GPU, calls that take the driver's lock | not used: CUDA does not work there |
 //!
 //! # Invariants
@@ -27,7 +28,7 @@ static COUNTED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::n
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// What a child does before its own code runs.
-static IN_CHILD: OnceLock<fn()> = OnceLock::new();
+static IN_CHILD: [OnceLock<fn()>; 2] = [const { OnceLock::new() }; 2];
 
 /// A process, among those that were forked from one another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +60,12 @@ impl Process {
 }
 
 /// Has each child of a fork call `run` before its own code runs, on its only thread: it may neither wait for a lock nor allocate.
+/// There are as many places as callers.
 pub(crate) fn in_child(run: fn()) {
-    IN_CHILD.get_or_init(|| run);
+    count_forks();
+    let is_its = |place: &OnceLock<fn()>| std::ptr::fn_addr_eq(*place.get_or_init(|| run), run);
+    let is_there = IN_CHILD.iter().any(is_its);
+    debug_assert!(is_there, "no place is left");
 }
 
 /// Has the system call [`after_fork`] in each child.
@@ -82,9 +87,7 @@ fn count_forks() {
 
 #[cfg_attr(any(not(unix), miri), expect(dead_code, reason = "there are no forks"))]
 extern "C" fn after_fork() {
-    if let Some(run) = IN_CHILD.get() {
-        run();
-    }
+    IN_CHILD.iter().filter_map(OnceLock::get).for_each(|run| run());
     // ORDERING: Relaxed, as above.
     FORKS.fetch_add(1, Ordering::Relaxed);
 }

@@ -341,6 +341,16 @@ impl StandIn {
         count()
     }
 
+    /// Forks, as `fork(2)` does, while no other thread is in the stand-in.
+    ///
+    /// # Safety
+    /// The other threads of the process hold no lock that the child needs.
+    pub unsafe fn fork(&self) -> c_int {
+        // SAFETY: the stand-in's function of this name has this type.
+        let fork = unsafe { self.function::<extern "C" fn() -> c_int>(b"standin_fork\0") };
+        fork()
+    }
+
     /// Stops every queued command until the guard is dropped.
     pub fn hold(&self) -> Held<'_> {
         self.set_hold(1);

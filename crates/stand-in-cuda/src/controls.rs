@@ -47,6 +47,14 @@ pub(crate) extern "C" fn standin_log_thread_only(on: c_int) {
     lock().journal.keep_only((on != 0).then(thread_number));
 }
 
+/// Forks while no other thread is in the stand-in, so that the child finds its lock open.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_fork() -> c_int {
+    let _world = lock();
+    // SAFETY: the caller says what its other threads may be in.
+    unsafe { libc::fork() }
+}
+
 /// The number that the journal gives the calling thread.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn standin_thread() -> u64 {

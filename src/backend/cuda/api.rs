@@ -6,7 +6,9 @@
 //!
 //! More than 500 lines: the table of entry points, and the types that they take.
 
+use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
+use std::ops::Deref;
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -17,6 +19,7 @@ use crate::backend::{DriverResult, HostCallback, Place, RowCopy};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::system;
 use crate::system::library;
+use crate::system::process;
 
 /// A driver object.
 pub(super) type Handle = *mut c_void;
@@ -181,6 +184,40 @@ impl From<&RowCopy> for Memcpy2d {
 #[derive(Clone, Copy)]
 pub(super) struct IpcHandle(pub(super) [u8; 64]);
 
+/// `CUDA_ERROR_NOT_INITIALIZED`.
+const NOT_INITIALIZED: c_int = 3;
+
+/// An entry point of the driver, which is called as the function that it is.
+///
+/// In the child of a fork it refuses: the child has a copy of the driver's memory and shares what that maps, so that even a question (`cuStreamQuery`)
+/// writes where the parent writes, whose work then never ends (`a_child_makes_no_call`).
+pub(super) struct EntryPoint<F> {
+    function: UnsafeCell<F>,
+    refuses: F,
+}
+
+// SAFETY: it is written by `leave_to_the_parent` alone, when the process has one thread.
+unsafe impl<F: Sync> Sync for EntryPoint<F> {}
+
+impl<F: Copy> EntryPoint<F> {
+    /// # Safety
+    /// The process has one thread, which is in no deref.
+    unsafe fn leave_to_the_parent(&self) {
+        // SAFETY: nobody else is there to read it, by this function's contract.
+        unsafe { *self.function.get() = self.refuses };
+    }
+}
+
+impl<F> Deref for EntryPoint<F> {
+    type Target = F;
+
+    #[inline(always)]
+    fn deref(&self) -> &F {
+        // SAFETY: it is written while no other thread exists, and this one, which was forked in another place, has no reference.
+        unsafe { &*self.function.get() }
+    }
+}
+
 macro_rules! entry_points {
     (
         newer { $($(#[$newer_if:meta])* $newer:ident($($newer_type:ty),*);)+ }
@@ -189,8 +226,8 @@ macro_rules! entry_points {
         /// The entry points that this crate calls.
         #[expect(non_snake_case, reason = "the driver's names")]
         pub(super) struct Api {
-            $(pub(super) $name: unsafe extern "C" fn($($type),*) -> c_int,)+
-            $($(#[$newer_if])* pub(super) $newer: Option<unsafe extern "C" fn($($newer_type),*) -> c_int>,)+
+            $(pub(super) $name: EntryPoint<unsafe extern "C" fn($($type),*) -> c_int>,)+
+            $($(#[$newer_if])* pub(super) $newer: Option<EntryPoint<unsafe extern "C" fn($($newer_type),*) -> c_int>>,)+
             /// The file that it was loaded from.
             file: String,
         }
@@ -205,7 +242,9 @@ macro_rules! entry_points {
                         let found = unsafe {
                             library.get::<unsafe extern "C" fn($($type),*) -> c_int>(symbol)
                         };
-                        *found.map_err(|_| ErrorDetail::MissingSymbol { symbol: stringify!($name) })?
+                        let found = *found.map_err(|_| ErrorDetail::MissingSymbol { symbol: stringify!($name) })?;
+                        unsafe extern "C" fn refused($(_: $type),*) -> c_int { NOT_INITIALIZED }
+                        EntryPoint { function: UnsafeCell::new(found), refuses: refused }
                     },)+
                     $($(#[$newer_if])* $newer: {
                         let symbol = concat!(stringify!($newer), "\0");
@@ -213,10 +252,22 @@ macro_rules! entry_points {
                         let found = unsafe {
                             library.get::<unsafe extern "C" fn($($newer_type),*) -> c_int>(symbol)
                         };
-                        found.ok().map(|found| *found)
+                        unsafe extern "C" fn refused($(_: $newer_type),*) -> c_int { NOT_INITIALIZED }
+                        found.ok().map(|found| EntryPoint { function: UnsafeCell::new(*found), refuses: refused })
                     },)+
                     file: file_of(library),
                 })
+            }
+
+            /// # Safety
+            /// The process has one thread, which is in no call of the driver.
+            unsafe fn leave_to_the_parent(&self) {
+                // SAFETY: by this function's contract.
+                $(unsafe { self.$name.leave_to_the_parent() };)+
+                $($(#[$newer_if])* if let Some(newer) = &self.$newer {
+                    // SAFETY: by this function's contract.
+                    unsafe { newer.leave_to_the_parent() };
+                })+
             }
         }
     };
@@ -371,16 +422,26 @@ pub(super) fn check(call: &'static str, code: c_int) -> DriverResult<()> {
     if code == 0 { Ok(()) } else { Err(DriverCode { call, code }) }
 }
 
+static API: OnceLock<Api> = OnceLock::new();
+
+/// Runs in the child of a fork.
+fn leave_to_the_parent() {
+    if let Some(api) = API.get() {
+        // SAFETY: a child begins with one thread, and runs this before its own code. A call of the driver that forks has copied its pointer.
+        unsafe { api.leave_to_the_parent() };
+    }
+}
+
 impl Api {
     /// The driver, initialized: once in the life of the process. A failure is not remembered: a driver may be ready later.
     pub(super) fn get() -> Result<&'static Api> {
         static LIBRARY: OnceLock<libloading::Library> = OnceLock::new();
-        static API: OnceLock<Api> = OnceLock::new();
         // Kept though it may not work: nobody knows what its initializers have left behind.
         let library = library::once(&LIBRARY, Self::find)?;
         library::once(&API, || {
             // First of all: a stub, or an old driver, says so.
             Self::initialize(library)?;
+            process::in_child(leave_to_the_parent);
             Api::load(library)
         })
     }

@@ -140,7 +140,7 @@ impl ModuleCalls for CudaBackend {
     ) -> DriverResult<Option<Vec<ParamLayout>>> {
         const CALL: &str = "cuFuncGetParamInfo";
         const PAST_THE_LAST: i32 = 1;
-        let Some(ask) = self.api.cuFuncGetParamInfo else { return Ok(None) };
+        let Some(ask) = &self.api.cuFuncGetParamInfo else { return Ok(None) };
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         let (mut params, mut offset_bytes, mut size_bytes) = (Vec::new(), 0, 0);
