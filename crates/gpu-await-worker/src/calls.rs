@@ -1,9 +1,11 @@
 //! Which calls are waiting, which are running, and how each of them ends (pure).
 //!
+//! More than 500 lines: each function is a step of one table, and has no use without it.
+//!
 //! | place | meaning | left by |
 //! |---|---|---|
-//! | `Queued` | no process has it, perhaps because there is no memory for its payload; the caller waits | `sent`; the deadline, a dropped future or the end of the worker end it |
-//! | `Suspect` | it was running when a process died, and may be why; it is sent to a process in which nothing else runs | as `Queued` |
+//! | `Queued` | no process has it, perhaps because there is no memory for its payload; the caller waits | `sent`; `becomes_suspect`; the deadline, a dropped future or the end of the worker end it |
+//! | `Suspect` | it was running when a process died, and may be why; it has the memory for its payload, and is sent to a process in which nothing else runs | as `Queued` |
 //! | `Sent` | this process has it; the caller waits | `answered`, `died`; a deadline or a dropped future makes it `Abandoned` |
 //! | `Abandoned` | this process has it; nobody waits | `answered`, `died` |
 //!
@@ -53,6 +55,12 @@ pub(crate) struct Terms {
     pub(crate) attempts: u32,
     /// Under which it is blamed.
     pub(crate) keys: Keys,
+    /// How often other workers of its group sent it.
+    pub(crate) sent_before: u32,
+    /// It was running when a process of its group died, and may be why: it runs alone.
+    pub(crate) is_suspect: bool,
+    /// Its group sends it again, if anybody does.
+    pub(crate) is_groups: bool,
 }
 
 /// Whose fault a death is, as far as the supervisor knows.
@@ -92,7 +100,7 @@ pub(crate) struct Lost<T> {
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Died<T> {
-    /// The calls that end with it; the others are sent again.
+    /// The calls that end with it, or that their group sends again; the others are sent again.
     pub(crate) lost: Vec<Lost<T>>,
     /// All that do not run again, those among them that nobody waits for, and how guilty they are.
     pub(crate) blamed: Vec<(Keys, Guilt)>,
@@ -151,6 +159,8 @@ struct Entry<T> {
     terms: Terms,
     /// How often it was sent.
     attempt: u32,
+    /// It becomes a suspect once it has memory for its payload.
+    is_watched: bool,
     /// When to look whether it has taken longer than its limit.
     limit_due: Option<Instant>,
     /// It has.
@@ -227,7 +237,8 @@ impl<T> Calls<T> {
         let entry = Entry {
             place: if watched { Place::Suspect } else { Place::Queued },
             terms,
-            attempt: 0,
+            attempt: terms.sent_before,
+            is_watched: false,
             limit_due: None,
             is_over_limit: false,
             value: Some(value),
@@ -285,6 +296,30 @@ impl<T> Calls<T> {
         }
     }
 
+    /// It is to run alone, and waits for memory first, beside others: one that runs alone waits for nobody.
+    pub(crate) fn watch(&mut self, id: CallId) {
+        if let Some(entry) = self.entry(id) {
+            entry.is_watched = true;
+        }
+    }
+
+    /// There is memory for the one that `next` named: whether that makes it a suspect, which `next` names again in its turn.
+    pub(crate) fn becomes_suspect(&mut self, id: CallId) -> bool {
+        let Some(entry) = self.entry(id).filter(|entry| entry.is_watched) else { return false };
+        (entry.place, entry.is_watched) = (Place::Suspect, false);
+        self.leave_queue(id);
+        self.suspects.push_back(id);
+        true
+    }
+
+    /// The one that `next` named is not queued any more.
+    fn leave_queue(&mut self, id: CallId) {
+        match self.roomless.front() == Some(&id) {
+            true => drop(self.roomless.pop_front()),
+            false => drop(self.queued.pop_front()),
+        }
+    }
+
     /// Whether another call has waited for memory for longer.
     pub(crate) fn is_behind_roomless(&self, id: CallId) -> bool {
         self.roomless.front().is_some_and(|first| *first != id)
@@ -329,8 +364,7 @@ impl<T> Calls<T> {
                 self.suspects.pop_front();
                 has.alone = Some(id);
             }
-            _ if self.roomless.front() == Some(&id) => drop(self.roomless.pop_front()),
-            _ => drop(self.queued.pop_front()),
+            _ => self.leave_queue(id),
         }
         self.due.extend(limit.map(|limit| (limit, id)));
     }
@@ -383,7 +417,11 @@ impl<T> Calls<T> {
             };
             let (attempt, keys) = (entry.attempt, entry.terms.keys);
             let is_awaited = entry.value.is_some();
-            if is_awaited && guilt != Guilt::Alone && attempt < entry.terms.attempts {
+            let may_run_again =
+                is_awaited && guilt != Guilt::Alone && attempt < entry.terms.attempts;
+            if may_run_again && entry.terms.is_groups {
+                lost.extend(self.remove(id).map(|value| Lost { value, guilt, attempt }));
+            } else if may_run_again {
                 let limit = entry.limit_due.take().map(|at| (at, id));
                 let suspect = guilt == Guilt::Suspect;
                 entry.place = if suspect { Place::Suspect } else { Place::Queued };

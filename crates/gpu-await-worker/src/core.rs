@@ -1,5 +1,7 @@
 //! What is behind a worker's lock: its calls, its life, its process, and what each event does to them.
 //!
+//! More than 500 lines: the parts that stand alone are the modules below.
+//!
 //! # Invariants
 //! 1. Nothing of this module runs foreign code or drops a lease: both go to [`After`].
 #![forbid(unsafe_code)]
@@ -14,6 +16,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use rustix::event::PollFlags;
 
 use crate::blame::{Blamed, Keys};
@@ -27,7 +30,9 @@ use crate::leases::{LeaseId, Leases, Part};
 use crate::life::{Life, Limits, Phase, Role};
 use crate::options::Options;
 use crate::payload::{Lease, Placed};
+use crate::probe::Probe;
 use crate::process::{Ends, Process};
+use crate::route::{Readiness, Seen};
 use crate::system::{self, Sent};
 use crate::worker::{Health, Stats};
 
@@ -98,8 +103,10 @@ impl Seats {
 #[derive(Debug)]
 pub(crate) struct Core {
     calls: Calls<Ticket>,
-    blamed: Blamed,
+    /// One for all workers of a group.
+    blamed: Arc<Mutex<Blamed>>,
     life: Life,
+    probe: Probe,
     limits: Limits,
     seats: Seats,
     /// Of the slab of requests.
@@ -135,8 +142,9 @@ impl Core {
     pub(crate) fn new(options: &Options, now: Instant) -> Core {
         Core {
             calls: Calls::new(options.most_calls),
-            blamed: Blamed::default(),
+            blamed: options.blamed.clone(),
             life: Life::new(now, options.standby),
+            probe: Probe::default(),
             limits: Limits {
                 hello: options.hello,
                 start: options.start,
@@ -237,27 +245,23 @@ impl Core {
         ticket: Ticket,
         terms: Terms,
         after: &mut After,
-    ) -> Result<CallId> {
-        if let Some(error) = self.ended.clone().or(self.life.is_closing().then_some(Error::Closed))
-        {
-            after.dropped.push(ticket);
-            return Err(error);
-        }
+    ) -> Result<CallId, Box<(Error, Ticket)>> {
         let now = Instant::now();
-        if let Some(error) = self.refused(terms.keys, now) {
-            after.dropped.push(ticket);
-            return Err(error);
+        let ended = self.ended.clone().or(self.life.is_closing().then_some(Error::Closed));
+        if let Some(error) = ended.or_else(|| self.refused(terms.keys, now)) {
+            return Err(Box::new((error, ticket)));
         }
-        // One that waits for room is never alone.
         let has_room = !matches!(ticket.payload, Some(Placed::Waits { .. }));
-        let is_watched = has_room && self.blamed.watches(terms.keys, now);
-        let entered = self.calls.insert(ticket, terms, is_watched);
+        let is_watched = terms.is_suspect || self.blamed.lock().watches(terms.keys, now);
+        let entered = self.calls.insert(ticket, terms, is_watched && has_room);
         let id = entered.map_err(|ticket| {
-            after.dropped.push(ticket);
             self.overloaded();
             let (found, limit) = (self.calls.len() as u64, self.calls.capacity() as u64);
-            Error::Overloaded { what: "calls", found, limit }
+            Box::new((Error::Overloaded { what: "calls", found, limit }, ticket))
         })?;
+        if is_watched && !has_room {
+            self.calls.watch(id);
+        }
         self.pump(group, now, after);
         let due = self.calls.next_due().is_some_and(|due| due < self.next_look);
         after.wake |= due || self.seats.processes().any(Process::has_to_send);
@@ -266,7 +270,7 @@ impl Core {
 
     /// Why a call is refused for what was sent before.
     fn refused(&mut self, keys: Keys, now: Instant) -> Option<Error> {
-        let (what, until) = self.blamed.refuses(keys, now)?;
+        let (what, until) = self.blamed.lock().refuses(keys, now)?;
         self.stats.refused += 1;
         Some(Error::Refused { what, until })
     }
@@ -310,6 +314,7 @@ impl Core {
 
     pub(crate) fn close(&mut self, group: &Group, until: Instant, after: &mut After) {
         let now = Instant::now();
+        self.probe.stop();
         if !self.life.is_closing() && self.ended.is_none() {
             let service = group.service;
             after.log(move || tracing::info!(service, "a worker is closing"));
@@ -329,6 +334,18 @@ impl Core {
             after.end(ticket, Outcome::Failed(Error::Closed));
         }
         after.wake = true;
+    }
+
+    /// What its group sees of it.
+    pub(crate) fn seen(&self) -> Seen {
+        let main = self.seats[Role::Main].process.as_ref();
+        let ready = match self.life.is_serving() {
+            _ if self.ended.is_some() || self.life.is_closing() => Readiness::Never,
+            true if main.is_some_and(|process| !process.is_falling()) => Readiness::Now,
+            _ => Readiness::Later,
+        };
+        let load = self.calls.len();
+        Seen { ready, load, is_full: load >= self.calls.capacity() }
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -404,7 +421,7 @@ impl Core {
         while let Some(id) = self.calls.next(to, takes, room) {
             room &= !self.calls.is_behind_roomless(id);
             // Found guilty since it was entered, or sent.
-            if !self.blamed.is_empty() {
+            if !self.blamed.lock().is_empty() {
                 let keys = self.calls.keys(id);
                 if let Some(error) = self.refused(keys, now) {
                     let ticket = self.calls.abandon(id);
@@ -423,9 +440,14 @@ impl Core {
                     continue;
                 }
             };
+            if self.calls.becomes_suspect(id) {
+                continue;
+            }
+            let Some(ticket) = self.calls.value(id) else { return };
             let Ok(header) = codec::encode(&ToProcess::Call { id, payload }) else { return };
             match process.send(&[&header, &ticket.request]) {
                 Sent::Yes => {
+                    ticket.sent += 1;
                     self.calls.sent(id, to, now);
                     self.stats.retries += u64::from(self.calls.attempt(id) > 1);
                     if let Some((lease, _)) = payload {

@@ -27,6 +27,7 @@ use crate::options::Options;
 use crate::payload::{Input, Lease, Payload, Placed, Waiting};
 use crate::process::Process;
 use crate::program::Program;
+use crate::route::{Readiness, Seen, goes_on};
 use crate::slab::Slab;
 use crate::supervisor;
 use crate::worker::Stats;
@@ -34,8 +35,23 @@ use crate::worker::Stats;
 /// How a call ended.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    Answered { response: Vec<u8>, payload: Option<Payload> },
+    Answered {
+        response: Vec<u8>,
+        payload: Option<Payload>,
+    },
     Failed(Error),
+    /// As `Failed`, of a call that its group may send elsewhere.
+    Returned(Box<Returned>),
+}
+
+/// A call that a worker has done with, and why.
+#[derive(Debug)]
+pub(crate) struct Returned {
+    pub(crate) error: Error,
+    pub(crate) request: Vec<u8>,
+    pub(crate) payload: Option<Input>,
+    /// How often it was sent, to this worker's processes and before.
+    pub(crate) sent: u32,
 }
 
 /// A call that has not ended.
@@ -44,6 +60,32 @@ pub(crate) struct Ticket {
     pub(crate) request: Vec<u8>,
     pub(crate) payload: Option<Placed>,
     pub(crate) reply: oneshot::Sender<Outcome>,
+    /// How often it was sent, to this worker's processes and before.
+    pub(crate) sent: u32,
+    pub(crate) terms: Terms,
+}
+
+impl Ticket {
+    fn returned(self, error: Error) -> Box<Returned> {
+        let Ticket { request, payload, sent, .. } = self;
+        let payload = payload.map(|payload| match payload {
+            Placed::Lease(lease) => Input::Lease(lease),
+            Placed::Waits { bytes, .. } => Input::Bytes(bytes),
+        });
+        Box::new(Returned { error, request, payload, sent })
+    }
+
+    /// Whether its group sends it elsewhere.
+    fn goes_on(&self, error: &Error) -> bool {
+        self.terms.is_groups && goes_on(self.terms, error, self.sent).is_some()
+    }
+
+    /// Has its group send it elsewhere. Until then it keeps its memory.
+    fn send_back(mut self, error: Error) {
+        let (closed, _) = oneshot::channel();
+        let reply = std::mem::replace(&mut self.reply, closed);
+        drop(reply.send(Outcome::Returned(self.returned(error))));
+    }
 }
 
 /// Who waits for something other than a call.
@@ -76,7 +118,14 @@ impl After {
     fn run(self) {
         // Each may panic, and none may keep the others from running.
         for (ticket, outcome) in self.ended {
-            let Ticket { request, payload, reply } = ticket;
+            let outcome = match outcome {
+                Outcome::Failed(error) if ticket.goes_on(&error) => {
+                    contain(|| ticket.send_back(error));
+                    continue;
+                }
+                outcome => outcome,
+            };
+            let Ticket { request, payload, reply, .. } = ticket;
             // The payload first: whoever waits for the answer may count on its memory.
             contain(|| drop((request, payload)));
             contain(|| drop(reply.send(outcome)));
@@ -240,7 +289,23 @@ impl Group {
         request: Vec<u8>,
         payload: Option<Input>,
         terms: Terms,
-    ) -> Result<(CallId, oneshot::Receiver<Outcome>)> {
+    ) -> Result<(CallId, oneshot::Receiver<Outcome>), Box<Returned>> {
+        let sent = terms.sent_before;
+        let payload = match self.prepared(&request, payload) {
+            Ok(payload) => payload,
+            Err(error) => return Err(Box::new(Returned { error, request, payload: None, sent })),
+        };
+        let (reply, receiver) = oneshot::channel();
+        let ticket = Ticket { request, payload, reply, sent, terms };
+        let entered = self.with(|core, after| core.enter(self, ticket, terms, after));
+        entered.map(|id| (id, receiver)).map_err(|refused| {
+            let (error, ticket) = *refused;
+            ticket.returned(error)
+        })
+    }
+
+    /// Refuses what no process takes, and places the payload.
+    fn prepared(&self, request: &[u8], payload: Option<Input>) -> Result<Option<Placed>> {
         self.check_here()?;
         let limit = u64::from(self.options.most_message_bytes);
         if request.len() as u64 > limit {
@@ -251,10 +316,15 @@ impl Group {
         if let Some(bytes) = payload.as_ref().map(Input::len).filter(|bytes| *bytes > limit) {
             return Err(Error::TooLarge { what: "a payload", bytes, limit });
         }
-        let payload = payload.map(|payload| self.placed(payload)).transpose()?;
-        let (reply, receiver) = oneshot::channel();
-        let ticket = Ticket { request, payload, reply };
-        self.with(|core, after| core.enter(self, ticket, terms, after)).map(|id| (id, receiver))
+        payload.map(|payload| self.placed(payload)).transpose()
+    }
+
+    /// What its group sees of it.
+    pub(crate) fn seen(&self) -> Seen {
+        match self.process.is_here() {
+            true => self.with(|core, _| core.seen()),
+            false => Seen { ready: Readiness::Never, load: 0, is_full: true },
+        }
     }
 
     /// Copies bytes into the slab while no lock is held, if there is room now and nobody waits for it.

@@ -10,6 +10,7 @@
 //! | make a program one that workers can run in | [`init`], [`test_main!`] |
 //! | start a worker, place it, limit it | [`Worker::builder`], [`gpus`], [`Restart`] |
 //! | have another process take over at once | [`WorkerBuilder::standby`] |
+//! | have one on each GPU, called as one | [`Group`] |
 //! | call it | [`Worker::call`], [`Call`], [`Answer`] |
 //! | refuse what killed processes | [`WorkerBuilder::blame`], [`Blame`], [`Call::key`], [`Call::client`] |
 //! | send and get large data | [`Lease`], [`Payload`]; in the process [`Payloads`] |
@@ -133,6 +134,8 @@ mod payload;
 #[cfg(target_os = "linux")]
 mod pending;
 #[cfg(target_os = "linux")]
+mod probe;
+#[cfg(target_os = "linux")]
 mod process;
 #[cfg(target_os = "linux")]
 mod program;
@@ -140,6 +143,8 @@ mod program;
 mod registered;
 #[cfg(target_os = "linux")]
 mod restart;
+#[cfg(target_os = "linux")]
+mod route;
 #[cfg(target_os = "linux")]
 mod serve;
 mod service;
@@ -151,6 +156,8 @@ mod supervisor;
 mod system;
 #[cfg(target_os = "linux")]
 mod worker;
+#[cfg(target_os = "linux")]
+mod workers;
 
 #[cfg(target_os = "linux")]
 pub use blame::Blame;
@@ -176,3 +183,5 @@ pub use restart::Restart;
 pub use service::{Failure, Service, Services};
 #[cfg(target_os = "linux")]
 pub use worker::{Health, Recovery, Stats, Worker, WorkerBuilder};
+#[cfg(target_os = "linux")]
+pub use workers::{Group, GroupStats};

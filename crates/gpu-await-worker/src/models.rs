@@ -78,6 +78,7 @@ proptest! {
         // What which process has, and who is suspected: for invariants 2 to 4.
         let mut running: BTreeMap<CallId, u32> = BTreeMap::new();
         let mut suspects: BTreeSet<CallId> = BTreeSet::new();
+        let mut waits: BTreeSet<CallId> = BTreeSet::new();
         // Since when the process is at a call; the limits; whether it is to be killed.
         let mut begun: BTreeMap<CallId, Instant> = BTreeMap::new();
         let mut limits: BTreeMap<CallId, Duration> = BTreeMap::new();
@@ -90,9 +91,15 @@ proptest! {
                 Event::Insert { attempts, deadline, limit } => {
                     let deadline = deadline.map(|ms| now + Duration::from_millis(ms));
                     let limit = limit.map(Duration::from_millis);
-                    let (terms, watched) = (Terms { deadline, limit, attempts, ..Terms::default() }, made % 5 == 4);
+                    let is_groups = made % 7 == 6;
+                    let (terms, watched) = (Terms { deadline, limit, attempts, is_groups, ..Terms::default() }, made % 5 == 4);
                     match calls.insert(made, terms, watched) {
                         Ok(id) => {
+                            // One that waits for memory first.
+                            if made % 5 == 3 {
+                                calls.watch(id);
+                                waits.insert(id);
+                            }
                             prop_assert!(!ids.contains(&id), "a number is used twice");
                             suspects.extend(watched.then_some(id));
                             limits.extend(limit.map(|limit| (id, limit)));
@@ -112,6 +119,12 @@ proptest! {
                         let is_suspect = suspects.contains(&id);
                         prop_assert!(!is_suspect || takes != Takes::Fresh);
                         prop_assert!(is_suspect || takes != Takes::Suspects);
+                        let becomes = calls.becomes_suspect(id);
+                        prop_assert_eq!(becomes, waits.remove(&id));
+                        if becomes {
+                            suspects.insert(id);
+                            continue;
+                        }
                         for (other, in_process) in &running {
                             let alone = is_suspect || suspects.contains(other);
                             prop_assert!(!(alone && *in_process == process), "not alone");
@@ -143,7 +156,8 @@ proptest! {
                     let alone = has.len() == 1;
                     let culprit = call.map_or(Culprit::Running, Culprit::Call);
                     let Died { lost, blamed } = calls.died(process, culprit);
-                    prop_assert!(blamed.len() >= lost.len() && blamed.len() <= has.len());
+                    let again = lost.iter().filter(|lost| lost.value % 7 == 6).count();
+                    prop_assert!(blamed.len() + again >= lost.len() && blamed.len() <= has.len());
                     for lost in lost {
                         prop_assert!(lost.attempt > 0);
                         prop_assert_eq!(lost.guilt == Guilt::Innocent && call.is_none(), false);

@@ -8,9 +8,12 @@
 use std::ffi::{OsStr, OsString};
 use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::blame::Blame;
+use parking_lot::Mutex;
+
+use crate::blame::{Blame, Blamed};
 use crate::error::{Error, Result};
 use crate::heart;
 use crate::restart::Restart;
@@ -67,6 +70,10 @@ pub(crate) struct Options {
     pub(crate) blame: Option<Blame>,
     pub(crate) log_bytes: usize,
     pub(crate) environment: Vec<(OsString, OsString)>,
+    /// What is known of keys: one for all workers of a group.
+    pub(crate) blamed: Arc<Mutex<Blamed>>,
+    /// Given up, it is probed: it begins anew after a while.
+    pub(crate) probes: bool,
 }
 
 impl Default for Options {
@@ -95,6 +102,8 @@ impl Default for Options {
             blame: None,
             log_bytes: 64 << 10,
             environment: Vec::new(),
+            blamed: Arc::default(),
+            probes: false,
         }
     }
 }

@@ -8,14 +8,16 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::blame::Blame;
+use parking_lot::Mutex;
+
+use crate::blame::{Blame, Blamed};
 use crate::codec;
 use crate::error::{Cause, Error, Result};
 use crate::gpus;
 use crate::group::Group;
 use crate::options::{Options, capped};
 use crate::payload::Lease;
-use crate::pending::Call;
+use crate::pending::{Call, To};
 use crate::program::Program;
 use crate::restart::Restart;
 use crate::service::Service;
@@ -49,7 +51,7 @@ impl Drop for Handle {
 
 impl<S: Service> Clone for Worker<S> {
     fn clone(&self) -> Self {
-        Worker { handle: self.handle.clone(), service: PhantomData }
+        Worker::of(self.handle.clone())
     }
 }
 
@@ -61,6 +63,10 @@ impl<S: Service> fmt::Debug for Worker<S> {
 }
 
 impl<S: Service> Worker<S> {
+    pub(crate) fn of(handle: Arc<Handle>) -> Self {
+        Worker { handle, service: PhantomData }
+    }
+
     /// Begins with this configuration, which each process of the worker gets.
     pub fn builder(config: S::Config) -> WorkerBuilder<S> {
         WorkerBuilder { config, options: Options::default() }
@@ -75,7 +81,7 @@ impl<S: Service> Worker<S> {
     /// Wakers of calls run on the thread that looks after all workers: one that blocks, or takes a lock that is held for long, holds up all
     /// of them. Those of executors do not.
     pub fn call(&self, request: impl Borrow<S::Request>) -> Call<S> {
-        Call::new(&self.handle, request.borrow())
+        Call::new(To::Worker(self.handle.clone()), request.borrow())
     }
 
     /// Takes shared memory for the payload of a request, of `bytes` zeros or an earlier payload, if there is room now.
@@ -149,6 +155,9 @@ impl<S: Service> Worker<S> {
         self.handle.group.log()
     }
 }
+
+/// After so many starts that failed, one after the other, a worker of a group is out.
+const MOST_FAILURES: u32 = 3;
 
 /// The options of a [`Worker`].
 #[must_use = "a builder does nothing until `spawn`"]
@@ -329,6 +338,14 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
+    /// One of a group.
+    pub(crate) fn in_group(mut self, blamed: &Arc<Mutex<Blamed>>) -> Self {
+        let options = &mut self.options;
+        options.restart.early_deaths = options.restart.early_deaths.min(MOST_FAILURES - 1);
+        (options.blamed, options.probes) = (blamed.clone(), true);
+        self
+    }
+
     /// Starts the worker; ready proves that its service has started.
     ///
     /// # Cancel safety
@@ -359,7 +376,7 @@ impl<S: Service> WorkerBuilder<S> {
             codec::encode(&self.config).map_err(|why| Error::encode("configuration", why))?;
         let group = Group::new(options, service, config, program, Instant::now())?;
         supervisor::supervise(group.clone())?;
-        Ok(Worker { handle: Arc::new(Handle { group }), service: PhantomData })
+        Ok(Worker::of(Arc::new(Handle { group })))
     }
 }
 

@@ -52,6 +52,10 @@ impl Core {
         if late > PAUSE {
             self.life.held_up(late);
         }
+        if self.probe.is_due(now) {
+            // One that ended by a panic stays as it is.
+            drop(self.revive(group, now, after));
+        }
         for watched in &ready.processes {
             if let Some(role) = self.seats.role(watched.incarnation) {
                 self.attend(group, role, now, &watched.flags, buffer, after);
@@ -106,11 +110,11 @@ impl Core {
             let again = process.starved.then(|| now + AGAIN);
             [process.ends_until(), Some(process.next_look), again].into_iter().flatten()
         });
-        let due = [self.life.next_due(&self.limits), self.calls.next_due()];
+        let due = [self.life.next_due(&self.limits), self.calls.next_due(), self.probe.due()];
         let due = due.into_iter().flatten().chain(of_processes).min();
         self.next_look = due.unwrap_or(now + Duration::from_secs(3600));
         let is_gone = processes.is_empty() && stuck.is_empty() && self.starts_under_way == 0;
-        let ended = self.life.has_ended() && is_gone;
+        let ended = self.life.has_ended() && is_gone && self.probe.due().is_none();
         Watch { processes, stuck, due, ended }
     }
 
@@ -276,7 +280,7 @@ impl Core {
                 let keys = self.calls.keys(id);
                 let answered = self.calls.answered(id, process.incarnation);
                 if !matches!(answered, Answered::Stale) {
-                    self.blamed.answered(keys);
+                    self.blamed.lock().answered(keys);
                 }
                 match answered {
                     Answered::Ended(ticket) => {

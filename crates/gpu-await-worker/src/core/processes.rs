@@ -202,6 +202,10 @@ impl Core {
             keep::forget_gpu(&group.options.gpu);
         }
         self.remember(&mut process, &cause);
+        let served = process.times.serving.map(|serving| now - serving);
+        if served.is_some_and(|served| served >= group.options.restart.settled) {
+            self.probe.settled();
+        }
         if role == Role::Main {
             self.reaped = Some((process.times.killed.unwrap_or(now), now));
         }
@@ -254,10 +258,11 @@ impl Core {
         }
         let Died { lost, blamed } = self.calls.died(process, culprit);
         if let Some(policy) = &group.options.blame {
+            let mut known = self.blamed.lock();
             for (keys, guilt) in blamed {
                 match guilt {
-                    Guilt::Alone => self.blamed.guilty(keys, now, policy),
-                    Guilt::Suspect => self.blamed.suspected(keys, now, policy),
+                    Guilt::Alone => known.guilty(keys, now, policy),
+                    Guilt::Suspect => known.suspected(keys, now, policy),
                     Guilt::Innocent => {}
                 }
             }
@@ -300,6 +305,9 @@ impl Core {
                 self.life.end();
                 let cause = self.last_cause.clone().unwrap_or(Cause::Unknown);
                 let error = self.given_up(cause);
+                if group.options.probes {
+                    self.probe.given_up(now, &group.options.restart);
+                }
                 self.end(group, error, after);
             }
             Step::NoStandby => {
@@ -331,6 +339,7 @@ impl Core {
             Some(error) => return Err(error.clone()),
         }
         self.life.revive(now);
+        self.probe.stop();
         (self.ended, self.reaped, self.has_served) = (None, None, false);
         self.causes.clear();
         let service = group.service;

@@ -4,6 +4,7 @@ mod basics;
 mod blame;
 mod forks;
 mod front;
+mod groups;
 mod kept;
 mod limits;
 mod misbehave;
