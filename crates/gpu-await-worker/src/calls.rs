@@ -13,7 +13,8 @@
 //! 1. A call ends exactly once: every value that was inserted is returned once, whatever the order of events (`calls_end_once`).
 //! 2. An answer counts only for the call that runs under that number, in the process that answers: others are stale (`calls_end_once`).
 //! 3. While a suspect runs, nothing else does in its process, and no other suspect anywhere (`calls_end_once`, `suspects_run_alone`).
-//! 4. An abandoned call counts against the capacity until its process is done with it (`calls_end_once`).
+//! 4. An abandoned call counts against the capacity until its process is done with it, and room that is reserved until it is given back
+//!    (`calls_end_once`).
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -179,6 +180,8 @@ struct Slot<T> {
 #[derive(Debug)]
 pub(crate) struct Calls<T> {
     capacity: usize,
+    /// Room that is kept for calls that have not come yet.
+    reserved: usize,
     slots: Vec<Slot<T>>,
     unused: Vec<u32>,
     /// In order. Those that ended meanwhile are skipped.
@@ -195,6 +198,7 @@ impl<T> Calls<T> {
     pub(crate) fn new(capacity: usize) -> Self {
         Calls {
             capacity,
+            reserved: 0,
             slots: Vec::new(),
             unused: Vec::new(),
             queued: VecDeque::new(),
@@ -224,9 +228,26 @@ impl<T> Calls<T> {
         self.capacity
     }
 
+    /// Whether there is no room for another one.
+    pub(crate) fn is_full(&self) -> bool {
+        self.len() + self.reserved >= self.capacity
+    }
+
+    /// Keeps room for one, if there is some.
+    pub(crate) fn reserve(&mut self) -> bool {
+        let has_room = !self.is_full();
+        self.reserved += usize::from(has_room);
+        has_room
+    }
+
+    /// Room that was kept is free.
+    pub(crate) fn give_back_room(&mut self) {
+        self.reserved = self.reserved.saturating_sub(1);
+    }
+
     /// Enters a call, which runs alone if it is `watched`; returns its value if there is no room for it.
     pub(crate) fn insert(&mut self, value: T, terms: Terms, watched: bool) -> Result<CallId, T> {
-        if self.len() >= self.capacity {
+        if self.is_full() {
             return Err(value);
         }
         let slot = self.unused.pop().unwrap_or_else(|| {

@@ -24,7 +24,7 @@ use crate::calls::{CallId, Calls, Culprit, Takes, Terms};
 use crate::codec;
 use crate::error::{Cause, Error, Result};
 use crate::frame::{MOST_HEADER, ToProcess};
-use crate::group::{After, Group, Outcome, Ticket, Waiter};
+use crate::group::{After, Group, Outcome, Place, Room, Ticket, Waiter};
 use crate::keep;
 use crate::leases::{LeaseId, Leases, Part};
 use crate::life::{Life, Limits, Phase, Role};
@@ -123,6 +123,8 @@ pub(crate) struct Core {
     ended: Option<Error>,
     serving: Vec<Waiter>,
     room: Vec<Waiter>,
+    /// Who waits for room for a call, in order.
+    places: VecDeque<Place>,
     /// Of the process that died last.
     last_log: Arc<str>,
     /// Its end.
@@ -161,6 +163,7 @@ impl Core {
             ended: None,
             serving: Vec::new(),
             room: Vec::new(),
+            places: VecDeque::new(),
             last_log: "".into(),
             last_lines: "".into(),
             last_death: None,
@@ -196,6 +199,7 @@ impl Core {
         for ticket in old.calls.into_values() {
             after.end(ticket, Outcome::Failed(error.clone()));
         }
+        self.places = old.places;
         let waiters = old.serving.into_iter().chain(old.room);
         after.waiters.extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
         after.wake = true;
@@ -244,9 +248,13 @@ impl Core {
         group: &Group,
         ticket: Ticket,
         terms: Terms,
+        is_reserved: bool,
         after: &mut After,
     ) -> Result<CallId, Box<(Error, Ticket)>> {
         let now = Instant::now();
+        if is_reserved {
+            self.calls.give_back_room();
+        }
         let ended = self.ended.clone().or(self.life.is_closing().then_some(Error::Closed));
         if let Some(error) = ended.or_else(|| self.refused(terms.keys, now)) {
             return Err(Box::new((error, ticket)));
@@ -266,6 +274,39 @@ impl Core {
         let due = self.calls.next_due().is_some_and(|due| due < self.next_look);
         after.wake |= due || self.seats.processes().any(Process::has_to_send);
         Ok(id)
+    }
+
+    /// Keeps room for a call, now or once there is some.
+    #[cfg(feature = "tower")]
+    pub(crate) fn reserve(&mut self, place: Place) {
+        self.places.push_back(place);
+        // Those that gave up behind one that did not; not each time.
+        if self.places.len().is_power_of_two() {
+            self.places.retain(|place| !place.is_canceled());
+        }
+    }
+
+    pub(crate) fn give_back_room(&mut self) {
+        self.calls.give_back_room();
+    }
+
+    /// Hands room to those that wait for it, after whatever happened.
+    pub(crate) fn hand_out_room(&mut self, group: &Group, after: &mut After) {
+        if self.places.is_empty() {
+            return;
+        }
+        let ended = self.ended.clone().or(self.life.is_closing().then_some(Error::Closed));
+        while let Some(place) = self.places.pop_front() {
+            if place.is_canceled() {
+                continue;
+            }
+            let room = match &ended {
+                Some(error) => Err(error.clone()),
+                None if self.calls.reserve() => Ok(Room::of(group)),
+                None => return self.places.push_front(place),
+            };
+            after.places.push((place, room));
+        }
     }
 
     /// Why a call is refused for what was sent before.
@@ -345,7 +386,7 @@ impl Core {
             _ => Readiness::Later,
         };
         let load = self.calls.len();
-        Seen { ready, load, is_full: load >= self.calls.capacity() }
+        Seen { ready, load, is_full: self.calls.is_full() }
     }
 
     pub(crate) fn stats(&self) -> Stats {

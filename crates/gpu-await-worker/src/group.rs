@@ -88,6 +88,37 @@ impl Ticket {
     }
 }
 
+/// Who waits for room for a call.
+pub(crate) type Place = oneshot::Sender<Result<Room>>;
+
+/// Room for one call at a worker, which is given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Room(Weak<Group>);
+
+impl Room {
+    pub(crate) fn of(group: &Group) -> Self {
+        Room(group.this())
+    }
+
+    /// Whether it is at this worker; then nobody gives it back but the caller.
+    fn into_room_at(self, group: &Group) -> bool {
+        let is_here = std::ptr::eq(self.0.as_ptr(), group);
+        if is_here {
+            let mut room = self;
+            drop(std::mem::take(&mut room.0));
+        }
+        is_here
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if let Some(group) = self.0.upgrade() {
+            group.if_here(|core, _| core.give_back_room());
+        }
+    }
+}
+
 /// Who waits for something other than a call.
 pub(crate) type Waiter = oneshot::Sender<Result<()>>;
 
@@ -97,6 +128,7 @@ pub(crate) type Waiter = oneshot::Sender<Result<()>>;
 pub(crate) struct After {
     pub(crate) ended: Vec<(Ticket, Outcome)>,
     pub(crate) waiters: Vec<(Waiter, Result<()>)>,
+    pub(crate) places: Vec<(Place, Result<Room>)>,
     pub(crate) payloads: Vec<Payload>,
     pub(crate) dropped: Vec<Ticket>,
     pub(crate) events: Vec<Box<dyn FnOnce() + Send>>,
@@ -132,6 +164,9 @@ impl After {
         }
         for (waiter, result) in self.waiters {
             contain(|| drop(waiter.send(result)));
+        }
+        for (place, room) in self.places {
+            contain(|| drop(place.send(room)));
         }
         self.payloads.into_iter().for_each(|payload| contain(|| drop(payload)));
         self.dropped.into_iter().for_each(|ticket| contain(|| drop(ticket)));
@@ -236,6 +271,7 @@ impl Group {
             let why = crate::codec::text_of(&**panic);
             core.give_up(self, &why, &mut after);
         }
+        core.hand_out_room(self, &mut after);
         drop(core);
         after.run();
         acted.unwrap_or_else(|panic| resume_unwind(panic))
@@ -289,6 +325,7 @@ impl Group {
         request: Vec<u8>,
         payload: Option<Input>,
         terms: Terms,
+        room: Option<Room>,
     ) -> Result<(CallId, oneshot::Receiver<Outcome>), Box<Returned>> {
         let sent = terms.sent_before;
         let payload = match self.prepared(&request, payload) {
@@ -297,7 +334,8 @@ impl Group {
         };
         let (reply, receiver) = oneshot::channel();
         let ticket = Ticket { request, payload, reply, sent, terms };
-        let entered = self.with(|core, after| core.enter(self, ticket, terms, after));
+        let is_reserved = room.is_some_and(|room| room.into_room_at(self));
+        let entered = self.with(|core, after| core.enter(self, ticket, terms, is_reserved, after));
         entered.map(|id| (id, receiver)).map_err(|refused| {
             let (error, ticket) = *refused;
             ticket.returned(error)
@@ -359,6 +397,17 @@ impl Group {
                 Ok(Placed::Waits { bytes, _counted: waiting })
             }
         }
+    }
+
+    /// Resolves when there is room for a call, which it keeps, or the worker has ended.
+    #[cfg(feature = "tower")]
+    pub(crate) fn reserve(&self) -> oneshot::Receiver<Result<Room>> {
+        let (place, receiver) = oneshot::channel();
+        match self.check_here() {
+            Ok(()) => self.with(|core, _| core.reserve(place)),
+            Err(error) => drop(place.send(Err(error))),
+        }
+        receiver
     }
 
     /// A part of the slab, if there is room now.

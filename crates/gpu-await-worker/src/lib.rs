@@ -11,7 +11,7 @@
 //! | start a worker, place it, limit it | [`Worker::builder`], [`gpus`], [`Restart`] |
 //! | have another process take over at once | [`WorkerBuilder::standby`] |
 //! | have one on each GPU, called as one | [`Group`] |
-//! | call it | [`Worker::call`], [`Call`], [`Answer`] |
+//! | call it | [`Worker::call`], [`Call`], [`Answer`]; with tower (feature `tower`), `Worker::service` |
 //! | refuse what killed processes | [`WorkerBuilder::blame`], [`Blame`], [`Call::key`], [`Call::client`] |
 //! | send and get large data | [`Lease`], [`Payload`]; in the process [`Payloads`] |
 //! | keep weights on the GPU across deaths | [`Host::keep`], [`kept`], [`forget_kept`] |
@@ -154,6 +154,8 @@ mod slab;
 mod supervisor;
 #[cfg(target_os = "linux")]
 mod system;
+#[cfg(all(feature = "tower", target_os = "linux"))]
+mod tower;
 #[cfg(target_os = "linux")]
 mod worker;
 #[cfg(target_os = "linux")]
@@ -181,6 +183,8 @@ pub use program::{init, testing};
 #[cfg(target_os = "linux")]
 pub use restart::Restart;
 pub use service::{Failure, Service, Services};
+#[cfg(all(feature = "tower", target_os = "linux"))]
+pub use tower::CallService;
 #[cfg(target_os = "linux")]
 pub use worker::{Health, Recovery, Stats, Worker, WorkerBuilder};
 #[cfg(target_os = "linux")]

@@ -29,6 +29,7 @@ enum Event {
     Die(u32, Option<usize>),
     Pass(u64),
     Begin(usize),
+    Reserve(bool),
     EndWaiting,
 }
 
@@ -44,6 +45,7 @@ fn event() -> impl Strategy<Value = Event> {
             .prop_map(|(process, at)| Event::Die(process, at)),
         2 => (0..6u64).prop_map(Event::Pass),
         3 => (0..12usize).prop_map(Event::Begin),
+        1 => any::<bool>().prop_map(Event::Reserve),
         1 => Just(Event::EndWaiting),
     ]
 }
@@ -73,7 +75,7 @@ proptest! {
         let start = Instant::now();
         let mut now = start;
         let mut calls = Calls::new(CAPACITY);
-        let (mut made, mut ended) = (0u32, Ended::default());
+        let (mut made, mut ended, mut reserved) = (0u32, Ended::default(), 0);
         let mut ids: Vec<CallId> = Vec::new();
         // What which process has, and who is suspected: for invariants 2 to 4.
         let mut running: BTreeMap<CallId, u32> = BTreeMap::new();
@@ -87,6 +89,15 @@ proptest! {
             match event {
                 Event::Begin(at) => if let Some(id) = running.keys().nth(at) {
                     begun.entry(*id).or_insert(now);
+                },
+                Event::Reserve(true) => {
+                    let has_room = calls.len() + reserved < CAPACITY;
+                    prop_assert_eq!(calls.reserve(), has_room);
+                    reserved += usize::from(has_room);
+                }
+                Event::Reserve(false) => if reserved > 0 {
+                    calls.give_back_room();
+                    reserved -= 1;
                 },
                 Event::Insert { attempts, deadline, limit } => {
                     let deadline = deadline.map(|ms| now + Duration::from_millis(ms));
@@ -106,7 +117,7 @@ proptest! {
                             ids.push(id);
                         }
                         Err(value) => {
-                            prop_assert_eq!(calls.len(), CAPACITY);
+                            prop_assert_eq!(calls.len() + reserved, CAPACITY);
                             ended.end(value);
                         }
                     }
@@ -193,7 +204,7 @@ proptest! {
                 }
             }
             prop_assert_eq!(calls.running(), running.len());
-            prop_assert!(calls.len() >= running.len() && calls.len() <= CAPACITY);
+            prop_assert!(calls.len() >= running.len() && calls.len() + reserved <= CAPACITY);
         }
         calls.end_all().into_iter().for_each(|value| ended.end(value));
         prop_assert_eq!(ended.0.len(), made as usize, "a call never ended");

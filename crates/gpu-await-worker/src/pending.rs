@@ -16,7 +16,7 @@ use crate::blame::Keys;
 use crate::calls::{CallId, Terms};
 use crate::codec;
 use crate::error::{Error, Result};
-use crate::group::Outcome;
+use crate::group::{Outcome, Room};
 use crate::options::capped;
 use crate::payload::{Input, Lease, Payload};
 use crate::service::Service;
@@ -43,6 +43,8 @@ pub struct Call<S: Service> {
     limit: Option<Duration>,
     attempts: u32,
     keys: Keys,
+    /// What was reserved for it, at which worker of a group.
+    room: Option<(usize, Room)>,
     service: PhantomData<fn() -> S>,
 }
 
@@ -79,6 +81,7 @@ impl<S: Service> Call<S> {
             limit: None,
             attempts: 1,
             keys: Keys::default(),
+            room: None,
             service: PhantomData,
         }
     }
@@ -140,24 +143,32 @@ impl<S: Service> Call<S> {
         self
     }
 
+    #[cfg(feature = "tower")]
+    pub(crate) fn in_room(mut self, room: Option<(usize, Room)>) -> Self {
+        self.room = room;
+        self
+    }
+
     /// Sends it now, or when a process takes calls.
     ///
     /// # Blocking
     /// Copies the payload, unless it is a lease.
     pub fn send(self) -> Answer<S> {
-        let Call { to, request, payload, deadline, limit, attempts, mut keys, .. } = self;
+        let Call { to, request, payload, deadline, limit, attempts, mut keys, room, .. } = self;
         if let (Ok(request), true, None) = (&request, to.blames(), keys.request) {
             keys.request = digest(request, payload.as_ref().map_or(&[], Input::bytes));
         }
         let is_groups = matches!(to, To::Group(_));
         let terms = Terms { deadline, limit, attempts, keys, is_groups, ..Terms::default() };
         let sent = request.and_then(|request| match to {
-            To::Worker(handle) => match handle.group.submit(request, payload, terms) {
-                Ok((id, reply)) => Ok((State::sent(handle, id, reply), None)),
-                Err(returned) => Err(returned.error),
-            },
+            To::Worker(handle) => {
+                match handle.group.submit(request, payload, terms, room.map(|(_, room)| room)) {
+                    Ok((id, reply)) => Ok((State::sent(handle, id, reply), None)),
+                    Err(returned) => Err(returned.error),
+                }
+            }
             To::Group(members) => {
-                let (member, state) = members.send(None, request, payload, terms)?;
+                let (member, state) = members.send(room, None, request, payload, terms)?;
                 Ok((state, Some((members, member))))
             }
         });

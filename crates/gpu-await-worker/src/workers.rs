@@ -13,10 +13,10 @@ use futures::future::{join_all, select_ok};
 
 use crate::calls::Terms;
 use crate::error::{Error, Result};
-use crate::group::Returned;
+use crate::group::{Returned, Room};
 use crate::payload::Input;
 use crate::pending::{Call, Member, State, To};
-use crate::route::{goes_on, pick};
+use crate::route::{Readiness, goes_on, pick};
 use crate::service::Service;
 use crate::worker::{Handle, Stats, Worker, WorkerBuilder};
 
@@ -58,7 +58,7 @@ use crate::worker::{Handle, Stats, Worker, WorkerBuilder};
 /// # Ok(()) }
 /// ```
 pub struct Group<S: Service> {
-    members: Arc<Members>,
+    pub(crate) members: Arc<Members>,
     service: PhantomData<fn() -> S>,
 }
 
@@ -167,22 +167,37 @@ impl Members {
         self.handles.iter().any(|handle| handle.group.options.blame.is_some())
     }
 
+    #[cfg(feature = "tower")]
+    pub(crate) fn handles(&self) -> &[Arc<Handle>] {
+        &self.handles
+    }
+
+    /// The worker for a call: `own`, if it takes calls at all.
+    pub(crate) fn pick(&self, own: Option<usize>) -> usize {
+        // ORDERING: Relaxed: a count that orders nothing.
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        pick(self.handles.iter().map(|handle| handle.group.seen()), turn, own)
+    }
+
     /// Sends a call to the worker that is to have it, or else to the next one.
     pub(crate) fn send(
         &self,
-        own: Option<usize>,
+        mut room: Option<(usize, Room)>,
+        mut own: Option<usize>,
         mut request: Vec<u8>,
         mut payload: Option<Input>,
         mut terms: Terms,
     ) -> Result<(Member, State)> {
         // One that ended since it was picked is not picked again; of those that have all ended, the last one says why.
         let mut tries = self.handles.len();
+        // Room at a worker that does not serve any more is for others.
+        let is_now = |at: &usize| self.handles[*at].group.seen().ready == Readiness::Now;
+        own = own.or(room.as_ref().map(|(at, _)| *at).filter(is_now));
         loop {
-            // ORDERING: Relaxed: a count that orders nothing.
-            let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-            let at = pick(self.handles.iter().map(|handle| handle.group.seen()), turn, own);
+            let at = self.pick(own);
             let handle = &self.handles[at];
-            let returned = match handle.group.submit(request, payload, terms) {
+            let here = room.take_if(|(worker, _)| *worker == at).map(|(_, room)| room);
+            let returned = match handle.group.submit(request, payload, terms, here) {
                 Ok((id, reply)) => {
                     let state = State::sent(handle.clone(), id, reply);
                     return Ok((Member { at, terms }, state));
@@ -207,7 +222,7 @@ impl Members {
             return Err(Error::Deadline);
         }
         let own = terms.is_suspect.then_some(member.at);
-        let sent = self.send(own, request, payload, terms);
+        let sent = self.send(None, own, request, payload, terms);
         if sent.as_ref().is_ok_and(|(next, _)| next.at != member.at) {
             // ORDERING: Relaxed: a count that orders nothing.
             self.moved.fetch_add(1, Ordering::Relaxed);

@@ -12,6 +12,7 @@ mod odd;
 mod options;
 mod payloads;
 mod standby;
+mod tower;
 mod twin;
 
 gpu_await_worker::test_main!(twin::Twin, twin::NeverStarts, odd::Odd);
