@@ -25,6 +25,7 @@ use crate::codec;
 use crate::error::{Cause, Error, Result};
 use crate::frame::{MOST_HEADER, ToProcess};
 use crate::group::{After, Group, Outcome, Place, Room, Ticket, Waiter};
+use crate::health::{Health, WorkerHealth};
 use crate::keep;
 use crate::leases::{LeaseId, Leases, Part};
 use crate::life::{Life, Limits, Phase, Role};
@@ -34,7 +35,7 @@ use crate::probe::Probe;
 use crate::process::{Ends, Process};
 use crate::route::{Readiness, Seen};
 use crate::system::{self, Sent};
-use crate::worker::{Health, Stats};
+use crate::worker::Stats;
 
 /// What the supervisor's thread waits for, of one worker: descriptors with what is awaited, or, after a poll, what is there.
 #[derive(Default)]
@@ -137,6 +138,7 @@ pub(crate) struct Core {
     /// When the supervisor looks next, unless it is woken.
     next_look: Instant,
     stats: Stats,
+    health_since: (Health, Instant),
     reaped: Option<(Instant, Instant)>,
 }
 
@@ -171,6 +173,7 @@ impl Core {
             causes: VecDeque::new(),
             next_look: now,
             stats: Stats::default(),
+            health_since: (Health::Starting, now),
             reaped: None,
         }
     }
@@ -389,10 +392,8 @@ impl Core {
         Seen { ready, load, is_full: self.calls.is_full() }
     }
 
-    pub(crate) fn stats(&self) -> Stats {
-        let main = self.seats[Role::Main].process.as_ref();
-        let standby = self.seats[Role::Standby].process.as_ref();
-        let health = match self.life.phase(Role::Main) {
+    fn health_now(&self) -> Health {
+        match self.life.phase(Role::Main) {
             Phase::Starting { .. } | Phase::Waiting(_) if !self.has_served => Health::Starting,
             Phase::Starting { .. } | Phase::Waiting(_) | Phase::Killing { .. } => {
                 Health::Restarting
@@ -401,9 +402,41 @@ impl Core {
             Phase::Draining(_) => Health::Closing,
             Phase::Ended if matches!(self.ended, Some(Error::GivenUp { .. })) => Health::GivenUp,
             Phase::Ended => Health::Closed,
+        }
+    }
+
+    /// Notes since when it is as it is, after whatever happened.
+    pub(crate) fn note_health(&mut self) {
+        let health = self.health_now();
+        if self.health_since.0 != health {
+            self.health_since = (health, Instant::now());
+        }
+    }
+
+    pub(crate) fn health(&self) -> WorkerHealth {
+        let main = self.seats[Role::Main].process.as_ref();
+        let (health, since) = self.health_since;
+        let killed = || main?.killed_for.as_ref().map(|(cause, _)| cause.clone());
+        let cause = match health {
+            Health::Starting | Health::Restarting | Health::GivenUp => {
+                killed().or_else(|| self.last_cause.clone())
+            }
+            Health::Serving | Health::Closing | Health::Closed => None,
         };
-        Stats {
+        WorkerHealth {
             health: Some(health),
+            since,
+            cause,
+            is_stopped: main.is_some_and(|process| process.is_stopped),
+            is_busy: main.is_some_and(|process| process.is_busy),
+        }
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let main = self.seats[Role::Main].process.as_ref();
+        let standby = self.seats[Role::Standby].process.as_ref();
+        Stats {
+            health: Some(self.health_now()),
             process: main.map(Process::number),
             standby: standby.filter(|_| self.life.is_standby_ready()).map(Process::number),
             is_stopped: main.is_some_and(|process| process.is_stopped),

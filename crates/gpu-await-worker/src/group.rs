@@ -21,6 +21,7 @@ use crate::calls::{CallId, Terms};
 use crate::core::{Core, Watch, packet_bytes};
 use crate::error::{Error, Result};
 use crate::frame::ToProcess;
+use crate::health::WorkerHealth;
 use crate::kept::Key;
 use crate::leases::LeaseId;
 use crate::options::Options;
@@ -272,6 +273,7 @@ impl Group {
             core.give_up(self, &why, &mut after);
         }
         core.hand_out_room(self, &mut after);
+        core.note_health();
         drop(core);
         after.run();
         acted.unwrap_or_else(|panic| resume_unwind(panic))
@@ -473,6 +475,19 @@ impl Group {
                 ..self.with(|core, _| core.stats())
             },
             false => Stats::default(),
+        }
+    }
+
+    pub(crate) fn health(&self) -> WorkerHealth {
+        match self.process.is_here() {
+            true => self.with(|core, _| core.health()),
+            false => WorkerHealth {
+                health: None,
+                since: Instant::now(),
+                cause: None,
+                is_stopped: false,
+                is_busy: false,
+            },
         }
     }
 

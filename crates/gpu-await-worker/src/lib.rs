@@ -15,6 +15,7 @@
 //! | refuse what killed processes | [`WorkerBuilder::blame`], [`Blame`], [`Call::key`], [`Call::client`] |
 //! | send and get large data | [`Lease`], [`Payload`]; in the process [`Payloads`] |
 //! | keep weights on the GPU across deaths | [`Host::keep`], [`kept`], [`forget_kept`] |
+//! | answer `/healthz` | [`Worker::health`], [`Group::health`] |
 //! | know what went wrong | [`Error`], [`WorkerLost`], [`Cause`], [`Guilt`], [`Worker::stats`], [`Worker::log`], [`Worker::revive`] |
 //!
 //! Every call ends exactly once. Calls go from any executor; the process runs on a tokio runtime of its own. One thread of the front looks
@@ -110,6 +111,8 @@ mod gpus;
 #[cfg(target_os = "linux")]
 mod group;
 #[cfg(target_os = "linux")]
+mod health;
+#[cfg(target_os = "linux")]
 mod heart;
 #[cfg(target_os = "linux")]
 mod host;
@@ -169,6 +172,8 @@ pub use error::{Cause, Error, Guilt, Result, WorkerLost};
 #[cfg(target_os = "linux")]
 pub use gpus::{Gpu, gpus};
 #[cfg(target_os = "linux")]
+pub use health::{GroupHealth, Health, WorkerHealth};
+#[cfg(target_os = "linux")]
 pub use host::{Filling, Host};
 #[cfg(target_os = "linux")]
 pub use inputs::{Payloads, RequestPayload, ResponsePayload};
@@ -186,6 +191,6 @@ pub use service::{Failure, Service, Services};
 #[cfg(all(feature = "tower", target_os = "linux"))]
 pub use tower::CallService;
 #[cfg(target_os = "linux")]
-pub use worker::{Health, Recovery, Stats, Worker, WorkerBuilder};
+pub use worker::{Recovery, Stats, Worker, WorkerBuilder};
 #[cfg(target_os = "linux")]
 pub use workers::{Group, GroupStats};

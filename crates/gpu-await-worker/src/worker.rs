@@ -15,6 +15,7 @@ use crate::codec;
 use crate::error::{Cause, Error, Result};
 use crate::gpus;
 use crate::group::Group;
+use crate::health::{Health, WorkerHealth};
 use crate::options::{Options, capped};
 use crate::payload::Lease;
 use crate::pending::{Call, To};
@@ -142,7 +143,14 @@ impl<S: Service> Worker<S> {
         while self.handle.group.room().await.is_ok() {}
     }
 
-    /// The figures of the worker.
+    /// Whether it serves, since when, and why not: for `/healthz`. [`WorkerHealth::is_serving`] says who answers 200.
+    #[must_use]
+    pub fn health(&self) -> WorkerHealth {
+        self.handle.group.health()
+    }
+
+    /// The figures of the worker: all that there is for metrics, which it does not export itself. Counts begin with the worker, and never
+    /// fall.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.handle.group.stats()
@@ -378,24 +386,6 @@ impl<S: Service> WorkerBuilder<S> {
         supervisor::supervise(group.clone())?;
         Ok(Worker::of(Arc::new(Handle { group })))
     }
-}
-
-/// Whether a worker serves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Health {
-    /// Its first process starts.
-    Starting,
-    /// Calls are answered.
-    Serving,
-    /// Its process died, or is dying; the next one starts, or will. Calls wait.
-    Restarting,
-    /// It ends, as it was asked to.
-    Closing,
-    /// It was closed.
-    Closed,
-    /// Its processes died early too often, or the first one did not serve.
-    GivenUp,
 }
 
 /// How long the steps of the last start took.

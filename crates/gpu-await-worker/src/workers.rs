@@ -14,6 +14,7 @@ use futures::future::{join_all, select_ok};
 use crate::calls::Terms;
 use crate::error::{Error, Result};
 use crate::group::{Returned, Room};
+use crate::health::GroupHealth;
 use crate::payload::Input;
 use crate::pending::{Call, Member, State, To};
 use crate::route::{Readiness, goes_on, pick};
@@ -125,6 +126,12 @@ impl<S: Service> Group<S> {
     /// out for good.
     pub fn workers(&self) -> impl ExactSizeIterator<Item = Worker<S>> {
         self.members.handles.iter().map(|handle| Worker::of(handle.clone()))
+    }
+
+    /// Which of its workers serve, and why not: for `/healthz`. [`GroupHealth::is_serving`] says who answers 200.
+    #[must_use]
+    pub fn health(&self) -> GroupHealth {
+        GroupHealth { workers: self.workers().map(|worker| worker.health()).collect() }
     }
 
     /// The figures of the group.

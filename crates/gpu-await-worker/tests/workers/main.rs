@@ -5,6 +5,7 @@ mod blame;
 mod forks;
 mod front;
 mod groups;
+mod health;
 mod kept;
 mod limits;
 mod misbehave;
