@@ -28,6 +28,7 @@ use crate::options::Options;
 use crate::payload::{Input, Lease, Payload, Placed, Waiting};
 use crate::process::Process;
 use crate::program::Program;
+use crate::room::{Place, Room};
 use crate::route::{Readiness, Seen, goes_on};
 use crate::slab::Slab;
 use crate::supervisor;
@@ -86,37 +87,6 @@ impl Ticket {
         let (closed, _) = oneshot::channel();
         let reply = std::mem::replace(&mut self.reply, closed);
         drop(reply.send(Outcome::Returned(self.returned(error))));
-    }
-}
-
-/// Who waits for room for a call.
-pub(crate) type Place = oneshot::Sender<Result<Room>>;
-
-/// Room for one call at a worker, which is given back when it is dropped.
-#[derive(Debug)]
-pub(crate) struct Room(Weak<Group>);
-
-impl Room {
-    pub(crate) fn of(group: &Group) -> Self {
-        Room(group.this())
-    }
-
-    /// Whether it is at this worker; then nobody gives it back but the caller.
-    fn into_room_at(self, group: &Group) -> bool {
-        let is_here = std::ptr::eq(self.0.as_ptr(), group);
-        if is_here {
-            let mut room = self;
-            drop(std::mem::take(&mut room.0));
-        }
-        is_here
-    }
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        if let Some(group) = self.0.upgrade() {
-            group.if_here(|core, _| core.give_back_room());
-        }
     }
 }
 
@@ -249,7 +219,7 @@ impl Group {
     }
 
     /// For drops, which do nothing in a fork.
-    fn if_here(&self, act: impl FnOnce(&mut Core, &mut After)) {
+    pub(crate) fn if_here(&self, act: impl FnOnce(&mut Core, &mut After)) {
         if self.process.is_here() {
             self.with(act);
         }

@@ -147,6 +147,8 @@ mod registered;
 #[cfg(target_os = "linux")]
 mod restart;
 #[cfg(target_os = "linux")]
+mod room;
+#[cfg(target_os = "linux")]
 mod route;
 #[cfg(target_os = "linux")]
 mod serve;

@@ -21,8 +21,8 @@ use futures::channel::oneshot;
 use tower_service::Service as Tower;
 
 use crate::error::{Error, Result};
-use crate::group::Room;
 use crate::pending::{Answer, Call};
+use crate::room::Room;
 use crate::route::Readiness;
 use crate::service::Service;
 use crate::worker::{Handle, Worker};

@@ -453,7 +453,7 @@ pub struct Stats {
     pub refused: u64,
     /// How often a call was sent again.
     pub retries: u64,
-    /// Calls that ended with their process.
+    /// Calls that ended with their process; in a group also those that went on.
     pub lost_calls: u64,
     /// Calls whose deadline passed.
     pub deadlines: u64,

@@ -13,10 +13,11 @@ use futures::future::{join_all, select_ok};
 
 use crate::calls::Terms;
 use crate::error::{Error, Result};
-use crate::group::{Returned, Room};
+use crate::group::Returned;
 use crate::health::GroupHealth;
 use crate::payload::Input;
 use crate::pending::{Call, Member, State, To};
+use crate::room::Room;
 use crate::route::{Readiness, goes_on, pick};
 use crate::service::Service;
 use crate::worker::{Handle, Stats, Worker, WorkerBuilder};
