@@ -9,7 +9,9 @@
 mod due;
 mod events;
 mod processes;
+pub(crate) mod timeline;
 
+use self::timeline::Fetch;
 use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
 use std::os::fd::AsFd;
@@ -140,6 +142,8 @@ pub(crate) struct Core {
     next_look: Instant,
     stats: Stats,
     health_since: (Health, Instant),
+    /// A timeline that is on its way.
+    fetch: Option<Fetch>,
     reaped: Option<(Instant, Instant)>,
 }
 
@@ -175,6 +179,7 @@ impl Core {
             next_look: now,
             stats: Stats::default(),
             health_since: (Health::Starting, now),
+            fetch: None,
             reaped: None,
         }
     }
@@ -204,6 +209,8 @@ impl Core {
             after.end(ticket, Outcome::Failed(error.clone()));
         }
         self.places = old.places;
+        self.fetch = old.fetch;
+        self.end_timeline(after, |_| Err(error.clone()));
         let waiters = old.serving.into_iter().chain(old.room);
         after.waiters.extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
         after.wake = true;

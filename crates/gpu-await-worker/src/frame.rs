@@ -53,6 +53,8 @@ pub(crate) struct ChildTerms {
     pub(crate) device_memory_bytes: Option<u64>,
     pub(crate) verify: bool,
     pub(crate) allow_mps: bool,
+    /// How many operations of the device are logged.
+    pub(crate) timeline: u32,
 }
 
 /// From the supervisor.
@@ -68,6 +70,8 @@ pub(crate) enum ToProcess<'m> {
     Kept { name: &'m str, generation: u64, fill: bool },
     /// Finish what is running, take no more calls, and end.
     End,
+    /// Send the timeline of the device.
+    Timeline,
 }
 
 /// How a call went.
@@ -98,6 +102,17 @@ pub(crate) enum Verdict {
         bytes: u64,
         limit: u64,
     },
+}
+
+/// The longest timeline, in bytes.
+pub(crate) const MOST_TIMELINE: usize = 64 << 20;
+
+/// What comes of a timeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum TimelinePart {
+    More,
+    Last,
+    Failed,
 }
 
 /// Why a process ends of its own accord.
@@ -152,4 +167,6 @@ pub(crate) enum ToSupervisor<'m> {
     },
     /// Behind it, why.
     Ending(Ending),
+    /// Behind it, so much of the timeline that was asked for, or why there is none.
+    Timeline(TimelinePart),
 }

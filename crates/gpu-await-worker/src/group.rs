@@ -1,5 +1,7 @@
 //! A worker, whatever process serves it: one lock around its calls, its life and its process.
 //!
+//! More than 500 lines: many short ways through that lock, and what is done behind it.
+//!
 //! Callers enter and give up calls on their own threads, and send them there; the supervisor's thread alone starts, hears, kills and reaps
 //! processes ([`crate::core`]). Whatever runs foreign code (wakers, drops of payloads, subscribers) runs after the lock is released
 //! ([`After`]).
@@ -18,6 +20,7 @@ use gpu_await::sibling::Process as Whose;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::calls::{CallId, Terms};
+use crate::core::timeline::{Reader, Timeline};
 use crate::core::{Core, Watch, packet_bytes};
 use crate::error::{Error, Result};
 use crate::frame::ToProcess;
@@ -100,6 +103,7 @@ pub(crate) struct After {
     pub(crate) ended: Vec<(Ticket, Outcome)>,
     pub(crate) waiters: Vec<(Waiter, Result<()>)>,
     pub(crate) places: Vec<(Place, Result<Room>)>,
+    pub(crate) readers: Vec<(Reader, Result<Option<Timeline>>)>,
     pub(crate) payloads: Vec<Payload>,
     pub(crate) dropped: Vec<Ticket>,
     pub(crate) events: Vec<Box<dyn FnOnce() + Send>>,
@@ -135,6 +139,9 @@ impl After {
         }
         for (waiter, result) in self.waiters {
             contain(|| drop(waiter.send(result)));
+        }
+        for (reader, timeline) in self.readers {
+            contain(|| drop(reader.send(timeline)));
         }
         for (place, room) in self.places {
             contain(|| drop(place.send(room)));
@@ -283,7 +290,7 @@ impl Group {
         self.told(receiver)
     }
 
-    async fn told(&self, mut told: oneshot::Receiver<Result<()>>) -> Result<()> {
+    async fn told<T>(&self, mut told: oneshot::Receiver<Result<T>>) -> Result<T> {
         poll_fn(|cx| {
             self.check_here()?;
             told.poll_unpin(cx).map(|told| told.unwrap_or_else(|_| Err(self.why_forgotten())))
@@ -446,6 +453,19 @@ impl Group {
             },
             false => Stats::default(),
         }
+    }
+
+    /// The timeline of the process that serves; `None` if none does.
+    pub(crate) async fn timeline(&self) -> Result<Option<Timeline>> {
+        self.check_here()?;
+        let found = u64::from(self.options.timeline);
+        if found == 0 {
+            let what = "operations of the timeline (`WorkerBuilder::timeline`)";
+            return Err(Error::Unfit { what, found, limit: 1 });
+        }
+        let (reader, told) = oneshot::channel();
+        self.with(|core, after| core.ask_timeline(reader, after));
+        self.told(told).await
     }
 
     pub(crate) fn health(&self) -> WorkerHealth {

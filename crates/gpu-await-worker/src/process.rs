@@ -113,6 +113,7 @@ impl Process {
                 device_memory_bytes: options.device_memory_bytes,
                 verify: options.verify,
                 allow_mps: options.allow_mps,
+                timeline: options.timeline,
             },
         });
         let setup =

@@ -1,6 +1,8 @@
 //! A process of a worker from the start of its service on: it takes calls, runs each as a task, and answers.
 #![forbid(unsafe_code)]
 
+mod timeline;
+
 use std::future::Future;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use gpu_await::sibling::Process;
-use gpu_await::{ErrorDetail, ErrorKind, LossCause, SharedDescriptors};
+use gpu_await::{Device, ErrorDetail, ErrorKind, LossCause, SharedDescriptors};
 use parking_lot::Mutex;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot};
@@ -45,6 +47,8 @@ pub(crate) struct Link {
     is_flushing: AtomicBool,
     runtime: tokio::runtime::Handle,
     process: Process,
+    /// The longest that its supervisor takes, without a header.
+    most_message: usize,
     /// Who waits for memory that the supervisor keeps.
     asked: Mutex<Vec<(String, oneshot::Sender<KeptReply>)>>,
 }
@@ -225,6 +229,7 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
         is_flushing: AtomicBool::new(false),
         runtime: runtime.clone(),
         process: Process::remembered(),
+        most_message: terms.most_message_bytes as usize,
         asked: Mutex::default(),
     });
     let status = responses.clone();
@@ -241,9 +246,7 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
     let starting = link.clone();
     runtime.spawn(async move {
         match guarded(start::<S>(&config, &terms, &starting, slabs)).await {
-            Ok(Ok((started, device_bytes))) => {
-                drop(service.send((Arc::new(started), device_bytes)));
-            }
+            Ok(Ok((started, device))) => drop(service.send((Arc::new(started), device))),
             Ok(Err((ending, why))) => starting.end(ending, &why),
             Err(panic) => starting.end(Ending::StartFailed, &panic),
         }
@@ -260,13 +263,13 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
     process.live::<S>(started).await
 }
 
-/// Starts the service; says what the pool of its device has then.
+/// Starts the service, on this device.
 async fn start<S: Service>(
     config: &[u8],
     terms: &ChildTerms,
     link: &Arc<Link>,
     (requests, room): (Arc<Requests>, Arc<Room>),
-) -> Result<(S, u64), (Ending, String)> {
+) -> Result<(S, Device), (Ending, String)> {
     let config = codec::decode(config)
         .map_err(|error| (Ending::StartFailed, format!("the configuration: {error}")))?;
     let host = Host::open(terms, link).await?;
@@ -291,10 +294,13 @@ async fn start<S: Service>(
             watching.end(fault_of(&error), &error.to_string())
         }
     });
+    if terms.timeline > 0 {
+        let timeline = host.device().timeline().start(terms.timeline as usize);
+        timeline.map_err(|error| (Ending::StartFailed, format!("its timeline: {error}")))?;
+    }
     let started = S::start(config, &host).await;
     let started = started.map_err(|failure| (ending_of(&failure), failure.to_string()))?;
-    let memory = host.device().memory();
-    Ok((started, memory.map_or(0, |memory| memory.reserved_bytes.max(memory.used_bytes))))
+    Ok((started, host.device().clone()))
 }
 
 /// Whether a loss says that the device's memory is wrong: an ECC error that was not corrected.
@@ -349,19 +355,22 @@ struct Serving {
 
 impl Serving {
     /// Takes messages from the beginning on, and calls once the service has started. Returns why it cannot go on.
-    async fn live<S: Service>(self, started: oneshot::Receiver<(Arc<S>, u64)>) -> String {
+    async fn live<S: Service>(self, started: oneshot::Receiver<(Arc<S>, Device)>) -> String {
         let mut buffer = vec![0; self.most_response + MOST_HEADER];
         let mut started = Some(started);
-        let mut service = None;
+        let (mut service, mut device) = (None, None);
         loop {
             let packet = match &mut started {
                 None => self.link.receive(&mut buffer, self.hot).await,
                 Some(starting) => tokio::select! {
                     packet = self.link.receive(&mut buffer, self.hot) => packet,
                     ready = starting => {
-                        let (ready, device_bytes) = ready.ok().unzip();
-                        (service, started) = (ready, None);
-                        let device_bytes = device_bytes.unwrap_or_default();
+                        let (ready, of) = ready.ok().unzip();
+                        // What its pool has now.
+                        let memory = of.as_ref().and_then(|device: &Device| device.memory().ok());
+                        let device_bytes = memory
+                            .map_or(0, |memory| memory.reserved_bytes.max(memory.used_bytes));
+                        (service, started, device) = (ready, None, of);
                         let _ = self.link.say(&ToSupervisor::Serving { device_bytes }, b"").await;
                         continue;
                     }
@@ -387,7 +396,11 @@ impl Serving {
                     }
                 }
                 (ToProcess::End, _) => break,
-                (ToProcess::Setup(_) | ToProcess::Call { .. }, _) => {
+                (ToProcess::Timeline, Some(_)) => {
+                    let timeline = timeline::tell(self.link.clone(), device.clone());
+                    let _task = self.runtime.spawn(timeline);
+                }
+                (ToProcess::Setup(_) | ToProcess::Call { .. } | ToProcess::Timeline, _) => {
                     return "its supervisor sent a message that it does not expect".to_owned();
                 }
             }

@@ -149,6 +149,28 @@ impl<S: Service> Worker<S> {
         self.handle.group.health()
     }
 
+    /// Asks the process that takes calls for the [timeline](gpu_await::DeviceTimeline) of its device: its last operations and their times, as
+    /// bytes of a Perfetto trace, for a file and <https://ui.perfetto.dev>. Waits for a process that serves. What a process
+    /// logged that died is lost with it.
+    ///
+    /// The process copies and writes the trace on a thread beside its calls. It comes over its socket, in messages between answers, of at most 64 MiB
+    /// in all, which the front holds. Callers that ask at the same time get the same one.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped leaves the process sending; nothing is kept.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`] without [`WorkerBuilder::timeline`]; [`Error::Service`], if the device cannot say, or it is longer; [`Error::Lost`], if the
+    /// process dies meanwhile; the worker has ended.
+    pub async fn timeline(&self) -> Result<Vec<u8>> {
+        loop {
+            match self.handle.group.timeline().await? {
+                Some(bytes) => return Ok(Arc::unwrap_or_clone(bytes)),
+                None => self.serving().await?,
+            }
+        }
+    }
+
     /// The figures of the worker: all that there is for metrics, which it does not export itself. Counts begin with the worker, and never
     /// fall.
     #[must_use]
@@ -328,6 +350,13 @@ impl<S: Service> WorkerBuilder<S> {
         let refused_for = capped(blame.refused_for);
         let client_refused_for = capped(blame.client_refused_for);
         self.options.blame = Some(Blame { refused_for, client_refused_for, ..blame });
+        self
+    }
+
+    /// Has each process log the last `operations` of its device, for [`Worker::timeline`]: up to 65,536. 0, which is off. It costs each
+    /// operation what [`DeviceTimeline`](gpu_await::DeviceTimeline) says.
+    pub fn timeline(mut self, operations: u32) -> Self {
+        self.options.timeline = operations;
         self
     }
 

@@ -346,6 +346,12 @@ impl Core {
                 }
                 after.wake = true;
             }
+            ToSupervisor::Timeline(part) => {
+                let from = process.incarnation;
+                if let Err(how) = self.hear_timeline(from, part, body, after) {
+                    self.broken(group, role, how, now, after);
+                }
+            }
             ToSupervisor::NotFilled { name } => {
                 after.wake |= keep::not_filled(&group.key(name), owner);
             }

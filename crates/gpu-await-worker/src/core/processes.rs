@@ -267,6 +267,12 @@ impl Core {
                 }
             }
         }
+        let lines = self.last_lines.clone();
+        let died = || {
+            let (cause, log, guilt) = (cause.clone(), lines.clone(), Guilt::Innocent);
+            Error::Lost(WorkerLost { cause, guilt, attempt: 1, log })
+        };
+        self.lose_timeline(process, died, after);
         for lost in lost {
             #[cfg(test)]
             group.trips.trip(crate::supervisor::tests::Trip::Lose);
@@ -365,6 +371,7 @@ impl Core {
         }
         let waiters = self.serving.drain(..).chain(self.room.drain(..));
         after.waiters.extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
+        self.end_timeline(after, |_| Err(error.clone()));
         self.ended.get_or_insert(error);
     }
 }

@@ -13,6 +13,7 @@ mod odd;
 mod options;
 mod payloads;
 mod standby;
+mod timelines;
 mod tower;
 mod twin;
 
