@@ -47,8 +47,6 @@ pub(crate) struct Link {
     is_flushing: AtomicBool,
     runtime: tokio::runtime::Handle,
     process: Process,
-    /// The longest that its supervisor takes, without a header.
-    most_message: usize,
     /// Who waits for memory that the supervisor keeps.
     asked: Mutex<Vec<(String, oneshot::Sender<KeptReply>)>>,
 }
@@ -229,7 +227,6 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
         is_flushing: AtomicBool::new(false),
         runtime: runtime.clone(),
         process: Process::remembered(),
-        most_message: terms.most_message_bytes as usize,
         asked: Mutex::default(),
     });
     let status = responses.clone();
@@ -397,7 +394,8 @@ impl Serving {
                 }
                 (ToProcess::End, _) => break,
                 (ToProcess::Timeline, Some(_)) => {
-                    let timeline = timeline::tell(self.link.clone(), device.clone());
+                    let timeline =
+                        timeline::tell(self.link.clone(), device.clone(), self.most_response);
                     let _task = self.runtime.spawn(timeline);
                 }
                 (ToProcess::Setup(_) | ToProcess::Call { .. } | ToProcess::Timeline, _) => {

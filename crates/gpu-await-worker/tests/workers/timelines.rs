@@ -60,6 +60,21 @@ fn a_timeline_comes_from_the_process() {
 }
 
 #[test]
+fn a_long_timeline_comes_in_parts() {
+    run(async {
+        // Longer than sixteen messages.
+        let worker = worker().timeline(1 << 16).spawn().await.unwrap();
+        let mut timeline = Vec::new();
+        while timeline.len() < 1 << 20 {
+            let often = Do::DoubleOften(vec![1.0], Duration::from_millis(50));
+            assert_eq!(worker.call(often).await, Ok(Done::Nothing));
+            timeline = worker.timeline().await.unwrap();
+        }
+        assert!(packets(&timeline) > 1000);
+    });
+}
+
+#[test]
 fn a_timeline_ends_with_its_process() {
     run(async {
         let restart = Restart { first_delay: Duration::ZERO, ..Restart::default() };
