@@ -343,6 +343,8 @@ impl Device {
     /// Resolves with the error when the device is lost, and stays pending otherwise. The end of the process counts
     /// as a loss, with the error [`ErrorDetail::ProcessEnding`](crate::ErrorDetail::ProcessEnding).
     ///
+    /// Whoever waits for an operation of the device is woken before whoever awaits this.
+    ///
     /// A driver reports a loss only when it is called. While this is being awaited, an idle device is asked
     /// once a second.
     ///

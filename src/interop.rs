@@ -164,7 +164,9 @@ impl Stream {
     ///
     /// # Safety
     /// The handle is used only while a handle of this stream lives: a buffer made on it does not keep it. Nobody
-    /// destroys the stream, and nobody captures it into a graph while this crate puts work on it.
+    /// destroys the stream, and nobody captures it into a graph while this crate puts work on it. Kernels that others launch with
+    /// programmatic stream serialization execute `griddepcontrol.wait`, as a launch that another thread is just submitting
+    /// may be such a launch too.
     #[must_use]
     pub unsafe fn as_raw(&self) -> u64 {
         self.state().driver.sharing().for_good();

@@ -29,6 +29,7 @@ pub(crate) mod module;
 pub(crate) mod occupancy;
 pub(crate) mod plain;
 mod programmatic;
+mod ptx;
 pub(crate) mod rows;
 mod shared_modules;
 pub(crate) mod signature;

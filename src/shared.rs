@@ -5,6 +5,8 @@
 //! | a [`SharedBuffer`] | its owner, like any buffer | its owner | [`SharedProblem::NotSealed`] |
 //! | sealed: [`Frozen`] memory and [`SharedDescriptors`] | nobody: every mapping is read-only | every process | maps it, and compares its digest |
 //!
+//! | handed over, by [`mutable`]: never sealed | one process after the other, as their supervisor says | that process | maps it for writing |
+//!
 //! No device orders work of two processes: ownership moves with a message.
 //!
 //! # Invariants
@@ -15,6 +17,7 @@
 mod descriptors;
 mod digest;
 mod info;
+pub mod mutable;
 
 use std::fmt;
 use std::ops::Deref;
@@ -155,12 +158,13 @@ impl Device {
             engine.check_open()?;
             let expected = SharedInfo { generation, ..expected::<T>(&engine, len)? };
             info.check(&expected).map_err(bad)?;
-            let mapping = SharedMemory::import(&engine, from.memory.as_fd(), info.size_bytes)?;
+            let mapping =
+                SharedMemory::import(&engine, from.memory.as_fd(), info.size_bytes, false)?;
             let buffer = DeviceBuffer::<T>::new(mapping.into_allocation(bytes, true), len);
             Ok::<_, Error>(Frozen::new(buffer))
         });
         let imported = imported.await??;
-        let found = digest::of(self, &imported).await?;
+        let found = digest::of(self, imported.view()).await?;
         if found != digest {
             return Err(bad(SharedProblem::Digest { expected: digest, found }));
         }
@@ -236,7 +240,7 @@ impl<T: Element> SharedBuffer<T> {
             protected
         })
         .await??;
-        let digest = digest::of(device, &sealed).await?;
+        let digest = digest::of(device, sealed.view()).await?;
         descriptors.seal(&SharedInfo { generation, digest, ..info })?;
         Ok((sealed, descriptors))
     }

@@ -13,6 +13,8 @@ pub use crate::kernel::untyped::{
     ResultTarget, UntypedKernel, VerbParts, load, load_ahead, off_executor, one, take_complete,
 };
 pub use crate::memory::view::Span;
+#[cfg(target_os = "linux")]
+pub use crate::shared::mutable;
 pub use crate::submit::{Footprint, KernelChain, is_captured, partition_of, refuse};
 pub use crate::system::library::{NotFound, Search, once, opened};
 pub use crate::system::process::Process;

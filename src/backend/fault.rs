@@ -239,7 +239,7 @@ impl SharedCalls for Wrapper {
         fn uuid(&self) -> DriverResult<[u8; 16]>;
         fn shared_granularity(&self) -> DriverResult<u64>;
         fn shared_create(&self, bytes: u64) -> DriverResult<(SharedMapping, i32)>;
-        fn shared_import(&self, descriptor: i32, bytes: u64) -> DriverResult<SharedMapping>;
+        fn shared_import(&self, descriptor: i32, bytes: u64, writes: bool) -> DriverResult<SharedMapping>;
         #[contract] fn shared_protect(&self, mapping: &SharedMapping, descriptor: i32) -> DriverResult<()>;
         #[contract] fn shared_unmap(&self, mapping: &SharedMapping) -> DriverResult<()>;
     }

@@ -27,8 +27,13 @@ pub(crate) trait SharedCalls {
     fn shared_granularity(&self) -> DriverResult<u64>;
     /// Makes memory that this process may write, and a descriptor of it, which is the caller's.
     fn shared_create(&self, bytes: u64) -> DriverResult<(SharedMapping, i32)>;
-    /// Maps all of the memory behind a descriptor, which stays the caller's, for reading.
-    fn shared_import(&self, descriptor: i32, bytes: u64) -> DriverResult<SharedMapping>;
+    /// Maps all of the memory behind a descriptor, which stays the caller's, for reading; with `writes` for writing as well.
+    fn shared_import(
+        &self,
+        descriptor: i32,
+        bytes: u64,
+        writes: bool,
+    ) -> DriverResult<SharedMapping>;
     /// Makes a mapping, with its descriptor, read-only: no command that uses it is under way.
     unsafe fn shared_protect(&self, mapping: &SharedMapping, descriptor: i32) -> DriverResult<()>;
     /// Ends a mapping that no command uses any more. The memory is free when nobody maps it or has a descriptor of it.

@@ -100,12 +100,14 @@ impl Region {
     }
 
     /// Draws what it remembers in the DOT language: for each list of each stream the launches, with their
-    /// configurations and memory ranges, and which of them wait for which. A dashed edge leads to a kernel that may start while the other one
-    /// still ends, and waits itself.
+    /// configurations and memory ranges, and which of them wait for which. A dashed edge, which there is with
+    /// [programmatic edges](crate::DeviceBuilder::programmatic_edges) alone, leads to a kernel that may start while the other one still ends, and waits itself.
     #[must_use]
     pub fn dot(&self) -> String {
         let (mut clusters, mut first) = (String::new(), 0);
         for (stream, on) in self.streams.iter().enumerate() {
+            let engine = on.stream.upgrade().map(|stream| stream.engine().clone());
+            let is_early = engine.is_some_and(|engine| engine.options.programmatic_edges);
             for (number, slots) in on.lists.iter().enumerate() {
                 for (part, slot) in slots.iter().enumerate() {
                     let Some(list) = slot.list.as_ref().filter(|list| list.known_len() > 0) else {
@@ -113,7 +115,7 @@ impl Region {
                     };
                     let of = if part == 0 { "" } else { "rest of " };
                     let title = format!("stream {stream}, {of}list {number}");
-                    first += report::cluster(&mut clusters, &title, first, list);
+                    first += report::cluster(&mut clusters, &title, first, (list, is_early));
                 }
             }
         }

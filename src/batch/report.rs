@@ -195,8 +195,14 @@ impl Report {
     }
 }
 
-/// One cluster of a graph in the DOT language: a list, whose nodes have numbers from `first` on. Returns how many they are.
-pub(crate) fn cluster(into: &mut String, title: &str, first: usize, list: &List) -> usize {
+/// One cluster of a graph in the DOT language: a list, whose nodes have numbers from `first` on, on a device that has programmatic edges or not. Returns how
+/// many they are.
+pub(crate) fn cluster(
+    into: &mut String,
+    title: &str,
+    first: usize,
+    (list, is_programmatic): (&List, bool),
+) -> usize {
     let _ = writeln!(into, "  subgraph \"cluster {title}\" {{\n    label = \"{title}\";");
     for number in 0..list.known_len() {
         let (name, NodeLaunch { shape, args, .. }) = (list.name(number), list.launch(number));
@@ -210,7 +216,8 @@ pub(crate) fn cluster(into: &mut String, title: &str, first: usize, list: &List)
     }
     for ((before, behind), kind) in list.edge_kinds() {
         let (before, behind) = (first + before as usize, first + behind as usize);
-        let style = if kind == EdgeKind::Programmatic { " [style = dashed]" } else { "" };
+        let is_early = is_programmatic && kind == EdgeKind::Programmatic;
+        let style = if is_early { " [style = dashed]" } else { "" };
         let _ = writeln!(into, "    n{before} -> n{behind}{style};");
     }
     into.push_str("  }\n");

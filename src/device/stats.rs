@@ -73,15 +73,17 @@ pub struct Stats {
     pub overlaps: Overlaps,
 }
 
-/// What became of the launches of kernels that can start while the launch in front of them still ends: this crate's own formulas and
-/// algorithms on GPUs of compute capability 9.0, and on a host device, which counts them and runs one after another.
+/// What became of the launches of kernels that can start while the launch in front of them still ends, on GPUs of compute capability 9.0: formulas,
+/// algorithms, and kernels that are declared `programmatic`. A host device counts formulas, and runs all one after another. Cooperative launches and
+/// launches with clusters are in no field, and launches in graphs are without [programmatic edges](crate::DeviceBuilder::programmatic_edges).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Overlaps {
-    /// The driver was told that it may start them early. It does not behind a marker, which an awaited operation has.
+    /// The driver was told that it may start them early. It does not where a marker is between the two: one follows an operation that is
+    /// awaited, and one whose buffers another stream uses next.
     pub overlapped: u64,
-    /// Behind something else than a launch on the same stream: work of another library, a graph, a copy, a wait for another stream, a
-    /// launch that the driver refused. In a graph: behind something else than a kernel of the same device.
+    /// Behind something else than a plain launch on the same stream: work of another library, a graph, a copy, a wait for another stream, a
+    /// cooperative launch, one that the driver refused. In a graph: behind something else than a kernel of the same device.
     pub behind_other_work: u64,
     /// In a graph: behind several launches.
     pub behind_several: u64,

@@ -70,12 +70,12 @@ pub(super) fn instead(kernel: &str, there: &[String]) -> String {
 #[non_exhaustive]
 #[expect(missing_docs, reason = "fields are described by each variant")]
 pub enum NotProgrammatic {
-    /// The PTX is for older GPUs, for which the wait is compiled away.
-    #[error("its PTX is for `{target}`; compile it for sm_90 or later")]
+    /// The PTX is for older GPUs, which have no such wait.
+    #[error("its PTX is for `{target}`; compile it for sm_90 or later (`nvcc -arch=sm_90`)")]
     Target { target: String },
     /// There is no wait.
     #[error(
-        "it does not execute `griddepcontrol.wait` (in CUDA C++ `cudaGridDependencySynchronize()`)"
+        "it does not execute `griddepcontrol.wait`: begin it with `asm volatile(\"griddepcontrol.wait;\" ::: \"memory\");`"
     )]
     NoWait,
     /// Something in front of the wait can have an effect, leave the kernel, or go around the wait.
@@ -85,9 +85,12 @@ pub enum NotProgrammatic {
     TooEarly { instruction: String },
     /// It loads through a cache that asserts that nobody writes meanwhile; what is in front of it may.
     #[error(
-        "`{instruction}` asserts that nobody writes what it loads; write no `__restrict__` and no `__ldg`"
+        "`{instruction}` asserts that nobody writes what it loads; write no `__restrict__` and no `__ldg`, and use no textures"
     )]
     LoadsConstants { instruction: String },
+    /// The text has something that is not understood here, so that nothing can be said of the kernel.
+    #[error("its PTX is not understood from `{found}` on; take the PTX as the compiler writes it")]
+    NotUnderstood { found: String },
 }
 
 /// Why a kernel image did not load.

@@ -158,9 +158,15 @@ impl Instance {
         Instance { recorded_for, recorded, uses, kept, events, is_told }
     }
 
-    /// Writes its list in the DOT language, whose nodes have numbers from `first` on; returns how many they are.
-    pub(super) fn write_dot(&self, into: &mut String, title: &str, first: usize) -> usize {
-        report::cluster(into, title, first, &self.recorded.list)
+    /// As [`report::cluster`].
+    pub(super) fn write_dot(
+        &self,
+        into: &mut String,
+        title: &str,
+        first: usize,
+        is_programmatic: bool,
+    ) -> usize {
+        report::cluster(into, title, first, (&self.recorded.list, is_programmatic))
     }
 
     /// Submits it with these arguments, for which it is recorded. Subscribers are notified by the caller, under no lock.

@@ -80,9 +80,9 @@ impl CudaCode {
         match self {
             CudaCode::Ptx(text) => Ok(Image::ptx(text).named(name)),
             CudaCode::Source(source) if entry.contains('<') => {
-                source.or_named(name).instance(entry).image(home)
+                source.instance(entry).image_of(name, home)
             }
-            CudaCode::Source(source) => source.or_named(name).image(home),
+            CudaCode::Source(source) => source.image_of(name, home),
             CudaCode::Programmatic(code) => code.image(name, entry, home),
         }
     }

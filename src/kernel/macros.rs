@@ -64,9 +64,11 @@
 /// it still ends, on a stream and in replayed batches and graphs. Completion of the launch still proves completion of everything in front of
 /// it; a kernel that only *sometimes* waits breaks that, and memory that is still in use would be used again. The first statement is
 /// `asm volatile("griddepcontrol.wait;" ::: "memory");`, and parameters are not `__restrict__`: loads of constant data may be moved across it.
-/// PTX is checked when it is loaded, for sm_90 or later ([`ErrorDetail::NotProgrammatic`](crate::ErrorDetail::NotProgrammatic)); for machine code,
-/// which `cuda` is compiled to, the declaration vouches. A kernel that waits for anything but the launch in front of it, such as a flag, never
-/// executes `griddepcontrol.launch_dependents`. On other devices the clause changes nothing.
+/// PTX, which `cuda` is compiled to as well, is checked when a device of compute capability 9.0 or later loads it, and is for such devices
+/// ([`ErrorDetail::NotProgrammatic`](crate::ErrorDetail::NotProgrammatic)); for machine code ([`CudaSource::cubin`](crate::CudaSource::cubin)) the declaration
+/// vouches. Debug builds (`-G`) mostly store before they wait, and are refused then. A kernel that waits for anything but the launch in front of it, such as a flag, never
+/// executes `griddepcontrol.launch_dependents`. On other devices the clause changes nothing; older ones have no such instruction, so that code for both has it
+/// within `#if __CUDA_ARCH__ >= 900`. `__constant__` memory is not to be written by a kernel in front.
 ///
 /// A declaration with a type parameter, `NAME<T>(a: T, x: &mut [T])`, is one kernel for each type that
 /// `entry` lists, each with its own name in the code and loaded separately: `NAME::<f32>::load`. `NAME<T>`

@@ -1,124 +1,68 @@
 //! Whether a kernel waits for what is in front of it before anything that can have an effect, by its PTX (pure).
 //!
 //! The entry may do nothing in front of its `griddepcontrol.wait` but compute from its parameters and special registers, and the wait has no
-//! condition. So every thread of every block waits, whatever the arguments. Nothing in it, or in functions of the image if it calls any, loads
-//! through a cache that asserts that nobody writes meanwhile: the compiler may move such loads across the wait, and what is in front writes.
+//! condition. So every thread of every block waits, whatever the arguments. Nothing in it, or in functions that it calls, loads through a cache that
+//! asserts that nobody writes meanwhile: the compiler may move such loads across the wait, and what is in front writes. Nobody writes the tables of
+//! CUDA's mathematical functions.
 #![forbid(unsafe_code)]
 
+use std::collections::{HashMap, HashSet};
+
+use super::ptx::{self, NotUnderstood, Ptx, PtxFunction, Statement};
 use crate::error::image::NotProgrammatic;
 
 /// The first compute capability, times ten, that starts kernels early.
 const FIRST: u32 = 90;
 
 /// What computes, and does nothing else. `ld.param` is apart.
-const COMPUTES: [&str; 34] = [
-    "abs", "add", "and", "bfe", "bfi", "bfind", "brev", "clz", "cnot", "copysign", "cvt", "cvta",
-    "div", "fma", "isspacep", "lop3", "mad", "mad24", "max", "min", "mov", "mul", "mul24", "neg",
-    "not", "or", "popc", "prmt", "rem", "selp", "setp", "shf", "shl", "shr",
+const COMPUTES: [&str; 54] = [
+    "abs", "add", "addc", "and", "bfe", "bfi", "bfind", "bmsk", "brev", "clz", "cnot", "copysign",
+    "cos", "cvt", "cvta", "div", "dp2a", "dp4a", "ex2", "fma", "fns", "isspacep", "lg2", "lop3",
+    "mad", "mad24", "madc", "max", "min", "mov", "mul", "mul24", "neg", "not", "or", "popc",
+    "prmt", "rcp", "rem", "rsqrt", "sad", "selp", "set", "setp", "shf", "shl", "shr", "sin",
+    "slct", "sqrt", "sub", "subc", "tanh", "xor",
 ];
-const COMPUTES_TOO: [&str; 3] = ["slct", "sub", "xor"];
+/// How the names of CUDA's own tables begin.
+const TABLE: &str = "__cudart_";
 
-/// Why the entry does not, if so.
-pub(super) fn check(ptx: &str, entry: &str) -> Result<(), NotProgrammatic> {
-    let text = without_comments(ptx);
-    let target = text.split(".target").nth(1).map_or("", str::trim_start);
-    let target = target.split([',', '\n', ' ', '\t', '\r']).next().unwrap_or("");
-    let digits: String = target.chars().filter(char::is_ascii_digit).collect();
-    if digits.parse().map_or(true, |target: u32| target < FIRST) {
-        return Err(NotProgrammatic::Target { target: target.to_owned() });
+/// Why the entry does not, if so. One that is not there is for the driver to miss.
+pub(super) fn check(text: &str, entry: &str) -> Result<(), NotProgrammatic> {
+    let ptx =
+        ptx::read(text).map_err(|NotUnderstood(found)| NotProgrammatic::NotUnderstood { found })?;
+    let is_it = |function: &&PtxFunction<'_>| function.is_entry && function.name == entry;
+    let body = ptx.functions.iter().filter(is_it).find_map(|function| function.body.as_deref());
+    let Some(body) = body else { return Ok(()) };
+    let number = |target: &str| {
+        target.strip_prefix("sm_")?.trim_end_matches(char::is_alphabetic).parse().ok()
+    };
+    let target = ptx.targets.iter().find_map(|target| number(target));
+    if target.is_none_or(|target: u32| target < FIRST) {
+        return Err(NotProgrammatic::Target { target: ptx.targets.join(", ") });
     }
-    let body = body(&text, entry).ok_or(NotProgrammatic::NoWait)?;
-    let statements =
-        || body.split([';', '{', '}']).map(without_label).filter(|one| !one.is_empty());
-    let mut waits = false;
-    for statement in statements().take_while(|one| *one != "griddepcontrol.wait") {
-        if !only_computes(statement) {
-            let instruction = statement.split_whitespace().collect::<Vec<_>>().join(" ");
-            return Err(NotProgrammatic::TooEarly { instruction });
-        }
-    }
-    let (mut calls, mut loads) = (false, None);
-    for statement in statements() {
-        let (_, op) = guarded(statement);
-        waits |= statement == "griddepcontrol.wait";
-        calls |= op == "call" || op.starts_with("call.");
-        loads = loads.or_else(|| is_of_constants(op).then(|| op.to_owned()));
-    }
-    if !waits {
+    let is_wait = |one: &&Statement<'_>| one.op == "griddepcontrol.wait" && one.operands.is_empty();
+    if !body.iter().any(|one| is_wait(&one)) {
         return Err(NotProgrammatic::NoWait);
     }
-    if calls && text.contains(".func") {
-        let all = text.split([';', '{', '}']).map(|one| guarded(without_label(one)).1);
-        loads = loads.or_else(|| all.into_iter().find(|op| is_of_constants(op)).map(str::to_owned));
+    let mut before = body.iter().take_while(|one| !is_wait(one) || one.is_guarded);
+    if let Some(early) = before.find(|one| !only_computes(one)) {
+        return Err(NotProgrammatic::TooEarly { instruction: early.written(text) });
     }
-    loads.map_or(Ok(()), |instruction| Err(NotProgrammatic::LoadsConstants { instruction }))
-}
-
-/// The text between the braces of the entry.
-fn body<'t>(text: &'t str, entry: &str) -> Option<&'t str> {
-    let is_of_name = |c: char| c.is_ascii_alphanumeric() || "_$%".contains(c);
-    let rest = text.split(".entry").skip(1).find_map(|rest| {
-        let rest = rest.trim_start().strip_prefix(entry)?;
-        (!rest.starts_with(is_of_name)).then_some(rest)
-    })?;
-    let rest = &rest[rest.find('{')? + 1..];
-    let mut depth = 1;
-    let end = rest.find(|c| {
-        depth += match c {
-            '{' => 1,
-            '}' => -1,
-            _ => 0,
-        };
-        depth == 0
-    })?;
-    Some(&rest[..end])
-}
-
-fn without_comments(ptx: &str) -> String {
-    let mut rest = ptx;
-    let mut text = String::with_capacity(ptx.len());
-    while let Some(at) = rest.find('/') {
-        let (before, from) = rest.split_at(at);
-        text.push_str(before);
-        let end = match from.as_bytes().get(1) {
-            Some(b'/') => from.find('\n'),
-            Some(b'*') => from.find("*/").map(|end| end + 2),
-            _ => {
-                text.push('/');
-                Some(1)
+    for statements in reached(&ptx, body) {
+        let asserts = |one: &&Statement<'_>| is_of_constants(&one.op);
+        let mut tables = None;
+        for one in statements.iter().filter(asserts) {
+            let tables = tables.get_or_insert_with(|| tables_of(statements));
+            if !address(one).is_some_and(|from| from.starts_with(TABLE) || tables.contains(from)) {
+                return Err(NotProgrammatic::LoadsConstants { instruction: one.op.clone() });
             }
-        };
-        text.push(' ');
-        rest = end.map_or("", |end| &from[end..]);
+        }
     }
-    text + rest
+    Ok(())
 }
 
-/// A statement behind its label.
-fn without_label(statement: &str) -> &str {
-    let statement = statement.trim();
-    let label = statement.split_once(':');
-    let is_label =
-        |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || "_$%".contains(c));
-    label.filter(|(name, _)| is_label(name)).map_or(statement, |(_, rest)| rest.trim_start())
-}
-
-/// Whether it has a condition, and the instruction's name.
-fn guarded(statement: &str) -> (bool, &str) {
-    let is_guarded = statement.starts_with('@');
-    let mut words = statement.split_whitespace();
-    let name = words.nth(usize::from(is_guarded)).unwrap_or("");
-    (is_guarded, name)
-}
-
-fn only_computes(statement: &str) -> bool {
-    let (_, op) = guarded(statement);
-    let name = op.split('.').next().unwrap_or("");
-    // A declaration, or where the source is.
-    op.starts_with('.')
-        || op.starts_with("ld.param")
-        || COMPUTES.contains(&name)
-        || COMPUTES_TOO.contains(&name)
+fn only_computes(statement: &Statement<'_>) -> bool {
+    let name = statement.op.split('.').next().unwrap_or("");
+    COMPUTES.contains(&name) || statement.op.starts_with("ld.param")
 }
 
 /// Whether it loads what nobody may write meanwhile.
@@ -126,8 +70,64 @@ fn is_of_constants(op: &str) -> bool {
     let mut parts = op.split('.');
     match parts.next() {
         Some("ld") => parts.any(|part| part == "nc"),
-        Some("ldu" | "tex" | "tld4") => true,
+        Some("ldu" | "tex" | "tld4" | "suld") => true,
         _ => false,
+    }
+}
+
+/// The body, and those of all functions that it may call.
+fn reached<'p, 't>(ptx: &'p Ptx<'t>, body: &'p [Statement<'t>]) -> Vec<&'p [Statement<'t>]> {
+    let functions = || ptx.functions.iter().filter(|function| !function.is_entry);
+    let (mut bodies, mut names, mut at) = (vec![body], HashSet::new(), 0);
+    while let Some(calls) = bodies.get(at).copied() {
+        at += 1;
+        for call in calls.iter().filter(|one| one.op.split('.').next() == Some("call")) {
+            // Behind what it returns. Whom a register names is not known.
+            let is_named = |name: &str| call.operands.contains(&name);
+            let is_known = !ptx.has_aliases && functions().any(|function| is_named(function.name));
+            for function in functions().filter(|function| !is_known || is_named(function.name)) {
+                if let Some(body) = &function.body
+                    && names.insert(function.name)
+                {
+                    bodies.push(body);
+                }
+            }
+        }
+    }
+    bodies
+}
+
+/// Where it loads from: a register, or a name.
+fn address<'t>(statement: &Statement<'t>) -> Option<&'t str> {
+    let at = statement.operands.iter().position(|operand| *operand == "[")?;
+    statement.operands.get(at + 1).copied()
+}
+
+/// The registers that have addresses of tables alone, whatever the way to an instruction.
+fn tables_of<'t>(statements: &[Statement<'t>]) -> HashSet<&'t str> {
+    let mut written: HashMap<&str, Vec<&Statement<'_>>> = HashMap::new();
+    for statement in statements {
+        let to = statement.operands.iter().take_while(|operand| **operand != ",");
+        to.for_each(|to| written.entry(to).or_default().push(statement));
+    }
+    let moves = |one: &&Statement<'_>| {
+        matches!(one.op.split('.').next(), Some("mov" | "cvta" | "add" | "mad"))
+    };
+    let mut tables: HashSet<&str> = written
+        .iter()
+        .filter(|(_, by)| by.iter().all(moves))
+        .map(|(register, _)| *register)
+        .collect();
+    loop {
+        let is_of_table = |one: &&Statement<'_>| {
+            one.operands.iter().skip(2).any(|from| from.starts_with(TABLE) || tables.contains(from))
+        };
+        let is_wrong = |register: &&str| !written[register].iter().all(is_of_table);
+        let wrong: Vec<&str> = tables.iter().copied().filter(is_wrong).collect();
+        if wrong.is_empty() {
+            return tables;
+        }
+        wrong.iter().for_each(|register| _ = tables.remove(register));
     }
 }
 
@@ -155,6 +155,9 @@ mod tests {
             ".reg .b64 %rd<3>; ld.param.u64 %rd1, [p]; mov.u32 %r1, %tid.x;\n// ret;\ngriddepcontrol.wait; griddepcontrol.launch_dependents; ret;",
             "{ griddepcontrol.wait; } @%p1 bra L; L: ret;",
             "L: griddepcontrol.wait; ld.global.u32 %r1, [%rd1]; ret;",
+            ".loc 1 2 3\n ld.param.v2.f32 {%f1, %f2}, [p+8]; rcp.rn.f32 %f3, %f1; .loc 1 3 3\n griddepcontrol .wait; .loc 1 4 4\n@%p1 bra L; L: ret;",
+            // A table of CUDA's own, as in a sine.
+            "griddepcontrol.wait; mov.u64 %rd1, __cudart_i2opi_f; L: ld.global.nc.u32 %r1, [%rd1]; add.s64 %rd1, %rd1, 4; @%p1 bra L; ret;",
         ];
         for code in accepted {
             assert_eq!(check(code), Ok(()), "{code}");
@@ -168,22 +171,51 @@ mod tests {
             ("@%p1 griddepcontrol.wait;", "@%p1 griddepcontrol.wait"),
             ("griddepcontrol.launch_dependents;", "griddepcontrol.launch_dependents"),
             ("call.uni f, (a);", "call.uni f, (a)"),
+            (".loc 1 1 1\n@%p1 exit;", "@%p1 exit"),
+            ("mov : st.global.u32 [%rd1], 7;", "st.global.u32 [%rd1], 7"),
+            (
+                ".pragma \"griddepcontrol.wait;\"; red.global.add.u32 [%rd1], 1;",
+                "red.global.add.u32 [%rd1], 1",
+            ),
         ];
         for (code, instruction) in before {
             assert_eq!(check(&format!("{code} {WAIT} DONE: ret;")), early(instruction));
         }
         assert_eq!(check("mov.u32 %r1, 1;"), Err(NotProgrammatic::NoWait));
+        assert_eq!(check("@%p1 bra DONE; DONE: ret;"), Err(NotProgrammatic::NoWait));
+        let unknown = NotProgrammatic::NotUnderstood {
+            found: ".unknown 1 ret; griddepcontrol.wait; ret;".to_owned(),
+        };
+        assert_eq!(check(".unknown 1 ret; griddepcontrol.wait; ret;"), Err(unknown));
         for op in ["ld.global.nc.u32", "ld.global.nc.L1::no_allocate.v4.f32", "ldu.global.u32"] {
             assert_eq!(check(&format!("{WAIT} @%p1 {op} %r1, [%rd1]; ret;")), loads(op));
+            assert_eq!(
+                check(&format!("{WAIT} .loc 1 1 1\n A: @ ! %p1 {op} %r1, [%rd1]; ret;")),
+                loads(op)
+            );
         }
+        let mixed = "mov.u64 %rd1, __cudart_i2opi_f; @%p1 mov.u64 %rd1, %rd2; ld.global.nc.u32 %r1, [%rd1];";
+        assert_eq!(check(&format!("{WAIT} {mixed} ret;")), loads("ld.global.nc.u32"));
         let with = |function: &str, code: &str| {
             super::check(&format!("{}\n{function}", kernel("sm_90a", code)), "it")
         };
         let function = ".func f() { ld.global.nc.f64 %fd1, [%rd1]; ret; }";
         assert_eq!(with(function, "griddepcontrol.wait; call f; ret;"), loads("ld.global.nc.f64"));
+        assert_eq!(
+            with(function, "griddepcontrol.wait; @ %p1 call (o), f, (a); ret;"),
+            loads("ld.global.nc.f64")
+        );
+        assert_eq!(
+            with(function, "griddepcontrol.wait; call %rd1, (a), p; ret;"),
+            loads("ld.global.nc.f64")
+        );
         assert_eq!(with(function, "griddepcontrol.wait; ret;"), Ok(()));
+        let other = ".extern .func vprintf(.param .b64 a); .entry other() { ld.global.nc.f64 %fd1, [%rd1]; ret; } .func g() { ld.global.nc.f64 %fd1, [%rd1]; ret; }";
+        assert_eq!(with(other, "griddepcontrol.wait; call vprintf, (a); ret;"), Ok(()));
         let old = super::check(&kernel("sm_80", WAIT), "it");
         assert_eq!(old, Err(NotProgrammatic::Target { target: "sm_80".to_owned() }));
-        assert_eq!(super::check(&kernel("sm_90", WAIT), "none"), Err(NotProgrammatic::NoWait));
+        // The driver says which kernels there are.
+        assert_eq!(super::check(&kernel("sm_90", WAIT), "none"), Ok(()));
+        assert_eq!(super::check(&kernel("texmode_independent, sm_90a", WAIT), "it"), Ok(()));
     }
 }

@@ -5,9 +5,8 @@ use std::borrow::Cow;
 use std::path::Path;
 
 use crate::device::home::Home;
-use crate::error::{Error, ErrorDetail};
-#[cfg(not(feature = "cuda"))]
-use crate::{error::Result, kernel::image::Image};
+use crate::error::{Error, ErrorDetail, Result};
+use crate::kernel::image::Image;
 
 /// CUDA C++ source and compiler options, for [`Module::compile`](crate::Module::compile).
 ///
@@ -73,9 +72,20 @@ impl CudaSource {
         self
     }
 
-    /// Names the text, unless it has a name.
-    pub(crate) fn or_named(self, name: &str) -> Self {
-        if self.name == UNNAMED { self.named(name) } else { self }
+    /// Compiles a declared kernel's text, which has the kernel's name in messages unless it has one of its own. To the compiler all texts without a
+    /// name are of one name, so that kernels over one text are one image.
+    pub(super) fn image_of(&self, kernel: &str, home: &Home) -> Result<Image> {
+        if self.name != UNNAMED {
+            return self.image(home);
+        }
+        let named = |error: Error| match error.detail() {
+            ErrorDetail::Compile { reason, log, .. } => {
+                let (file, reason, log) = (kernel.to_owned(), reason.clone(), log.clone());
+                ErrorDetail::Compile { file, reason, log }.into()
+            }
+            _ => error,
+        };
+        Ok(self.image(home).map_err(named)?.named(kernel))
     }
 
     /// Defines a macro.

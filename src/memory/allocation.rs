@@ -27,7 +27,7 @@ use std::sync::{Arc, Weak};
 use gpu_await_protocol::sync::Mutex;
 use sync_wrapper::SyncWrapper;
 
-pub(crate) use self::hazards::{AllocationHazards, BlockSet};
+pub(crate) use self::hazards::{AllocationHazards, BlockSet, NamedUses};
 pub(crate) use self::kept::KeptByGraph;
 use self::kept::KeptParts;
 use crate::backend::{DevicePtr, HostPtr};

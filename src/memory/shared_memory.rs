@@ -59,7 +59,7 @@ impl SharedMemory {
         }
     }
 
-    /// Maps all of the memory behind a descriptor, for reading. Blocks for driver calls.
+    /// Maps all of the memory behind a descriptor, for reading; with `writes` for writing as well. Blocks for driver calls.
     ///
     /// # Errors
     /// A descriptor of something else, or of less memory; a driver's refusal.
@@ -67,9 +67,10 @@ impl SharedMemory {
         engine: &Arc<Engine>,
         memory: BorrowedFd<'_>,
         bytes: u64,
+        writes: bool,
     ) -> Result<SharedMemory> {
         engine.check_open()?;
-        let raw = engine.backend.shared_import(memory.as_raw_fd(), bytes);
+        let raw = engine.backend.shared_import(memory.as_raw_fd(), bytes, writes);
         let raw = raw.map_err(|code| is_of_something_else(engine, code))?;
         engine.memory.account.lock().import(bytes);
         Ok(SharedMemory { engine: engine.clone(), raw, is_made_here: false })

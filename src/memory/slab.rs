@@ -15,7 +15,7 @@
 use std::fmt;
 
 use super::Element;
-use super::allocation::BlockSet;
+use super::allocation::{BlockSet, NamedUses};
 use super::buffer::DeviceBuffer;
 use super::view::{Extent, Readable, Span, Tracking, View, ViewMut, Writable, sealed};
 use crate::error::{ErrorDetail, Result};
@@ -23,7 +23,7 @@ use crate::error::{ErrorDetail, Result};
 /// Device memory in blocks of one size: the cache of a model, whose requests own some blocks each.
 ///
 /// Made by [`Stream::slab`](crate::Stream::slab), full of zeros. The owner says which block is whose; the library keeps track of each block's
-/// uses, in 16 bytes, so that naming a thousand blocks costs some microseconds.
+/// uses, in 16 bytes of host memory, so that naming a thousand blocks costs some microseconds.
 ///
 /// Pass single blocks to operations as views ([`block`](Self::block), [`blocks_mut`](Self::blocks_mut)), and the slab itself to kernels
 /// that find their blocks by indices: [`naming`](Self::naming) the blocks that the indices are of, so that the launch is ordered with other uses
@@ -62,13 +62,13 @@ pub struct DeviceSlab<T> {
 /// A slab of which a launch names some blocks, for reading; see [`DeviceSlab::naming`].
 pub struct NamedBlocks<'a, T> {
     slab: &'a DeviceSlab<T>,
-    blocks: BlockSet,
+    blocks: NamedUses,
 }
 
 /// A slab of which a launch names some blocks, for reading and writing; see [`DeviceSlab::naming_mut`].
 pub struct NamedBlocksMut<'a, T> {
     slab: &'a mut DeviceSlab<T>,
-    blocks: BlockSet,
+    blocks: NamedUses,
 }
 
 impl<T: Element> DeviceSlab<T> {
@@ -146,7 +146,7 @@ impl<T: Element> DeviceSlab<T> {
     /// gets all of the slab, and the indices as another argument.
     ///
     /// # Ordering
-    /// The launch waits for other uses of the blocks that it names, and they for it. What it names decides nothing else: a kernel's declaration
+    /// The launch waits for other uses of the blocks that it names, and they for it; those that it only [reads](NamedBlocksMut::reading) are named apart. What it names decides nothing else: a kernel's declaration
     /// vouches that no index takes it out of the slab, so a list that leaves a block out gives old values of that block.
     ///
     /// In the list of a [replayed batch](crate::Stream::replay) or of a [graph](crate::Graph) the launch is ordered with other launches there as
@@ -191,11 +191,43 @@ impl<T: Element> DeviceSlab<T> {
         Ok(NamedBlocksMut { blocks: self.set(numbers)?, slab: self })
     }
 
-    fn set(&self, numbers: &[u32]) -> Result<BlockSet> {
-        if let Some(last) = numbers.iter().max() {
-            check(*last, self.block_count())?;
-        }
-        Ok(BlockSet(numbers.to_vec()))
+    fn set(&self, numbers: &[u32]) -> Result<NamedUses> {
+        check_all(numbers, self.block_count())?;
+        Ok(NamedUses { used: BlockSet(numbers.to_vec()), read: BlockSet::default() })
+    }
+}
+
+impl<T: Element> NamedBlocksMut<'_, T> {
+    /// Names blocks that the kernel only reads, in addition: the launch runs beside others that read them, and if it fails they keep what they have. Blocks
+    /// that are [named for writing](DeviceSlab::naming_mut) as well are written.
+    ///
+    /// So a step that reads a thousand blocks of a request, some of them shared with other requests, and appends to one names it for writing and the
+    /// others for reading.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::OutOfBounds`]: there is no such block. A block may be named twice.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// let mut cache = stream.slab::<f32>(100, 16).queued()?;
+    /// let step = cache.naming_mut(&[9])?.reading(&[3, 70])?;
+    /// # drop(step);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn reading(mut self, numbers: &[u32]) -> Result<Self> {
+        check_all(numbers, self.slab.block_count())?;
+        let mut written = vec![0_u64; self.slab.block_count().div_ceil(64)];
+        self.blocks
+            .used
+            .0
+            .iter()
+            .for_each(|number| written[*number as usize / 64] |= 1 << (number % 64));
+        let is_read = |number: &&u32| written[**number as usize / 64] >> (*number % 64) & 1 == 0;
+        self.blocks.read.0.extend(numbers.iter().filter(is_read));
+        Ok(self)
     }
 }
 
@@ -208,6 +240,10 @@ pub(super) fn divide<T: Element>(memory: &mut DeviceBuffer<T>, block_len: usize)
         Some(memory) => memory.divide((block_len * size_of::<T>()) as u64),
         None => debug_assert!(false, "the caller made it just now"),
     }
+}
+
+fn check_all(numbers: &[u32], count: usize) -> Result<()> {
+    numbers.iter().max().map_or(Ok(()), |last| check(*last, count))
 }
 
 fn check(number: u32, count: usize) -> Result<()> {
@@ -232,9 +268,7 @@ pub(super) fn views<'a, T: Element>(
     block_len: usize,
     numbers: &[u32],
 ) -> Result<Vec<View<'a, T>>> {
-    if let Some(last) = numbers.iter().max() {
-        check(*last, memory.len().checked_div(block_len).unwrap_or(0))?;
-    }
+    check_all(numbers, memory.len().checked_div(block_len).unwrap_or(0))?;
     let (memory, start) = memory.place();
     let block_bytes = (block_len * size_of::<T>()) as u64;
     let at = |number: &u32| start + u64::from(*number) * block_bytes;
@@ -325,12 +359,14 @@ impl<T> fmt::Debug for DeviceSlab<T> {
 
 impl<T> fmt::Debug for NamedBlocks<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "NamedBlocks({} of {:?})", self.blocks.0.len(), self.slab)
+        write!(f, "NamedBlocks({} of {:?})", self.blocks.used.0.len(), self.slab)
     }
 }
 
 impl<T> fmt::Debug for NamedBlocksMut<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "NamedBlocksMut({} of {:?})", self.blocks.0.len(), self.slab)
+        let NamedUses { used, read } = &self.blocks;
+        let (written, read) = (used.0.len(), read.0.len());
+        write!(f, "NamedBlocksMut({written} written, {read} read of {:?})", self.slab)
     }
 }

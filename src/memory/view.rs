@@ -7,7 +7,7 @@ use std::ops::{Bound, Range, RangeBounds};
 use std::sync::Arc;
 
 use super::Element;
-use super::allocation::{Allocation, BlockSet};
+use super::allocation::{Allocation, NamedUses};
 use crate::backend::{DevicePtr, HostPtr};
 use crate::error::{ErrorDetail, Result};
 
@@ -37,7 +37,7 @@ pub struct Span<'a> {
     pub(crate) tracking: Tracking,
     /// The blocks of a slab that a launch names, where the span is all of it. Only launches look at them; for any other use, and on
     /// a host device, the span is the part.
-    pub(crate) named: Option<&'a BlockSet>,
+    pub(crate) named: Option<&'a NamedUses>,
 }
 
 /// Who orders the uses of a range. It belongs to the access, from where its span is made: other parts of the allocation may be used in

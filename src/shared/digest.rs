@@ -10,7 +10,7 @@ use crate::Grid;
 use crate::device::Device;
 use crate::error::Result;
 use crate::memory::Element;
-use crate::memory::frozen::Frozen;
+use crate::memory::view::View;
 use crate::thread::worker::offload;
 
 #[expect(dead_code, reason = "what every declaration has")]
@@ -53,10 +53,10 @@ async fn load(device: &Device) -> Result<declared::digest> {
 }
 
 /// The digest of memory, by a kernel on the current stream.
-pub(super) async fn of<T: Element>(device: &Device, memory: &Frozen<T>) -> Result<u64> {
+pub(super) async fn of<T: Element>(device: &Device, memory: View<'_, T>) -> Result<u64> {
     let (kernel, stream) = (load(device).await?, device.current_stream());
     let mut sum = stream.zeros::<u64>(1).queued()?;
-    kernel.launch(&stream, &memory.view().cast::<u8>()?, &mut sum).queued()?;
+    kernel.launch(&stream, &memory.cast::<u8>()?, &mut sum).queued()?;
     Ok(stream.download(&sum).await?[0])
 }
 

@@ -19,6 +19,8 @@ use crate::memory::Element;
 pub(super) const HEADER_BYTES: usize = 256;
 const MAGIC: [u8; 8] = *b"gpuawait";
 const VERSION: u32 = 1;
+/// With the kind: the memory may change.
+const MUTABLE: u32 = 1 << 16;
 /// Room for the element type's name.
 const NAME_BYTES: usize = 128;
 
@@ -44,8 +46,10 @@ pub struct SharedInfo {
     pub granularity_bytes: u64,
     /// The number that it was [sealed](crate::SharedBuffer::seal) with.
     pub generation: u64,
-    /// The digest of the elements' bytes; see [`SharedBuffer::seal`](crate::SharedBuffer::seal).
+    /// The digest of the elements' bytes; see [`SharedBuffer::seal`](crate::SharedBuffer::seal). Zero of memory that may change.
     pub digest: u64,
+    /// Whether it may change: it passes from one process to the next, and was never sealed.
+    pub is_mutable: bool,
 }
 
 /// An element type's name, cut to the header's room.
@@ -87,12 +91,20 @@ impl SharedInfo {
             granularity_bytes: 0,
             generation: 0,
             digest: 0,
+            is_mutable: false,
         }
     }
 
     /// Rejects memory other than the expected.
     pub(super) fn check(&self, expected: &SharedInfo) -> Result<(), SharedProblem> {
-        let SharedInfo { kind, uuid, len, generation, .. } = expected;
+        let SharedInfo { kind, uuid, len, generation, is_mutable, .. } = expected;
+        if self.is_mutable && !is_mutable {
+            return Err(SharedProblem::NotSealed);
+        }
+        if *is_mutable && !self.is_mutable {
+            let reason = "of memory that is sealed for good".to_owned();
+            return Err(SharedProblem::NotShared { what: "header", reason });
+        }
         let type_of =
             |info: &SharedInfo| element(&info.element, info.element_bytes, info.alignment);
         if (self.kind, &self.uuid) != (*kind, uuid) {
@@ -118,6 +130,7 @@ impl SharedInfo {
             DeviceKind::Cuda => 1,
             DeviceKind::Host => 2,
         };
+        let kind = kind | if self.is_mutable { MUTABLE } else { 0 };
         let name = &self.element.as_bytes()[..self.element.len().min(NAME_BYTES)];
         let fields: [&[u8]; 13] = [
             &MAGIC,
@@ -155,7 +168,9 @@ impl SharedInfo {
         if version != VERSION {
             return Err(SharedProblem::Version { expected: VERSION, found: version });
         }
-        let kind = match fields.number() {
+        let kind = fields.number();
+        let is_mutable = kind & MUTABLE != 0;
+        let kind = match kind & !MUTABLE {
             1 => DeviceKind::Cuda,
             2 => DeviceKind::Host,
             _ => return Err(bad("its kind of device is unknown")),
@@ -194,6 +209,7 @@ impl SharedInfo {
             granularity_bytes,
             generation,
             digest,
+            is_mutable,
         })
     }
 }
@@ -251,6 +267,7 @@ mod tests {
                     granularity_bytes,
                     generation,
                     digest,
+                    is_mutable: digest % 2 == 0,
                 }
             },
         )

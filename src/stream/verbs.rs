@@ -227,7 +227,7 @@ verbs! {
     /// device*, and for pieces in pinned memory *visible to the host*.
     ///
     /// A piece is a source and a destination of equal length: views of buffers, of [`Mapped`](crate::Mapped) memory, of blocks of
-    /// [slabs](crate::DeviceSlab). The pieces are copied in no order, so no byte that one writes may be touched by another. Each is ordered
+    /// [slabs](crate::DeviceSlab). (`zip` of two lists of blocks ends where the shorter one does, and nothing is told: compare their lengths.) The pieces are copied in no order, so no byte that one writes may be touched by another. Each is ordered
     /// with other work by the memory that it touches; the copy is ordered as a whole, behind all work that any piece waits for.
     ///
     /// | moved by | fast for | takes |

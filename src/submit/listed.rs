@@ -177,6 +177,8 @@ pub(crate) fn submit_in_front(
         }
         wait_in_front(turn, footprint)?;
         let result = calls(&Raw::of(turn));
+        // The list's first launch is directly behind that.
+        turn.stream.overlap.demand_full(turn.stream.submitted());
         if !matches!(result, Err(Refusal::OutOfMemory { .. })) {
             lend(footprint.take_lent(), turn, ticket);
         }

@@ -33,6 +33,12 @@ fn open(flags: libc::c_uint) -> io::Result<OwnedFd> {
     taken(number)
 }
 
+/// A descriptor of the same file that shares no state with this one. Needs `/proc`.
+pub(crate) fn opened_again(file: &OwnedFd) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(File::options().read(true).write(true).open(path)?.into())
+}
+
 /// The descriptor that a call made.
 fn taken(number: i32) -> io::Result<OwnedFd> {
     if number < 0 {

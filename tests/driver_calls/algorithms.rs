@@ -164,6 +164,26 @@ fn every_verb_is_launched() {
             }
             Ok(())
         }
+        fn rows<T: gpu_await_algorithms::Scalar<Total = f32>>(
+            stream: &gpu_await::Stream,
+            one: T,
+        ) -> gpu_await::Result<()> {
+            let x = stream.full(LEN, one).queued()?;
+            let (mut y, mut values) = (stream.empty(LEN).queued()?, stream.empty(1).queued()?);
+            let mut places = stream.empty(1).queued()?;
+            for columns in [100, LEN] {
+                let x = x.slice(..columns)?;
+                let mut y = y.slice_mut(..columns)?;
+                stream.sum_rows(&x, columns, &mut values).queued()?;
+                stream.arg_max_rows(&x, columns, &mut places).queued()?;
+                stream.softmax_rows(&x, columns, &mut y).queued()?;
+                stream.layer_norm_rows(&x, &x, &x, 1.0, &mut y).queued()?;
+            }
+            Ok(())
+        }
+        rows(&stream, half::f16::ONE).unwrap();
+        rows(&stream, half::bf16::ONE).unwrap();
+        rows(&stream, 1.0f32).unwrap();
         bits(&stream, 1u8).unwrap();
         bits(&stream, 1i16).unwrap();
         bits(&stream, 1i64).unwrap();

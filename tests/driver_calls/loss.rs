@@ -3,7 +3,8 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Waker};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Wake, Waker};
 
 use gpu_await::{Completion, Error, ErrorDetail, ErrorKind, LaunchConfig, LossCause};
 
@@ -148,6 +149,42 @@ each_mode! {
     a_lost_device_resolves_everything_callback: Callback, 700, false;
     a_launch_time_out_resolves_everything: Adaptive, 702, false;
     a_loss_with_a_code_that_nobody_knows_resolves_everything: Adaptive, 9999, false;
+}
+
+/// Whether it was woken; at that moment, how many others had been.
+struct Woken(OnceLock<usize>, Vec<Arc<Woken>>);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        let others = self.1.iter().filter(|other| other.0.get().is_some()).count();
+        self.0.get_or_init(|| others);
+    }
+}
+
+#[test]
+fn a_loss_is_told_behind_what_it_fails() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Event);
+        let streams = [(); 4].map(|()| device.stream().unwrap());
+        let failed = [(); 4].map(|()| Arc::new(Woken(OnceLock::new(), Vec::new())));
+        let told = Arc::new(Woken(OnceLock::new(), failed.to_vec()));
+        let mut loss = device.lost();
+        let waker = told.clone().into();
+        assert!(Pin::new(&mut loss).poll(&mut Context::from_waker(&waker)).is_pending());
+        let held = driver.hold();
+        let mut done = streams.each_ref().map(|stream| {
+            drop(stream.zeros::<u8>(100).queued().unwrap());
+            stream.done()
+        });
+        for (done, waker) in done.iter_mut().zip(&failed) {
+            let waker = waker.clone().into();
+            assert!(Pin::new(done).poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        driver.lose(0, 719);
+        eventually("the loss is told", || told.0.get().is_some());
+        assert_eq!(told.0.get(), Some(&streams.len()));
+        drop(held);
+    });
 }
 
 #[test]

@@ -8,7 +8,9 @@ use gpu_await_algorithms::{Algorithms, transform};
 
 use stand_in_cuda::{assert_child_without, is_child};
 
-use super::{Line, StandIn, async_under_the_stand_in, device_with, eventually, my_calls, soon};
+use super::{
+    Line, StandIn, async_under_the_stand_in, device_with, eventually, my_calls, my_names, soon,
+};
 
 const LEN: usize = 100;
 /// Older drivers have no programmatic edges.
@@ -94,6 +96,32 @@ async fn replayed_on(
     assert_eq!(region.report().compiled, 1, "{:?}", region.last_run());
     let calls = driver.names().iter().filter(|call| *call == EDGES).count();
     (after.overlapped - before.overlapped, after.refused - before.refused, calls)
+}
+
+/// What a list puts in front of its launches is between them and the launch in front of the list.
+#[test]
+fn behind_what_a_list_puts_in_front() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let stream = device.stream().unwrap();
+        let early = soon(early::load(&device)).await.unwrap();
+        let (mut y, data) = (soon(stream.zeros::<f32>(LEN)).await.unwrap(), [1.0; LEN]);
+        early.launch(&stream, &mut y).queued().unwrap();
+        driver.clear();
+        let mut region = Region::new();
+        let list = stream.replay(&mut region, |q| {
+            early.launch(q, &mut y)?;
+            let mut fresh = q.upload_from(&data)?;
+            early.launch(q, &mut fresh)
+        });
+        list.queued().unwrap();
+        let calls = my_names(driver);
+        let first = |name: &str| calls.iter().position(|call| call.starts_with(name)).unwrap();
+        assert!(first("cuMemcpyHtoDAsync") < first("cuLaunchKernel"), "{calls:?}");
+        assert_eq!(overlapping(driver), [false, true]);
+        early.launch(&stream, &mut y).queued().unwrap();
+        assert_eq!(overlapping(driver), [false, true, true]);
+    });
 }
 
 /// Directly behind anything but a launch of ours the driver is told nothing, and a launch behind that one may overlap again.

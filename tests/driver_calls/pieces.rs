@@ -157,6 +157,14 @@ fn launches_wait_for_the_blocks_that_they_name() {
         // A use of all of it is behind all.
         let (waits, names) = calls(scale.launch(&b, 1.0, &mut slab));
         assert_eq!(waits, 1, "{names:?}");
+        // What both only read orders nothing; what one reads and the other writes does.
+        let mut step = slab.naming_mut(&[1000]).unwrap().reading(&[1, 3, 5, 1000]).unwrap();
+        calls(scale.launch(&a, 1.0, &mut step));
+        let mut step = slab.naming_mut(&[1001]).unwrap().reading(&[1, 3, 5]).unwrap();
+        let (waits, names) = calls(scale.launch(&b, 1.0, &mut step));
+        assert_eq!(waits, 0, "{names:?}");
+        let (waits, names) = calls(b.fill(&mut slab.block_mut(5).unwrap(), 1.0));
+        assert_eq!(waits, 1, "{names:?}");
         drop(held);
         soon(device.done()).await.unwrap();
     });

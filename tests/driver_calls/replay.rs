@@ -164,3 +164,24 @@ fn a_region_forgets_streams_that_are_gone() {
         assert_eq!(device.stats().graphs, 0);
     });
 }
+
+/// A list that makes a buffer has it where the last run had its own, and the graph, whose arguments are as they were, runs with the memory that is there now.
+#[test]
+fn memory_at_an_old_address() {
+    async_under_the_stand_in(async |driver| {
+        let device = Device::builder().spare_bytes_per_stream(0).cuda(0).unwrap();
+        let mut chain = Chain::new(&device).await;
+        let mut region = Region::new();
+        for _ in 0..30 {
+            let op = chain.stream.replay(&mut region, |q| {
+                let mut fresh = q.zeros(1000)?;
+                chain.scale.launch(q, 1.0, &mut fresh)?;
+                chain.scale.launch(q, 1.0, &mut chain.y)
+            });
+            op.queued().unwrap();
+        }
+        soon(chain.stream.done()).await.unwrap();
+        assert!(region.report().replayed > 0, "{:?}", region.report());
+        assert_eq!(driver.misuse(), [""; 0]);
+    });
+}

@@ -1,5 +1,6 @@
 //! Memory that several processes share, as the driver sees it: which calls, in which order, and what is left when one of them fails.
 
+use gpu_await::sibling::mutable;
 use gpu_await::{Completion, Device, DeviceBuffer, ErrorDetail, ErrorKind, Result, SharedProblem};
 use stand_in_cuda::StandIn;
 
@@ -84,6 +85,33 @@ fn shared_memory_is_made_sealed_and_imported() {
         settled(driver, &device);
         let unmapped = ["cuMemUnmap", "cuMemAddressFree", "cuMemUnmap", "cuMemAddressFree"];
         assert_eq!(calls(driver), unmapped);
+    });
+}
+
+/// Memory that passes from one process to the next is mapped for writing, and is never made read-only.
+#[test]
+fn memory_that_is_handed_over_is_writable() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let mut made = soon(device.shared::<u32>(LEN)).await.unwrap();
+        assert!(mutable::hand_over(&made, 3).is_err(), "nobody wrote it");
+        soon(device.fill(&mut made, 1)).await.unwrap();
+        driver.clear();
+        let descriptors = mutable::hand_over(&made, 3).unwrap();
+        assert_eq!(calls(driver), [""; 0]);
+        drop(made);
+        settled(driver, &device);
+        driver.clear();
+        // SAFETY: nobody else has it.
+        let imported = unsafe { mutable::import::<u32>(&device, &descriptors, LEN, 3) };
+        let mut taken = soon(imported).await.unwrap();
+        let calls = calls(driver);
+        assert_eq!(calls[0], "cuMemImportFromShareableHandle");
+        assert!(calls.contains(&"cuMemSetAccess 3".to_owned()), "{calls:?}");
+        soon(device.fill(&mut taken, 2)).await.unwrap();
+        soon(mutable::settled(&taken).unwrap()).await.unwrap();
+        drop(taken);
+        settled(driver, &device);
     });
 }
 

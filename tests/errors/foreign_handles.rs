@@ -84,6 +84,8 @@ const NOT_TRIED: &[(&str, &str)] = &[
     ("find", "of `src/sibling.rs`, which is no public interface"),
     ("of", "likewise"),
     ("load_ahead", "likewise"),
+    ("import", "likewise"),
+    ("digest", "likewise"),
     ("one", "likewise"),
     ("on", "a question: `streams/partitions.rs` has its check"),
     ("high_priority_streams", "makes streams of that device, as `streams`"),

@@ -1,5 +1,4 @@
 //! Memory that several processes share.
-#![forbid(unsafe_code)]
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -10,6 +9,7 @@ use std::process::Command;
 
 use futures::FutureExt;
 use futures::future::try_join_all;
+use gpu_await::sibling::mutable;
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
     Device, DeviceKind, ErrorDetail, ErrorKind, Frozen, Region, Result, SharedDescriptors,
@@ -551,5 +551,40 @@ async fn dropped_futures_leave_nothing() -> Result<()> {
     }
     drop((memory, descriptors));
     settled(&device);
+    Ok(())
+}
+
+/// What may be written is never taken for what is sealed, nor the other way round.
+#[tokio::test]
+async fn sealed_and_mutable_memory_are_told_apart() -> Result<()> {
+    let device = testing::device();
+    let mut memory = device.shared::<u32>(LEN).await?;
+    device.fill(&mut memory, 1).await?;
+    let handed = mutable::hand_over(&memory, 5)?;
+    let info = handed.info()?;
+    assert_eq!((info.is_mutable, info.generation, info.digest), (true, 5, 0));
+    let error = device.import_shared::<u32>(&handed, LEN, 5).await.unwrap_err();
+    assert_eq!(problem(&error), &SharedProblem::NotSealed);
+    let before = mutable::digest(&device, &memory).await?;
+    drop(memory);
+    // It is there, as it was, and can be written; under its own number, type and length alone.
+    for (len, generation) in [(LEN, 6), (LEN - 1, 5)] {
+        // SAFETY: it fails.
+        let import = unsafe { mutable::import::<u32>(&device, &handed, len, generation) };
+        problem(&import.await.unwrap_err());
+    }
+    // SAFETY: nobody else has it.
+    let import = unsafe { mutable::import::<u32>(&device, &handed, LEN, 5) };
+    let mut memory = import.await?;
+    assert_eq!(mutable::digest(&device, &memory).await?, before);
+    device.fill(&mut memory, 2).queued()?;
+    mutable::settled(&memory)?.await?;
+    assert_ne!(mutable::digest(&device, &memory).await?, before);
+    assert_eq!(device.download(&memory).await?[LEN - 1], 2);
+    let (_frozen, descriptors) = sealed(&device, 5).await?;
+    // SAFETY: it fails.
+    let import = unsafe { mutable::import::<u32>(&device, &descriptors, LEN, 5) };
+    let error = import.await.unwrap_err();
+    assert!(matches!(problem(&error), SharedProblem::NotShared { what: "header", .. }), "{error}");
     Ok(())
 }

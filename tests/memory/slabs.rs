@@ -344,6 +344,28 @@ async fn a_graph_uses_no_more_than_the_blocks_that_it_is_passed() -> Result<()> 
     Ok(())
 }
 
+/// Of a launch that fails, what it was to write is gone; what it only read is not.
+#[tokio::test]
+async fn blocks_that_a_failed_launch_only_read_keep_what_they_have() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let scale = kernels::scale::load(&device).await?;
+    let mut slab = stream.slab::<f32>(8, LEN).queued()?;
+    let short = stream.zeros::<f32>(LEN - 1).queued()?;
+    stream.copy_many(vec![(short.view(), slab.block_mut(0)?)], CopyBy::Auto).queued().unwrap_err();
+    // It reads block 0, which failed.
+    let mut named = slab.naming_mut(&[3])?.reading(&[0, 5])?;
+    scale.launch(&stream, 2.0, &mut named).await.unwrap_err();
+    assert!(stream.download(&slab.block(3)?).await.is_err());
+    assert_eq!(stream.download(&slab.block(5)?).await?, [0.0; LEN]);
+    // Written and read: it is written.
+    let mut named = slab.naming_mut(&[4])?.reading(&[4, 0])?;
+    scale.launch(&stream, 2.0, &mut named).await.unwrap_err();
+    assert!(stream.download(&slab.block(4)?).await.is_err());
+    assert!(slab.naming_mut(&[1])?.reading(&[8]).is_err());
+    Ok(())
+}
+
 fn slab_of_one(stream: &Stream) -> Result<DeviceSlab<f32>> {
     stream.slab(1, LEN).queued()
 }

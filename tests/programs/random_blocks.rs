@@ -19,23 +19,46 @@ const LEN: usize = 8;
 const STREAMS: usize = 3;
 
 kernel! {
-    /// Adds `by` to the blocks that the indices are of; an index that is too large touches nothing.
-    unsafe fn add_named(slab: &mut [u32], blocks: &[u32], count: u32 = blocks.len(), n: u32 = slab.len(), by: u32);
+    /// Adds `by` and the other blocks' elements to the first `written` of the blocks that the indices are of; an index that is too large touches
+    /// nothing.
+    unsafe fn add_named(slab: &mut [u32], blocks: &[u32], count: u32 = blocks.len(), n: u32 = slab.len(), written: u32, by: u32);
     launch = LaunchConfig::new(1, 64);
-    cuda = "extern \"C\" __global__ void add_named(unsigned* slab, const unsigned* blocks, unsigned count, unsigned n, unsigned by) {
-        for (unsigned i = threadIdx.x; i < count * 8; i += blockDim.x) {
+    cuda = "extern \"C\" __global__ void add_named(unsigned* slab, const unsigned* blocks, unsigned count, unsigned n, unsigned written, unsigned by) {
+        for (unsigned i = threadIdx.x; i < written * 8; i += blockDim.x) {
+            unsigned sum = by;
+            for (unsigned read = written; read < count; ++read) {
+                unsigned long long at = blocks[read] * 8ull + i % 8;
+                if (at < n) sum += slab[at];
+            }
             unsigned long long at = blocks[i / 8] * 8ull + i % 8;
-            if (at < n) slab[at] += by;
+            if (at < n) slab[at] += sum;
         }
     }";
     host = add_named_twin;
 }
 
-fn add_named_twin(_: &Grid, slab: &mut [u32], blocks: &[u32], _: u32, _: u32, by: u32) {
-    for block in blocks {
-        let block = slab.chunks_exact_mut(LEN).nth(*block as usize);
-        block.into_iter().flatten().for_each(|x| *x = x.wrapping_add(by));
-    }
+fn add_named_twin(
+    _: &Grid,
+    slab: &mut [u32],
+    blocks: &[u32],
+    _: u32,
+    _: u32,
+    written: u32,
+    by: u32,
+) {
+    let mut all: Vec<_> = slab.chunks_exact_mut(LEN).collect();
+    add_blocks(&mut all, blocks, written as usize, by);
+}
+
+fn add_blocks(slab: &mut [impl AsMut<[u32]>], blocks: &[u32], written: usize, by: u32) {
+    let (written, read) = blocks.split_at(written);
+    let mut sums = [by; LEN];
+    let mut each = |block: &u32, step: &mut dyn FnMut(&mut u32, &mut u32)| {
+        let block = slab.get_mut(*block as usize).into_iter().flat_map(AsMut::as_mut);
+        block.zip(&mut sums).for_each(|(x, sum)| step(x, sum));
+    };
+    read.iter().for_each(|block| each(block, &mut |x, sum| *sum = sum.wrapping_add(*x)));
+    written.iter().for_each(|block| each(block, &mut |x, sum| *x = x.wrapping_add(*sum)));
 }
 
 kernel! {
@@ -69,7 +92,8 @@ enum Work {
     Down(Vec<(u32, u32)>, CopyBy),
     /// Within the device's slab: the first half of these blocks to the second.
     Across(Vec<u32>, CopyBy),
-    Named(Vec<u32>, u32),
+    /// The first so many are written, the others read.
+    Named(Vec<u32>, usize, u32),
     Fill(u32, u32),
     FillPart(u32, usize, u32),
 }
@@ -107,7 +131,8 @@ fn work() -> impl Strategy<Value = Work> {
         2 => (pairs(), by.clone()).prop_map(|(pairs, by)| Work::Up(pairs, by)),
         2 => (pairs(), by.clone()).prop_map(|(pairs, by)| Work::Down(pairs, by)),
         1 => (distinct(8), by).prop_map(|(blocks, by)| Work::Across(blocks, by)),
-        3 => (distinct(5), 1..9_u32).prop_map(|(blocks, by)| Work::Named(blocks, by)),
+        4 => (distinct(7), 0..8_usize, 1..9_u32)
+            .prop_map(|(blocks, written, by)| Work::Named(blocks.clone(), written.min(blocks.len()), by)),
         1 => (0..BLOCKS, any::<u32>()).prop_map(|(block, value)| Work::Fill(block, value)),
         1 => (0..BLOCKS, 0..LEN, any::<u32>()).prop_map(|(block, from, value)| Work::FillPart(block, from, value)),
     ]
@@ -297,11 +322,7 @@ impl World {
                     .zip(to)
                     .for_each(|(from, to)| device[*to as usize] = device[*from as usize]);
             }
-            Work::Named(blocks, by) => {
-                for at in blocks {
-                    device[*at as usize].iter_mut().for_each(|x| *x = x.wrapping_add(*by));
-                }
-            }
+            Work::Named(blocks, written, by) => add_blocks(device, blocks, *written, *by),
             Work::Fill(block, value) => device[*block as usize] = [*value; LEN],
             Work::FillPart(block, from, value) => device[*block as usize][*from..].fill(*value),
         }
@@ -325,7 +346,7 @@ impl World {
 /// The indices of each, in front of a list.
 fn uploaded(stream: &Stream, works: &[Work]) -> Result<Vec<gpu_await::DeviceBuffer<u32>>> {
     let indices = works.iter().map(|work| match work {
-        Work::Named(blocks, _) => stream.upload_from(blocks).queued(),
+        Work::Named(blocks, ..) => stream.upload_from(blocks).queued(),
         _ => stream.zeros(0).queued(),
     });
     indices.collect()
@@ -357,7 +378,11 @@ fn put(
             let pieces = all.iter().zip(to).map(|(from, to)| (from.view(), to));
             q.copy_many(pieces.collect(), *by)
         }
-        Work::Named(blocks, by) => add.launch(q, &mut slab.naming_mut(blocks)?, indices, *by),
+        Work::Named(blocks, written, by) => {
+            let (write, read) = blocks.split_at(*written);
+            let mut slab = slab.naming_mut(write)?.reading(read)?;
+            add.launch(q, &mut slab, indices, *written as u32, *by)
+        }
         Work::Fill(block, value) => q.fill(&mut slab.block_mut(*block)?, *value),
         Work::FillPart(block, from, value) => {
             q.fill(&mut slab.block_mut(*block)?.slice_mut(*from..)?, *value)

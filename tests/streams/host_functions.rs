@@ -548,6 +548,7 @@ const PLAIN: &[&str] = &[
     "exit",
     "kernel_chain",
     "library",
+    "mutable",
     "role",
     "untyped",
 ];

@@ -54,6 +54,8 @@ def images():
         for family in ("reduce", "scan", "segmented"):
             given = rounded.get(element, {}) if family == "scan" else {}
             yield f"{family}_combined_{element}", family, {"ELEMENT": element, "COMBINED": "", **bits, **given}
+    for element in FLOATS[:3]:
+        yield f"rows_{element}", "rows", {"ELEMENT": element}
     for word in WORDS:
         places = {"PLACES": ""} if word == "u8" else {}
         yield f"select_flagged_{word}", "select", {"ELEMENT": word, "FLAGS": "", **places}

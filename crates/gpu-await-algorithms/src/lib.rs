@@ -16,6 +16,10 @@ mod compare;
 mod elementwise;
 mod histogram;
 mod images;
+/// Of the tests of kernels' texts.
+#[cfg(test)]
+#[path = "../tests/algorithms/ptx/interpreter.rs"]
+mod interpreter;
 mod launch;
 mod lookback;
 #[cfg(doctest)]
@@ -24,6 +28,7 @@ mod parts;
 mod preload;
 mod reduce;
 mod reduce_op;
+mod rows;
 mod scalar;
 mod scan;
 mod segmented;

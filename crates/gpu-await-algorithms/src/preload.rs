@@ -13,6 +13,7 @@ use super::elementwise::operands::FormulaOver;
 use super::elementwise::put::{
     Index, kernel_of_cast, kernel_of_gather, kernel_of_scatter, kernel_of_sequence,
 };
+use super::rows;
 use super::scalar::Scalar;
 
 /// Loading the kernels of a device before they are needed. Sealed.
@@ -130,6 +131,8 @@ pub enum AlgorithmFamily {
     Histogram,
     /// `segmented_reduce`.
     Segmented,
+    /// `sum_rows`, `arg_max_rows`, `softmax_rows`, `layer_norm_rows`, of `f16`, `bf16` and `f32`; of other types there is nothing to load.
+    Rows,
     /// `sort`, `sort_by_key`, up and down.
     Sort,
     /// `segmented_sort`, `segmented_sort_by_key`, up and down.
@@ -156,6 +159,8 @@ impl AlgorithmFamily {
             AlgorithmFamily::Segmented => {
                 image("segmented", T::NAME).and_then(|()| image("segmented_combined", T::EQUAL_AS))
             }
+            AlgorithmFamily::Rows if rows::TYPES.contains(&T::NAME) => image(rows::FAMILY, T::NAME),
+            AlgorithmFamily::Rows => Ok(()),
             AlgorithmFamily::TopK => ["top_k", "sort"]
                 .into_iter()
                 .try_for_each(|family| image(family, T::WORD))

@@ -19,7 +19,7 @@ use super::reduce_op::ReduceBy;
 use super::scalar::Scalar;
 use super::scan::ScanBy;
 use super::sequence::{Sequence, SequenceMut};
-use super::{histogram, reduce, scan, segmented, segmented_sort, select, sort, top_k};
+use super::{histogram, reduce, rows, scan, segmented, segmented_sort, select, sort, top_k};
 
 /// Algorithms as methods of streams, devices and queues. Sealed.
 ///
@@ -436,6 +436,140 @@ pub trait Algorithms: sealed::Sealed {
         out: &mut impl Writable<T>,
     ) -> Self::Submitted<()> {
         self.call(|queue| segmented::segmented_reduce(queue, x, offsets, op, init, out))
+    }
+
+    // ---- rows of a matrix -------------------------------------------------------------------
+
+    /// Sums each row of a matrix: `out` has one element for each. Ready proves *complete on the device*.
+    ///
+    /// `x` has `out.len()` rows of `columns` elements, one after the other; `f16`, `bf16` or `f32`, which are summed in `f32`. The sum of no
+    /// columns is 0. The result is the same from run to run on a device. It differs in its last bits between devices, and between a matrix
+    /// that begins at a multiple of 16 bytes and one that does not. Of other types and rows of different lengths,
+    /// [`segmented_reduce`](Self::segmented_reduce) takes the sums.
+    ///
+    /// A row is read by a warp, or from 1,025 columns on by a block: a single one of millions keeps one multiprocessor busy, and
+    /// [`sum`](Self::sum) is faster.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::WrongLength`](gpu_await::ErrorDetail::WrongLength): a matrix of another length.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # use gpu_await_algorithms::Algorithms;
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let x = stream.upload(vec![1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0]).queued()?;
+    /// let mut sums = stream.empty(2).queued()?;
+    /// stream.sum_rows(&x, 3, &mut sums).queued()?;
+    /// assert_eq!(stream.download(&sums).await?, [6.0, 15.0]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    #[track_caller]
+    fn sum_rows<T: Scalar<Total = f32>>(
+        &self,
+        x: &impl Readable<T>,
+        columns: usize,
+        out: &mut impl Writable<f32>,
+    ) -> Self::Submitted<()> {
+        self.call(|queue| rows::sum_rows(queue, x, columns, out))
+    }
+
+    /// Finds where the greatest element of each row of a matrix is, the first of equal ones: `out` has its column for each row. Ready proves
+    /// *complete on the device*.
+    ///
+    /// The first NaN, if there is one, as NumPy and PyTorch have it; -0.0 and 0.0 are equal. Of no columns it is `u64::MAX`. For the matrix see
+    /// [`sum_rows`](Self::sum_rows).
+    ///
+    /// # Errors
+    /// [`ErrorDetail::WrongLength`](gpu_await::ErrorDetail::WrongLength): a matrix of another length.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # use gpu_await_algorithms::Algorithms;
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let logits = stream.upload(vec![0.5f32, 2.0, 1.0, 7.0, 7.0, 0.0]).queued()?;
+    /// let mut tokens = stream.empty(2).queued()?;
+    /// stream.arg_max_rows(&logits, 3, &mut tokens).queued()?;
+    /// assert_eq!(stream.download(&tokens).await?, [1, 0]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    #[track_caller]
+    fn arg_max_rows<T: Scalar<Total = f32>>(
+        &self,
+        x: &impl Readable<T>,
+        columns: usize,
+        out: &mut impl Writable<u64>,
+    ) -> Self::Submitted<()> {
+        self.call(|queue| rows::arg_max_rows(queue, x, columns, out))
+    }
+
+    /// Computes the softmax of each row of a matrix: `exp(x - most) / sum`, where `most` is the row's greatest element and `sum` that of all its
+    /// `exp(x - most)`. Ready proves *complete on the device*.
+    ///
+    /// `x` and `out` have whole rows of `columns` elements, one after the other; `f16`, `bf16` or `f32`, computed in `f32` and rounded once. Special
+    /// values are those of NumPy and PyTorch: negative infinities become 0, as masks want it; a row with a NaN, with an infinity, or of
+    /// negative infinities alone becomes NaN. How far results agree, [`sum_rows`](Self::sum_rows) says.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::Ragged`](gpu_await::ErrorDetail::Ragged): no whole number of rows; [`ErrorDetail::WrongLength`](gpu_await::ErrorDetail::WrongLength).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # use gpu_await_algorithms::Algorithms;
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let x = stream.upload(vec![1.0f32, 1.0, f32::NEG_INFINITY, 5.0]).queued()?;
+    /// let mut y = stream.empty(4).queued()?;
+    /// stream.softmax_rows(&x, 2, &mut y).queued()?;
+    /// assert_eq!(stream.download(&y).await?, [0.5, 0.5, 0.0, 1.0]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// Milakov and Gimelshein, *Online normalizer calculation for softmax*, 2018.
+    #[track_caller]
+    fn softmax_rows<T: Scalar<Total = f32>>(
+        &self,
+        x: &impl Readable<T>,
+        columns: usize,
+        out: &mut impl Writable<T>,
+    ) -> Self::Submitted<()> {
+        self.call(|queue| rows::softmax_rows(queue, x, columns, out))
+    }
+
+    /// Normalises each row of a matrix: `(x - mean) / sqrt(variance + epsilon) * gamma + beta`, where the variance is the mean of the squares of
+    /// `x - mean`, and `gamma` and `beta` have an element for each column. Ready proves *complete on the device*.
+    ///
+    /// `x` and `out` have whole rows of `gamma.len()` elements, one after the other; `f16`, `bf16` or `f32`, computed in `f32` and rounded once. A row
+    /// with a NaN or an infinity becomes NaN, and so does one of equal elements if `epsilon` is 0. How far results agree,
+    /// [`sum_rows`](Self::sum_rows) says.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::Ragged`](gpu_await::ErrorDetail::Ragged): no whole number of rows; [`ErrorDetail::WrongLength`](gpu_await::ErrorDetail::WrongLength).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # use gpu_await_algorithms::Algorithms;
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let x = stream.upload(vec![1.0f32, 3.0, 10.0, 50.0]).queued()?;
+    /// let (gamma, beta) = (stream.full(2, 2.0f32).queued()?, stream.full(2, 1.0f32).queued()?);
+    /// let mut y = stream.empty(4).queued()?;
+    /// stream.layer_norm_rows(&x, &gamma, &beta, 0.0, &mut y).queued()?;
+    /// assert_eq!(stream.download(&y).await?, [-1.0, 3.0, -1.0, 3.0]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    #[track_caller]
+    fn layer_norm_rows<T: Scalar<Total = f32>>(
+        &self,
+        x: &impl Readable<T>,
+        gamma: &impl Readable<T>,
+        beta: &impl Readable<T>,
+        epsilon: f32,
+        out: &mut impl Writable<T>,
+    ) -> Self::Submitted<()> {
+        self.call(|queue| rows::layer_norm_rows(queue, x, (gamma, beta, epsilon), out))
     }
 
     // ---- scans ---------------------------------------------------------------------------------

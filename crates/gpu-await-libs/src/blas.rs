@@ -7,7 +7,8 @@
 //! | memory of a product | is declared as |
 //! |---|---|
 //! | `a`, `b`, the bias | read |
-//! | `c` | overwritten if `beta` is 0, else updated |
+//! | `c` | overwritten if `beta` is 0 and it has no gaps, else updated |
+//! | zeros, in place of `a` and `b` if `k` is 0 | read |
 //! | the workspace | overwritten |
 //!
 //! From the third launch with the same addresses and scales on, the library is not called: the launch submits the kernels that the second
@@ -18,6 +19,7 @@
 //! # Invariants
 //! 1. After [`GemmBuilder::plan`] no algorithm is searched for (`a_launch_searches_for_nothing`), but once for each size of partition
 //!    (`products_in_partitions`).
+//!    A plan for a shape that was planned lately searches for nothing either (`shapes_that_come_again`).
 //! 2. Two streams never share a workspace (`products_on_two_streams`): a launch uses the plan's own, or one of its own
 //!    ([`work_area`](crate::work_area)).
 
@@ -25,6 +27,7 @@ mod element;
 mod known_calls;
 mod lt;
 mod plan;
+mod plan_cache;
 mod shape;
 mod twin;
 
@@ -38,9 +41,12 @@ use gpu_await::{Device, LaunchOn, Readable, Result, View, Writable};
 pub use self::element::GemmElement;
 use self::plan::{GemmCore, Multiplier};
 pub use self::shape::Activation;
-use self::shape::Shape;
+use self::shape::{Shape, Strides};
 
 /// The library for matrix products on a device: cuBLASLt on a GPU, the CPU on a host device. Cheap to clone.
+///
+/// It keeps the last 256 plans that were used, so that a service whose batches have different numbers of rows makes plans as they come: a shape that
+/// comes again is not searched for again. Clones share these plans; another [`load`](Self::load) begins without.
 ///
 /// # Examples
 /// ```
@@ -69,18 +75,20 @@ pub struct Blas {
 /// The shape of products, and how they are computed; made by [`Blas::gemm`].
 #[derive(Debug)]
 #[must_use = "a builder does nothing until `plan`"]
-pub struct GemmBuilder<T> {
+pub struct GemmBuilder<T, C = T> {
     multiplier: Multiplier,
     shape: Shape,
-    element: PhantomData<fn() -> T>,
+    elements: Elements<T, C>,
 }
 
-/// A plan for products `c = activation(alpha * a * b + beta * c + bias)` of one shape. Cheap to clone; any thread may
-/// launch it on any stream of its device.
-pub struct Gemm<T> {
+/// A plan for products `c = activation(alpha * a * b + beta * c + bias)` of one shape: `a` and `b` of elements `T`, `c` and the bias of
+/// elements `C`. Cheap to clone; any thread may launch it on any stream of its device.
+pub struct Gemm<T, C = T> {
     core: Arc<GemmCore>,
-    element: PhantomData<fn() -> T>,
+    elements: Elements<T, C>,
 }
+
+type Elements<T, C> = PhantomData<fn() -> (T, C)>;
 
 impl Blas {
     /// Loads the library. Dropped, the future leaves it loading.
@@ -112,16 +120,44 @@ impl Blas {
         Ok(Blas { multiplier: Multiplier::load(LibraryDevice::of(device))? })
     }
 
-    /// Begins a plan for products of an `m` x `k` matrix and a `k` x `n` matrix, row-major and without gaps. All of
-    /// `a`, `b`, `c` and the bias have elements of type `T`; sums are in `f32`, of `f64` in `f64`.
+    /// Begins a plan for products of an `m` x `k` matrix and a `k` x `n` matrix, row-major and without gaps unless
+    /// [strides](GemmBuilder::strides_a) say otherwise. All of `a`, `b`, `c` and the bias have elements of type `T`, unless it is a
+    /// [wide output](GemmBuilder::wide_output); sums are in `f32`, of `f64` in `f64`.
+    ///
+    /// Extents may be 0. With an empty `c` nothing is computed. If `k` is 0, no sum has a part: `c` becomes `activation(beta * c + bias)`, whatever
+    /// `alpha` is.
     pub fn gemm<T: GemmElement>(&self, m: usize, n: usize, k: usize) -> GemmBuilder<T> {
         let shape = Shape::new(m, n, k, T::KIND);
-        GemmBuilder { multiplier: self.multiplier.clone(), shape, element: PhantomData }
+        GemmBuilder { multiplier: self.multiplier.clone(), shape, elements: PhantomData }
     }
 }
 
-impl<T: GemmElement> GemmBuilder<T> {
-    /// Makes each launch compute `count` products, of matrices stored one after the other.
+impl<T: GemmElement, C: GemmElement<Scale = T::Scale>> GemmBuilder<T, C> {
+    /// Makes `c` and the bias of the type of the sums: `f32` where `a` and `b` are `f16` or `bf16`; of other types it is the same.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// use gpu_await::half::f16;
+    /// use gpu_await::Device;
+    /// use gpu_await_libs::Blas;
+    /// let device = Device::cuda_or_host()?;
+    /// let stream = device.stream()?;
+    /// let gemm = Blas::load(&device).await?.gemm::<f16>(8, 8, 64).wide_output().plan().await?;
+    ///
+    /// let (a, b) = (stream.ones::<f16>(8 * 64).queued()?, stream.ones::<f16>(64 * 8).queued()?);
+    /// let mut c = stream.empty::<f32>(8 * 8).queued()?;
+    /// // `f16` ends at 65,504.
+    /// gemm.launch(&stream, 2048.0, &a, &b, 0.0, &mut c).queued()?;
+    /// assert_eq!(stream.download(&c).await?, [131_072.0; 64]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn wide_output(mut self) -> GemmBuilder<T, T::Scale> {
+        self.shape.out = T::Scale::KIND;
+        GemmBuilder { multiplier: self.multiplier, shape: self.shape, elements: PhantomData }
+    }
+
+    /// Makes each launch compute `count` products, of matrices stored one after the other unless strides say otherwise.
     pub fn batch(mut self, count: usize) -> Self {
         self.shape.batch = count;
         self
@@ -136,6 +172,54 @@ impl<T: GemmElement> GemmBuilder<T> {
     /// Takes `b` transposed: `n` rows of `k`, as the weights of a linear layer often are.
     pub fn transposed_b(mut self) -> Self {
         self.shape.transposed_b = true;
+        self
+    }
+
+    /// Takes the rows of `a`, as they are stored, `row` elements apart (BLAS calls that the leading dimension), and the matrices of a
+    /// [batch](Self::batch) `matrix` elements apart. With 0 for `matrix`, all products have the same `a`.
+    ///
+    /// # Shapes and units
+    /// An argument with strides has at least the elements from the first to the last that is used; more are left alone. Rows do not overlap: `row` is
+    /// at least a row's length.
+    ///
+    /// # Examples
+    /// The products of each head of attention, `q * k'`, where a row of `qkv` has all heads of one token:
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// use gpu_await::Device;
+    /// use gpu_await_libs::Blas;
+    /// let device = Device::cuda_or_host()?;
+    /// let stream = device.stream()?;
+    /// let (tokens, heads, size) = (8, 2, 4);
+    /// let hidden = heads * size;
+    /// let scores = Blas::load(&device).await?.gemm::<f32>(tokens, tokens, size).batch(heads);
+    /// let scores = scores.strides_a(3 * hidden, size).transposed_b().strides_b(3 * hidden, size);
+    /// let scores = scores.plan().await?;
+    ///
+    /// let qkv = stream.full(tokens * 3 * hidden, 0.5f32).queued()?;
+    /// let (q, k) = (qkv.slice(..)?, qkv.slice(hidden..)?);
+    /// let mut out = stream.empty::<f32>(heads * tokens * tokens).queued()?;
+    /// scores.launch(&stream, 1.0, &q, &k, 0.0, &mut out).queued()?;
+    /// assert_eq!(stream.download(&out).await?, [1.0; 128]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn strides_a(mut self, row: usize, matrix: usize) -> Self {
+        self.shape.strides[0] = Some(Strides { row, matrix });
+        self
+    }
+
+    /// [`strides_a`](Self::strides_a) of `b`.
+    pub fn strides_b(mut self, row: usize, matrix: usize) -> Self {
+        self.shape.strides[1] = Some(Strides { row, matrix });
+        self
+    }
+
+    /// [`strides_a`](Self::strides_a) of `c`, whose matrices have no element in common: each begins behind the last element of the one before, or
+    /// each of its rows lies behind that row of the one before.
+    ///
+    /// What lies in gaps is left as it was. So a `c` with gaps counts as updated even if `beta` is 0, and must have been written before.
+    pub fn strides_c(mut self, row: usize, matrix: usize) -> Self {
+        self.shape.strides[2] = Some(Strides { row, matrix });
         self
     }
 
@@ -164,18 +248,23 @@ impl<T: GemmElement> GemmBuilder<T> {
         self
     }
 
-    /// Chooses the algorithm. Dropped, the future leaves it choosing.
+    /// Chooses the algorithm; for a shape that the [library](Blas) was asked for lately, it is known, and the future ready at once. Each plan has
+    /// scratch memory of its own. Dropped, the future leaves it choosing.
     ///
     /// # Errors
-    /// [`ErrorDetail::TooFew`](gpu_await::ErrorDetail::TooFew): an extent of 0; [`ErrorDetail::TooLarge`](gpu_await::ErrorDetail::TooLarge); [`ErrorDetail::Foreign`](gpu_await::ErrorDetail::Foreign): cuBLASLt has no
-    /// algorithm for that; a device that is lost or closed.
+    /// [`ErrorDetail::TooLarge`](gpu_await::ErrorDetail::TooLarge); strides by which rows overlap ([`ErrorDetail::Pitch`](gpu_await::ErrorDetail::Pitch)), or matrices of `c`
+    /// ([`ErrorDetail::TooFew`](gpu_await::ErrorDetail::TooFew)); [`ErrorDetail::Foreign`](gpu_await::ErrorDetail::Foreign): cuBLASLt has no algorithm for that; a
+    /// device that is lost or closed.
     ///
     /// # Source
     /// `cublasLtMatmulAlgoGetHeuristic`.
-    pub async fn plan(self) -> Result<Gemm<T>> {
-        let core = off_executor("choosing an algorithm", move || self.multiplier.plan(&self.shape))
-            .await?;
-        Ok(Gemm { core: Arc::new(core), element: PhantomData })
+    pub async fn plan(self) -> Result<Gemm<T, C>> {
+        let GemmBuilder { multiplier, shape, .. } = self;
+        let core = match multiplier.known_plan(&shape) {
+            Some(core) => core,
+            None => off_executor("choosing an algorithm", move || multiplier.plan(&shape)).await?,
+        };
+        Ok(Gemm { core: Arc::new(core), elements: PhantomData })
     }
 
     /// [`plan`](Self::plan) on the calling thread.
@@ -185,14 +274,14 @@ impl<T: GemmElement> GemmBuilder<T> {
     ///
     /// # Errors
     /// As [`plan`](Self::plan); a thread on which it would deadlock.
-    pub fn plan_blocking(self) -> Result<Gemm<T>> {
+    pub fn plan_blocking(self) -> Result<Gemm<T, C>> {
         check_thread("choosing an algorithm")?;
         let core = self.multiplier.plan(&self.shape)?;
-        Ok(Gemm { core: Arc::new(core), element: PhantomData })
+        Ok(Gemm { core: Arc::new(core), elements: PhantomData })
     }
 }
 
-impl<T: GemmElement> Gemm<T> {
+impl<T: GemmElement, C: GemmElement<Scale = T::Scale>> Gemm<T, C> {
     /// Puts the product on a stream, a device's current stream, or a batch. Ready proves *complete on the
     /// device*.
     ///
@@ -204,7 +293,7 @@ impl<T: GemmElement> Gemm<T> {
     /// As a [launch](gpu_await::Stream::launch): while the stream's queue is full, and the first time, in each size of partition.
     ///
     /// # Errors
-    /// [`ErrorDetail::WrongLength`](gpu_await::ErrorDetail::WrongLength): an argument of another shape;
+    /// [`ErrorDetail::WrongLength`](gpu_await::ErrorDetail::WrongLength): an argument of another shape, or with strides a shorter one;
     /// [`ErrorDetail::Misaligned`](gpu_await::ErrorDetail::Misaligned): one whose address is not a multiple of
     /// 16; [`ErrorDetail::WrongDevice`](gpu_await::ErrorDetail::WrongDevice); a plan with a bias
     /// ([`launch_with_bias`](Self::launch_with_bias)); no memory for the workspace; those of cuBLASLt, as
@@ -221,9 +310,9 @@ impl<T: GemmElement> Gemm<T> {
         a: &impl Readable<T>,
         b: &impl Readable<T>,
         beta: T::Scale,
-        c: &mut impl Writable<T>,
+        c: &mut impl Writable<C>,
     ) -> O::Launched {
-        on.batch_of_one(|queue| self.core.put(queue, (alpha, beta), a, b, None::<&View<'_, T>>, c))
+        on.batch_of_one(|queue| self.core.put(queue, (alpha, beta), a, b, None::<&View<'_, C>>, c))
     }
 
     /// [`launch`](Self::launch) of a plan with a bias.
@@ -238,9 +327,9 @@ impl<T: GemmElement> Gemm<T> {
         alpha: T::Scale,
         a: &impl Readable<T>,
         b: &impl Readable<T>,
-        bias: &impl Readable<T>,
+        bias: &impl Readable<C>,
         beta: T::Scale,
-        c: &mut impl Writable<T>,
+        c: &mut impl Writable<C>,
     ) -> O::Launched {
         on.batch_of_one(|queue| self.core.put(queue, (alpha, beta), a, b, Some(bias), c))
     }
@@ -253,13 +342,13 @@ impl<T: GemmElement> Gemm<T> {
     }
 }
 
-impl<T> Clone for Gemm<T> {
+impl<T, C> Clone for Gemm<T, C> {
     fn clone(&self) -> Self {
-        Gemm { core: self.core.clone(), element: PhantomData }
+        Gemm { core: self.core.clone(), elements: PhantomData }
     }
 }
 
-impl<T> fmt::Debug for Gemm<T> {
+impl<T, C> fmt::Debug for Gemm<T, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Gemm<{}>({})", std::any::type_name::<T>(), self.core.shape())
     }

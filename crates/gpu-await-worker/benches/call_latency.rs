@@ -1,8 +1,8 @@
 //! What does it cost to compute in another process?
 //!
 //! 1 KiB up, a small kernel, 1 KiB down: in this process, and as a call of a worker; the same call without the device; and 1 KiB there and
-//! back between two threads that wait in `poll` on the same kind of socket, which is the least that two processes could do. Then 1,024
-//! callers at once, and a payload of 64 MiB on its way to the device.
+//! back between two threads that wait in `poll` on the same kind of socket, which is the least that two processes could do. The same with answers that are
+//! held until the device is well (`held`). Then 1,024 callers at once, and a payload of 64 MiB on its way to the device.
 
 #[path = "service.rs"]
 mod service;
@@ -25,6 +25,7 @@ fn main() {
         let x = vec![1.0f32; 256];
 
         let four = builder(0).threads(4).spawn().await.expect("it starts");
+        let held = builder(0).hold_answers(true).spawn().await.expect("it starts");
         let hot = builder(0).hot(Duration::from_micros(100)).spawn().await;
         let hot = hot.expect("it starts");
 
@@ -37,11 +38,13 @@ fn main() {
         let mut fours = latencies(rounds, async || drop(four.call(&ask).await.unwrap())).await;
         let mut hots = latencies(rounds, async || drop(hot.call(&ask).await.unwrap())).await;
         let ask = Ask::Small(x.clone());
+        let mut holding = latencies(rounds, async || drop(held.call(&ask).await.unwrap())).await;
         let mut four = latencies(rounds, async || drop(four.call(&ask).await.unwrap())).await;
         let mut hot = latencies(rounds, async || drop(hot.call(&ask).await.unwrap())).await;
         for (name, values) in [
             ("in_process", &mut inside),
             ("call", &mut called),
+            ("held.call", &mut holding),
             ("echo", &mut echoed),
             ("four_threads.call", &mut four),
             ("four_threads.echo", &mut fours),
@@ -63,6 +66,12 @@ fn main() {
             async move { drop(small.run(x).await.unwrap()) }
         })
         .await;
+        let (caller, y) = (held, x.clone());
+        let with_holds = throughput(callers, rounds, move || {
+            let (worker, ask) = (caller.clone(), Ask::Small(y.clone()));
+            async move { drop(worker.call(ask).await.unwrap()) }
+        })
+        .await;
         let caller = worker.clone();
         let there = throughput(callers, rounds, move || {
             let (worker, ask) = (caller.clone(), Ask::Small(x.clone()));
@@ -72,6 +81,7 @@ fn main() {
         print("worker.throughput.in_process_per_s", here, "/s");
         print("worker.throughput.calls_per_s", there, "/s");
         print("worker.throughput.ratio", there / here, "ratio");
+        print("worker.throughput.held", with_holds / there, "of the same without");
 
         let (mut best, mut best_copy) = (f64::MAX, f64::MAX);
         let bytes = if is_smoke() { 1 << 20 } else { 64 << 20 };

@@ -8,14 +8,19 @@
 //!
 //! Then a group of two, on two GPUs where there are two, 64 callers, one of the two killed, and none of its
 //! processes starts again: how many of the idempotent calls are answered, and how long they take, over the half second from the first kill on and before it.
+//!
+//! Then a process that is replaced as it serves, 100 times or `replacements=N`: how long the small calls of two clients take meanwhile, over the
+//! same calls of the same clients without a replacement; and how many calls fail, which is none.
 
 #[path = "service.rs"]
 mod service;
 
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use gpu_await_worker::{Group, gpus, kept};
+use gpu_await_worker::{Group, Worker, gpus, kept};
 use service::{Ask, Bench, ONCE, builder, is_smoke, on_gpu, print, quantile};
 
 fn main() {
@@ -76,6 +81,7 @@ async fn recoveries() {
     }
     worker.clone().close(Duration::from_secs(10)).await;
     with_standby(bytes, rounds, &x, &right).await;
+    replaced(bytes).await;
     with_group().await;
     let kept = kept();
     assert_eq!((kept.len(), kept[0].info.digest), (1, digest), "it was filled once");
@@ -126,6 +132,64 @@ async fn with_standby(bytes: usize, rounds: usize, x: &[f32], right: &[f32]) {
         }
     }
     print("recovery.standby.deaths", worker.stats().deaths as f64, "deaths");
+}
+
+/// Calls of two clients until told to stop: how long each took, in ms, and how many failed.
+async fn clients(worker: &Worker<Bench>, stop: &Arc<AtomicBool>) -> (Vec<f64>, usize) {
+    let client = |worker: Worker<Bench>, stop: Arc<AtomicBool>| async move {
+        let (mut times, mut failed) = (Vec::new(), 0);
+        while !stop.load(Ordering::Relaxed) {
+            let begun = Instant::now();
+            let answer = worker.call(Ask::Small(vec![1.0; 256])).await;
+            failed += usize::from(answer != Ok(vec![2.0; 256]));
+            times.push(begun.elapsed().as_secs_f64() * 1e3);
+        }
+        (times, failed)
+    };
+    let both = [(); 2].map(|()| tokio::spawn(client(worker.clone(), stop.clone())));
+    let (mut times, mut failed) = (Vec::new(), 0);
+    for client in both {
+        let (its, failures) = client.await.expect("no panic");
+        times.extend(its);
+        failed += failures;
+    }
+    (times, failed)
+}
+
+async fn replaced(bytes: usize) {
+    let given =
+        std::env::args().find_map(|given| given.strip_prefix("replacements=")?.parse().ok());
+    let count = given.unwrap_or(if is_smoke() { 2 } else { 100 });
+    let worker = builder(bytes).spawn().await.expect("it starts");
+    let mut of_each = Vec::new();
+    let (mut p50, mut failed) = (Vec::new(), 0);
+    let mut took = Vec::new();
+    for replaces in [false, true] {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (client, stopped) = (worker.clone(), stop.clone());
+        let calls = tokio::spawn(async move { clients(&client, &stopped).await });
+        if replaces {
+            for _ in 0..count {
+                let begun = Instant::now();
+                worker.replace().await.expect("it is replaced");
+                took.push(begun.elapsed().as_secs_f64() * 1e3);
+            }
+        } else {
+            tokio::time::sleep(Duration::from_millis(if is_smoke() { 50 } else { 3000 })).await;
+        }
+        stop.store(true, Ordering::Relaxed);
+        let (mut times, failures) = calls.await.expect("no panic");
+        of_each.push(quantile(&mut times, 0.99));
+        p50.push(quantile(&mut times, 0.5));
+        failed += failures;
+    }
+    let stats = worker.stats();
+    print("recovery.replaced.replacements", stats.replacements as f64, "replacements");
+    print("recovery.replaced.took_ms", quantile(&mut took, 0.5), "ms");
+    print("recovery.replaced.calls_p50", p50[1] / p50[0], "of the same without");
+    print("recovery.replaced.calls_p99", of_each[1] / of_each[0], "of the same without");
+    print("recovery.replaced.calls_p99_ms", of_each[1], "ms");
+    print("recovery.replaced.failed", failed as f64, "calls");
 }
 
 /// Two devices, one of which does not come back.

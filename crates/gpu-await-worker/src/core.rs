@@ -9,6 +9,7 @@
 mod due;
 mod events;
 mod processes;
+mod replacing;
 pub(crate) mod timeline;
 
 use self::timeline::Fetch;
@@ -129,6 +130,8 @@ pub(crate) struct Core {
     room: Vec<Waiter>,
     /// Who waits for room for a call, in order.
     places: VecDeque<Place>,
+    /// Who waits until the process with that number was replaced.
+    replacing: Vec<(u32, Waiter)>,
     /// Of the process that died last.
     last_log: Arc<str>,
     /// Its end.
@@ -171,6 +174,7 @@ impl Core {
             serving: Vec::new(),
             room: Vec::new(),
             places: VecDeque::new(),
+            replacing: Vec::new(),
             last_log: "".into(),
             last_lines: "".into(),
             last_death: None,
@@ -198,7 +202,9 @@ impl Core {
         let processes = old.seats.0.into_iter().filter_map(|seat| seat.process);
         for process in processes.chain(old.stuck) {
             system::kill(process.ends.handle.as_fd(), process.pid);
-            after.wake |= keep::gone((group.number(), process.incarnation));
+            let owner = (group.number(), process.incarnation);
+            after.wake |= keep::gone(owner);
+            keep::abandoned(owner);
             self.stuck.push(process);
         }
         self.life = Life::over(Instant::now(), self.stuck.len());
@@ -211,7 +217,8 @@ impl Core {
         self.places = old.places;
         self.fetch = old.fetch;
         self.end_timeline(after, |_| Err(error.clone()));
-        let waiters = old.serving.into_iter().chain(old.room);
+        let replacing = old.replacing.into_iter().map(|(_, waiter)| waiter);
+        let waiters = old.serving.into_iter().chain(old.room).chain(replacing);
         after.waiters.extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
         after.wake = true;
     }
@@ -407,7 +414,7 @@ impl Core {
                 Health::Restarting
             }
             Phase::Serving(_) => Health::Serving,
-            Phase::Draining(_) => Health::Closing,
+            Phase::Draining { .. } => Health::Closing,
             Phase::Ended if matches!(self.ended, Some(Error::GivenUp { .. })) => Health::GivenUp,
             Phase::Ended => Health::Closed,
         }
@@ -447,6 +454,7 @@ impl Core {
             health: Some(self.health_now()),
             process: main.map(Process::number),
             standby: standby.filter(|_| self.life.is_standby_ready()).map(Process::number),
+            draining: standby.filter(|_| self.life.is_drained(Role::Standby)).map(Process::number),
             is_stopped: main.is_some_and(|process| process.is_stopped),
             is_busy: main.is_some_and(|process| process.is_busy),
             device_bytes: main.map_or(0, |process| process.device_bytes),
@@ -478,8 +486,11 @@ impl Core {
 
     /// Sends what can be sent.
     fn pump(&mut self, group: &Group, now: Instant, after: &mut After) {
-        // Suspects wait for a standby, and hold up nobody meanwhile.
-        let takes = if self.life.expects_standby() { Takes::Fresh } else { Takes::All };
+        // Suspects wait for a standby, and hold up nobody meanwhile. One that waits for memory takes none.
+        let standby = self.seats[Role::Standby].process.as_ref();
+        let waits = standby.is_some_and(|process| !process.asked_mut.is_empty());
+        let expects = self.life.expects_standby() && !waits;
+        let takes = if expects { Takes::Fresh } else { Takes::All };
         self.pump_to(group, Role::Main, takes, now, after);
         self.pump_to(group, Role::Standby, Takes::Suspects, now, after);
     }
@@ -495,7 +506,7 @@ impl Core {
         let Some(process) = &mut self.seats[role].process else { return };
         let is_clear = process.send_control();
         let serves = matches!(self.life.phase(role), Phase::Serving(_));
-        if !is_clear || !serves || process.is_falling() {
+        if !is_clear || !serves || process.is_falling() || !process.asked_mut.is_empty() {
             return;
         }
         let to = process.incarnation;
@@ -530,6 +541,9 @@ impl Core {
             match process.send(&[&header, &ticket.request]) {
                 Sent::Yes => {
                     ticket.sent += 1;
+                    process.used.calls += 1;
+                    process.used.payload_bytes += payload.map_or(0, |(_, part)| part.len);
+                    after.wake |= role == Role::Main && self.wear(group, now).is_some();
                     self.calls.sent(id, to, now);
                     self.stats.retries += u64::from(self.calls.attempt(id) > 1);
                     if let Some((lease, _)) = payload {

@@ -14,7 +14,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// | variant | what the caller can do |
 /// |---|---|
-/// | `NotInitialised`, `NotRegistered`, `InsideWorker`, `Forked`, `Unsupported`, `Unfit`, `Encode`, `TooLarge`, `TooDeep` | fix the program |
+/// | `NotInitialised`, `NotRegistered`, `InsideWorker`, `Forked`, `Unsupported`, `Unfit`, `Excluded`, `Encode`, `TooLarge`, `TooDeep` | fix the program |
 /// | `Overloaded` | retry later |
 /// | `Refused` | send something else, or wait until then |
 /// | `PayloadsHeld` | drop payloads of earlier answers, and retry |
@@ -22,6 +22,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// | `Deadline` | give up, or wait longer |
 /// | `Service`, `Panicked`, `Decode` | as the service says; the worker goes on |
 /// | `GivenUp` | read the cause and the log; `Worker::revive` |
+/// | `NotReplaced` | read the cause; the worker serves |
 /// | `Closed` | – |
 /// | `System` | the system refuses what is needed |
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -61,6 +62,16 @@ pub enum Error {
         found: u64,
         /// The least or the most that is possible.
         limit: u64,
+    },
+    /// Two options of the builder, of which one makes the other useless. Nothing was started.
+    #[error("`{option}` with `{by}`: {why}")]
+    Excluded {
+        /// The one that would do nothing.
+        option: &'static str,
+        /// Because of which.
+        by: &'static str,
+        /// How.
+        why: &'static str,
     },
     /// There is no such GPU, or the parent's `CUDA_VISIBLE_DEVICES` hides it.
     #[error("no GPU {wanted}: there are {found:?}")]
@@ -171,6 +182,12 @@ pub enum Error {
         /// The end of what the last process wrote, of [`log_bytes`](crate::WorkerBuilder::log_bytes) at most.
         log: Arc<str>,
     },
+    /// No other process could be started in the place of the one that serves, which goes on. See [`Worker::replace`](crate::Worker::replace).
+    #[error("the worker's process is not replaced, and serves on: {cause}")]
+    NotReplaced {
+        /// Why the last one that was tried died.
+        cause: Cause,
+    },
     /// The worker was closed.
     #[error("the worker is closed")]
     Closed,
@@ -263,15 +280,15 @@ pub enum Cause {
     /// Its service did not start in time.
     #[error("the service did not start within {0:?}")]
     NoStart(Duration),
-    /// Its service did not start in time, because it waited for kept memory that another process, or itself, has not filled: see
-    /// [`Host::keep`](crate::Host::keep).
+    /// Its service did not start in time, because it waited for kept memory that another process, or itself, has not filled, or that another
+    /// one may write: see [`Host::keep`](crate::Host::keep), [`Host::keep_mut`](crate::Host::keep_mut).
     #[error(
-        "the service did not start within {limit:?}: it waited for kept memory {name:?}, which process {process} fills"
+        "the service did not start within {limit:?}: it waited for kept memory {name:?}, which process {process} fills or may write"
     )]
     KeptNotFilled {
         /// The name of the memory.
         name: String,
-        /// The number of the process that was told to fill it.
+        /// The number of the process that was told to fill it, or may write it.
         process: u32,
         /// How long the start may take.
         limit: Duration,

@@ -52,6 +52,7 @@ pub(crate) struct ChildTerms {
     pub(crate) gpu: Option<u32>,
     pub(crate) device_memory_bytes: Option<u64>,
     pub(crate) verify: bool,
+    pub(crate) hold_answers: bool,
     pub(crate) allow_mps: bool,
     /// How many operations of the device are logged.
     pub(crate) timeline: u32,
@@ -68,6 +69,9 @@ pub(crate) enum ToProcess<'m> {
     Release(LeaseId),
     /// The memory that the process asked for: to fill under this number, or complete, with its descriptors.
     Kept { name: &'m str, generation: u64, fill: bool },
+    /// Memory that the process may write from now on, under this number: with its descriptors, or to make under the other one. `died` is the
+    /// number of a process that died as it wrote.
+    KeptMut { name: &'m str, made: u64, generation: u64, died: Option<u64> },
     /// Finish what is running, take no more calls, and end.
     End,
     /// Send the timeline of the device.
@@ -169,4 +173,18 @@ pub(crate) enum ToSupervisor<'m> {
     Ending(Ending),
     /// Behind it, so much of the timeline that was asked for, or why there is none.
     Timeline(TimelinePart),
+    /// Asks for memory that the supervisor keeps, to write it.
+    KeepMut {
+        name: &'m str,
+    },
+    /// It made such memory: with its descriptors.
+    Made {
+        name: &'m str,
+        generation: u64,
+    },
+    /// It begins to write it, or has written all that it began.
+    Writes {
+        name: &'m str,
+        begins: bool,
+    },
 }

@@ -276,6 +276,15 @@ impl Group {
         }
     }
 
+    /// Has the process that serves replaced; resolves when it is gone.
+    pub(crate) fn replace(&self) -> Result<impl Future<Output = Result<()>>> {
+        self.check_here()?;
+        self.options.check_alone("replace")?;
+        let (waiter, receiver) = oneshot::channel();
+        self.with(|core, after| core.replace(self, waiter, Instant::now(), after))?;
+        Ok(self.told(receiver))
+    }
+
     /// Resolves when the worker serves, or has ended.
     pub(crate) fn serving(&self) -> impl Future<Output = Result<()>> {
         let (waiter, receiver) = oneshot::channel();
@@ -499,7 +508,7 @@ impl Group {
         let turn = || self.with(|core, after| core.turn(self, now, ready, buffer, after));
         catch_unwind(AssertUnwindSafe(turn)).unwrap_or_else(|panic| {
             drop(crate::codec::panic_text(panic));
-            self.with(|core, _| core.watch(now))
+            self.with(|core, _| core.watch(self, now))
         })
     }
 }

@@ -8,7 +8,8 @@ use gpu_await::{Device, Element, ErrorKind, Frozen, SharedBuffer};
 
 use crate::frame::ChildTerms;
 use crate::frame::{Ending, Executable, MOST_NAME, ToSupervisor};
-use crate::serve::Link;
+use crate::kept_mut::KeptMut;
+use crate::link::Link;
 use crate::service::Failure;
 use crate::system;
 
@@ -17,6 +18,8 @@ use crate::system;
 pub struct Host {
     device: Device,
     link: Arc<Link>,
+    /// Other processes' work may be in one context with this one's.
+    is_under_mps: bool,
 }
 
 impl Host {
@@ -101,6 +104,48 @@ impl Host {
         Ok(frozen)
     }
 
+    /// Device memory of `len` elements that outlives this process, and that it may write: a cache of keys and values, say. It is zeros at first, and
+    /// then what the processes before this one left in it; [`KeptState`](crate::KeptState) says whether one of them died as it wrote. Asks for it, and does not wait:
+    /// each method of the handle waits until this process has the memory.
+    ///
+    /// One process has it at a time, and until its end, whatever it does with the handle. The next one gets it when the one before was killed with
+    /// its group and reaped, nothing that it forked has it, and two looks at it found the same. Until then no call is sent to a process that asked:
+    /// so [`Service::start`](crate::Service::start) asks for what calls need. A [standby](crate::WorkerBuilder::standby) gets it once it has taken over, and a
+    /// [replacement](crate::Worker::replace) when the other process has answered what it had: a start that awaits it in one of these does not end.
+    /// With it suspects run in the main process, and a takeover costs the time until that is reaped.
+    ///
+    /// Memory that something keeps (a fork that made a group of its own), or whose process does not go, is nobody's after 5 s, and the next one
+    /// makes new memory. Kept for each GPU, by the front, like [`keep`](Self::keep), with names of its own; an error of the GPU's memory (ECC) drops it.
+    ///
+    /// # Errors
+    /// This process has asked for that name before; a name of more than 256 bytes; on a GPU with
+    /// [`allow_mps`](crate::WorkerBuilder::allow_mps), where work of a process may go on after its end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use gpu_await_worker::{Failure, Host, KeptState};
+    /// async fn begin(host: &Host) -> Result<(), Failure> {
+    ///     let device = host.device().clone();
+    ///     let mut cache = host.keep_mut::<f32>("cache", 1 << 20)?;
+    ///     if let KeptState::WriterDied { .. } = cache.state().await? {
+    ///         cache.write(async |mut cache| Ok(device.fill(&mut cache, 0.0).await?)).await?;
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
+    pub fn keep_mut<T: Element>(&self, name: &str, len: usize) -> Result<KeptMut<T>, Failure> {
+        if name.len() > MOST_NAME {
+            return Err(Failure::new(format!("a name of more than {MOST_NAME} bytes")));
+        }
+        if self.is_under_mps {
+            return Err(Failure::new(
+                "`keep_mut` with `allow_mps`: under MPS the work of a process may go on after its end",
+            ));
+        }
+        let twice = || Failure::new(format!("this process has asked for `{name}` before"));
+        KeptMut::new(&self.device, &self.link, name, len).ok_or_else(twice)
+    }
+
     pub(crate) async fn open(
         terms: &ChildTerms,
         link: &Arc<Link>,
@@ -119,7 +164,8 @@ impl Host {
                 _ => (Ending::StartFailed, error.to_string()),
             })?,
         };
-        Ok(Host { device, link: link.clone() })
+        let is_under_mps = terms.gpu.is_some() && terms.allow_mps;
+        Ok(Host { device, link: link.clone(), is_under_mps })
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use crate::frame::{ChildTerms, ToSupervisor};
 use crate::leases::{LeaseId, Leases, Part, Returned};
-use crate::serve::Link;
+use crate::link::Link;
 use crate::service::Failure;
 use crate::slab::Slab;
 

@@ -1,17 +1,28 @@
 //! The memory that this process keeps for the processes of its workers: descriptors, and not one call of CUDA.
 #![forbid(unsafe_code)]
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use gpu_await::{SharedDescriptors, SharedInfo};
 use parking_lot::Mutex;
 
 use crate::kept::{Asked, Kept, Key, Owner};
+use crate::mutable::{Given, Mutable};
+use crate::process::Ends;
 use crate::program;
+use crate::system;
 
 static KEPT: Mutex<Kept<SharedDescriptors>> = Mutex::new(Kept::new());
 
-/// Memory that is kept: see [`Host::keep`](crate::Host::keep).
+/// What processes may write; of one that is gone, what it shared with those that it forked.
+static MUTABLE: Mutex<Mutable<SharedDescriptors, Arc<Ends>>> = Mutex::new(Mutable::new());
+
+/// How long something that a process left behind may have its memory, before that is given up.
+const SETTLES: Duration = Duration::from_secs(5);
+
+/// Memory that is kept: see [`Host::keep`](crate::Host::keep) and [`Host::keep_mut`](crate::Host::keep_mut).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeptMemory {
@@ -29,8 +40,9 @@ pub fn kept() -> Vec<KeptMemory> {
     if program::is_fork() {
         return Vec::new();
     }
-    let kept = KEPT.lock();
-    let complete = kept.sealed_entries().filter_map(|((gpu, name), memory)| {
+    let (kept, mutable) = (KEPT.lock(), MUTABLE.lock());
+    let all = kept.sealed_entries().chain(mutable.entries());
+    let complete = all.filter_map(|((gpu, name), memory)| {
         let info = memory.info().ok()?;
         Some(KeptMemory { gpu: gpu.clone(), name: name.clone(), info })
     });
@@ -38,7 +50,7 @@ pub fn kept() -> Vec<KeptMemory> {
 }
 
 /// Keeps it no longer: the memory is free when no process maps it, and the next process that asks for it fills it. Returns whether there
-/// was such memory.
+/// was such memory. What a process may [write](crate::Host::keep_mut) is that process's until it is gone, and is not forgotten before.
 pub fn forget_kept(gpu: Option<&str>, name: &str) -> bool {
     !program::is_fork() && forget(|(of, named)| of.as_deref() == gpu && named == name)
 }
@@ -49,8 +61,9 @@ pub(crate) fn forget_gpu(gpu: &Option<String>) {
 }
 
 fn forget(chosen: impl Fn(&Key) -> bool) -> bool {
-    let gone = KEPT.lock().forget(chosen);
-    !gone.is_empty()
+    let gone = KEPT.lock().forget(&chosen);
+    let writable = MUTABLE.lock().forget(chosen);
+    !gone.is_empty() || !writable.is_empty()
 }
 
 /// What a process that asks gets: a number, and the descriptors of complete memory; none of memory to fill. `None`: it waits.
@@ -89,4 +102,98 @@ pub(crate) fn not_filled(key: &Key, owner: Owner) -> bool {
 /// A process is gone, and with it what it filled.
 pub(crate) fn gone(owner: Owner) -> bool {
     KEPT.lock().gone(owner, None)
+}
+
+/// What a process gets that asks for memory to write.
+#[derive(Debug)]
+pub(crate) enum AskedMut {
+    /// It is this process's: with its descriptors, or to be made.
+    Given { made: u64, generation: u64, died: Option<u64>, fds: Vec<OwnedFd> },
+    /// Another one has it; or, `settles`, what that left behind may have it, which nothing but looking tells.
+    Wait { settles: bool },
+    /// It has it.
+    Twice,
+}
+
+/// What a process that asks for memory to write gets; and whether memory was set aside for it, which something still has.
+pub(crate) fn ask_mut(key: &Key, asker: Owner, process: u32, now: Instant) -> (AskedMut, bool) {
+    let mut kept = MUTABLE.lock();
+    let mut aside = Vec::new();
+    if let Some((since, memory, remains)) = kept.settling(key) {
+        if is_left(key, memory, remains) {
+            kept.settled(key);
+        } else if now.saturating_duration_since(since) > SETTLES {
+            aside = kept.set_aside(key);
+        } else {
+            return (AskedMut::Wait { settles: true }, false);
+        }
+    }
+    // Without descriptors to spare it waits until there are.
+    let Ok(fds) = kept.free(key).map(|memory| lend(key, memory)).transpose() else {
+        return (AskedMut::Wait { settles: true }, !aside.is_empty());
+    };
+    let asked = match kept.ask(key, asker, process) {
+        Given::Make(generation) => {
+            AskedMut::Given { made: generation, generation, died: None, fds: Vec::new() }
+        }
+        Given::Take { generation, made, died, .. } => {
+            AskedMut::Given { made, generation, died, fds: fds.unwrap_or_default() }
+        }
+        Given::Wait => AskedMut::Wait { settles: false },
+        Given::Twice => AskedMut::Twice,
+    };
+    (asked, !aside.is_empty())
+}
+
+/// Whether nothing has the memory of a process that was reaped. What it forked has its end of the socket; on a host device, the memory's file
+/// knows as well. What a GPU itself still does, the next process finds out.
+fn is_left(key: &Key, memory: &SharedDescriptors, remains: &Ends) -> bool {
+    let is_host = key.0.is_none();
+    system::has_ended(remains.socket.as_fd())
+        && (!is_host || system::is_alone(memory.memory.as_fd()))
+}
+
+/// Descriptors for a process: on a host device, of a file description of its own.
+fn lend(key: &Key, memory: &SharedDescriptors) -> std::io::Result<Vec<OwnedFd>> {
+    let file = match key.0 {
+        None => system::opened_again(memory.memory.as_fd())?,
+        Some(_) => memory.memory.try_clone()?,
+    };
+    Ok(vec![file, memory.header.try_clone()?])
+}
+
+/// A process made it; false if it was not to, or this is not what it says.
+pub(crate) fn made(key: &Key, by: Owner, generation: u64, fds: Vec<OwnedFd>) -> bool {
+    let Ok([memory, header]) = <[OwnedFd; 2]>::try_from(fds) else { return false };
+    let own = match key.0 {
+        None => system::opened_again(memory.as_fd()),
+        Some(_) => Ok(memory),
+    };
+    let Ok(memory) = own else { return false };
+    let descriptors = SharedDescriptors { memory, header };
+    let is_it =
+        descriptors.info().is_ok_and(|info| info.is_mutable && info.generation == generation);
+    let taken = is_it.then(|| MUTABLE.lock().made(key, by, generation, descriptors));
+    taken.is_some_and(|taken| taken.is_ok())
+}
+
+/// A process begins to write, or ends; false if it is not to.
+pub(crate) fn writes(key: &Key, by: Owner, begins: bool) -> bool {
+    MUTABLE.lock().writes(key, by, begins)
+}
+
+/// A process was reaped. One that is `untrusted` may have written whatever it said.
+pub(crate) fn reaped(owner: Owner, untrusted: bool, now: Instant, remains: &Arc<Ends>) -> bool {
+    MUTABLE.lock().gone(owner, untrusted, now, remains)
+}
+
+/// A process is not waited for: what it has is its own.
+pub(crate) fn abandoned(owner: Owner) {
+    let abandoned = MUTABLE.lock().abandon(owner);
+    drop(abandoned);
+}
+
+/// The number of the process that may write it.
+pub(crate) fn writer(key: &Key) -> Option<u32> {
+    MUTABLE.lock().holder(key)
 }

@@ -10,11 +10,14 @@
 //! | make a program one that workers can run in | [`init`], [`test_main!`] |
 //! | start a worker, place it, limit it | [`Worker::builder`], [`gpus`], [`Restart`] |
 //! | have another process take over at once | [`WorkerBuilder::standby`] |
+//! | have its process replaced before it dies | [`Worker::replace`], [`WorkerBuilder::replace`], [`Replace`] |
 //! | have one on each GPU, called as one | [`Group`] |
 //! | call it | [`Worker::call`], [`Call`], [`Answer`]; with tower (feature `tower`), `Worker::service` |
 //! | refuse what killed processes | [`WorkerBuilder::blame`], [`Blame`], [`Call::key`], [`Call::client`] |
 //! | send and get large data | [`Lease`], [`Payload`]; in the process [`Payloads`] |
 //! | keep weights on the GPU across deaths | [`Host::keep`], [`kept`], [`forget_kept`] |
+//! | keep state on the GPU that processes write | [`Host::keep_mut`], [`KeptMut`], [`KeptState`] |
+//! | give no answer before the device was well behind it | [`WorkerBuilder::hold_answers`] |
 //! | answer `/healthz` | [`Worker::health`], [`Group::health`] |
 //! | see what its device does | [`WorkerBuilder::timeline`], [`Worker::timeline`] |
 //! | know what went wrong | [`Error`], [`WorkerLost`], [`Cause`], [`Guilt`], [`Worker::stats`], [`Worker::log`], [`Worker::revive`] |
@@ -40,20 +43,23 @@
 //! | info | a worker's next process waits | `delay` |
 //! | info | a standby is ready | |
 //! | info | a standby takes over | `ready`: whether it serves by now |
-//! | error | no standby is started any more | `cause`: of the last one's death |
+//! | error | no standby is started any more | `cause`: of the last one's death; the same for replacements |
+//! | info | a worker's process is to be replaced | `why`: the limit that it reached, or `demand` |
+//! | info | a replacement takes over | |
 //! | warn | a worker's process is stopped or traced | |
 //! | warn | the executor of a worker's process is blocked | |
 //! | error | a killed process does not go: set aside | |
 //! | info | a process that was set aside is gone | |
 //! | error | a worker is given up | `why`: the causes and the log |
 //! | info | a worker that was given up begins anew | |
+//! | error | kept memory is set aside: something that a process left behind has it | `name` |
 //! | info | a worker is closing | |
 //! | info | a worker was closed | |
 //!
 //! Each once for each time that it happens; two that follow closely may come in the other order, as two threads tell them.
 //!
 //! # Operation
-//! A worker takes six descriptors of the front while its process lives, and six more with a standby, and two threads serve all workers. As process 1 of a container the front
+//! A worker takes six descriptors of the front while its process lives, and six more with a standby, or while its process is replaced, and two threads serve all workers. As process 1 of a container the front
 //! also gets the orphans of others: an init (`tini`, `docker run --init`) reaps them. A program that ignores `SIGCHLD` never learns how a
 //! process ended ([`Cause::Unknown`]).
 //!
@@ -124,13 +130,19 @@ mod keep;
 #[cfg(target_os = "linux")]
 mod kept;
 #[cfg(target_os = "linux")]
+mod kept_mut;
+#[cfg(target_os = "linux")]
 mod leases;
 #[cfg(target_os = "linux")]
 mod life;
 #[cfg(target_os = "linux")]
+mod link;
+#[cfg(target_os = "linux")]
 mod log;
 #[cfg(all(test, target_os = "linux"))]
 mod models;
+#[cfg(target_os = "linux")]
+mod mutable;
 #[cfg(target_os = "linux")]
 mod options;
 #[cfg(target_os = "linux")]
@@ -145,6 +157,8 @@ mod process;
 mod program;
 #[cfg(target_os = "linux")]
 mod registered;
+#[cfg(target_os = "linux")]
+mod replace;
 #[cfg(target_os = "linux")]
 mod restart;
 #[cfg(target_os = "linux")]
@@ -162,6 +176,8 @@ mod supervisor;
 mod system;
 #[cfg(all(feature = "tower", target_os = "linux"))]
 mod tower;
+#[cfg(target_os = "linux")]
+mod unpolled;
 #[cfg(target_os = "linux")]
 mod worker;
 #[cfg(target_os = "linux")]
@@ -183,11 +199,15 @@ pub use inputs::{Payloads, RequestPayload, ResponsePayload};
 #[cfg(target_os = "linux")]
 pub use keep::{KeptMemory, forget_kept, kept};
 #[cfg(target_os = "linux")]
+pub use kept_mut::{KeptMut, KeptState};
+#[cfg(target_os = "linux")]
 pub use payload::{Lease, Payload};
 #[cfg(target_os = "linux")]
 pub use pending::{Answer, AnswerWithPayload, Call};
 #[cfg(target_os = "linux")]
 pub use program::{init, testing};
+#[cfg(target_os = "linux")]
+pub use replace::Replace;
 #[cfg(target_os = "linux")]
 pub use restart::Restart;
 pub use service::{Failure, Service, Services};

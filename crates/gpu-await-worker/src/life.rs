@@ -5,7 +5,7 @@
 //! | `Waiting(until)` | there is no process; one is started then | `tick` → `Starting` |
 //! | `Starting(since)` | the process has not said that it serves; it has said hello, or not | `serves` → `Serving`; a limit → `Killing` |
 //! | `Serving(since)` | calls are sent | `close` → `Draining`; `killed`; `gone` |
-//! | `Draining(until)` | no call is sent; the process ends when it has answered what it has | `tick` → `Killing`, `gone` |
+//! | `Draining` | no call is sent; the process ends when it has answered what it has, or is killed | `tick` → `Killing`, `gone` |
 //! | `Killing(since)` | `SIGKILL` was sent, or will be; its process takes no call | `gone`; after the grace `tick` sets the process aside as *stuck* |
 //! | `Ended` | closed, or given up: there will be no process | `revive`, of one that was given up → `Waiting` |
 //!
@@ -17,11 +17,16 @@
 //!
 //! | state of the standby | meaning | left by |
 //! |---|---|---|
-//! | `Ended` | there is none: the worker has not served yet, or ends, or standbys died too often | `serves` of the main process → `Waiting` |
+//! | `Ended` | there is none: the worker has not served yet, or ends, or standbys died too often, or none is wanted | `serves` of the main process, or `replace` → `Waiting` |
 //! | `Waiting(until)` | as above; nothing starts while the main process does not serve | as above |
 //! | `Starting(since)` | as above | also: `take_over` → the main one's `Starting` |
-//! | `Serving(since)` | it is ready; it takes suspects, one at a time, and no other call | also: `take_over` → the main one's `Serving` |
-//! | `Killing(since)` | likewise; or it is the process that was replaced | `gone` → `Waiting`, after the delay that the death of that process costs |
+//! | `Serving(since)` | it is ready; it takes suspects, one at a time, and no other call | also: `take_over`, `promote` → the main one's `Serving` |
+//! | `Draining` | also: it is the process that was replaced by `promote` | `gone` → `Waiting`, or `Ended` if none is wanted |
+//! | `Killing(since)` | likewise; or it is the process that was replaced | `gone` → `Waiting`, after the delay that the death of that process costs, or `Ended` |
+//!
+//! A replacement is a standby that is promoted without a death: `replace` wants one, whether or not the worker has standbys, and `promote`
+//! has it change places with the main process, which drains. A death of the main process meanwhile is as good: whoever serves next is another
+//! process. A replacement that dies counts as a standby, and with too many early ones in a row none is wanted any more.
 //!
 //! A standby that dies costs the worker nothing but that: its deaths are counted apart, and too many early ones in a row end the standby until
 //! another main process serves. A process that was replaced counts as what it was, a main one.
@@ -30,7 +35,10 @@
 //! 1. At most one process takes calls; but for stuck ones a worker has at most one, with a standby two (`a_worker_has_one_process`).
 //! 2. Whatever the order of events, a process is started again or the worker has `Ended`: no state waits for ever for a death that
 //!    `SIGKILL` does not bring (`a_worker_has_one_process`).
-//! 3. The deaths of standbys never end, delay or interrupt the service (`a_worker_has_one_process`).
+//! 3. The deaths of standbys, and of replacements, never end, delay or interrupt the service (`a_worker_has_one_process`).
+//! 4. A replacement interrupts nothing: the main process serves until the moment when the other one does (`a_worker_has_one_process`).
+//! 5. A process that is wanted comes, or is given up: who waits for a replacement waits for something that time or a death moves on
+//!    (`a_worker_has_one_process`).
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -65,7 +73,7 @@ pub(crate) enum Phase {
     Waiting(Instant),
     Starting { since: Instant, said_hello: bool },
     Serving(Instant),
-    Draining(Instant),
+    Draining { until: Instant, served: Instant },
     Killing { since: Instant, served: Option<Instant> },
     Ended,
 }
@@ -100,6 +108,15 @@ pub(crate) enum Step {
     End,
 }
 
+/// Why a process is not the main one any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Predecessor {
+    /// It fell.
+    Fell,
+    /// It was replaced, and answers what it has.
+    Drains,
+}
+
 /// The life of one worker.
 #[derive(Debug)]
 pub(crate) struct Life {
@@ -109,8 +126,10 @@ pub(crate) struct Life {
     standby_deaths: Deaths,
     /// There is to be one.
     has_standby: bool,
-    /// The process in the standby's place is the main one's predecessor.
-    is_replaced: bool,
+    /// Another process is to take the main one's place.
+    is_wanted: bool,
+    /// The process in the standby's place, if that was the main one before.
+    predecessor: Option<Predecessor>,
     stuck: usize,
     /// No other process is to be started.
     closing: bool,
@@ -120,8 +139,8 @@ impl Life {
     pub(crate) fn new(now: Instant, has_standby: bool) -> Self {
         let phases = [Phase::Waiting(now), Phase::Ended];
         let (deaths, standby_deaths) = (Deaths::default(), Deaths::default());
-        let (is_replaced, stuck, closing) = (false, 0, false);
-        Life { phases, deaths, standby_deaths, has_standby, is_replaced, stuck, closing }
+        let (is_wanted, predecessor, stuck, closing) = (false, None, 0, false);
+        Life { phases, deaths, standby_deaths, has_standby, is_wanted, predecessor, stuck, closing }
     }
 
     /// One that has ended, with so many processes that are not gone.
@@ -153,12 +172,24 @@ impl Life {
 
     /// Whether a standby is ready, or will be unless it dies.
     pub(crate) fn expects_standby(&self) -> bool {
-        self.has_standby && !self.closing && self.phase(Role::Standby) != Phase::Ended
+        // One that drains may take its time.
+        let none = matches!(self.phase(Role::Standby), Phase::Ended | Phase::Draining { .. });
+        self.has_standby && !self.closing && !none
     }
 
     /// Whether the process in the standby's place was the main one before.
     pub(crate) fn is_replaced(&self, role: Role) -> bool {
-        role == Role::Standby && self.is_replaced
+        role == Role::Standby && self.predecessor.is_some()
+    }
+
+    /// Whether it is in the standby's place because it was replaced, and not because it fell.
+    pub(crate) fn is_drained(&self, role: Role) -> bool {
+        role == Role::Standby && self.predecessor == Some(Predecessor::Drains)
+    }
+
+    /// Whether another process is to take the main one's place.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.is_wanted
     }
 
     pub(crate) fn is_closing(&self) -> bool {
@@ -177,7 +208,7 @@ impl Life {
     fn due(&self, role: Role, limits: &Limits) -> Option<Instant> {
         match self.phase(role) {
             Phase::Waiting(_) if role == Role::Standby && !self.is_serving() => None,
-            Phase::Waiting(until) | Phase::Draining(until) => Some(until),
+            Phase::Waiting(until) | Phase::Draining { until, .. } => Some(until),
             Phase::Starting { since, said_hello } => {
                 Some(since + if said_hello { limits.start } else { limits.hello })
             }
@@ -191,7 +222,7 @@ impl Life {
         for phase in &mut self.phases {
             match phase {
                 Phase::Starting { since, .. } | Phase::Killing { since, .. } => *since += time,
-                Phase::Draining(until) => *until += time,
+                Phase::Draining { until, .. } => *until += time,
                 Phase::Waiting(_) | Phase::Serving(_) | Phase::Ended => {}
             }
         }
@@ -214,7 +245,7 @@ impl Life {
                     Step::NoHello
                 }
             }
-            Phase::Draining(_) => Step::NoEnd,
+            Phase::Draining { .. } => Step::NoEnd,
             Phase::Killing { .. } => {
                 self.stuck += 1;
                 Step::SetAside
@@ -260,16 +291,51 @@ impl Life {
         if self.closing {
             return false;
         }
-        (self.phases, self.is_replaced) = ([next, fallen], true);
+        (self.phases, self.predecessor) = ([next, fallen], Some(Predecessor::Fell));
+        // Whoever wanted another process has one.
+        self.is_wanted = false;
+        true
+    }
+
+    /// Another process is to take the main one's place, once it is ready; false if no process serves that could be replaced.
+    pub(crate) fn replace(&mut self, now: Instant) -> bool {
+        if !self.is_serving() || self.closing {
+            return false;
+        }
+        self.is_wanted = true;
+        if self.phase(Role::Standby) == Phase::Ended {
+            self.phases[Role::Standby as usize] = Phase::Waiting(now);
+            self.standby_deaths = Deaths::default();
+        }
+        true
+    }
+
+    /// Whether `promote` would do something.
+    pub(crate) fn can_promote(&self) -> bool {
+        self.is_wanted && self.is_serving() && self.is_standby_ready()
+    }
+
+    /// The standby, which has no call, takes the main process's place, if that is wanted; and it the standby's, to end until then.
+    pub(crate) fn promote(&mut self, now: Instant, until: Instant) -> bool {
+        let [Phase::Serving(served), Phase::Serving(_)] = self.phases else { return false };
+        if !self.is_wanted {
+            return false;
+        }
+        self.phases = [Phase::Serving(now), Phase::Draining { until, served }];
+        (self.predecessor, self.is_wanted) = (Some(Predecessor::Drains), false);
         true
     }
 
     /// No other process is started. What serves ends until then, and what does not is to be killed: returns which must be.
     pub(crate) fn close(&mut self, until: Instant) -> [bool; 2] {
-        self.closing = true;
-        self.phases.each_mut().map(|phase| match *phase {
-            Phase::Serving(_) => {
-                *phase = Phase::Draining(until);
+        (self.closing, self.is_wanted) = (true, false);
+        self.phases.each_mut().map(|phase| match phase {
+            Phase::Serving(served) => {
+                *phase = Phase::Draining { until, served: *served };
+                false
+            }
+            Phase::Draining { until: earlier, .. } => {
+                *earlier = until.min(*earlier);
                 false
             }
             Phase::Waiting(_) => {
@@ -277,7 +343,7 @@ impl Life {
                 false
             }
             Phase::Starting { .. } => true,
-            Phase::Draining(_) | Phase::Killing { .. } | Phase::Ended => false,
+            Phase::Killing { .. } | Phase::Ended => false,
         })
     }
 
@@ -287,7 +353,7 @@ impl Life {
         *phase = match *phase {
             Phase::Starting { .. } => Phase::Killing { since: now, served: None },
             Phase::Serving(since) => Phase::Killing { since: now, served: Some(since) },
-            Phase::Draining(_) => Phase::Killing { since: now, served: Some(now) },
+            Phase::Draining { served, .. } => Phase::Killing { since: now, served: Some(served) },
             other => other,
         };
     }
@@ -304,11 +370,15 @@ impl Life {
         let served = match self.phase(role) {
             Phase::Starting { .. } => None,
             Phase::Serving(since) => Some(since),
-            Phase::Draining(_) => Some(now),
+            Phase::Draining { served, .. } => Some(served),
             Phase::Killing { served, .. } => served,
             Phase::Waiting(_) | Phase::Ended => return Step::Nothing,
         };
-        let is_main = role == Role::Main || std::mem::take(&mut self.is_replaced);
+        let before = if role == Role::Standby { self.predecessor.take() } else { None };
+        let is_main = role == Role::Main || before.is_some();
+        // One that has given up its place says nothing about the service by going.
+        let goes = before == Some(Predecessor::Drains) && sign == Sign::Early;
+        let sign = if goes { Sign::None } else { sign };
         if self.closing {
             self.phases[role as usize] = Phase::Ended;
             return if self.has_ended() { Step::End } else { Step::Nothing };
@@ -317,7 +387,20 @@ impl Life {
         let deaths = if is_main { &mut self.deaths } else { &mut self.standby_deaths };
         let next = deaths.count(policy, served, sign);
         let is_full = self.stuck > limits.most_stuck;
+        if role == Role::Main {
+            // The next one is another process.
+            self.is_wanted = false;
+            let standby = &mut self.phases[Role::Standby as usize];
+            if !self.has_standby && matches!(standby, Phase::Waiting(_)) {
+                *standby = Phase::Ended;
+            }
+        }
         let (phase, step) = match next {
+            Next::StartAfter(_)
+                if role == Role::Standby && !self.has_standby && !self.is_wanted =>
+            {
+                (Phase::Ended, Step::Nothing)
+            }
             Next::StartAfter(delay) if !is_full => (Phase::Waiting(now + delay), Step::Nothing),
             // What serves goes on.
             Next::StartAfter(_) if role == Role::Standby => (Phase::Ended, Step::NoStandby),
@@ -325,12 +408,16 @@ impl Life {
             _ => (Phase::Ended, Step::NoStandby),
         };
         self.phases[role as usize] = phase;
+        if step == Step::NoStandby {
+            self.is_wanted = false;
+        }
         step
     }
 
     /// No process is started any more; there is none, or none that counts.
     pub(crate) fn end(&mut self) {
-        (self.phases, self.is_replaced) = ([Phase::Ended; 2], false);
+        (self.phases, self.predecessor) = ([Phase::Ended; 2], None);
+        self.is_wanted = false;
     }
 
     /// Begins anew, as if no process had died. Those that were set aside still count.

@@ -18,6 +18,7 @@ use crate::kept::{Asked, Kept, Key};
 use crate::leases::{LeaseId, Leases, Part, Returned};
 use crate::life::{Life, Limits, Phase, Role, Step};
 use crate::log::Log;
+use crate::mutable::{Given, Mutable};
 use crate::restart::{Deaths, Next, Restart, Sign};
 
 #[derive(Clone, Debug)]
@@ -425,7 +426,7 @@ proptest! {
     #[test]
     fn a_worker_has_one_process(
         has_standby in any::<bool>(),
-        steps in prop::collection::vec((0..10u8, 0..2usize), 1..400),
+        steps in prop::collection::vec((0..13u8, 0..2usize), 1..400),
     ) {
         let limits = Limits {
             hello: Duration::from_secs(1),
@@ -440,6 +441,8 @@ proptest! {
         let mut processes: Vec<Model> = Vec::new();
         let mut seats: [Option<usize>; 2] = [None; 2];
         let mut stuck = 0u32;
+        // Whether another process is to take the main one's place.
+        let mut wants = false;
         for (step, at) in steps {
             let role = Role::ALL[at];
             let was_serving = life.is_serving();
@@ -450,7 +453,9 @@ proptest! {
                 seats[role as usize] = None;
                 life.gone(role, now, Sign::Early, &policy, &limits)
             };
-            let (mut done, is_main) = (Step::Nothing, role == Role::Main || life.is_replaced(role));
+            let drains = life.is_drained(role);
+            let is_main = role == Role::Main || life.is_replaced(role) && !drains;
+            let mut done = Step::Nothing;
             // Who could take over.
             let ready = seats[1].filter(|it| processes[*it].is_ready && !processes[*it].is_falling);
             match (step, seats[at]) {
@@ -459,6 +464,7 @@ proptest! {
                     match (life.tick(role, now, &limits), seat) {
                         (Step::Start, _) => {
                             prop_assert!(seat.is_none());
+                            prop_assert!(at == 0 || has_standby || wants, "nobody wants it");
                             seats[at] = Some(processes.len());
                             processes.push(Model { is_ready: false, is_falling: false });
                         }
@@ -468,6 +474,8 @@ proptest! {
                         }
                         (Step::SetAside, Some(_)) => {
                             stuck += 1;
+                            // Whatever serves next is another process.
+                            wants &= at == 1;
                             done = dies(&mut life, &mut seats, now);
                         }
                         (step, _) => prop_assert_eq!(step, Step::Nothing),
@@ -482,7 +490,10 @@ proptest! {
                     life.killed(role, now);
                     processes[process].is_falling = true;
                 }
-                (7, Some(_)) => done = dies(&mut life, &mut seats, now),
+                (7, Some(_)) => {
+                    wants &= at == 1;
+                    done = dies(&mut life, &mut seats, now);
+                }
                 // The main one falls: it was killed, or says that it ends.
                 (8, _) => if let Some(falls) = seats[0].filter(|it| processes[*it].is_falling || at == 0) {
                     let next = seats[1].filter(|it| !processes[*it].is_falling);
@@ -492,9 +503,25 @@ proptest! {
                     let ready = next.is_some_and(|next| processes[next].is_ready);
                     prop_assert!(takes_over || !ready);
                     if takes_over {
+                        wants = false;
                         processes[falls].is_falling = true;
                         seats.swap(0, 1);
                         prop_assert_eq!(life.is_serving(), ready);
+                    }
+                },
+                (10, _) => {
+                    let may = life.replace(now);
+                    prop_assert_eq!(may, was_serving);
+                    wants |= may;
+                }
+                (11 | 12, _) => {
+                    let promoted = life.promote(now, now + Duration::from_secs(3));
+                    prop_assert_eq!(promoted, wants && was_serving && ready.is_some());
+                    if promoted {
+                        processes[seats[0].unwrap()].is_falling = true;
+                        seats.swap(0, 1);
+                        wants = false;
+                        prop_assert!(life.is_serving() && life.is_drained(Role::Standby));
                     }
                 },
                 (9, _) if stuck > 0 => {
@@ -505,14 +532,26 @@ proptest! {
             }
             match done {
                 Step::GiveUp => {
+                    wants = false;
                     prop_assert!(is_main, "a standby ends the worker");
                     life.end();
                     seats = [None; 2];
                 }
-                Step::NoStandby => prop_assert!(!life.has_ended()),
+                Step::NoStandby => {
+                    wants = false;
+                    prop_assert!(!life.has_ended());
+                }
                 _ => {}
             }
-            prop_assert!(has_standby || seats[1].is_none());
+            prop_assert_eq!(life.is_wanted(), wants);
+            // Who waits for a replacement has one coming, or is told.
+            prop_assert!(!life.is_wanted() || life.phase(Role::Standby) != Phase::Ended);
+            // Those that nobody wants end.
+            let is_second = matches!(
+                life.phase(Role::Standby),
+                Phase::Waiting(_) | Phase::Starting { .. } | Phase::Serving(_)
+            );
+            prop_assert!(has_standby || life.is_wanted() || !is_second);
             prop_assert_eq!(life.stuck(), stuck as usize);
             // Nothing but what happens to the main process interrupts the service.
             prop_assert!(life.is_serving() || !was_serving || is_main || step == 8);
@@ -707,6 +746,112 @@ proptest! {
                     prop_assert_eq!(gone.first().copied(), complete.take());
                 }
             }
+        }
+    }
+}
+
+/// A process with memory that it may write, as an outsider sees it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Writer {
+    /// The memory that it has mapped, and writes to.
+    maps: Option<u64>,
+    /// What it forked has, whatever becomes of it.
+    forked: Option<u64>,
+    writes: bool,
+    is_dead: bool,
+    is_reaped: bool,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    #[test]
+    fn never_two_writers(steps in prop::collection::vec((0..13u8, 0..4usize), 1..300)) {
+        let (key, now): (Key, _) = ((None, "cache".to_owned()), Instant::now());
+        let mut kept: Mutable<u64, usize> = Mutable::new();
+        let mut writers = [Writer::default(); 4];
+        // Which memory there is, under which number each process has it, and whose write did not end.
+        let (mut makes, mut numbers, mut incarnations) = (None, [0u64; 4], [0u32; 4]);
+        let (mut memory, mut died) = (None, None);
+        for (what, at) in steps {
+            let by = (at, incarnations[at]);
+            match what {
+                0..=2 if !writers[at].is_dead => match kept.ask(&key, by, at as u32) {
+                    Given::Make(number) => {
+                        prop_assert!(makes.is_none() && memory.is_none());
+                        (makes, numbers[at], died) = (Some((at, number)), number, None);
+                    }
+                    Given::Take { generation, made, died: told, memory: given } => {
+                        prop_assert_eq!((Some(*given), told), (memory, died));
+                        prop_assert_eq!(made, *given);
+                        prop_assert!(writers.iter().all(|it| it.maps != Some(made) && it.forked != Some(made)));
+                        (writers[at].maps, numbers[at]) = (Some(made), generation);
+                    }
+                    Given::Twice => prop_assert!(writers[at].maps.is_some() || makes.is_some_and(|it| it.0 == at)),
+                    Given::Wait => {}
+                },
+                3 => {
+                    let number = makes.map_or(7, |(_, number)| number);
+                    let may = makes.is_some_and(|(maker, _)| maker == at) && !writers[at].is_dead;
+                    if !writers[at].is_dead {
+                        prop_assert_eq!(kept.made(&key, by, number, number).is_ok(), may);
+                    }
+                    if may {
+                        (makes, memory, writers[at].maps) = (None, Some(number), Some(number));
+                    }
+                }
+                4 | 5 if !writers[at].is_dead => {
+                    let has = writers[at].maps.is_some();
+                    prop_assert_eq!(kept.writes(&key, by, what == 4), has);
+                    if has {
+                        writers[at].writes = what == 4;
+                        if what == 5 { died = None }
+                    }
+                }
+                6 if !writers[at].is_dead => writers[at].forked = writers[at].maps,
+                7 => writers[at].is_dead = true,
+                // It is reaped: what it said was heard, or it is not to be trusted.
+                8 | 9 if writers[at].is_dead && !writers[at].is_reaped => {
+                    let untrusted = what == 9;
+                    let _ = kept.gone(by, untrusted, now, &at);
+                    let has = writers[at].maps.is_some() && writers[at].maps == memory;
+                    if has && (writers[at].writes || untrusted) {
+                        died = Some(numbers[at]);
+                    }
+                    makes = makes.filter(|(maker, _)| *maker != at);
+                    (writers[at].maps, writers[at].is_reaped) = (None, true);
+                }
+                // What it forked ends.
+                10 => writers[at].forked = None,
+                11 => {
+                    // The supervisor asks what remains, which knows.
+                    if let Some((_, made, remains)) = kept.settling(&key) {
+                        if writers[*remains].forked != Some(*made) {
+                            kept.settled(&key);
+                        } else if at == 0 {
+                            prop_assert_eq!(kept.set_aside(&key), [*memory.as_ref().unwrap()]);
+                            memory = None;
+                        }
+                    }
+                }
+                12 if writers[at].is_reaped && writers[at].forked.is_none() => {
+                    writers[at] = Writer::default();
+                    incarnations[at] += 1;
+                }
+                12 if writers[at].is_dead && !writers[at].is_reaped => {
+                    // It does not go: what it has is lost, and is never another one's.
+                    if let Some(lost) = kept.abandon(by).pop() {
+                        prop_assert_eq!((Some(lost), writers[at].maps), (memory.take(), Some(lost)));
+                    }
+                    makes = makes.filter(|(maker, _)| *maker != at);
+                }
+                _ => {}
+            }
+            let has = writers.iter().filter(|it| it.maps.is_some() && it.maps == memory).count();
+            prop_assert!(has <= 1, "two writers");
+            let is_left = writers.iter().any(|it| it.is_reaped && it.forked == memory);
+            let is_lent = kept.holder(&key).is_some() && memory.is_some();
+            prop_assert!(!is_lent || has == 1 && !is_left, "it is lent while something has it");
         }
     }
 }

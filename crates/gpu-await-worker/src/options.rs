@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use crate::blame::{Blame, Blamed};
 use crate::error::{Error, Result};
 use crate::heart;
+use crate::replace::Replace;
 use crate::restart::Restart;
 use crate::slab::status_bytes;
 
@@ -57,6 +58,7 @@ pub(crate) struct Options {
     pub(crate) gpu: Option<String>,
     pub(crate) device_memory_bytes: Option<u64>,
     pub(crate) verify: bool,
+    pub(crate) hold_answers: bool,
     pub(crate) allow_mps: bool,
     pub(crate) threads: u32,
     pub(crate) hot: Duration,
@@ -69,6 +71,7 @@ pub(crate) struct Options {
     pub(crate) resident_bytes: Option<u64>,
     pub(crate) restart: Restart,
     pub(crate) standby: bool,
+    pub(crate) replace: Replace,
     pub(crate) blame: Option<Blame>,
     pub(crate) log_bytes: usize,
     pub(crate) environment: Vec<(OsString, OsString)>,
@@ -91,6 +94,7 @@ impl Default for Options {
             gpu: None,
             device_memory_bytes: None,
             verify: false,
+            hold_answers: false,
             allow_mps: false,
             threads: 1,
             hot: Duration::ZERO,
@@ -103,6 +107,7 @@ impl Default for Options {
             resident_bytes: None,
             restart: Restart::default(),
             standby: false,
+            replace: Replace::default(),
             blame: None,
             log_bytes: 64 << 10,
             environment: Vec::new(),
@@ -149,7 +154,36 @@ impl Options {
         within("milliseconds of looking (`hot`)", millis(self.hot), 0..=millis(MOST_HOT))?;
         within("operations of a timeline (`timeline`)", self.timeline.into(), TIMELINE)?;
         check_environment(&self.environment)?;
+        for (what, limit) in [
+            ("calls until a process is replaced (`Replace::calls`)", self.replace.calls),
+            (
+                "bytes until a process is replaced (`Replace::payload_bytes`)",
+                self.replace.payload_bytes,
+            ),
+            (
+                "milliseconds until a process is replaced (`Replace::time`)",
+                self.replace.time.map(millis),
+            ),
+        ] {
+            limit.map_or(Ok(()), |limit| within(what, limit, 1..=u64::MAX))?;
+        }
+        for (option, is_set) in [("standby", self.standby), ("replace", self.replace.is_set())] {
+            if is_set {
+                self.check_alone(option)?;
+            }
+        }
         Ok(self)
+    }
+}
+
+impl Options {
+    /// Refuses what two processes beside each other are for, where a fault of one ends both.
+    pub(crate) fn check_alone(&self, option: &'static str) -> Result<()> {
+        let why = "under MPS the fault of one process ends the other one as well";
+        match self.allow_mps {
+            true => Err(Error::Excluded { option, by: "allow_mps", why }),
+            false => Ok(()),
+        }
     }
 }
 

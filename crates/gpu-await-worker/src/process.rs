@@ -16,6 +16,7 @@ use crate::group::Group;
 use crate::heart::Heart;
 use crate::log::Log;
 use crate::program::PARENT;
+use crate::replace::Used;
 use crate::slab::{Slab, status_bytes};
 use crate::system::{self, Exit, Sent};
 
@@ -51,10 +52,16 @@ pub(crate) struct Process {
     /// What the pool of its device had as it began to serve.
     pub(crate) device_bytes: u64,
     pub(crate) next_look: Instant,
+    /// What it did since it took the calls.
+    pub(crate) used: Used,
     /// Messages that go out before any call.
     control: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
     /// Memory that it asked for, and waits for.
     pub(crate) asked: Vec<String>,
+    /// Likewise, to write it. Until it has it, no call is sent.
+    pub(crate) asked_mut: Vec<String>,
+    /// What it waits for is free when somebody looks.
+    pub(crate) settles: bool,
     /// How often it asked.
     pub(crate) requests_to_keep: usize,
     /// The socket takes no more for now.
@@ -112,6 +119,7 @@ impl Process {
                 gpu: options.gpu.as_ref().map(|_| 0),
                 device_memory_bytes: options.device_memory_bytes,
                 verify: options.verify,
+                hold_answers: options.hold_answers,
                 allow_mps: options.allow_mps,
                 timeline: options.timeline,
             },
@@ -165,8 +173,11 @@ impl Process {
             is_busy: false,
             device_bytes: 0,
             next_look: now + crate::heart::EVERY,
+            used: Used::new(now),
             control: VecDeque::new(),
             asked: Vec::new(),
+            asked_mut: Vec::new(),
+            settles: false,
             requests_to_keep: 0,
             full: false,
             starved: false,

@@ -4,18 +4,14 @@
 mod timeline;
 
 use std::future::Future;
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::FutureExt;
-use gpu_await::sibling::Process;
 use gpu_await::{Device, ErrorDetail, ErrorKind, LossCause, SharedDescriptors};
-use parking_lot::Mutex;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot};
 
 use crate::calls::CallId;
@@ -23,162 +19,23 @@ use crate::child::{self, Child};
 use crate::codec::{self, Refused};
 use crate::frame::{ChildTerms, Ending, MOST_HEADER, ToProcess, ToSupervisor, Verdict};
 use crate::host::Host;
-use crate::inputs::{Payloads, RequestPayload, Requests, Room, sleep};
+use crate::inputs::{Payloads, RequestPayload, Requests, Room};
+use crate::kept_mut::Lent;
 use crate::leases::{LeaseId, Part};
+use crate::link::Link;
 use crate::registered::register;
 use crate::service::{Failure, Service};
-use crate::system::{self, Received, Sent};
+use crate::system::{self, Sent};
+use crate::unpolled::Unpolled;
 
-/// When a packet is sent again that the kernel had no memory for.
-const AGAIN: Duration = Duration::from_millis(10);
+/// How long a call has to say the line of a fault that it hears of by another task, which nobody follows.
+const HEARSAY: Duration = Duration::from_millis(10);
 
-/// How long a call whose error names the line of a fault has to say it.
-const KNOWS_MORE: Duration = Duration::from_millis(10);
+/// How long calls that are woken by a fault have to say it, whatever the machine does: some never end their polls.
+const KNOWS_MORE: Duration = Duration::from_secs(2);
 
 /// How often the executor is seen to run.
 const POLLED: Duration = Duration::from_millis(250);
-
-/// The socket, and messages that wait for room in it.
-#[derive(Debug)]
-pub(crate) struct Link {
-    socket: AsyncFd<OwnedFd>,
-    waiting: Mutex<Vec<Vec<u8>>>,
-    /// A task sends what waits.
-    is_flushing: AtomicBool,
-    runtime: tokio::runtime::Handle,
-    process: Process,
-    /// Who waits for memory that the supervisor keeps.
-    asked: Mutex<Vec<(String, oneshot::Sender<KeptReply>)>>,
-}
-
-/// Memory that the supervisor keeps: to fill under this number, or complete.
-pub(crate) type KeptReply = (u64, Option<SharedDescriptors>);
-
-impl Link {
-    /// Sends an answer once there is room.
-    async fn send(&self, header: &[u8], body: &[u8]) -> Sent {
-        self.send_with(header, body, &[]).await
-    }
-
-    async fn send_with(&self, header: &[u8], body: &[u8], fds: &[BorrowedFd<'_>]) -> Sent {
-        loop {
-            let Ok(mut ready) = self.socket.writable().await else { return Sent::Gone };
-            let sent =
-                ready.try_io(|socket| match system::send(socket.as_fd(), &[header, body], fds) {
-                    Sent::Full => Err(io::ErrorKind::WouldBlock.into()),
-                    sent => Ok(sent),
-                });
-            match sent {
-                // The socket is as ready as before: nothing wakes it up.
-                Ok(Ok(Sent::NoMemory)) => sleep(&self.runtime, AGAIN).await,
-                Ok(sent) => return sent.unwrap_or(Sent::Gone),
-                Err(_would_block) => {}
-            }
-        }
-    }
-
-    /// Sends a message once there is room.
-    async fn say(&self, message: &ToSupervisor<'_>, body: &[u8]) -> Sent {
-        match codec::encode(message) {
-            Ok(header) => self.send(&header, body).await,
-            Err(_) => Sent::Gone,
-        }
-    }
-
-    /// Sends a short message now, or later in front of nothing. A fork of the process says nothing in its name.
-    pub(crate) fn post(self: &Arc<Self>, message: &ToSupervisor<'_>) {
-        if !self.process.is_here() {
-            return;
-        }
-        let Ok(header) = codec::encode(message) else { return };
-        if !matches!(
-            system::send(self.socket.as_fd(), &[&header], &[]),
-            Sent::Full | Sent::NoMemory
-        ) {
-            return;
-        }
-        self.waiting.lock().push(header);
-        if !self.is_flushing.swap(true, Ordering::SeqCst) {
-            let link = self.clone();
-            self.runtime.spawn(async move { link.flush().await });
-        }
-    }
-
-    async fn flush(&self) {
-        loop {
-            let waiting = std::mem::take(&mut *self.waiting.lock());
-            for message in &waiting {
-                let _ = self.send(message, b"").await;
-            }
-            if waiting.is_empty() {
-                self.is_flushing.store(false, Ordering::SeqCst);
-                // Whoever came before that started no task.
-                if self.waiting.lock().is_empty() || self.is_flushing.swap(true, Ordering::SeqCst) {
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Says why, and ends the process.
-    pub(crate) fn end(&self, ending: Ending, why: &str) -> ! {
-        child::end(self.socket.as_fd(), ending, why)
-    }
-
-    /// Asks the supervisor for the memory that it keeps under a name.
-    pub(crate) async fn keep(self: &Arc<Self>, name: &str) -> Option<KeptReply> {
-        let (sender, reply) = oneshot::channel();
-        self.asked.lock().push((name.to_owned(), sender));
-        let _ = self.say(&ToSupervisor::Keep { name }, b"").await;
-        reply.await.ok()
-    }
-
-    /// Hands kept memory to who asked for it.
-    fn kept(&self, name: &str, reply: KeptReply) {
-        let mut asked = self.asked.lock();
-        if let Some(at) = asked.iter().position(|(wanted, _)| wanted == name) {
-            let (_, sender) = asked.swap_remove(at);
-            drop(asked);
-            drop(sender.send(reply));
-        }
-    }
-
-    /// Sends sealed memory to the supervisor, which keeps it.
-    pub(crate) async fn sealed(&self, name: &str, generation: u64, memory: &SharedDescriptors) {
-        let Ok(header) = codec::encode(&ToSupervisor::Sealed { name, generation }) else { return };
-        let fds = [memory.memory.as_fd(), memory.header.as_fd()];
-        let _ = self.send_with(&header, b"", &fds).await;
-    }
-
-    /// Takes one packet, with descriptors; `None` at the end.
-    ///
-    /// With `hot`, it looks for so long before it sleeps, and lets other tasks run in between.
-    async fn receive(&self, buffer: &mut [u8], hot: Duration) -> Option<(usize, Vec<OwnedFd>)> {
-        let begun = (!hot.is_zero()).then(Instant::now);
-        while begun.is_some_and(|begun| begun.elapsed() < hot) {
-            match system::receive(self.socket.as_fd(), buffer) {
-                (Received::Packet(bytes), beside) if bytes <= buffer.len() => {
-                    return Some((bytes, beside.fds));
-                }
-                (Received::Nothing, _) => tokio::task::yield_now().await,
-                (Received::Packet(_) | Received::End, _) => return None,
-            }
-        }
-        loop {
-            let mut ready = self.socket.readable().await.ok()?;
-            let taken = ready.try_io(|socket| match system::receive(socket.as_fd(), buffer) {
-                (Received::Packet(bytes), beside) => Ok(Some((bytes, beside.fds))),
-                (Received::End, _) => Ok(None),
-                (Received::Nothing, _) => Err(io::ErrorKind::WouldBlock.into()),
-            });
-            match taken {
-                Ok(Ok(Some(packet))) if packet.0 <= buffer.len() => return Some(packet),
-                Ok(_) => return None,
-                Err(_would_block) => {}
-            }
-        }
-    }
-}
 
 /// Serves; does not return.
 pub(crate) fn run<S: Service>(child: Child) -> ! {
@@ -221,14 +78,7 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
         Ok(socket) => socket,
         Err(error) => return format!("no reactor: {error}"),
     };
-    let link = Arc::new(Link {
-        socket,
-        waiting: Mutex::default(),
-        is_flushing: AtomicBool::new(false),
-        runtime: runtime.clone(),
-        process: Process::remembered(),
-        asked: Mutex::default(),
-    });
+    let link = Arc::new(Link::new(socket, runtime.clone()));
     let status = responses.clone();
     runtime.spawn(async move {
         loop {
@@ -241,32 +91,48 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
     let slabs = (requests.clone(), room.clone());
     let (service, started) = oneshot::channel();
     let starting = link.clone();
-    runtime.spawn(async move {
-        match guarded(start::<S>(&config, &terms, &starting, slabs)).await {
-            Ok(Ok((started, device))) => drop(service.send((Arc::new(started), device))),
+    let running = Arc::new(Running::default());
+    let begins = running.clone();
+    let service_starts = async move {
+        match guarded(start::<S>(&config, &terms, &starting, slabs, &begins)).await {
+            Ok(Ok(started)) => {
+                drop(service.send(started));
+            }
             Ok(Err((ending, why))) => starting.end(ending, &why),
             Err(panic) => starting.end(Ending::StartFailed, &panic),
         }
-    });
+    };
+    runtime.spawn(running.unpolled.follow(service_starts));
     let process = Serving {
         link,
         requests,
         room,
         most_response: terms.most_message_bytes as usize,
+        device: None,
+        holds: terms.hold_answers,
         hot: Duration::from_micros(terms.hot_us.into()),
-        running: Arc::new(Running::default()),
+        running,
         runtime,
     };
     process.live::<S>(started).await
 }
 
-/// Starts the service, on this device.
+/// A service that has started.
+struct Started<S> {
+    service: Arc<S>,
+    /// What the pool of its device has then.
+    device_bytes: u64,
+    device: Device,
+}
+
+/// Starts the service, on its device.
 async fn start<S: Service>(
     config: &[u8],
     terms: &ChildTerms,
     link: &Arc<Link>,
     (requests, room): (Arc<Requests>, Arc<Room>),
-) -> Result<(S, Device), (Ending, String)> {
+    running: &Arc<Running>,
+) -> Result<Started<S>, (Ending, String)> {
     let config = codec::decode(config)
         .map_err(|error| (Ending::StartFailed, format!("the configuration: {error}")))?;
     let host = Host::open(terms, link).await?;
@@ -281,13 +147,20 @@ async fn start<S: Service>(
     if let Err(error) = registering {
         tracing::warn!(%error, "payloads are copied by the CPU: there is no thread that registers their memory");
     }
-    let (lost, watching) = (host.device().lost(), link.clone());
-    link.runtime.spawn(async move {
+    let (lost, watching, running) = (host.device().lost(), link.clone(), running.clone());
+    link.spawn(async move {
         let error = lost.await;
         // Else the process is ending, and says itself how.
         if error.is_device_lost() {
-            // A call that met it knows its line, and comes first, if the executor runs.
-            tokio::time::sleep(KNOWS_MORE).await;
+            // Whoever waited for the device was woken before this task: a call that met the fault knows its line, and ends the process with it.
+            let known = async {
+                running.unpolled.none().await;
+                if running.count.load(Ordering::SeqCst) > 0 {
+                    tokio::time::sleep(HEARSAY).await;
+                    running.unpolled.none().await;
+                }
+            };
+            let _late = tokio::time::timeout(KNOWS_MORE, known).await;
             watching.end(fault_of(&error), &error.to_string())
         }
     });
@@ -297,7 +170,12 @@ async fn start<S: Service>(
     }
     let started = S::start(config, &host).await;
     let started = started.map_err(|failure| (ending_of(&failure), failure.to_string()))?;
-    Ok((started, host.device().clone()))
+    let memory = host.device().memory();
+    Ok(Started {
+        service: Arc::new(started),
+        device_bytes: memory.map_or(0, |memory| memory.reserved_bytes.max(memory.used_bytes)),
+        device: host.device().clone(),
+    })
 }
 
 /// Whether a loss says that the device's memory is wrong: an ECC error that was not corrected.
@@ -321,14 +199,23 @@ fn ending_of(failure: &Failure) -> Ending {
     }
 }
 
-/// How many calls run.
+/// How many calls run, and timelines are sent.
 #[derive(Debug, Default)]
 struct Running {
     count: AtomicUsize,
     none: Notify,
+    /// Those of them, and the start of the service, that have been woken.
+    unpolled: Arc<Unpolled>,
 }
 
-/// A call that runs, until it is dropped.
+impl Running {
+    fn begins(self: &Arc<Self>) -> Runs {
+        self.count.fetch_add(1, Ordering::SeqCst);
+        Runs(self.clone())
+    }
+}
+
+/// Something that runs, until it is dropped.
 struct Runs(Arc<Running>);
 
 impl Drop for Runs {
@@ -345,6 +232,10 @@ struct Serving {
     requests: Arc<Requests>,
     room: Arc<Room>,
     most_response: usize,
+    /// Once the service has started.
+    device: Option<Device>,
+    /// Answers wait for the device.
+    holds: bool,
     hot: Duration,
     running: Arc<Running>,
     runtime: tokio::runtime::Handle,
@@ -352,22 +243,31 @@ struct Serving {
 
 impl Serving {
     /// Takes messages from the beginning on, and calls once the service has started. Returns why it cannot go on.
-    async fn live<S: Service>(self, started: oneshot::Receiver<(Arc<S>, Device)>) -> String {
+    async fn live<S: Service>(mut self, started: oneshot::Receiver<Started<S>>) -> String {
         let mut buffer = vec![0; self.most_response + MOST_HEADER];
         let mut started = Some(started);
-        let (mut service, mut device) = (None, None);
+        let mut service = None;
+        // It is to finish what runs.
+        let mut ending = false;
         loop {
+            if ending && self.running.count.load(Ordering::SeqCst) == 0 {
+                self.link.end(Ending::Done, "");
+            }
             let packet = match &mut started {
+                // What runs may need memory that others give back, or that is kept.
+                None if ending => tokio::select! {
+                    packet = self.link.receive(&mut buffer, Duration::ZERO) => packet,
+                    () = self.running.none.notified() => continue,
+                },
                 None => self.link.receive(&mut buffer, self.hot).await,
                 Some(starting) => tokio::select! {
                     packet = self.link.receive(&mut buffer, self.hot) => packet,
                     ready = starting => {
-                        let (ready, of) = ready.ok().unzip();
-                        // What its pool has now.
-                        let memory = of.as_ref().and_then(|device: &Device| device.memory().ok());
-                        let device_bytes = memory
-                            .map_or(0, |memory| memory.reserved_bytes.max(memory.used_bytes));
-                        (service, started, device) = (ready, None, of);
+                        started = None;
+                        // Else its task is gone, and ends the process.
+                        let Ok(ready) = ready else { continue };
+                        let device_bytes = ready.device_bytes;
+                        (service, self.device) = (Some(ready.service), Some(ready.device));
                         let _ = self.link.say(&ToSupervisor::Serving { device_bytes }, b"").await;
                         continue;
                     }
@@ -392,21 +292,28 @@ impl Serving {
                         self.link.kept(name, (generation, memory));
                     }
                 }
-                (ToProcess::End, _) => break,
+                (ToProcess::KeptMut { name, made, generation, died }, _) => {
+                    let memory = <[OwnedFd; 2]>::try_from(fds).ok();
+                    let memory =
+                        memory.map(|[memory, header]| SharedDescriptors { memory, header });
+                    self.link.given(name, Lent { made, generation, died, memory });
+                }
+                (ToProcess::End, _) => ending = true,
                 (ToProcess::Timeline, Some(_)) => {
+                    // It is sent to its end, also by a process that ends.
+                    let runs = self.running.begins();
                     let timeline =
-                        timeline::tell(self.link.clone(), device.clone(), self.most_response);
-                    let _task = self.runtime.spawn(timeline);
+                        timeline::tell(self.link.clone(), self.device.clone(), self.most_response);
+                    let _task = self.runtime.spawn(async move {
+                        timeline.await;
+                        drop(runs);
+                    });
                 }
                 (ToProcess::Setup(_) | ToProcess::Call { .. } | ToProcess::Timeline, _) => {
                     return "its supervisor sent a message that it does not expect".to_owned();
                 }
             }
         }
-        while self.running.count.load(Ordering::SeqCst) > 0 {
-            self.running.none.notified().await;
-        }
-        self.link.end(Ending::Done, "")
     }
 
     fn answer<S: Service>(
@@ -421,22 +328,32 @@ impl Serving {
             .map(|(id, part)| RequestPayload::new(link.clone(), self.requests.clone(), id, part));
         let (payloads, room) = (Payloads::new(payload, self.room.clone()), self.room.clone());
         let most_response = self.most_response;
-        running.count.fetch_add(1, Ordering::SeqCst);
-        let runs = Runs(running);
-        async move {
+        let holds = self.device.as_ref().filter(|_| self.holds).cloned();
+        let (unpolled, runs) = (running.unpolled.clone(), running.begins());
+        unpolled.follow(async move {
             let _runs = runs;
             room.slab.begun(id.slot()).begins(id.generation());
             let (verdict, body, payload) =
                 call(&*service, &link, payloads, &request, most_response).await;
+            if let Some(device) = holds {
+                well(&device).await;
+            }
             let sent = payload.as_ref().map(|payload| payload.sent());
             let answer = ToSupervisor::Answer { id, verdict, payload: sent };
             if link.say(&answer, &body).await == Sent::TooLong {
-                let limit = system::most_packet(link.socket.as_fd()).saturating_sub(MOST_HEADER);
+                let limit = link.most_packet().saturating_sub(MOST_HEADER);
                 let verdict = Verdict::TooLarge { bytes: body.len() as u64, limit: limit as u64 };
                 let answer = ToSupervisor::Answer { id, verdict, payload: None };
                 let _ = link.say(&answer, b"").await;
             }
-        }
+        })
+    }
+}
+
+/// Waits until all that is on the device is complete; for ever on one that is lost, which ends the process.
+async fn well(device: &Device) {
+    if device.done().await.is_err_and(|error| error.is_device_lost()) {
+        std::future::pending().await
     }
 }
 

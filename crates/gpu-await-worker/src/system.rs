@@ -231,6 +231,51 @@ pub(crate) fn sealed_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(rustix::fs::fstat(fd)?.st_size as u64)
 }
 
+/// A descriptor of the same memory that shares no state with this one.
+pub(crate) fn opened_again(memory: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    use std::os::fd::AsRawFd;
+    // Opening other files may do anything.
+    let seals = rustix::fs::fcntl_get_seals(memory)?;
+    if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+    Ok(File::options().read(true).write(true).open(path)?.into())
+}
+
+/// Whether no other file description of this memory is open, or mapped, in any process: the kernel grants a lease for writing to the only one alone
+/// (`fcntl(2)`, `F_SETLEASE`).
+pub(crate) fn is_alone(memory: BorrowedFd<'_>) -> bool {
+    use std::os::fd::AsRawFd;
+    let fd = memory.as_raw_fd();
+    // Of `asm-generic/fcntl.h`.
+    const F_SETSIG: libc::c_int = 10;
+    // Whoever opened it while the lease lasts would have this process signalled: by what does nothing, and not by what ends it.
+    // SAFETY: the descriptor is open, and the call takes a number.
+    if unsafe { libc::fcntl(fd, F_SETSIG, libc::SIGURG) } < 0 {
+        return false;
+    }
+    // SAFETY: as above.
+    if unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_WRLCK) } < 0 {
+        return false;
+    }
+    // SAFETY: as above.
+    unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK) };
+    true
+}
+
+/// Whether no process has the other end any more. What was sent there is lost.
+pub(crate) fn has_ended(socket: BorrowedFd<'_>) -> bool {
+    let mut buffer = [0; 1];
+    loop {
+        match receive(socket, &mut buffer).0 {
+            Received::Packet(_) => {}
+            Received::Nothing => return false,
+            Received::End => return true,
+        }
+    }
+}
+
 /// Which file it is.
 pub(crate) fn identity(file: BorrowedFd<'_>) -> io::Result<Executable> {
     let stat = rustix::fs::fstat(file)?;

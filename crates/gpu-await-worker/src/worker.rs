@@ -1,4 +1,4 @@
-//! [`Worker`]: the handle of the front.
+//! [`Worker`]: the handle of the front, and its builder. More than 500 lines: most are what its options mean.
 #![forbid(unsafe_code)]
 
 use std::borrow::Borrow;
@@ -20,6 +20,7 @@ use crate::options::{Options, capped};
 use crate::payload::Lease;
 use crate::pending::{Call, To};
 use crate::program::Program;
+use crate::replace::Replace;
 use crate::restart::Restart;
 use crate::service::Service;
 use crate::supervisor;
@@ -134,6 +135,28 @@ impl<S: Service> Worker<S> {
     pub async fn revive(&self) -> Result<()> {
         self.handle.group.revive()?;
         self.serving().await
+    }
+
+    /// Has the process that serves replaced, and loses no call for it: another one starts beside it and takes the calls once it is ready; then the
+    /// old one answers those that it has, and ends. A [standby](WorkerBuilder::standby) that is ready takes over at once.
+    ///
+    /// Ready proves that the process that served at the call is gone, and that another one serves; if none served, that one does. Calls that
+    /// the old one does not answer within [`Replace::drain`] are lost, or sent again.
+    ///
+    /// The new process runs the program that this one was started from: a new version of it on disk changes nothing. Messages have no
+    /// schema, so that two builds that differ in a request or response would read one another wrongly, and nothing would tell. Whoever
+    /// deploys a new version starts it beside this program, and hands over its listening sockets.
+    ///
+    /// While both live, what a process takes is taken twice: see [`standby`](WorkerBuilder::standby).
+    ///
+    /// # Cancel safety
+    /// A future that is dropped once it was polled leaves the replacement on its way.
+    ///
+    /// # Errors
+    /// [`Error::NotReplaced`]: more processes than [`Restart::early_deaths`] died as they started, and the old one goes on;
+    /// [`Error::Excluded`] with `allow_mps`; the worker has ended.
+    pub async fn replace(&self) -> Result<()> {
+        self.handle.group.replace()?.await
     }
 
     /// Ends the worker: calls that no process has fail with [`Error::Closed`], the process answers the others and ends, and is killed if
@@ -271,7 +294,22 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// Starts also where MPS is on, and the fault of one client ends all of them.
+    /// Holds each answer until everything that was on the device when the call ended is complete, that of other calls included, and the device
+    /// is well. If it is lost by then the answer is not given: the call ends with its process, or runs again. Off.
+    ///
+    /// A kernel that goes astray may write what other calls compute with for a while until it faults, or until the driver says so. Without this,
+    /// an answer of that while leaves the process. With it none does whose data a faulting kernel could have changed, as long as that was on
+    /// the device before the call's last operation was complete. What is left: a kernel that writes wrong memory and does not fault.
+    ///
+    /// It costs a wait for the other calls' work: nothing where a process has one call at a time, and as long as the longest operation of any
+    /// neighbour otherwise, which [`within`](Call::within) counts. [`verify`](Self::verify) also finds which operation it was, at a round trip for each.
+    pub fn hold_answers(mut self, hold: bool) -> Self {
+        self.options.hold_answers = hold;
+        self
+    }
+
+    /// Starts also where MPS is on, and the fault of one client ends all of them: no [`standby`](Self::standby) then
+    /// ([`Error::Excluded`]), which would end with the process that it is to replace, and no [`replace`](Self::replace).
     pub fn allow_mps(mut self, allow: bool) -> Self {
         self.options.allow_mps = allow;
         self
@@ -338,6 +376,14 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
+    /// Has the process replaced when it has done so much, as [`Worker::replace`] does. Never. If no other process can be started, the one that
+    /// serves goes on for as much again.
+    pub fn replace(mut self, replace: Replace) -> Self {
+        let (time, drain) = (replace.time.map(capped), capped(replace.drain));
+        self.options.replace = Replace { time, drain, ..replace };
+        self
+    }
+
     /// Refuses what killed processes: a request that did while it ran alone, or took longer than its [limit](Call::within), for a while, and a
     /// client that sent several such, with [`Error::Refused`]. So a client that sends the same request again and again costs the others one
     /// restart a minute, and not one for each. Off.
@@ -390,7 +436,7 @@ impl<S: Service> WorkerBuilder<S> {
     ///
     /// # Errors
     /// Nothing is started without [`init`](crate::init), inside of a worker, for a service that `init` does not name, or with an option
-    /// outside of its limits ([`Error::Unfit`]). If the first
+    /// outside of its limits ([`Error::Unfit`]) or that another one makes useless ([`Error::Excluded`]). If the first
     /// process dies before it serves the worker is [given up](Error::GivenUp), with the cause and its log.
     pub async fn spawn(self) -> Result<Worker<S>> {
         let worker = self.begin()?;
@@ -470,6 +516,10 @@ pub struct Stats {
     pub last_standby_cause: Option<Cause>,
     /// How often a standby took over.
     pub takeovers: u64,
+    /// How often a process was replaced while it served: see [`Worker::replace`]. That is no death.
+    pub replacements: u64,
+    /// The number of the process that was replaced, and answers the calls that it has.
+    pub draining: Option<u32>,
     /// Calls that were answered by a response.
     pub answered: u64,
     /// Calls that the service failed, or whose request or response could not be read, written or placed.

@@ -1,4 +1,5 @@
-//! Many deaths of all kinds, under load, without a standby and with one: no call is without an end or a wrong answer, and nothing grows.
+//! Many deaths of all kinds, under load, without a standby and with one, with memory that outlives processes and that they write: no call is without
+//! an end or a wrong answer, nothing grows, and no two processes write at once.
 //!
 //! `GPU_AWAIT_TEST_DEATHS` says how many, 200 by default. In a binary of its own, as it counts what its process has.
 
@@ -12,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use gpu_await_worker::{Error, Restart, Worker};
-use twin::{Do, Done, Twin, eventually, worker};
+use gpu_await_worker::{Error, Restart, Worker, forget_kept, kept};
+use twin::{Do, Done, Start, Twin, Write, eventually};
 
 gpu_await_worker::test_main!(twin::Twin, twin::NeverStarts);
 
@@ -43,7 +44,13 @@ async fn client(worker: Worker<Twin>, seed: u64, done: Arc<AtomicU64>, deaths: u
                     assert_eq!(answer, bytes);
                 })
             }
-            10 | 11 => {
+            10 => {
+                // A second writer, or a torn write that nobody owns up to, is an error of the service.
+                let slowly = Write::Slowly(Duration::from_millis(u64::from(x / 16 % 3)));
+                let call = worker.call(Do::Count(if x & 64 == 0 { slowly } else { Write::Dies }));
+                call.await.map(drop)
+            }
+            11 => {
                 let numbers = vec![x as f32; 100];
                 let call = worker.call(Do::Double(numbers));
                 let doubled = Done::Floats(vec![2.0 * x as f32; 100]);
@@ -75,6 +82,7 @@ async fn client(worker: Worker<Twin>, seed: u64, done: Arc<AtomicU64>, deaths: u
         match ended {
             Ok(()) | Err(Error::Lost(_) | Error::Deadline | Error::Overloaded { .. }) => {}
             // A process that forges messages may forge its own answers.
+            Err(Error::Service(why)) if ["two writers", "torn"].contains(&&*why) => panic!("{why}"),
             Err(Error::Service(_) | Error::Panicked(_)) => {}
             Err(
                 Error::Decode { .. }
@@ -108,7 +116,9 @@ fn storm(deaths: u64) -> u64 {
             };
             let payloads = 1 << 20;
             // One of them has a standby.
-            let worker = worker().restart(restart).payload_bytes(payloads, payloads);
+            let config = Start { keep_mut: Some(format!("cache {seed}")), ..Start::default() };
+            let worker = Worker::<Twin>::builder(config).threads(2);
+            let worker = worker.restart(restart).payload_bytes(payloads, payloads);
             let worker = worker.standby(seed == 1);
             let worker = worker.spawn().await.unwrap();
             for client_seed in 0..6 {
@@ -127,6 +137,10 @@ fn storm(deaths: u64) -> u64 {
             assert_eq!(worker.stats().stuck, 0);
             worker.close(Duration::ZERO).await;
         }
+        for seed in 0..2 {
+            forget_kept(None, &format!("cache {seed}"));
+        }
+        assert!(kept().is_empty(), "a process that is reaped has it");
     });
     done.load(Ordering::Relaxed)
 }

@@ -179,6 +179,16 @@ fn each_state_cause_and_step_is_told_once() {
         let ended = ("info a worker's process ended, as it was asked to", "");
         heard(&[(CLOSING, ""), ended, ended, (CLOSED, "")]);
 
+        // A process that is replaced: a standby for as long as it takes.
+        let worker = twin::worker().restart(quick()).spawn().await.unwrap();
+        heard(&served);
+        worker.replace().await.unwrap();
+        let wanted = ("info a worker's process is to be replaced", "why=\"demand\"");
+        let takes_over = ("info a replacement takes over", "pid=");
+        heard(&[&[wanted, takes_over, ended], &ready[..]].concat());
+        worker.close(Duration::from_secs(20)).await;
+        heard(&[(CLOSING, ""), ended, (CLOSED, "")]);
+
         // One that does not go.
         let worker =
             twin::worker().restart(quick()).stuck(Duration::ZERO, 1).spawn().await.unwrap();

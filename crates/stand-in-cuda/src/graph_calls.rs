@@ -316,7 +316,13 @@ pub(crate) extern "C" fn cuGraphLaunch(exec: Handle, stream: Handle) -> Code {
         }
         for work in work {
             match work {
-                Work::Launch(launch) => world.submit(key, Command::Kernel(launch)),
+                // A node has addresses, whoever has the memory there when the graph is launched.
+                Work::Launch(mut launch) => {
+                    for place in &mut launch.places {
+                        *place = world.memory.found_again(place);
+                    }
+                    world.submit(key, Command::Kernel(launch));
+                }
                 Work::Record(event) => record_on(&mut world, event, key)?,
             }
         }

@@ -350,6 +350,11 @@ impl Memory {
         Some(Place { address, bytes, owner })
     }
 
+    /// The range with the owner that it has now; as it was, if it has none.
+    pub(crate) fn found_again(&self, place: &Place) -> Place {
+        self.device_place(place.address, place.bytes).unwrap_or(*place)
+    }
+
     /// Finds the range in host memory: registered, or else pageable. `None` for null and for device
     /// memory.
     pub(crate) fn host_place(&self, address: Address, bytes: usize) -> Option<Place> {

@@ -1,4 +1,4 @@
-//! The driver's memory with a file descriptor: made, mapped, and shown to this process alone or read-only.
+//! The driver's memory with a file descriptor: made, mapped, and shown to processes read-only, or to one after the other for writing.
 //!
 //! | what | keeps the memory |
 //! |---|---|
@@ -76,7 +76,12 @@ impl SharedCalls for CudaBackend {
         made
     }
 
-    fn shared_import(&self, descriptor: i32, bytes: u64) -> DriverResult<SharedMapping> {
+    fn shared_import(
+        &self,
+        descriptor: i32,
+        bytes: u64,
+        writes: bool,
+    ) -> DriverResult<SharedMapping> {
         let mut handle = 0;
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
@@ -88,7 +93,7 @@ impl SharedCalls for CudaBackend {
             number,
             POSIX_FILE_DESCRIPTOR
         ))?;
-        let mapped = self.map(handle, bytes, false);
+        let mapped = self.map(handle, bytes, writes);
         newer!(self.cuMemRelease(handle)).ok();
         mapped
     }

@@ -2,6 +2,9 @@
 //!
 //! Read-only here means that the pages are: a twin that writes them ends its process (`SIGSEGV`), where a GPU's kernel faults. Twins get
 //! such memory as `&[T]`, so safe code has no such twin. Once it is sealed, no process can map it writable any more.
+//!
+//! A process maps a file description of its own, so that another one can ask the system whether it, and what it forked, have let go of it
+//! (`fcntl(2)`, `F_SETLEASE`).
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -55,6 +58,8 @@ impl SharedCalls for HostBackend {
             memory.used_beside_pool += bytes;
         }
         let made = memfd::create(bytes).and_then(|file| {
+            // What `memfd_create` returns is not counted among those who write the file.
+            let file = memfd::opened_again(&file).unwrap_or(file);
             let map = MmapOptions::new().len(bytes as usize).map_raw(&file)?;
             Ok((map, memfd::into_number(file)))
         });
@@ -67,7 +72,12 @@ impl SharedCalls for HostBackend {
         }
     }
 
-    fn shared_import(&self, descriptor: i32, bytes: u64) -> DriverResult<SharedMapping> {
+    fn shared_import(
+        &self,
+        descriptor: i32,
+        bytes: u64,
+        writes: bool,
+    ) -> DriverResult<SharedMapping> {
         const CALL: &str = "shared_import";
         self.shared.healthy(CALL)?;
         // SAFETY: the caller's descriptor, which is open during the call.
@@ -77,7 +87,9 @@ impl SharedCalls for HostBackend {
             if !memfd::has(file, memfd::SIZE)? || memfd::len(file)? != bytes {
                 return Err(io::ErrorKind::InvalidInput.into());
             }
-            MmapOptions::new().len(bytes as usize).map_raw_read_only(&file)
+            let mut options = MmapOptions::new();
+            options.len(bytes as usize);
+            if writes { options.map_raw(&file) } else { options.map_raw_read_only(&file) }
         };
         import().map(|map| self.enter(map, 0)).map_err(|why| code_of(CALL, &why))
     }

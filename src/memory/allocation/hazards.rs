@@ -25,6 +25,13 @@ pub(crate) enum AllocationHazards {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BlockSet(pub(crate) Vec<u32>);
 
+/// What a launch names of a slab: the blocks that it uses as it uses the argument, and others that it only reads.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NamedUses {
+    pub(crate) used: BlockSet,
+    pub(crate) read: BlockSet,
+}
+
 /// What a part is of memory that is no slab.
 fn range<'a>(part: &Blocks<'a>) -> &'a Range<u64> {
     match part {

@@ -133,12 +133,13 @@ impl<S: DeviceStream> Engine<S> {
                 tracing::error!(device = %self.label(), error = %lost, "device lost");
             });
         }
-        let mourners = std::mem::take(&mut *self.ending.mourners.lock());
-        mourners.into_iter().filter_map(|(_, waker)| waker).for_each(contain::wake);
         self.memory.reclaimers.take_older(u64::MAX).into_iter().for_each(contain::wake);
         self.memory.wake_reservers();
         for stream in self.registry.streams() {
             stream.mourn();
         }
+        // Behind those who know what they had submitted: whoever ends the process because of the loss may wait for them.
+        let mourners = std::mem::take(&mut *self.ending.mourners.lock());
+        mourners.into_iter().filter_map(|(_, waker)| waker).for_each(contain::wake);
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::Footprint;
 use crate::DeviceKind;
-use crate::memory::allocation::{Allocation, BlockSet};
+use crate::memory::allocation::{Allocation, BlockSet, NamedUses};
 use crate::memory::grouped::Group;
 use crate::memory::view::{Span, Tracking};
 use crate::runtime::Progress;
@@ -35,11 +35,14 @@ impl<'a> Footprint<'a> {
     // A host device's twin gets a slice of the whole slab, so nothing else may use any of it meanwhile.
     #[inline]
     pub(crate) fn touches_named(&mut self, span: &Span<'a>, mode: Mode) {
-        let Some(blocks) = span.named else { return self.touches(span, mode) };
+        let Some(NamedUses { used, read }) = span.named else { return self.touches(span, mode) };
         let mode = if mode.writes() { Mode::ReadWrite } else { mode };
-        self.touches_blocks(span, blocks, mode);
-        if let Some(access) = self.accesses.last_mut() {
-            access.is_open = span.memory.engine().backend.kind() == DeviceKind::Host;
+        self.touches_blocks(span, used, mode);
+        let is_open = span.memory.engine().backend.kind() == DeviceKind::Host;
+        match self.accesses.last_mut() {
+            Some(access) if is_open => access.is_open = true,
+            _ if read.0.is_empty() => (),
+            _ => self.touches_blocks(span, read, Mode::Read),
         }
     }
 

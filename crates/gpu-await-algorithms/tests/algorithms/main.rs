@@ -17,6 +17,7 @@ mod elementwise;
 mod nothing_to_do;
 mod operators;
 mod random_algorithms;
+mod rows;
 mod segmented_sort;
 mod special_values;
 mod top_k;

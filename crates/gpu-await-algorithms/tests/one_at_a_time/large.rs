@@ -366,6 +366,49 @@ fn the_greatest_of_all_that_32_bits_count() {
     }
 }
 
+/// Rows whose elements 32 bits do not count: of warps, of blocks, and a single one.
+#[test]
+fn rows_beyond_32_bits() {
+    let device = alone::device();
+    let stream = device.stream().expect("a stream");
+    let shapes: [(usize, usize); 3] = match device.kind() {
+        DeviceKind::Host => [(1_000, 5), (1_100, 4), (4_097, 1)],
+        _ => [(1_000, 4_294_970), (1_100, 3_904_520), ((1 << 32) + 1_003, 1)],
+    };
+    for (columns, rows) in shapes {
+        let len = columns * rows;
+        if !has_room(&stream, 4 * len as u64 + 16 * rows as u64) {
+            continue;
+        }
+        let what = format!("{rows} rows of {columns}");
+        let mut x = stream.zeros::<half::f16>(len).queued().expect("memory");
+        let mut end = x.slice_mut(len - 1..).expect("it is in there");
+        stream.fill(&mut end, half::f16::from_f32(30.0)).queued().expect("a fill");
+        let mut sums = stream.empty::<f32>(rows).queued().expect("memory");
+        let mut places = stream.empty::<u64>(rows).queued().expect("memory");
+        stream.sum_rows(&x, columns, &mut sums).queued().expect("queued");
+        stream.arg_max_rows(&x, columns, &mut places).queued().expect("queued");
+        let sum = stream.sum(&sums).synchronize().expect("a sum");
+        let end = sums.slice(rows - 1..).expect("it is in there");
+        let end = stream.download(&end).synchronize().expect("data")[0];
+        assert_eq!((sum, end), (30.0, 30.0), "{what}");
+        let place = stream.sum(&places).synchronize().expect("a sum");
+        let end = places.slice(rows - 1..).expect("it is in there");
+        let end = stream.download(&end).synchronize().expect("data")[0];
+        assert_eq!((place, end), (columns as u64 - 1, columns as u64 - 1), "{what}");
+        let mut y = stream.empty::<half::f16>(len).queued().expect("memory");
+        stream.softmax_rows(&x, columns, &mut y).queued().expect("queued");
+        let end = y.slice(len - 1_000..).expect("it is in there");
+        let end = stream.download(&end).synchronize().expect("data").to_vec();
+        // 30 is so far above the others that they are nothing beside it.
+        assert!(end[..999].iter().all(|y| y.to_f32() < 1e-4) && end[999].to_f32() > 0.99, "{what}");
+        if columns == 1_000 {
+            let begin = first(&stream, &y, 1_000);
+            assert!(begin.iter().all(|y| y.to_f32() == half::f16::from_f32(1e-3).to_f32()));
+        }
+    }
+}
+
 /// A device whose selections take a tile in each launch.
 fn in_small_parts() -> gpu_await::Device {
     let name = std::env::var(testing::TEST_DEVICE).unwrap_or_else(|_| "host".to_owned());

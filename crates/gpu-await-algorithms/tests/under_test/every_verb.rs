@@ -99,6 +99,10 @@ pub(crate) fn every_verb(world: &World) -> Result<Methods> {
     both!(refuses "Stream::histogram" "Device::histogram", s, (b, mut n) = (buffer()?, places()?) => s.histogram(&b, 0.0..=1.0, &mut n).queued());
     both!(refuses "Stream::histogram_between" "Device::histogram_between", s, (b, l, mut n) = (buffer()?, nine()?, places()?) => s.histogram_between(&b, &l, &mut n).queued());
     both!(refuses "Stream::segmented_reduce" "Device::segmented_reduce", s, (b, o, mut to) = (buffer()?, offsets()?, buffer()?) => s.segmented_reduce(&b, &o, ReduceOp::Sum, 0.0, &mut to).queued());
+    both!(refuses "Stream::sum_rows" "Device::sum_rows", s, (b, mut to) = (buffer()?, buffer()?) => s.sum_rows(&b, 1, &mut to).queued());
+    both!(refuses "Stream::arg_max_rows" "Device::arg_max_rows", s, (b, mut to) = (buffer()?, places()?) => s.arg_max_rows(&b, 1, &mut to).queued());
+    both!(refuses "Stream::softmax_rows" "Device::softmax_rows", s, (b, mut to) = (buffer()?, buffer()?) => s.softmax_rows(&b, 4, &mut to).queued());
+    both!(refuses "Stream::layer_norm_rows" "Device::layer_norm_rows", s, (b, mut to) = (buffer()?, buffer()?) => s.layer_norm_rows(&b, &b, &b, 1.0, &mut to).queued());
     both!(refuses "Stream::top_k" "Device::top_k", s, (b, mut to) = (buffer()?, buffer()?) => s.top_k(&b, &mut to).queued());
     both!(refuses "Stream::top_k_places" "Device::top_k_places", s, (b, mut to, mut at) = (buffer()?, buffer()?, places()?) => s.top_k_places(&b, &mut to, &mut at).queued());
     both!(refuses "Stream::bottom_k" "Device::bottom_k", s, (b, mut to) = (buffer()?, buffer()?) => s.bottom_k(&b, &mut to).queued());
@@ -166,6 +170,10 @@ pub(crate) fn every_verb(world: &World) -> Result<Methods> {
     queue!("Queue::histogram", q, (b, mut n) = (buffer()?, places()?) => q.histogram(&b, 0.0..=1.0, &mut n));
     queue!("Queue::histogram_between", q, (b, l, mut n) = (buffer()?, nine()?, places()?) => q.histogram_between(&b, &l, &mut n));
     queue!("Queue::segmented_reduce", q, (b, o, mut to) = (buffer()?, offsets()?, buffer()?) => q.segmented_reduce(&b, &o, ReduceOp::Sum, 0.0, &mut to));
+    queue!("Queue::sum_rows", q, (b, mut to) = (buffer()?, buffer()?) => q.sum_rows(&b, 1, &mut to));
+    queue!("Queue::arg_max_rows", q, (b, mut to) = (buffer()?, places()?) => q.arg_max_rows(&b, 1, &mut to));
+    queue!("Queue::softmax_rows", q, (b, mut to) = (buffer()?, buffer()?) => q.softmax_rows(&b, 4, &mut to));
+    queue!("Queue::layer_norm_rows", q, (b, mut to) = (buffer()?, buffer()?) => q.layer_norm_rows(&b, &b, &b, 1.0, &mut to));
     queue!("Queue::top_k", q, (b, mut to) = (buffer()?, buffer()?) => q.top_k(&b, &mut to));
     queue!("Queue::top_k_places", q, (b, mut to, mut at) = (buffer()?, buffer()?, places()?) => q.top_k_places(&b, &mut to, &mut at));
     queue!("Queue::bottom_k", q, (b, mut to) = (buffer()?, buffer()?) => q.bottom_k(&b, &mut to));

@@ -222,6 +222,24 @@ pub(crate) const PROBES: &[Probe] = &[
         },
     },
     Probe {
+        calls: &["sum_rows", "arg_max_rows", "softmax_rows", "layer_norm_rows"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (x, own, mut to) = (pair.their_buffer(), pair.buffer(), pair.buffer());
+            let mut there = pair.their_buffer();
+            let mut places = pair.stream.zeros::<u64>(LEN).queued()?;
+            each([
+                pair.tries(|s| s.sum_rows(&x, 1, &mut to).queued()),
+                pair.tries(|s| s.sum_rows(&own, 1, &mut there).queued()),
+                pair.tries(|s| s.arg_max_rows(&x, 1, &mut places).queued()),
+                pair.tries(|s| s.softmax_rows(&x, LEN, &mut to).queued()),
+                pair.tries(|s| s.softmax_rows(&own, LEN, &mut there).queued()),
+                pair.tries(|s| s.layer_norm_rows(&own, &x, &own, 1.0, &mut to).queued()),
+                pair.tries(|s| s.layer_norm_rows(&own, &own, &x, 1.0, &mut to).queued()),
+            ])
+        },
+    },
+    Probe {
         calls: &["top_k", "bottom_k", "top_k_places", "bottom_k_places"],
         outcome: WrongDevice,
         run: |pair| {

@@ -7,7 +7,7 @@ use gpu_await::half::{bf16, f16};
 use gpu_await::{Element, Number};
 
 /// How a library calls a type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[doc(hidden)]
 pub enum Kind {
     F16,
@@ -23,7 +23,7 @@ pub enum Kind {
 )]
 pub trait GemmElement: Element + sealed::Sealed {
     /// The type of `alpha` and `beta`, in which sums are computed.
-    type Scale: Number + PartialEq + Default + fmt::Debug + Sums;
+    type Scale: GemmElement<Scale = Self::Scale> + Number + PartialEq + Default + fmt::Debug + Sums;
     #[doc(hidden)]
     const KIND: Kind;
     #[doc(hidden)]

@@ -13,11 +13,11 @@ use std::sync::{Arc, Once, OnceLock};
 use gpu_await::bytemuck;
 use gpu_await::bytemuck::Pod;
 use gpu_await::sibling::{Mutex, Search, once, partition_of, register_again};
-use gpu_await::{ErrorDetail, LibraryStatus, RawQueue, Result};
+use gpu_await::{Error, ErrorDetail, LibraryStatus, RawQueue, Result};
 
 use super::element::Kind;
 use super::known_calls::{CallKey, KnownCalls};
-use super::shape::{ALIGNMENT, Activation, Shape};
+use super::shape::{ALIGNMENT, Activation, Matrices, Shape};
 use crate::library_object::{LibraryObject, find, open};
 
 const SEARCH: Search = Search {
@@ -131,11 +131,18 @@ impl LtCalls {
     }
 }
 
-/// A call's status as an error of an operation of that name.
+/// A call's status.
 fn check(call: &'static str, code: c_int) -> Result<()> {
-    if code == 0 {
-        return Ok(());
-    }
+    if code == 0 { Ok(()) } else { Err(failed(call, code)) }
+}
+
+/// What the library says where it has no algorithm.
+fn not_supported(call: &'static str) -> Error {
+    failed(call, 15)
+}
+
+/// A call's status as an error.
+fn failed(call: &'static str, code: c_int) -> Error {
     let name = match code {
         1 => Some("CUBLAS_STATUS_NOT_INITIALIZED"),
         3 => Some("CUBLAS_STATUS_ALLOC_FAILED"),
@@ -149,7 +156,7 @@ fn check(call: &'static str, code: c_int) -> Result<()> {
         _ => None,
     };
     let cause = Arc::new(LibraryStatus { call, code, name }).into();
-    Err(ErrorDetail::Foreign { op: "gemm".into(), cause }.into())
+    ErrorDetail::Foreign { op: "gemm".into(), cause }.into()
 }
 
 macro_rules! lt {
@@ -361,42 +368,51 @@ impl LtPlan {
     }
 }
 
-/// The library's types: `cudaDataType_t` of elements and of scales, `cublasComputeType_t`.
-fn types(shape: &Shape) -> (c_int, c_int, c_int) {
+/// `cudaDataType_t`.
+fn data_type(kind: Kind) -> c_int {
+    match kind {
+        Kind::F16 => 2,
+        Kind::Bf16 => 14,
+        Kind::F32 => 0,
+        Kind::F64 => 1,
+    }
+}
+
+/// `cudaDataType_t` of scales, `cublasComputeType_t`.
+fn types(shape: &Shape) -> (c_int, c_int) {
     match shape.kind {
-        Kind::F16 => (2, 0, 68),
-        Kind::Bf16 => (14, 0, 68),
-        Kind::F32 if shape.tf32 => (0, 0, 77),
-        Kind::F32 => (0, 0, 68),
-        Kind::F64 => (1, 1, 70),
+        Kind::F32 if shape.tf32 => (data_type(Kind::F32), 77),
+        Kind::F16 | Kind::Bf16 | Kind::F32 => (data_type(Kind::F32), 68),
+        Kind::F64 => (data_type(Kind::F64), 70),
     }
 }
 
 impl Layouts {
     fn new(Library { api, .. }: &Library, shape: &Shape) -> Result<Self> {
-        let (element, ..) = types(shape);
-        let (m, n, k) = (shape.m as u64, shape.n as u64, shape.k as u64);
-        let matrix = |rows: u64, columns: u64| -> Result<Descriptor> {
+        let layout = |matrices: Matrices, kind: Kind| -> Result<Descriptor> {
             // A row-major matrix of `rows` x `columns` is a column-major one of `columns` x `rows`.
             const BATCH_COUNT: c_int = 5;
             const STRIDED_BATCH_OFFSET: c_int = 6;
-            let mut raw = null_mut();
-            let lead = columns as i64;
+            let Matrices { rows, columns, strides, .. } = matrices;
+            let (rows, columns, lead) = (rows as u64, columns as u64, strides.row as i64);
+            let (mut raw, element) = (null_mut(), data_type(kind));
             lt!(api, cublasLtMatrixLayoutCreate(&raw mut raw, element, columns, rows, lead))?;
             let layout = Descriptor { raw, destroy: api.cublasLtMatrixLayoutDestroy };
             if shape.batch > 1 {
                 let set =
                     ("cublasLtMatrixLayoutSetAttribute", api.cublasLtMatrixLayoutSetAttribute);
-                let count = c_int::try_from(shape.batch).unwrap_or(c_int::MAX);
+                let Ok(count) = c_int::try_from(shape.batch) else {
+                    return Err(not_supported("cublasLtMatrixLayoutSetAttribute"));
+                };
                 layout.set(set, BATCH_COUNT, &count)?;
-                layout.set(set, STRIDED_BATCH_OFFSET, &((rows * columns) as i64))?;
+                layout.set(set, STRIDED_BATCH_OFFSET, &(strides.matrix as i64))?;
             }
             Ok(layout)
         };
         Ok(Layouts {
-            left: if shape.transposed_b { matrix(n, k) } else { matrix(k, n) }?,
-            right: if shape.transposed_a { matrix(k, m) } else { matrix(m, k) }?,
-            out: matrix(m, n)?,
+            left: layout(shape.b(), shape.kind)?,
+            right: layout(shape.a(), shape.kind)?,
+            out: layout(shape.c(), shape.out)?,
         })
     }
 }
@@ -418,7 +434,7 @@ impl Choice {
         // `CUBLASLT_MATMUL_PREF_*`.
         const MAX_WORKSPACE_BYTES: c_int = 1;
         const MIN_ALIGNMENT: std::ops::RangeInclusive<c_int> = 5..=8;
-        let (_, scale, compute) = types(shape);
+        let (scale, compute) = types(shape);
         let mut raw = null_mut();
         lt!(api, cublasLtMatmulDescCreate(&raw mut raw, compute, scale))?;
         let operation = Descriptor { raw, destroy: api.cublasLtMatmulDescDestroy };
@@ -468,8 +484,7 @@ impl Choice {
             )
         )?;
         if count == 0 {
-            const NOT_SUPPORTED: c_int = 15;
-            check(call, NOT_SUPPORTED)?;
+            return Err(not_supported(call));
         }
         check(call, found.state)?;
         Ok(Choice {

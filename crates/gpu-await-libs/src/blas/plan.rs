@@ -3,13 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
-use gpu_await::sibling::{LibraryDevice, VerbParts, refuse};
+use gpu_await::sibling::{LibraryDevice, Mutex, VerbParts, refuse};
 use gpu_await::{
     DeviceKind, ErrorDetail, Queue, RawQueue, RawSlice, Readable, Result, Uses, Writable,
 };
 
 use super::element::GemmElement;
 use super::lt::{Library, LtPlan};
+use super::plan_cache::PlanCache;
 use super::shape::{ALIGNMENT, Shape};
 use super::twin;
 use crate::library_object::LibraryObject;
@@ -19,7 +20,14 @@ use crate::work_area::WorkArea;
 #[derive(Clone)]
 pub(super) struct Multiplier {
     device: LibraryDevice,
-    library: Option<Arc<LibraryObject<Library>>>,
+    library: Option<Lt>,
+}
+
+/// The library on a GPU, and its plans.
+#[derive(Clone)]
+struct Lt {
+    object: Arc<LibraryObject<Library>>,
+    plans: Arc<Mutex<PlanCache<Arc<LtPlan>>>>,
 }
 
 /// A plan of either kind of device.
@@ -27,7 +35,8 @@ pub(super) struct GemmCore {
     shape: Shape,
     device: LibraryDevice,
     area: WorkArea,
-    plan: Option<LtPlan>,
+    /// None on a host device, and if there is nothing to compute.
+    plan: Option<Arc<LtPlan>>,
 }
 
 impl fmt::Debug for Multiplier {
@@ -40,7 +49,10 @@ impl Multiplier {
     pub(super) fn load(device: LibraryDevice) -> Result<Self> {
         device.check_open()?;
         let library = match device.kind() {
-            DeviceKind::Cuda => Some(Arc::new(LibraryObject::new(&device, Library::open)?)),
+            DeviceKind::Cuda => {
+                let object = Arc::new(LibraryObject::new(&device, Library::open)?);
+                Some(Lt { object, plans: Arc::new(Mutex::new(PlanCache::new())) })
+            }
             _ => None,
         };
         Ok(Multiplier { device, library })
@@ -50,15 +62,36 @@ impl Multiplier {
         &self.device
     }
 
+    /// A plan that needs no search.
+    pub(super) fn known_plan(&self, shape: &Shape) -> Option<GemmCore> {
+        let plan = self.library.as_ref()?.plans.lock().find(shape)?;
+        self.device.check_open().ok()?;
+        Some(self.core(shape, Some(plan)))
+    }
+
     pub(super) fn plan(&self, shape: &Shape) -> Result<GemmCore> {
+        if let Some(known) = self.known_plan(shape) {
+            return Ok(known);
+        }
         shape.check()?;
         self.device.check_open()?;
-        Ok(GemmCore {
-            shape: *shape,
-            device: self.device.clone(),
-            area: WorkArea::default(),
-            plan: self.library.as_ref().map(|library| LtPlan::new(library, shape)).transpose()?,
-        })
+        let plan = match &self.library {
+            Some(library) if !shape.is_empty() => Some(library.search(shape)?),
+            _ => None,
+        };
+        Ok(self.core(shape, plan))
+    }
+
+    fn core(&self, shape: &Shape, plan: Option<Arc<LtPlan>>) -> GemmCore {
+        GemmCore { shape: *shape, device: self.device.clone(), area: WorkArea::default(), plan }
+    }
+}
+
+impl Lt {
+    fn search(&self, shape: &Shape) -> Result<Arc<LtPlan>> {
+        let plan = Arc::new(LtPlan::new(&self.object, &shape.without_empty_sums())?);
+        let _gone = self.plans.lock().enter(*shape, plan.clone());
+        Ok(plan)
     }
 }
 
@@ -68,22 +101,25 @@ impl GemmCore {
     }
 
     pub(super) fn workspace_bytes(&self) -> usize {
-        self.plan.as_ref().map_or(0, LtPlan::workspace_bytes)
+        self.plan.as_ref().map_or(0, |plan| plan.workspace_bytes())
     }
 
     /// Puts a product on the queue's stream.
-    pub(super) fn put<T: GemmElement>(
+    pub(super) fn put<T: GemmElement, C: GemmElement<Scale = T::Scale>>(
         &self,
         queue: &Queue<'_>,
         (alpha, beta): (T::Scale, T::Scale),
         a: &impl Readable<T>,
         b: &impl Readable<T>,
-        bias: Option<&impl Readable<T>>,
-        c: &mut impl Writable<T>,
+        bias: Option<&impl Readable<C>>,
+        c: &mut impl Writable<C>,
     ) -> Result<()> {
-        let mut workspace;
-        let (alpha, beta) = (positive_zero(alpha), positive_zero(beta));
-        let overwrites = beta == T::Scale::default();
+        let (mut workspace, zeros);
+        let no_sums = self.shape.k == 0;
+        // An empty sum is 0 whatever scales it.
+        let alpha = if no_sums { T::Scale::default() } else { positive_zero(alpha) };
+        let beta = positive_zero(beta);
+        let overwrites = beta == T::Scale::default() && self.shape.fills(c.len());
         let uses = Uses::new("gemm").can_be_captured().reads(a).reads(b);
         let uses = if overwrites { uses.writes(c) } else { uses.updates(c) };
         let (uses, (a, b, c)) = uses.into_parts();
@@ -101,6 +137,17 @@ impl GemmCore {
             Ok(memory) => workspace = memory,
             Err(error) => return Err(refuse(uses, error)),
         }
+        let (uses, [a, b]) = match &self.plan {
+            Some(_) if no_sums => {
+                match queue.zeros::<T>(self.shape.m.max(self.shape.n)) {
+                    Ok(memory) => zeros = memory,
+                    Err(error) => return Err(refuse(uses, error)),
+                }
+                let (uses, (zeros,)) = uses.reads(&zeros).into_parts();
+                (uses, [zeros; 2])
+            }
+            _ => (uses, [a, b]),
+        };
         // A graph's launch uses the library's objects, even after plan and handle are dropped.
         let uses = match &self.plan {
             Some(plan) if queue.is_recording_graph() => uses.keeps(plan.library()),
@@ -115,17 +162,20 @@ impl GemmCore {
                 return plan.multiply(queue, (&alpha, &beta), pointers, bias, workspace);
             }
             let shape = self.shape;
+            if shape.is_empty() {
+                return Ok(());
+            }
             queue.host_each(move || multiply(&shape, (alpha, beta), (a, b, bias), c))
         };
         // SAFETY: all that cuBLASLt and the twin touch is declared, and the library puts its work on that stream alone.
         unsafe { queue.enqueue(uses, product) }
     }
 
-    fn check<T>(
+    fn check<T, C>(
         &self,
         queue: &Queue<'_>,
-        (a, b, c): Slices<T>,
-        bias: Option<RawSlice<T>>,
+        (a, b, c): Slices<T, C>,
+        bias: Option<RawSlice<C>>,
     ) -> Result<()> {
         self.device.check_queue(queue)?;
         let (op, shape) = ("gemm", &self.shape);
@@ -137,22 +187,22 @@ impl GemmCore {
             let found = bias.map_or(0, RawSlice::len);
             return Err(ErrorDetail::WrongLength { op, what, expected, found }.into());
         }
-        let arguments = [
-            ("a", Some(a), shape.batch * shape.m * shape.k),
-            ("b", Some(b), shape.batch * shape.k * shape.n),
-            ("c", Some(c), shape.batch * shape.m * shape.n),
-            ("the bias", bias, shape.n),
+        shape.a().check_len("a", a.len())?;
+        shape.b().check_len("b", b.len())?;
+        shape.c().check_len("c", c.len())?;
+        if let Some(found) = bias.map(RawSlice::len).filter(|found| *found != shape.n) {
+            let (what, expected) = ("the bias", shape.n);
+            return Err(ErrorDetail::WrongLength { op, what, expected, found }.into());
+        }
+        let addresses = [
+            ("a", Some(a.address())),
+            ("b", Some(b.address())),
+            ("c", Some(c.address())),
+            ("the bias", bias.map(RawSlice::address)),
         ];
-        let given =
-            arguments.into_iter().filter_map(|(what, slice, len)| Some((what, slice?, len)));
-        for (what, slice, expected) in given {
-            let (found, ptr, alignment) = (slice.len(), slice.address(), ALIGNMENT);
-            if found != expected {
-                return Err(ErrorDetail::WrongLength { op, what, expected, found }.into());
-            }
-            if !ptr.is_multiple_of(alignment) {
-                return Err(ErrorDetail::Misaligned { op, what, ptr, alignment }.into());
-            }
+        for (what, ptr) in addresses {
+            let Some(ptr) = ptr.filter(|ptr| !ptr.is_multiple_of(ALIGNMENT)) else { continue };
+            return Err(ErrorDetail::Misaligned { op, what, ptr, alignment: ALIGNMENT }.into());
         }
         Ok(())
     }
@@ -164,14 +214,14 @@ fn positive_zero<S: PartialEq + Default>(scale: S) -> S {
     if scale == zero { zero } else { scale }
 }
 
-type Slices<T> = (RawSlice<T>, RawSlice<T>, RawSlice<T>);
+type Slices<T, C> = (RawSlice<T>, RawSlice<T>, RawSlice<C>);
 
 /// The twin, on the worker of a host device's stream.
-fn multiply<T: GemmElement>(
+fn multiply<T: GemmElement, C: GemmElement<Scale = T::Scale>>(
     shape: &Shape,
     scales: (T::Scale, T::Scale),
-    (a, b, bias): (RawSlice<T>, RawSlice<T>, Option<RawSlice<T>>),
-    c: RawSlice<T>,
+    (a, b, bias): (RawSlice<T>, RawSlice<T>, Option<RawSlice<C>>),
+    c: RawSlice<C>,
 ) {
     // SAFETY: the operation declared it as read, and this ends before that.
     let a = unsafe { a.as_slice() };

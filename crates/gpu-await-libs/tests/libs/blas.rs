@@ -328,8 +328,6 @@ async fn what_is_refused() -> Result<()> {
     let device = testing::device();
     let stream = device.stream()?;
     let blas = Blas::load(&device).await?;
-    let refused = blas.gemm::<f32>(0, 1, 1).plan().await.unwrap_err();
-    assert!(matches!(refused.detail(), ErrorDetail::TooFew { what: "m", .. }), "{refused}");
     let refused = blas.gemm::<f32>(1 << 40, 1 << 40, 1).plan().await.unwrap_err();
     assert!(matches!(refused.detail(), ErrorDetail::TooLarge { .. }), "{refused}");
 

@@ -13,4 +13,5 @@ mod under_test {
 mod anywhere;
 mod blas;
 mod fft;
+mod gemm_shapes;
 mod graphs;

@@ -16,15 +16,19 @@ use crate::codec;
 use crate::error::{Cause, Error};
 use crate::frame::{Ending, MOST_NAME, ToProcess, ToSupervisor, VERSION, Verdict};
 use crate::group::{After, Group, Outcome};
-use crate::keep;
+use crate::keep::{self, AskedMut};
 use crate::leases::Returned;
 use crate::life::Role;
 use crate::payload::Payload;
 use crate::process::{MOST_KEPT, Process};
+use crate::replace::Used;
 use crate::system::{self, Received};
 
 /// When a packet is sent again that the kernel had no memory for.
 const AGAIN: Duration = Duration::from_millis(10);
+
+/// When memory is looked at again that something a dead process left behind may have.
+const SETTLES: Duration = Duration::from_millis(2);
 
 /// Later than this is a pause of this thread, or of the machine.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -79,17 +83,18 @@ impl Core {
         #[cfg(test)]
         group.trips.trip(crate::supervisor::tests::Trip::Turn);
         for role in Role::ALL {
-            self.hand_out(group, role);
+            self.hand_out(group, role, now, after);
             self.look(group, role, now, after);
         }
         self.tick(group, now, buffer, after);
         self.fall(group, now, after);
+        self.renew(group, now, after);
         self.pump(group, now, after);
-        self.watch(now)
+        self.watch(group, now)
     }
 
     /// What to wait for.
-    pub(crate) fn watch(&mut self, now: Instant) -> Watch {
+    pub(crate) fn watch(&mut self, group: &Group, now: Instant) -> Watch {
         let processes = self.seats.processes().map(|process| {
             let mut socket =
                 if process.deaf.is_some() { PollFlags::empty() } else { PollFlags::IN };
@@ -108,9 +113,14 @@ impl Core {
         let stuck: Vec<_> = stuck.collect();
         let of_processes = self.seats.processes().flat_map(|process| {
             let again = process.starved.then(|| now + AGAIN);
-            [process.ends_until(), Some(process.next_look), again].into_iter().flatten()
+            let settles = process.settles.then(|| now + SETTLES);
+            [process.ends_until(), Some(process.next_look), again, settles].into_iter().flatten()
         });
-        let due = [self.life.next_due(&self.limits), self.calls.next_due(), self.probe.due()];
+        let main = self.seats[Role::Main].process.as_ref();
+        let main = main.filter(|_| self.life.is_serving() && !self.life.is_wanted());
+        let worn = main.and_then(|process| group.options.replace.due(&process.used));
+        let (life, calls) = (self.life.next_due(&self.limits), self.calls.next_due());
+        let due = [life, calls, worn, self.probe.due()];
         let due = due.into_iter().flatten().chain(of_processes).min();
         self.next_look = due.unwrap_or(now + Duration::from_secs(3600));
         let is_gone = processes.is_empty() && stuck.is_empty() && self.starts_under_way == 0;
@@ -186,13 +196,8 @@ impl Core {
                     self.message(group, role, said, now, after);
                     let swamped = |process: &Process| process.is_swamped(group.options.most_calls);
                     if self.seats[role].process.as_ref().is_some_and(swamped) {
-                        return self.broken(
-                            group,
-                            role,
-                            "it does not read what it asks for",
-                            now,
-                            after,
-                        );
+                        let how = "it does not read what it asks for";
+                        return self.broken(group, role, how, now, after);
                     }
                 }
             }
@@ -223,7 +228,8 @@ impl Core {
     ) {
         let Said { message, body, fds } = said;
         let Some(process) = &mut self.seats[role].process else { return };
-        if !fds.is_empty() && !matches!(message, ToSupervisor::Sealed { .. }) {
+        let brings = matches!(message, ToSupervisor::Sealed { .. } | ToSupervisor::Made { .. });
+        if !fds.is_empty() && !brings {
             return self.broken(group, role, "descriptors that nobody asked for", now, after);
         }
         let owner = (group.number(), process.incarnation);
@@ -252,6 +258,7 @@ impl Core {
                     return self.broken(group, role, "a service that starts twice", now, after);
                 }
                 process.times.serving = Some(now);
+                process.used = Used::new(now);
                 process.device_bytes = device_bytes;
                 self.serves(group, role, after);
                 self.has_room(group, now, after);
@@ -261,13 +268,8 @@ impl Core {
                     .map(|(id, part)| (id, part, part.is_within(process.responses.bytes())))
                 {
                     Some((_, _, false)) => {
-                        return self.broken(
-                            group,
-                            role,
-                            "a payload outside of its slab",
-                            now,
-                            after,
-                        );
+                        let how = "a payload outside of its slab";
+                        return self.broken(group, role, how, now, after);
                     }
                     payload => payload.map(|(id, part, _)| Payload {
                         group: group.this(),
@@ -277,6 +279,7 @@ impl Core {
                         incarnation: process.incarnation,
                     }),
                 };
+                process.used.payload_bytes += payload.as_ref().map_or(0, |it| it.part.len);
                 let keys = self.calls.keys(id);
                 let answered = self.calls.answered(id, process.incarnation);
                 if !matches!(answered, Answered::Stale) {
@@ -315,34 +318,29 @@ impl Core {
                 Returned::Kept => {}
                 Returned::Stale => self.stats.stale_messages += 1,
             },
-            ToSupervisor::Keep { name } | ToSupervisor::NotFilled { name }
+            ToSupervisor::Keep { name }
+            | ToSupervisor::NotFilled { name }
+            | ToSupervisor::KeepMut { name }
                 if name.len() > MOST_NAME =>
             {
                 self.broken(group, role, "a name that is too long", now, after);
             }
-            ToSupervisor::Keep { name } => {
+            ToSupervisor::Keep { name } | ToSupervisor::KeepMut { name } => {
                 process.requests_to_keep += 1;
                 if process.requests_to_keep > MOST_KEPT {
-                    return self.broken(
-                        group,
-                        role,
-                        "it asks for kept memory without end",
-                        now,
-                        after,
-                    );
+                    let how = "it asks for kept memory without end";
+                    return self.broken(group, role, how, now, after);
                 }
-                process.asked.push(name.to_owned());
-                self.hand_out(group, role);
+                match message {
+                    ToSupervisor::Keep { .. } => process.asked.push(name.to_owned()),
+                    _ => process.asked_mut.push(name.to_owned()),
+                }
+                self.hand_out(group, role, now, after);
             }
             ToSupervisor::Sealed { name, generation } => {
                 if !keep::sealed(&group.key(name), owner, generation, fds) {
-                    return self.broken(
-                        group,
-                        role,
-                        "sealed memory that it was not told to fill",
-                        now,
-                        after,
-                    );
+                    let how = "sealed memory that it was not told to fill";
+                    return self.broken(group, role, how, now, after);
                 }
                 after.wake = true;
             }
@@ -352,13 +350,25 @@ impl Core {
                     self.broken(group, role, how, now, after);
                 }
             }
+            ToSupervisor::Made { name, generation } => {
+                if !keep::made(&group.key(name), owner, generation, fds) {
+                    let how = "memory that it was not told to make";
+                    self.broken(group, role, how, now, after);
+                }
+            }
+            ToSupervisor::Writes { name, begins } => {
+                if !keep::writes(&group.key(name), owner, begins) {
+                    let how = "a write to memory that it does not have";
+                    self.broken(group, role, how, now, after);
+                }
+            }
             ToSupervisor::NotFilled { name } => {
                 after.wake |= keep::not_filled(&group.key(name), owner);
             }
             ToSupervisor::Ending(ending) => {
                 let serves = process.times.serving.is_some();
                 let is_its = match ending {
-                    Ending::Done => self.life.is_closing(),
+                    Ending::Done => self.life.is_closing() || self.life.is_drained(role),
                     Ending::Fault | Ending::MemoryFault => true,
                     Ending::StartFailed
                     | Ending::OutOfMemory
@@ -366,13 +376,8 @@ impl Core {
                     | Ending::UnderMps => !serves,
                 };
                 if !is_its {
-                    return self.broken(
-                        group,
-                        role,
-                        "an end that it has no reason for",
-                        now,
-                        after,
-                    );
+                    let how = "an end that it has no reason for";
+                    return self.broken(group, role, how, now, after);
                 }
                 let text = String::from_utf8_lossy(body).into_owned();
                 process.told.get_or_insert((ending, text, now));
@@ -381,9 +386,40 @@ impl Core {
     }
 
     /// Hands kept memory to the process that asked for it, where it is complete or to be filled.
-    fn hand_out(&mut self, group: &Group, role: Role) {
+    fn hand_out(&mut self, group: &Group, role: Role, now: Instant, after: &mut After) {
         let Some(process) = &mut self.seats[role].process else { return };
         let owner = (group.number(), process.incarnation);
+        process.settles = false;
+        // A standby has nothing to write before it has taken over.
+        let may_write = role == Role::Main || self.life.is_replaced(role);
+        let wants = if may_write { std::mem::take(&mut process.asked_mut) } else { Vec::new() };
+        for name in wants {
+            let (asked, aside) = keep::ask_mut(&group.key(&name), owner, process.number(), now);
+            if aside {
+                let (service, name) = (group.service, name.clone());
+                after.log(move || {
+                    tracing::error!(
+                        service,
+                        name,
+                        "kept memory is set aside: something that a process left behind has it"
+                    );
+                });
+            }
+            match asked {
+                AskedMut::Wait { settles } => {
+                    process.settles |= settles;
+                    process.asked_mut.push(name);
+                }
+                AskedMut::Given { made, generation, died, fds } => {
+                    let name = name.as_str();
+                    process.tell(&ToProcess::KeptMut { name, made, generation, died }, fds);
+                }
+                AskedMut::Twice => {
+                    let how = "it asks for memory that it has";
+                    return self.broken(group, role, how, now, after);
+                }
+            }
+        }
         for name in std::mem::take(&mut process.asked) {
             match keep::ask(&group.key(&name), owner, process.number()) {
                 None => process.asked.push(name),

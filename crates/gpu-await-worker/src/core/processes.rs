@@ -15,6 +15,7 @@ use crate::group::{After, Group, Outcome};
 use crate::keep;
 use crate::life::{Phase, Role, Step};
 use crate::process::Process;
+use crate::replace::Used;
 use crate::restart::Sign;
 use crate::supervisor;
 use crate::system::{self, Exit};
@@ -30,9 +31,13 @@ impl Core {
     /// Why the service did not start in time.
     pub(super) fn no_start(&self, group: &Group, role: Role) -> Cause {
         let limit = self.limits.start;
-        let waits =
-            self.seats[role].process.iter().flat_map(|process| &process.asked).find_map(|name| {
-                let process = keep::filler(&group.key(name))?;
+        let waits = self.seats[role]
+            .process
+            .iter()
+            .flat_map(|it| it.asked.iter().chain(&it.asked_mut))
+            .find_map(|name| {
+                let key = group.key(name);
+                let process = keep::filler(&key).or_else(|| keep::writer(&key))?;
                 Some(Cause::KeptNotFilled { name: name.clone(), process, limit })
             });
         waits.unwrap_or(Cause::NoStart(limit))
@@ -155,7 +160,11 @@ impl Core {
         }
         self.seats.0.reverse();
         self.stats.takeovers += 1;
-        let pid = self.seats[Role::Main].process.as_ref().map(Process::number);
+        let main = self.seats[Role::Main].process.as_mut();
+        let pid = main.map(|process| {
+            process.used = Used::new(now);
+            process.number()
+        });
         let (service, ready) = (group.service, self.life.is_serving());
         after.log(move || tracing::info!(service, pid, ready, "a standby takes over"));
         true
@@ -172,7 +181,9 @@ impl Core {
     ) {
         self.hear(group, role, now, usize::MAX, buffer, after);
         let Some(mut process) = self.seats[role].process.take() else { return };
-        after.wake |= keep::gone((group.number(), process.incarnation));
+        let owner = (group.number(), process.incarnation);
+        after.wake |= keep::gone(owner);
+        keep::abandoned(owner);
         let (cause, culprit) = process.cause(Exit::Unknown);
         let (service, pid) = (group.service, process.number());
         after.log(move || tracing::error!(service, pid, "a killed process does not go: set aside"));
@@ -197,7 +208,9 @@ impl Core {
         self.hear(group, role, now, usize::MAX, buffer, after);
         let Some(mut process) = self.seats[role].process.take() else { return };
         let (cause, culprit) = process.cause(exit);
-        after.wake |= keep::gone((group.number(), process.incarnation));
+        let owner = (group.number(), process.incarnation);
+        let untrusted = matches!(cause, Cause::Protocol(_));
+        after.wake |= keep::gone(owner) | keep::reaped(owner, untrusted, now, &process.ends);
         if matches!(process.told, Some((Ending::MemoryFault, ..))) {
             keep::forget_gpu(&group.options.gpu);
         }
@@ -211,7 +224,8 @@ impl Core {
         }
         let (service, pid, text) = (group.service, process.number(), cause.to_string());
         let killed = process.times.killed.map(|killed| now - killed);
-        let is_wanted = self.life.is_closing() && matches!(cause, Cause::Closed);
+        let ends = self.life.is_closing() || self.life.is_drained(role);
+        let is_wanted = ends && matches!(cause, Cause::Closed);
         after.log(move || match is_wanted {
             true => tracing::info!(service, pid, "a worker's process ended, as it was asked to"),
             false => {
@@ -250,7 +264,9 @@ impl Core {
         now: Instant,
         after: &mut After,
     ) {
-        self.stats.deaths += 1;
+        // It was replaced, and has answered everything.
+        let is_over = self.life.is_drained(role) && cause == Cause::Closed;
+        self.stats.deaths += u64::from(!is_over);
         let is_standby = role == Role::Standby && !self.life.is_replaced(role);
         self.stats.standby_deaths += u64::from(is_standby);
         if self.leases.process_gone(process) {
@@ -285,7 +301,9 @@ impl Core {
             };
             after.end(lost.value, Outcome::Failed(Error::Lost(error)));
         }
-        self.caused(role, cause);
+        if !is_over {
+            self.caused(role, cause);
+        }
     }
 
     /// Notes why a process died. That of a standby is no reason to give the worker up.
@@ -321,6 +339,7 @@ impl Core {
                 let service = group.service;
                 after
                     .log(move || tracing::error!(service, cause, "no standby is started any more"));
+                self.not_replaced(now, after);
             }
             _ => {}
         }
@@ -360,7 +379,9 @@ impl Core {
             seat.starting = None;
             if let Some(process) = seat.process.take() {
                 system::kill(process.ends.handle.as_fd(), process.pid);
-                after.wake |= keep::gone((group.number(), process.incarnation));
+                let owner = (group.number(), process.incarnation);
+                after.wake |= keep::gone(owner);
+                keep::abandoned(owner);
                 // Whatever it reads meanwhile, nobody hears of it.
                 self.leases.process_gone(process.incarnation);
                 self.unwanted.push(process);
@@ -369,7 +390,8 @@ impl Core {
         for ticket in self.calls.end_all() {
             after.end(ticket, Outcome::Failed(error.clone()));
         }
-        let waiters = self.serving.drain(..).chain(self.room.drain(..));
+        let replacing = self.replacing.drain(..).map(|(_, waiter)| waiter);
+        let waiters = self.serving.drain(..).chain(self.room.drain(..)).chain(replacing);
         after.waiters.extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
         self.end_timeline(after, |_| Err(error.clone()));
         self.ended.get_or_insert(error);

@@ -8,7 +8,9 @@ use std::time::Duration;
 use futures::FutureExt;
 use gpu_await_worker::{Cause, Error, Guilt, Health, Restart, Worker};
 
-use crate::twin::{Do, Done, NeverStarts, Stranger, eventually, lives, lost, run, worker};
+use crate::twin::{
+    Do, Done, NeverStarts, Start, Stranger, Twin, eventually, lives, lost, run, worker,
+};
 
 #[test]
 fn a_worker_answers() {
@@ -76,6 +78,69 @@ fn a_fault_names_its_line_once() {
 }
 
 #[test]
+fn a_call_that_is_polled_late_names_its_line() {
+    run(async {
+        let late = Duration::from_millis(100);
+        let restart = Restart { first_delay: Duration::ZERO, ..Restart::default() };
+        let worker = worker().restart(restart).spawn().await.unwrap();
+        for _ in 0..3 {
+            // One that waits for something else holds up nothing.
+            let waits = worker.call(Do::Later(1, Duration::from_secs(3600))).send();
+            let lost = lost(worker.call(Do::FaultPolledLate(late)).await);
+            let Cause::Fault(text) = &lost.cause else { panic!("{lost:?}") };
+            assert_eq!(text.matches("twin.rs:").count(), 1, "{text}");
+            assert!(matches!(waits.await, Err(Error::Lost(_))));
+        }
+        let start = Start { fault_polled_late: Some(late), ..Start::default() };
+        let refused = Worker::<Twin>::builder(start).threads(2).spawn().await;
+        let Err(Error::GivenUp { cause: Cause::Fault(text), .. }) = refused else {
+            panic!("{refused:?}")
+        };
+        assert_eq!(text.matches("twin.rs:").count(), 1, "{text}");
+    });
+}
+
+#[test]
+fn an_answer_is_held_until_the_device_is_well() {
+    run(async {
+        let restart = Restart { first_delay: Duration::ZERO, ..Restart::default() };
+        let path = std::env::temp_dir().join(format!("gpu-await-hold-{}", std::process::id()));
+        let doubled = Done::Floats(vec![2.0, 5.0]);
+        for holds in [false, true] {
+            std::fs::write(&path, "").unwrap();
+            let worker = worker().restart(restart).hold_answers(holds).spawn().await.unwrap();
+            let double = || worker.call(Do::Double(vec![1.0, 2.5]));
+            assert_eq!(double().await, Ok(doubled.clone()));
+            // A kernel that will fault is on the device, and nobody waits for it.
+            let later = Do::FaultOnceGone(path.to_string_lossy().into_owned());
+            let mut launched = worker.call(later).send();
+            eventually("it runs", || std::fs::read(&path).unwrap() == b"it runs");
+            if !holds {
+                assert_eq!(launched.await, Ok(Done::Nothing));
+                assert_eq!(double().await, Ok(doubled.clone()));
+                std::fs::remove_file(&path).unwrap();
+                eventually("it is lost", || worker.stats().deaths == 1);
+                continue;
+            }
+            // Neither what launched it answers, nor what ran beside it; and what may run again does so in another process.
+            let (mut once, again) = (double().send(), double().idempotent().send());
+            let brief = tokio::time::sleep(Duration::from_millis(200));
+            tokio::select! {
+                answer = &mut launched => panic!("{answer:?}"),
+                answer = &mut once => panic!("{answer:?}"),
+                () = brief => {}
+            }
+            assert_eq!(worker.stats().running, 3);
+            std::fs::remove_file(&path).unwrap();
+            for call in [launched, once] {
+                assert!(matches!(lost(call.await).cause, Cause::Fault(_)));
+            }
+            assert_eq!(again.await, Ok(doubled.clone()));
+        }
+    });
+}
+
+#[test]
 fn the_log_of_a_death_stays() {
     run(async {
         let worker = worker().spawn().await.unwrap();
@@ -104,7 +169,7 @@ fn a_wrong_message_is_the_fault_of_who_sends_it() {
         // By the numbers of the messages: a hello, that it serves, parts of a timeline, and each ending but a fault.
         let hello = vec![0, 1, 0, 0, 0, 0];
         let endings = [0, 3, 4, 5, 6].map(|ending| vec![7, ending]);
-        let packets = [hello, vec![0; 6], vec![1, 0], vec![9], vec![255; 100], Vec::from([3])];
+        let packets = [hello, vec![0; 6], vec![1, 0], vec![12], vec![255; 100], Vec::from([3])];
         let timelines = [0, 1, 2].map(|part| vec![8, part]);
         for packet in packets.into_iter().chain(endings).chain(timelines) {
             let lost = lost(worker.call(Do::Send(packet.clone())).await);

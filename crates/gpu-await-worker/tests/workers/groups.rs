@@ -1,12 +1,15 @@
 //! Workers that are called as one, on two host devices, one of which is lost.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use gpu_await_worker::{Blame, Error, Group, Guilt, Health, Restart, Worker, WorkerBuilder};
 
-use crate::twin::{Do, Done, Start, Twin, Use, eventually, kill, lives, lost, run, worker};
+use crate::twin::{
+    Do, Done, Start, Twin, Use, eventually, kill, lives, lost, run, worker, written,
+};
 
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -338,5 +341,108 @@ fn one_worker_of_a_group_may_be_closed() {
         assert!(call.await.is_ok(), "it was under way");
         assert_eq!(group.call(Do::Pid).await, Err(Error::Closed));
         assert_eq!(group.serving().await, Err(Error::Closed));
+    });
+}
+
+#[test]
+fn replacements_under_load_lose_no_call() {
+    const REPLACEMENTS: u64 = 20;
+    run(async {
+        let file = Fragile::new();
+        let path = file.name();
+        // Three payloads at a time, so that calls of eight clients wait for memory while they are being replaced.
+        let room = 64 << 10;
+        let group = Group::spawn(two(|| worker().payload_bytes(room, room))).await.unwrap();
+        let done = |group: &Group<Twin>| {
+            group.stats().workers.iter().all(|stats| stats.replacements >= REPLACEMENTS)
+        };
+        let clients: Vec<_> = (0..8u32)
+            .map(|client| {
+                let (group, path) = (group.clone(), path.clone());
+                tokio::spawn(async move {
+                    let mut calls = 0;
+                    while !done(&group) {
+                        // None may run again: what is lost or doubled shows.
+                        let number = client << 24 | calls;
+                        let write = group.call(Do::Write(path.clone(), number));
+                        let wrote = write.payload(vec![7; 20_000]).await;
+                        assert_eq!(wrote, Ok(Done::Number(number)));
+                        calls += 1;
+                    }
+                    calls
+                })
+            })
+            .collect();
+        let replaced = group.workers().map(|worker| async move {
+            for _ in 0..REPLACEMENTS {
+                // One that it has, and one that waits for all the memory, which the old process or the new one gets.
+                let runs = worker.call(Do::Later(1, Duration::from_millis(5))).send();
+                let all = worker.call(Do::First(Use::Keep, Duration::ZERO));
+                let waits = all.payload(vec![9; room as usize]).send();
+                let (replaced, runs, waits) = tokio::join!(worker.replace(), runs, waits);
+                let both = (runs, waits);
+                assert_eq!((replaced, both), (Ok(()), (Ok(Done::Number(1)), Ok(Done::Number(9)))));
+            }
+        });
+        futures::future::join_all(replaced).await;
+        let mut wanted = BTreeMap::new();
+        for (client, calls) in clients.into_iter().enumerate() {
+            let calls = calls.await.unwrap();
+            wanted.extend((0..calls).map(|n| ((client as u32) << 24 | n, 1)));
+        }
+        assert_eq!(written(&path), wanted);
+        let stats = group.stats();
+        assert_eq!(stats.moved, 0);
+        for (stats, worker) in stats.workers.iter().zip(group.workers()) {
+            assert_eq!((stats.replacements, stats.deaths, stats.retries), (REPLACEMENTS, 0, 0));
+            assert_eq!((stats.lost_calls, stats.stale_messages), (0, 0));
+            assert!(stats.answered > 4 * REPLACEMENTS, "both had calls: {stats:?}");
+            assert!(worker.lease(room as usize).await.is_ok(), "all memory came back");
+        }
+    });
+}
+
+#[test]
+fn who_is_being_replaced_takes_calls() {
+    run(async {
+        let builder = || worker().payload_bytes(16_384, 4096).held_payload_limit(LONG);
+        let group = Group::spawn(two(builder)).await.unwrap();
+        let workers = [at(&group, 0), at(&group, 1)];
+        let [first, second] = &workers;
+        let old = first.stats().process.unwrap();
+        let reverse = |worker: &Worker<Twin>| {
+            let call = worker.call(Do::Reverse).payload([7; 4096]);
+            tokio::spawn(call.send().with_payload())
+        };
+        // While the program has these answers, others wait for their room: one in a process, three in the other.
+        let mut held = Vec::new();
+        for worker in &workers {
+            held.push(reverse(worker).await.unwrap().unwrap());
+        }
+        let waits_there = reverse(first);
+        let busy = [(); 3].map(|()| reverse(second));
+        eventually("they run", || first.stats().running == 1 && second.stats().running == 3);
+        // And one waits for memory, and has no process.
+        let all = first.try_lease(12_288).unwrap();
+        let waits = first.call(Do::First(Use::Drop, Duration::ZERO)).payload([9; 100]).send();
+        let mut replaced = Box::pin(first.replace());
+        assert!(futures::poll!(&mut replaced).is_pending());
+        eventually("it is being replaced", || first.stats().draining == Some(old));
+        // It is ready, and has the next calls, in the new process.
+        assert!(first.health().is_serving());
+        let next = first.stats().process.unwrap();
+        assert_ne!(next, old);
+        assert_eq!(pid(&group).await, next);
+        drop(all);
+        assert_eq!(waits.await, Ok(Done::Number(9)));
+        assert!(lives(old) && futures::poll!(&mut replaced).is_pending());
+        drop(held);
+        for waited in [waits_there].into_iter().chain(busy) {
+            let (done, payload) = waited.await.unwrap().unwrap();
+            assert_eq!((done, payload.unwrap().len()), (Done::Number(4096), 4096));
+        }
+        assert_eq!(replaced.await, Ok(()));
+        let stats = group.stats();
+        assert_eq!((stats.moved, stats.workers[0].deaths, lives(old)), (0, 0, false));
     });
 }

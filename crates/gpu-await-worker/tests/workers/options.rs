@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gpu_await_worker::{Blame, Error, Worker, WorkerBuilder};
+use gpu_await_worker::{Blame, Error, Replace, Worker, WorkerBuilder};
 
 use crate::twin::{Do, Done, Twin, run, worker};
 
@@ -32,6 +32,19 @@ const UNFIT: &[(&str, Change, u64, u64)] = &[
     ("executor_limit", |it| it.executor_limit(Duration::ZERO), 0, 500),
     ("client_guilty", |it| it.blame(Blame { client_guilty: 0, ..Blame::default() }), 0, 1),
     ("hot", |it| it.hot(Duration::from_secs(2)), 2000, 1000),
+    ("Replace::calls", |it| it.replace(Replace { calls: Some(0), ..Replace::default() }), 0, 1),
+    (
+        "Replace::payload_bytes",
+        |it| it.replace(Replace { payload_bytes: Some(0), ..Replace::default() }),
+        0,
+        1,
+    ),
+    (
+        "Replace::time",
+        |it| it.replace(Replace { time: Some(Duration::ZERO), ..Replace::default() }),
+        0,
+        1,
+    ),
     ("name", |it| it.env("", "x"), 0, 1),
     ("a NUL", |it| it.env("A\0B", "x"), 1, 0),
     ("a NUL", |it| it.env("A=B", "x"), 1, 0),
@@ -58,6 +71,23 @@ fn options_that_cannot_work_are_refused() {
             assert_eq!(begun.map(drop), Err(wanted.clone()));
             assert_eq!(change(worker()).spawn().await.map(drop), Err(wanted));
         }
+    });
+}
+
+#[test]
+fn a_standby_that_dies_with_its_worker_is_refused() {
+    run(async {
+        let refused = worker().standby(true).allow_mps(true).spawn().await.map(drop);
+        let Err(Error::Excluded { option, by, .. }) = refused else { panic!("{refused:?}") };
+        assert_eq!((option, by), ("standby", "allow_mps"));
+        let policy = Replace { calls: Some(1), ..Replace::default() };
+        let refused = worker().replace(policy).allow_mps(true).spawn().await.map(drop);
+        assert!(matches!(refused, Err(Error::Excluded { option: "replace", .. })), "{refused:?}");
+        assert!(worker().standby(true).spawn().await.is_ok());
+        let worker = worker().allow_mps(true).spawn().await.unwrap();
+        let refused = worker.replace().await;
+        assert!(matches!(refused, Err(Error::Excluded { option: "replace", .. })), "{refused:?}");
+        assert!(worker.call(Do::Pid).await.is_ok());
     });
 }
 

@@ -107,6 +107,23 @@ fn a_timeline_ends_with_its_process() {
 }
 
 #[test]
+fn a_process_that_is_replaced_sends_its_timeline() {
+    run(async {
+        // Many short messages; and the other process stands by, so that the end is asked for in the next moment.
+        let worker = worker().standby(true).timeline(100).most_message_bytes(64).spawn().await;
+        let worker = worker.unwrap();
+        for round in 1..=5 {
+            double(&worker, 50).await;
+            eventually("another one stands by", || worker.stats().standby.is_some());
+            let (timeline, replaced) = futures::join!(worker.timeline(), worker.replace());
+            assert_eq!(replaced, Ok(()));
+            assert!(packets(&timeline.unwrap()) > 50);
+            assert_eq!((worker.stats().replacements, worker.stats().deaths), (round, 0));
+        }
+    });
+}
+
+#[test]
 fn a_timeline_is_asked_for_first() {
     run(async {
         let worker = worker().spawn().await.unwrap();

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use gpu_await::Stream;
-use gpu_await_worker::{Error, Failure, Host, Payloads, Service, Worker, WorkerBuilder};
+use gpu_await_worker::{
+    Error, Failure, Host, KeptMut, KeptState, Payloads, Service, Worker, WorkerBuilder,
+};
 use serde::{Deserialize, Serialize};
 
 /// What a call makes the process do.
@@ -17,6 +19,10 @@ pub(crate) enum Do {
     Later(u32, Duration),
     /// Blocks the thread that polls it, and answers with its argument.
     Block(u32, Duration),
+    /// Likewise, in the process with that number; elsewhere it answers with the number of its process.
+    BlockOnce(u32, Duration),
+    /// Adds its argument to a file, and answers with it.
+    Write(String, u32),
     /// Answers with the number of its process.
     Pid,
     /// Reverses its payload.
@@ -33,6 +39,15 @@ pub(crate) enum Do {
     ForkThatDrops(Duration),
     /// Answers with the sum of what is kept under this name.
     Keep(String, Filler),
+    /// Counts in the memory that it may write, and answers with the count and what it found as it got the memory.
+    Count(Write),
+    /// Writes this count to that memory.
+    Reset(u64),
+    /// Forks; the child leaves the process group, and sleeps for ever with all that it inherits, but for descriptors if it closes them. Answers
+    /// with its number.
+    ForkAway {
+        closes: bool,
+    },
     /// Sends its supervisor what no service sends, from this seed.
     Fuzz(u64),
     /// Sends its supervisor this, and stays for a while.
@@ -48,6 +63,10 @@ pub(crate) enum Do {
     ExitLater(i32),
     /// Loses the device.
     Fault,
+    /// Likewise, and is polled again so much later than it is woken.
+    FaultPolledLate(Duration),
+    /// Launches a kernel that writes to this file and faults once it is gone, and waits for none of that.
+    FaultOnceGone(String),
     /// Writes through a wild pointer.
     Stray,
     /// Blocks every thread of the runtime for ever.
@@ -73,7 +92,30 @@ pub(crate) enum Done {
     Floats(Vec<f32>),
     Number(u32),
     Text(String),
+    Counted(u64, Found),
     Nothing,
+}
+
+/// What a process found in memory that it may write, and the number under which it has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Found {
+    Fresh(u64),
+    Clean(u64),
+    Died(u64, u64),
+}
+
+/// How a call writes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Write {
+    Whole,
+    /// Not: it reads.
+    Nothing,
+    /// And takes as long.
+    Slowly(Duration),
+    /// Dies in the middle.
+    Dies,
+    /// Fails in the middle.
+    Fails,
 }
 
 /// What a call does with its payload once it has read it.
@@ -103,6 +145,7 @@ pub(crate) struct Twin {
     stream: Stream,
     twice: twice,
     host: Host,
+    kept: tokio::sync::Mutex<Option<KeptMut<u64>>>,
 }
 
 /// Its configuration: whether, and how often by now, the start goes wrong.
@@ -113,8 +156,14 @@ pub(crate) struct Start {
     pub(crate) program: bool,
     /// The name of kept memory that it needs.
     pub(crate) keep: Option<String>,
+    /// The name of kept memory that it may write.
+    pub(crate) keep_mut: Option<String>,
+    /// A file that the first start makes, which does not ask for that memory.
+    pub(crate) second: Option<String>,
     /// How much of the device it takes.
     pub(crate) takes: usize,
+    /// Loses the device as it starts, and is polled again so much later than it is woken.
+    pub(crate) fault_polled_late: Option<Duration>,
     /// A file that is removed by the first start, and whose absence makes later ones fail.
     pub(crate) once: Option<String>,
 }
@@ -133,12 +182,43 @@ gpu_await::kernel! {
     host = double;
 }
 
+gpu_await::kernel! {
+    /// Writes to the file with that name, and faults when it is gone.
+    unsafe fn faulty_later(path: &[u8]);
+    launch = gpu_await::LaunchConfig::for_elements(path.len());
+    host = fault_later;
+}
+
+fn fault_later(_: &gpu_await::Grid, path: &[u8]) {
+    let path = std::str::from_utf8(path).unwrap();
+    std::fs::write(path, "it runs").unwrap();
+    while std::path::Path::new(path).exists() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("an illegal address, later");
+}
+
 fn double(_: &gpu_await::Grid, x: &[f32], y: &mut [f32]) {
     y.iter_mut().zip(x).for_each(|(y, x)| *y = 2.0 * x);
 }
 
 fn fault(_: &gpu_await::Grid, _: &mut [f32]) {
     panic!("an illegal address");
+}
+
+/// Loses the device. Whoever awaits it is held up, as on a busy machine, between its waking and its poll.
+async fn fault_polled_late(stream: &Stream, late: Duration) -> Result<(), Failure> {
+    let kernel = faulty::load(&stream.device()).await?;
+    let mut y = stream.zeros::<f32>(4).queued()?;
+    let mut launch = std::pin::pin!(kernel.launch(stream, &mut y).into_future());
+    let mut is_woken = false;
+    let launched = std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut is_woken, true) {
+            std::thread::sleep(late);
+        }
+        launch.as_mut().poll(cx)
+    });
+    Ok(launched.await?)
 }
 
 impl Service for Twin {
@@ -163,11 +243,20 @@ impl Service for Twin {
         }
         let twice = twice::load(host.device()).await?;
         let stream = host.device().stream()?;
+        if let Some(late) = config.fault_polled_late {
+            fault_polled_late(&stream, late).await?;
+        }
         let _taken = match config.takes {
             0 => None,
             len => Some(stream.zeros(len).await?),
         };
-        Ok(Twin { _taken, stream, twice, host: host.clone() })
+        let is_first = config.second.is_some_and(|it| std::fs::File::create_new(it).is_ok());
+        let kept = config
+            .keep_mut
+            .filter(|_| !is_first)
+            .map(|name| host.keep_mut(&name, CELLS))
+            .transpose()?;
+        Ok(Twin { _taken, stream, twice, host: host.clone(), kept: kept.into() })
     }
 
     async fn call(&self, request: Do, payloads: &mut Payloads) -> Result<Done, Failure> {
@@ -191,6 +280,17 @@ impl Service for Twin {
             }
             Do::Block(number, time) => {
                 std::thread::sleep(time);
+                Done::Number(number)
+            }
+            Do::BlockOnce(pid, time) => {
+                if pid == std::process::id() {
+                    std::thread::sleep(time);
+                }
+                Done::Number(std::process::id())
+            }
+            Do::Write(path, number) => {
+                let mut file = std::fs::OpenOptions::new().append(true).open(path)?;
+                std::io::Write::write_all(&mut file, &number.to_ne_bytes())?;
                 Done::Number(number)
             }
             Do::Pid => Done::Number(std::process::id()),
@@ -291,6 +391,39 @@ impl Service for Twin {
                 assert!(kept.iter().all(|filler| *filler == kept[0]));
                 Done::Number(kept[0])
             }
+            Do::Count(how) => self.count(how).await?,
+            Do::Reset(count) => {
+                let mut kept = self.kept.lock().await;
+                let kept = kept.as_mut().ok_or_else(|| Failure::new("nothing is kept"))?;
+                kept.write(async |mut memory| Ok(self.stream.fill(&mut memory, count).await?))
+                    .await?;
+                Done::Nothing
+            }
+            Do::ForkAway { closes } => {
+                // SAFETY: the child calls nothing but what may be called after a fork.
+                match unsafe { libc::fork() } {
+                    0 => {
+                        if closes {
+                            // SAFETY: touches no memory; nothing of the child uses descriptors.
+                            unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+                        }
+                        // SAFETY: touches no memory.
+                        unsafe { libc::setsid() };
+                        loop {
+                            // SAFETY: waits, and touches no memory.
+                            unsafe { libc::pause() };
+                        }
+                    }
+                    child => {
+                        // It has left the group when the answer is there.
+                        // SAFETY: touches no memory.
+                        while unsafe { libc::getsid(child) } != child {
+                            tokio::task::yield_now().await;
+                        }
+                        Done::Number(child as u32)
+                    }
+                }
+            }
             Do::Fuzz(seed) => {
                 crate::misbehave::misbehave(seed);
                 Done::Nothing
@@ -320,6 +453,17 @@ impl Service for Twin {
                 let kernel = faulty::load(&self.stream.device()).await?;
                 let mut y = self.stream.zeros::<f32>(4).queued()?;
                 kernel.launch(&self.stream, &mut y).await?;
+                Done::Nothing
+            }
+            Do::FaultPolledLate(late) => {
+                fault_polled_late(&self.stream, late).await?;
+                Done::Nothing
+            }
+            Do::FaultOnceGone(path) => {
+                let stream = self.stream.device().stream()?;
+                let kernel = faulty_later::load(&self.stream.device()).await?;
+                let path = stream.upload(path.into_bytes()).queued()?;
+                kernel.launch(&stream, &path).queued()?;
                 Done::Nothing
             }
             Do::Stray => {
@@ -381,6 +525,52 @@ impl Service for Twin {
                 Done::Nothing
             }
         })
+    }
+}
+
+/// How many numbers are kept.
+pub(crate) const CELLS: usize = 1000;
+
+impl Twin {
+    /// Adds one to what every cell has. Fails with "two writers" if another process writes at the same time, and with "torn" if the last
+    /// write was not whole, and nobody says so.
+    async fn count(&self, how: Write) -> Result<Done, Failure> {
+        let mut kept = self.kept.lock().await;
+        let kept = kept.as_mut().ok_or_else(|| Failure::new("nothing is kept"))?;
+        let generation = kept.generation().await?;
+        let found = match kept.state().await? {
+            KeptState::Fresh => Found::Fresh(generation),
+            KeptState::Clean => Found::Clean(generation),
+            KeptState::WriterDied { generation: died } => Found::Died(generation, died),
+            other => return Err(Failure::new(format!("{other:?}"))),
+        };
+        let before = self.stream.download(kept.memory().await?).await?;
+        let last = before.iter().copied().max().unwrap_or(0);
+        let is_torn = before.iter().any(|cell| *cell != last);
+        if is_torn && !matches!(found, Found::Died(..)) {
+            return Err(Failure::new("torn"));
+        }
+        if how == Write::Nothing {
+            return Ok(Done::Counted(last, found));
+        }
+        let next = last + 1;
+        let written = kept.write(async |mut memory| {
+            // Who writes is there to be seen for as long as it does.
+            let mine = u64::from(std::process::id()) << 32;
+            self.stream.fill(&mut memory, mine).await?;
+            match how {
+                Write::Slowly(time) => tokio::time::sleep(time).await,
+                Write::Dies => std::process::abort(),
+                Write::Fails => return Err(Failure::new("half written")),
+                Write::Whole | Write::Nothing => {}
+            }
+            if self.stream.download(&memory).await?.iter().any(|cell| *cell != mine) {
+                return Err(Failure::new("two writers"));
+            }
+            Ok(self.stream.fill(&mut memory, next).await?)
+        });
+        written.await?;
+        Ok(Done::Counted(next, found))
     }
 }
 
@@ -463,6 +653,15 @@ pub(crate) fn eventually(what: &str, holds: impl Fn() -> bool) {
         assert!(std::time::Instant::now() < limit, "not so after ten seconds: {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// How often calls of [`Do::Write`] wrote each number to this file.
+pub(crate) fn written(path: &str) -> std::collections::BTreeMap<u32, usize> {
+    let mut written = std::collections::BTreeMap::new();
+    for bytes in std::fs::read(path).unwrap().chunks_exact(4) {
+        *written.entry(u32::from_ne_bytes(bytes.try_into().unwrap())).or_default() += 1;
+    }
+    written
 }
 
 /// Whether there is a process with that number that has not ended.

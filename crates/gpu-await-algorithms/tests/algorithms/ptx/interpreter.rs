@@ -1,5 +1,11 @@
-//! Runs a generated kernel's text on the CPU for tests, one thread at a time. It knows the instructions that the generator emits, checks
-//! each access against its array and for alignment, and refuses everything else.
+//! Runs a kernel's text on the CPU for tests, one thread at a time: one that the generator wrote, or one of an image. It knows the instructions that are in
+//! these, checks each access against its array and for alignment, and refuses everything else.
+//!
+//! | a thread of a block comes to | and goes on when |
+//! |---|---|
+//! | `shfl.sync` | all lanes of its warp are at the same one: each has what its partner brought |
+//! | `bar.sync` | all threads of the block are at the same one |
+//! | `ret` | never; a warp that is waited for by others at a barrier must not be there |
 //!
 //! More than 500 lines: a table of instructions.
 #![forbid(unsafe_code)]
@@ -25,6 +31,7 @@ enum ReadOperand {
 #[derive(Debug)]
 struct Instruction<'t> {
     guard: Option<usize>,
+    is_not: bool,
     op: Vec<&'t str>,
     operands: Vec<ReadOperand>,
 }
@@ -33,6 +40,9 @@ struct Instruction<'t> {
 pub(super) struct KernelText<'t> {
     instructions: Vec<Instruction<'t>>,
     labels: HashMap<String, usize>,
+    name: String,
+    /// Names and bytes of shared memory.
+    shared: Vec<(String, usize)>,
 }
 
 /// Arrays, far from one another.
@@ -52,6 +62,13 @@ impl FakeMemory {
         self.arrays.push(bytes);
         self.starts.push(start);
         start
+    }
+
+    /// Takes the last array away.
+    fn remove_last(&mut self) {
+        self.arrays.pop();
+        self.starts.pop();
+        self.written.pop();
     }
 
     fn find(&self, address: u64, bytes: usize, of: usize) -> (usize, usize) {
@@ -75,13 +92,24 @@ impl FakeMemory {
     fn write(&mut self, address: u64, bytes: usize, value: u64) {
         let (array, at) = self.find(address, bytes, bytes);
         self.arrays[array][at..at + bytes].copy_from_slice(&value.to_le_bytes()[..bytes]);
-        self.written[array][at..at + bytes].iter_mut().for_each(|times| *times += 1);
+        let written = self.written[array][at..at + bytes].iter_mut();
+        written.for_each(|times| *times = times.saturating_add(1));
     }
 }
 
+/// The classes of the generator, `hrlfdp`; the compiler calls the first `rs`, and the third `rd`.
 fn register(name: &str) -> usize {
-    let class = "hrlfdp".find(&name[1..2]).expect("a class");
-    CLASS * class + name[2..].parse::<usize>().expect("a number")
+    let digits = name.find(|letter: char| letter.is_ascii_digit()).expect("a number");
+    let class = match &name[1..digits] {
+        "h" | "rs" => 0,
+        "r" => 1,
+        "l" | "rd" => 2,
+        "f" => 3,
+        "d" | "fd" => 4,
+        "p" => 5,
+        other => panic!("registers of class {other}"),
+    };
+    CLASS * class + name[digits..].parse::<usize>().expect("a number")
 }
 
 fn operand(text: &str) -> ReadOperand {
@@ -94,16 +122,19 @@ fn operand(text: &str) -> ReadOperand {
         let place = place.trim_end_matches(']');
         return match place.split_once('+') {
             Some((base, offset)) => {
-                ReadOperand::Place(register(base), offset.parse().expect("bytes"))
+                ReadOperand::Place(register(base), offset.parse::<i64>().expect("bytes") as u64)
             }
+            None if place.starts_with('%') => ReadOperand::Place(register(place), 0),
             None => ReadOperand::Named(place.to_owned()),
         };
     }
     let hexadecimal = |digits| u64::from_str_radix(digits, 16).expect("digits");
     match text {
-        _ if text.starts_with("%tid") || text.starts_with("%ctaid") => {
+        _ if ["%tid", "%ctaid", "%nctaid"].iter().any(|name| text.starts_with(name)) => {
             ReadOperand::Named(text.to_owned())
         }
+        // Behind it is whether the partner takes part, as all do.
+        _ if text.contains('|') => operand(text.split('|').next().expect("a register")),
         _ if text.starts_with('%') => ReadOperand::Register(register(text)),
         _ if ["0f", "0d", "0x"].iter().any(|prefix| text.starts_with(prefix)) => {
             ReadOperand::Number(hexadecimal(&text[2..]))
@@ -136,16 +167,54 @@ fn split(text: &str) -> Vec<ReadOperand> {
     parts
 }
 
-/// A thread's registers; reading one that was never set is an error.
-struct Registers(Vec<Option<u64>>);
+/// A thread's registers, by class; reading one that was never set is an error.
+#[derive(Default)]
+struct Registers([Vec<Option<u64>>; 6]);
 
 impl Registers {
     fn get(&self, register: usize) -> u64 {
-        self.0[register].expect("a register that was set")
+        let found = self.0[register / CLASS].get(register % CLASS).copied().flatten();
+        found.expect("a register that was set")
     }
 
     fn set(&mut self, register: usize, value: u64) {
-        self.0[register] = Some(value);
+        let class = &mut self.0[register / CLASS];
+        class.resize(class.len().max(register % CLASS + 1), None);
+        class[register % CLASS] = Some(value);
+    }
+}
+
+/// A thread on its way.
+struct FakeThread {
+    registers: Registers,
+    passed: HashMap<String, u64>,
+    next: usize,
+    steps: usize,
+}
+
+/// Where a thread stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    Returned,
+    /// At an instruction, which it is behind of.
+    Barrier(usize),
+    Shuffle {
+        at: usize,
+        to: usize,
+        value: u64,
+        xor: u64,
+    },
+}
+
+impl FakeThread {
+    fn new(params: &[u64], (block, thread): (u64, u64)) -> FakeThread {
+        let mut passed: HashMap<String, u64> = HashMap::new();
+        passed.insert("%tid.x".into(), thread);
+        passed.insert("%ctaid.x".into(), block);
+        for (number, value) in params.iter().enumerate() {
+            passed.insert(format!("p{number}"), *value);
+        }
+        FakeThread { registers: Registers::default(), passed, next: 0, steps: 0 }
     }
 }
 
@@ -153,7 +222,26 @@ impl<'t> KernelText<'t> {
     pub(super) fn read(text: &'t str) -> KernelText<'t> {
         let (_, kernel) = text.split_once(".visible .entry").expect("a kernel");
         let (_, body) = kernel.split_once('{').expect("a body");
-        let mut code = KernelText { instructions: Vec::new(), labels: HashMap::new() };
+        KernelText::of_body(body)
+    }
+
+    /// One kernel of several.
+    pub(super) fn entry(text: &'t str, name: &str) -> KernelText<'t> {
+        let (_, kernel) = text.split_once(&format!(".visible .entry {name}(")).expect("the kernel");
+        let (_, body) = kernel.split_once("\n{").expect("a body");
+        let mut code = KernelText::of_body(body.split_once("\n}").expect("an end").0);
+        code.shared = text.lines().filter_map(shared).collect();
+        code.name = name.to_owned();
+        code
+    }
+
+    fn of_body(body: &'t str) -> KernelText<'t> {
+        let mut code = KernelText {
+            instructions: Vec::new(),
+            labels: HashMap::new(),
+            name: String::new(),
+            shared: Vec::new(),
+        };
         for line in body.lines().map(str::trim) {
             if let Some(label) = line.strip_suffix(':') {
                 code.labels.insert(label.to_owned(), code.instructions.len());
@@ -163,16 +251,18 @@ impl<'t> KernelText<'t> {
             if line.starts_with('.') {
                 continue;
             }
-            let (guard, line) = match line.strip_prefix('@') {
+            let (guard, is_not, line) = match line.strip_prefix('@') {
                 Some(line) => {
                     let (guard, line) = line.split_once(' ').expect("an instruction");
-                    (Some(register(guard)), line)
+                    let plain = guard.trim_start_matches('!');
+                    (Some(register(plain)), plain != guard, line)
                 }
-                None => (None, line),
+                None => (None, false, line),
             };
-            let (op, rest) = line.split_once(' ').unwrap_or((line, ""));
+            let (op, rest) = line.split_once([' ', '\t']).unwrap_or((line, ""));
             code.instructions.push(Instruction {
                 guard,
+                is_not,
                 op: op.split('.').collect(),
                 operands: split(rest),
             });
@@ -181,36 +271,98 @@ impl<'t> KernelText<'t> {
     }
 
     /// Runs one thread.
-    pub(super) fn run(&self, memory: &mut FakeMemory, params: &[u64], (block, thread): (u64, u64)) {
-        let mut registers = Registers(vec![None; 6 * CLASS]);
-        let mut passed: HashMap<String, u64> = HashMap::new();
-        passed.insert("%tid.x".into(), thread);
-        passed.insert("%ctaid.x".into(), block);
-        for (number, value) in params.iter().enumerate() {
-            passed.insert(format!("p{number}"), *value);
+    pub(super) fn run(&self, memory: &mut FakeMemory, params: &[u64], at: (u64, u64)) {
+        let stop = self.advance(memory, &mut FakeThread::new(params, at));
+        assert_eq!(stop, Stop::Returned, "it is alone");
+    }
+
+    /// Runs all threads of a block of a grid of so many.
+    pub(super) fn run_block(
+        &self,
+        memory: &mut FakeMemory,
+        params: &[u64],
+        (block, blocks): (u64, u64),
+        threads: u64,
+    ) {
+        let all = (0..threads).map(|thread| FakeThread::new(params, (block, thread)));
+        let mut all: Vec<FakeThread> = all.collect();
+        for thread in &mut all {
+            thread.passed.insert("%nctaid.x".into(), blocks);
+            for (number, value) in params.iter().enumerate() {
+                thread.passed.insert(format!("{}_param_{number}", self.name), *value);
+            }
         }
-        let (mut next, mut steps) = (0, 0);
-        while let Some(Instruction { guard, op, operands }) = self.instructions.get(next) {
-            next += 1;
-            steps += 1;
-            assert!(steps < 1_000_000, "it does not end");
-            if guard.is_some_and(|guard| registers.get(guard) == 0) {
+        for (name, bytes) in &self.shared {
+            // What was there before.
+            let start = memory.add(vec![0xFF; *bytes], 0);
+            for thread in &mut all {
+                thread.passed.insert(name.clone(), start);
+            }
+        }
+        loop {
+            let warps = all.chunks_mut(32).map(|warp| self.advance_warp(memory, warp));
+            let stops: Vec<Stop> = warps.collect();
+            assert!(stops.iter().all(|stop| *stop == stops[0]), "a barrier without {stops:?}");
+            if stops[0] == Stop::Returned {
+                break;
+            }
+        }
+        self.shared.iter().for_each(|_| memory.remove_last());
+    }
+
+    /// Runs a warp up to a barrier, or to its end.
+    fn advance_warp(&self, memory: &mut FakeMemory, warp: &mut [FakeThread]) -> Stop {
+        loop {
+            let stops: Vec<Stop> = warp.iter_mut().map(|lane| self.advance(memory, lane)).collect();
+            let Stop::Shuffle { at: first, .. } = stops[0] else {
+                assert!(stops.iter().all(|stop| *stop == stops[0]), "lanes part: {stops:?}");
+                return stops[0];
+            };
+            for (lane, stop) in stops.iter().enumerate() {
+                let Stop::Shuffle { at, to, xor, .. } = *stop else {
+                    panic!("lanes part: {stops:?}")
+                };
+                assert_eq!(at, first, "lanes part");
+                let Stop::Shuffle { value, .. } = stops[lane ^ xor as usize] else {
+                    panic!("lanes part: {stops:?}")
+                };
+                warp[lane].registers.set(to, value);
+            }
+        }
+    }
+
+    /// Runs one thread as far as it comes alone.
+    fn advance(&self, memory: &mut FakeMemory, thread: &mut FakeThread) -> Stop {
+        let FakeThread { registers, passed, next, steps } = thread;
+        while let Some(Instruction { guard, is_not, op, operands }) = self.instructions.get(*next) {
+            *next += 1;
+            *steps += 1;
+            assert!(*steps < 1_000_000, "it does not end");
+            if guard.is_some_and(|guard| (registers.get(guard) == 0) != *is_not) {
                 continue;
             }
             let value = |at: usize| -> u64 {
                 match &operands[at] {
                     ReadOperand::Register(register) => registers.get(*register),
                     ReadOperand::Number(number) => *number,
-                    ReadOperand::Named(name) => passed[name],
+                    ReadOperand::Named(name) => {
+                        *passed.get(name).unwrap_or_else(|| panic!("{op:?}: {name}"))
+                    }
                     other => panic!("{op:?}: {other:?}"),
                 }
             };
             match op[..] {
-                ["griddepcontrol", "wait"] => assert_eq!(steps, 1, "it waits first"),
-                ["ret"] => return,
-                ["bra"] => {
+                ["griddepcontrol", "wait"] => assert_eq!(*steps, 1, "it waits first"),
+                ["ret"] => return Stop::Returned,
+                ["bar", "sync"] => return Stop::Barrier(*next),
+                ["shfl", "sync", "bfly", "b32"] => {
+                    assert_eq!((value(3), value(4) as u32), (31, u32::MAX), "of a whole warp");
+                    let to = targets(&operands[0])[0];
+                    return Stop::Shuffle { at: *next, to, value: value(1), xor: value(2) };
+                }
+                ["bra"] | ["bra", "uni"] => {
                     let ReadOperand::Named(label) = &operands[0] else { panic!("a label") };
-                    next = self.labels[label];
+                    *next = self.labels[label];
                 }
                 ["st", "param", _] => {
                     let ReadOperand::Named(name) = &operands[0] else { panic!("a name") };
@@ -227,9 +379,8 @@ impl<'t> KernelText<'t> {
                     let ReadOperand::Register(to) = operands[0] else { panic!("a register") };
                     registers.set(to, value);
                 }
-                ["ld", "global", .., kind] => {
-                    let ReadOperand::Place(base, offset) = operands[1] else { panic!("a place") };
-                    let (bytes, address) = (bytes_of(kind), registers.get(base) + offset);
+                ["ld", "global" | "shared", .., kind] => {
+                    let (bytes, address) = (bytes_of(kind), place(registers, passed, &operands[1]));
                     let to = targets(&operands[0]);
                     memory.find(address, 1, bytes * to.len());
                     for (at, to) in to.iter().enumerate() {
@@ -237,25 +388,24 @@ impl<'t> KernelText<'t> {
                         registers.set(*to, extended(kind, value));
                     }
                 }
-                ["st", "global", .., kind] => {
-                    let ReadOperand::Place(base, offset) = operands[0] else { panic!("a place") };
-                    let (bytes, address) = (bytes_of(kind), registers.get(base) + offset);
+                ["st", "global" | "shared", .., kind] => {
+                    let (bytes, address) = (bytes_of(kind), place(registers, passed, &operands[0]));
                     let from = targets(&operands[1]);
                     memory.find(address, 1, bytes * from.len());
                     for (at, from) in from.iter().enumerate() {
                         memory.write(address + (at * bytes) as u64, bytes, registers.get(*from));
                     }
                 }
-                ["mov", "b32"] if matches!(operands[0], ReadOperand::Registers(_)) => {
-                    let value = value(1);
+                ["mov", kind] if matches!(operands[0], ReadOperand::Registers(_)) => {
+                    let (value, half) = (value(1), 4 * bytes_of(kind));
                     let to = targets(&operands[0]);
-                    registers.set(to[0], value & 0xFFFF);
-                    registers.set(to[1], value >> 16);
+                    registers.set(to[0], value & !(u64::MAX << half));
+                    registers.set(to[1], value >> half);
                 }
-                ["mov", "b32"] if matches!(operands[1], ReadOperand::Registers(_)) => {
+                ["mov", kind] if matches!(operands[1], ReadOperand::Registers(_)) => {
                     let from = targets(&operands[1]);
-                    let value = registers.get(from[0]) | registers.get(from[1]) << 16;
-                    registers.set(targets(&operands[0])[0], value);
+                    let high = registers.get(from[1]) << (4 * bytes_of(kind));
+                    registers.set(targets(&operands[0])[0], registers.get(from[0]) | high);
                 }
                 _ => {
                     let values: Vec<u64> = (1..operands.len()).map(value).collect();
@@ -266,6 +416,22 @@ impl<'t> KernelText<'t> {
         }
         panic!("it ends without `ret`");
     }
+}
+
+/// An address.
+fn place(registers: &Registers, passed: &HashMap<String, u64>, operand: &ReadOperand) -> u64 {
+    match operand {
+        ReadOperand::Place(base, offset) => registers.get(*base).wrapping_add(*offset),
+        ReadOperand::Named(name) => passed[name],
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Name and bytes of the shared memory that a line declares.
+fn shared(line: &str) -> Option<(String, usize)> {
+    let declared = line.trim_start().strip_prefix(".shared ")?.split(' ').next_back()?;
+    let (name, bytes) = declared.trim_end_matches("];").split_once('[')?;
+    Some((name.to_owned(), bytes.parse().ok()?))
 }
 
 fn targets(operand: &ReadOperand) -> Vec<usize> {
@@ -382,9 +548,9 @@ macro_rules! of_floats_of {
             ["cvt", "rmi", _] => x[0].floor().bits(),
             ["cvt", "rpi", _] => x[0].ceil().bits(),
             ["cvt", "rzi", _] => x[0].trunc().bits(),
-            ["add", "rn"] => (x[0] + x[1]).bits(),
-            ["sub", "rn"] => (x[0] - x[1]).bits(),
-            ["mul", "rn"] => (x[0] * x[1]).bits(),
+            ["add"] | ["add", "rn"] => (x[0] + x[1]).bits(),
+            ["sub"] | ["sub", "rn"] => (x[0] - x[1]).bits(),
+            ["mul"] | ["mul", "rn"] => (x[0] * x[1]).bits(),
             ["div", "rn"] => (x[0] / x[1]).bits(),
             ["fma", "rn"] => x[0].mul_add(x[1], x[2]).bits(),
             ["sqrt", "rn"] => x[0].sqrt().bits(),
@@ -394,6 +560,8 @@ macro_rules! of_floats_of {
             ["copysign"] => x[1].copysign(x[0]).bits(),
             ["min"] => least!(x[0], x[1]).bits(),
             ["max"] => (-least!(-x[0], -x[1])).bits(),
+            ["max", "NaN"] if x[0].is_nan() || x[1].is_nan() => $type::NAN.bits(),
+            ["max", "NaN"] => (-least!(-x[0], -x[1])).bits(),
             ["setp", compare] => holds(compare, x[0].partial_cmp(&x[1])),
             _ => panic!("{:?}", $parts),
         }
@@ -493,6 +661,20 @@ fn of_floats(parts: &[&str], v: &[u64]) -> u64 {
     match *parts {
         ["cvt", "f32", "f16"] => f16::from_bits(v[0] as u16).to_f32().bits(),
         ["cvt", "rn", "f16", "f32"] => half(v[0]),
+        ["cvt", "sat", "f32", "f32"] => match single(v[0]) {
+            x if x.is_nan() => 0.0f32.bits(),
+            x => x.clamp(0.0, 1.0).bits(),
+        },
+        ["fma", "rm", "f32"] => {
+            let [a, b, c] = [0, 1, 2].map(|at| f64::from(single(v[at])));
+            let exact = a.mul_add(b, c);
+            let near = exact as f32;
+            if f64::from(near) > exact { near.next_down().bits() } else { near.bits() }
+        }
+        ["ex2", "approx", "ftz", "f32"] => match single(v[0]).exp2() {
+            x if x.is_subnormal() => 0.0f32.bits(),
+            x => x.bits(),
+        },
         ["cvt", "rn", "bf16", "f32"] => brain(v[0]),
         ["cvt", "rn", "f16x2", "f32"] => half(v[0]) << 16 | half(v[1]),
         ["cvt", "rn", "bf16x2", "f32"] => brain(v[0]) << 16 | brain(v[1]),
@@ -516,6 +698,8 @@ fn holds(compare: &str, order: Option<std::cmp::Ordering>) -> u64 {
         "gt" => order.is_some_and(|order| order.is_gt()),
         "ge" => order.is_some_and(|order| order.is_ge()),
         "eq" => order.is_some_and(|order| order.is_eq()),
+        "leu" => order.is_none_or(|order| order.is_le()),
+        "num" => order.is_some(),
         "neu" => order.is_none_or(|order| order.is_ne()),
         "nan" => order.is_none(),
         other => panic!("{other}"),

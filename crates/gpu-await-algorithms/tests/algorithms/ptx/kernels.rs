@@ -4,8 +4,6 @@
 //! A module of `src/elementwise/ptx.rs`, so that these are tests of `--lib`.
 #![forbid(unsafe_code)]
 
-mod interpreter;
-
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,11 +11,11 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use self::interpreter::{FakeMemory, KernelText};
 use super::*;
 use crate::elementwise::arithmetic::Arithmetic;
 use crate::elementwise::expression::{Binary, Comparison, Literal, Logic, Step, Unary};
 use crate::elementwise::twin;
+use crate::interpreter::{FakeMemory, KernelText};
 use gpu_await::Grid;
 use gpu_await::sibling::{ArgBlock, HostTwin};
 

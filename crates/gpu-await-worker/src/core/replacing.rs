@@ -1,0 +1,105 @@
+//! Replacing a process without a death: when, and what follows for its calls and for those who wait for it.
+//!
+//! # Invariants
+//! 1. Each call has one process: those that the old one had are answered there, and all others go to the new one
+//!    (`a_hundred_replacements_lose_no_call`).
+#![forbid(unsafe_code)]
+
+use std::time::Instant;
+
+use super::Core;
+use crate::error::{Error, Result};
+use crate::frame::ToProcess;
+use crate::group::{After, Group, Waiter};
+use crate::life::Role;
+use crate::process::Process;
+use crate::replace::Used;
+
+impl Core {
+    /// Does what is due: has another process started, has it take over, and tells those who wait for that.
+    pub(super) fn renew(&mut self, group: &Group, now: Instant, after: &mut After) {
+        if let Some(why) = self.wear(group, now) {
+            self.want(group, why, now, after);
+        }
+        self.promote(group, now, after);
+        let (seats, is_serving) = (&self.seats, self.life.is_serving());
+        let is_over = |it: &mut (u32, Waiter)| is_serving && seats.process(it.0).is_none();
+        after.waiters.extend(self.replacing.extract_if(.., is_over).map(|(_, it)| (it, Ok(()))));
+    }
+
+    /// Why the main process is to be replaced, if it is, and is not about to be.
+    pub(super) fn wear(&self, group: &Group, now: Instant) -> Option<&'static str> {
+        let process = self.seats[Role::Main].process.as_ref()?;
+        let is_idle = self.life.is_serving() && !self.life.is_closing() && !self.life.is_wanted();
+        group.options.replace.why(&process.used, now).filter(|_| is_idle)
+    }
+
+    fn want(&mut self, group: &Group, why: &'static str, now: Instant, after: &mut After) {
+        let Some(process) = &self.seats[Role::Main].process else { return };
+        let (service, pid) = (group.service, process.number());
+        if !self.life.is_wanted() && self.life.replace(now) {
+            after.log(move || {
+                tracing::info!(service, pid, why, "a worker's process is to be replaced");
+            });
+            after.wake = true;
+        }
+    }
+
+    /// Replaces the process that serves. The waiter hears when it is gone; if none serves, when one does.
+    pub(crate) fn replace(
+        &mut self,
+        group: &Group,
+        waiter: Waiter,
+        now: Instant,
+        after: &mut After,
+    ) -> Result<()> {
+        if let Some(error) = self.ended.clone().or(self.life.is_closing().then_some(Error::Closed))
+        {
+            return Err(error);
+        }
+        self.replacing.retain(|(_, waiter)| !waiter.is_canceled());
+        let main = self.seats[Role::Main].process.as_ref().filter(|_| self.life.is_serving());
+        match main.map(|process| process.incarnation) {
+            Some(incarnation) => {
+                self.want(group, "demand", now, after);
+                self.replacing.push((incarnation, waiter));
+            }
+            None => self.serving.push(waiter),
+        }
+        Ok(())
+    }
+
+    /// Has the process that stands by take the calls, if that is wanted; the other one answers those that it has.
+    fn promote(&mut self, group: &Group, now: Instant, after: &mut After) {
+        if !self.life.can_promote() || self.seats.processes().any(Process::is_falling) {
+            return;
+        }
+        let Some(next) = &mut self.seats[Role::Standby].process else { return };
+        // A suspect that it has runs alone: all others would wait for it.
+        if self.calls.running_in(next.incarnation) > 0 {
+            return;
+        }
+        next.used = Used::new(now);
+        let (service, pid) = (group.service, next.number());
+        if !self.life.promote(now, now + group.options.replace.drain) {
+            return;
+        }
+        self.seats.0.reverse();
+        self.stats.replacements += 1;
+        if let Some(process) = &mut self.seats[Role::Standby].process {
+            process.tell(&ToProcess::End, Vec::new());
+        }
+        after.log(move || tracing::info!(service, pid, "a replacement takes over"));
+    }
+
+    /// No other process could be started. The one that serves goes on, and is as new.
+    pub(super) fn not_replaced(&mut self, now: Instant, after: &mut After) {
+        let Some(process) = &mut self.seats[Role::Main].process else { return };
+        process.used = Used::new(now);
+        let Some(cause) = self.stats.last_standby_cause.clone() else { return };
+        let its = process.incarnation;
+        let failed = self.replacing.extract_if(.., |(incarnation, _)| *incarnation == its);
+        let error = Error::NotReplaced { cause };
+        after.waiters.extend(failed.map(|(_, waiter)| (waiter, Err(error.clone()))));
+    }
+}

@@ -1,0 +1,95 @@
+//! From the mapped file to the device: a few threads convert parts into pinned memory while others are on the link.
+#![forbid(unsafe_code)]
+
+use std::sync::{Mutex, PoisonError};
+
+use gpu_await::{Device, DeviceBuffer, Result};
+
+use crate::kernels::Precision;
+use crate::model::Weights;
+use crate::weights::{Folder, LoadError, Tensor};
+
+/// Elements that a thread has in pinned memory.
+const PART: usize = 1 << 20;
+const MOST_THREADS: usize = 8;
+
+struct Piece<'f> {
+    tensor: Tensor<'f>,
+    len: usize,
+    /// Its first row is added to each row.
+    table: Option<Tensor<'f>>,
+}
+
+/// All tensors of the model, in their order.
+fn pieces(folder: &Folder) -> Result<Vec<Piece<'_>>, LoadError> {
+    let mut pieces = Vec::new();
+    Weights::of(&folder.config, |names, shape| {
+        for name in names {
+            let (tensor, len) = (folder.tensor(name, shape)?, shape.iter().product());
+            pieces.push(Piece { tensor, len, table: None });
+        }
+        Ok::<_, LoadError>(())
+    })?;
+    let types = [folder.config.type_vocab_size, folder.config.hidden_size];
+    let types = folder.tensor("embeddings.token_type_embeddings.weight", &types)?;
+    pieces[1].table = Some(types);
+    Ok(pieces)
+}
+
+/// Uploads all weights, one behind the other.
+///
+/// # Blocking
+/// Yes, until all is on the device.
+///
+/// # Errors
+/// A tensor that is missing or not of the config's shape; out of device or pinned memory.
+pub(crate) fn upload<T: Precision>(
+    device: &Device,
+    folder: &Folder,
+) -> Result<DeviceBuffer<T>, LoadError> {
+    let pieces = pieces(folder)?;
+    let stream = device.stream()?;
+    let mut buffer = stream.empty::<T>(pieces.iter().map(|piece| piece.len).sum()).queued()?;
+    let mut parts = Vec::new();
+    let mut rest = buffer.view_mut();
+    for (piece, at) in
+        pieces.iter().flat_map(|piece| (0..piece.len).step_by(PART).map(move |at| (piece, at)))
+    {
+        let (part, behind) = rest.split_at_mut(PART.min(piece.len - at))?;
+        parts.push((piece, at, part));
+        rest = behind;
+    }
+    let parts = Mutex::new(parts.into_iter());
+    let width = folder.config.hidden_size;
+    let work = || -> Result<()> {
+        loop {
+            // The lock is released before the part is read.
+            let next = parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((piece, at, mut to)) = next else { return Ok(()) };
+            let mut pinned = stream.pinned(to.len())?;
+            piece.tensor.read(at, &mut pinned);
+            if let Some(table) = &piece.table {
+                add_row(table, at, width, &mut pinned);
+            }
+            // Its end is awaited, so that the pinned memory of so many parts is all there is.
+            drop(stream.upload_into(pinned, &mut to).synchronize()?);
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        let mut joined = threads.into_iter().map(|thread| thread.join());
+        joined.try_for_each(|end| end.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })?;
+    drop(parts);
+    Ok(buffer)
+}
+
+/// Adds the first row of a table to elements of another, of which `to` has those from `at` on.
+fn add_row<T: Precision>(table: &Tensor<'_>, at: usize, width: usize, to: &mut [T]) {
+    let mut row = vec![0.0f32; width];
+    table.read(0, &mut row);
+    for (i, to) in to.iter_mut().enumerate() {
+        *to = T::from_f32(to.to_f32() + row[(at + i) % width]);
+    }
+}

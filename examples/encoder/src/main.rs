@@ -1,0 +1,218 @@
+//! Programs around the encoder: a server, a file of embeddings, a benchmark. `--help` has the options.
+
+#![forbid(unsafe_code)]
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::{Parser, Subcommand, ValueEnum};
+use encoder::{Folder, Lane, Model, Precision, Service, router};
+use gpu_await::Device;
+use gpu_await::half::f16;
+
+type Failed = Box<dyn std::error::Error + Send + Sync>;
+
+/// A transformer encoder on a GPU
+#[derive(Parser)]
+struct Options {
+    #[command(subcommand)]
+    command: Command,
+    /// The folder with config.json and model.safetensors
+    #[arg(long, global = true, value_name = "DIR", default_value = ".")]
+    model: PathBuf,
+    /// What the model computes in; sums are in f32
+    #[arg(long, global = true, value_enum, default_value = "f16")]
+    dtype: Dtype,
+    /// cuda:N, host, or auto
+    #[arg(long, global = true, default_value = "auto")]
+    device: String,
+    /// Tokens of a batch
+    #[arg(long, global = true, value_name = "N", default_value = "8192")]
+    max_tokens: usize,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Dtype {
+    F16,
+    F32,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Answers POST /embed with {"ids": [[101, 102], ..]}
+    Serve {
+        #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8080")]
+        addr: SocketAddr,
+        /// How long callers wait
+        #[arg(long, value_name = "MS", default_value = "1000")]
+        patience: u64,
+    },
+    /// Embeds the texts of a file, a JSON array of arrays of ids
+    Embed {
+        #[arg(long, value_name = "FILE")]
+        ids: PathBuf,
+        /// For the embeddings: raw f32, a row for each text
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+        /// For the hidden states: raw f32, for each text and each layer a row for each token, the embedding's layer first
+        #[arg(long, value_name = "FILE")]
+        layers: Option<PathBuf>,
+    },
+    /// Measures one batch after the other, and two at a time
+    Bench {
+        #[arg(long, default_value = "1")]
+        batch: usize,
+        #[arg(long, default_value = "128")]
+        tokens: usize,
+        #[arg(long, default_value = "200")]
+        rounds: usize,
+    },
+}
+
+fn main() -> ExitCode {
+    let start = Instant::now();
+    let options = Options::parse();
+    let ended = tokio::runtime::Runtime::new().map_err(Failed::from).and_then(|runtime| {
+        runtime.block_on(async {
+            match options.dtype {
+                Dtype::F16 => run::<f16>(options, start).await,
+                Dtype::F32 => run::<f32>(options, start).await,
+            }
+        })
+    });
+    ended.map_or_else(
+        |error| {
+            eprintln!("encoder: {error}");
+            ExitCode::FAILURE
+        },
+        |()| ExitCode::SUCCESS,
+    )
+}
+
+async fn run<T: Precision>(options: Options, start: Instant) -> Result<(), Failed> {
+    let folder = Arc::new(Folder::open(&options.model)?);
+    let device = Device::builder().named(&options.device)?;
+    eprintln!("device {device}");
+    let model = Model::<T>::load(&device, &folder).await?;
+    eprintln!("loaded {:.1} ms", ms(start.elapsed()));
+    match options.command {
+        Command::Serve { addr, patience } => {
+            let patience = Duration::from_millis(patience);
+            let (service, worker) = Service::new(&model, options.max_tokens, patience).await?;
+            tokio::spawn(worker);
+            let listener = tokio::net::TcpListener::bind(addr).await?;
+            println!("listening on http://{}", listener.local_addr()?);
+            Ok(axum::serve(listener, router(service)).await?)
+        }
+        Command::Embed { ids, out, layers } => {
+            let texts: Vec<Vec<u32>> = serde_json::from_slice(&std::fs::read(ids)?)?;
+            embed(&model, options.max_tokens, &texts, (&out, layers.as_deref()), start).await
+        }
+        Command::Bench { batch, tokens, rounds } => {
+            bench(&model, [batch, tokens], rounds, start).await
+        }
+    }
+}
+
+/// Texts one behind the other, in batches of at most so many tokens.
+async fn embed<T: Precision>(
+    model: &Model<T>,
+    max_tokens: usize,
+    texts: &[Vec<u32>],
+    (out, layers): (&Path, Option<&Path>),
+    start: Instant,
+) -> Result<(), Failed> {
+    let (hidden, most) =
+        (model.config().hidden_size, model.config().max_position_embeddings.min(max_tokens));
+    if let Some(text) = texts.iter().find(|text| text.is_empty() || text.len() > most) {
+        return Err(format!("a text of {} tokens: 1 to {most} are possible", text.len()).into());
+    }
+    let mut out = BufWriter::new(File::create(out)?);
+    let mut layers = layers.map(|file| File::create(file).map(BufWriter::new)).transpose()?;
+    let mut lane = model.lane(max_tokens, encoder::MAX_TEXTS).await?;
+    let mut rest: Vec<&[u32]> = texts.iter().map(|text| &text[..]).collect();
+    while !rest.is_empty() {
+        let mut tokens = 0;
+        let fits = |text: &&&[u32]| {
+            tokens += text.len();
+            tokens <= max_tokens
+        };
+        let count = rest.iter().take(encoder::MAX_TEXTS).take_while(fits).count();
+        let batch: Vec<&[u32]> = rest.drain(..count).collect();
+        out.write_all(bytemuck::cast_slice(lane.embed(&batch).await?))?;
+        if rest.len() + count == texts.len() {
+            println!("first_answer {:.1} ms", ms(start.elapsed()));
+        }
+        let Some(layers) = &mut layers else { continue };
+        let states = lane.hidden_states(&batch).await?;
+        let mut first = 0;
+        for text in batch {
+            for state in &states {
+                layers.write_all(bytemuck::cast_slice(
+                    &state[first * hidden..][..text.len() * hidden],
+                ))?;
+            }
+            first += text.len();
+        }
+    }
+    out.flush()?;
+    layers.as_mut().map_or(Ok(()), Write::flush)?;
+    Ok(())
+}
+
+/// Prints `name value unit` lines.
+async fn bench<T: Precision>(
+    model: &Model<T>,
+    [batch, tokens]: [usize; 2],
+    rounds: usize,
+    start: Instant,
+) -> Result<(), Failed> {
+    let vocabulary = model.config().vocab_size;
+    let id = |text: usize, at: usize| ((text * 7919 + at * 104_729 + 11) % vocabulary) as u32;
+    let texts: Vec<Vec<u32>> =
+        (0..batch).map(|text| (0..tokens).map(|at| id(text, at)).collect()).collect();
+    let texts: Vec<&[u32]> = texts.iter().map(|text| &text[..]).collect();
+    let mut lanes =
+        [model.lane(batch * tokens, batch).await?, model.lane(batch * tokens, batch).await?];
+    lanes[0].embed(&texts).await?;
+    println!("first_answer {:.1} ms", ms(start.elapsed()));
+    for lane in &mut lanes {
+        one_by_one(lane, &texts, rounds.min(10)).await?;
+    }
+    let mut times = one_by_one(&mut lanes[0], &texts, rounds).await?;
+    times.sort_unstable();
+    let [p50, p99] = [50, 99].map(|percent| times[(times.len() - 1) * percent / 100]);
+    println!("p50 {:.1} us\np99 {:.1} us", p50.as_secs_f64() * 1e6, p99.as_secs_f64() * 1e6);
+    let per_second =
+        |batches: usize, took: Duration| (batches * batch * tokens) as f64 / took.as_secs_f64();
+    println!("alone {:.0} tokens/s", per_second(times.len(), times.iter().sum()));
+
+    let start = Instant::now();
+    let [a, b] = &mut lanes;
+    tokio::try_join!(one_by_one(a, &texts, rounds), one_by_one(b, &texts, rounds))?;
+    println!("two_lanes {:.0} tokens/s", per_second(2 * rounds, start.elapsed()));
+    Ok(())
+}
+
+async fn one_by_one<T: Precision>(
+    lane: &mut Lane<T>,
+    texts: &[&[u32]],
+    rounds: usize,
+) -> gpu_await::Result<Vec<Duration>> {
+    let mut times = Vec::with_capacity(rounds);
+    for _ in 0..rounds {
+        let start = Instant::now();
+        lane.embed(texts).await?;
+        times.push(start.elapsed());
+    }
+    Ok(times)
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}

@@ -1,0 +1,249 @@
+//! The encoder on the host device, beside a slow implementation over `Vec`s.
+
+mod naive;
+
+use std::sync::Arc;
+
+use encoder::{Folder, LoadError, Model, Precision, Service, Shape, router};
+use gpu_await::Device;
+use gpu_await::half::f16;
+use naive::{Tiny, largest_difference};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+type Failed = Box<dyn std::error::Error + Send + Sync>;
+
+/// Around the tiles of attention, and the extremes.
+const LENGTHS: [usize; 14] = [1, 2, 3, 17, 63, 64, 65, 127, 128, 129, 200, 320, 511, 512];
+
+fn texts(lengths: &[usize]) -> Vec<Vec<u32>> {
+    let id = |text: usize, at: usize| ((text * 31 + at * 17 + at * at) % naive::VOCABULARY) as u32;
+    lengths
+        .iter()
+        .enumerate()
+        .map(|(text, len)| (0..*len).map(|at| id(text, at)).collect())
+        .collect()
+}
+
+fn slices(texts: &[Vec<u32>]) -> Vec<&[u32]> {
+    texts.iter().map(|text| &text[..]).collect()
+}
+
+async fn model<T: Precision>(tiny: &Tiny) -> Result<Model<T>, Failed> {
+    let folder = Arc::new(Folder::open(tiny.folder())?);
+    Ok(Model::load(&Device::host(), &folder).await?)
+}
+
+/// Differences from the slow implementation: of hidden states, of embeddings.
+async fn differences<T: Precision>(tiny: &Tiny, texts: &[Vec<u32>]) -> Result<(f32, f32), Failed> {
+    let mut lane = model::<T>(tiny).await?.lane(4096, texts.len()).await?;
+    let (states, rows) =
+        (lane.hidden_states(&slices(texts)).await?, lane.embed(&slices(texts)).await?);
+    let (mut first, mut worst) = (0, (0.0f32, 0.0f32));
+    for (number, text) in texts.iter().enumerate() {
+        let (expected, embedding) = tiny.naive(text);
+        for (layer, expected) in expected.iter().enumerate() {
+            let found = &states[layer][first * naive::HIDDEN..][..expected.len()];
+            worst.0 = worst.0.max(largest_difference(found, expected));
+        }
+        let row = &rows[number * naive::HIDDEN..][..naive::HIDDEN];
+        worst.1 = worst.1.max(largest_difference(row, &embedding));
+        first += text.len();
+    }
+    Ok(worst)
+}
+
+#[tokio::test]
+async fn hidden_states_and_embeddings_f32() -> Result<(), Failed> {
+    let tiny = Tiny::new("f32", "", "F32")?;
+    let (states, embeddings) = differences::<f32>(&tiny, &texts(&LENGTHS)).await?;
+    assert!(states < 1e-5 && embeddings < 1e-5, "{states} {embeddings}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn half_precision_is_near() -> Result<(), Failed> {
+    for dtype in ["F32", "F16"] {
+        let tiny = Tiny::new(&format!("half-{dtype}"), "bert.", dtype)?;
+        let (states, embeddings) = differences::<f16>(&tiny, &texts(&LENGTHS[..11])).await?;
+        assert!(states < 2e-2 && embeddings < 1e-2, "{dtype}: {states} {embeddings}");
+    }
+    Ok(())
+}
+
+/// The same bits, whatever a text is packed with, and whether its graph is new or not.
+#[tokio::test]
+async fn packed_equals_one_at_a_time() -> Result<(), Failed> {
+    let tiny = Tiny::new("packed", "", "F32")?;
+    let model = model::<f32>(&tiny).await?;
+    let (mut packed, mut alone) =
+        (model.lane(4096, LENGTHS.len()).await?, model.lane(512, 1).await?);
+    let texts = texts(&LENGTHS);
+    for _ in 0..2 {
+        let rows = packed.embed(&slices(&texts)).await?;
+        for (text, row) in texts.iter().zip(rows.chunks(naive::HIDDEN)) {
+            assert_eq!(alone.embed(&[text]).await?, row, "{} tokens", text.len());
+        }
+    }
+    // Texts differ by far more than the bounds above.
+    let rows = packed.embed(&slices(&texts)).await?;
+    let (a, b) = (&rows[..naive::HIDDEN], &rows[naive::HIDDEN..2 * naive::HIDDEN]);
+    assert!(largest_difference(a, b) > 0.1);
+    Ok(())
+}
+
+#[test]
+fn shapes_hold_what_they_are_for() {
+    let all = Shape::all(2048, 64);
+    for tokens in 1..=2048 {
+        for texts in 1..=tokens.min(64) {
+            assert!(all.contains(&Shape::holding(tokens, texts)), "{tokens} {texts}");
+        }
+    }
+    assert!(all.len() < 100, "{}", all.len());
+    for shape in all {
+        let lengths = shape.filling();
+        assert_eq!(Shape::holding(lengths.iter().sum(), lengths.len()), shape);
+    }
+}
+
+/// What an error says when the bytes of a model were changed.
+async fn refusal(tiny: &Tiny, change: impl FnOnce(&mut Vec<u8>)) -> Result<LoadError, Failed> {
+    let path = tiny.folder().join("model.safetensors");
+    let mut bytes = std::fs::read(&path)?;
+    change(&mut bytes);
+    // Another file: the old one may be mapped.
+    std::fs::remove_file(&path)?;
+    std::fs::write(&path, bytes)?;
+    let loaded = match Folder::open(tiny.folder()) {
+        Ok(folder) => Model::<f32>::load(&Device::host(), &Arc::new(folder)).await.map(drop),
+        Err(error) => Err(error),
+    };
+    loaded.err().ok_or_else(|| "it was loaded".into())
+}
+
+/// Changes text of the header for other text of the same length.
+fn swap(from: &'static str, to: &'static str) -> impl FnOnce(&mut Vec<u8>) {
+    assert_eq!(from.len(), to.len());
+    move |bytes| {
+        let at = bytes
+            .windows(from.len())
+            .position(|part| part == from.as_bytes())
+            .expect("it is there");
+        bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+    }
+}
+
+#[tokio::test]
+async fn malformed_files_name_the_tensor() -> Result<(), Failed> {
+    let tiny = |name: &str| Tiny::new(name, "", "F32");
+    let error =
+        refusal(&tiny("missing")?, swap("layer.1.output.dense.bias", "layer.1.output.dense.BIAS"))
+            .await?;
+    assert!(
+        matches!(&error, LoadError::Missing { tensor } if tensor.ends_with("1.output.dense.bias")),
+        "{error}"
+    );
+
+    let error = refusal(&tiny("shape")?, swap("[96,64]", "[64,96]")).await?;
+    assert!(
+        matches!(&error, LoadError::Shape { expected, .. } if *expected == [96, 64]),
+        "{error}"
+    );
+    assert!(error.to_string().contains("intermediate.dense.weight"), "{error}");
+
+    let error = refusal(&tiny("dtype")?, swap(r#""dtype":"F32""#, r#""dtype":"I32""#)).await?;
+    assert!(matches!(&error, LoadError::Dtype { found, .. } if found == "I32"), "{error}");
+
+    let error = refusal(&tiny("short")?, |bytes| bytes.truncate(bytes.len() - 4)).await?;
+    assert!(matches!(&error, LoadError::Range { .. }), "{error}");
+
+    // Of the first tensor.
+    for (name, to) in [("fewer", "[0,252]"), ("backwards", "[9,  8]")] {
+        let error = refusal(&tiny(name)?, swap("[0,256]", to)).await?;
+        assert!(
+            matches!(&error, LoadError::Range { tensor, .. } if tensor == "embeddings.LayerNorm.bias"),
+            "{error}"
+        );
+    }
+    for (name, len) in [("cut", 100), ("empty", 0), ("seven", 7), ("eight", 8)] {
+        let error = refusal(&tiny(name)?, |bytes| bytes.truncate(len)).await?;
+        assert!(matches!(&error, LoadError::Header { .. }), "{error}");
+    }
+    let error = refusal(&tiny("long")?, |bytes| bytes[..8].fill(0xFF)).await?;
+    assert!(matches!(&error, LoadError::Header { .. }), "{error}");
+    let error = refusal(&tiny("json")?, |bytes| bytes[8] = b'?').await?;
+    assert!(matches!(&error, LoadError::Header { .. }), "{error}");
+    Ok(())
+}
+
+#[test]
+fn other_models_are_refused() {
+    for (from, to, field) in [
+        (r#""gelu""#, r#""relu""#, "hidden_act"),
+        (r#""hidden_size":64"#, r#""hidden_size":65"#, "hidden_size"),
+        (r#""num_attention_heads":4"#, r#""num_attention_heads":3"#, "num_attention_heads"),
+        (r#""type_vocab_size":2"#, r#""type_vocab_size":0"#, "type_vocab_size"),
+    ] {
+        let json = naive::config().to_string().replace(from, to);
+        let error = encoder::Config::parse(json.as_bytes()).expect_err(field);
+        assert!(
+            matches!(error, LoadError::Config { field: found, .. } if found == field),
+            "{error}"
+        );
+    }
+}
+
+/// The status and the answer.
+async fn post(address: std::net::SocketAddr, body: Value) -> Result<(u16, Value), Failed> {
+    let body = body.to_string();
+    let mut stream = TcpStream::connect(address).await?;
+    let head = "POST /embed HTTP/1.1\r\nhost: here\r\nconnection: close\r\ncontent-type: application/json\r\n";
+    stream
+        .write_all(format!("{head}content-length: {}\r\n\r\n{body}", body.len()).as_bytes())
+        .await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    let status = answer.get(9..12).ok_or("no status")?.parse()?;
+    let (_, body) = answer.split_once("\r\n\r\n").ok_or("no body")?;
+    Ok((status, serde_json::from_str(body).unwrap_or(Value::Null)))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_are_answered_each_with_its_own() -> Result<(), Failed> {
+    let tiny = Tiny::new("served", "", "F32")?;
+    let model = model::<f32>(&tiny).await?;
+    let (service, worker) = Service::new(&model, 1024, std::time::Duration::from_secs(60)).await?;
+    tokio::spawn(worker);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    tokio::spawn(async move { axum::serve(listener, router(service)).await });
+
+    let texts = texts(&[5, 1, 70, 128, 33, 512, 64, 2, 9, 200]);
+    let mut asking = tokio::task::JoinSet::new();
+    for (number, pair) in texts.chunks(2).enumerate() {
+        let body = json!({ "ids": pair });
+        asking.spawn(async move { Ok::<_, Failed>((number, post(address, body).await?)) });
+    }
+    let mut lane = model.lane(512, 1).await?;
+    while let Some(asked) = asking.join_next().await {
+        let (number, (status, answer)) = asked??;
+        assert_eq!(status, 200, "{answer}");
+        for (at, text) in texts[2 * number..2 * number + 2].iter().enumerate() {
+            let found: Vec<f32> = serde_json::from_value(answer["embeddings"][at].clone())?;
+            assert_eq!(found, lane.embed(&[text]).await?);
+        }
+    }
+    for bad in [
+        json!([]),
+        json!([[]]),
+        json!([[naive::VOCABULARY]]),
+        json!([vec![0; 513]]),
+        json!(vec![[0]; 65]),
+    ] {
+        let (status, answer) = post(address, json!({ "ids": bad })).await?;
+        assert_eq!(status, 400, "{answer}");
+    }
+    Ok(())
+}
