@@ -27,8 +27,8 @@ use crate::calls::{CallId, Calls, Culprit, Takes, Terms};
 use crate::codec;
 use crate::error::{Cause, Error, Result};
 use crate::frame::{MOST_HEADER, ToProcess};
-use crate::group::{After, Group, Outcome, Ticket, Waiter};
 use crate::health::{Health, WorkerHealth};
+use crate::inside::{After, Inside, Outcome, Ticket, Waiter};
 use crate::keep;
 use crate::leases::{LeaseId, Leases, Part};
 use crate::life::{Life, Limits, Phase, Role};
@@ -189,27 +189,27 @@ impl Core {
     }
 
     /// What was under the lock is half done, because of a panic: ends all calls, and kills the process. Trusts nothing but lists of them.
-    pub(crate) fn give_up(&mut self, group: &Group, why: &str, after: &mut After) {
+    pub(crate) fn give_up(&mut self, inside: &Inside, why: &str, after: &mut After) {
         if self.ended.is_some() && self.seats.processes().next().is_none() {
             return;
         }
         let cause = Cause::Supervisor(why.to_owned());
         let error = self.given_up(cause.clone());
-        let old = std::mem::replace(self, Core::new(&group.options, Instant::now()));
+        let old = std::mem::replace(self, Core::new(&inside.options, Instant::now()));
         (self.unwanted, self.incarnations) = (old.unwanted, old.incarnations);
         self.starts_under_way = old.starts_under_way;
         let error = old.ended.unwrap_or(error);
         let processes = old.seats.0.into_iter().filter_map(|seat| seat.process);
         for process in processes.chain(old.stuck) {
             system::kill(process.ends.handle.as_fd(), process.pid);
-            let owner = (group.number(), process.incarnation);
+            let owner = (inside.number(), process.incarnation);
             after.wake |= keep::gone(owner);
             keep::abandoned(owner);
             self.stuck.push(process);
         }
         self.life = Life::over(Instant::now(), self.stuck.len());
         (self.stats, self.last_cause) = (old.stats, Some(cause));
-        processes::tell_end(group, &error, after);
+        processes::tell_end(inside, &error, after);
         self.ended = Some(error.clone());
         for ticket in old.calls.into_values() {
             after.end(ticket, Outcome::Failed(error.clone()));
@@ -263,7 +263,7 @@ impl Core {
 
     pub(crate) fn enter(
         &mut self,
-        group: &Group,
+        inside: &Inside,
         ticket: Ticket,
         terms: Terms,
         is_reserved: bool,
@@ -288,7 +288,7 @@ impl Core {
         if is_watched && !has_room {
             self.calls.watch(id);
         }
-        self.pump(group, now, after);
+        self.pump(inside, now, after);
         let due = self.calls.next_due().is_some_and(|due| due < self.next_look);
         after.wake |= due || self.seats.processes().any(Process::has_to_send);
         Ok(id)
@@ -309,7 +309,7 @@ impl Core {
     }
 
     /// Hands room to those that wait for it, after whatever happened.
-    pub(crate) fn hand_out_room(&mut self, group: &Group, after: &mut After) {
+    pub(crate) fn hand_out_room(&mut self, inside: &Inside, after: &mut After) {
         if self.places.is_empty() {
             return;
         }
@@ -320,7 +320,7 @@ impl Core {
             }
             let room = match &ended {
                 Some(error) => Err(error.clone()),
-                None if self.calls.reserve() => Ok(Room::of(group)),
+                None if self.calls.reserve() => Ok(Room::of(inside)),
                 None => return self.places.push_front(place),
             };
             after.places.push((place, room));
@@ -334,14 +334,14 @@ impl Core {
         Some(Error::Refused { what, until })
     }
 
-    pub(crate) fn lease(&mut self, group: &Group, bytes: u64) -> Result<Lease> {
+    pub(crate) fn lease(&mut self, inside: &Inside, bytes: u64) -> Result<Lease> {
         if let Some(error) = &self.ended {
             return Err(error.clone());
         }
-        let limit = group.options.request_slab_bytes;
+        let limit = inside.options.request_slab_bytes;
         let full = || Error::Overloaded { what: "bytes of payloads", found: limit, limit };
         let (id, part) = self.leases.take(bytes).ok_or_else(full)?;
-        Ok(Lease { group: group.this(), slab: group.requests.clone(), id, part })
+        Ok(Lease { inside: inside.this(), slab: inside.requests.clone(), id, part })
     }
 
     /// A call is refused, since too much is under way.
@@ -354,15 +354,15 @@ impl Core {
         self.calls.has_roomless()
     }
 
-    pub(crate) fn abandon(&mut self, group: &Group, id: CallId, after: &mut After) {
+    pub(crate) fn abandon(&mut self, inside: &Inside, id: CallId, after: &mut After) {
         after.dropped.extend(self.calls.abandon(id));
         // It may have been a suspect that others waited for.
-        self.pump(group, Instant::now(), after);
+        self.pump(inside, Instant::now(), after);
     }
 
-    pub(crate) fn give_back(&mut self, group: &Group, id: LeaseId, after: &mut After) {
+    pub(crate) fn give_back(&mut self, inside: &Inside, id: LeaseId, after: &mut After) {
         if self.leases.give_back(id) {
-            self.has_room(group, Instant::now(), after);
+            self.has_room(inside, Instant::now(), after);
         }
     }
 
@@ -371,23 +371,23 @@ impl Core {
         self.seats[role].process.as_mut()
     }
 
-    pub(crate) fn close(&mut self, group: &Group, until: Instant, after: &mut After) {
+    pub(crate) fn close(&mut self, inside: &Inside, until: Instant, after: &mut After) {
         let now = Instant::now();
         self.probe.stop();
         if !self.life.is_closing() && self.ended.is_none() {
-            let service = group.service;
+            let service = inside.service;
             after.log(move || tracing::info!(service, "a worker is closing"));
         }
         let kill = self.life.close(until);
         for role in Role::ALL {
             if kill[role as usize] || until <= now {
-                self.kill(group, role, Cause::Closed, Culprit::Outside, now, after);
+                self.kill(inside, role, Cause::Closed, Culprit::Outside, now, after);
             } else if let Some(process) = &mut self.seats[role].process {
                 process.tell(&ToProcess::End, Vec::new());
             }
         }
         if self.life.has_ended() && self.ended.is_none() {
-            self.end(group, Error::Closed, after);
+            self.end(inside, Error::Closed, after);
         }
         for ticket in self.calls.end_waiting() {
             after.end(ticket, Outcome::Failed(Error::Closed));
@@ -479,25 +479,25 @@ impl Core {
     }
 
     /// Some of the slab became free.
-    fn has_room(&mut self, group: &Group, now: Instant, after: &mut After) {
+    fn has_room(&mut self, inside: &Inside, now: Instant, after: &mut After) {
         after.waiters.extend(self.room.drain(..).map(|waiter| (waiter, Ok(()))));
-        self.pump(group, now, after);
+        self.pump(inside, now, after);
     }
 
     /// Sends what can be sent.
-    fn pump(&mut self, group: &Group, now: Instant, after: &mut After) {
+    fn pump(&mut self, inside: &Inside, now: Instant, after: &mut After) {
         // Suspects wait for a standby, and hold up nobody meanwhile. One that waits for memory takes none.
         let standby = self.seats[Role::Standby].process.as_ref();
         let waits = standby.is_some_and(|process| !process.asked_mut.is_empty());
         let expects = self.life.expects_standby() && !waits;
         let takes = if expects { Takes::Fresh } else { Takes::All };
-        self.pump_to(group, Role::Main, takes, now, after);
-        self.pump_to(group, Role::Standby, Takes::Suspects, now, after);
+        self.pump_to(inside, Role::Main, takes, now, after);
+        self.pump_to(inside, Role::Standby, Takes::Suspects, now, after);
     }
 
     fn pump_to(
         &mut self,
-        group: &Group,
+        inside: &Inside,
         role: Role,
         takes: Takes,
         now: Instant,
@@ -524,7 +524,7 @@ impl Core {
             }
             let Some(process) = &mut self.seats[role].process else { return };
             let Some(ticket) = self.calls.value(id) else { return };
-            let payload = match place(group, &mut self.leases, ticket, room) {
+            let payload = match place(inside, &mut self.leases, ticket, room) {
                 Ok(payload) => payload,
                 // Until something is returned: perhaps by a call behind it, which has its memory.
                 Err(NoRoom) => {
@@ -543,7 +543,7 @@ impl Core {
                     ticket.sent += 1;
                     process.used.calls += 1;
                     process.used.payload_bytes += payload.map_or(0, |(_, part)| part.len);
-                    after.wake |= role == Role::Main && self.wear(group, now).is_some();
+                    after.wake |= role == Role::Main && self.wear(inside, now).is_some();
                     self.calls.sent(id, to, now);
                     self.stats.retries += u64::from(self.calls.attempt(id) > 1);
                     if let Some((lease, _)) = payload {
@@ -575,7 +575,7 @@ struct NoRoom;
 
 /// Sees to it that a call's payload lies in the slab, if it may take room there.
 fn place(
-    group: &Group,
+    inside: &Inside,
     leases: &mut Leases,
     ticket: &mut Ticket,
     room: bool,
@@ -587,7 +587,7 @@ fn place(
     };
     let taken = if room { leases.take(bytes.len() as u64) } else { None };
     let (id, part) = taken.ok_or(NoRoom)?;
-    let mut lease = Lease { group: group.this(), slab: group.requests.clone(), id, part };
+    let mut lease = Lease { inside: inside.this(), slab: inside.requests.clone(), id, part };
     lease.copy_from_slice(bytes);
     ticket.payload = Some(Placed::Lease(lease));
     Ok(Some((id, part)))

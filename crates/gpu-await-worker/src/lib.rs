@@ -116,8 +116,6 @@ mod frame;
 #[cfg(target_os = "linux")]
 mod gpus;
 #[cfg(target_os = "linux")]
-mod group;
-#[cfg(target_os = "linux")]
 mod health;
 #[cfg(target_os = "linux")]
 mod heart;
@@ -125,6 +123,8 @@ mod heart;
 mod host;
 #[cfg(target_os = "linux")]
 mod inputs;
+#[cfg(target_os = "linux")]
+mod inside;
 #[cfg(target_os = "linux")]
 mod keep;
 #[cfg(target_os = "linux")]

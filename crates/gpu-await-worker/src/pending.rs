@@ -16,7 +16,7 @@ use crate::blame::Keys;
 use crate::calls::{CallId, Terms};
 use crate::codec;
 use crate::error::{Error, Result};
-use crate::group::Outcome;
+use crate::inside::Outcome;
 use crate::options::capped;
 use crate::payload::{Input, Lease, Payload};
 use crate::room::Room;
@@ -60,7 +60,7 @@ impl To {
     /// Whether guilty requests are refused.
     fn blames(&self) -> bool {
         match self {
-            To::Worker(handle) => handle.group.options.blame.is_some(),
+            To::Worker(handle) => handle.inside.options.blame.is_some(),
             To::Group(members) => members.blames(),
         }
     }
@@ -163,7 +163,7 @@ impl<S: Service> Call<S> {
         let terms = Terms { deadline, limit, attempts, keys, is_groups, ..Terms::default() };
         let sent = request.and_then(|request| match to {
             To::Worker(handle) => {
-                match handle.group.submit(request, payload, terms, room.map(|(_, room)| room)) {
+                match handle.inside.submit(request, payload, terms, room.map(|(_, room)| room)) {
                     Ok((id, reply)) => Ok((State::sent(handle, id, reply), None)),
                     Err(returned) => Err(returned.error),
                 }
@@ -235,7 +235,7 @@ pub(crate) enum State {
 
 impl State {
     pub(crate) fn sent(handle: Arc<Handle>, id: CallId, reply: oneshot::Receiver<Outcome>) -> Self {
-        let hot = handle.group.options.hot;
+        let hot = handle.inside.options.hot;
         let hot_until = (!hot.is_zero()).then(|| Instant::now() + hot);
         State::Sent { handle, id, reply, hot_until }
     }
@@ -282,7 +282,7 @@ impl<S: Service> Answer<S> {
 
     fn poll_outcome(&mut self, cx: &mut Context<'_>) -> Poll<Outcome> {
         Poll::Ready(match &mut self.state {
-            State::Sent { handle, .. } if handle.group.check_here().is_err() => {
+            State::Sent { handle, .. } if handle.inside.check_here().is_err() => {
                 Outcome::Failed(Error::Forked)
             }
             State::Sent { handle, reply, hot_until, .. } => {
@@ -293,7 +293,7 @@ impl<S: Service> Answer<S> {
                     if now >= until {
                         *hot_until = None;
                     } else {
-                        handle.group.hear_now(now);
+                        handle.inside.hear_now(now);
                         polled = Pin::new(reply).poll(cx);
                         if polled.is_pending() {
                             cx.waker().wake_by_ref();
@@ -303,7 +303,7 @@ impl<S: Service> Answer<S> {
                 match polled {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(outcome) => {
-                        outcome.unwrap_or_else(|_| Outcome::Failed(handle.group.why_forgotten()))
+                        outcome.unwrap_or_else(|_| Outcome::Failed(handle.inside.why_forgotten()))
                     }
                 }
             }
@@ -316,7 +316,7 @@ impl<S: Service> Answer<S> {
 impl<S: Service> Drop for Answer<S> {
     fn drop(&mut self) {
         if let State::Sent { handle, id, .. } = &self.state {
-            handle.group.abandon(*id);
+            handle.inside.abandon(*id);
         }
     }
 }

@@ -106,7 +106,7 @@ impl Ready {
         first: impl FnOnce() -> usize,
         cx: &mut Context<'_>,
     ) -> Poll<Result<()>> {
-        let ask = |at: usize| (at, handles[at].group.reserve());
+        let ask = |at: usize| (at, handles[at].inside.reserve());
         if let Ready::Idle = self {
             let first = first();
             *self = Ready::Waits(vec![ask(first)]);
@@ -114,7 +114,7 @@ impl Ready {
                 // It has none now: whichever has some first.
                 let others = (0..handles.len()).filter(|at| *at != first);
                 let others =
-                    others.filter(|at| handles[*at].group.seen().ready != Readiness::Never);
+                    others.filter(|at| handles[*at].inside.seen().ready != Readiness::Never);
                 if let Ready::Waits(waits) = self {
                     waits.extend(others.map(ask));
                 }

@@ -14,8 +14,8 @@ use crate::blame::{Blame, Blamed};
 use crate::codec;
 use crate::error::{Cause, Error, Result};
 use crate::gpus;
-use crate::group::Group;
 use crate::health::{Health, WorkerHealth};
+use crate::inside::Inside;
 use crate::options::{Options, capped};
 use crate::payload::Lease;
 use crate::pending::{Call, To};
@@ -42,12 +42,12 @@ pub struct Worker<S: Service> {
 /// Closes the worker when it goes.
 #[derive(Debug)]
 pub(crate) struct Handle {
-    pub(crate) group: Arc<Group>,
+    pub(crate) inside: Arc<Inside>,
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.group.close(Duration::ZERO);
+        self.inside.close(Duration::ZERO);
     }
 }
 
@@ -59,7 +59,7 @@ impl<S: Service> Clone for Worker<S> {
 
 impl<S: Service> fmt::Debug for Worker<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let service = self.handle.group.service;
+        let service = self.handle.inside.service;
         f.debug_struct("Worker").field("service", &service).field("stats", &self.stats()).finish()
     }
 }
@@ -91,7 +91,7 @@ impl<S: Service> Worker<S> {
     /// # Errors
     /// [`Error::Overloaded`] if there is none; [`Error::TooLarge`]; the worker has ended.
     pub fn try_lease(&self, bytes: usize) -> Result<Lease> {
-        self.handle.group.lease(bytes as u64)
+        self.handle.inside.lease(bytes as u64)
     }
 
     /// [`try_lease`](Self::try_lease) once there is room, without a limit: a caller that has one drops the future (`tokio::time::timeout`).
@@ -104,7 +104,7 @@ impl<S: Service> Worker<S> {
     pub async fn lease(&self, bytes: usize) -> Result<Lease> {
         loop {
             // Before the look, so that nothing is missed in between.
-            let room = self.handle.group.room();
+            let room = self.handle.inside.room();
             match self.try_lease(bytes) {
                 Err(Error::Overloaded { .. }) => {}
                 lease => return lease,
@@ -120,7 +120,7 @@ impl<S: Service> Worker<S> {
     /// # Errors
     /// The worker has ended: [`Error::GivenUp`], [`Error::Closed`].
     pub async fn serving(&self) -> Result<()> {
-        self.handle.group.serving().await
+        self.handle.inside.serving().await
     }
 
     /// Has a worker that was [given up](Error::GivenUp) begin anew, with its counts of deaths at zero, and waits until it serves; of one
@@ -133,7 +133,7 @@ impl<S: Service> Worker<S> {
     /// As [`spawn`](WorkerBuilder::spawn): the worker is given up again if its first process dies before it serves. One that was closed stays
     /// [`Closed`](Error::Closed), and one that ended by a panic of this crate ([`Cause::Supervisor`]) given up.
     pub async fn revive(&self) -> Result<()> {
-        self.handle.group.revive()?;
+        self.handle.inside.revive()?;
         self.serving().await
     }
 
@@ -156,20 +156,20 @@ impl<S: Service> Worker<S> {
     /// [`Error::NotReplaced`]: more processes than [`Restart::early_deaths`] died as they started, and the old one goes on;
     /// [`Error::Excluded`] with `allow_mps`; the worker has ended.
     pub async fn replace(&self) -> Result<()> {
-        self.handle.group.replace()?.await
+        self.handle.inside.replace()?.await
     }
 
     /// Ends the worker: calls that no process has fail with [`Error::Closed`], the process answers the others and ends, and is killed if
     /// that takes longer than `limit`. Returns when it is gone.
     pub async fn close(self, limit: Duration) {
-        self.handle.group.close(capped(limit));
-        while self.handle.group.room().await.is_ok() {}
+        self.handle.inside.close(capped(limit));
+        while self.handle.inside.room().await.is_ok() {}
     }
 
     /// Whether it serves, since when, and why not: for `/healthz`. [`WorkerHealth::is_serving`] says who answers 200.
     #[must_use]
     pub fn health(&self) -> WorkerHealth {
-        self.handle.group.health()
+        self.handle.inside.health()
     }
 
     /// Asks the process that takes calls for the [timeline](gpu_await::DeviceTimeline) of its device: its last operations and their times, as
@@ -187,7 +187,7 @@ impl<S: Service> Worker<S> {
     /// process dies meanwhile; the worker has ended.
     pub async fn timeline(&self) -> Result<Vec<u8>> {
         loop {
-            match self.handle.group.timeline().await? {
+            match self.handle.inside.timeline().await? {
                 Some(bytes) => return Ok(Arc::unwrap_or_clone(bytes)),
                 None => self.serving().await?,
             }
@@ -198,14 +198,14 @@ impl<S: Service> Worker<S> {
     /// fall.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.handle.group.stats()
+        self.handle.inside.stats()
     }
 
     /// The last lines that the process wrote to its output and its errors, behind those of the process that died last. They go nowhere else:
     /// a service that wants them on the front's output writes them there from here, or logs to a file.
     #[must_use]
     pub fn log(&self) -> String {
-        self.handle.group.log()
+        self.handle.inside.log()
     }
 }
 
@@ -457,9 +457,9 @@ impl<S: Service> WorkerBuilder<S> {
         }
         let config =
             codec::encode(&self.config).map_err(|why| Error::encode("configuration", why))?;
-        let group = Group::new(options, service, config, program, Instant::now())?;
-        supervisor::supervise(group.clone())?;
-        Ok(Worker::of(Arc::new(Handle { group })))
+        let inside = Inside::new(options, service, config, program, Instant::now())?;
+        supervisor::supervise(inside.clone())?;
+        Ok(Worker::of(Arc::new(Handle { inside })))
     }
 }
 

@@ -13,8 +13,8 @@ use futures::future::{join_all, select_ok};
 
 use crate::calls::Terms;
 use crate::error::{Error, Result};
-use crate::group::Returned;
 use crate::health::GroupHealth;
+use crate::inside::Returned;
 use crate::payload::Input;
 use crate::pending::{Call, Member, State, To};
 use crate::room::Room;
@@ -87,7 +87,7 @@ impl<S: Service> Group<S> {
     pub async fn spawn(workers: impl IntoIterator<Item = WorkerBuilder<S>>) -> Result<Self> {
         let group = Group::begin(workers)?;
         let handles = group.members.handles.iter();
-        let served = join_all(handles.map(|handle| handle.group.serving())).await;
+        let served = join_all(handles.map(|handle| handle.inside.serving())).await;
         let first =
             served.into_iter().reduce(|one, other| if one.is_ok() { one } else { other.or(one) });
         first.unwrap_or(Ok(())).map(|()| group)
@@ -119,7 +119,7 @@ impl<S: Service> Group<S> {
     /// All of them have ended: [`Error::GivenUp`], [`Error::Closed`].
     pub async fn serving(&self) -> Result<()> {
         let handles = self.members.handles.iter();
-        let one = select_ok(handles.map(|handle| handle.group.serving().boxed())).await;
+        let one = select_ok(handles.map(|handle| handle.inside.serving().boxed())).await;
         one.map(|((), _others)| ())
     }
 
@@ -172,7 +172,7 @@ pub(crate) struct Members {
 impl Members {
     /// Whether guilty requests are refused.
     pub(crate) fn blames(&self) -> bool {
-        self.handles.iter().any(|handle| handle.group.options.blame.is_some())
+        self.handles.iter().any(|handle| handle.inside.options.blame.is_some())
     }
 
     #[cfg(feature = "tower")]
@@ -184,7 +184,7 @@ impl Members {
     pub(crate) fn pick(&self, own: Option<usize>) -> usize {
         // ORDERING: Relaxed: a count that orders nothing.
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        pick(self.handles.iter().map(|handle| handle.group.seen()), turn, own)
+        pick(self.handles.iter().map(|handle| handle.inside.seen()), turn, own)
     }
 
     /// Sends a call to the worker that is to have it, or else to the next one.
@@ -199,13 +199,13 @@ impl Members {
         // One that ended since it was picked is not picked again; of those that have all ended, the last one says why.
         let mut tries = self.handles.len();
         // Room at a worker that does not serve any more is for others.
-        let is_now = |at: &usize| self.handles[*at].group.seen().ready == Readiness::Now;
+        let is_now = |at: &usize| self.handles[*at].inside.seen().ready == Readiness::Now;
         own = own.or(room.as_ref().map(|(at, _)| *at).filter(is_now));
         loop {
             let at = self.pick(own);
             let handle = &self.handles[at];
             let here = room.take_if(|(worker, _)| *worker == at).map(|(_, room)| room);
-            let returned = match handle.group.submit(request, payload, terms, here) {
+            let returned = match handle.inside.submit(request, payload, terms, here) {
                 Ok((id, reply)) => {
                     let state = State::sent(handle.clone(), id, reply);
                     return Ok((Member { at, terms }, state));

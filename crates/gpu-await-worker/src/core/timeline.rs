@@ -20,7 +20,7 @@ use futures::channel::oneshot;
 use super::Core;
 use crate::error::{Error, Result};
 use crate::frame::{MOST_TIMELINE, TimelinePart, ToProcess};
-use crate::group::After;
+use crate::inside::After;
 use crate::life::Role;
 
 /// Who waits for one: `None` if no process serves.

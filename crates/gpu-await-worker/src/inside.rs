@@ -162,9 +162,9 @@ fn contain(code: impl FnOnce()) {
     }
 }
 
-/// A worker. The public handle is [`Worker`](crate::Worker).
+/// What is inside of a worker, behind its handles. The public handle is [`Worker`](crate::Worker).
 #[derive(Debug)]
-pub(crate) struct Group {
+pub(crate) struct Inside {
     pub(crate) options: Options,
     pub(crate) service: &'static str,
     pub(crate) config: Vec<u8>,
@@ -173,7 +173,7 @@ pub(crate) struct Group {
     pub(crate) requests: Arc<Slab>,
     /// Bytes of payloads that there is no room for in it.
     waiting: Arc<AtomicU64>,
-    this: Weak<Group>,
+    this: Weak<Inside>,
     /// Whose it is. A fork has no thread that would answer, and its copy of the lock may be locked for good.
     process: Whose,
     core: Mutex<Core>,
@@ -181,17 +181,17 @@ pub(crate) struct Group {
     pub(crate) trips: supervisor::tests::Trips,
 }
 
-impl Group {
+impl Inside {
     pub(crate) fn new(
         options: Options,
         service: &'static str,
         config: Vec<u8>,
         program: &'static Program,
         now: Instant,
-    ) -> Result<Arc<Group>> {
+    ) -> Result<Arc<Inside>> {
         let requests = Slab::new("requests", options.request_slab_bytes, true);
         let requests = Arc::new(requests.map_err(|error| Error::system("shared memory", error))?);
-        Ok(Arc::new_cyclic(|this| Group {
+        Ok(Arc::new_cyclic(|this| Inside {
             core: Mutex::new(Core::new(&options, now)),
             options,
             service,
@@ -206,7 +206,7 @@ impl Group {
         }))
     }
 
-    pub(crate) fn this(&self) -> Weak<Group> {
+    pub(crate) fn this(&self) -> Weak<Inside> {
         self.this.clone()
     }
 
@@ -271,7 +271,7 @@ impl Group {
         self.check_here()?;
         let revived = self.with(|core, after| core.revive(self, Instant::now(), after))?;
         match self.this.upgrade().filter(|_| revived) {
-            Some(group) => supervisor::supervise(group),
+            Some(inside) => supervisor::supervise(inside),
             None => Ok(()),
         }
     }
