@@ -555,8 +555,9 @@ proptest! {
             prop_assert_eq!(life.stuck(), stuck as usize);
             // Nothing but what happens to the main process interrupts the service.
             prop_assert!(life.is_serving() || !was_serving || is_main || step == 8);
-            // With a standby nor does the death of that.
-            prop_assert!(step != 7 || ready.is_none() || life.is_serving() || at == 1);
+            // With a standby nor does the death of that, but for the one early death that is too many.
+            let goes_on = life.is_serving() || done == Step::GiveUp;
+            prop_assert!(step != 7 || ready.is_none() || goes_on || at == 1);
             for (role, seat) in Role::ALL.into_iter().zip(seats) {
                 let phase = life.phase(role);
                 let has_process = !matches!(phase, Phase::Waiting(_) | Phase::Ended);
