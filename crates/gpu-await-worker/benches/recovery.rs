@@ -6,6 +6,9 @@
 //!
 //! Then the same of a worker with a standby, without those steps: from the kill, or the call that faults, to the next right answer.
 //!
+//! Then a group of two, on two GPUs where there are two, 64 callers, one of the two killed, and none of its
+//! processes starts again: how many of the idempotent calls are answered, and how long they take, over the half second from the first kill on and before it.
+//!
 //! Then a process that is replaced as it serves, 100 times or `replacements=N`: how long the small calls of two clients take meanwhile, over the
 //! same calls of the same clients without a replacement; and how many calls fail, which is none.
 
@@ -17,8 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use gpu_await_worker::{Worker, kept};
-use service::{Ask, Bench, builder, is_smoke, on_gpu, print, quantile};
+use gpu_await_worker::{Group, Worker, gpus, kept};
+use service::{Ask, Bench, ONCE, builder, is_smoke, on_gpu, print, quantile};
 
 fn main() {
     gpu_await_worker::init::<Bench>();
@@ -79,6 +82,7 @@ async fn recoveries() {
     worker.clone().close(Duration::from_secs(10)).await;
     with_standby(bytes, rounds, &x, &right).await;
     replaced(bytes).await;
+    with_group().await;
     let kept = kept();
     assert_eq!((kept.len(), kept[0].info.digest), (1, digest), "it was filled once");
     let stats = worker.stats();
@@ -186,4 +190,51 @@ async fn replaced(bytes: usize) {
     print("recovery.replaced.calls_p99", of_each[1] / of_each[0], "of the same without");
     print("recovery.replaced.calls_p99_ms", of_each[1], "ms");
     print("recovery.replaced.failed", failed as f64, "calls");
+}
+
+/// Two devices, one of which does not come back.
+async fn with_group() {
+    let gpus = gpus().expect("GPUs are listed");
+    let second = match gpus.get(1) {
+        Some(gpu) if on_gpu() => builder(0).gpu(gpu.uuid.clone()),
+        _ => builder(0),
+    };
+    let once = std::env::temp_dir().join(format!("gpu-await-recovery-{}", std::process::id()));
+    std::fs::write(&once, "").expect("a file is written");
+    let group = Group::spawn([builder(0), second.env(ONCE, once)]).await.expect("both start");
+    let begun = Instant::now();
+    let half = Duration::from_millis(if is_smoke() { 100 } else { 500 });
+    let callers: Vec<_> = (0..64)
+        .map(|_| {
+            let group = group.clone();
+            tokio::spawn(async move {
+                let mut calls = Vec::new();
+                while begun.elapsed() < 2 * half {
+                    let at = begun.elapsed();
+                    let answer = group.call(Ask::Small(vec![1.0; 256])).idempotent().await;
+                    assert!(answer.as_ref().is_ok_and(|y| *y == [2.0; 256]) || answer.is_err());
+                    calls.push((at, begun.elapsed() - at, answer.is_ok()));
+                }
+                calls
+            })
+        })
+        .collect();
+    tokio::time::sleep(half).await;
+    let pid = group.stats().workers[1].process.expect("it serves").to_string();
+    Command::new("kill").args(["-9", &pid]).status().expect("kill runs");
+    let mut calls = Vec::new();
+    for caller in callers {
+        calls.extend(caller.await.expect("right answers"));
+    }
+    let answered = calls.iter().filter(|(.., answered)| *answered).count() as f64;
+    print("recovery.group.calls", calls.len() as f64, "calls");
+    print("recovery.group.answered", answered / calls.len() as f64, "of all");
+    print("recovery.group.moved", group.stats().moved as f64, "calls");
+    for (name, is_in) in [("before", false), ("after", true)] {
+        let part = calls.iter().filter(|(at, ..)| (*at >= half) == is_in);
+        let mut times: Vec<_> = part.map(|(_, took, _)| took.as_secs_f64() * 1e3).collect();
+        print(&format!("recovery.group.{name}.p50_ms"), quantile(&mut times, 0.5), "ms");
+        print(&format!("recovery.group.{name}.p99_ms"), quantile(&mut times, 0.99), "ms");
+    }
+    group.close(Duration::from_secs(10)).await;
 }

@@ -1,7 +1,7 @@
 //! A GPU service that goes on when the GPU faults: an HTTP server whose requests are computed in a worker, one of which faults.
 //!
 //!     cargo run -p gpu-await-worker --example 17_worker             # shows itself: asks, faults, asks again
-//!     cargo run -p gpu-await-worker --example 17_worker -- 8080     # serves http://127.0.0.1:8080/double/21, /fault, /endless, /stats
+//!     cargo run -p gpu-await-worker --example 17_worker -- 8080     # serves http://127.0.0.1:8080/double/21, /fault, /endless, /healthz, /stats
 //!
 //! It takes the first GPU, or the host device where there is none. The front process opens no device: what `/fault` ends is the worker's
 //! process. The next one maps the weights where the last one left them, on the GPU, and answers.
@@ -119,7 +119,9 @@ async fn front() -> Result<(), Box<dyn std::error::Error>> {
     if port != 0 {
         return Ok(server.await??);
     }
-    for path in ["/double/21", "/fault", "/double/21", "/endless", "/double/21", "/stats"] {
+    let paths =
+        ["/double/21", "/fault", "/healthz", "/double/21", "/endless", "/double/21", "/stats"];
+    for path in paths {
         let begun = Instant::now();
         let answer = get(&address.to_string(), path).await?;
         println!("{path:<11} {:>5} ms  {answer}", begun.elapsed().as_millis());
@@ -144,6 +146,12 @@ async fn answer(connection: TcpStream, worker: Worker<Model>) -> std::io::Result
     let mut line = String::new();
     connection.read_line(&mut line).await?;
     let path = line.split(' ').nth(1).unwrap_or("/");
+    if path == "/healthz" {
+        // Not while the next process starts: a load balancer asks another server meanwhile.
+        let health = worker.health();
+        let status = if health.is_serving() { "200 OK" } else { "503 Unavailable" };
+        return reply(connection, status, &health.to_string()).await;
+    }
     // A doubling may run again; what a client sends to break it may not.
     let call = match path.strip_prefix("/double/").map(str::parse) {
         Some(Ok(x)) => worker.call(Ask::Double(x)).idempotent(),

@@ -1,9 +1,11 @@
 //! Which calls are waiting, which are running, and how each of them ends (pure).
 //!
+//! More than 500 lines: each function is a step of one table, and has no use without it.
+//!
 //! | place | meaning | left by |
 //! |---|---|---|
-//! | `Queued` | no process has it, perhaps because there is no memory for its payload; the caller waits | `sent`; the deadline, a dropped future or the end of the worker end it |
-//! | `Suspect` | it was running when a process died, and may be why; it is sent to a process in which nothing else runs | as `Queued` |
+//! | `Queued` | no process has it, perhaps because there is no memory for its payload; the caller waits | `sent`; `becomes_suspect`; the deadline, a dropped future or the end of the worker end it |
+//! | `Suspect` | it was running when a process died, and may be why; it has the memory for its payload, and is sent to a process in which nothing else runs | as `Queued` |
 //! | `Sent` | this process has it; the caller waits | `answered`, `died`; a deadline or a dropped future makes it `Abandoned` |
 //! | `Abandoned` | this process has it; nobody waits | `answered`, `died` |
 //!
@@ -11,7 +13,8 @@
 //! 1. A call ends exactly once: every value that was inserted is returned once, whatever the order of events (`calls_end_once`).
 //! 2. An answer counts only for the call that runs under that number, in the process that answers: others are stale (`calls_end_once`).
 //! 3. While a suspect runs, nothing else does in its process, and no other suspect anywhere (`calls_end_once`, `suspects_run_alone`).
-//! 4. An abandoned call counts against the capacity until its process is done with it (`calls_end_once`).
+//! 4. An abandoned call counts against the capacity until its process is done with it, and room that is reserved until it is given back
+//!    (`calls_end_once`).
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -53,6 +56,12 @@ pub(crate) struct Terms {
     pub(crate) attempts: u32,
     /// Under which it is blamed.
     pub(crate) keys: Keys,
+    /// How often other workers of its group sent it.
+    pub(crate) sent_before: u32,
+    /// It was running when a process of its group died, and may be why: it runs alone.
+    pub(crate) is_suspect: bool,
+    /// Its group sends it again, if anybody does.
+    pub(crate) is_groups: bool,
 }
 
 /// Whose fault a death is, as far as the supervisor knows.
@@ -92,7 +101,7 @@ pub(crate) struct Lost<T> {
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Died<T> {
-    /// The calls that end with it; the others are sent again.
+    /// The calls that end with it, or that their group sends again; the others are sent again.
     pub(crate) lost: Vec<Lost<T>>,
     /// All that do not run again, those among them that nobody waits for, and how guilty they are.
     pub(crate) blamed: Vec<(Keys, Guilt)>,
@@ -151,6 +160,8 @@ struct Entry<T> {
     terms: Terms,
     /// How often it was sent.
     attempt: u32,
+    /// It becomes a suspect once it has memory for its payload.
+    is_watched: bool,
     /// When to look whether it has taken longer than its limit.
     limit_due: Option<Instant>,
     /// It has.
@@ -169,6 +180,8 @@ struct Slot<T> {
 #[derive(Debug)]
 pub(crate) struct Calls<T> {
     capacity: usize,
+    /// Room that is kept for calls that have not come yet.
+    reserved: usize,
     slots: Vec<Slot<T>>,
     unused: Vec<u32>,
     /// In order. Those that ended meanwhile are skipped.
@@ -185,6 +198,7 @@ impl<T> Calls<T> {
     pub(crate) fn new(capacity: usize) -> Self {
         Calls {
             capacity,
+            reserved: 0,
             slots: Vec::new(),
             unused: Vec::new(),
             queued: VecDeque::new(),
@@ -214,9 +228,26 @@ impl<T> Calls<T> {
         self.capacity
     }
 
+    /// Whether there is no room for another one.
+    pub(crate) fn is_full(&self) -> bool {
+        self.len() + self.reserved >= self.capacity
+    }
+
+    /// Keeps room for one, if there is some.
+    pub(crate) fn reserve(&mut self) -> bool {
+        let has_room = !self.is_full();
+        self.reserved += usize::from(has_room);
+        has_room
+    }
+
+    /// Room that was kept is free.
+    pub(crate) fn give_back_room(&mut self) {
+        self.reserved = self.reserved.saturating_sub(1);
+    }
+
     /// Enters a call, which runs alone if it is `watched`; returns its value if there is no room for it.
     pub(crate) fn insert(&mut self, value: T, terms: Terms, watched: bool) -> Result<CallId, T> {
-        if self.len() >= self.capacity {
+        if self.is_full() {
             return Err(value);
         }
         let slot = self.unused.pop().unwrap_or_else(|| {
@@ -227,7 +258,8 @@ impl<T> Calls<T> {
         let entry = Entry {
             place: if watched { Place::Suspect } else { Place::Queued },
             terms,
-            attempt: 0,
+            attempt: terms.sent_before,
+            is_watched: false,
             limit_due: None,
             is_over_limit: false,
             value: Some(value),
@@ -285,6 +317,30 @@ impl<T> Calls<T> {
         }
     }
 
+    /// It is to run alone, and waits for memory first, beside others: one that runs alone waits for nobody.
+    pub(crate) fn watch(&mut self, id: CallId) {
+        if let Some(entry) = self.entry(id) {
+            entry.is_watched = true;
+        }
+    }
+
+    /// There is memory for the one that `next` named: whether that makes it a suspect, which `next` names again in its turn.
+    pub(crate) fn becomes_suspect(&mut self, id: CallId) -> bool {
+        let Some(entry) = self.entry(id).filter(|entry| entry.is_watched) else { return false };
+        (entry.place, entry.is_watched) = (Place::Suspect, false);
+        self.leave_queue(id);
+        self.suspects.push_back(id);
+        true
+    }
+
+    /// The one that `next` named is not queued any more.
+    fn leave_queue(&mut self, id: CallId) {
+        match self.roomless.front() == Some(&id) {
+            true => drop(self.roomless.pop_front()),
+            false => drop(self.queued.pop_front()),
+        }
+    }
+
     /// Whether another call has waited for memory for longer.
     pub(crate) fn is_behind_roomless(&self, id: CallId) -> bool {
         self.roomless.front().is_some_and(|first| *first != id)
@@ -329,8 +385,7 @@ impl<T> Calls<T> {
                 self.suspects.pop_front();
                 has.alone = Some(id);
             }
-            _ if self.roomless.front() == Some(&id) => drop(self.roomless.pop_front()),
-            _ => drop(self.queued.pop_front()),
+            _ => self.leave_queue(id),
         }
         self.due.extend(limit.map(|limit| (limit, id)));
     }
@@ -383,7 +438,11 @@ impl<T> Calls<T> {
             };
             let (attempt, keys) = (entry.attempt, entry.terms.keys);
             let is_awaited = entry.value.is_some();
-            if is_awaited && guilt != Guilt::Alone && attempt < entry.terms.attempts {
+            let may_run_again =
+                is_awaited && guilt != Guilt::Alone && attempt < entry.terms.attempts;
+            if may_run_again && entry.terms.is_groups {
+                lost.extend(self.remove(id).map(|value| Lost { value, guilt, attempt }));
+            } else if may_run_again {
                 let limit = entry.limit_due.take().map(|at| (at, id));
                 let suspect = guilt == Guilt::Suspect;
                 entry.place = if suspect { Place::Suspect } else { Place::Queued };

@@ -1,5 +1,7 @@
 //! What is behind a worker's lock: its calls, its life, its process, and what each event does to them.
 //!
+//! More than 500 lines: the parts that stand alone are the modules below.
+//!
 //! # Invariants
 //! 1. Nothing of this module runs foreign code or drops a lease: both go to [`After`].
 #![forbid(unsafe_code)]
@@ -8,13 +10,16 @@ mod due;
 mod events;
 mod processes;
 mod replacing;
+pub(crate) mod timeline;
 
+use self::timeline::Fetch;
 use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use rustix::event::PollFlags;
 
 use crate::blame::{Blamed, Keys};
@@ -22,15 +27,19 @@ use crate::calls::{CallId, Calls, Culprit, Takes, Terms};
 use crate::codec;
 use crate::error::{Cause, Error, Result};
 use crate::frame::{MOST_HEADER, ToProcess};
-use crate::group::{After, Group, Outcome, Ticket, Waiter};
+use crate::health::{Health, WorkerHealth};
+use crate::inside::{After, Inside, Outcome, Ticket, Waiter};
 use crate::keep;
 use crate::leases::{LeaseId, Leases, Part};
 use crate::life::{Life, Limits, Phase, Role};
 use crate::options::Options;
 use crate::payload::{Lease, Placed};
+use crate::probe::Probe;
 use crate::process::{Ends, Process};
+use crate::room::{Place, Room};
+use crate::route::{Readiness, Seen};
 use crate::system::{self, Sent};
-use crate::worker::{Health, Stats};
+use crate::worker::Stats;
 
 /// What the supervisor's thread waits for, of one worker: descriptors with what is awaited, or, after a poll, what is there.
 #[derive(Default)]
@@ -99,8 +108,10 @@ impl Seats {
 #[derive(Debug)]
 pub(crate) struct Core {
     calls: Calls<Ticket>,
-    blamed: Blamed,
+    /// One for all workers of a group.
+    blamed: Arc<Mutex<Blamed>>,
     life: Life,
+    probe: Probe,
     limits: Limits,
     seats: Seats,
     /// Of the slab of requests.
@@ -117,6 +128,8 @@ pub(crate) struct Core {
     ended: Option<Error>,
     serving: Vec<Waiter>,
     room: Vec<Waiter>,
+    /// Who waits for room for a call, in order.
+    places: VecDeque<Place>,
     /// Who waits until the process with that number was replaced.
     replacing: Vec<(u32, Waiter)>,
     /// Of the process that died last.
@@ -131,6 +144,9 @@ pub(crate) struct Core {
     /// When the supervisor looks next, unless it is woken.
     next_look: Instant,
     stats: Stats,
+    health_since: (Health, Instant),
+    /// A timeline that is on its way.
+    fetch: Option<Fetch>,
     reaped: Option<(Instant, Instant)>,
 }
 
@@ -138,8 +154,9 @@ impl Core {
     pub(crate) fn new(options: &Options, now: Instant) -> Core {
         Core {
             calls: Calls::new(options.most_calls),
-            blamed: Blamed::default(),
+            blamed: options.blamed.clone(),
             life: Life::new(now, options.standby),
+            probe: Probe::default(),
             limits: Limits {
                 hello: options.hello,
                 start: options.start,
@@ -156,6 +173,7 @@ impl Core {
             ended: None,
             serving: Vec::new(),
             room: Vec::new(),
+            places: VecDeque::new(),
             replacing: Vec::new(),
             last_log: "".into(),
             last_lines: "".into(),
@@ -164,36 +182,41 @@ impl Core {
             causes: VecDeque::new(),
             next_look: now,
             stats: Stats::default(),
+            health_since: (Health::Starting, now),
+            fetch: None,
             reaped: None,
         }
     }
 
     /// What was under the lock is half done, because of a panic: ends all calls, and kills the process. Trusts nothing but lists of them.
-    pub(crate) fn give_up(&mut self, group: &Group, why: &str, after: &mut After) {
+    pub(crate) fn give_up(&mut self, inside: &Inside, why: &str, after: &mut After) {
         if self.ended.is_some() && self.seats.processes().next().is_none() {
             return;
         }
         let cause = Cause::Supervisor(why.to_owned());
         let error = self.given_up(cause.clone());
-        let old = std::mem::replace(self, Core::new(&group.options, Instant::now()));
+        let old = std::mem::replace(self, Core::new(&inside.options, Instant::now()));
         (self.unwanted, self.incarnations) = (old.unwanted, old.incarnations);
         self.starts_under_way = old.starts_under_way;
         let error = old.ended.unwrap_or(error);
         let processes = old.seats.0.into_iter().filter_map(|seat| seat.process);
         for process in processes.chain(old.stuck) {
             system::kill(process.ends.handle.as_fd(), process.pid);
-            let owner = (group.number(), process.incarnation);
+            let owner = (inside.number(), process.incarnation);
             after.wake |= keep::gone(owner);
             keep::abandoned(owner);
             self.stuck.push(process);
         }
         self.life = Life::over(Instant::now(), self.stuck.len());
         (self.stats, self.last_cause) = (old.stats, Some(cause));
-        processes::tell_end(group, &error, after);
+        processes::tell_end(inside, &error, after);
         self.ended = Some(error.clone());
         for ticket in old.calls.into_values() {
             after.end(ticket, Outcome::Failed(error.clone()));
         }
+        self.places = old.places;
+        self.fetch = old.fetch;
+        self.end_timeline(after, |_| Err(error.clone()));
         let replacing = old.replacing.into_iter().map(|(_, waiter)| waiter);
         let waiters = old.serving.into_iter().chain(old.room).chain(replacing);
         after.waiters.extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
@@ -240,52 +263,85 @@ impl Core {
 
     pub(crate) fn enter(
         &mut self,
-        group: &Group,
+        inside: &Inside,
         ticket: Ticket,
         terms: Terms,
+        is_reserved: bool,
         after: &mut After,
-    ) -> Result<CallId> {
-        if let Some(error) = self.ended.clone().or(self.life.is_closing().then_some(Error::Closed))
-        {
-            after.dropped.push(ticket);
-            return Err(error);
-        }
+    ) -> Result<CallId, Box<(Error, Ticket)>> {
         let now = Instant::now();
-        if let Some(error) = self.refused(terms.keys, now) {
-            after.dropped.push(ticket);
-            return Err(error);
+        if is_reserved {
+            self.calls.give_back_room();
         }
-        // One that waits for room is never alone.
+        let ended = self.ended.clone().or(self.life.is_closing().then_some(Error::Closed));
+        if let Some(error) = ended.or_else(|| self.refused(terms.keys, now)) {
+            return Err(Box::new((error, ticket)));
+        }
         let has_room = !matches!(ticket.payload, Some(Placed::Waits { .. }));
-        let is_watched = has_room && self.blamed.watches(terms.keys, now);
-        let entered = self.calls.insert(ticket, terms, is_watched);
+        let is_watched = terms.is_suspect || self.blamed.lock().watches(terms.keys, now);
+        let entered = self.calls.insert(ticket, terms, is_watched && has_room);
         let id = entered.map_err(|ticket| {
-            after.dropped.push(ticket);
             self.overloaded();
             let (found, limit) = (self.calls.len() as u64, self.calls.capacity() as u64);
-            Error::Overloaded { what: "calls", found, limit }
+            Box::new((Error::Overloaded { what: "calls", found, limit }, ticket))
         })?;
-        self.pump(group, now, after);
+        if is_watched && !has_room {
+            self.calls.watch(id);
+        }
+        self.pump(inside, now, after);
         let due = self.calls.next_due().is_some_and(|due| due < self.next_look);
         after.wake |= due || self.seats.processes().any(Process::has_to_send);
         Ok(id)
     }
 
+    /// Keeps room for a call, now or once there is some.
+    #[cfg(feature = "tower")]
+    pub(crate) fn reserve(&mut self, place: Place) {
+        self.places.push_back(place);
+        // Those that gave up behind one that did not; not each time.
+        if self.places.len().is_power_of_two() {
+            self.places.retain(|place| !place.is_canceled());
+        }
+    }
+
+    pub(crate) fn give_back_room(&mut self) {
+        self.calls.give_back_room();
+    }
+
+    /// Hands room to those that wait for it, after whatever happened.
+    pub(crate) fn hand_out_room(&mut self, inside: &Inside, after: &mut After) {
+        if self.places.is_empty() {
+            return;
+        }
+        let ended = self.ended.clone().or(self.life.is_closing().then_some(Error::Closed));
+        while let Some(place) = self.places.pop_front() {
+            if place.is_canceled() {
+                continue;
+            }
+            let room = match &ended {
+                Some(error) => Err(error.clone()),
+                None if self.calls.reserve() => Ok(Room::of(inside)),
+                None => return self.places.push_front(place),
+            };
+            after.places.push((place, room));
+        }
+    }
+
     /// Why a call is refused for what was sent before.
     fn refused(&mut self, keys: Keys, now: Instant) -> Option<Error> {
-        let (what, until) = self.blamed.refuses(keys, now)?;
+        let (what, until) = self.blamed.lock().refuses(keys, now)?;
         self.stats.refused += 1;
         Some(Error::Refused { what, until })
     }
 
-    pub(crate) fn lease(&mut self, group: &Group, bytes: u64) -> Result<Lease> {
+    pub(crate) fn lease(&mut self, inside: &Inside, bytes: u64) -> Result<Lease> {
         if let Some(error) = &self.ended {
             return Err(error.clone());
         }
-        let limit = group.options.request_slab_bytes;
+        let limit = inside.options.request_slab_bytes;
         let full = || Error::Overloaded { what: "bytes of payloads", found: limit, limit };
         let (id, part) = self.leases.take(bytes).ok_or_else(full)?;
-        Ok(Lease { group: group.this(), slab: group.requests.clone(), id, part })
+        Ok(Lease { inside: inside.this(), slab: inside.requests.clone(), id, part })
     }
 
     /// A call is refused, since too much is under way.
@@ -298,15 +354,15 @@ impl Core {
         self.calls.has_roomless()
     }
 
-    pub(crate) fn abandon(&mut self, group: &Group, id: CallId, after: &mut After) {
+    pub(crate) fn abandon(&mut self, inside: &Inside, id: CallId, after: &mut After) {
         after.dropped.extend(self.calls.abandon(id));
         // It may have been a suspect that others waited for.
-        self.pump(group, Instant::now(), after);
+        self.pump(inside, Instant::now(), after);
     }
 
-    pub(crate) fn give_back(&mut self, group: &Group, id: LeaseId, after: &mut After) {
+    pub(crate) fn give_back(&mut self, inside: &Inside, id: LeaseId, after: &mut After) {
         if self.leases.give_back(id) {
-            self.has_room(group, Instant::now(), after);
+            self.has_room(inside, Instant::now(), after);
         }
     }
 
@@ -315,22 +371,23 @@ impl Core {
         self.seats[role].process.as_mut()
     }
 
-    pub(crate) fn close(&mut self, group: &Group, until: Instant, after: &mut After) {
+    pub(crate) fn close(&mut self, inside: &Inside, until: Instant, after: &mut After) {
         let now = Instant::now();
+        self.probe.stop();
         if !self.life.is_closing() && self.ended.is_none() {
-            let service = group.service;
+            let service = inside.service;
             after.log(move || tracing::info!(service, "a worker is closing"));
         }
         let kill = self.life.close(until);
         for role in Role::ALL {
             if kill[role as usize] || until <= now {
-                self.kill(group, role, Cause::Closed, Culprit::Outside, now, after);
+                self.kill(inside, role, Cause::Closed, Culprit::Outside, now, after);
             } else if let Some(process) = &mut self.seats[role].process {
                 process.tell(&ToProcess::End, Vec::new());
             }
         }
         if self.life.has_ended() && self.ended.is_none() {
-            self.end(group, Error::Closed, after);
+            self.end(inside, Error::Closed, after);
         }
         for ticket in self.calls.end_waiting() {
             after.end(ticket, Outcome::Failed(Error::Closed));
@@ -338,10 +395,20 @@ impl Core {
         after.wake = true;
     }
 
-    pub(crate) fn stats(&self) -> Stats {
+    /// What its group sees of it.
+    pub(crate) fn seen(&self) -> Seen {
         let main = self.seats[Role::Main].process.as_ref();
-        let standby = self.seats[Role::Standby].process.as_ref();
-        let health = match self.life.phase(Role::Main) {
+        let ready = match self.life.is_serving() {
+            _ if self.ended.is_some() || self.life.is_closing() => Readiness::Never,
+            true if main.is_some_and(|process| !process.is_falling()) => Readiness::Now,
+            _ => Readiness::Later,
+        };
+        let load = self.calls.len();
+        Seen { ready, load, is_full: self.calls.is_full() }
+    }
+
+    fn health_now(&self) -> Health {
+        match self.life.phase(Role::Main) {
             Phase::Starting { .. } | Phase::Waiting(_) if !self.has_served => Health::Starting,
             Phase::Starting { .. } | Phase::Waiting(_) | Phase::Killing { .. } => {
                 Health::Restarting
@@ -350,9 +417,41 @@ impl Core {
             Phase::Draining { .. } => Health::Closing,
             Phase::Ended if matches!(self.ended, Some(Error::GivenUp { .. })) => Health::GivenUp,
             Phase::Ended => Health::Closed,
+        }
+    }
+
+    /// Notes since when it is as it is, after whatever happened.
+    pub(crate) fn note_health(&mut self) {
+        let health = self.health_now();
+        if self.health_since.0 != health {
+            self.health_since = (health, Instant::now());
+        }
+    }
+
+    pub(crate) fn health(&self) -> WorkerHealth {
+        let main = self.seats[Role::Main].process.as_ref();
+        let (health, since) = self.health_since;
+        let killed = || main?.killed_for.as_ref().map(|(cause, _)| cause.clone());
+        let cause = match health {
+            Health::Starting | Health::Restarting | Health::GivenUp => {
+                killed().or_else(|| self.last_cause.clone())
+            }
+            Health::Serving | Health::Closing | Health::Closed => None,
         };
-        Stats {
+        WorkerHealth {
             health: Some(health),
+            since,
+            cause,
+            is_stopped: main.is_some_and(|process| process.is_stopped),
+            is_busy: main.is_some_and(|process| process.is_busy),
+        }
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let main = self.seats[Role::Main].process.as_ref();
+        let standby = self.seats[Role::Standby].process.as_ref();
+        Stats {
+            health: Some(self.health_now()),
             process: main.map(Process::number),
             standby: standby.filter(|_| self.life.is_standby_ready()).map(Process::number),
             draining: standby.filter(|_| self.life.is_drained(Role::Standby)).map(Process::number),
@@ -380,25 +479,25 @@ impl Core {
     }
 
     /// Some of the slab became free.
-    fn has_room(&mut self, group: &Group, now: Instant, after: &mut After) {
+    fn has_room(&mut self, inside: &Inside, now: Instant, after: &mut After) {
         after.waiters.extend(self.room.drain(..).map(|waiter| (waiter, Ok(()))));
-        self.pump(group, now, after);
+        self.pump(inside, now, after);
     }
 
     /// Sends what can be sent.
-    fn pump(&mut self, group: &Group, now: Instant, after: &mut After) {
+    fn pump(&mut self, inside: &Inside, now: Instant, after: &mut After) {
         // Suspects wait for a standby, and hold up nobody meanwhile. One that waits for memory takes none.
         let standby = self.seats[Role::Standby].process.as_ref();
         let waits = standby.is_some_and(|process| !process.asked_mut.is_empty());
         let expects = self.life.expects_standby() && !waits;
         let takes = if expects { Takes::Fresh } else { Takes::All };
-        self.pump_to(group, Role::Main, takes, now, after);
-        self.pump_to(group, Role::Standby, Takes::Suspects, now, after);
+        self.pump_to(inside, Role::Main, takes, now, after);
+        self.pump_to(inside, Role::Standby, Takes::Suspects, now, after);
     }
 
     fn pump_to(
         &mut self,
-        group: &Group,
+        inside: &Inside,
         role: Role,
         takes: Takes,
         now: Instant,
@@ -415,7 +514,7 @@ impl Core {
         while let Some(id) = self.calls.next(to, takes, room) {
             room &= !self.calls.is_behind_roomless(id);
             // Found guilty since it was entered, or sent.
-            if !self.blamed.is_empty() {
+            if !self.blamed.lock().is_empty() {
                 let keys = self.calls.keys(id);
                 if let Some(error) = self.refused(keys, now) {
                     let ticket = self.calls.abandon(id);
@@ -425,7 +524,7 @@ impl Core {
             }
             let Some(process) = &mut self.seats[role].process else { return };
             let Some(ticket) = self.calls.value(id) else { return };
-            let payload = match place(group, &mut self.leases, ticket, room) {
+            let payload = match place(inside, &mut self.leases, ticket, room) {
                 Ok(payload) => payload,
                 // Until something is returned: perhaps by a call behind it, which has its memory.
                 Err(NoRoom) => {
@@ -434,12 +533,17 @@ impl Core {
                     continue;
                 }
             };
+            if self.calls.becomes_suspect(id) {
+                continue;
+            }
+            let Some(ticket) = self.calls.value(id) else { return };
             let Ok(header) = codec::encode(&ToProcess::Call { id, payload }) else { return };
             match process.send(&[&header, &ticket.request]) {
                 Sent::Yes => {
+                    ticket.sent += 1;
                     process.used.calls += 1;
                     process.used.payload_bytes += payload.map_or(0, |(_, part)| part.len);
-                    after.wake |= role == Role::Main && self.wear(group, now).is_some();
+                    after.wake |= role == Role::Main && self.wear(inside, now).is_some();
                     self.calls.sent(id, to, now);
                     self.stats.retries += u64::from(self.calls.attempt(id) > 1);
                     if let Some((lease, _)) = payload {
@@ -471,7 +575,7 @@ struct NoRoom;
 
 /// Sees to it that a call's payload lies in the slab, if it may take room there.
 fn place(
-    group: &Group,
+    inside: &Inside,
     leases: &mut Leases,
     ticket: &mut Ticket,
     room: bool,
@@ -483,7 +587,7 @@ fn place(
     };
     let taken = if room { leases.take(bytes.len() as u64) } else { None };
     let (id, part) = taken.ok_or(NoRoom)?;
-    let mut lease = Lease { group: group.this(), slab: group.requests.clone(), id, part };
+    let mut lease = Lease { inside: inside.this(), slab: inside.requests.clone(), id, part };
     lease.copy_from_slice(bytes);
     ticket.payload = Some(Placed::Lease(lease));
     Ok(Some((id, part)))

@@ -167,7 +167,7 @@ pub enum Error {
     #[error("the call's deadline passed")]
     Deadline,
     /// Processes died early too often, or the first one did not serve: there will be no other one, unless
-    /// [`Worker::revive`](crate::Worker::revive) has the worker begin anew.
+    /// [`Worker::revive`](crate::Worker::revive) has the worker begin anew, or, in a [`Group`](crate::Group), a probe does.
     #[error(
         "given up after {early_deaths} early deaths in a row, the last by: {cause}{}\n{log}",
         before(causes)

@@ -54,6 +54,8 @@ pub(crate) struct ChildTerms {
     pub(crate) verify: bool,
     pub(crate) hold_answers: bool,
     pub(crate) allow_mps: bool,
+    /// How many operations of the device are logged.
+    pub(crate) timeline: u32,
 }
 
 /// From the supervisor.
@@ -72,6 +74,8 @@ pub(crate) enum ToProcess<'m> {
     KeptMut { name: &'m str, made: u64, generation: u64, died: Option<u64> },
     /// Finish what is running, take no more calls, and end.
     End,
+    /// Send the timeline of the device.
+    Timeline,
 }
 
 /// How a call went.
@@ -102,6 +106,17 @@ pub(crate) enum Verdict {
         bytes: u64,
         limit: u64,
     },
+}
+
+/// The longest timeline, in bytes.
+pub(crate) const MOST_TIMELINE: usize = 64 << 20;
+
+/// What comes of a timeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum TimelinePart {
+    More,
+    Last,
+    Failed,
 }
 
 /// Why a process ends of its own accord.
@@ -156,6 +171,8 @@ pub(crate) enum ToSupervisor<'m> {
     },
     /// Behind it, why.
     Ending(Ending),
+    /// Behind it, so much of the timeline that was asked for, or why there is none.
+    Timeline(TimelinePart),
     /// Asks for memory that the supervisor keeps, to write it.
     KeepMut {
         name: &'m str,

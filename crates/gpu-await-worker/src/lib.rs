@@ -11,12 +11,15 @@
 //! | start a worker, place it, limit it | [`Worker::builder`], [`gpus`], [`Restart`] |
 //! | have another process take over at once | [`WorkerBuilder::standby`] |
 //! | have its process replaced before it dies | [`Worker::replace`], [`WorkerBuilder::replace`], [`Replace`] |
-//! | call it | [`Worker::call`], [`Call`], [`Answer`] |
+//! | have one on each GPU, called as one | [`Group`] |
+//! | call it | [`Worker::call`], [`Call`], [`Answer`]; with tower (feature `tower`), `Worker::service` |
 //! | refuse what killed processes | [`WorkerBuilder::blame`], [`Blame`], [`Call::key`], [`Call::client`] |
 //! | send and get large data | [`Lease`], [`Payload`]; in the process [`Payloads`] |
 //! | keep weights on the GPU across deaths | [`Host::keep`], [`kept`], [`forget_kept`] |
 //! | keep state on the GPU that processes write | [`Host::keep_mut`], [`KeptMut`], [`KeptState`] |
 //! | give no answer before the device was well behind it | [`WorkerBuilder::hold_answers`] |
+//! | answer `/healthz` | [`Worker::health`], [`Group::health`] |
+//! | see what its device does | [`WorkerBuilder::timeline`], [`Worker::timeline`] |
 //! | know what went wrong | [`Error`], [`WorkerLost`], [`Cause`], [`Guilt`], [`Worker::stats`], [`Worker::log`], [`Worker::revive`] |
 //!
 //! Every call ends exactly once. Calls go from any executor; the process runs on a tokio runtime of its own. One thread of the front looks
@@ -113,13 +116,15 @@ mod frame;
 #[cfg(target_os = "linux")]
 mod gpus;
 #[cfg(target_os = "linux")]
-mod group;
+mod health;
 #[cfg(target_os = "linux")]
 mod heart;
 #[cfg(target_os = "linux")]
 mod host;
 #[cfg(target_os = "linux")]
 mod inputs;
+#[cfg(target_os = "linux")]
+mod inside;
 #[cfg(target_os = "linux")]
 mod keep;
 #[cfg(target_os = "linux")]
@@ -145,6 +150,8 @@ mod payload;
 #[cfg(target_os = "linux")]
 mod pending;
 #[cfg(target_os = "linux")]
+mod probe;
+#[cfg(target_os = "linux")]
 mod process;
 #[cfg(target_os = "linux")]
 mod program;
@@ -155,6 +162,10 @@ mod replace;
 #[cfg(target_os = "linux")]
 mod restart;
 #[cfg(target_os = "linux")]
+mod room;
+#[cfg(target_os = "linux")]
+mod route;
+#[cfg(target_os = "linux")]
 mod serve;
 mod service;
 #[cfg(target_os = "linux")]
@@ -163,10 +174,14 @@ mod slab;
 mod supervisor;
 #[cfg(target_os = "linux")]
 mod system;
+#[cfg(all(feature = "tower", target_os = "linux"))]
+mod tower;
 #[cfg(target_os = "linux")]
 mod unpolled;
 #[cfg(target_os = "linux")]
 mod worker;
+#[cfg(target_os = "linux")]
+mod workers;
 
 #[cfg(target_os = "linux")]
 pub use blame::Blame;
@@ -175,6 +190,8 @@ pub use elsewhere::{Host, Payloads, Worker, WorkerBuilder, init};
 pub use error::{Cause, Error, Guilt, Result, WorkerLost};
 #[cfg(target_os = "linux")]
 pub use gpus::{Gpu, gpus};
+#[cfg(target_os = "linux")]
+pub use health::{GroupHealth, Health, WorkerHealth};
 #[cfg(target_os = "linux")]
 pub use host::{Filling, Host};
 #[cfg(target_os = "linux")]
@@ -194,5 +211,9 @@ pub use replace::Replace;
 #[cfg(target_os = "linux")]
 pub use restart::Restart;
 pub use service::{Failure, Service, Services};
+#[cfg(all(feature = "tower", target_os = "linux"))]
+pub use tower::CallService;
 #[cfg(target_os = "linux")]
-pub use worker::{Health, Recovery, Stats, Worker, WorkerBuilder};
+pub use worker::{Recovery, Stats, Worker, WorkerBuilder};
+#[cfg(target_os = "linux")]
+pub use workers::{Group, GroupStats};

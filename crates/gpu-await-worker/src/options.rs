@@ -8,9 +8,12 @@
 use std::ffi::{OsStr, OsString};
 use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::blame::Blame;
+use parking_lot::Mutex;
+
+use crate::blame::{Blame, Blamed};
 use crate::error::{Error, Result};
 use crate::heart;
 use crate::replace::Replace;
@@ -26,6 +29,8 @@ const MESSAGE_BYTES: RangeInclusive<u64> = 64..=4 << 20;
 const SLAB_BYTES: RangeInclusive<u64> = PAGE..=1 << 40;
 const THREADS: RangeInclusive<u64> = 1..=1024;
 const LOG_BYTES: RangeInclusive<u64> = 0..=64 << 20;
+/// Some hundred bytes each, and names that a program may make longer: a timeline has at most 64 MiB.
+const TIMELINE: RangeInclusive<u64> = 0..=1 << 16;
 const LEAST_RESIDENT: u64 = 1 << 20;
 const MOST_HOT: Duration = Duration::from_secs(1);
 /// The longest variable of a program's environment, with its name, `=` and the zero at its end: `MAX_ARG_STRLEN` of `execve(2)`.
@@ -70,6 +75,12 @@ pub(crate) struct Options {
     pub(crate) blame: Option<Blame>,
     pub(crate) log_bytes: usize,
     pub(crate) environment: Vec<(OsString, OsString)>,
+    /// What is known of keys: one for all workers of a group.
+    pub(crate) blamed: Arc<Mutex<Blamed>>,
+    /// Given up, it is probed: it begins anew after a while.
+    pub(crate) probes: bool,
+    /// How many operations of the device each process logs.
+    pub(crate) timeline: u32,
 }
 
 impl Default for Options {
@@ -100,6 +111,9 @@ impl Default for Options {
             blame: None,
             log_bytes: 64 << 10,
             environment: Vec::new(),
+            blamed: Arc::default(),
+            probes: false,
+            timeline: 0,
         }
     }
 }
@@ -138,6 +152,7 @@ impl Options {
             within(what, blame.client_guilty.into(), 1..=u64::MAX)?;
         }
         within("milliseconds of looking (`hot`)", millis(self.hot), 0..=millis(MOST_HOT))?;
+        within("operations of a timeline (`timeline`)", self.timeline.into(), TIMELINE)?;
         check_environment(&self.environment)?;
         for (what, limit) in [
             ("calls until a process is replaced (`Replace::calls`)", self.replace.calls),

@@ -7,7 +7,7 @@ use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use futures::channel::oneshot;
@@ -16,11 +16,13 @@ use crate::blame::Keys;
 use crate::calls::{CallId, Terms};
 use crate::codec;
 use crate::error::{Error, Result};
-use crate::group::Outcome;
+use crate::inside::Outcome;
 use crate::options::capped;
 use crate::payload::{Input, Lease, Payload};
+use crate::room::Room;
 use crate::service::Service;
 use crate::worker::Handle;
+use crate::workers::Members;
 
 /// A call that has not been sent: its options. Awaiting it sends it, and gives the response; so does [`send`](Self::send), at once.
 ///
@@ -35,14 +37,33 @@ use crate::worker::Handle;
 /// ```
 #[must_use = "a call is not made until it is awaited or sent"]
 pub struct Call<S: Service> {
-    handle: Arc<Handle>,
+    to: To,
     request: Result<Vec<u8>>,
     payload: Option<Input>,
     deadline: Option<Instant>,
     limit: Option<Duration>,
     attempts: u32,
     keys: Keys,
+    /// What was reserved for it, at which worker of a group.
+    room: Option<(usize, Room)>,
     service: PhantomData<fn() -> S>,
+}
+
+/// Whom a call is made to.
+#[derive(Clone)]
+pub(crate) enum To {
+    Worker(Arc<Handle>),
+    Group(Arc<Members>),
+}
+
+impl To {
+    /// Whether guilty requests are refused.
+    fn blames(&self) -> bool {
+        match self {
+            To::Worker(handle) => handle.inside.options.blame.is_some(),
+            To::Group(members) => members.blames(),
+        }
+    }
 }
 
 impl<S: Service> fmt::Debug for Call<S> {
@@ -52,15 +73,16 @@ impl<S: Service> fmt::Debug for Call<S> {
 }
 
 impl<S: Service> Call<S> {
-    pub(crate) fn new(handle: &Arc<Handle>, request: &S::Request) -> Self {
+    pub(crate) fn new(to: To, request: &S::Request) -> Self {
         Call {
-            handle: handle.clone(),
+            to,
             request: codec::encode(request).map_err(|why| Error::encode("request", why)),
             payload: None,
             deadline: None,
             limit: None,
             attempts: 1,
             keys: Keys::default(),
+            room: None,
             service: PhantomData,
         }
     }
@@ -101,6 +123,8 @@ impl<S: Service> Call<S> {
     /// Calls that ran beside others when a process died are suspects: they are sent again one at a time, while nothing else runs. One that
     /// was alone is not sent again, unless somebody killed the process (`SIGKILL` from outside): then it is sent again once, alone.
     ///
+    /// In a [`Group`](crate::Group) the next process may be another worker's.
+    ///
     /// The memory of its payload is used again when it has ended.
     pub fn idempotent(mut self) -> Self {
         self.attempts = 3;
@@ -120,26 +144,37 @@ impl<S: Service> Call<S> {
         self
     }
 
+    #[cfg(feature = "tower")]
+    pub(crate) fn in_room(mut self, room: Option<(usize, Room)>) -> Self {
+        self.room = room;
+        self
+    }
+
     /// Sends it now, or when a process takes calls.
     ///
     /// # Blocking
     /// Copies the payload, unless it is a lease.
     pub fn send(self) -> Answer<S> {
-        let Call { handle, request, payload, deadline, limit, attempts, mut keys, .. } = self;
-        if let (Ok(request), Some(_), None) = (&request, handle.group.options.blame, keys.request) {
+        let Call { to, request, payload, deadline, limit, attempts, mut keys, room, .. } = self;
+        if let (Ok(request), true, None) = (&request, to.blames(), keys.request) {
             keys.request = digest(request, payload.as_ref().map_or(&[], Input::bytes));
         }
-        let terms = Terms { deadline, limit, attempts, keys };
-        let sent = request.and_then(|request| handle.group.submit(request, payload, terms));
-        let state = match sent {
-            Ok((id, reply)) => {
-                let hot = handle.group.options.hot;
-                let hot_until = (!hot.is_zero()).then(|| Instant::now() + hot);
-                State::Sent { handle, id, reply, hot_until }
+        let is_groups = matches!(to, To::Group(_));
+        let terms = Terms { deadline, limit, attempts, keys, is_groups, ..Terms::default() };
+        let sent = request.and_then(|request| match to {
+            To::Worker(handle) => {
+                match handle.inside.submit(request, payload, terms, room.map(|(_, room)| room)) {
+                    Ok((id, reply)) => Ok((State::sent(handle, id, reply), None)),
+                    Err(returned) => Err(returned.error),
+                }
             }
-            Err(error) => State::Failed(error),
-        };
-        Answer { state, service: PhantomData }
+            To::Group(members) => {
+                let (member, state) = members.send(room, None, request, payload, terms)?;
+                Ok((state, Some((members, member))))
+            }
+        });
+        let (state, member) = sent.unwrap_or_else(|error| (State::Failed(error), None));
+        Answer { state, member, service: PhantomData }
     }
 }
 
@@ -174,10 +209,19 @@ impl<S: Service> IntoFuture for Call<S> {
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Answer<S: Service> {
     state: State,
+    /// Of a group, and which of its workers has it.
+    member: Option<(Arc<Members>, Member)>,
     service: PhantomData<fn() -> S>,
 }
 
-enum State {
+/// Which worker of a group has a call, and on which terms.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Member {
+    pub(crate) at: usize,
+    pub(crate) terms: Terms,
+}
+
+pub(crate) enum State {
     Sent {
         handle: Arc<Handle>,
         id: CallId,
@@ -187,6 +231,14 @@ enum State {
     },
     Failed(Error),
     Done,
+}
+
+impl State {
+    pub(crate) fn sent(handle: Arc<Handle>, id: CallId, reply: oneshot::Receiver<Outcome>) -> Self {
+        let hot = handle.inside.options.hot;
+        let hot_until = (!hot.is_zero()).then(|| Instant::now() + hot);
+        State::Sent { handle, id, reply, hot_until }
+    }
 }
 
 impl<S: Service> fmt::Debug for Answer<S> {
@@ -207,8 +259,30 @@ impl<S: Service> Answer<S> {
     }
 
     fn poll_reply(&mut self, cx: &mut Context<'_>) -> Poll<Result<(S::Response, Option<Payload>)>> {
-        let outcome = match &mut self.state {
-            State::Sent { handle, .. } if handle.group.check_here().is_err() => {
+        let outcome = loop {
+            let outcome = ready!(self.poll_outcome(cx));
+            let Outcome::Returned(returned) = outcome else { break outcome };
+            let Some((members, member)) = &mut self.member else {
+                break Outcome::Returned(returned);
+            };
+            match members.send_again(*member, *returned) {
+                Ok((next, state)) => (*member, self.state) = (next, state),
+                Err(error) => break Outcome::Failed(error),
+            }
+        };
+        self.state = State::Done;
+        Poll::Ready(match outcome {
+            Outcome::Failed(error) => Err(error),
+            Outcome::Returned(returned) => Err(returned.error),
+            Outcome::Answered { response, payload } => codec::decode(&response)
+                .map(|response| (response, payload))
+                .map_err(|why| Error::decode("response", why)),
+        })
+    }
+
+    fn poll_outcome(&mut self, cx: &mut Context<'_>) -> Poll<Outcome> {
+        Poll::Ready(match &mut self.state {
+            State::Sent { handle, .. } if handle.inside.check_here().is_err() => {
                 Outcome::Failed(Error::Forked)
             }
             State::Sent { handle, reply, hot_until, .. } => {
@@ -219,7 +293,7 @@ impl<S: Service> Answer<S> {
                     if now >= until {
                         *hot_until = None;
                     } else {
-                        handle.group.hear_now(now);
+                        handle.inside.hear_now(now);
                         polled = Pin::new(reply).poll(cx);
                         if polled.is_pending() {
                             cx.waker().wake_by_ref();
@@ -229,19 +303,12 @@ impl<S: Service> Answer<S> {
                 match polled {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(outcome) => {
-                        outcome.unwrap_or_else(|_| Outcome::Failed(handle.group.why_forgotten()))
+                        outcome.unwrap_or_else(|_| Outcome::Failed(handle.inside.why_forgotten()))
                     }
                 }
             }
             State::Failed(error) => Outcome::Failed(error.clone()),
             State::Done => panic!("an answer is not polled after it was ready"),
-        };
-        self.state = State::Done;
-        Poll::Ready(match outcome {
-            Outcome::Failed(error) => Err(error),
-            Outcome::Answered { response, payload } => codec::decode(&response)
-                .map(|response| (response, payload))
-                .map_err(|why| Error::decode("response", why)),
         })
     }
 }
@@ -249,7 +316,7 @@ impl<S: Service> Answer<S> {
 impl<S: Service> Drop for Answer<S> {
     fn drop(&mut self) {
         if let State::Sent { handle, id, .. } = &self.state {
-            handle.group.abandon(*id);
+            handle.inside.abandon(*id);
         }
     }
 }

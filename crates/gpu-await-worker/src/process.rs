@@ -12,8 +12,8 @@ use rustix::process::Pid;
 use crate::calls::Culprit;
 use crate::error::Cause;
 use crate::frame::{ChildTerms, Ending, Setup, ToProcess, VERSION};
-use crate::group::Group;
 use crate::heart::Heart;
+use crate::inside::Inside;
 use crate::log::Log;
 use crate::program::PARENT;
 use crate::replace::Used;
@@ -88,8 +88,12 @@ pub(crate) struct Times {
 
 impl Process {
     /// Starts one. The calling thread is one that never ends: the kernel kills the process with it.
-    pub(crate) fn start(group: &Group, incarnation: u32, now: Instant) -> std::io::Result<Process> {
-        let Group { options, program, config, requests, service, .. } = group;
+    pub(crate) fn start(
+        inside: &Inside,
+        incarnation: u32,
+        now: Instant,
+    ) -> std::io::Result<Process> {
+        let Inside { options, program, config, requests, service, .. } = inside;
         let status_bytes = status_bytes(options.most_calls);
         let response_bytes = options.response_slab_bytes + status_bytes;
         let responses = Slab::new("responses", response_bytes, false)?;
@@ -121,6 +125,7 @@ impl Process {
                 verify: options.verify,
                 hold_answers: options.hold_answers,
                 allow_mps: options.allow_mps,
+                timeline: options.timeline,
             },
         });
         let setup =

@@ -1,6 +1,8 @@
 //! A process of a worker from the start of its service on: it takes calls, runs each as a task, and answers.
 #![forbid(unsafe_code)]
 
+mod timeline;
+
 use std::future::Future;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::AssertUnwindSafe;
@@ -106,7 +108,8 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
         requests,
         room,
         most_response: terms.most_message_bytes as usize,
-        holds: None,
+        device: None,
+        holds: terms.hold_answers,
         hot: Duration::from_micros(terms.hot_us.into()),
         running,
         runtime,
@@ -119,10 +122,10 @@ struct Started<S> {
     service: Arc<S>,
     /// What the pool of its device has then.
     device_bytes: u64,
-    holds: Option<Device>,
+    device: Device,
 }
 
-/// Starts the service.
+/// Starts the service, on its device.
 async fn start<S: Service>(
     config: &[u8],
     terms: &ChildTerms,
@@ -161,13 +164,17 @@ async fn start<S: Service>(
             watching.end(fault_of(&error), &error.to_string())
         }
     });
+    if terms.timeline > 0 {
+        let timeline = host.device().timeline().start(terms.timeline as usize);
+        timeline.map_err(|error| (Ending::StartFailed, format!("its timeline: {error}")))?;
+    }
     let started = S::start(config, &host).await;
     let started = started.map_err(|failure| (ending_of(&failure), failure.to_string()))?;
     let memory = host.device().memory();
     Ok(Started {
         service: Arc::new(started),
         device_bytes: memory.map_or(0, |memory| memory.reserved_bytes.max(memory.used_bytes)),
-        holds: terms.hold_answers.then(|| host.device().clone()),
+        device: host.device().clone(),
     })
 }
 
@@ -192,7 +199,7 @@ fn ending_of(failure: &Failure) -> Ending {
     }
 }
 
-/// How many calls run.
+/// How many calls run, and timelines are sent.
 #[derive(Debug, Default)]
 struct Running {
     count: AtomicUsize,
@@ -201,7 +208,14 @@ struct Running {
     unpolled: Arc<Unpolled>,
 }
 
-/// A call that runs, until it is dropped.
+impl Running {
+    fn begins(self: &Arc<Self>) -> Runs {
+        self.count.fetch_add(1, Ordering::SeqCst);
+        Runs(self.clone())
+    }
+}
+
+/// Something that runs, until it is dropped.
 struct Runs(Arc<Running>);
 
 impl Drop for Runs {
@@ -218,8 +232,10 @@ struct Serving {
     requests: Arc<Requests>,
     room: Arc<Room>,
     most_response: usize,
-    /// The device that answers wait for.
-    holds: Option<Device>,
+    /// Once the service has started.
+    device: Option<Device>,
+    /// Answers wait for the device.
+    holds: bool,
     hot: Duration,
     running: Arc<Running>,
     runtime: tokio::runtime::Handle,
@@ -251,7 +267,7 @@ impl Serving {
                         // Else its task is gone, and ends the process.
                         let Ok(ready) = ready else { continue };
                         let device_bytes = ready.device_bytes;
-                        (service, self.holds) = (Some(ready.service), ready.holds);
+                        (service, self.device) = (Some(ready.service), Some(ready.device));
                         let _ = self.link.say(&ToSupervisor::Serving { device_bytes }, b"").await;
                         continue;
                     }
@@ -283,7 +299,17 @@ impl Serving {
                     self.link.given(name, Lent { made, generation, died, memory });
                 }
                 (ToProcess::End, _) => ending = true,
-                (ToProcess::Setup(_) | ToProcess::Call { .. }, _) => {
+                (ToProcess::Timeline, Some(_)) => {
+                    // It is sent to its end, also by a process that ends.
+                    let runs = self.running.begins();
+                    let timeline =
+                        timeline::tell(self.link.clone(), self.device.clone(), self.most_response);
+                    let _task = self.runtime.spawn(async move {
+                        timeline.await;
+                        drop(runs);
+                    });
+                }
+                (ToProcess::Setup(_) | ToProcess::Call { .. } | ToProcess::Timeline, _) => {
                     return "its supervisor sent a message that it does not expect".to_owned();
                 }
             }
@@ -301,10 +327,9 @@ impl Serving {
         let payload = payload
             .map(|(id, part)| RequestPayload::new(link.clone(), self.requests.clone(), id, part));
         let (payloads, room) = (Payloads::new(payload, self.room.clone()), self.room.clone());
-        let (most_response, holds) = (self.most_response, self.holds.clone());
-        running.count.fetch_add(1, Ordering::SeqCst);
-        let unpolled = running.unpolled.clone();
-        let runs = Runs(running);
+        let most_response = self.most_response;
+        let holds = self.device.as_ref().filter(|_| self.holds).cloned();
+        let (unpolled, runs) = (running.unpolled.clone(), running.begins());
         unpolled.follow(async move {
             let _runs = runs;
             room.slab.begun(id.slot()).begins(id.generation());

@@ -27,7 +27,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use crate::codec::panic_text;
 use crate::core::{Watch, Watched, packet_bytes};
 use crate::error::{Error, Result};
-use crate::group::Group;
+use crate::inside::Inside;
 use crate::process::Process;
 use crate::system;
 
@@ -35,26 +35,26 @@ use crate::system;
 #[derive(Debug)]
 struct Supervisor {
     event: OwnedFd,
-    new: Mutex<Vec<Arc<Group>>>,
+    new: Mutex<Vec<Arc<Inside>>>,
     /// What the other thread starts next: a worker's process, with its number.
-    starts: Mutex<VecDeque<(Arc<Group>, u32)>>,
+    starts: Mutex<VecDeque<(Arc<Inside>, u32)>>,
     more_starts: Condvar,
 }
 
 static SUPERVISOR: OnceLock<Result<Supervisor>> = OnceLock::new();
 
 /// Has the thread look after a worker, which it may still do.
-pub(crate) fn supervise(group: Arc<Group>) -> Result<()> {
+pub(crate) fn supervise(inside: Arc<Inside>) -> Result<()> {
     let supervisor = SUPERVISOR.get_or_init(begin).as_ref().map_err(Clone::clone)?;
-    supervisor.new.lock().push(group);
+    supervisor.new.lock().push(inside);
     system::signal_event(supervisor.event.as_fd());
     Ok(())
 }
 
 /// Has a process of this worker started, which hears of it.
-pub(crate) fn start(group: Arc<Group>, incarnation: u32) {
+pub(crate) fn start(inside: Arc<Inside>, incarnation: u32) {
     if let Some(Ok(supervisor)) = SUPERVISOR.get() {
-        supervisor.starts.lock().push_back((group, incarnation));
+        supervisor.starts.lock().push_back((inside, incarnation));
         supervisor.more_starts.notify_one();
     }
 }
@@ -90,7 +90,7 @@ fn warn_of_group_kills() {
 
 /// A worker, and what it waits for.
 struct Supervised {
-    group: Arc<Group>,
+    inside: Arc<Inside>,
     watch: Watch,
 }
 
@@ -98,7 +98,7 @@ struct Supervised {
 fn run_starts() {
     let Ok(supervisor) = SUPERVISOR.wait() else { return };
     loop {
-        let (group, incarnation) = {
+        let (inside, incarnation) = {
             let mut starts = supervisor.starts.lock();
             loop {
                 match starts.pop_front() {
@@ -109,13 +109,13 @@ fn run_starts() {
         };
         let start = || {
             #[cfg(test)]
-            group.trips.slow();
-            Process::start(&group, incarnation, Instant::now())
+            inside.trips.slow();
+            Process::start(&inside, incarnation, Instant::now())
         };
         let started = catch_unwind(AssertUnwindSafe(start))
             .unwrap_or_else(|panic| Err(std::io::Error::other(panic_text(panic))));
         // A panic there has ended the worker.
-        let hears = || group.started(incarnation, started);
+        let hears = || inside.started(incarnation, started);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(hears)) {
             drop(panic_text(panic));
         }
@@ -131,7 +131,7 @@ fn run() {
         let Err(panic) = catch_unwind(AssertUnwindSafe(round)) else { continue };
         let why = panic_text(panic);
         for worker in &mut workers {
-            worker.group.give_up(&why);
+            worker.inside.give_up(&why);
             worker.watch = Watch::default();
         }
         // Whatever it is may happen again.
@@ -141,20 +141,20 @@ fn run() {
 
 /// Gives each worker its turn, and waits.
 fn look_after(supervisor: &Supervisor, workers: &mut Vec<Supervised>, buffer: &mut Vec<u8>) {
-    for group in std::mem::take(&mut *supervisor.new.lock()) {
-        if !workers.iter().any(|worker| Arc::ptr_eq(&worker.group, &group)) {
-            workers.push(Supervised { group, watch: Watch::default() });
+    for inside in std::mem::take(&mut *supervisor.new.lock()) {
+        if !workers.iter().any(|worker| Arc::ptr_eq(&worker.inside, &inside)) {
+            workers.push(Supervised { inside, watch: Watch::default() });
         }
     }
-    let longest = workers.iter().map(|worker| packet_bytes(&worker.group.options)).max();
+    let longest = workers.iter().map(|worker| packet_bytes(&worker.inside.options)).max();
     if let Some(longest) = longest.filter(|longest| *longest > buffer.len()) {
         buffer.resize(longest, 0);
     }
     let now = Instant::now();
     for worker in &mut *workers {
         let ready = std::mem::take(&mut worker.watch);
-        let bytes = packet_bytes(&worker.group.options);
-        worker.watch = worker.group.turn(now, &ready, &mut buffer[..bytes]);
+        let bytes = packet_bytes(&worker.inside.options);
+        worker.watch = worker.inside.turn(now, &ready, &mut buffer[..bytes]);
     }
     workers.retain(|worker| !worker.watch.ended);
     #[cfg(test)]

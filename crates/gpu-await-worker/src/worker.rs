@@ -8,14 +8,17 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::blame::Blame;
+use parking_lot::Mutex;
+
+use crate::blame::{Blame, Blamed};
 use crate::codec;
 use crate::error::{Cause, Error, Result};
 use crate::gpus;
-use crate::group::Group;
+use crate::health::{Health, WorkerHealth};
+use crate::inside::Inside;
 use crate::options::{Options, capped};
 use crate::payload::Lease;
-use crate::pending::Call;
+use crate::pending::{Call, To};
 use crate::program::Program;
 use crate::replace::Replace;
 use crate::restart::Restart;
@@ -39,29 +42,33 @@ pub struct Worker<S: Service> {
 /// Closes the worker when it goes.
 #[derive(Debug)]
 pub(crate) struct Handle {
-    pub(crate) group: Arc<Group>,
+    pub(crate) inside: Arc<Inside>,
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.group.close(Duration::ZERO);
+        self.inside.close(Duration::ZERO);
     }
 }
 
 impl<S: Service> Clone for Worker<S> {
     fn clone(&self) -> Self {
-        Worker { handle: self.handle.clone(), service: PhantomData }
+        Worker::of(self.handle.clone())
     }
 }
 
 impl<S: Service> fmt::Debug for Worker<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let service = self.handle.group.service;
+        let service = self.handle.inside.service;
         f.debug_struct("Worker").field("service", &service).field("stats", &self.stats()).finish()
     }
 }
 
 impl<S: Service> Worker<S> {
+    pub(crate) fn of(handle: Arc<Handle>) -> Self {
+        Worker { handle, service: PhantomData }
+    }
+
     /// Begins with this configuration, which each process of the worker gets.
     pub fn builder(config: S::Config) -> WorkerBuilder<S> {
         WorkerBuilder { config, options: Options::default() }
@@ -76,7 +83,7 @@ impl<S: Service> Worker<S> {
     /// Wakers of calls run on the thread that looks after all workers: one that blocks, or takes a lock that is held for long, holds up all
     /// of them. Those of executors do not.
     pub fn call(&self, request: impl Borrow<S::Request>) -> Call<S> {
-        Call::new(&self.handle, request.borrow())
+        Call::new(To::Worker(self.handle.clone()), request.borrow())
     }
 
     /// Takes shared memory for the payload of a request, of `bytes` zeros or an earlier payload, if there is room now.
@@ -84,7 +91,7 @@ impl<S: Service> Worker<S> {
     /// # Errors
     /// [`Error::Overloaded`] if there is none; [`Error::TooLarge`]; the worker has ended.
     pub fn try_lease(&self, bytes: usize) -> Result<Lease> {
-        self.handle.group.lease(bytes as u64)
+        self.handle.inside.lease(bytes as u64)
     }
 
     /// [`try_lease`](Self::try_lease) once there is room, without a limit: a caller that has one drops the future (`tokio::time::timeout`).
@@ -97,7 +104,7 @@ impl<S: Service> Worker<S> {
     pub async fn lease(&self, bytes: usize) -> Result<Lease> {
         loop {
             // Before the look, so that nothing is missed in between.
-            let room = self.handle.group.room();
+            let room = self.handle.inside.room();
             match self.try_lease(bytes) {
                 Err(Error::Overloaded { .. }) => {}
                 lease => return lease,
@@ -113,7 +120,7 @@ impl<S: Service> Worker<S> {
     /// # Errors
     /// The worker has ended: [`Error::GivenUp`], [`Error::Closed`].
     pub async fn serving(&self) -> Result<()> {
-        self.handle.group.serving().await
+        self.handle.inside.serving().await
     }
 
     /// Has a worker that was [given up](Error::GivenUp) begin anew, with its counts of deaths at zero, and waits until it serves; of one
@@ -126,7 +133,7 @@ impl<S: Service> Worker<S> {
     /// As [`spawn`](WorkerBuilder::spawn): the worker is given up again if its first process dies before it serves. One that was closed stays
     /// [`Closed`](Error::Closed), and one that ended by a panic of this crate ([`Cause::Supervisor`]) given up.
     pub async fn revive(&self) -> Result<()> {
-        self.handle.group.revive()?;
+        self.handle.inside.revive()?;
         self.serving().await
     }
 
@@ -149,29 +156,61 @@ impl<S: Service> Worker<S> {
     /// [`Error::NotReplaced`]: more processes than [`Restart::early_deaths`] died as they started, and the old one goes on;
     /// [`Error::Excluded`] with `allow_mps`; the worker has ended.
     pub async fn replace(&self) -> Result<()> {
-        self.handle.group.replace()?.await
+        self.handle.inside.replace()?.await
     }
 
     /// Ends the worker: calls that no process has fail with [`Error::Closed`], the process answers the others and ends, and is killed if
     /// that takes longer than `limit`. Returns when it is gone.
     pub async fn close(self, limit: Duration) {
-        self.handle.group.close(capped(limit));
-        while self.handle.group.room().await.is_ok() {}
+        self.handle.inside.close(capped(limit));
+        while self.handle.inside.room().await.is_ok() {}
     }
 
-    /// The figures of the worker.
+    /// Whether it serves, since when, and why not: for `/healthz`. [`WorkerHealth::is_serving`] says who answers 200.
+    #[must_use]
+    pub fn health(&self) -> WorkerHealth {
+        self.handle.inside.health()
+    }
+
+    /// Asks the process that takes calls for the [timeline](gpu_await::DeviceTimeline) of its device: its last operations and their times, as
+    /// bytes of a Perfetto trace, for a file and <https://ui.perfetto.dev>. Waits for a process that serves. What a process
+    /// logged that died is lost with it.
+    ///
+    /// The process copies and writes the trace on a thread beside its calls. It comes over its socket, in messages between answers, of at most 64 MiB
+    /// in all, which the front holds. Callers that ask at the same time get the same one.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped leaves the process sending; nothing is kept.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`] without [`WorkerBuilder::timeline`]; [`Error::Service`], if the device cannot say, or it is longer; [`Error::Lost`], if the
+    /// process dies meanwhile; the worker has ended.
+    pub async fn timeline(&self) -> Result<Vec<u8>> {
+        loop {
+            match self.handle.inside.timeline().await? {
+                Some(bytes) => return Ok(Arc::unwrap_or_clone(bytes)),
+                None => self.serving().await?,
+            }
+        }
+    }
+
+    /// The figures of the worker: all that there is for metrics, which it does not export itself. Counts begin with the worker, and never
+    /// fall.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.handle.group.stats()
+        self.handle.inside.stats()
     }
 
     /// The last lines that the process wrote to its output and its errors, behind those of the process that died last. They go nowhere else:
     /// a service that wants them on the front's output writes them there from here, or logs to a file.
     #[must_use]
     pub fn log(&self) -> String {
-        self.handle.group.log()
+        self.handle.inside.log()
     }
 }
+
+/// After so many starts that failed, one after the other, a worker of a group is out.
+const MOST_FAILURES: u32 = 3;
 
 /// The options of a [`Worker`].
 #[must_use = "a builder does nothing until `spawn`"]
@@ -360,6 +399,13 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
+    /// Has each process log the last `operations` of its device, for [`Worker::timeline`]: up to 65,536. 0, which is off. It costs each
+    /// operation what [`DeviceTimeline`](gpu_await::DeviceTimeline) says.
+    pub fn timeline(mut self, operations: u32) -> Self {
+        self.options.timeline = operations;
+        self
+    }
+
     /// How much of what the process writes is kept, in bytes. 64 KiB; up to 64 MiB.
     pub fn log_bytes(mut self, bytes: usize) -> Self {
         self.options.log_bytes = bytes;
@@ -372,6 +418,14 @@ impl<S: Service> WorkerBuilder<S> {
     /// for the names in its backtrace: `.env("RUST_BACKTRACE", "0")` where that matters.
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.options.environment.push((name.into(), value.into()));
+        self
+    }
+
+    /// One of a group.
+    pub(crate) fn in_group(mut self, blamed: &Arc<Mutex<Blamed>>) -> Self {
+        let options = &mut self.options;
+        options.restart.early_deaths = options.restart.early_deaths.min(MOST_FAILURES - 1);
+        (options.blamed, options.probes) = (blamed.clone(), true);
         self
     }
 
@@ -403,28 +457,10 @@ impl<S: Service> WorkerBuilder<S> {
         }
         let config =
             codec::encode(&self.config).map_err(|why| Error::encode("configuration", why))?;
-        let group = Group::new(options, service, config, program, Instant::now())?;
-        supervisor::supervise(group.clone())?;
-        Ok(Worker { handle: Arc::new(Handle { group }), service: PhantomData })
+        let inside = Inside::new(options, service, config, program, Instant::now())?;
+        supervisor::supervise(inside.clone())?;
+        Ok(Worker::of(Arc::new(Handle { inside })))
     }
-}
-
-/// Whether a worker serves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Health {
-    /// Its first process starts.
-    Starting,
-    /// Calls are answered.
-    Serving,
-    /// Its process died, or is dying; the next one starts, or will. Calls wait.
-    Restarting,
-    /// It ends, as it was asked to.
-    Closing,
-    /// It was closed.
-    Closed,
-    /// Its processes died early too often, or the first one did not serve.
-    GivenUp,
 }
 
 /// How long the steps of the last start took.
@@ -496,7 +532,7 @@ pub struct Stats {
     pub refused: u64,
     /// How often a call was sent again.
     pub retries: u64,
-    /// Calls that ended with their process.
+    /// Calls that ended with their process; in a group also those that went on.
     pub lost_calls: u64,
     /// Calls whose deadline passed.
     pub deadlines: u64,

@@ -6,15 +6,15 @@ use std::time::Instant;
 use super::Core;
 use crate::calls::Culprit;
 use crate::error::{Cause, Error};
-use crate::group::{After, Group, Outcome};
 use crate::heart::{self, Pulse};
+use crate::inside::{After, Inside, Outcome};
 use crate::life::{Role, Step};
 use crate::process::Process;
 use crate::system;
 
 impl Core {
     /// Looks at the process from outside.
-    pub(super) fn look(&mut self, group: &Group, role: Role, now: Instant, after: &mut After) {
+    pub(super) fn look(&mut self, inside: &Inside, role: Role, now: Instant, after: &mut After) {
         let process = self.seats[role].process.as_mut();
         let Some(process) = process.filter(|process| process.next_look <= now) else { return };
         process.next_look = now + heart::EVERY;
@@ -25,21 +25,21 @@ impl Core {
         if process.times.hello.is_none() {
             return;
         }
-        let limit = group.options.executor.filter(|_| process.times.serving.is_some());
+        let limit = inside.options.executor.filter(|_| process.times.serving.is_some());
         let beat = process.responses.status().read();
         let stopped = system::is_stopped(process.pid);
         let pulse = process.heart.look(now, beat, stopped, limit);
         let (stopped, busy) = (pulse == Pulse::Stopped, pulse == Pulse::Busy);
         let was_stopped = std::mem::replace(&mut process.is_stopped, stopped);
         let was_busy = std::mem::replace(&mut process.is_busy, busy);
-        let (service, pid) = (group.service, process.pid);
+        let (service, pid) = (inside.service, process.pid);
         let number = process.number();
         match pulse {
             Pulse::Dead => {
-                return self.kill(group, role, Cause::Dead, Culprit::Running, now, after);
+                return self.kill(inside, role, Cause::Dead, Culprit::Running, now, after);
             }
             Pulse::Hung(time) => {
-                return self.kill(group, role, Cause::Hung(time), Culprit::Running, now, after);
+                return self.kill(inside, role, Cause::Hung(time), Culprit::Running, now, after);
             }
             Pulse::Stopped if !was_stopped => after.log(move || {
                 tracing::warn!(service, pid = number, "a worker's process is stopped or traced");
@@ -53,11 +53,11 @@ impl Core {
             }),
             Pulse::Well | Pulse::Stopped | Pulse::Busy => {}
         }
-        let Some(limit) = group.options.resident_bytes else { return };
+        let Some(limit) = inside.options.resident_bytes else { return };
         if let Some(resident) = system::resident_bytes(pid).filter(|bytes| *bytes > limit) {
             // Whose memory it is nobody knows: perhaps that of calls long ago.
             self.kill(
-                group,
+                inside,
                 role,
                 Cause::MemoryLimit { resident, limit },
                 Culprit::Unclear,
@@ -70,7 +70,7 @@ impl Core {
     /// Does what is due.
     pub(super) fn tick(
         &mut self,
-        group: &Group,
+        inside: &Inside,
         now: Instant,
         buffer: &mut [u8],
         after: &mut After,
@@ -79,7 +79,7 @@ impl Core {
             let until = self.seats[role].process.as_ref().and_then(Process::ends_until);
             if until.is_some_and(|until| until <= now) {
                 let cause = Cause::Protocol("it closed its socket");
-                self.kill(group, role, cause, Culprit::Running, now, after);
+                self.kill(inside, role, cause, Culprit::Running, now, after);
             }
         }
         let seats = &self.seats;
@@ -95,29 +95,29 @@ impl Core {
         for (id, process, limit) in expired.over_limit {
             if let Some(role) = self.seats.role(process) {
                 let cause = Cause::CallLimit(limit);
-                self.kill(group, role, cause, Culprit::Call(id), now, after);
+                self.kill(inside, role, cause, Culprit::Call(id), now, after);
             }
         }
         for role in Role::ALL {
             let cause = match self.life.tick(role, now, &self.limits) {
-                Step::NoStart => self.no_start(group, role),
+                Step::NoStart => self.no_start(inside, role),
                 Step::NoEnd => Cause::NoEnd,
                 Step::Start => {
-                    self.start(group, role);
+                    self.start(inside, role);
                     continue;
                 }
                 Step::NoHello => {
-                    self.no_hello(group, role, now, after);
+                    self.no_hello(inside, role, now, after);
                     continue;
                 }
                 Step::SetAside => {
-                    let role = self.replaced(group, role, now, after);
-                    self.set_aside(group, role, now, buffer, after);
+                    let role = self.replaced(inside, role, now, after);
+                    self.set_aside(inside, role, now, buffer, after);
                     continue;
                 }
                 Step::Nothing | Step::GiveUp | Step::NoStandby | Step::End => continue,
             };
-            self.kill(group, role, cause, Culprit::Outside, now, after);
+            self.kill(inside, role, cause, Culprit::Outside, now, after);
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::calls::{Answered, Culprit};
 use crate::codec;
 use crate::error::{Cause, Error};
 use crate::frame::{Ending, MOST_NAME, ToProcess, ToSupervisor, VERSION, Verdict};
-use crate::group::{After, Group, Outcome};
+use crate::inside::{After, Inside, Outcome};
 use crate::keep::{self, AskedMut};
 use crate::leases::Returned;
 use crate::life::Role;
@@ -46,7 +46,7 @@ struct Said<'m> {
 impl Core {
     pub(crate) fn turn(
         &mut self,
-        group: &Group,
+        inside: &Inside,
         now: Instant,
         ready: &Watch,
         buffer: &mut [u8],
@@ -56,12 +56,16 @@ impl Core {
         if late > PAUSE {
             self.life.held_up(late);
         }
+        if self.probe.is_due(now) {
+            // One that ended by a panic stays as it is.
+            drop(self.revive(inside, now, after));
+        }
         for watched in &ready.processes {
             if let Some(role) = self.seats.role(watched.incarnation) {
-                self.attend(group, role, now, &watched.flags, buffer, after);
+                self.attend(inside, role, now, &watched.flags, buffer, after);
             }
         }
-        self.fall(group, now, after);
+        self.fall(inside, now, after);
         let is_there =
             |process: &Process| system::reap(process.ends.handle.as_fd(), process.pid).is_none();
         self.unwanted.retain(is_there);
@@ -69,7 +73,7 @@ impl Core {
             let is_there = is_there(process);
             if !is_there {
                 self.life.unstuck();
-                let (service, pid) = (group.service, process.number());
+                let (service, pid) = (inside.service, process.number());
                 after.log(move || {
                     tracing::info!(service, pid, "a process that was set aside is gone");
                 });
@@ -77,20 +81,20 @@ impl Core {
             is_there
         });
         #[cfg(test)]
-        group.trips.trip(crate::supervisor::tests::Trip::Turn);
+        inside.trips.trip(crate::supervisor::tests::Trip::Turn);
         for role in Role::ALL {
-            self.hand_out(group, role, now, after);
-            self.look(group, role, now, after);
+            self.hand_out(inside, role, now, after);
+            self.look(inside, role, now, after);
         }
-        self.tick(group, now, buffer, after);
-        self.fall(group, now, after);
-        self.renew(group, now, after);
-        self.pump(group, now, after);
-        self.watch(group, now)
+        self.tick(inside, now, buffer, after);
+        self.fall(inside, now, after);
+        self.renew(inside, now, after);
+        self.pump(inside, now, after);
+        self.watch(inside, now)
     }
 
     /// What to wait for.
-    pub(crate) fn watch(&mut self, group: &Group, now: Instant) -> Watch {
+    pub(crate) fn watch(&mut self, inside: &Inside, now: Instant) -> Watch {
         let processes = self.seats.processes().map(|process| {
             let mut socket =
                 if process.deaf.is_some() { PollFlags::empty() } else { PollFlags::IN };
@@ -114,19 +118,20 @@ impl Core {
         });
         let main = self.seats[Role::Main].process.as_ref();
         let main = main.filter(|_| self.life.is_serving() && !self.life.is_wanted());
-        let worn = main.and_then(|process| group.options.replace.due(&process.used));
-        let due = [self.life.next_due(&self.limits), self.calls.next_due(), worn];
+        let worn = main.and_then(|process| inside.options.replace.due(&process.used));
+        let (life, calls) = (self.life.next_due(&self.limits), self.calls.next_due());
+        let due = [life, calls, worn, self.probe.due()];
         let due = due.into_iter().flatten().chain(of_processes).min();
         self.next_look = due.unwrap_or(now + Duration::from_secs(3600));
         let is_gone = processes.is_empty() && stuck.is_empty() && self.starts_under_way == 0;
-        let ended = self.life.has_ended() && is_gone;
+        let ended = self.life.has_ended() && is_gone && self.probe.due().is_none();
         Watch { processes, stuck, due, ended }
     }
 
     /// Attends to the descriptors of the process that are ready.
     fn attend(
         &mut self,
-        group: &Group,
+        inside: &Inside,
         role: Role,
         now: Instant,
         flags: &[PollFlags; 4],
@@ -141,22 +146,22 @@ impl Core {
             }
         }
         if !socket.is_empty() {
-            self.hear(group, role, now, MOST_AT_ONCE, buffer, after);
+            self.hear(inside, role, now, MOST_AT_ONCE, buffer, after);
         }
         if handle.is_empty() {
             return;
         }
         let Some(process) = &self.seats[role].process else { return };
         if let Some(exit) = system::reap(process.ends.handle.as_fd(), process.pid) {
-            let role = self.replaced(group, role, now, after);
-            self.bury(group, role, exit, now, buffer, after);
+            let role = self.replaced(inside, role, now, after);
+            self.bury(inside, role, exit, now, buffer, after);
         }
     }
 
     /// Hears what the process says.
     pub(super) fn hear(
         &mut self,
-        group: &Group,
+        inside: &Inside,
         role: Role,
         now: Instant,
         most: usize,
@@ -171,7 +176,7 @@ impl Core {
             let is_packet = matches!(received, Received::Packet(_));
             let is_hello = process.times.hello.is_none();
             if is_packet && is_hello && beside.sender != Some(process.pid) {
-                return self.broken(group, role, "a message of another process", now, after);
+                return self.broken(inside, role, "a message of another process", now, after);
             }
             match received {
                 Received::Nothing => return,
@@ -181,23 +186,18 @@ impl Core {
                     return;
                 }
                 Received::Packet(bytes) if bytes > buffer.len() => {
-                    return self.broken(group, role, "a message that is too long", now, after);
+                    return self.broken(inside, role, "a message that is too long", now, after);
                 }
                 Received::Packet(bytes) => {
                     let Some((message, body)) = codec::header(&buffer[..bytes]) else {
-                        return self.broken(group, role, "an unknown message", now, after);
+                        return self.broken(inside, role, "an unknown message", now, after);
                     };
                     let said = Said { message, body, fds: beside.fds };
-                    self.message(group, role, said, now, after);
-                    let swamped = |process: &Process| process.is_swamped(group.options.most_calls);
+                    self.message(inside, role, said, now, after);
+                    let swamped = |process: &Process| process.is_swamped(inside.options.most_calls);
                     if self.seats[role].process.as_ref().is_some_and(swamped) {
-                        return self.broken(
-                            group,
-                            role,
-                            "it does not read what it asks for",
-                            now,
-                            after,
-                        );
+                        let how = "it does not read what it asks for";
+                        return self.broken(inside, role, how, now, after);
                     }
                 }
             }
@@ -207,20 +207,20 @@ impl Core {
     /// Hears a few messages for a caller that looks for its answer.
     pub(crate) fn hear_now(
         &mut self,
-        group: &Group,
+        inside: &Inside,
         now: Instant,
         buffer: &mut [u8],
         after: &mut After,
     ) {
         const A_FEW: usize = 8;
-        self.hear(group, Role::Main, now, A_FEW, buffer, after);
+        self.hear(inside, Role::Main, now, A_FEW, buffer, after);
         // What has to be done about its end is the supervisor's.
         after.wake |= self.seats[Role::Main].process.as_ref().is_some_and(Process::is_falling);
     }
 
     fn message(
         &mut self,
-        group: &Group,
+        inside: &Inside,
         role: Role,
         said: Said<'_>,
         now: Instant,
@@ -230,21 +230,21 @@ impl Core {
         let Some(process) = &mut self.seats[role].process else { return };
         let brings = matches!(message, ToSupervisor::Sealed { .. } | ToSupervisor::Made { .. });
         if !fds.is_empty() && !brings {
-            return self.broken(group, role, "descriptors that nobody asked for", now, after);
+            return self.broken(inside, role, "descriptors that nobody asked for", now, after);
         }
-        let owner = (group.number(), process.incarnation);
+        let owner = (inside.number(), process.incarnation);
         match message {
             ToSupervisor::Hello { .. } if process.times.hello.is_some() => {
-                self.broken(group, role, "a second hello", now, after);
+                self.broken(inside, role, "a second hello", now, after);
             }
             ToSupervisor::Hello { version, executable } => {
-                if (version, executable) != (VERSION, group.program.executable) {
+                if (version, executable) != (VERSION, inside.program.executable) {
                     let text = "its file is not the one that was started".to_owned();
                     process.told = Some((Ending::WrongProgram, text, now));
                     return;
                 }
                 process.times.hello = Some(now);
-                let (service, pid) = (group.service, process.number());
+                let (service, pid) = (inside.service, process.number());
                 let started = now - process.times.started;
                 after.log(move || {
                     tracing::debug!(service, pid, ?started, "a worker's process said hello");
@@ -255,29 +255,24 @@ impl Core {
             }
             ToSupervisor::Serving { device_bytes } => {
                 if !self.life.serves(role, now) {
-                    return self.broken(group, role, "a service that starts twice", now, after);
+                    return self.broken(inside, role, "a service that starts twice", now, after);
                 }
                 process.times.serving = Some(now);
                 process.used = Used::new(now);
                 process.device_bytes = device_bytes;
-                self.serves(group, role, after);
-                self.has_room(group, now, after);
+                self.serves(inside, role, after);
+                self.has_room(inside, now, after);
             }
             ToSupervisor::Answer { id, verdict, payload } => {
                 let payload = match payload
                     .map(|(id, part)| (id, part, part.is_within(process.responses.bytes())))
                 {
                     Some((_, _, false)) => {
-                        return self.broken(
-                            group,
-                            role,
-                            "a payload outside of its slab",
-                            now,
-                            after,
-                        );
+                        let how = "a payload outside of its slab";
+                        return self.broken(inside, role, how, now, after);
                     }
                     payload => payload.map(|(id, part, _)| Payload {
-                        group: group.this(),
+                        inside: inside.this(),
                         slab: process.responses.clone(),
                         id,
                         part,
@@ -288,7 +283,7 @@ impl Core {
                 let keys = self.calls.keys(id);
                 let answered = self.calls.answered(id, process.incarnation);
                 if !matches!(answered, Answered::Stale) {
-                    self.blamed.answered(keys);
+                    self.blamed.lock().answered(keys);
                 }
                 match answered {
                     Answered::Ended(ticket) => {
@@ -319,7 +314,7 @@ impl Core {
             }
             ToSupervisor::Returned(lease) => match self.leases.returned(lease, process.incarnation)
             {
-                Returned::Free => self.has_room(group, now, after),
+                Returned::Free => self.has_room(inside, now, after),
                 Returned::Kept => {}
                 Returned::Stale => self.stats.stale_messages += 1,
             },
@@ -328,51 +323,47 @@ impl Core {
             | ToSupervisor::KeepMut { name }
                 if name.len() > MOST_NAME =>
             {
-                self.broken(group, role, "a name that is too long", now, after);
+                self.broken(inside, role, "a name that is too long", now, after);
             }
             ToSupervisor::Keep { name } | ToSupervisor::KeepMut { name } => {
                 process.requests_to_keep += 1;
                 if process.requests_to_keep > MOST_KEPT {
-                    return self.broken(
-                        group,
-                        role,
-                        "it asks for kept memory without end",
-                        now,
-                        after,
-                    );
+                    let how = "it asks for kept memory without end";
+                    return self.broken(inside, role, how, now, after);
                 }
                 match message {
                     ToSupervisor::Keep { .. } => process.asked.push(name.to_owned()),
                     _ => process.asked_mut.push(name.to_owned()),
                 }
-                self.hand_out(group, role, now, after);
+                self.hand_out(inside, role, now, after);
             }
             ToSupervisor::Sealed { name, generation } => {
-                if !keep::sealed(&group.key(name), owner, generation, fds) {
-                    return self.broken(
-                        group,
-                        role,
-                        "sealed memory that it was not told to fill",
-                        now,
-                        after,
-                    );
+                if !keep::sealed(&inside.key(name), owner, generation, fds) {
+                    let how = "sealed memory that it was not told to fill";
+                    return self.broken(inside, role, how, now, after);
                 }
                 after.wake = true;
             }
+            ToSupervisor::Timeline(part) => {
+                let from = process.incarnation;
+                if let Err(how) = self.hear_timeline(from, part, body, after) {
+                    self.broken(inside, role, how, now, after);
+                }
+            }
             ToSupervisor::Made { name, generation } => {
-                if !keep::made(&group.key(name), owner, generation, fds) {
+                if !keep::made(&inside.key(name), owner, generation, fds) {
                     let how = "memory that it was not told to make";
-                    self.broken(group, role, how, now, after);
+                    self.broken(inside, role, how, now, after);
                 }
             }
             ToSupervisor::Writes { name, begins } => {
-                if !keep::writes(&group.key(name), owner, begins) {
+                if !keep::writes(&inside.key(name), owner, begins) {
                     let how = "a write to memory that it does not have";
-                    self.broken(group, role, how, now, after);
+                    self.broken(inside, role, how, now, after);
                 }
             }
             ToSupervisor::NotFilled { name } => {
-                after.wake |= keep::not_filled(&group.key(name), owner);
+                after.wake |= keep::not_filled(&inside.key(name), owner);
             }
             ToSupervisor::Ending(ending) => {
                 let serves = process.times.serving.is_some();
@@ -385,13 +376,8 @@ impl Core {
                     | Ending::UnderMps => !serves,
                 };
                 if !is_its {
-                    return self.broken(
-                        group,
-                        role,
-                        "an end that it has no reason for",
-                        now,
-                        after,
-                    );
+                    let how = "an end that it has no reason for";
+                    return self.broken(inside, role, how, now, after);
                 }
                 let text = String::from_utf8_lossy(body).into_owned();
                 process.told.get_or_insert((ending, text, now));
@@ -400,17 +386,17 @@ impl Core {
     }
 
     /// Hands kept memory to the process that asked for it, where it is complete or to be filled.
-    fn hand_out(&mut self, group: &Group, role: Role, now: Instant, after: &mut After) {
+    fn hand_out(&mut self, inside: &Inside, role: Role, now: Instant, after: &mut After) {
         let Some(process) = &mut self.seats[role].process else { return };
-        let owner = (group.number(), process.incarnation);
+        let owner = (inside.number(), process.incarnation);
         process.settles = false;
         // A standby has nothing to write before it has taken over.
         let may_write = role == Role::Main || self.life.is_replaced(role);
         let wants = if may_write { std::mem::take(&mut process.asked_mut) } else { Vec::new() };
         for name in wants {
-            let (asked, aside) = keep::ask_mut(&group.key(&name), owner, process.number(), now);
+            let (asked, aside) = keep::ask_mut(&inside.key(&name), owner, process.number(), now);
             if aside {
-                let (service, name) = (group.service, name.clone());
+                let (service, name) = (inside.service, name.clone());
                 after.log(move || {
                     tracing::error!(
                         service,
@@ -430,12 +416,12 @@ impl Core {
                 }
                 AskedMut::Twice => {
                     let how = "it asks for memory that it has";
-                    return self.broken(group, role, how, now, after);
+                    return self.broken(inside, role, how, now, after);
                 }
             }
         }
         for name in std::mem::take(&mut process.asked) {
-            match keep::ask(&group.key(&name), owner, process.number()) {
+            match keep::ask(&inside.key(&name), owner, process.number()) {
                 None => process.asked.push(name),
                 Some((generation, fds)) => {
                     let (name, fill) = (name.as_str(), fds.is_empty());
@@ -448,18 +434,18 @@ impl Core {
     /// The process does not keep to the protocol.
     fn broken(
         &mut self,
-        group: &Group,
+        inside: &Inside,
         role: Role,
         how: &'static str,
         now: Instant,
         after: &mut After,
     ) {
-        self.kill(group, role, Cause::Protocol(how), Culprit::Running, now, after);
+        self.kill(inside, role, Cause::Protocol(how), Culprit::Running, now, after);
     }
 
     pub(super) fn kill(
         &mut self,
-        group: &Group,
+        inside: &Inside,
         role: Role,
         cause: Cause,
         culprit: Culprit,
@@ -468,7 +454,7 @@ impl Core {
     ) {
         let Some(process) = &mut self.seats[role].process else { return };
         if process.times.killed.is_none() {
-            let (service, pid, cause) = (group.service, process.number(), cause.to_string());
+            let (service, pid, cause) = (inside.service, process.number(), cause.to_string());
             after.log(move || tracing::info!(service, pid, %cause, "a worker's process is killed"));
         }
         process.kill(cause, culprit, now);

@@ -11,7 +11,7 @@ use super::Core;
 use crate::calls::{Culprit, Died};
 use crate::error::{Cause, Error, Guilt, Result, WorkerLost};
 use crate::frame::Ending;
-use crate::group::{After, Group, Outcome};
+use crate::inside::{After, Inside, Outcome};
 use crate::keep;
 use crate::life::{Phase, Role, Step};
 use crate::process::Process;
@@ -29,14 +29,14 @@ const LAST_LINES: usize = 1 << 10;
 
 impl Core {
     /// Why the service did not start in time.
-    pub(super) fn no_start(&self, group: &Group, role: Role) -> Cause {
+    pub(super) fn no_start(&self, inside: &Inside, role: Role) -> Cause {
         let limit = self.limits.start;
         let waits = self.seats[role]
             .process
             .iter()
             .flat_map(|it| it.asked.iter().chain(&it.asked_mut))
             .find_map(|name| {
-                let key = group.key(name);
+                let key = inside.key(name);
                 let process = keep::filler(&key).or_else(|| keep::writer(&key))?;
                 Some(Cause::KeptNotFilled { name: name.clone(), process, limit })
             });
@@ -44,19 +44,19 @@ impl Core {
     }
 
     /// Has one started, on the thread for that.
-    pub(super) fn start(&mut self, group: &Group, role: Role) {
+    pub(super) fn start(&mut self, inside: &Inside, role: Role) {
         self.incarnations += 1;
         self.seats[role].starting = Some(self.incarnations);
-        if let Some(group) = group.this().upgrade() {
+        if let Some(inside) = inside.this().upgrade() {
             self.starts_under_way += 1;
-            supervisor::start(group, self.incarnations);
+            supervisor::start(inside, self.incarnations);
         }
     }
 
     /// It was started, or not.
     pub(crate) fn started(
         &mut self,
-        group: &Group,
+        inside: &Inside,
         incarnation: u32,
         started: std::io::Result<Process>,
         now: Instant,
@@ -72,14 +72,14 @@ impl Core {
         match (started, role) {
             (Ok(process), Some(role)) => {
                 self.stats.starts += 1;
-                let (pid, service) = (process.number(), group.service);
+                let (pid, service) = (process.number(), inside.service);
                 let standby = role == Role::Standby;
                 after.log(move || {
                     tracing::info!(service, pid, standby, "a worker's process started");
                 });
                 self.seats[role].process = Some(process);
                 if self.life.is_closing() {
-                    self.kill(group, role, Cause::Closed, Culprit::Outside, now, after);
+                    self.kill(inside, role, Cause::Closed, Culprit::Outside, now, after);
                 }
             }
             (Ok(process), None) => {
@@ -88,35 +88,41 @@ impl Core {
             }
             (Err(error), Some(role)) => {
                 self.stats.refused_starts += 1;
-                let (service, why) = (group.service, error.to_string());
+                let (service, why) = (inside.service, error.to_string());
                 after.log(move || {
                     tracing::warn!(service, %why, "a worker's process was not started");
                 });
                 self.caused(role, Cause::NotStarted(error.to_string()));
-                self.gone(group, role, now, Sign::Refused, after);
+                self.gone(inside, role, now, Sign::Refused, after);
             }
             (Err(_), None) => {}
         }
     }
 
     /// It has not said hello in time.
-    pub(super) fn no_hello(&mut self, group: &Group, role: Role, now: Instant, after: &mut After) {
+    pub(super) fn no_hello(
+        &mut self,
+        inside: &Inside,
+        role: Role,
+        now: Instant,
+        after: &mut After,
+    ) {
         let cause = Cause::NoHello(self.limits.hello);
         if self.seats[role].process.is_some() {
-            return self.kill(group, role, cause, Culprit::Outside, now, after);
+            return self.kill(inside, role, cause, Culprit::Outside, now, after);
         }
         // It does not even execute its program: it is killed when it does.
         self.seats[role].starting = None;
-        let (service, why) = (group.service, cause.to_string());
+        let (service, why) = (inside.service, cause.to_string());
         after.log(move || tracing::warn!(service, %why, "a worker's process was not started"));
         self.caused(role, cause);
-        self.gone(group, role, now, Sign::Early, after);
+        self.gone(inside, role, now, Sign::Early, after);
     }
 
     /// The process serves: whoever waited for it goes on.
-    pub(super) fn serves(&mut self, group: &Group, role: Role, after: &mut After) {
+    pub(super) fn serves(&mut self, inside: &Inside, role: Role, after: &mut After) {
         let Some(process) = &self.seats[role].process else { return };
-        let (service, pid) = (group.service, process.number());
+        let (service, pid) = (inside.service, process.number());
         if role == Role::Standby {
             return after.log(move || tracing::info!(service, pid, "a standby is ready"));
         }
@@ -136,25 +142,25 @@ impl Core {
     }
 
     /// Has the standby take over if the main process takes no more calls.
-    pub(super) fn fall(&mut self, group: &Group, now: Instant, after: &mut After) {
+    pub(super) fn fall(&mut self, inside: &Inside, now: Instant, after: &mut After) {
         if self.seats[Role::Main].process.as_ref().is_some_and(Process::is_falling) {
-            self.take_over(group, now, after);
+            self.take_over(inside, now, after);
         }
     }
 
     /// Has the standby take over from a process that is gone; returns that one's role from now on.
     pub(super) fn replaced(
         &mut self,
-        group: &Group,
+        inside: &Inside,
         role: Role,
         now: Instant,
         after: &mut After,
     ) -> Role {
-        if role == Role::Main && self.take_over(group, now, after) { Role::Standby } else { role }
+        if role == Role::Main && self.take_over(inside, now, after) { Role::Standby } else { role }
     }
 
     /// Has the standby take the main process's place, and that the standby's; returns whether there is one.
-    fn take_over(&mut self, group: &Group, now: Instant, after: &mut After) -> bool {
+    fn take_over(&mut self, inside: &Inside, now: Instant, after: &mut After) -> bool {
         if !self.life.take_over(now) {
             return false;
         }
@@ -165,7 +171,7 @@ impl Core {
             process.used = Used::new(now);
             process.number()
         });
-        let (service, ready) = (group.service, self.life.is_serving());
+        let (service, ready) = (inside.service, self.life.is_serving());
         after.log(move || tracing::info!(service, pid, ready, "a standby takes over"));
         true
     }
@@ -173,52 +179,56 @@ impl Core {
     /// The process cannot be killed: its calls end, its memory is left alone, and another one may start.
     pub(super) fn set_aside(
         &mut self,
-        group: &Group,
+        inside: &Inside,
         role: Role,
         now: Instant,
         buffer: &mut [u8],
         after: &mut After,
     ) {
-        self.hear(group, role, now, usize::MAX, buffer, after);
+        self.hear(inside, role, now, usize::MAX, buffer, after);
         let Some(mut process) = self.seats[role].process.take() else { return };
-        let owner = (group.number(), process.incarnation);
+        let owner = (inside.number(), process.incarnation);
         after.wake |= keep::gone(owner);
         keep::abandoned(owner);
         let (cause, culprit) = process.cause(Exit::Unknown);
-        let (service, pid) = (group.service, process.number());
+        let (service, pid) = (inside.service, process.number());
         after.log(move || tracing::error!(service, pid, "a killed process does not go: set aside"));
         self.remember(&mut process, &cause);
         let number = process.incarnation;
         self.stuck.push(process);
         let sign = self.sign(number);
-        self.lose(group, role, number, (cause, culprit), now, after);
-        self.gone(group, role, now, sign, after);
+        self.lose(inside, role, number, (cause, culprit), now, after);
+        self.gone(inside, role, now, sign, after);
     }
 
     /// The process is gone: everything that it said counts, and then nothing of it does any more.
     pub(super) fn bury(
         &mut self,
-        group: &Group,
+        inside: &Inside,
         role: Role,
         exit: Exit,
         now: Instant,
         buffer: &mut [u8],
         after: &mut After,
     ) {
-        self.hear(group, role, now, usize::MAX, buffer, after);
+        self.hear(inside, role, now, usize::MAX, buffer, after);
         let Some(mut process) = self.seats[role].process.take() else { return };
         let (cause, culprit) = process.cause(exit);
-        let owner = (group.number(), process.incarnation);
+        let owner = (inside.number(), process.incarnation);
         let untrusted = matches!(cause, Cause::Protocol(_));
         after.wake |= keep::gone(owner) | keep::reaped(owner, untrusted, now, &process.ends);
         if matches!(process.told, Some((Ending::MemoryFault, ..))) {
-            keep::forget_gpu(&group.options.gpu);
+            keep::forget_gpu(&inside.options.gpu);
         }
         self.remember(&mut process, &cause);
+        let served = process.times.serving.map(|serving| now - serving);
+        if served.is_some_and(|served| served >= inside.options.restart.settled) {
+            self.probe.settled();
+        }
         if role == Role::Main {
             self.reaped = Some((process.times.killed.unwrap_or(now), now));
         }
-        let (service, pid, text) = (group.service, process.number(), cause.to_string());
+        let (service, pid, text) = (inside.service, process.number(), cause.to_string());
         let killed = process.times.killed.map(|killed| now - killed);
         let ends = self.life.is_closing() || self.life.is_drained(role);
         let is_wanted = ends && matches!(cause, Cause::Closed);
@@ -232,8 +242,8 @@ impl Core {
         let excused = matches!(cause, Cause::OutOfDeviceMemory(_)) && self.life.stuck() > 0;
         let number = process.incarnation;
         let sign = if excused { Sign::None } else { self.sign(number) };
-        self.lose(group, role, number, (cause, culprit), now, after);
-        self.gone(group, role, now, sign, after);
+        self.lose(inside, role, number, (cause, culprit), now, after);
+        self.gone(inside, role, now, sign, after);
     }
 
     /// Keeps what a process wrote, to its end.
@@ -253,7 +263,7 @@ impl Core {
     /// Ends the calls that died with the process.
     fn lose(
         &mut self,
-        group: &Group,
+        inside: &Inside,
         role: Role,
         process: u32,
         (cause, culprit): (Cause, Culprit),
@@ -269,18 +279,25 @@ impl Core {
             after.waiters.extend(self.room.drain(..).map(|waiter| (waiter, Ok(()))));
         }
         let Died { lost, blamed } = self.calls.died(process, culprit);
-        if let Some(policy) = &group.options.blame {
+        if let Some(policy) = &inside.options.blame {
+            let mut known = self.blamed.lock();
             for (keys, guilt) in blamed {
                 match guilt {
-                    Guilt::Alone => self.blamed.guilty(keys, now, policy),
-                    Guilt::Suspect => self.blamed.suspected(keys, now, policy),
+                    Guilt::Alone => known.guilty(keys, now, policy),
+                    Guilt::Suspect => known.suspected(keys, now, policy),
                     Guilt::Innocent => {}
                 }
             }
         }
+        let lines = self.last_lines.clone();
+        let died = || {
+            let (cause, log, guilt) = (cause.clone(), lines.clone(), Guilt::Innocent);
+            Error::Lost(WorkerLost { cause, guilt, attempt: 1, log })
+        };
+        self.lose_timeline(process, died, after);
         for lost in lost {
             #[cfg(test)]
-            group.trips.trip(crate::supervisor::tests::Trip::Lose);
+            inside.trips.trip(crate::supervisor::tests::Trip::Lose);
             self.stats.lost_calls += 1;
             let error = WorkerLost {
                 cause: cause.clone(),
@@ -309,20 +326,23 @@ impl Core {
     }
 
     /// There is no process: when the next one starts, or that none does.
-    fn gone(&mut self, group: &Group, role: Role, now: Instant, sign: Sign, after: &mut After) {
+    fn gone(&mut self, inside: &Inside, role: Role, now: Instant, sign: Sign, after: &mut After) {
         // A worker that never served is not tried again: whoever spawns it wants to know.
         let hopeless = !self.has_served && sign != Sign::None;
-        match self.life.gone(role, now, sign, &group.options.restart, &self.limits) {
-            Step::End => self.end(group, Error::Closed, after),
+        match self.life.gone(role, now, sign, &inside.options.restart, &self.limits) {
+            Step::End => self.end(inside, Error::Closed, after),
             step if hopeless || step == Step::GiveUp => {
                 self.life.end();
                 let cause = self.last_cause.clone().unwrap_or(Cause::Unknown);
                 let error = self.given_up(cause);
-                self.end(group, error, after);
+                if inside.options.probes {
+                    self.probe.given_up(now, &inside.options.restart);
+                }
+                self.end(inside, error, after);
             }
             Step::NoStandby => {
                 let cause = self.stats.last_standby_cause.as_ref().map(Cause::to_string);
-                let service = group.service;
+                let service = inside.service;
                 after
                     .log(move || tracing::error!(service, cause, "no standby is started any more"));
                 self.not_replaced(now, after);
@@ -330,7 +350,7 @@ impl Core {
             _ => {}
         }
         let Phase::Waiting(until) = self.life.phase(role) else { return };
-        let (service, delay) = (group.service, until - now);
+        let (service, delay) = (inside.service, until - now);
         if !delay.is_zero() {
             after.log(move || tracing::info!(service, ?delay, "a worker's next process waits"));
         }
@@ -339,7 +359,7 @@ impl Core {
     /// Begins anew if the worker was given up; returns whether it was.
     pub(crate) fn revive(
         &mut self,
-        group: &Group,
+        inside: &Inside,
         now: Instant,
         after: &mut After,
     ) -> Result<bool> {
@@ -350,21 +370,22 @@ impl Core {
             Some(error) => return Err(error.clone()),
         }
         self.life.revive(now);
+        self.probe.stop();
         (self.ended, self.reaped, self.has_served) = (None, None, false);
         self.causes.clear();
-        let service = group.service;
+        let service = inside.service;
         after.log(move || tracing::info!(service, "a worker that was given up begins anew"));
         Ok(true)
     }
 
     /// There will be no process any more.
-    pub(super) fn end(&mut self, group: &Group, error: Error, after: &mut After) {
-        tell_end(group, &error, after);
+    pub(super) fn end(&mut self, inside: &Inside, error: Error, after: &mut After) {
+        tell_end(inside, &error, after);
         for seat in &mut self.seats.0 {
             seat.starting = None;
             if let Some(process) = seat.process.take() {
                 system::kill(process.ends.handle.as_fd(), process.pid);
-                let owner = (group.number(), process.incarnation);
+                let owner = (inside.number(), process.incarnation);
                 after.wake |= keep::gone(owner);
                 keep::abandoned(owner);
                 // Whatever it reads meanwhile, nobody hears of it.
@@ -378,13 +399,14 @@ impl Core {
         let replacing = self.replacing.drain(..).map(|(_, waiter)| waiter);
         let waiters = self.serving.drain(..).chain(self.room.drain(..)).chain(replacing);
         after.waiters.extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
+        self.end_timeline(after, |_| Err(error.clone()));
         self.ended.get_or_insert(error);
     }
 }
 
 /// Tells that there will be no process any more.
-pub(super) fn tell_end(group: &Group, error: &Error, after: &mut After) {
-    let (service, why) = (group.service, error.to_string());
+pub(super) fn tell_end(inside: &Inside, error: &Error, after: &mut After) {
+    let (service, why) = (inside.service, error.to_string());
     match error {
         Error::Closed => after.log(move || tracing::info!(service, "a worker was closed")),
         _ => after.log(move || tracing::error!(service, %why, "a worker is given up")),

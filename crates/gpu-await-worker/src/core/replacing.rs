@@ -10,33 +10,33 @@ use std::time::Instant;
 use super::Core;
 use crate::error::{Error, Result};
 use crate::frame::ToProcess;
-use crate::group::{After, Group, Waiter};
+use crate::inside::{After, Inside, Waiter};
 use crate::life::Role;
 use crate::process::Process;
 use crate::replace::Used;
 
 impl Core {
     /// Does what is due: has another process started, has it take over, and tells those who wait for that.
-    pub(super) fn renew(&mut self, group: &Group, now: Instant, after: &mut After) {
-        if let Some(why) = self.wear(group, now) {
-            self.want(group, why, now, after);
+    pub(super) fn renew(&mut self, inside: &Inside, now: Instant, after: &mut After) {
+        if let Some(why) = self.wear(inside, now) {
+            self.want(inside, why, now, after);
         }
-        self.promote(group, now, after);
+        self.promote(inside, now, after);
         let (seats, is_serving) = (&self.seats, self.life.is_serving());
         let is_over = |it: &mut (u32, Waiter)| is_serving && seats.process(it.0).is_none();
         after.waiters.extend(self.replacing.extract_if(.., is_over).map(|(_, it)| (it, Ok(()))));
     }
 
     /// Why the main process is to be replaced, if it is, and is not about to be.
-    pub(super) fn wear(&self, group: &Group, now: Instant) -> Option<&'static str> {
+    pub(super) fn wear(&self, inside: &Inside, now: Instant) -> Option<&'static str> {
         let process = self.seats[Role::Main].process.as_ref()?;
         let is_idle = self.life.is_serving() && !self.life.is_closing() && !self.life.is_wanted();
-        group.options.replace.why(&process.used, now).filter(|_| is_idle)
+        inside.options.replace.why(&process.used, now).filter(|_| is_idle)
     }
 
-    fn want(&mut self, group: &Group, why: &'static str, now: Instant, after: &mut After) {
+    fn want(&mut self, inside: &Inside, why: &'static str, now: Instant, after: &mut After) {
         let Some(process) = &self.seats[Role::Main].process else { return };
-        let (service, pid) = (group.service, process.number());
+        let (service, pid) = (inside.service, process.number());
         if !self.life.is_wanted() && self.life.replace(now) {
             after.log(move || {
                 tracing::info!(service, pid, why, "a worker's process is to be replaced");
@@ -48,7 +48,7 @@ impl Core {
     /// Replaces the process that serves. The waiter hears when it is gone; if none serves, when one does.
     pub(crate) fn replace(
         &mut self,
-        group: &Group,
+        inside: &Inside,
         waiter: Waiter,
         now: Instant,
         after: &mut After,
@@ -61,7 +61,7 @@ impl Core {
         let main = self.seats[Role::Main].process.as_ref().filter(|_| self.life.is_serving());
         match main.map(|process| process.incarnation) {
             Some(incarnation) => {
-                self.want(group, "demand", now, after);
+                self.want(inside, "demand", now, after);
                 self.replacing.push((incarnation, waiter));
             }
             None => self.serving.push(waiter),
@@ -70,7 +70,7 @@ impl Core {
     }
 
     /// Has the process that stands by take the calls, if that is wanted; the other one answers those that it has.
-    fn promote(&mut self, group: &Group, now: Instant, after: &mut After) {
+    fn promote(&mut self, inside: &Inside, now: Instant, after: &mut After) {
         if !self.life.can_promote() || self.seats.processes().any(Process::is_falling) {
             return;
         }
@@ -80,8 +80,8 @@ impl Core {
             return;
         }
         next.used = Used::new(now);
-        let (service, pid) = (group.service, next.number());
-        if !self.life.promote(now, now + group.options.replace.drain) {
+        let (service, pid) = (inside.service, next.number());
+        if !self.life.promote(now, now + inside.options.replace.drain) {
             return;
         }
         self.seats.0.reverse();

@@ -108,7 +108,7 @@ fn a_panic_ends_one_worker() {
             let calls: Vec<_> = (0..3).map(|_| worker.call(LONG).send()).collect();
             let waits = worker.call(NOW).payload(vec![1]).send();
             let lease = worker.lease(1);
-            worker.handle.group.trips.arm(at);
+            worker.handle.inside.trips.arm(at);
             if let Trip::Lose = at {
                 drop(worker.call(None).send());
             }
@@ -131,7 +131,7 @@ fn a_panic_ends_one_worker() {
 
         // While one starts.
         let starts = Worker::<Later>::builder(()).begin().unwrap();
-        starts.handle.group.trips.arm(Trip::Turn);
+        starts.handle.inside.trips.arm(Trip::Turn);
         is_injected(starts.serving().await);
         assert_eq!(calm.stats().deaths, 0);
     });
@@ -162,7 +162,7 @@ fn a_slow_start_holds_up_nobody() {
         let calm = worker().await;
         let slow = Worker::<Later>::builder(()).restart(crate::Restart::default()).spawn().await;
         let slow = slow.unwrap();
-        slow.handle.group.trips.1.store(true, Ordering::SeqCst);
+        slow.handle.inside.trips.1.store(true, Ordering::SeqCst);
         assert!(matches!(slow.call(None).await, Err(Error::Lost(_))));
         // The other worker answers, and the handles of this one do.
         let begun = std::time::Instant::now();
@@ -176,20 +176,20 @@ fn a_slow_start_holds_up_nobody() {
             assert_eq!(late, Err(Error::Deadline));
         }
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
-        slow.handle.group.trips.1.store(false, Ordering::SeqCst);
+        slow.handle.inside.trips.1.store(false, Ordering::SeqCst);
         assert!(slow.call(NOW).await.is_ok());
         // One that nobody wants any more, when it has started at last.
-        slow.handle.group.trips.1.store(true, Ordering::SeqCst);
-        slow.handle.group.trips.2.store(false, Ordering::SeqCst);
+        slow.handle.inside.trips.1.store(true, Ordering::SeqCst);
+        slow.handle.inside.trips.2.store(false, Ordering::SeqCst);
         assert!(matches!(slow.call(None).await, Err(Error::Lost(_))));
-        while !slow.handle.group.trips.2.load(Ordering::SeqCst) {
+        while !slow.handle.inside.trips.2.load(Ordering::SeqCst) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        let (group, waits) = (slow.handle.group.clone(), slow.call(NOW).send());
+        let (inside, waits) = (slow.handle.inside.clone(), slow.call(NOW).send());
         let closing = tokio::spawn(slow.close(Duration::ZERO));
         assert_eq!(waits.await, Err(Error::Closed));
-        group.trips.1.store(false, Ordering::SeqCst);
+        inside.trips.1.store(false, Ordering::SeqCst);
         closing.await.unwrap();
-        assert_eq!(group.stats().starts, 3);
+        assert_eq!(inside.stats().starts, 3);
     });
 }

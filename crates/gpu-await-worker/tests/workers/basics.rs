@@ -166,11 +166,12 @@ fn a_wrong_message_is_the_fault_of_who_sends_it() {
     run(async {
         let restart = Restart { first_delay: Duration::ZERO, ..Restart::default() };
         let worker = worker().restart(restart).spawn().await.unwrap();
-        // By the numbers of the messages: a hello, that it serves, and each ending but a fault.
+        // By the numbers of the messages: a hello, that it serves, parts of a timeline, and each ending but a fault.
         let hello = vec![0, 1, 0, 0, 0, 0];
         let endings = [0, 3, 4, 5, 6].map(|ending| vec![7, ending]);
-        let packets = [hello, vec![0; 6], vec![1, 0], vec![9], vec![255; 100], Vec::from([3])];
-        for packet in packets.into_iter().chain(endings) {
+        let packets = [hello, vec![0; 6], vec![1, 0], vec![12], vec![255; 100], Vec::from([3])];
+        let timelines = [0, 1, 2].map(|part| vec![8, part]);
+        for packet in packets.into_iter().chain(endings).chain(timelines) {
             let lost = lost(worker.call(Do::Send(packet.clone())).await);
             assert!(matches!(lost.cause, Cause::Protocol(_)), "{packet:?}: {lost:?}");
             assert_eq!(lost.guilt, Guilt::Alone, "{packet:?}");

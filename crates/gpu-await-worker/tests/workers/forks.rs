@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::executor::block_on;
-use gpu_await_worker::{Error, Worker, forget_kept, kept};
+use gpu_await_worker::{Call, CallService, Error, Group, Worker, forget_kept, kept};
+use tower::{Service, ServiceExt};
 
 use crate::twin::{Do, Done, Twin, run, worker};
 
 /// What the handles answer in a fork; the number of the first one that is wrong.
 fn first_wrong(worker: Worker<Twin>, held: Held) -> i32 {
-    let Held { mut pending, waiting, lease, payload } = held;
+    let Held { mut pending, waiting, lease, payload, group, mut service } = held;
     let forked = |error: Option<Error>| matches!(error, Some(Error::Forked));
-    let checks: [&mut dyn FnMut() -> bool; 9] = [
+    let checks: [&mut dyn FnMut() -> bool; 13] = [
         &mut || forked(worker.try_lease(10).err()),
         &mut || forked(block_on(worker.lease(10)).err()),
         &mut || forked(block_on(worker.call(Do::Pid).into_future()).err()),
@@ -22,6 +23,13 @@ fn first_wrong(worker: Worker<Twin>, held: Held) -> i32 {
         &mut || forked(block_on(worker.serving()).err()),
         &mut || forked(block_on(crate::twin::worker().spawn()).err()),
         &mut || worker.stats().health.is_none() && worker.log().is_empty(),
+        &mut || worker.health().health.is_none() && !worker.health().is_serving(),
+        &mut || forked(block_on(group.call(Do::Pid).into_future()).err()),
+        &mut || forked(block_on(group.serving()).err()) && !group.health().is_serving(),
+        // It was ready before the fork.
+        &mut || {
+            forked(block_on(service.call(Do::Pid)).err()) && forked(block_on(service.ready()).err())
+        },
         &mut || payload.write_to(std::io::stderr(), 0).is_err(),
         &mut || kept().is_empty() && !forget_kept(None, "forks"),
     ];
@@ -31,11 +39,14 @@ fn first_wrong(worker: Worker<Twin>, held: Held) -> i32 {
         }
     }
     // None of these drops may do anything to the parent's.
-    drop((pending, waiting, lease, payload));
+    drop((pending, waiting, lease, payload, service));
+    block_on(group.close(Duration::ZERO));
     block_on(worker.clone().close(Duration::ZERO));
     drop(worker);
     0
 }
+
+type Asks = fn(&Worker<Twin>, Do) -> Call<Twin>;
 
 /// What the parent had when it forked.
 struct Held {
@@ -43,12 +54,19 @@ struct Held {
     waiting: gpu_await_worker::Answer<Twin>,
     lease: gpu_await_worker::Lease,
     payload: gpu_await_worker::Payload,
+    group: Group<Twin>,
+    service: CallService<Worker<Twin>, Asks>,
+}
+
+fn ask(worker: &Worker<Twin>, request: Do) -> Call<Twin> {
+    worker.call(request)
 }
 
 #[test]
 fn a_fork_of_the_front_does_nothing_to_its_workers() {
     run(async {
         let worker = worker().spawn().await.unwrap();
+        let group = Group::spawn([crate::twin::worker()]).await.unwrap();
         // Threads that hold the locks which a fork copies.
         let ends = Arc::new(AtomicBool::new(false));
         let busy: Vec<_> = (0..2)
@@ -72,6 +90,12 @@ fn a_fork_of_the_front_does_nothing_to_its_workers() {
                     waiting: call(),
                     lease: worker.lease(100).await.unwrap(),
                     payload: payload.unwrap(),
+                    group: group.clone(),
+                    service: {
+                        let mut service = worker.service(ask as Asks);
+                        service.ready().await.unwrap();
+                        service
+                    },
                 },
             );
             // SAFETY: the child calls nothing that waits for another thread, which is the point, and ends by `_exit`.

@@ -4,6 +4,8 @@ mod basics;
 mod blame;
 mod forks;
 mod front;
+mod groups;
+mod health;
 mod kept;
 mod kept_mut;
 mod limits;
@@ -13,6 +15,8 @@ mod options;
 mod payloads;
 mod replace;
 mod standby;
+mod timelines;
+mod tower;
 mod twin;
 
 gpu_await_worker::test_main!(twin::Twin, twin::NeverStarts, odd::Odd);

@@ -52,7 +52,7 @@ pub(crate) fn misbehave(seed: u64) {
             1 => packet.resize(random.below(100_000) as usize, random.next() as u8),
             _ => {
                 // The number of a message, and numbers where it has numbers.
-                packet.push(random.below(12) as u8);
+                packet.push(random.below(13) as u8);
                 (0..random.below(12)).for_each(|_| random.number(&mut packet));
             }
         }

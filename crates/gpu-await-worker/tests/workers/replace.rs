@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use gpu_await_worker::{Cause, Error, Guilt, Health, Replace, Restart, Worker};
 
-use crate::twin::{Do, Done, Start, Twin, Use, eventually, kill, lives, lost, run, worker};
+use crate::twin::{
+    Do, Done, Start, Twin, Use, eventually, kill, lives, lost, run, worker, written,
+};
 
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -46,15 +48,6 @@ fn a_replacement_takes_over() {
     });
 }
 
-/// How often each number was written.
-fn counted(path: &str) -> BTreeMap<u32, usize> {
-    let mut counted = BTreeMap::new();
-    for bytes in std::fs::read(path).unwrap().chunks_exact(4) {
-        *counted.entry(u32::from_ne_bytes(bytes.try_into().unwrap())).or_default() += 1;
-    }
-    counted
-}
-
 #[test]
 fn a_hundred_replacements_lose_no_call() {
     run(async {
@@ -91,7 +84,7 @@ fn a_hundred_replacements_lose_no_call() {
             let calls = calls.await.unwrap();
             wanted.extend((0..calls).map(|n| ((client as u32) << 24 | n, 1)));
         }
-        assert_eq!(counted(&path), wanted);
+        assert_eq!(written(&path), wanted);
         let stats = worker.stats();
         assert_eq!((stats.replacements, stats.deaths, stats.retries), (100, 0, 0));
         assert_eq!((stats.lost_calls, stats.stale_messages, stats.starts), (0, 0, 101));

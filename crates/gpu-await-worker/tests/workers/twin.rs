@@ -655,6 +655,15 @@ pub(crate) fn eventually(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
+/// How often calls of [`Do::Write`] wrote each number to this file.
+pub(crate) fn written(path: &str) -> std::collections::BTreeMap<u32, usize> {
+    let mut written = std::collections::BTreeMap::new();
+    for bytes in std::fs::read(path).unwrap().chunks_exact(4) {
+        *written.entry(u32::from_ne_bytes(bytes.try_into().unwrap())).or_default() += 1;
+    }
+    written
+}
+
 /// Whether there is a process with that number that has not ended.
 pub(crate) fn lives(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

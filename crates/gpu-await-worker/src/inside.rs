@@ -1,5 +1,7 @@
 //! A worker, whatever process serves it: one lock around its calls, its life and its process.
 //!
+//! More than 500 lines: many short ways through that lock, and what is done behind it.
+//!
 //! Callers enter and give up calls on their own threads, and send them there; the supervisor's thread alone starts, hears, kills and reaps
 //! processes ([`crate::core`]). Whatever runs foreign code (wakers, drops of payloads, subscribers) runs after the lock is released
 //! ([`After`]).
@@ -18,15 +20,19 @@ use gpu_await::sibling::Process as Whose;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::calls::{CallId, Terms};
+use crate::core::timeline::{Reader, Timeline};
 use crate::core::{Core, Watch, packet_bytes};
 use crate::error::{Error, Result};
 use crate::frame::ToProcess;
+use crate::health::WorkerHealth;
 use crate::kept::Key;
 use crate::leases::LeaseId;
 use crate::options::Options;
 use crate::payload::{Input, Lease, Payload, Placed, Waiting};
 use crate::process::Process;
 use crate::program::Program;
+use crate::room::{Place, Room};
+use crate::route::{Readiness, Seen, goes_on};
 use crate::slab::Slab;
 use crate::supervisor;
 use crate::worker::Stats;
@@ -34,8 +40,23 @@ use crate::worker::Stats;
 /// How a call ended.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    Answered { response: Vec<u8>, payload: Option<Payload> },
+    Answered {
+        response: Vec<u8>,
+        payload: Option<Payload>,
+    },
     Failed(Error),
+    /// As `Failed`, of a call that its group may send elsewhere.
+    Returned(Box<Returned>),
+}
+
+/// A call that a worker has done with, and why.
+#[derive(Debug)]
+pub(crate) struct Returned {
+    pub(crate) error: Error,
+    pub(crate) request: Vec<u8>,
+    pub(crate) payload: Option<Input>,
+    /// How often it was sent, to this worker's processes and before.
+    pub(crate) sent: u32,
 }
 
 /// A call that has not ended.
@@ -44,6 +65,32 @@ pub(crate) struct Ticket {
     pub(crate) request: Vec<u8>,
     pub(crate) payload: Option<Placed>,
     pub(crate) reply: oneshot::Sender<Outcome>,
+    /// How often it was sent, to this worker's processes and before.
+    pub(crate) sent: u32,
+    pub(crate) terms: Terms,
+}
+
+impl Ticket {
+    fn returned(self, error: Error) -> Box<Returned> {
+        let Ticket { request, payload, sent, .. } = self;
+        let payload = payload.map(|payload| match payload {
+            Placed::Lease(lease) => Input::Lease(lease),
+            Placed::Waits { bytes, .. } => Input::Bytes(bytes),
+        });
+        Box::new(Returned { error, request, payload, sent })
+    }
+
+    /// Whether its group sends it elsewhere.
+    fn goes_on(&self, error: &Error) -> bool {
+        self.terms.is_groups && goes_on(self.terms, error, self.sent).is_some()
+    }
+
+    /// Has its group send it elsewhere. Until then it keeps its memory.
+    fn send_back(mut self, error: Error) {
+        let (closed, _) = oneshot::channel();
+        let reply = std::mem::replace(&mut self.reply, closed);
+        drop(reply.send(Outcome::Returned(self.returned(error))));
+    }
 }
 
 /// Who waits for something other than a call.
@@ -55,6 +102,8 @@ pub(crate) type Waiter = oneshot::Sender<Result<()>>;
 pub(crate) struct After {
     pub(crate) ended: Vec<(Ticket, Outcome)>,
     pub(crate) waiters: Vec<(Waiter, Result<()>)>,
+    pub(crate) places: Vec<(Place, Result<Room>)>,
+    pub(crate) readers: Vec<(Reader, Result<Option<Timeline>>)>,
     pub(crate) payloads: Vec<Payload>,
     pub(crate) dropped: Vec<Ticket>,
     pub(crate) events: Vec<Box<dyn FnOnce() + Send>>,
@@ -76,13 +125,26 @@ impl After {
     fn run(self) {
         // Each may panic, and none may keep the others from running.
         for (ticket, outcome) in self.ended {
-            let Ticket { request, payload, reply } = ticket;
+            let outcome = match outcome {
+                Outcome::Failed(error) if ticket.goes_on(&error) => {
+                    contain(|| ticket.send_back(error));
+                    continue;
+                }
+                outcome => outcome,
+            };
+            let Ticket { request, payload, reply, .. } = ticket;
             // The payload first: whoever waits for the answer may count on its memory.
             contain(|| drop((request, payload)));
             contain(|| drop(reply.send(outcome)));
         }
         for (waiter, result) in self.waiters {
             contain(|| drop(waiter.send(result)));
+        }
+        for (reader, timeline) in self.readers {
+            contain(|| drop(reader.send(timeline)));
+        }
+        for (place, room) in self.places {
+            contain(|| drop(place.send(room)));
         }
         self.payloads.into_iter().for_each(|payload| contain(|| drop(payload)));
         self.dropped.into_iter().for_each(|ticket| contain(|| drop(ticket)));
@@ -100,9 +162,9 @@ fn contain(code: impl FnOnce()) {
     }
 }
 
-/// A worker. The public handle is [`Worker`](crate::Worker).
+/// What is inside of a worker, behind its handles. The public handle is [`Worker`](crate::Worker).
 #[derive(Debug)]
-pub(crate) struct Group {
+pub(crate) struct Inside {
     pub(crate) options: Options,
     pub(crate) service: &'static str,
     pub(crate) config: Vec<u8>,
@@ -111,7 +173,7 @@ pub(crate) struct Group {
     pub(crate) requests: Arc<Slab>,
     /// Bytes of payloads that there is no room for in it.
     waiting: Arc<AtomicU64>,
-    this: Weak<Group>,
+    this: Weak<Inside>,
     /// Whose it is. A fork has no thread that would answer, and its copy of the lock may be locked for good.
     process: Whose,
     core: Mutex<Core>,
@@ -119,17 +181,17 @@ pub(crate) struct Group {
     pub(crate) trips: supervisor::tests::Trips,
 }
 
-impl Group {
+impl Inside {
     pub(crate) fn new(
         options: Options,
         service: &'static str,
         config: Vec<u8>,
         program: &'static Program,
         now: Instant,
-    ) -> Result<Arc<Group>> {
+    ) -> Result<Arc<Inside>> {
         let requests = Slab::new("requests", options.request_slab_bytes, true);
         let requests = Arc::new(requests.map_err(|error| Error::system("shared memory", error))?);
-        Ok(Arc::new_cyclic(|this| Group {
+        Ok(Arc::new_cyclic(|this| Inside {
             core: Mutex::new(Core::new(&options, now)),
             options,
             service,
@@ -144,7 +206,7 @@ impl Group {
         }))
     }
 
-    pub(crate) fn this(&self) -> Weak<Group> {
+    pub(crate) fn this(&self) -> Weak<Inside> {
         self.this.clone()
     }
 
@@ -164,7 +226,7 @@ impl Group {
     }
 
     /// For drops, which do nothing in a fork.
-    fn if_here(&self, act: impl FnOnce(&mut Core, &mut After)) {
+    pub(crate) fn if_here(&self, act: impl FnOnce(&mut Core, &mut After)) {
         if self.process.is_here() {
             self.with(act);
         }
@@ -187,6 +249,8 @@ impl Group {
             let why = crate::codec::text_of(&**panic);
             core.give_up(self, &why, &mut after);
         }
+        core.hand_out_room(self, &mut after);
+        core.note_health();
         drop(core);
         after.run();
         acted.unwrap_or_else(|panic| resume_unwind(panic))
@@ -207,7 +271,7 @@ impl Group {
         self.check_here()?;
         let revived = self.with(|core, after| core.revive(self, Instant::now(), after))?;
         match self.this.upgrade().filter(|_| revived) {
-            Some(group) => supervisor::supervise(group),
+            Some(inside) => supervisor::supervise(inside),
             None => Ok(()),
         }
     }
@@ -235,7 +299,7 @@ impl Group {
         self.told(receiver)
     }
 
-    async fn told(&self, mut told: oneshot::Receiver<Result<()>>) -> Result<()> {
+    async fn told<T>(&self, mut told: oneshot::Receiver<Result<T>>) -> Result<T> {
         poll_fn(|cx| {
             self.check_here()?;
             told.poll_unpin(cx).map(|told| told.unwrap_or_else(|_| Err(self.why_forgotten())))
@@ -249,7 +313,25 @@ impl Group {
         request: Vec<u8>,
         payload: Option<Input>,
         terms: Terms,
-    ) -> Result<(CallId, oneshot::Receiver<Outcome>)> {
+        room: Option<Room>,
+    ) -> Result<(CallId, oneshot::Receiver<Outcome>), Box<Returned>> {
+        let sent = terms.sent_before;
+        let payload = match self.prepared(&request, payload) {
+            Ok(payload) => payload,
+            Err(error) => return Err(Box::new(Returned { error, request, payload: None, sent })),
+        };
+        let (reply, receiver) = oneshot::channel();
+        let ticket = Ticket { request, payload, reply, sent, terms };
+        let is_reserved = room.is_some_and(|room| room.into_room_at(self));
+        let entered = self.with(|core, after| core.enter(self, ticket, terms, is_reserved, after));
+        entered.map(|id| (id, receiver)).map_err(|refused| {
+            let (error, ticket) = *refused;
+            ticket.returned(error)
+        })
+    }
+
+    /// Refuses what no process takes, and places the payload.
+    fn prepared(&self, request: &[u8], payload: Option<Input>) -> Result<Option<Placed>> {
         self.check_here()?;
         let limit = u64::from(self.options.most_message_bytes);
         if request.len() as u64 > limit {
@@ -260,10 +342,15 @@ impl Group {
         if let Some(bytes) = payload.as_ref().map(Input::len).filter(|bytes| *bytes > limit) {
             return Err(Error::TooLarge { what: "a payload", bytes, limit });
         }
-        let payload = payload.map(|payload| self.placed(payload)).transpose()?;
-        let (reply, receiver) = oneshot::channel();
-        let ticket = Ticket { request, payload, reply };
-        self.with(|core, after| core.enter(self, ticket, terms, after)).map(|id| (id, receiver))
+        payload.map(|payload| self.placed(payload)).transpose()
+    }
+
+    /// What its group sees of it.
+    pub(crate) fn seen(&self) -> Seen {
+        match self.process.is_here() {
+            true => self.with(|core, _| core.seen()),
+            false => Seen { ready: Readiness::Never, load: 0, is_full: true },
+        }
     }
 
     /// Copies bytes into the slab while no lock is held, if there is room now and nobody waits for it.
@@ -298,6 +385,17 @@ impl Group {
                 Ok(Placed::Waits { bytes, _counted: waiting })
             }
         }
+    }
+
+    /// Resolves when there is room for a call, which it keeps, or the worker has ended.
+    #[cfg(feature = "tower")]
+    pub(crate) fn reserve(&self) -> oneshot::Receiver<Result<Room>> {
+        let (place, receiver) = oneshot::channel();
+        match self.check_here() {
+            Ok(()) => self.with(|core, _| core.reserve(place)),
+            Err(error) => drop(place.send(Err(error))),
+        }
+        receiver
     }
 
     /// A part of the slab, if there is room now.
@@ -363,6 +461,32 @@ impl Group {
                 ..self.with(|core, _| core.stats())
             },
             false => Stats::default(),
+        }
+    }
+
+    /// The timeline of the process that serves; `None` if none does.
+    pub(crate) async fn timeline(&self) -> Result<Option<Timeline>> {
+        self.check_here()?;
+        let found = u64::from(self.options.timeline);
+        if found == 0 {
+            let what = "operations of the timeline (`WorkerBuilder::timeline`)";
+            return Err(Error::Unfit { what, found, limit: 1 });
+        }
+        let (reader, told) = oneshot::channel();
+        self.with(|core, after| core.ask_timeline(reader, after));
+        self.told(told).await
+    }
+
+    pub(crate) fn health(&self) -> WorkerHealth {
+        match self.process.is_here() {
+            true => self.with(|core, _| core.health()),
+            false => WorkerHealth {
+                health: None,
+                since: Instant::now(),
+                cause: None,
+                is_stopped: false,
+                is_busy: false,
+            },
         }
     }
 

@@ -1,0 +1,156 @@
+//! Which worker of a group has a call, and whether a call that came back goes to another one (pure).
+//!
+//! | a worker | takes a call | is picked |
+//! |---|---|---|
+//! | serves | now | first; of several the one with the fewest calls in flight, of equals each in turn |
+//! | starts, or is being started again or probed | later | where none serves that has room |
+//! | is given up, closing or closed | never | where there is no other: it says why |
+//!
+//! | a call that came back | goes on |
+//! |---|---|
+//! | was never sent to that worker's process | to whichever is picked |
+//! | was lost beside others, or by a kill from outside: a suspect | alone: in its own worker's next process, which has nothing else to do yet; if that worker is given up, in whichever is picked |
+//! | was lost by the fault of another | to whichever is picked |
+//! | killed its process alone; or was sent as often as it may be | nowhere |
+//!
+//! So one request takes down one GPU at a time, and calls that are lost with a GPU which does not come back are answered by another.
+//!
+//! # Invariants
+//! 1. A call is sent at most as often as it may be, over all workers, and one that ran alone when its process died is never sent again
+//!    (`attempts_count_over_all`).
+//! 2. While a worker takes calls, none goes to one that does not (`the_least_loaded_is_picked`).
+#![forbid(unsafe_code)]
+
+use std::cmp::Reverse;
+
+use crate::calls::Terms;
+use crate::error::{Error, Guilt};
+
+/// Whether a worker takes calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Readiness {
+    Now,
+    /// They wait until it serves.
+    Later,
+    Never,
+}
+
+/// What the group sees of a worker.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub(crate) ready: Readiness,
+    /// Calls in flight, those included that nobody waits for.
+    pub(crate) load: usize,
+    /// There may be no more of them.
+    pub(crate) is_full: bool,
+}
+
+impl Seen {
+    /// The best goes first.
+    fn rank(&self) -> u8 {
+        match (self.ready, self.is_full) {
+            (Readiness::Now, false) => 0,
+            (Readiness::Later, false) => 1,
+            (Readiness::Now, true) => 2,
+            (Readiness::Later, true) => 3,
+            (Readiness::Never, _) => 4,
+        }
+    }
+}
+
+/// The worker for a call, of those that are seen: `own`, if it takes calls at all, else by load, beginning with number `turn`. 0 of none.
+pub(crate) fn pick(
+    seen: impl ExactSizeIterator<Item = Seen>,
+    turn: usize,
+    own: Option<usize>,
+) -> usize {
+    let workers = seen.len().max(1);
+    let key = |(at, seen): &(usize, Seen)| {
+        let is_own = own == Some(*at) && seen.ready != Readiness::Never;
+        (Reverse(is_own), seen.rank(), seen.load, (at + workers - turn % workers) % workers)
+    };
+    seen.enumerate().min_by_key(key).map_or(0, |(at, _)| at)
+}
+
+/// How a call goes on that came back with this error, having been sent so often in all; `None` if it ends.
+pub(crate) fn goes_on(terms: Terms, error: &Error, sent: u32) -> Option<Terms> {
+    let was_sent = sent > terms.sent_before;
+    let is_suspect = match error {
+        Error::Lost(lost) if lost.guilt == Guilt::Alone => return None,
+        Error::Lost(lost) => lost.guilt == Guilt::Suspect,
+        // Its process was killed with the worker, and may have been at it.
+        Error::GivenUp { .. } | Error::Closed if was_sent => true,
+        Error::GivenUp { .. } | Error::Closed => terms.is_suspect,
+        _ => return None,
+    };
+    let may_go_on = !was_sent || sent < terms.attempts;
+    may_go_on.then_some(Terms { sent_before: sent, is_suspect, ..terms })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::{Cause, WorkerLost};
+
+    const NOW: Seen = Seen { ready: Readiness::Now, load: 0, is_full: false };
+    const LATER: Seen = Seen { ready: Readiness::Later, ..NOW };
+    const NEVER: Seen = Seen { ready: Readiness::Never, ..NOW };
+
+    fn loaded(seen: Seen, load: usize) -> Seen {
+        Seen { load, is_full: load >= 10, ..seen }
+    }
+
+    #[test]
+    fn the_least_loaded_is_picked() {
+        let pick = |seen: &[Seen], turn, own| pick(seen.iter().copied(), turn, own);
+        assert_eq!(pick(&[loaded(NOW, 3), loaded(NOW, 2), loaded(NOW, 3)], 0, None), 1);
+        // Equals in turn, whatever number that has.
+        let turns: Vec<_> = (0..6).map(|turn| pick(&[NOW; 3], turn, None)).collect();
+        assert_eq!(turns, [0, 1, 2, 0, 1, 2]);
+        // One that serves, whatever it has to do; but one with room.
+        assert_eq!(pick(&[LATER, loaded(NOW, 9), NEVER], 0, None), 1);
+        assert_eq!(pick(&[loaded(LATER, 3), loaded(NOW, 10), NEVER], 0, None), 0);
+        assert_eq!(pick(&[NEVER, NEVER, loaded(LATER, 10)], 0, None), 2);
+        assert_eq!(pick(&[NEVER, NEVER], 3, None), 1);
+        // Its own, unless that never takes calls again.
+        assert_eq!(pick(&[NOW, loaded(LATER, 7)], 0, Some(1)), 1);
+        assert_eq!(pick(&[NOW, NEVER], 1, Some(1)), 0);
+        assert_eq!(pick(&[], 5, None), 0);
+    }
+
+    #[test]
+    fn attempts_count_over_all() {
+        let lost = |guilt, attempt| {
+            let cause = Cause::Signal(9);
+            Error::Lost(WorkerLost { cause, guilt, attempt, log: "".into() })
+        };
+        let given_up = Error::GivenUp {
+            early_deaths: 3,
+            cause: Cause::Unknown,
+            causes: [].into(),
+            log: "".into(),
+        };
+        let once = Terms { attempts: 1, ..Terms::default() };
+        let often = Terms { attempts: 3, ..once };
+        for guilt in [Guilt::Alone, Guilt::Suspect, Guilt::Innocent] {
+            assert!(goes_on(once, &lost(guilt, 1), 1).is_none());
+            assert!(goes_on(often, &lost(guilt, 3), 3).is_none());
+        }
+        assert!(goes_on(often, &lost(Guilt::Alone, 1), 1).is_none());
+        let second = goes_on(often, &lost(Guilt::Suspect, 1), 1).unwrap();
+        assert!((second.sent_before, second.is_suspect) == (1, true));
+        let third = goes_on(second, &lost(Guilt::Innocent, 2), 2).unwrap();
+        assert!((third.sent_before, third.is_suspect) == (2, false));
+        // What no process has had goes on, whether or not it may run again, and stays a suspect.
+        for error in [&given_up, &Error::Closed] {
+            assert!(goes_on(once, error, 0).is_some());
+            assert!(goes_on(once, error, 1).is_none());
+            assert!(goes_on(second, error, 1).unwrap().is_suspect);
+            assert!(goes_on(third, error, 2).is_some_and(|next| !next.is_suspect));
+            assert!(goes_on(third, error, 3).is_none());
+        }
+        for error in [Error::Deadline, Error::Forked, Error::Service("no".into())] {
+            assert!(goes_on(often, &error, 1).is_none());
+        }
+    }
+}

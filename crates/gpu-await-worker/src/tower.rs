@@ -1,0 +1,196 @@
+//! Workers and groups as `tower::Service`, so that time-outs, limits, load shedding and tracing layers apply to them.
+//!
+//! | state of a service | meaning | left by |
+//! |---|---|---|
+//! | `Idle` | it holds nothing | `poll_ready` → `Waits` |
+//! | `Waits` | it is among those that wait for room for a call, at one worker or at several | room → `Reserved`; an error of all of them → `Idle` |
+//! | `Reserved` | it holds room for one call | `call` → `Idle` |
+//!
+//! # Invariants
+//! 1. Between `poll_ready` and `call` nobody else takes the room; it is given back if the service is dropped instead
+//!    (`readiness_reserves_room`).
+//! 2. Room is given in the order in which it was asked for, and skips those that gave up (`readiness_reserves_room`).
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use futures::channel::oneshot;
+use tower_service::Service as Tower;
+
+use crate::error::{Error, Result};
+use crate::pending::{Answer, Call};
+use crate::room::Room;
+use crate::route::Readiness;
+use crate::service::Service;
+use crate::worker::{Handle, Worker};
+use crate::workers::Group;
+
+/// Calls of a [`Worker`] or a [`Group`] as a `tower::Service`, made by [`Worker::service`] and [`Group::service`].
+///
+/// It is ready when there is room for one more call ([`most_calls`](crate::WorkerBuilder::most_calls)), which it holds from then on until it is called or
+/// dropped: so a call that follows is not [`Overloaded`](Error::Overloaded) by the number of calls. Ready says nothing of a process:
+/// calls wait for one that starts. With `load_shed` around it, what has no room is refused at once; a `timeout` bounds the call and not the
+/// wait for room, as it does everywhere in tower. A clone holds nothing.
+///
+/// # Errors
+/// Of `poll_ready`: the worker, or each of the group, is given up or closed. It may be asked again: see [`Worker::revive`].
+pub struct CallService<T, F> {
+    target: T,
+    call: F,
+    ready: Ready,
+}
+
+/// Room for a call at a worker, of those of the target.
+type Place = (usize, Room);
+
+enum Ready {
+    Idle,
+    Waits(Vec<(usize, oneshot::Receiver<Result<Room>>)>),
+    Reserved(Place),
+}
+
+impl<S: Service> Worker<S> {
+    /// Makes a `tower::Service` (feature `tower`) of this worker and a function that makes the call of a request, with its options.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # async fn ask<S: gpu_await_worker::Service<Request = u32, Response = u32>>(worker: gpu_await_worker::Worker<S>)
+    /// # -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    /// use gpu_await_worker::Worker;
+    /// use tower::{Service, ServiceBuilder, ServiceExt};
+    ///
+    /// let service = worker.service(|worker: &Worker<S>, x: u32| worker.call(x).idempotent());
+    /// let mut service = ServiceBuilder::new().load_shed().timeout(Duration::from_secs(1)).service(service);
+    /// let y = service.ready().await?.call(1).await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn service<F>(&self, call: F) -> CallService<Worker<S>, F> {
+        CallService { target: self.clone(), call, ready: Ready::Idle }
+    }
+}
+
+impl<S: Service> Group<S> {
+    /// Makes a `tower::Service` (feature `tower`) of this group and a function that makes the call of a request, as [`Worker::service`] does. It
+    /// is ready when a worker has room, of those that serve the least loaded; the call goes to that one if it still serves.
+    pub fn service<F>(&self, call: F) -> CallService<Group<S>, F> {
+        CallService { target: self.clone(), call, ready: Ready::Idle }
+    }
+}
+
+impl<T: Clone, F: Clone> Clone for CallService<T, F> {
+    fn clone(&self) -> Self {
+        let (target, call) = (self.target.clone(), self.call.clone());
+        CallService { target, call, ready: Ready::Idle }
+    }
+}
+
+impl<T: fmt::Debug, F> fmt::Debug for CallService<T, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_ready = matches!(self.ready, Ready::Reserved(_));
+        f.debug_struct("CallService")
+            .field("target", &self.target)
+            .field("ready", &is_ready)
+            .finish()
+    }
+}
+
+impl Ready {
+    /// Waits for room at one of these workers, `first` before all others.
+    fn poll(
+        &mut self,
+        handles: &[Arc<Handle>],
+        first: impl FnOnce() -> usize,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<()>> {
+        let ask = |at: usize| (at, handles[at].inside.reserve());
+        if let Ready::Idle = self {
+            let first = first();
+            *self = Ready::Waits(vec![ask(first)]);
+            if handles.len() > 1 && self.poll_waits(cx).is_pending() {
+                // It has none now: whichever has some first.
+                let others = (0..handles.len()).filter(|at| *at != first);
+                let others =
+                    others.filter(|at| handles[*at].inside.seen().ready != Readiness::Never);
+                if let Ready::Waits(waits) = self {
+                    waits.extend(others.map(ask));
+                }
+            }
+        }
+        let polled = self.poll_waits(cx);
+        if let Poll::Ready(Err(_)) = polled {
+            *self = Ready::Idle;
+        }
+        polled
+    }
+
+    fn poll_waits(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let Ready::Waits(waits) = self else { return Poll::Ready(Ok(())) };
+        let mut error = Error::Closed;
+        let mut at = 0;
+        while let Some((worker, room)) = waits.get_mut(at) {
+            match Pin::new(room).poll(cx) {
+                Poll::Pending => at += 1,
+                Poll::Ready(Ok(Ok(room))) => {
+                    *self = Ready::Reserved((*worker, room));
+                    return Poll::Ready(Ok(()));
+                }
+                Poll::Ready(ended) => {
+                    // A panic forgot it: the worker has ended as well.
+                    error = ended.ok().and_then(Result::err).unwrap_or(error);
+                    drop(waits.swap_remove(at));
+                }
+            }
+        }
+        if waits.is_empty() { Poll::Ready(Err(error)) } else { Poll::Pending }
+    }
+
+    fn take(&mut self) -> Option<Place> {
+        match std::mem::replace(self, Ready::Idle) {
+            Ready::Reserved(place) => Some(place),
+            Ready::Idle | Ready::Waits(_) => None,
+        }
+    }
+}
+
+impl<S, F, Q> Tower<Q> for CallService<Worker<S>, F>
+where
+    S: Service,
+    F: FnMut(&Worker<S>, Q) -> Call<S>,
+{
+    type Response = S::Response;
+    type Error = Error;
+    type Future = Answer<S>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        self.ready.poll(std::slice::from_ref(&self.target.handle), || 0, cx)
+    }
+
+    fn call(&mut self, request: Q) -> Answer<S> {
+        let room = self.ready.take();
+        (self.call)(&self.target, request).in_room(room).send()
+    }
+}
+
+impl<S, F, Q> Tower<Q> for CallService<Group<S>, F>
+where
+    S: Service,
+    F: FnMut(&Group<S>, Q) -> Call<S>,
+{
+    type Response = S::Response;
+    type Error = Error;
+    type Future = Answer<S>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let members = &self.target.members;
+        self.ready.poll(members.handles(), || members.pick(None), cx)
+    }
+
+    fn call(&mut self, request: Q) -> Answer<S> {
+        let room = self.ready.take();
+        (self.call)(&self.target, request).in_room(room).send()
+    }
+}

@@ -1,0 +1,247 @@
+//! [`Group`]: workers that are called as one. What each of them does is its own; [`route`](crate::route) says which has a call.
+#![forbid(unsafe_code)]
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use futures::FutureExt;
+use futures::future::{join_all, select_ok};
+
+use crate::calls::Terms;
+use crate::error::{Error, Result};
+use crate::health::GroupHealth;
+use crate::inside::Returned;
+use crate::payload::Input;
+use crate::pending::{Call, Member, State, To};
+use crate::room::Room;
+use crate::route::{Readiness, goes_on, pick};
+use crate::service::Service;
+use crate::worker::{Handle, Stats, Worker, WorkerBuilder};
+
+/// Workers of one [`Service`] that are called as one: one on each GPU. Cheap to clone, `Send + Sync`; used on any executor.
+///
+/// A call goes to the worker that serves and has the fewest calls in flight; where several have, to each in turn. Where none serves it waits
+/// for one that starts.
+///
+/// # When a GPU is lost
+/// The group, and not the worker, sends a call again: as often as the call [may run](Call::idempotent), and until its
+/// [deadline](Call::deadline), both counted once over all workers. New calls go to the others from the moment that a death is seen. Of those
+/// that the process had, those that are innocent go to others as well. Suspects wait for the next process of their own worker, and run there
+/// alone, while the others serve everybody else: so a request that kills takes down one GPU at a time. If that worker is given up, they run
+/// in another one, alone. A call is sent again when its future is polled, and keeps its memory until then.
+///
+/// After three starts in a row that failed (or the first, of a worker that has never served) a worker is given up, and its GPU is out:
+/// calls that wait for it go to others, also those that may not run again, unless a process had them. The thread that looks after all workers
+/// probes it, by a start, after a delay that grows as those of [`Restart`](crate::Restart) do, up to `most_delay`; when its service starts, it
+/// takes calls again. Of [`Restart::early_deaths`](crate::Restart::early_deaths), 2 at most count in a group. With all of them out, calls end
+/// with [`Error::GivenUp`].
+///
+/// Requests and clients that are [refused](WorkerBuilder::blame) by one worker are by all, if these blame as well.
+///
+/// # Several workers on one GPU
+/// are possible: a fault of one leaves the others alone. They take turns on the GPU, of some 2.4 ms each, and none is faster for it: that is for
+/// isolation, not for speed.
+///
+/// # Ownership
+/// As of a [`Worker`]: the processes end with the last handle.
+///
+/// # Examples
+/// ```no_run
+/// # async fn serve<S: gpu_await_worker::Service<Config = (), Request = u32, Response = u32>>() -> Result<(), gpu_await_worker::Error> {
+/// use gpu_await_worker::{Group, Worker, gpus};
+///
+/// let gpus = gpus()?;
+/// let group = Group::spawn(gpus.iter().map(|gpu| Worker::<S>::builder(()).gpu(&gpu.uuid))).await?;
+/// let answer = group.call(1).idempotent().await?;
+/// # Ok(()) }
+/// ```
+pub struct Group<S: Service> {
+    pub(crate) members: Arc<Members>,
+    service: PhantomData<fn() -> S>,
+}
+
+impl<S: Service> Clone for Group<S> {
+    fn clone(&self) -> Self {
+        Group { members: self.members.clone(), service: PhantomData }
+    }
+}
+
+impl<S: Service> fmt::Debug for Group<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Group").field("stats", &self.stats()).finish()
+    }
+}
+
+impl<S: Service> Group<S> {
+    /// Starts these workers; ready proves that the service of each has started, or failed to, and that of one has started.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped takes the processes with it.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin). If no worker serves, that of the first one: [`Error::GivenUp`].
+    pub async fn spawn(workers: impl IntoIterator<Item = WorkerBuilder<S>>) -> Result<Self> {
+        let group = Group::begin(workers)?;
+        let handles = group.members.handles.iter();
+        let served = join_all(handles.map(|handle| handle.inside.serving())).await;
+        let first =
+            served.into_iter().reduce(|one, other| if one.is_ok() { one } else { other.or(one) });
+        first.unwrap_or(Ok(())).map(|()| group)
+    }
+
+    /// Starts these workers, and waits for nothing: calls wait until one serves.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`] without a worker; as [`WorkerBuilder::begin`], of any of them.
+    pub fn begin(workers: impl IntoIterator<Item = WorkerBuilder<S>>) -> Result<Self> {
+        let blamed = Arc::default();
+        let workers = workers.into_iter().map(|worker| worker.in_group(&blamed).begin());
+        let handles = workers.map(|worker| Ok(worker?.handle)).collect::<Result<Vec<_>>>()?;
+        if handles.is_empty() {
+            return Err(Error::Unfit { what: "workers of a group", found: 0, limit: 1 });
+        }
+        let (turn, moved) = (AtomicUsize::new(0), AtomicU64::new(0));
+        Ok(Group { members: Arc::new(Members { handles, turn, moved }), service: PhantomData })
+    }
+
+    /// Makes a call, as [`Worker::call`] does. A [`Lease`](crate::Lease) of one worker is copied if another one has the call.
+    pub fn call(&self, request: impl Borrow<S::Request>) -> Call<S> {
+        Call::new(To::Group(self.members.clone()), request.borrow())
+    }
+
+    /// Waits until a worker serves.
+    ///
+    /// # Errors
+    /// All of them have ended: [`Error::GivenUp`], [`Error::Closed`].
+    pub async fn serving(&self) -> Result<()> {
+        let handles = self.members.handles.iter();
+        let one = select_ok(handles.map(|handle| handle.inside.serving().boxed())).await;
+        one.map(|((), _others)| ())
+    }
+
+    /// The workers, in the order in which they were given: for their [logs](Worker::log), or to [close](Worker::close) one, which takes its GPU
+    /// out for good.
+    pub fn workers(&self) -> impl ExactSizeIterator<Item = Worker<S>> {
+        self.members.handles.iter().map(|handle| Worker::of(handle.clone()))
+    }
+
+    /// Which of its workers serve, and why not: for `/healthz`. [`GroupHealth::is_serving`] says who answers 200.
+    #[must_use]
+    pub fn health(&self) -> GroupHealth {
+        GroupHealth { workers: self.workers().map(|worker| worker.health()).collect() }
+    }
+
+    /// The figures of the group.
+    #[must_use]
+    pub fn stats(&self) -> GroupStats {
+        let workers = self.workers().map(|worker| worker.stats()).collect();
+        // ORDERING: Relaxed: a count that orders nothing.
+        GroupStats { workers, moved: self.members.moved.load(Ordering::Relaxed) }
+    }
+
+    /// Ends all workers at the same time, as [`Worker::close`] does. Returns when they are gone.
+    pub async fn close(self, limit: Duration) {
+        let workers: Vec<_> = self.workers().collect();
+        join_all(workers.into_iter().map(|worker| worker.close(limit))).await;
+    }
+}
+
+/// The figures of a [`Group`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GroupStats {
+    /// Those of its workers, in the order in which they were given.
+    pub workers: Vec<Stats>,
+    /// How often a call went on to another worker.
+    pub moved: u64,
+}
+
+/// The workers of a group.
+#[derive(Debug)]
+pub(crate) struct Members {
+    handles: Vec<Arc<Handle>>,
+    /// Of equals, which one is next.
+    turn: AtomicUsize,
+    moved: AtomicU64,
+}
+
+impl Members {
+    /// Whether guilty requests are refused.
+    pub(crate) fn blames(&self) -> bool {
+        self.handles.iter().any(|handle| handle.inside.options.blame.is_some())
+    }
+
+    #[cfg(feature = "tower")]
+    pub(crate) fn handles(&self) -> &[Arc<Handle>] {
+        &self.handles
+    }
+
+    /// The worker for a call: `own`, if it takes calls at all.
+    pub(crate) fn pick(&self, own: Option<usize>) -> usize {
+        // ORDERING: Relaxed: a count that orders nothing.
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        pick(self.handles.iter().map(|handle| handle.inside.seen()), turn, own)
+    }
+
+    /// Sends a call to the worker that is to have it, or else to the next one.
+    pub(crate) fn send(
+        &self,
+        mut room: Option<(usize, Room)>,
+        mut own: Option<usize>,
+        mut request: Vec<u8>,
+        mut payload: Option<Input>,
+        mut terms: Terms,
+    ) -> Result<(Member, State)> {
+        // One that ended since it was picked is not picked again; of those that have all ended, the last one says why.
+        let mut tries = self.handles.len();
+        // Room at a worker that does not serve any more is for others.
+        let is_now = |at: &usize| self.handles[*at].inside.seen().ready == Readiness::Now;
+        own = own.or(room.as_ref().map(|(at, _)| *at).filter(is_now));
+        loop {
+            let at = self.pick(own);
+            let handle = &self.handles[at];
+            let here = room.take_if(|(worker, _)| *worker == at).map(|(_, room)| room);
+            let returned = match handle.inside.submit(request, payload, terms, here) {
+                Ok((id, reply)) => {
+                    let state = State::sent(handle.clone(), id, reply);
+                    return Ok((Member { at, terms }, state));
+                }
+                Err(returned) => *returned,
+            };
+            let Returned { error, sent, .. } = returned;
+            match goes_on(terms, &error, sent).filter(|_| tries > 0) {
+                Some(next) => terms = next,
+                None => return Err(error),
+            }
+            (request, payload) = (returned.request, returned.payload);
+            tries -= 1;
+        }
+    }
+
+    /// Sends a call once more that came back, if it may go on.
+    pub(crate) fn send_again(&self, member: Member, returned: Returned) -> Result<(Member, State)> {
+        let Returned { error, request, payload, sent } = returned;
+        let Some(terms) = goes_on(member.terms, &error, sent) else { return Err(error) };
+        if terms.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            return Err(Error::Deadline);
+        }
+        let own = terms.is_suspect.then_some(member.at);
+        let sent = self.send(None, own, request, payload, terms);
+        if sent.as_ref().is_ok_and(|(next, _)| next.at != member.at) {
+            // ORDERING: Relaxed: a count that orders nothing.
+            self.moved.fetch_add(1, Ordering::Relaxed);
+        }
+        sent.map_err(|refused| match (error, refused) {
+            // It was made, whatever keeps it from being made again.
+            (
+                Error::Lost(lost),
+                Error::Overloaded { .. } | Error::GivenUp { .. } | Error::Closed,
+            ) => Error::Lost(lost),
+            (_, refused) => refused,
+        })
+    }
+}
