@@ -37,12 +37,17 @@ impl<'a> Footprint<'a> {
     pub(crate) fn touches_named(&mut self, span: &Span<'a>, mode: Mode) {
         let Some(NamedUses { used, read }) = span.named else { return self.touches(span, mode) };
         let mode = if mode.writes() { Mode::ReadWrite } else { mode };
-        self.touches_blocks(span, used, mode);
-        let is_open = span.memory.engine().backend.kind() == DeviceKind::Host;
-        match self.accesses.last_mut() {
-            Some(access) if is_open => access.is_open = true,
-            _ if read.0.is_empty() => (),
-            _ => self.touches_blocks(span, read, Mode::Read),
+        // The written last: entered as a whole, they stand for all.
+        if !read.0.is_empty() {
+            self.touches_open(span, read, Mode::Read);
+        }
+        self.touches_open(span, used, mode);
+    }
+
+    fn touches_open(&mut self, span: &Span<'a>, blocks: &'a BlockSet, mode: Mode) {
+        self.touches_blocks(span, blocks, mode);
+        if let Some(access) = self.accesses.last_mut() {
+            access.is_open = span.memory.engine().backend.kind() == DeviceKind::Host;
         }
     }
 
