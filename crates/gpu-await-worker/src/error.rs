@@ -197,12 +197,14 @@ pub enum Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Guilt {
-    /// It ran alone, or took longer than its limit.
+    /// It ran alone, and its process died by itself, or was killed because the call took longer than its limit.
     Alone,
-    /// It was one of several that ran; or it ran alone, and the process was killed for no call of its own: by the operator, by the kernel for
-    /// lack of memory, or over its limit of memory.
+    /// It was one of several that ran. After a limit ([`within`](crate::Call::within), [`executor_limit`](crate::WorkerBuilder::executor_limit))
+    /// these are all calls that had begun: one that is over its limit may only have waited, on a stream or for the executor, for another one
+    /// that has more time. Or it ran alone, and its process was killed or stopped for no reason that is known to be the call's: by the operator
+    /// (`SIGKILL`, `SIGTERM`, `SIGINT`, `SIGHUP`, `SIGSTOP`), by the kernel for lack of memory, or over its limit of memory.
     Suspect,
-    /// Something else ended the process: another call's limit, or the end of the worker.
+    /// Something else ended the process: the end of the worker, or a limit, while this call had not begun.
     Innocent,
 }
 
