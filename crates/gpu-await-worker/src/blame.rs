@@ -2,20 +2,21 @@
 //!
 //! | state of a request's key | meaning | left by |
 //! |---|---|---|
-//! | – | nothing is known of it | `suspected` → watched; `guilty` → refused |
-//! | watched, until | a call under it was lost beside others, and may not run again: the next one runs alone | `answered`, time → –; `guilty` → refused |
-//! | refused, until | a call under it died alone | time → – |
+//! | – | nothing is known of it | `Suspected`, `Killed` → watched; `Guilty` → refused |
+//! | watched, until, killed so often | a call under it was lost beside others, and may not run again, or somebody killed its process while it ran alone: the next one runs alone | `answered`, time → –; `Guilty`, the third `Killed` → refused |
+//! | refused, until | a call under it died alone, or was killed alone three times | time → – |
 //!
 //! | state of a client's key | meaning | left by |
 //! |---|---|---|
-//! | – | it is not guilty of anything | `guilty` → counted |
-//! | counted, until | it sent so many guilty calls, not too many | `guilty` → one more, or refused; time → – |
+//! | – | it is not guilty of anything | `Guilty` → counted |
+//! | counted, until | it sent so many guilty calls, not too many | `Guilty` → one more, or refused; time → – |
 //! | refused, until | it sent too many: its circuit is open | time → – |
 //!
 //! # Invariants
 //! 1. Only who was guilty is refused, never one that was lost beside others or by another call's fault, and never for longer than the policy
 //!    says (`only_the_guilty_are_refused`).
-//! 2. It never knows more than [`MOST`] keys of each kind; the one that would be forgotten first goes first (`what_is_blamed_is_bounded`).
+//! 2. Kills from outside are counted by key, over all calls and attempts, until one is answered (`only_the_guilty_are_refused`).
+//! 3. It never knows more than [`MOST`] keys of each kind; the one that would be forgotten first goes first (`what_is_blamed_is_bounded`).
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -23,6 +24,9 @@ use std::time::{Duration, Instant};
 
 /// How many keys of each kind are known.
 pub(crate) const MOST: usize = 4096;
+
+/// After how many kills from outside, each while a call under it ran alone, a key is guilty.
+pub(crate) const MOST_KILLS: u32 = 3;
 
 /// What becomes of requests and clients whose calls kill processes: see [`WorkerBuilder::blame`](crate::WorkerBuilder::blame).
 ///
@@ -35,7 +39,8 @@ pub(crate) const MOST: usize = 4096;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blame {
-    /// For how long a request is refused that killed its process while it ran alone, or took longer than its limit. 60 s.
+    /// For how long a request is refused that killed its process, or took longer than its limit, while it ran alone; or whose process somebody
+    /// else killed three times while it did, none of them later than this after the one before, and without an answer in between. 60 s.
     pub refused_for: Duration,
     /// After so many guilty calls, none later than [`client_refused_for`](Self::client_refused_for) after the one before, a
     /// [client](crate::Call::client) is refused. 3; at least 1.
@@ -58,10 +63,36 @@ pub(crate) struct Keys {
     pub(crate) client: Option<u64>,
 }
 
+/// What there is against a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Charge {
+    /// It died alone.
+    Guilty,
+    /// Somebody killed its process while it ran alone.
+    Killed,
+    /// It was lost beside others, and does not run again.
+    Suspected,
+}
+
+/// What becomes of a request's key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Watched,
+    Refused,
+}
+
+/// What follows from a charge, if that was not so before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub(crate) struct Follows {
+    pub(crate) request: Option<Standing>,
+    pub(crate) client_refused: bool,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    /// Of a client: how many of its calls were guilty.
-    guilty: u32,
+    /// Of a client: how many of its calls were guilty. Of a watched request: how many were killed while they ran alone.
+    count: u32,
     is_refused: bool,
     /// Then it is forgotten.
     until: Instant,
@@ -91,31 +122,39 @@ impl Blamed {
         known.is_some_and(|known| now < known.until)
     }
 
-    /// A call died alone.
-    pub(crate) fn guilty(&mut self, keys: Keys, now: Instant, policy: &Blame) {
-        if let Some(key) = keys.request {
-            let known = Known { guilty: 1, is_refused: true, until: now + policy.refused_for };
+    /// There is something against a call.
+    pub(crate) fn charge(
+        &mut self,
+        keys: Keys,
+        charge: Charge,
+        now: Instant,
+        policy: &Blame,
+    ) -> Follows {
+        let before = keys.request.and_then(|key| self.requests.get(&key));
+        let before = before.filter(|known| now < known.until).copied();
+        let was_refused = before.is_some_and(|known| known.is_refused);
+        let kills = before.map_or(0, |known| known.count) + u32::from(charge == Charge::Killed);
+        let is_guilty = charge == Charge::Guilty || kills >= MOST_KILLS;
+        let mut follows = Follows::default();
+        if let Some(key) = keys.request.filter(|_| is_guilty || !was_refused) {
+            let count = if is_guilty { 0 } else { kills };
+            let known = Known { count, is_refused: is_guilty, until: now + policy.refused_for };
             learn(&mut self.requests, key, known);
+            follows.request = match is_guilty {
+                true if !was_refused => Some(Standing::Refused),
+                false if before.is_none() => Some(Standing::Watched),
+                _ => None,
+            };
         }
-        if let Some(key) = keys.client {
-            let before = self.clients.get(&key).filter(|known| now < known.until);
-            let guilty = before.map_or(0, |known| known.guilty).saturating_add(1);
-            let is_refused = guilty >= policy.client_guilty;
-            let known = Known { guilty, is_refused, until: now + policy.client_refused_for };
+        if let Some(key) = keys.client.filter(|_| is_guilty) {
+            let before = self.clients.get(&key).filter(|known| now < known.until).copied();
+            let count = before.map_or(0, |known| known.count).saturating_add(1);
+            let is_refused = count >= policy.client_guilty;
+            let known = Known { count, is_refused, until: now + policy.client_refused_for };
             learn(&mut self.clients, key, known);
+            follows.client_refused = is_refused && before.is_none_or(|known| !known.is_refused);
         }
-    }
-
-    /// A call was lost beside others, and does not run again.
-    pub(crate) fn suspected(&mut self, keys: Keys, now: Instant, policy: &Blame) {
-        let known = keys.request.filter(|key| {
-            let known = self.requests.get(key).filter(|known| now < known.until);
-            known.is_none_or(|known| !known.is_refused)
-        });
-        if let Some(key) = known {
-            let known = Known { guilty: 0, is_refused: false, until: now + policy.refused_for };
-            learn(&mut self.requests, key, known);
-        }
+        follows
     }
 
     /// A call was answered: its process lives.

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::blame::Keys;
+use crate::blame::{Charge, Keys};
 use crate::error::Guilt;
 
 /// The number of a call: a slot, and how often that was used before.
@@ -69,9 +69,10 @@ pub(crate) struct Terms {
 pub(crate) enum Culprit {
     /// One of the calls that were running.
     Running,
-    /// This call, which took longer than its limit.
-    Call(CallId),
-    /// Perhaps one of those that were running: somebody killed the process.
+    /// One of those that had begun: a call took longer than its limit, or nothing polled the executor. Which one held up the others is not
+    /// known unless only one had begun: whoever waits on a stream, or behind code that blocks the executor, has begun as well.
+    Begun,
+    /// Perhaps one of those that were running: somebody killed or stopped the process.
     Unclear,
     /// None of them.
     Outside,
@@ -103,8 +104,8 @@ pub(crate) struct Lost<T> {
 pub(crate) struct Died<T> {
     /// The calls that end with it, or that their group sends again; the others are sent again.
     pub(crate) lost: Vec<Lost<T>>,
-    /// All that do not run again, those among them that nobody waits for, and how guilty they are.
-    pub(crate) blamed: Vec<(Keys, Guilt)>,
+    /// What there is against those that do not run again, and those that somebody killed while they ran alone. Nobody may wait for them.
+    pub(crate) blamed: Vec<(Keys, Charge)>,
 }
 
 /// Calls whose time is up.
@@ -113,8 +114,8 @@ pub(crate) struct Died<T> {
 pub(crate) struct Expired<T> {
     /// Their callers give up.
     pub(crate) given_up: Vec<T>,
-    /// They took longer than their limits, in these processes, which are to be killed.
-    pub(crate) over_limit: Vec<(CallId, u32, Duration)>,
+    /// These processes took longer for calls than their limits, and are to be killed.
+    pub(crate) over_limit: Vec<(u32, Duration)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,8 +165,6 @@ struct Entry<T> {
     is_watched: bool,
     /// When to look whether it has taken longer than its limit.
     limit_due: Option<Instant>,
-    /// It has.
-    is_over_limit: bool,
     /// `None` once abandoned.
     value: Option<T>,
 }
@@ -261,7 +260,6 @@ impl<T> Calls<T> {
             attempt: terms.sent_before,
             is_watched: false,
             limit_due: None,
-            is_over_limit: false,
             value: Some(value),
         };
         self.slots[slot as usize].entry = Some(entry);
@@ -377,7 +375,7 @@ impl<T> Calls<T> {
         let was = std::mem::replace(&mut entry.place, Place::Sent(now, process));
         entry.attempt += 1;
         let limit = entry.terms.limit.map(|limit| now + limit);
-        (entry.limit_due, entry.is_over_limit) = (limit, false);
+        entry.limit_due = limit;
         let has = self.processes.entry(process).or_default();
         has.running += 1;
         match was {
@@ -414,10 +412,20 @@ impl<T> Calls<T> {
         }
     }
 
-    /// The process is gone, and with it what it had.
-    pub(crate) fn died(&mut self, process: u32, culprit: Culprit) -> Died<T> {
-        let alone = self.running_in(process) == 1;
+    /// The process is gone, and with it what it had. `begun` says which of its calls it was at.
+    pub(crate) fn died(
+        &mut self,
+        process: u32,
+        culprit: Culprit,
+        begun: impl Fn(CallId) -> bool,
+    ) -> Died<T> {
+        // A process that corrupted its memory may have corrupted what says where it was: then whatever it had counts.
+        let ran = |id| culprit != Culprit::Begun || begun(id);
         let ids: Vec<_> = self.ids().collect();
+        let is_its = |id: &CallId| {
+            place(&self.slots, *id).and_then(Place::process) == Some(process) && ran(*id)
+        };
+        let alone = ids.iter().copied().filter(is_its).count() == 1;
         let (mut lost, mut blamed, mut again) = (Vec::new(), Vec::new(), Vec::new());
         for id in ids {
             let Some(entry) = self.entry(id) else { continue };
@@ -427,19 +435,25 @@ impl<T> Calls<T> {
                 _ => continue,
             };
             let guilt = match culprit {
-                Culprit::Call(guilty) if guilty == id => Guilt::Alone,
-                // Whatever else ended the process.
-                _ if entry.is_over_limit => Guilt::Alone,
-                Culprit::Running if alone => Guilt::Alone,
-                // A call that is alone for the second time has had its chance.
-                Culprit::Unclear if alone && entry.attempt > 1 => Guilt::Alone,
-                Culprit::Running | Culprit::Unclear => Guilt::Suspect,
-                Culprit::Call(_) | Culprit::Outside => Guilt::Innocent,
+                Culprit::Outside => Guilt::Innocent,
+                _ if !ran(id) => Guilt::Innocent,
+                Culprit::Running | Culprit::Begun if alone => Guilt::Alone,
+                Culprit::Running | Culprit::Begun | Culprit::Unclear => Guilt::Suspect,
+            };
+            let charge = match guilt {
+                Guilt::Alone => Some(Charge::Guilty),
+                Guilt::Suspect if alone && culprit == Culprit::Unclear => Some(Charge::Killed),
+                Guilt::Suspect => Some(Charge::Suspected),
+                Guilt::Innocent => None,
             };
             let (attempt, keys) = (entry.attempt, entry.terms.keys);
             let is_awaited = entry.value.is_some();
             let may_run_again =
                 is_awaited && guilt != Guilt::Alone && attempt < entry.terms.attempts;
+            // One that runs again is alone then, and needs no watch.
+            blamed.extend(
+                charge.filter(|it| !may_run_again || *it == Charge::Killed).map(|it| (keys, it)),
+            );
             if may_run_again && entry.terms.is_groups {
                 lost.extend(self.remove(id).map(|value| Lost { value, guilt, attempt }));
             } else if may_run_again {
@@ -451,7 +465,6 @@ impl<T> Calls<T> {
                 }
                 again.push((since, suspect, id));
             } else {
-                blamed.push((keys, guilt));
                 lost.extend(self.remove(id).map(|value| Lost { value, guilt, attempt }));
             }
         }
@@ -485,8 +498,7 @@ impl<T> Calls<T> {
                 let over = begun(id, process).map(|since| since + limit);
                 entry.limit_due = match over {
                     Some(over) if over <= now => {
-                        entry.is_over_limit = true;
-                        expired.over_limit.push((id, process, limit));
+                        expired.over_limit.push((process, limit));
                         None
                     }
                     Some(over) => Some(over),

@@ -100,7 +100,7 @@ pub enum Error {
         limit: u64,
     },
     /// What was sent before killed processes: the call is not sent, or not again. See [`WorkerBuilder::blame`](crate::WorkerBuilder::blame).
-    #[error("the {what} killed processes, and is refused for another {:?}", left(*until))]
+    #[error("the {what} killed processes, and is refused for another {} s", left(*until))]
     Refused {
         /// The request, or the client.
         what: &'static str,
@@ -168,12 +168,9 @@ pub enum Error {
     Deadline,
     /// Processes died early too often, or the first one did not serve: there will be no other one, unless
     /// [`Worker::revive`](crate::Worker::revive) has the worker begin anew, or, in a [`Group`](crate::Group), a probe does.
-    #[error(
-        "given up after {early_deaths} early deaths in a row, the last by: {cause}{}\n{log}",
-        before(causes)
-    )]
+    #[error("given up{}{}", deaths(*early_deaths, cause, causes), last_lines(log))]
     GivenUp {
-        /// How many there were.
+        /// How many there were; none if the system did not even start the first process.
         early_deaths: u32,
         /// Of the last one.
         cause: Cause,
@@ -197,12 +194,14 @@ pub enum Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Guilt {
-    /// It ran alone, or took longer than its limit.
+    /// It ran alone, and its process died by itself, or was killed because the call took longer than its limit.
     Alone,
-    /// It was one of several that ran; or it ran alone, and the process was killed for no call of its own: by the operator, by the kernel for
-    /// lack of memory, or over its limit of memory.
+    /// It was one of several that ran. After a limit ([`within`](crate::Call::within), [`executor_limit`](crate::WorkerBuilder::executor_limit))
+    /// these are all calls that had begun: one that is over its limit may only have waited, on a stream or for the executor, for another one
+    /// that has more time. Or it ran alone, and its process was killed or stopped for no reason that is known to be the call's: by the operator
+    /// (`SIGKILL`, `SIGTERM`, `SIGINT`, `SIGHUP`, `SIGSTOP`), by the kernel for lack of memory, or over its limit of memory.
     Suspect,
-    /// Something else ended the process: another call's limit, or the end of the worker.
+    /// Something else ended the process: the end of the worker, or a limit, while this call had not begun.
     Innocent,
 }
 
@@ -224,13 +223,15 @@ pub struct WorkerLost {
     pub log: Arc<str>,
 }
 
-/// How long until then.
-fn left(until: Instant) -> Duration {
-    until.saturating_duration_since(Instant::now())
+/// How many seconds until then, rounded up.
+fn left(until: Instant) -> u64 {
+    let left = until.saturating_duration_since(Instant::now());
+    left.as_secs() + u64::from(left.subsec_nanos() > 0)
 }
 
 /// A log behind what it belongs to.
 fn last_lines(log: &str) -> String {
+    let log = log.trim_end();
     if log.is_empty() { String::new() } else { format!("\n{log}") }
 }
 
@@ -307,7 +308,7 @@ pub enum Cause {
     #[error("MPS is on: the fault of any client would end it, and its own would end the others")]
     UnderMps,
     /// The system did not start it.
-    #[error("{0}")]
+    #[error("the system did not start it: {0}")]
     NotStarted(String),
     /// It was asked to end, by [`Worker::close`](crate::Worker::close) or the drop of the last handle.
     #[error("it was asked to end")]
@@ -318,6 +319,15 @@ pub enum Cause {
     /// Somebody else waited for it: how it ended is not known.
     #[error("unknown: somebody else waited for it")]
     Unknown,
+}
+
+/// After what a worker is given up.
+fn deaths(early_deaths: u32, cause: &Cause, causes: &[Cause]) -> String {
+    match early_deaths {
+        0 => format!(": {cause}"),
+        1 => format!(" after 1 early death, by: {cause}"),
+        n => format!(" after {n} early deaths in a row, the last by: {cause}{}", before(causes)),
+    }
 }
 
 /// What came before the last cause.
@@ -350,5 +360,42 @@ impl Error {
     /// An error of the operating system.
     pub(crate) fn system(call: &'static str, error: std::io::Error) -> Self {
         Error::System { call, error: error.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_say_what_happened() {
+        let given_up = |early_deaths, causes: &[Cause], log: &str| {
+            let cause = causes.last().unwrap().clone();
+            let causes = causes.into();
+            Error::GivenUp { early_deaths, cause, causes, log: log.into() }.to_string()
+        };
+        let refused = || Cause::NotStarted("too many files".to_owned());
+        let exited = Cause::Exited;
+        for (text, expected) in [
+            (
+                given_up(0, &[refused()], ""),
+                "given up: the system did not start it: too many files",
+            ),
+            (given_up(1, &[exited(3)], ""), "given up after 1 early death, by: it exited with 3"),
+            (
+                given_up(2, &[exited(3), exited(4)], "a line\nanother\n"),
+                "given up after 2 early deaths in a row, the last by: it exited with 4; before it: it exited with 3\na line\nanother",
+            ),
+        ] {
+            assert_eq!(text, expected);
+        }
+        let until = Instant::now() + Duration::from_millis(47_564);
+        let text = Error::Refused { what: "request", until }.to_string();
+        assert_eq!(text, "the request killed processes, and is refused for another 48 s");
+        let (cause, log) = (Cause::Signal(9), "a line\n".into());
+        let lost = WorkerLost { cause, guilt: Guilt::Suspect, attempt: 1, log };
+        let expected =
+            "the worker's process died (signal 9) in attempt 1 of the call (Suspect)\na line";
+        assert_eq!(lost.to_string(), expected);
     }
 }

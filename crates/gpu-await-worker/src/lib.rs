@@ -40,6 +40,9 @@
 //! | info | a worker's process ended, as it was asked to | |
 //! | warn | a worker's process died | `cause`; `killed`: how long before, if it was |
 //! | warn | a worker's process was not started | `why` |
+//! | warn | a request is refused: it killed a process | `key`, `client`: hashes, which differ from one run of the program to the next; `refused_for` |
+//! | info | a request is watched: a process died with it | `key`, `client` |
+//! | warn | a client is refused: its requests killed processes | `client`, `refused_for` |
 //! | info | a worker's next process waits | `delay` |
 //! | info | a standby is ready | |
 //! | info | a standby takes over | `ready`: whether it serves by now |

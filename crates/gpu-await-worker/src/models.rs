@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use crate::blame::{Blame, Blamed, Keys, MOST};
+use crate::blame::{Blame, Blamed, Charge, Keys, MOST, MOST_KILLS, Standing};
 use crate::calls::{Answered, CallId, Calls, Culprit, Died, Takes, Terms};
 use crate::codec;
 use crate::error::Guilt;
@@ -27,7 +27,7 @@ enum Event {
     Send(u32, u8),
     Answer(usize, u32),
     Abandon(usize),
-    Die(u32, Option<usize>),
+    Die(u32, usize),
     Pass(u64),
     Begin(usize),
     Reserve(bool),
@@ -42,8 +42,7 @@ fn event() -> impl Strategy<Value = Event> {
         6 => (0..2u32, 0..3u8).prop_map(|(process, takes)| Event::Send(process, takes)),
         3 => (0..12usize, 0..2u32).prop_map(|(at, process)| Event::Answer(at, process)),
         1 => (0..12usize).prop_map(Event::Abandon),
-        1 => (0..2u32, prop::option::of(0..12usize))
-            .prop_map(|(process, at)| Event::Die(process, at)),
+        1 => (0..2u32, 0..4usize).prop_map(|(process, why)| Event::Die(process, why)),
         2 => (0..6u64).prop_map(Event::Pass),
         3 => (0..12usize).prop_map(Event::Begin),
         1 => any::<bool>().prop_map(Event::Reserve),
@@ -161,25 +160,33 @@ proptest! {
                 Event::Abandon(at) => if let Some(id) = ids.get(at).copied() {
                     calls.abandon(id).into_iter().for_each(|value| ended.end(value));
                 },
-                Event::Die(process, at) => {
+                Event::Die(process, why) => {
                     let has: Vec<_> =
                         running.iter().filter(|(_, it)| **it == process).map(|(id, _)| *id).collect();
-                    let call = at.and_then(|at| has.get(at).copied());
-                    let alone = has.len() == 1;
-                    let culprit = call.map_or(Culprit::Running, Culprit::Call);
-                    let Died { lost, blamed } = calls.died(process, culprit);
-                    let again = lost.iter().filter(|lost| lost.value % 7 == 6).count();
-                    prop_assert!(blamed.len() + again >= lost.len() && blamed.len() <= has.len());
+                    let culprit = [Culprit::Running, Culprit::Begun, Culprit::Unclear, Culprit::Outside][why];
+                    // Who may be the reason.
+                    let may: BTreeSet<_> = has.iter().copied().filter(|id| match culprit {
+                        Culprit::Running | Culprit::Unclear => true,
+                        Culprit::Begun => begun.contains_key(id),
+                        Culprit::Outside => false,
+                    }).collect();
+                    let guilty = may.len() == 1 && culprit != Culprit::Unclear;
+                    let Died { lost, blamed } = calls.died(process, culprit, |id| begun.contains_key(&id));
+                    prop_assert!(blamed.len() <= may.len());
+                    prop_assert!(blamed.iter().all(|(_, it)| (*it == Charge::Guilty) == guilty));
+                    prop_assert_eq!(blamed.iter().any(|(_, it)| *it == Charge::Killed), may.len() == 1 && !guilty);
                     for lost in lost {
                         prop_assert!(lost.attempt > 0);
-                        prop_assert_eq!(lost.guilt == Guilt::Innocent && call.is_none(), false);
-                        prop_assert!(!alone || lost.guilt == Guilt::Alone);
+                        if lost.guilt != Guilt::Innocent {
+                            prop_assert!(!may.is_empty());
+                            prop_assert_eq!(lost.guilt == Guilt::Alone, guilty);
+                        }
                         ended.end(lost.value);
                     }
                     for id in has {
                         running.remove(&id);
                         begun.remove(&id);
-                        if call.is_none() { suspects.insert(id) } else { suspects.remove(&id) };
+                        if may.contains(&id) { suspects.insert(id) } else { suspects.remove(&id) };
                     }
                     killed.remove(&process);
                 }
@@ -188,9 +195,11 @@ proptest! {
                     let expired = calls.expired(now, |id, _| begun.get(&id).copied());
                     expired.given_up.into_iter().for_each(|value| ended.end(value));
                     prop_assert!(calls.next_due().is_none_or(|due| due > now));
-                    for (id, process, limit) in expired.over_limit {
-                        prop_assert_eq!(running.get(&id), Some(&process), "it does not run there");
-                        prop_assert!(now - begun[&id] >= limit, "a limit that is not over");
+                    for (process, limit) in expired.over_limit {
+                        let is_over = |(id, it): (&CallId, &u32)| {
+                            *it == process && limits.get(id) == Some(&limit) && begun.get(id).is_some_and(|since| now - *since >= limit)
+                        };
+                        prop_assert!(running.iter().any(is_over), "a limit that is not over");
                         killed.insert(process);
                     }
                     for (id, process) in &running {
@@ -221,7 +230,7 @@ proptest! {
             let id = calls.insert(value, terms, false).unwrap();
             calls.sent(id, 1, now);
         }
-        prop_assert!(calls.died(1, Culprit::Running).lost.is_empty());
+        prop_assert!(calls.died(1, Culprit::Running, |_| true).lost.is_empty());
         for value in 0..fresh {
             calls.insert(100 + value, terms, false).unwrap();
         }
@@ -240,7 +249,7 @@ proptest! {
             if next == id { continue }
             let _ = calls.answered(next, 1);
         }
-        let lost = calls.died(1, Culprit::Running).lost;
+        let lost = calls.died(1, Culprit::Running, |_| true).lost;
         prop_assert_eq!(lost.len(), 1);
         prop_assert_eq!(lost[0].guilt, Guilt::Alone);
     }
@@ -376,7 +385,7 @@ proptest! {
                     read.clear();
                     leases.process_gone(1);
                     let culprit = [Culprit::Running, Culprit::Outside, Culprit::Unclear][at % 3];
-                    calls.died(1, culprit).lost.into_iter().map(|lost| lost.value).collect()
+                    calls.died(1, culprit, |_| true).lost.into_iter().map(|lost| lost.value).collect()
                 }
             };
             for (lease, ..) in dropped {
@@ -611,23 +620,34 @@ proptest! {
 }
 
 #[test]
-fn each_call_over_its_limit_is_guilty() {
-    let (begun, limit) = (Instant::now(), Duration::from_secs(1));
-    let mut calls = Calls::new(8);
-    // The last two have more time.
-    for value in 0..6u32 {
-        let limit = Some(if value < 4 { limit } else { 3 * limit });
-        let terms = Terms { limit, attempts: 1, ..Terms::default() };
-        let id = calls.insert(value, terms, false).unwrap();
-        calls.sent(id, 1, begun);
+fn only_who_had_begun_is_a_suspect() {
+    let (now, limit) = (Instant::now(), Duration::from_secs(1));
+    use Guilt::{Alone, Innocent, Suspect};
+    // One of those that had begun, whoever is over its limit; one that had begun alone is it.
+    for (begun, expected) in [
+        (3, [Suspect, Suspect, Suspect, Innocent, Innocent]),
+        (1, [Alone, Innocent, Innocent, Innocent, Innocent]),
+        (0, [Innocent; 5]),
+    ] {
+        let mut calls = Calls::new(8);
+        let mut ids = Vec::new();
+        for value in 0..5u32 {
+            // The first has more time than those that wait for it.
+            let limit = Some(if value == 0 { 3 * limit } else { limit });
+            let terms = Terms { limit, attempts: 1, ..Terms::default() };
+            let id = calls.insert(value, terms, false).unwrap();
+            calls.sent(id, 1, now);
+            ids.push(id);
+        }
+        let begun = &ids[..begun];
+        let since = |id: CallId, _| begun.contains(&id).then_some(now);
+        let expired = calls.expired(now + 3 * limit, since);
+        assert_eq!(expired.over_limit.is_empty(), begun.is_empty());
+        let Died { mut lost, blamed } = calls.died(1, Culprit::Begun, |id| begun.contains(&id));
+        lost.sort_by_key(|lost| lost.value);
+        let guilt: Vec<_> = lost.iter().map(|lost| lost.guilt).collect();
+        assert_eq!((&guilt[..], blamed.len()), (&expected[..], begun.len()));
     }
-    let expired = calls.expired(begun + limit, |_, _| Some(begun));
-    let (id, ..) = expired.over_limit[0];
-    let mut lost = calls.died(1, Culprit::Call(id)).lost;
-    lost.sort_by_key(|lost| lost.value);
-    let guilt: Vec<_> = lost.iter().map(|lost| lost.guilt).collect();
-    use Guilt::{Alone, Innocent};
-    assert_eq!(guilt, [Alone, Alone, Alone, Alone, Innocent, Innocent]);
 }
 
 #[test]
@@ -860,7 +880,7 @@ proptest! {
 proptest! {
     #[test]
     fn only_the_guilty_are_refused(
-        steps in prop::collection::vec((0..5u8, 0..6u64, 0..3u64, 1..40u64), 1..200),
+        steps in prop::collection::vec((0..6u8, 0..6u64, 0..3u64, 1..40u64), 1..200),
     ) {
         let policy = Blame {
             refused_for: Duration::from_secs(10),
@@ -873,25 +893,42 @@ proptest! {
         let mut requests: BTreeMap<u64, Instant> = BTreeMap::new();
         let mut clients: BTreeMap<u64, Vec<Instant>> = BTreeMap::new();
         let mut watched: BTreeMap<u64, Instant> = BTreeMap::new();
+        // How often in a row each was killed alone.
+        let mut kills: BTreeMap<u64, u32> = BTreeMap::new();
         for (what, request, client, pass) in steps {
             let keys = Keys { request: Some(request), client: Some(client) };
             let refused_at = |requests: &BTreeMap<u64, Instant>, now| {
                 requests.get(&request).is_some_and(|at| now < *at + policy.refused_for)
             };
             match what {
-                0 => {
-                    blamed.guilty(keys, now, &policy);
-                    requests.insert(request, now);
-                    clients.entry(client).or_default().push(now);
-                    watched.remove(&request);
-                }
-                1 => {
-                    blamed.suspected(keys, now, &policy);
-                    if !refused_at(&requests, now) {
+                0..=2 => {
+                    let charge = [Charge::Guilty, Charge::Killed, Charge::Suspected][what as usize];
+                    let was_refused = refused_at(&requests, now);
+                    let is_known = |at: &Instant| now < *at + policy.refused_for;
+                    let was_watched = watched.get(&request).is_some_and(is_known);
+                    if was_refused || !was_watched {
+                        kills.remove(&request);
+                    }
+                    let killed = kills.entry(request).or_default();
+                    *killed += u32::from(charge == Charge::Killed);
+                    let is_guilty = charge == Charge::Guilty || *killed >= MOST_KILLS;
+                    let follows = blamed.charge(keys, charge, now, &policy);
+                    if is_guilty {
+                        requests.insert(request, now);
+                        clients.entry(client).or_default().push(now);
+                        watched.remove(&request);
+                    } else if !was_refused {
                         watched.insert(request, now);
                     }
+                    let expected = match (was_refused, is_guilty) {
+                        (false, true) => Some(Standing::Refused),
+                        (false, false) if !was_watched => Some(Standing::Watched),
+                        _ => None,
+                    };
+                    prop_assert_eq!(follows.request, expected);
+                    prop_assert!(is_guilty || !follows.client_refused);
                 }
-                2 => {
+                3 => {
                     blamed.answered(keys);
                     watched.remove(&request);
                 }
@@ -925,7 +962,9 @@ fn what_is_blamed_is_bounded() {
     let (now, policy, mut blamed) = (Instant::now(), Blame::default(), Blamed::default());
     for key in 0..MOST as u64 + 100 {
         let keys = Keys { request: Some(key), client: None };
-        blamed.guilty(keys, now + Duration::from_nanos(key), &policy);
+        let now = now + Duration::from_nanos(key);
+        let follows = blamed.charge(keys, Charge::Guilty, now, &policy);
+        assert_eq!(follows.request, Some(Standing::Refused));
         assert!(blamed.len() <= MOST && blamed.refuses(keys, now).is_some());
     }
     // The oldest went first.

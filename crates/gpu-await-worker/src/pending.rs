@@ -110,8 +110,13 @@ impl<S: Service> Call<S> {
     /// [`Lost`](Error::Lost), and so do other calls, unless they are [idempotent](Self::idempotent).
     ///
     /// It is counted from when the process begins with the call. Waiting is not: for a process that takes calls, for room for its payload,
-    /// and, in the process, behind other calls. A [`deadline`](Self::deadline) bounds all of that. One that waits behind a call which has no
+    /// and, in the process, for its first turn. A [`deadline`](Self::deadline) bounds all of that. One that waits behind a call which has no
     /// limit, and blocks the executor, waits with it: see [`executor_limit`](crate::WorkerBuilder::executor_limit).
+    ///
+    /// A call that has begun counts on while it waits for others: for the stream that it shares with them, or for code that blocks the executor.
+    /// So a stream for each call, or slack in the limit, keeps those that wait from overrunning. Which call held up the process is not known
+    /// unless one alone had begun: all that had are [suspects](crate::Guilt::Suspect), and run alone if they may run again. One that takes longer
+    /// than its limit alone is guilty.
     pub fn within(mut self, limit: Duration) -> Self {
         self.limit = Some(capped(limit));
         self
@@ -121,7 +126,7 @@ impl<S: Service> Call<S> {
     /// its deadline.
     ///
     /// Calls that ran beside others when a process died are suspects: they are sent again one at a time, while nothing else runs. One that
-    /// was alone is not sent again, unless somebody killed the process (`SIGKILL` from outside): then it is sent again once, alone.
+    /// was alone is not sent again, unless somebody killed the process (`SIGKILL` from outside): then it is sent again, alone.
     ///
     /// In a [`Group`](crate::Group) the next process may be another worker's.
     ///

@@ -292,9 +292,11 @@ impl Process {
             Exit::Signal(9) if system::killed_for_memory() > self.killed_before => {
                 return (Cause::OutOfMemory, Culprit::Unclear);
             }
-            Exit::Signal(9) => return (Cause::Signal(9), Culprit::Unclear),
+            Exit::Signal(signal @ (1 | 2 | 9 | 15)) => {
+                return (Cause::Signal(signal), Culprit::Unclear);
+            }
             Exit::Signal(signal) => Cause::Signal(signal),
-            Exit::Unknown => Cause::Unknown,
+            Exit::Unknown => return (Cause::Unknown, Culprit::Unclear),
         };
         (cause, Culprit::Running)
     }

@@ -384,7 +384,7 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// Refuses what killed processes: a request that did while it ran alone, or took longer than its [limit](Call::within), for a while, and a
+    /// Refuses what killed processes: a request that did while it ran alone, or took longer than its [limit](Call::within) then, for a while, and a
     /// client that sent several such, with [`Error::Refused`]. So a client that sends the same request again and again costs the others one
     /// restart a minute, and not one for each. Off.
     ///
@@ -392,6 +392,10 @@ impl<S: Service> WorkerBuilder<S> {
     /// request and its payload; with a payload of more than 1 MiB a request without a key is never refused. Clients are what [`Call::client`]
     /// says. Calls that were lost beside others, or by the fault of another, are not guilty. Those that may not run again leave their
     /// requests watched: the next call of that request runs alone, as suspects do.
+    ///
+    /// A kill from outside (`SIGKILL` by the operator or the OOM killer, an end by `SIGTERM`) says little about the one call that ran: its request is
+    /// watched as well, and guilty after three of these, over all its calls and attempts, without an answer in between: see
+    /// [`Blame::refused_for`].
     pub fn blame(mut self, blame: Blame) -> Self {
         let refused_for = capped(blame.refused_for);
         let client_refused_for = capped(blame.client_refused_for);

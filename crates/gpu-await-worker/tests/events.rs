@@ -11,7 +11,7 @@ use std::fmt::{Debug, Write};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use gpu_await_worker::{Error, Restart, Worker};
+use gpu_await_worker::{Blame, Error, Restart, Worker};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -186,6 +186,33 @@ fn each_state_cause_and_step_is_told_once() {
         let wanted = ("info a worker's process is to be replaced", "why=\"demand\"");
         let takes_over = ("info a replacement takes over", "pid=");
         heard(&[&[wanted, takes_over, ended], &ready[..]].concat());
+        worker.close(Duration::from_secs(20)).await;
+        heard(&[(CLOSING, ""), ended, (CLOSED, "")]);
+
+        // What kills is watched, then refused, and who sent it.
+        let blame = Blame { client_guilty: 1, ..Blame::default() };
+        let worker = twin::worker().restart(quick()).blame(blame).spawn().await.unwrap();
+        heard(&served);
+        let bad = || worker.call(Do::KillMe).key("bad").client("bad");
+        let died = (DIED, "cause=signal 9");
+        let delayed = [waits, served[0], served[1], served[2]];
+        for kill in 1..=3 {
+            lost(bad().await);
+            worker.serving().await.unwrap();
+            let standing: &[_] = match kill {
+                1 => &[("info a request is watched: a process died with it", "key=")],
+                2 => &[],
+                _ => &[
+                    ("warn a request is refused: it killed a process", "refused_for=60s"),
+                    ("warn a client is refused: its requests killed processes", "client="),
+                ],
+            };
+            let next = if kill == 1 { &served[..] } else { &delayed };
+            heard(&[&[died], standing, next].concat());
+        }
+        for _ in 0..2 {
+            assert!(matches!(bad().await, Err(Error::Refused { .. })));
+        }
         worker.close(Duration::from_secs(20)).await;
         heard(&[(CLOSING, ""), ended, (CLOSED, "")]);
 

@@ -36,10 +36,11 @@ impl Core {
         let number = process.number();
         match pulse {
             Pulse::Dead => {
-                return self.kill(inside, role, Cause::Dead, Culprit::Running, now, after);
+                // Perhaps somebody froze it.
+                return self.kill(inside, role, Cause::Dead, Culprit::Unclear, now, after);
             }
             Pulse::Hung(time) => {
-                return self.kill(inside, role, Cause::Hung(time), Culprit::Running, now, after);
+                return self.kill(inside, role, Cause::Hung(time), Culprit::Begun, now, after);
             }
             Pulse::Stopped if !was_stopped => after.log(move || {
                 tracing::warn!(service, pid = number, "a worker's process is stopped or traced");
@@ -92,10 +93,13 @@ impl Core {
             self.stats.deadlines += 1;
             after.end(ticket, Outcome::Failed(Error::Deadline));
         }
-        for (id, process, limit) in expired.over_limit {
+        for (process, limit) in expired.over_limit {
             if let Some(role) = self.seats.role(process) {
-                let cause = Cause::CallLimit(limit);
-                self.kill(inside, role, cause, Culprit::Call(id), now, after);
+                let process = self.seats[role].process.as_ref();
+                // Nothing ran, whatever its calls would have done.
+                let is_stopped = process.is_some_and(|process| system::is_stopped(process.pid));
+                let culprit = if is_stopped { Culprit::Unclear } else { Culprit::Begun };
+                self.kill(inside, role, Cause::CallLimit(limit), culprit, now, after);
             }
         }
         for role in Role::ALL {

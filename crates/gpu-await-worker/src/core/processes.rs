@@ -5,10 +5,12 @@
 #![forbid(unsafe_code)]
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Core;
-use crate::calls::{Culprit, Died};
+use crate::blame::{Charge, Keys, Standing};
+use crate::calls::{CallId, Culprit, Died};
 use crate::error::{Cause, Error, Guilt, Result, WorkerLost};
 use crate::frame::Ending;
 use crate::inside::{After, Inside, Outcome};
@@ -17,6 +19,7 @@ use crate::life::{Phase, Role, Step};
 use crate::process::Process;
 use crate::replace::Used;
 use crate::restart::Sign;
+use crate::slab::Slab;
 use crate::supervisor;
 use crate::system::{self, Exit};
 use crate::worker::Recovery;
@@ -194,10 +197,10 @@ impl Core {
         let (service, pid) = (inside.service, process.number());
         after.log(move || tracing::error!(service, pid, "a killed process does not go: set aside"));
         self.remember(&mut process, &cause);
-        let number = process.incarnation;
+        let of = (process.incarnation, process.responses.clone());
         self.stuck.push(process);
-        let sign = self.sign(number);
-        self.lose(inside, role, number, (cause, culprit), now, after);
+        let sign = self.sign(of.0);
+        self.lose(inside, role, of, (cause, culprit), now, after);
         self.gone(inside, role, now, sign, after);
     }
 
@@ -240,9 +243,9 @@ impl Core {
         });
         // The memory of a process that is not reaped yet is not free yet.
         let excused = matches!(cause, Cause::OutOfDeviceMemory(_)) && self.life.stuck() > 0;
-        let number = process.incarnation;
-        let sign = if excused { Sign::None } else { self.sign(number) };
-        self.lose(inside, role, number, (cause, culprit), now, after);
+        let of = (process.incarnation, process.responses.clone());
+        let sign = if excused { Sign::None } else { self.sign(of.0) };
+        self.lose(inside, role, of, (cause, culprit), now, after);
         self.gone(inside, role, now, sign, after);
     }
 
@@ -265,11 +268,12 @@ impl Core {
         &mut self,
         inside: &Inside,
         role: Role,
-        process: u32,
+        (process, responses): (u32, Arc<Slab>),
         (cause, culprit): (Cause, Culprit),
         now: Instant,
         after: &mut After,
     ) {
+        let begun = |id: CallId| responses.begun(id.slot()).age(id.generation()).is_some();
         // It was replaced, and has answered everything.
         let is_over = self.life.is_drained(role) && cause == Cause::Closed;
         self.stats.deaths += u64::from(!is_over);
@@ -278,17 +282,8 @@ impl Core {
         if self.leases.process_gone(process) {
             after.waiters.extend(self.room.drain(..).map(|waiter| (waiter, Ok(()))));
         }
-        let Died { lost, blamed } = self.calls.died(process, culprit);
-        if let Some(policy) = &inside.options.blame {
-            let mut known = self.blamed.lock();
-            for (keys, guilt) in blamed {
-                match guilt {
-                    Guilt::Alone => known.guilty(keys, now, policy),
-                    Guilt::Suspect => known.suspected(keys, now, policy),
-                    Guilt::Innocent => {}
-                }
-            }
-        }
+        let Died { lost, blamed } = self.calls.died(process, culprit, begun);
+        self.blame(inside, blamed, now, after);
         let lines = self.last_lines.clone();
         let died = || {
             let (cause, log, guilt) = (cause.clone(), lines.clone(), Guilt::Innocent);
@@ -309,6 +304,57 @@ impl Core {
         }
         if !is_over {
             self.caused(role, cause);
+        }
+    }
+
+    /// Notes what there is against calls, and says what follows.
+    fn blame(
+        &self,
+        inside: &Inside,
+        charges: Vec<(Keys, Charge)>,
+        now: Instant,
+        after: &mut After,
+    ) {
+        let Some(policy) = &inside.options.blame else { return };
+        let mut known = self.blamed.lock();
+        for (keys, charge) in charges {
+            let follows = known.charge(keys, charge, now, policy);
+            let service = inside.service;
+            let (key, client) = (hex(keys.request), hex(keys.client));
+            match follows.request {
+                Some(Standing::Watched) => after.log(move || {
+                    tracing::info!(
+                        service,
+                        key,
+                        client,
+                        "a request is watched: a process died with it"
+                    );
+                }),
+                Some(Standing::Refused) => {
+                    let (key, client, refused_for) = (key, client.clone(), policy.refused_for);
+                    after.log(move || {
+                        tracing::warn!(
+                            service,
+                            key,
+                            client,
+                            ?refused_for,
+                            "a request is refused: it killed a process"
+                        );
+                    });
+                }
+                None => {}
+            }
+            if follows.client_refused {
+                let (client, refused_for) = (hex(keys.client), policy.client_refused_for);
+                after.log(move || {
+                    tracing::warn!(
+                        service,
+                        client,
+                        ?refused_for,
+                        "a client is refused: its requests killed processes"
+                    );
+                });
+            }
         }
     }
 
@@ -411,4 +457,9 @@ pub(super) fn tell_end(inside: &Inside, error: &Error, after: &mut After) {
         Error::Closed => after.log(move || tracing::info!(service, "a worker was closed")),
         _ => after.log(move || tracing::error!(service, %why, "a worker is given up")),
     }
+}
+
+/// The hash of a key, as events say it.
+fn hex(key: Option<u64>) -> String {
+    key.map_or_else(|| "none".to_owned(), |key| format!("{key:016x}"))
 }

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use gpu_await_worker::{Blame, Error, Guilt, Restart, WorkerBuilder};
+use gpu_await_worker::{Blame, Cause, Error, Guilt, Restart, WorkerBuilder};
 
-use crate::twin::{Do, Done, Twin, eventually, lost, run, worker};
+use crate::twin::{Do, Done, Twin, eventually, kill, lost, run, worker};
 
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -68,12 +68,12 @@ fn a_client_of_guilty_requests_is_refused() {
         let worker = blaming(Blame::default()).spawn().await.unwrap();
         let limit = Duration::from_millis(20);
         for code in 1..=3 {
-            // Beside it, calls of another client that are lost by no fault of theirs.
+            // Beside it, calls of another client, which are lost with it. It runs again, and alone.
             let innocent = worker.call(Do::Later(code, LONG)).client("good").send();
             eventually("it runs", || worker.stats().running == 1);
             let endless = worker.call(Do::Later(100 + code, LONG)).client("bad").within(limit);
-            assert_eq!(lost(endless.await).guilt, Guilt::Alone);
-            assert_eq!(lost(innocent.await).guilt, Guilt::Innocent);
+            assert_eq!(lost(endless.idempotent().await).guilt, Guilt::Alone);
+            assert_eq!(lost(innocent.await).guilt, Guilt::Suspect);
         }
         assert_eq!(refused(worker.call(Do::Pid).client("bad").await).0, "client");
         assert!(worker.call(Do::Pid).client("good").await.is_ok());
@@ -138,5 +138,100 @@ fn one_that_nobody_waits_for_is_guilty_too() {
         assert_eq!(call.await, Err(Error::Deadline));
         eventually("it died", || worker.stats().deaths == 1);
         assert_eq!(refused(worker.call(Do::Pid).key("late").await).0, "request");
+    });
+}
+
+/// Calls behind one that does not end, which has more time than they have: on its stream, or behind code that blocks the executor.
+async fn behind(poison: Do, standby: bool) {
+    let worker = blaming(Blame::default()).threads(1).standby(standby).spawn().await.unwrap();
+    eventually("it is ready", || !standby || worker.stats().standby.is_some());
+    let good: Vec<_> = (0..6u8)
+        .map(|n| {
+            let call = match poison {
+                Do::Endless => Do::Double(vec![f32::from(n); 4]),
+                _ => Do::Later(n.into(), Duration::from_millis(1)),
+            };
+            worker.call(call).within(Duration::from_millis(500)).idempotent().client("good")
+        })
+        .collect();
+    let bad = worker.call(poison.clone()).within(Duration::from_secs(1)).idempotent().send();
+    let (bad, good) = futures::join!(
+        bad,
+        futures::future::join_all(good.into_iter().map(IntoFuture::into_future))
+    );
+    assert!(good.iter().all(Result::is_ok), "{good:?}");
+    let bad = lost(bad);
+    assert_eq!((bad.guilt, worker.stats().refused), (Guilt::Alone, 0));
+    assert!(bad.attempt <= 2, "{bad:?}");
+    assert_eq!(refused(worker.call(poison).await).0, "request");
+    assert!(worker.call(Do::Pid).client("good").await.is_ok());
+}
+
+#[test]
+fn who_waits_for_others_is_not_guilty() {
+    run(async {
+        futures::join!(behind(Do::Endless, false), behind(Do::Endless, true));
+        behind(Do::Loop, false).await;
+    });
+}
+
+#[test]
+fn one_over_its_limit_beside_others_is_watched() {
+    run(async {
+        let worker = blaming(Blame::default()).spawn().await.unwrap();
+        let later = |n| worker.call(Do::Later(n, LONG));
+        let beside = later(1).send();
+        eventually("it runs", || worker.stats().running == 1);
+        let limit = Duration::from_millis(50);
+        assert_eq!(lost(later(2).within(limit).await).guilt, Guilt::Suspect);
+        assert_eq!(lost(beside.await).guilt, Guilt::Suspect);
+        // The next one has the process for itself.
+        let brief = worker.call(Do::Later(3, Duration::from_millis(100))).send();
+        eventually("it runs", || worker.stats().running == 1);
+        assert_eq!(lost(later(2).within(limit).await).guilt, Guilt::Alone);
+        assert_eq!(brief.await, Ok(Done::Number(3)));
+        assert_eq!(refused(later(2).await).0, "request");
+        assert_eq!(worker.stats().deaths, 2);
+    });
+}
+
+#[test]
+fn a_limit_in_a_stopped_process_blames_nobody() {
+    run(async {
+        let worker = blaming(Blame::default()).spawn().await.unwrap();
+        let limit = Duration::from_millis(200);
+        let stopped = lost(worker.call(Do::Stop).key("stopped").within(limit).await);
+        assert_eq!((stopped.cause, stopped.guilt), (Cause::CallLimit(limit), Guilt::Suspect));
+        assert!(worker.call(Do::Pid).key("stopped").await.is_ok());
+    });
+}
+
+#[test]
+fn three_kills_of_a_lone_call_are_its_own() {
+    run(async {
+        let worker = blaming(Blame::default()).spawn().await.unwrap();
+        let long = || worker.call(Do::Later(1, Duration::from_millis(500))).idempotent();
+        // Somebody's kill, twice: it is answered, and what came before is forgotten.
+        for _ in 0..2 {
+            let call = long().send();
+            for _ in 0..2 {
+                let deaths = worker.stats().deaths;
+                eventually("it runs", || worker.stats().running == 1);
+                kill(&worker);
+                eventually("it died", || worker.stats().deaths > deaths);
+            }
+            assert_eq!(call.await, Ok(Done::Number(1)));
+        }
+        // Its own, whether or not it may run again.
+        for attempts in [1, 3] {
+            let deaths = worker.stats().deaths;
+            let poison = || worker.call(Do::KillMe).key(attempts);
+            for _ in 0..3 / attempts {
+                let poison = if attempts > 1 { poison().idempotent() } else { poison() };
+                assert_eq!(lost(poison.await).attempt, attempts);
+            }
+            assert_eq!(refused(poison().await).0, "request");
+            assert_eq!(worker.stats().deaths, deaths + 3);
+        }
     });
 }

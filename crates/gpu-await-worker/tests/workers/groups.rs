@@ -260,10 +260,11 @@ fn a_request_that_kills_takes_one_gpu_down() {
 #[test]
 fn the_innocent_go_on_at_once() {
     run(async {
-        let group = Group::spawn(two(worker)).await.unwrap();
-        let limit = Duration::from_millis(50);
-        let bad = group.call(Do::Later(1, LONG)).within(limit).send();
-        // One of them is beside it, and lost by that one's limit.
+        let group = Group::spawn(two(|| worker().threads(1))).await.unwrap();
+        let bad = group.call(Do::Loop).within(Duration::from_secs(1)).send();
+        let loops = |worker| at(&group, worker).log().contains("it loops");
+        eventually("it has begun", || loops(0) || loops(1));
+        // One of them is behind it, does not begin, and is lost by that one's limit.
         let later = |n| group.call(Do::Later(n, Duration::from_secs(1))).idempotent().send();
         let good = futures::future::join_all([later(2), later(3), later(4)]);
         let (bad, good) = futures::join!(bad, good);

@@ -18,9 +18,10 @@ fn a_call_over_its_limit_ends_with_its_process() {
         let again = worker.call(Do::Later(1, Duration::from_millis(150))).idempotent().send();
         let once = worker.call(Do::Later(2, LONG)).send();
         let lost_one = lost(worker.call(Do::Loop).within(limit).await);
-        assert_eq!((lost_one.cause, lost_one.guilt), (Cause::CallLimit(limit), Guilt::Alone));
+        // Which of them did not end the supervisor cannot know.
+        assert_eq!((lost_one.cause, lost_one.guilt), (Cause::CallLimit(limit), Guilt::Suspect));
         assert!(begun.elapsed() >= limit);
-        assert_eq!(lost(once.await).guilt, Guilt::Innocent);
+        assert_eq!(lost(once.await).guilt, Guilt::Suspect);
         assert_eq!(again.await, Ok(Done::Number(1)));
     });
 }
@@ -30,13 +31,14 @@ fn a_call_over_its_own_limit_is_guilty() {
     run(async {
         let worker = worker().spawn().await.unwrap();
         let limit = Duration::from_millis(50);
-        let calls = (0..20).map(|n| worker.call(Do::Later(n, LONG)).within(limit).into_future());
+        assert_eq!(lost(worker.call(Do::Later(0, LONG)).within(limit).await).guilt, Guilt::Alone);
+        // Beside others it may have waited for them, and they for it. On a busy machine some begin later.
+        let calls: Vec<_> =
+            (0..20).map(|n| worker.call(Do::Later(n, LONG)).within(2 * limit).send()).collect();
         let beside = worker.call(Do::Later(1, LONG)).send();
-        let calls = futures::future::join_all(calls).await;
-        // Each that is over it when the first one is; on a busy machine some have begun later.
-        let guilty = calls.into_iter().filter(|call| lost(call.clone()).guilt == Guilt::Alone);
-        assert!(guilty.count() > 0);
-        assert_eq!(lost(beside.await).guilt, Guilt::Innocent);
+        for call in futures::future::join_all(calls).await.into_iter().chain([beside.await]) {
+            assert_ne!(lost(call).guilt, Guilt::Alone);
+        }
     });
 }
 
@@ -130,7 +132,7 @@ fn a_kill_from_outside_blames_no_call_at_once() {
     run(async {
         let worker = worker().spawn().await.unwrap();
         let brief = Duration::from_millis(50);
-        // It is sent again, alone, once.
+        // It is sent again, alone.
         let again = worker.call(Do::Later(1, brief)).idempotent().send();
         kill(&worker);
         assert_eq!(again.await, Ok(Done::Number(1)));
@@ -140,11 +142,11 @@ fn a_kill_from_outside_blames_no_call_at_once() {
         kill(&worker);
         let once = lost(once.await);
         assert_eq!((once.cause, once.guilt, once.attempt), (Cause::Signal(9), Guilt::Suspect, 1));
-        // One that is killed each time is guilty in the end.
+        // However often: what tells one that kills itself is `blame`.
         worker.serving().await.unwrap();
         let poison = worker.call(Do::KillMe).idempotent();
         let poison = lost(poison.await);
-        assert_eq!((poison.guilt, poison.attempt), (Guilt::Alone, 2));
+        assert_eq!((poison.guilt, poison.attempt), (Guilt::Suspect, 3));
     });
 }
 

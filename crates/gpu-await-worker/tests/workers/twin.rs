@@ -65,6 +65,8 @@ pub(crate) enum Do {
     Fault,
     /// Likewise, and is polled again so much later than it is woken.
     FaultPolledLate(Duration),
+    /// Waits for a kernel that does not end, on the stream that all calls share.
+    Endless,
     /// Launches a kernel that writes to this file and faults once it is gone, and waits for none of that.
     FaultOnceGone(String),
     /// Writes through a wild pointer.
@@ -176,6 +178,13 @@ gpu_await::kernel! {
 }
 
 gpu_await::kernel! {
+    /// Does not end.
+    unsafe fn endless(y: &mut [f32]);
+    launch = gpu_await::LaunchConfig::for_elements(y.len());
+    host = never_end;
+}
+
+gpu_await::kernel! {
     /// Doubles.
     unsafe fn twice(x: &[f32], y: &mut [f32]) where x.len() == y.len();
     launch = gpu_await::LaunchConfig::for_elements(y.len());
@@ -200,6 +209,12 @@ fn fault_later(_: &gpu_await::Grid, path: &[u8]) {
 
 fn double(_: &gpu_await::Grid, x: &[f32], y: &mut [f32]) {
     y.iter_mut().zip(x).for_each(|(y, x)| *y = 2.0 * x);
+}
+
+fn never_end(_: &gpu_await::Grid, _: &mut [f32]) {
+    loop {
+        std::thread::park();
+    }
 }
 
 fn fault(_: &gpu_await::Grid, _: &mut [f32]) {
@@ -455,6 +470,12 @@ impl Service for Twin {
                 kernel.launch(&self.stream, &mut y).await?;
                 Done::Nothing
             }
+            Do::Endless => {
+                let kernel = endless::load(&self.stream.device()).await?;
+                let mut y = self.stream.zeros::<f32>(4).queued()?;
+                kernel.launch(&self.stream, &mut y).await?;
+                Done::Nothing
+            }
             Do::FaultPolledLate(late) => {
                 fault_polled_late(&self.stream, late).await?;
                 Done::Nothing
@@ -473,6 +494,7 @@ impl Service for Twin {
                 Done::Nothing
             }
             Do::Loop => {
+                println!("it loops");
                 for _ in 0..8 {
                     tokio::spawn(async { std::thread::sleep(Duration::from_secs(3600)) });
                 }
