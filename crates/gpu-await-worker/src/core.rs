@@ -374,6 +374,11 @@ impl Core {
     pub(crate) fn close(&mut self, inside: &Inside, until: Instant, after: &mut After) {
         let now = Instant::now();
         self.probe.stop();
+        // One that was given up could begin anew, beside whoever waits for its end.
+        if matches!(self.ended, Some(Error::GivenUp { .. })) {
+            processes::tell_end(inside, &Error::Closed, after);
+            self.ended = Some(Error::Closed);
+        }
         if !self.life.is_closing() && self.ended.is_none() {
             let service = inside.service;
             after.log(move || tracing::info!(service, "a worker is closing"));

@@ -160,7 +160,7 @@ impl<S: Service> Worker<S> {
     }
 
     /// Ends the worker: calls that no process has fail with [`Error::Closed`], the process answers the others and ends, and is killed if
-    /// that takes longer than `limit`. Returns when it is gone.
+    /// that takes longer than `limit`. Returns when it is gone. One that was given up is closed as well, and not [revived](Self::revive) any more.
     pub async fn close(self, limit: Duration) {
         self.handle.inside.close(capped(limit));
         while self.handle.inside.room().await.is_ok() {}

@@ -165,6 +165,7 @@ fn each_state_cause_and_step_is_told_once() {
         let revived = ("info a worker that was given up begins anew", "");
         heard(&[&[revived], &given_up[..]].concat());
         drop(worker);
+        heard(&[(CLOSED, "")]);
 
         // A standby, which takes over.
         let worker = twin::worker().restart(quick()).standby(true).spawn().await.unwrap();

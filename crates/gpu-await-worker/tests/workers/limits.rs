@@ -354,6 +354,44 @@ fn a_worker_that_was_given_up_begins_anew() {
 }
 
 #[test]
+fn one_that_was_given_up_is_closed() {
+    run(async {
+        let path = std::env::temp_dir().join(format!("gpu-await-closed-{}", std::process::id()));
+        let once = Some(path.to_string_lossy().into_owned());
+        let restart = Restart { early_deaths: 0, ..Restart::default() };
+        for round in 0..40u32 {
+            std::fs::write(&path, "").unwrap();
+            let config = Start { once: once.clone(), ..Start::default() };
+            let worker = Worker::<crate::twin::Twin>::builder(config).restart(restart);
+            let worker = worker.spawn().await.unwrap();
+            kill(&worker);
+            eventually("it is given up", || worker.health().health == Some(Health::GivenUp));
+            // The next process could start.
+            std::fs::write(&path, "").unwrap();
+            let (gone, other) = (worker.clone(), worker.clone());
+            if round == 0 {
+                worker.close(Duration::from_secs(20)).await;
+                assert_eq!(other.revive().await, Err(Error::Closed));
+            } else {
+                // Beside it, earlier or later.
+                let revive = || futures::executor::block_on(other.revive());
+                let revived = std::thread::scope(|threads| {
+                    let revived = threads.spawn(revive);
+                    let until = Instant::now() + Duration::from_micros(25) * round;
+                    while Instant::now() < until {}
+                    futures::executor::block_on(worker.close(Duration::from_millis(300)));
+                    revived.join().unwrap()
+                });
+                assert!(matches!(revived, Ok(()) | Err(Error::Closed)), "{revived:?}");
+            }
+            assert_eq!(gone.health().health, Some(Health::Closed), "{round}");
+            assert_eq!(gone.call(Do::Pid).await, Err(Error::Closed));
+        }
+        std::fs::remove_file(path).ok();
+    });
+}
+
+#[test]
 fn giving_up_tells_what_the_last_process_wrote() {
     run(async {
         // No process is gone at the moment when it is killed, and none may be stuck.
