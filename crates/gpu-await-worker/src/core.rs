@@ -511,6 +511,8 @@ impl Core {
         let Some(process) = &mut self.seats[role].process else { return };
         let is_clear = process.send_control();
         let serves = matches!(self.life.phase(role), Phase::Serving(_));
+        // It is to take over as soon as it has no suspect.
+        let serves = serves && (role == Role::Main || !self.life.is_wanted());
         if !is_clear || !serves || process.is_falling() || !process.asked_mut.is_empty() {
             return;
         }

@@ -141,7 +141,7 @@ impl<S: Service> Worker<S> {
     /// old one answers those that it has, and ends. A [standby](WorkerBuilder::standby) that is ready takes over at once.
     ///
     /// Ready proves that the process that served at the call is gone, and that another one serves; if none served, that one does. Calls that
-    /// the old one does not answer within [`Replace::drain`] are lost, or sent again.
+    /// the old one does not answer within [`Replace::drain`] are lost, or sent again; and so is a suspect that runs in the standby for as long.
     ///
     /// The new process runs the program that this one was started from: a new version of it on disk changes nothing. Messages have no
     /// schema, so that two builds that differ in a request or response would read one another wrongly, and nothing would tell. Whoever

@@ -120,7 +120,7 @@ impl Core {
         let main = main.filter(|_| self.life.is_serving() && !self.life.is_wanted());
         let worn = main.and_then(|process| inside.options.replace.due(&process.used));
         let (life, calls) = (self.life.next_due(&self.limits), self.calls.next_due());
-        let due = [life, calls, worn, self.probe.due()];
+        let due = [life, calls, worn, self.held_until(inside), self.probe.due()];
         let due = due.into_iter().flatten().chain(of_processes).min();
         self.next_look = due.unwrap_or(now + Duration::from_secs(3600));
         let is_gone = processes.is_empty() && stuck.is_empty() && self.starts_under_way == 0;
