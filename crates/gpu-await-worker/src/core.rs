@@ -355,9 +355,11 @@ impl Core {
     }
 
     pub(crate) fn abandon(&mut self, inside: &Inside, id: CallId, after: &mut After) {
-        after.dropped.extend(self.calls.abandon(id));
-        // It may have been a suspect that others waited for.
-        self.pump(inside, Instant::now(), after);
+        let now = Instant::now();
+        after.dropped.extend(self.calls.abandon(id, now));
+        // It may have been a suspect that others waited for, or one that is not waited for without end.
+        self.pump(inside, now, after);
+        after.wake |= self.calls.next_due().is_some_and(|due| due < self.next_look);
     }
 
     pub(crate) fn give_back(&mut self, inside: &Inside, id: LeaseId, after: &mut After) {
@@ -466,6 +468,7 @@ impl Core {
             standby_device_bytes: standby.map_or(0, |process| process.device_bytes),
             calls: self.calls.len(),
             running: self.calls.running(),
+            suspects: self.calls.suspects(),
             stuck: self.life.stuck(),
             early_deaths: self.life.early_deaths(),
             last_cause: self.last_cause.clone(),
@@ -524,7 +527,7 @@ impl Core {
             if !self.blamed.lock().is_empty() {
                 let keys = self.calls.keys(id);
                 if let Some(error) = self.refused(keys, now) {
-                    let ticket = self.calls.abandon(id);
+                    let ticket = self.calls.abandon(id, now);
                     ticket.into_iter().for_each(|it| after.end(it, Outcome::Failed(error.clone())));
                     continue;
                 }
@@ -566,7 +569,7 @@ impl Core {
                     let bytes = ticket.request.len() as u64;
                     let limit = process.most_packet().saturating_sub(header.len()) as u64;
                     let error = Error::TooLarge { what: "a request", bytes, limit };
-                    if let Some(ticket) = self.calls.abandon(id) {
+                    if let Some(ticket) = self.calls.abandon(id, now) {
                         after.end(ticket, Outcome::Failed(error));
                     }
                 }

@@ -44,7 +44,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => (0..12usize).prop_map(Event::Abandon),
         1 => (0..2u32, prop::option::of(0..12usize))
             .prop_map(|(process, at)| Event::Die(process, at)),
-        2 => (0..6u64).prop_map(Event::Pass),
+        2 => prop_oneof![5 => 0..6u64, 1 => Just(600)].prop_map(Event::Pass),
         3 => (0..12usize).prop_map(Event::Begin),
         1 => any::<bool>().prop_map(Event::Reserve),
         1 => Just(Event::EndWaiting),
@@ -159,7 +159,7 @@ proptest! {
                     }
                 },
                 Event::Abandon(at) => if let Some(id) = ids.get(at).copied() {
-                    calls.abandon(id).into_iter().for_each(|value| ended.end(value));
+                    calls.abandon(id, now).into_iter().for_each(|value| ended.end(value));
                 },
                 Event::Die(process, at) => {
                     let has: Vec<_> =
@@ -192,6 +192,12 @@ proptest! {
                         prop_assert_eq!(running.get(&id), Some(&process), "it does not run there");
                         prop_assert!(now - begun[&id] >= limit, "a limit that is not over");
                         killed.insert(process);
+                    }
+                    for process in expired.forsaken {
+                        let has = running.iter().filter(|(_, it)| **it == process);
+                        let has: Vec<_> = has.map(|(id, _)| *id).collect();
+                        prop_assert!(has.len() == 1 && suspects.contains(&has[0]), "not alone");
+                        prop_assert!(calls.value(has[0]).is_none(), "its caller waits");
                     }
                     for (id, process) in &running {
                         let over = limits.get(id).zip(begun.get(id));
@@ -370,7 +376,7 @@ proptest! {
                 }
                 5 => {
                     let Some(id) = ids.get(at).copied() else { continue };
-                    calls.abandon(id).into_iter().collect()
+                    calls.abandon(id, now).into_iter().collect()
                 }
                 _ => {
                     read.clear();

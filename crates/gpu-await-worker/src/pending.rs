@@ -100,7 +100,9 @@ impl<S: Service> Call<S> {
         self
     }
 
-    /// Gives up after this time, wherever the call is: it ends with [`Error::Deadline`]. The process goes on with it.
+    /// Gives up after this time, wherever the call is: it ends with [`Error::Deadline`]. The process goes on with it; but a
+    /// [suspect](Self::idempotent) that runs alone has 1 s more, and is then killed with its process ([`Cause::Abandoned`](crate::Cause::Abandoned)).
+    /// So is one whose future was dropped, once its deadline, if it has one, has passed.
     pub fn deadline(mut self, limit: Duration) -> Self {
         self.deadline = Some(Instant::now() + capped(limit));
         self

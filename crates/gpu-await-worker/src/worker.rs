@@ -496,6 +496,9 @@ pub struct Stats {
     pub calls: usize,
     /// Those of them that the process has.
     pub running: usize,
+    /// Those that wait to run alone, one after the other, since each of them may be why a process died: see [`Call::idempotent`]. Without a
+    /// [standby](WorkerBuilder::standby) all other calls wait for them.
+    pub suspects: usize,
     /// Bytes of payloads that the front holds for calls that wait for room: see [`WorkerBuilder::most_waiting_bytes`].
     pub waiting_bytes: u64,
     /// Processes that were killed and are not gone.

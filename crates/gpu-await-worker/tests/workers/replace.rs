@@ -225,7 +225,7 @@ fn a_suspect_without_an_end_is_replaced() {
             let worker = worker.spawn().await.unwrap();
             eventually("it is ready", || worker.stats().standby.is_some() == standby);
             let endless = worker.call(Do::Later(0, LONG)).idempotent().send();
-            let other = worker.call(Do::Later(2, Duration::from_millis(200))).idempotent().send();
+            let other = worker.call(Do::Later(2, Duration::from_secs(1))).idempotent().send();
             eventually("they run", || worker.stats().running == 2);
             kill(&worker);
             eventually("one runs alone", || {
