@@ -451,6 +451,7 @@ impl Core {
             cause,
             is_stopped: main.is_some_and(|process| process.is_stopped),
             is_busy: main.is_some_and(|process| process.is_busy),
+            waits_for: main.and_then(|process| process.asked_mut.first().cloned()),
         }
     }
 

@@ -114,7 +114,13 @@ impl<S: Service> Call<S> {
     /// It is counted from when the process begins with the call. Waiting is not: for a process that takes calls, for room for its payload,
     /// and, in the process, behind other calls. A [`deadline`](Self::deadline) bounds all of that. One that waits behind a call which has no
     /// limit, and blocks the executor, waits with it: see [`executor_limit`](crate::WorkerBuilder::executor_limit).
+    ///
+    /// No call takes no time: with a limit of zero it is not sent, and ends with [`Error::Unfit`].
     pub fn within(mut self, limit: Duration) -> Self {
+        if limit.is_zero() && self.request.is_ok() {
+            let what = "nanoseconds of a call (`Call::within`)";
+            self.request = Err(Error::Unfit { what, found: 0, limit: 1 });
+        }
         self.limit = Some(capped(limit));
         self
     }

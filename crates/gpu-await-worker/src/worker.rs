@@ -86,7 +86,8 @@ impl<S: Service> Worker<S> {
         Call::new(To::Worker(self.handle.clone()), request.borrow())
     }
 
-    /// Takes shared memory for the payload of a request, of `bytes` zeros or an earlier payload, if there is room now.
+    /// Takes shared memory for the payload of a request, of `bytes` zeros or an earlier payload, if there is room now. A lease takes whole pieces
+    /// of 256 bytes of it, and one of 0 bytes a piece as well.
     ///
     /// # Errors
     /// [`Error::Overloaded`] if there is none; [`Error::TooLarge`]; the worker has ended.
@@ -331,7 +332,7 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// How long [`Service::start`] may take, in each process. 120 s.
+    /// How long [`Service::start`] may take, in each process. 120 s; more than nothing.
     pub fn start_limit(mut self, limit: Duration) -> Self {
         self.options.start = capped(limit);
         self

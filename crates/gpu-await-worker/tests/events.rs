@@ -190,6 +190,21 @@ fn each_state_cause_and_step_is_told_once() {
         worker.close(Duration::from_secs(20)).await;
         heard(&[(CLOSING, ""), ended, (CLOSED, "")]);
 
+        // Kept memory that a process of another worker may write.
+        let keep_mut = Some("told".to_owned());
+        let config = twin::Start { keep_mut, ..twin::Start::default() };
+        let [first, second] = [config.clone(), config].map(Worker::<twin::Twin>::builder);
+        let first = first.threads(2).spawn().await.unwrap();
+        heard(&served);
+        let second = second.threads(2).spawn().await.unwrap();
+        eventually("it waits", || second.health().waits_for.is_some());
+        let what = "warn a worker's process waits for kept memory that another one may write";
+        heard(&[&served[..], &[(what, "name=\"told\" writer=")]].concat());
+        second.close(Duration::from_secs(20)).await;
+        heard(&[(CLOSING, ""), ended, (CLOSED, "")]);
+        first.close(Duration::from_secs(20)).await;
+        heard(&[(CLOSING, ""), ended, (CLOSED, "")]);
+
         // One that does not go.
         let worker =
             twin::worker().restart(quick()).stuck(Duration::ZERO, 1).spawn().await.unwrap();

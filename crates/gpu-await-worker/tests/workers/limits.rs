@@ -62,6 +62,18 @@ fn a_limit_does_not_count_the_calls_in_front() {
 }
 
 #[test]
+fn no_call_takes_no_time() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let refused = worker.call(Do::Pid).within(Duration::ZERO).await;
+        assert!(matches!(refused, Err(Error::Unfit { found: 0, limit: 1, .. })), "{refused:?}");
+        let least = Duration::from_nanos(1);
+        let late = worker.call(Do::Later(1, LONG)).within(least).await;
+        assert_eq!(lost(late).cause, Cause::CallLimit(least));
+    });
+}
+
+#[test]
 fn limits_may_be_endless() {
     run(async {
         let endless = Duration::MAX;
