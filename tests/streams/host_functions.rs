@@ -727,6 +727,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     "DeviceSlab::blocks_mut",
     "DeviceSlab::naming",
     "DeviceSlab::naming_mut",
+    "NamedBlocksMut::reading",
     "HostSlab::len",
     "HostSlab::is_empty",
     "HostSlab::block_count",

@@ -7,7 +7,7 @@
 //! | `Queued` | no process has it, perhaps because there is no memory for its payload; the caller waits | `sent`; `becomes_suspect`; the deadline, a dropped future or the end of the worker end it |
 //! | `Suspect` | it was running when a process died, and may be why; it has the memory for its payload, and is sent to a process in which nothing else runs | as `Queued` |
 //! | `Sent` | this process has it; the caller waits | `answered`, `died`; a deadline or a dropped future makes it `Abandoned` |
-//! | `Abandoned` | this process has it; nobody waits | `answered`, `died` |
+//! | `Abandoned` | this process has it; nobody waits. One that runs alone is told of after a grace, and its process killed | `answered`, `died` |
 //!
 //! # Invariants
 //! 1. A call ends exactly once: every value that was inserted is returned once, whatever the order of events (`calls_end_once`).
@@ -44,6 +44,10 @@ impl CallId {
 
 /// The least time until a call that has not begun is looked at again.
 const AGAIN: Duration = Duration::from_millis(1);
+
+/// How much longer a call that runs alone holds up the others once its caller is gone and its deadline has passed: long enough for one that
+/// kills its process to be found guilty.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// What its caller allows.
 #[derive(Clone, Copy, Debug, Default)]
@@ -116,6 +120,8 @@ pub(crate) struct Expired<T> {
     pub(crate) given_up: Vec<T>,
     /// These processes took longer for calls than their limits, and are to be killed.
     pub(crate) over_limit: Vec<(u32, Duration)>,
+    /// Each of these processes runs one call alone, which nobody waits for any more; they are to be killed.
+    pub(crate) forsaken: Vec<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,6 +171,8 @@ struct Entry<T> {
     is_watched: bool,
     /// When to look whether it has taken longer than its limit.
     limit_due: Option<Instant>,
+    /// When it has run alone for long enough without a caller.
+    forsaken_due: Option<Instant>,
     /// `None` once abandoned.
     value: Option<T>,
 }
@@ -218,6 +226,12 @@ impl<T> Calls<T> {
         self.processes.values().map(|has| has.running).sum()
     }
 
+    /// How many wait to run alone.
+    pub(crate) fn suspects(&self) -> usize {
+        let waits = |id: &&CallId| place(&self.slots, **id) == Some(Place::Suspect);
+        self.suspects.iter().filter(waits).count()
+    }
+
     /// How many this process has.
     pub(crate) fn running_in(&self, process: u32) -> usize {
         self.processes.get(&process).map_or(0, |has| has.running)
@@ -260,6 +274,7 @@ impl<T> Calls<T> {
             attempt: terms.sent_before,
             is_watched: false,
             limit_due: None,
+            forsaken_due: None,
             value: Some(value),
         };
         self.slots[slot as usize].entry = Some(entry);
@@ -400,12 +415,18 @@ impl<T> Calls<T> {
     }
 
     /// Its caller does not wait any more. Returns its value.
-    pub(crate) fn abandon(&mut self, id: CallId) -> Option<T> {
+    pub(crate) fn abandon(&mut self, id: CallId, now: Instant) -> Option<T> {
         let entry = self.entry(id)?;
         match entry.place {
             Place::Sent(since, process) => {
                 entry.place = Place::Abandoned(since, process);
-                entry.value.take()
+                let value = entry.value.take();
+                let until = entry.terms.deadline.map_or(now, |deadline| deadline.max(now)) + GRACE;
+                if self.processes.get(&process).is_some_and(|has| has.alone == Some(id)) {
+                    self.entry(id)?.forsaken_due = Some(until);
+                    self.due.insert((until, id));
+                }
+                value
             }
             Place::Abandoned(..) => None,
             Place::Queued | Place::Suspect => self.remove(id),
@@ -488,11 +509,13 @@ impl<T> Calls<T> {
         now: Instant,
         begun: impl Fn(CallId, u32) -> Option<Instant>,
     ) -> Expired<T> {
-        let mut expired = Expired { given_up: Vec::new(), over_limit: Vec::new() };
+        let mut expired =
+            Expired { given_up: Vec::new(), over_limit: Vec::new(), forsaken: Vec::new() };
         while let Some((due, id)) = self.due.first().copied().filter(|(due, _)| *due <= now) {
             self.due.remove(&(due, id));
             let Some(entry) = self.entry(id) else { continue };
             let gives_up = entry.terms.deadline == Some(due);
+            let (process, is_forsaken) = (entry.place.process(), entry.forsaken_due == Some(due));
             let limit = entry.terms.limit.filter(|_| entry.limit_due == Some(due));
             if let Some((limit, process)) = limit.zip(entry.place.process()) {
                 let over = begun(id, process).map(|since| since + limit);
@@ -508,8 +531,11 @@ impl<T> Calls<T> {
                 let again = entry.limit_due.map(|due| (due, id));
                 self.due.extend(again);
             }
+            if is_forsaken {
+                expired.forsaken.extend(process);
+            }
             if gives_up {
-                expired.given_up.extend(self.abandon(id));
+                expired.given_up.extend(self.abandon(id, now));
             }
         }
         expired
@@ -552,7 +578,8 @@ impl<T> Calls<T> {
         let entry = slot.entry.take()?;
         slot.generation += 1;
         self.unused.push(id.slot);
-        for due in entry.terms.deadline.into_iter().chain(entry.limit_due) {
+        let dues = [entry.terms.deadline, entry.limit_due, entry.forsaken_due];
+        for due in dues.into_iter().flatten() {
             self.due.remove(&(due, id));
         }
         if let Some(has) = entry.place.process().and_then(|it| self.processes.get_mut(&it)) {

@@ -355,9 +355,11 @@ impl Core {
     }
 
     pub(crate) fn abandon(&mut self, inside: &Inside, id: CallId, after: &mut After) {
-        after.dropped.extend(self.calls.abandon(id));
-        // It may have been a suspect that others waited for.
-        self.pump(inside, Instant::now(), after);
+        let now = Instant::now();
+        after.dropped.extend(self.calls.abandon(id, now));
+        // It may have been a suspect that others waited for, or one that is not waited for without end.
+        self.pump(inside, now, after);
+        after.wake |= self.calls.next_due().is_some_and(|due| due < self.next_look);
     }
 
     pub(crate) fn give_back(&mut self, inside: &Inside, id: LeaseId, after: &mut After) {
@@ -374,6 +376,11 @@ impl Core {
     pub(crate) fn close(&mut self, inside: &Inside, until: Instant, after: &mut After) {
         let now = Instant::now();
         self.probe.stop();
+        // One that was given up could begin anew, beside whoever waits for its end.
+        if matches!(self.ended, Some(Error::GivenUp { .. })) {
+            processes::tell_end(inside, &Error::Closed, after);
+            self.ended = Some(Error::Closed);
+        }
         if !self.life.is_closing() && self.ended.is_none() {
             let service = inside.service;
             after.log(move || tracing::info!(service, "a worker is closing"));
@@ -444,6 +451,7 @@ impl Core {
             cause,
             is_stopped: main.is_some_and(|process| process.is_stopped),
             is_busy: main.is_some_and(|process| process.is_busy),
+            waits_for: main.and_then(|process| process.asked_mut.first().cloned()),
         }
     }
 
@@ -461,6 +469,7 @@ impl Core {
             standby_device_bytes: standby.map_or(0, |process| process.device_bytes),
             calls: self.calls.len(),
             running: self.calls.running(),
+            suspects: self.calls.suspects(),
             stuck: self.life.stuck(),
             early_deaths: self.life.early_deaths(),
             last_cause: self.last_cause.clone(),
@@ -506,6 +515,8 @@ impl Core {
         let Some(process) = &mut self.seats[role].process else { return };
         let is_clear = process.send_control();
         let serves = matches!(self.life.phase(role), Phase::Serving(_));
+        // It is to take over as soon as it has no suspect.
+        let serves = serves && (role == Role::Main || !self.life.is_wanted());
         if !is_clear || !serves || process.is_falling() || !process.asked_mut.is_empty() {
             return;
         }
@@ -517,7 +528,7 @@ impl Core {
             if !self.blamed.lock().is_empty() {
                 let keys = self.calls.keys(id);
                 if let Some(error) = self.refused(keys, now) {
-                    let ticket = self.calls.abandon(id);
+                    let ticket = self.calls.abandon(id, now);
                     ticket.into_iter().for_each(|it| after.end(it, Outcome::Failed(error.clone())));
                     continue;
                 }
@@ -559,7 +570,7 @@ impl Core {
                     let bytes = ticket.request.len() as u64;
                     let limit = process.most_packet().saturating_sub(header.len()) as u64;
                     let error = Error::TooLarge { what: "a request", bytes, limit };
-                    if let Some(ticket) = self.calls.abandon(id) {
+                    if let Some(ticket) = self.calls.abandon(id, now) {
                         after.end(ticket, Outcome::Failed(error));
                     }
                 }

@@ -261,6 +261,10 @@ pub enum Cause {
     /// It took longer than the limit of a call.
     #[error("a call took longer than {0:?}")]
     CallLimit(Duration),
+    /// A call that ran alone, as a suspect, was not done 1 s after its caller had gone and its deadline had passed: all others, or all suspects,
+    /// waited for it.
+    #[error("a call that ran alone and that nobody waited for did not end")]
+    Abandoned,
     /// Nothing polled its executor for longer than the limit: a call of the driver, or code of the service, does not return.
     #[error("its executor was not polled for {0:?}")]
     Hung(Duration),

@@ -52,15 +52,21 @@ pub struct WorkerHealth {
     pub is_stopped: bool,
     /// The executor of its process has not been polled for 5 s: something blocks it.
     pub is_busy: bool,
+    /// The name of [kept](crate::Host::keep_mut) memory that its process asked for and that another one may write, such as one of another worker:
+    /// no call is sent before that has ended.
+    pub waits_for: Option<String>,
 }
 
 impl WorkerHealth {
-    /// Whether calls are answered now: a process serves, and is neither stopped nor blocked.
+    /// Whether calls are answered now: a process serves, is neither stopped nor blocked, and has the kept memory that it writes.
     ///
     /// A readiness probe answers 200 if so, and 503 otherwise, also while a process is started again: calls would wait.
     #[must_use]
     pub fn is_serving(&self) -> bool {
-        self.health == Some(Health::Serving) && !self.is_stopped && !self.is_busy
+        self.health == Some(Health::Serving)
+            && !self.is_stopped
+            && !self.is_busy
+            && self.waits_for.is_none()
     }
 
     /// Whether nothing will change by itself: it was given up or closed.
@@ -82,6 +88,9 @@ impl fmt::Display for WorkerHealth {
         }
         if self.is_busy {
             f.write_str(", but its executor is blocked")?;
+        }
+        if let Some(name) = &self.waits_for {
+            write!(f, ", but it waits for kept memory {name:?}, which another process may write")?;
         }
         match &self.cause {
             Some(cause) => write!(f, ", after: {cause}"),

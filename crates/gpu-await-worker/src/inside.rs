@@ -486,6 +486,7 @@ impl Inside {
                 cause: None,
                 is_stopped: false,
                 is_busy: false,
+                waits_for: None,
             },
         }
     }

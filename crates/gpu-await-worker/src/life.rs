@@ -126,8 +126,8 @@ pub(crate) struct Life {
     standby_deaths: Deaths,
     /// There is to be one.
     has_standby: bool,
-    /// Another process is to take the main one's place.
-    is_wanted: bool,
+    /// Since when another process is to take the main one's place.
+    wanted: Option<Instant>,
     /// The process in the standby's place, if that was the main one before.
     predecessor: Option<Predecessor>,
     stuck: usize,
@@ -139,8 +139,8 @@ impl Life {
     pub(crate) fn new(now: Instant, has_standby: bool) -> Self {
         let phases = [Phase::Waiting(now), Phase::Ended];
         let (deaths, standby_deaths) = (Deaths::default(), Deaths::default());
-        let (is_wanted, predecessor, stuck, closing) = (false, None, 0, false);
-        Life { phases, deaths, standby_deaths, has_standby, is_wanted, predecessor, stuck, closing }
+        let (wanted, predecessor, stuck, closing) = (None, None, 0, false);
+        Life { phases, deaths, standby_deaths, has_standby, wanted, predecessor, stuck, closing }
     }
 
     /// One that has ended, with so many processes that are not gone.
@@ -189,7 +189,12 @@ impl Life {
 
     /// Whether another process is to take the main one's place.
     pub(crate) fn is_wanted(&self) -> bool {
-        self.is_wanted
+        self.wanted.is_some()
+    }
+
+    /// Since when that waits for the process that could do so, and is ready.
+    pub(crate) fn held_since(&self) -> Option<Instant> {
+        self.wanted.filter(|_| self.can_promote())
     }
 
     pub(crate) fn is_closing(&self) -> bool {
@@ -219,6 +224,7 @@ impl Life {
 
     /// Nobody looked for so long: that is not the processes' time.
     pub(crate) fn held_up(&mut self, time: Duration) {
+        self.wanted = self.wanted.map(|since| since + time);
         for phase in &mut self.phases {
             match phase {
                 Phase::Starting { since, .. } | Phase::Killing { since, .. } => *since += time,
@@ -293,7 +299,7 @@ impl Life {
         }
         (self.phases, self.predecessor) = ([next, fallen], Some(Predecessor::Fell));
         // Whoever wanted another process has one.
-        self.is_wanted = false;
+        self.wanted = None;
         true
     }
 
@@ -302,7 +308,7 @@ impl Life {
         if !self.is_serving() || self.closing {
             return false;
         }
-        self.is_wanted = true;
+        self.wanted.get_or_insert(now);
         if self.phase(Role::Standby) == Phase::Ended {
             self.phases[Role::Standby as usize] = Phase::Waiting(now);
             self.standby_deaths = Deaths::default();
@@ -312,23 +318,23 @@ impl Life {
 
     /// Whether `promote` would do something.
     pub(crate) fn can_promote(&self) -> bool {
-        self.is_wanted && self.is_serving() && self.is_standby_ready()
+        self.is_wanted() && self.is_serving() && self.is_standby_ready()
     }
 
     /// The standby, which has no call, takes the main process's place, if that is wanted; and it the standby's, to end until then.
     pub(crate) fn promote(&mut self, now: Instant, until: Instant) -> bool {
         let [Phase::Serving(served), Phase::Serving(_)] = self.phases else { return false };
-        if !self.is_wanted {
+        if !self.is_wanted() {
             return false;
         }
         self.phases = [Phase::Serving(now), Phase::Draining { until, served }];
-        (self.predecessor, self.is_wanted) = (Some(Predecessor::Drains), false);
+        (self.predecessor, self.wanted) = (Some(Predecessor::Drains), None);
         true
     }
 
     /// No other process is started. What serves ends until then, and what does not is to be killed: returns which must be.
     pub(crate) fn close(&mut self, until: Instant) -> [bool; 2] {
-        (self.closing, self.is_wanted) = (true, false);
+        (self.closing, self.wanted) = (true, None);
         self.phases.each_mut().map(|phase| match phase {
             Phase::Serving(served) => {
                 *phase = Phase::Draining { until, served: *served };
@@ -389,7 +395,7 @@ impl Life {
         let is_full = self.stuck > limits.most_stuck;
         if role == Role::Main {
             // The next one is another process.
-            self.is_wanted = false;
+            self.wanted = None;
             let standby = &mut self.phases[Role::Standby as usize];
             if !self.has_standby && matches!(standby, Phase::Waiting(_)) {
                 *standby = Phase::Ended;
@@ -397,7 +403,7 @@ impl Life {
         }
         let (phase, step) = match next {
             Next::StartAfter(_)
-                if role == Role::Standby && !self.has_standby && !self.is_wanted =>
+                if role == Role::Standby && !self.has_standby && !self.is_wanted() =>
             {
                 (Phase::Ended, Step::Nothing)
             }
@@ -409,7 +415,7 @@ impl Life {
         };
         self.phases[role as usize] = phase;
         if step == Step::NoStandby {
-            self.is_wanted = false;
+            self.wanted = None;
         }
         step
     }
@@ -417,7 +423,7 @@ impl Life {
     /// No process is started any more; there is none, or none that counts.
     pub(crate) fn end(&mut self) {
         (self.phases, self.predecessor) = ([Phase::Ended; 2], None);
-        self.is_wanted = false;
+        self.wanted = None;
     }
 
     /// Begins anew, as if no process had died. Those that were set aside still count.

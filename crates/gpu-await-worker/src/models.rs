@@ -43,7 +43,7 @@ fn event() -> impl Strategy<Value = Event> {
         3 => (0..12usize, 0..2u32).prop_map(|(at, process)| Event::Answer(at, process)),
         1 => (0..12usize).prop_map(Event::Abandon),
         1 => (0..2u32, 0..4usize).prop_map(|(process, why)| Event::Die(process, why)),
-        2 => (0..6u64).prop_map(Event::Pass),
+        2 => prop_oneof![5 => 0..6u64, 1 => Just(600)].prop_map(Event::Pass),
         3 => (0..12usize).prop_map(Event::Begin),
         1 => any::<bool>().prop_map(Event::Reserve),
         1 => Just(Event::EndWaiting),
@@ -158,7 +158,7 @@ proptest! {
                     }
                 },
                 Event::Abandon(at) => if let Some(id) = ids.get(at).copied() {
-                    calls.abandon(id).into_iter().for_each(|value| ended.end(value));
+                    calls.abandon(id, now).into_iter().for_each(|value| ended.end(value));
                 },
                 Event::Die(process, why) => {
                     let has: Vec<_> =
@@ -201,6 +201,12 @@ proptest! {
                         };
                         prop_assert!(running.iter().any(is_over), "a limit that is not over");
                         killed.insert(process);
+                    }
+                    for process in expired.forsaken {
+                        let has = running.iter().filter(|(_, it)| **it == process);
+                        let has: Vec<_> = has.map(|(id, _)| *id).collect();
+                        prop_assert!(has.len() == 1 && suspects.contains(&has[0]), "not alone");
+                        prop_assert!(calls.value(has[0]).is_none(), "its caller waits");
                     }
                     for (id, process) in &running {
                         let over = limits.get(id).zip(begun.get(id));
@@ -379,7 +385,7 @@ proptest! {
                 }
                 5 => {
                     let Some(id) = ids.get(at).copied() else { continue };
-                    calls.abandon(id).into_iter().collect()
+                    calls.abandon(id, now).into_iter().collect()
                 }
                 _ => {
                     read.clear();

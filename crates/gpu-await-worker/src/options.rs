@@ -151,6 +151,7 @@ impl Options {
             let what = "guilty calls until a client is refused (`Blame::client_guilty`)";
             within(what, blame.client_guilty.into(), 1..=u64::MAX)?;
         }
+        within("milliseconds of a start (`start_limit`)", millis(self.start), 1..=u64::MAX)?;
         within("milliseconds of looking (`hot`)", millis(self.hot), 0..=millis(MOST_HOT))?;
         within("operations of a timeline (`timeline`)", self.timeline.into(), TIMELINE)?;
         check_environment(&self.environment)?;

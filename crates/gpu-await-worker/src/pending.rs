@@ -100,7 +100,9 @@ impl<S: Service> Call<S> {
         self
     }
 
-    /// Gives up after this time, wherever the call is: it ends with [`Error::Deadline`]. The process goes on with it.
+    /// Gives up after this time, wherever the call is: it ends with [`Error::Deadline`]. The process goes on with it; but a
+    /// [suspect](Self::idempotent) that runs alone has 1 s more, and is then killed with its process ([`Cause::Abandoned`](crate::Cause::Abandoned)).
+    /// So is one whose future was dropped, once its deadline, if it has one, has passed.
     pub fn deadline(mut self, limit: Duration) -> Self {
         self.deadline = Some(Instant::now() + capped(limit));
         self
@@ -117,7 +119,13 @@ impl<S: Service> Call<S> {
     /// So a stream for each call, or slack in the limit, keeps those that wait from overrunning. Which call held up the process is not known
     /// unless one alone had begun: all that had are [suspects](crate::Guilt::Suspect), and run alone if they may run again. One that takes longer
     /// than its limit alone is guilty.
+    ///
+    /// No call takes no time: with a limit of zero it is not sent, and ends with [`Error::Unfit`].
     pub fn within(mut self, limit: Duration) -> Self {
+        if limit.is_zero() && self.request.is_ok() {
+            let what = "nanoseconds of a call (`Call::within`)";
+            self.request = Err(Error::Unfit { what, found: 0, limit: 1 });
+        }
         self.limit = Some(capped(limit));
         self
     }

@@ -27,7 +27,8 @@ pub struct Replace {
     /// After so long, from when it took the calls on. Never.
     pub time: Option<Duration>,
     /// How long the process that was replaced has to answer the calls that it has. 10 minutes. What is not answered then is lost, or sent
-    /// again, as if the process had died, and is not blamed.
+    /// again, as if the process had died, and is not blamed. A suspect ([`Call::idempotent`](crate::Call::idempotent)) that runs in the
+    /// standby which is to take over has as long before that, from when the replacement was asked for.
     pub drain: Duration,
 }
 

@@ -86,7 +86,8 @@ impl<S: Service> Worker<S> {
         Call::new(To::Worker(self.handle.clone()), request.borrow())
     }
 
-    /// Takes shared memory for the payload of a request, of `bytes` zeros or an earlier payload, if there is room now.
+    /// Takes shared memory for the payload of a request, of `bytes` zeros or an earlier payload, if there is room now. A lease takes whole pieces
+    /// of 256 bytes of it, and one of 0 bytes a piece as well.
     ///
     /// # Errors
     /// [`Error::Overloaded`] if there is none; [`Error::TooLarge`]; the worker has ended.
@@ -141,7 +142,7 @@ impl<S: Service> Worker<S> {
     /// old one answers those that it has, and ends. A [standby](WorkerBuilder::standby) that is ready takes over at once.
     ///
     /// Ready proves that the process that served at the call is gone, and that another one serves; if none served, that one does. Calls that
-    /// the old one does not answer within [`Replace::drain`] are lost, or sent again.
+    /// the old one does not answer within [`Replace::drain`] are lost, or sent again; and so is a suspect that runs in the standby for as long.
     ///
     /// The new process runs the program that this one was started from: a new version of it on disk changes nothing. Messages have no
     /// schema, so that two builds that differ in a request or response would read one another wrongly, and nothing would tell. Whoever
@@ -160,7 +161,7 @@ impl<S: Service> Worker<S> {
     }
 
     /// Ends the worker: calls that no process has fail with [`Error::Closed`], the process answers the others and ends, and is killed if
-    /// that takes longer than `limit`. Returns when it is gone.
+    /// that takes longer than `limit`. Returns when it is gone. One that was given up is closed as well, and not [revived](Self::revive) any more.
     pub async fn close(self, limit: Duration) {
         self.handle.inside.close(capped(limit));
         while self.handle.inside.room().await.is_ok() {}
@@ -331,7 +332,7 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// How long [`Service::start`] may take, in each process. 120 s.
+    /// How long [`Service::start`] may take, in each process. 120 s; more than nothing.
     pub fn start_limit(mut self, limit: Duration) -> Self {
         self.options.start = capped(limit);
         self
@@ -500,6 +501,9 @@ pub struct Stats {
     pub calls: usize,
     /// Those of them that the process has.
     pub running: usize,
+    /// Those that wait to run alone, one after the other, since each of them may be why a process died: see [`Call::idempotent`]. Without a
+    /// [standby](WorkerBuilder::standby) all other calls wait for them.
+    pub suspects: usize,
     /// Bytes of payloads that the front holds for calls that wait for room: see [`WorkerBuilder::most_waiting_bytes`].
     pub waiting_bytes: u64,
     /// Processes that were killed and are not gone.

@@ -165,6 +165,7 @@ fn each_state_cause_and_step_is_told_once() {
         let revived = ("info a worker that was given up begins anew", "");
         heard(&[&[revived], &given_up[..]].concat());
         drop(worker);
+        heard(&[(CLOSED, "")]);
 
         // A standby, which takes over.
         let worker = twin::worker().restart(quick()).standby(true).spawn().await.unwrap();
@@ -214,6 +215,21 @@ fn each_state_cause_and_step_is_told_once() {
             assert!(matches!(bad().await, Err(Error::Refused { .. })));
         }
         worker.close(Duration::from_secs(20)).await;
+        heard(&[(CLOSING, ""), ended, (CLOSED, "")]);
+
+        // Kept memory that a process of another worker may write.
+        let keep_mut = Some("told".to_owned());
+        let config = twin::Start { keep_mut, ..twin::Start::default() };
+        let [first, second] = [config.clone(), config].map(Worker::<twin::Twin>::builder);
+        let first = first.threads(2).spawn().await.unwrap();
+        heard(&served);
+        let second = second.threads(2).spawn().await.unwrap();
+        eventually("it waits", || second.health().waits_for.is_some());
+        let what = "warn a worker's process waits for kept memory that another one may write";
+        heard(&[&served[..], &[(what, "name=\"told\" writer=")]].concat());
+        second.close(Duration::from_secs(20)).await;
+        heard(&[(CLOSING, ""), ended, (CLOSED, "")]);
+        first.close(Duration::from_secs(20)).await;
         heard(&[(CLOSING, ""), ended, (CLOSED, "")]);
 
         // One that does not go.

@@ -102,6 +102,11 @@ impl Core {
                 self.kill(inside, role, Cause::CallLimit(limit), culprit, now, after);
             }
         }
+        for process in expired.forsaken {
+            if let Some(role) = self.seats.role(process) {
+                self.kill(inside, role, Cause::Abandoned, Culprit::Outside, now, after);
+            }
+        }
         for role in Role::ALL {
             let cause = match self.life.tick(role, now, &self.limits) {
                 Step::NoStart => self.no_start(inside, role),

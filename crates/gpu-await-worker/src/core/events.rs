@@ -120,7 +120,7 @@ impl Core {
         let main = main.filter(|_| self.life.is_serving() && !self.life.is_wanted());
         let worn = main.and_then(|process| inside.options.replace.due(&process.used));
         let (life, calls) = (self.life.next_due(&self.limits), self.calls.next_due());
-        let due = [life, calls, worn, self.probe.due()];
+        let due = [life, calls, worn, self.held_until(inside), self.probe.due()];
         let due = due.into_iter().flatten().chain(of_processes).min();
         self.next_look = due.unwrap_or(now + Duration::from_secs(3600));
         let is_gone = processes.is_empty() && stuck.is_empty() && self.starts_under_way == 0;
@@ -336,6 +336,19 @@ impl Core {
                     _ => process.asked_mut.push(name.to_owned()),
                 }
                 self.hand_out(inside, role, now, after);
+                // A standby asks early, and waits for its turn.
+                let main = self.seats[Role::Main].process.as_ref().filter(|_| role == Role::Main);
+                let waits = |it: &&Process| it.asked_mut.iter().any(|asked| asked == name);
+                if let Some(process) = main.filter(waits)
+                    && let Some(writer) = keep::writer(&inside.key(name))
+                {
+                    let (service, pid, name) = (inside.service, process.number(), name.to_owned());
+                    after.log(move || {
+                        let what =
+                            "a worker's process waits for kept memory that another one may write";
+                        tracing::warn!(service, pid, name, writer, "{what}");
+                    });
+                }
             }
             ToSupervisor::Sealed { name, generation } => {
                 if !keep::sealed(&inside.key(name), owner, generation, fds) {

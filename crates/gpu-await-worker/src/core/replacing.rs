@@ -3,12 +3,15 @@
 //! # Invariants
 //! 1. Each call has one process: those that the old one had are answered there, and all others go to the new one
 //!    (`a_hundred_replacements_lose_no_call`).
+//! 2. A suspect that the next process has holds up a replacement for [`Replace::drain`](crate::Replace::drain) at most
+//!    (`a_suspect_without_an_end_is_replaced`).
 #![forbid(unsafe_code)]
 
 use std::time::Instant;
 
 use super::Core;
-use crate::error::{Error, Result};
+use crate::calls::Culprit;
+use crate::error::{Cause, Error, Result};
 use crate::frame::ToProcess;
 use crate::inside::{After, Inside, Waiter};
 use crate::life::Role;
@@ -75,8 +78,11 @@ impl Core {
             return;
         }
         let Some(next) = &mut self.seats[Role::Standby].process else { return };
-        // A suspect that it has runs alone: all others would wait for it.
+        // A suspect that it has runs alone: all others would wait for it. It gets no other one meanwhile.
         if self.calls.running_in(next.incarnation) > 0 {
+            if self.held_until(inside).is_some_and(|until| until <= now) {
+                self.kill(inside, Role::Standby, Cause::NoEnd, Culprit::Outside, now, after);
+            }
             return;
         }
         next.used = Used::new(now);
@@ -90,6 +96,14 @@ impl Core {
             process.tell(&ToProcess::End, Vec::new());
         }
         after.log(move || tracing::info!(service, pid, "a replacement takes over"));
+    }
+
+    /// When a suspect that holds up a replacement has had as long as calls that are drained have.
+    pub(super) fn held_until(&self, inside: &Inside) -> Option<Instant> {
+        let next = self.seats[Role::Standby].process.as_ref()?;
+        let since = self.life.held_since()?;
+        let is_held = self.calls.running_in(next.incarnation) > 0;
+        is_held.then(|| since + inside.options.replace.drain)
     }
 
     /// No other process could be started. The one that serves goes on, and is as new.

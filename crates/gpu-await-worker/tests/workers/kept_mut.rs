@@ -72,6 +72,25 @@ fn the_next_one_learns_who_died_as_it_wrote() {
 }
 
 #[test]
+fn a_second_worker_says_what_it_waits_for() {
+    run(async {
+        let first = builder("wanted").spawn().await.unwrap();
+        assert_eq!(count(&first, Write::Whole).await.0, 1);
+        let second = builder("wanted").spawn().await.unwrap();
+        eventually("it waits", || second.health().waits_for.as_deref() == Some("wanted"));
+        let health = second.health();
+        assert!(!health.is_serving() && health.to_string().contains("\"wanted\""), "{health}");
+        assert!(first.health().is_serving());
+        let counts = second.call(Do::Count(Write::Whole)).send();
+        first.close(Duration::from_secs(20)).await;
+        assert_eq!(counted(counts.await).0, 2);
+        assert!(second.health().is_serving(), "{}", second.health());
+        second.close(Duration::from_secs(20)).await;
+        assert!(forget_kept(None, "wanted"));
+    });
+}
+
+#[test]
 fn who_broke_the_protocol_may_have_written() {
     run(async {
         let worker = builder("broke").spawn().await.unwrap();

@@ -64,6 +64,18 @@ fn a_limit_does_not_count_the_calls_in_front() {
 }
 
 #[test]
+fn no_call_takes_no_time() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let refused = worker.call(Do::Pid).within(Duration::ZERO).await;
+        assert!(matches!(refused, Err(Error::Unfit { found: 0, limit: 1, .. })), "{refused:?}");
+        let least = Duration::from_nanos(1);
+        let late = worker.call(Do::Later(1, LONG)).within(least).await;
+        assert_eq!(lost(late).cause, Cause::CallLimit(least));
+    });
+}
+
+#[test]
 fn limits_may_be_endless() {
     run(async {
         let endless = Duration::MAX;
@@ -352,6 +364,76 @@ fn a_worker_that_was_given_up_begins_anew() {
         let gone = worker.clone();
         worker.close(Duration::ZERO).await;
         assert_eq!(gone.revive().await, Err(Error::Closed));
+    });
+}
+
+#[test]
+fn one_that_was_given_up_is_closed() {
+    run(async {
+        let path = std::env::temp_dir().join(format!("gpu-await-closed-{}", std::process::id()));
+        let once = Some(path.to_string_lossy().into_owned());
+        let restart = Restart { early_deaths: 0, ..Restart::default() };
+        for round in 0..40u32 {
+            std::fs::write(&path, "").unwrap();
+            let config = Start { once: once.clone(), ..Start::default() };
+            let worker = Worker::<crate::twin::Twin>::builder(config).restart(restart);
+            let worker = worker.spawn().await.unwrap();
+            kill(&worker);
+            eventually("it is given up", || worker.health().health == Some(Health::GivenUp));
+            // The next process could start.
+            std::fs::write(&path, "").unwrap();
+            let (gone, other) = (worker.clone(), worker.clone());
+            if round == 0 {
+                worker.close(Duration::from_secs(20)).await;
+                assert_eq!(other.revive().await, Err(Error::Closed));
+            } else {
+                // Beside it, earlier or later.
+                let revive = || futures::executor::block_on(other.revive());
+                let revived = std::thread::scope(|threads| {
+                    let revived = threads.spawn(revive);
+                    let until = Instant::now() + Duration::from_micros(25) * round;
+                    while Instant::now() < until {}
+                    futures::executor::block_on(worker.close(Duration::from_millis(300)));
+                    revived.join().unwrap()
+                });
+                assert!(matches!(revived, Ok(()) | Err(Error::Closed)), "{revived:?}");
+            }
+            assert_eq!(gone.health().health, Some(Health::Closed), "{round}");
+            assert_eq!(gone.call(Do::Pid).await, Err(Error::Closed));
+        }
+        std::fs::remove_file(path).ok();
+    });
+}
+
+/// One that runs alone holds up the others for as long as somebody waits for it.
+#[test]
+fn a_suspect_that_nobody_waits_for_ends() {
+    run(async {
+        for (standby, deadline) in [(false, true), (false, false), (true, true), (true, false)] {
+            let restart = Restart { first_delay: Duration::ZERO, ..Restart::default() };
+            let worker = worker().restart(restart).standby(standby).spawn().await.unwrap();
+            let is_ready = || worker.stats().standby.is_some() == standby;
+            eventually("it is ready", is_ready);
+            let endless = worker.call(Do::Later(0, LONG)).idempotent();
+            let limit = Duration::from_secs(3);
+            let endless = if deadline { endless.deadline(limit) } else { endless }.send();
+            let other = worker.call(Do::Later(2, Duration::from_secs(1))).idempotent().send();
+            eventually("they run", || worker.stats().running == 2);
+            kill(&worker);
+            eventually("it runs alone", || {
+                let stats = worker.stats();
+                (stats.running, stats.suspects) == (1, 1)
+            });
+            match deadline {
+                true => assert_eq!(endless.await, Err(Error::Deadline)),
+                false => drop(endless),
+            }
+            assert!(worker.call(Do::Pid).await.is_ok());
+            assert_eq!(other.await, Ok(Done::Number(2)));
+            let stats = worker.stats();
+            let cause = if standby { stats.last_standby_cause } else { stats.last_cause };
+            assert_eq!((cause, stats.suspects), (Some(Cause::Abandoned), 0));
+        }
     });
 }
 

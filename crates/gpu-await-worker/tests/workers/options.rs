@@ -30,6 +30,7 @@ const UNFIT: &[(&str, Change, u64, u64)] = &[
     ("resident_bytes", |it| it.resident_bytes(0), 0, 1 << 20),
     ("resident_bytes", |it| it.resident_bytes(64 << 20), 128 << 20, 64 << 20),
     ("executor_limit", |it| it.executor_limit(Duration::ZERO), 0, 500),
+    ("start_limit", |it| it.start_limit(Duration::ZERO), 0, 1),
     ("client_guilty", |it| it.blame(Blame { client_guilty: 0, ..Blame::default() }), 0, 1),
     ("hot", |it| it.hot(Duration::from_secs(2)), 2000, 1000),
     ("Replace::calls", |it| it.replace(Replace { calls: Some(0), ..Replace::default() }), 0, 1),

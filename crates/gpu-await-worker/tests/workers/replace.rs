@@ -217,6 +217,33 @@ fn a_process_that_does_not_drain_is_killed() {
 }
 
 #[test]
+fn a_suspect_without_an_end_is_replaced() {
+    run(async {
+        let replace = Replace { drain: Duration::from_millis(300), ..Replace::default() };
+        for standby in [false, true] {
+            let worker = worker().replace(replace).restart(quick()).standby(standby);
+            let worker = worker.spawn().await.unwrap();
+            eventually("it is ready", || worker.stats().standby.is_some() == standby);
+            let endless = worker.call(Do::Later(0, LONG)).idempotent().send();
+            let other = worker.call(Do::Later(2, Duration::from_secs(1))).idempotent().send();
+            eventually("they run", || worker.stats().running == 2);
+            kill(&worker);
+            eventually("one runs alone", || {
+                let stats = worker.stats();
+                stats.starts == 2 + u64::from(standby) && stats.running == 1
+            });
+            let old = worker.stats().process.unwrap();
+            worker.replace().await.unwrap();
+            assert!(!lives(old));
+            assert_eq!(worker.stats().early_deaths, 0);
+            // The others go on, if nobody waits for that one.
+            drop(endless);
+            assert_eq!(other.await, Ok(Done::Number(2)));
+        }
+    });
+}
+
+#[test]
 fn closing_ends_a_process_that_drains() {
     run(async {
         let worker = worker().spawn().await.unwrap();
