@@ -153,7 +153,7 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(options: &Options, now: Instant) -> Core {
         Core {
-            calls: Calls::new(options.most_calls),
+            calls: Calls::new(options.most_calls, options.most_slots()),
             blamed: options.blamed.clone(),
             life: Life::new(now, options.standby),
             probe: Probe::default(),
@@ -195,7 +195,8 @@ impl Core {
         }
         let cause = Cause::Supervisor(why.to_owned());
         let error = self.given_up(cause.clone());
-        let old = std::mem::replace(self, Core::new(&inside.options, Instant::now()));
+        let mut old = std::mem::replace(self, Core::new(&inside.options, Instant::now()));
+        after.rooms.extend(old.calls.take_rooms());
         (self.unwanted, self.incarnations) = (old.unwanted, old.incarnations);
         self.starts_under_way = old.starts_under_way;
         let error = old.ended.unwrap_or(error);
@@ -264,26 +265,32 @@ impl Core {
     pub(crate) fn enter(
         &mut self,
         inside: &Inside,
-        ticket: Ticket,
+        mut ticket: Ticket,
         terms: Terms,
-        is_reserved: bool,
         after: &mut After,
     ) -> Result<CallId, Box<(Error, Ticket)>> {
         let now = Instant::now();
-        if is_reserved {
-            self.calls.give_back_room();
-        }
         let ended = self.ended.clone().or(self.life.is_closing().then_some(Error::Closed));
         if let Some(error) = ended.or_else(|| self.refused(terms.keys, now)) {
             return Err(Box::new((error, ticket)));
         }
+        // Where it has room there is some. Else it counts here if it can, and where it had room if it cannot.
+        if ticket.room.as_ref().is_some_and(|room| room.take_at(inside)) {
+            ticket.room = None;
+            self.calls.give_back_room();
+        } else if !self.calls.is_full() {
+            after.rooms.extend(ticket.room.take());
+        }
+        let room = ticket.room.clone();
         let has_room = !matches!(ticket.payload, Some(Placed::Waits { .. }));
         let is_watched = terms.is_suspect || self.blamed.lock().watches(terms.keys, now);
-        let entered = self.calls.insert(ticket, terms, is_watched && has_room);
+        let entered = self.calls.insert(ticket, terms, is_watched && has_room, room);
         let id = entered.map_err(|ticket| {
             self.overloaded();
-            let (found, limit) = (self.calls.len() as u64, self.calls.capacity() as u64);
-            Box::new((Error::Overloaded { what: "calls", found, limit }, ticket))
+            let (found, limit) = (self.calls.taken() as u64, self.calls.capacity() as u64);
+            let is_reserved = self.calls.taken() > self.calls.len();
+            let what = if is_reserved { "calls and reservations" } else { "calls" };
+            Box::new((Error::Overloaded { what, found, limit }, ticket))
         })?;
         if is_watched && !has_room {
             self.calls.watch(id);
@@ -306,6 +313,18 @@ impl Core {
 
     pub(crate) fn give_back_room(&mut self) {
         self.calls.give_back_room();
+    }
+
+    /// Calls that go back to their group keep their places, before anybody else has these.
+    pub(crate) fn keep_rooms(&mut self, inside: &Inside, after: &mut After) {
+        after.rooms.extend(self.calls.take_freed());
+        for (ticket, outcome) in &mut after.ended {
+            let Outcome::Failed(error) = outcome else { continue };
+            if ticket.room.is_none() && ticket.goes_on(error) {
+                self.calls.keep_room();
+                ticket.room = Some(Room::of(inside));
+            }
+        }
     }
 
     /// Hands room to those that wait for it, after whatever happened.

@@ -44,8 +44,8 @@ pub struct Call<S: Service> {
     limit: Option<Duration>,
     attempts: u32,
     keys: Keys,
-    /// What was reserved for it, at which worker of a group.
-    room: Option<(usize, Room)>,
+    /// What was reserved for it.
+    room: Option<Room>,
     service: PhantomData<fn() -> S>,
 }
 
@@ -145,7 +145,7 @@ impl<S: Service> Call<S> {
     }
 
     #[cfg(feature = "tower")]
-    pub(crate) fn in_room(mut self, room: Option<(usize, Room)>) -> Self {
+    pub(crate) fn in_room(mut self, room: Option<Room>) -> Self {
         self.room = room;
         self
     }
@@ -163,7 +163,7 @@ impl<S: Service> Call<S> {
         let terms = Terms { deadline, limit, attempts, keys, is_groups, ..Terms::default() };
         let sent = request.and_then(|request| match to {
             To::Worker(handle) => {
-                match handle.inside.submit(request, payload, terms, room.map(|(_, room)| room)) {
+                match handle.inside.submit(request, payload, terms, room) {
                     Ok((id, reply)) => Ok((State::sent(handle, id, reply), None)),
                     Err(returned) => Err(returned.error),
                 }

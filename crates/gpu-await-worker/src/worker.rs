@@ -16,7 +16,7 @@ use crate::error::{Cause, Error, Result};
 use crate::gpus;
 use crate::health::{Health, WorkerHealth};
 use crate::inside::Inside;
-use crate::options::{Options, capped};
+use crate::options::{CALLS, Options, capped};
 use crate::payload::Lease;
 use crate::pending::{Call, To};
 use crate::program::Program;
@@ -226,7 +226,8 @@ impl<S: Service> fmt::Debug for WorkerBuilder<S> {
 }
 
 impl<S: Service> WorkerBuilder<S> {
-    /// How many calls may be under way, those included that nobody waits for any more. 4,096; from 1 to 2²⁰.
+    /// How many calls may be under way, those included that nobody waits for any more. 4,096; from 1 to 2²⁰. A worker of a
+    /// [`Group`](crate::Group) may have more for a while: those that the group sends again count where they were let in.
     pub fn most_calls(mut self, calls: usize) -> Self {
         self.options.most_calls = calls;
         self
@@ -421,9 +422,15 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// One of a group.
-    pub(crate) fn in_group(mut self, blamed: &Arc<Mutex<Blamed>>) -> Self {
+    /// How many calls it lets in, if it begins.
+    pub(crate) fn places(&self) -> usize {
+        self.options.most_calls.min(*CALLS.end() as usize)
+    }
+
+    /// One of a group, which lets in so many calls.
+    pub(crate) fn in_group(mut self, blamed: &Arc<Mutex<Blamed>>, places: usize) -> Self {
         let options = &mut self.options;
+        options.most_group_calls = places;
         options.restart.early_deaths = options.restart.early_deaths.min(MOST_FAILURES - 1);
         (options.blamed, options.probes) = (blamed.clone(), true);
         self
