@@ -139,6 +139,8 @@ pub(crate) struct Core {
     /// Which one that was, and why.
     last_death: Option<(u32, String)>,
     last_cause: Option<Cause>,
+    /// Why the system refused the start that was tried last: no death.
+    refusal: Option<Cause>,
     /// The last few.
     causes: VecDeque<Cause>,
     /// When the supervisor looks next, unless it is woken.
@@ -179,6 +181,7 @@ impl Core {
             last_lines: "".into(),
             last_death: None,
             last_cause: None,
+            refusal: None,
             causes: VecDeque::new(),
             next_look: now,
             stats: Stats::default(),
@@ -452,9 +455,13 @@ impl Core {
         let (health, since) = self.health_since;
         let killed = || main?.killed_for.as_ref().map(|(cause, _)| cause.clone());
         let cause = match health {
-            Health::Starting | Health::Restarting | Health::GivenUp => {
-                killed().or_else(|| self.last_cause.clone())
+            Health::Starting | Health::Restarting => {
+                killed().or_else(|| self.last_cause.clone()).or_else(|| self.refusal.clone())
             }
+            Health::GivenUp => match &self.ended {
+                Some(Error::GivenUp { cause, .. }) => Some(cause.clone()),
+                _ => self.last_cause.clone(),
+            },
             Health::Serving | Health::Closing | Health::Closed => None,
         };
         WorkerHealth {

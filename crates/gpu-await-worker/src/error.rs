@@ -185,7 +185,7 @@ pub enum Error {
     /// No other process could be started in the place of the one that serves, which goes on. See [`Worker::replace`](crate::Worker::replace).
     #[error("the worker's process is not replaced, and serves on: {cause}")]
     NotReplaced {
-        /// Why the last one that was tried died.
+        /// Why the last one that was tried died, or was not started.
         cause: Cause,
     },
     /// The worker was closed.

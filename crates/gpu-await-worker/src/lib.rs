@@ -42,6 +42,7 @@
 //! | warn | a worker's process was not started | `why` |
 //! | info | a worker's next process waits | `delay` |
 //! | info | a standby is ready | |
+//! | info | a replacement is ready | |
 //! | info | a standby takes over | `ready`: whether it serves by now |
 //! | error | no standby is started any more | `cause`: of the last one's death; the same for replacements |
 //! | info | a worker's process is to be replaced | `why`: the limit that it reached, or `demand` |

@@ -548,7 +548,7 @@ proptest! {
                     life.end();
                     seats = [None; 2];
                 }
-                Step::NoStandby => {
+                Step::NoStandby | Step::NotReplaced => {
                     wants = false;
                     prop_assert!(!life.has_ended());
                 }

@@ -162,12 +162,10 @@ impl<S: Service> Call<S> {
         let is_groups = matches!(to, To::Group(_));
         let terms = Terms { deadline, limit, attempts, keys, is_groups, ..Terms::default() };
         let sent = request.and_then(|request| match to {
-            To::Worker(handle) => {
-                match handle.inside.submit(request, payload, terms, room) {
-                    Ok((id, reply)) => Ok((State::sent(handle, id, reply), None)),
-                    Err(returned) => Err(returned.error),
-                }
-            }
+            To::Worker(handle) => match handle.inside.submit(request, payload, terms, room) {
+                Ok((id, reply)) => Ok((State::sent(handle, id, reply), None)),
+                Err(returned) => Err(returned.error),
+            },
             To::Group(members) => {
                 let (member, state) = members.send(room, None, request, payload, terms)?;
                 Ok((state, Some((members, member))))

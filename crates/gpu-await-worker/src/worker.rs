@@ -153,7 +153,8 @@ impl<S: Service> Worker<S> {
     /// A future that is dropped once it was polled leaves the replacement on its way.
     ///
     /// # Errors
-    /// [`Error::NotReplaced`]: more processes than [`Restart::early_deaths`] died as they started, and the old one goes on;
+    /// [`Error::NotReplaced`]: more processes than [`Restart::early_deaths`] died as they started, or the system refused as many starts in a row,
+    /// and the old one goes on;
     /// [`Error::Excluded`] with `allow_mps`; the worker has ended.
     pub async fn replace(&self) -> Result<()> {
         self.handle.inside.replace()?.await
@@ -509,13 +510,14 @@ pub struct Stats {
     pub stuck: usize,
     /// Deaths in a row that were early: quick, and while no call ran. See [`Restart`].
     pub early_deaths: u32,
-    /// Why a process died last.
+    /// Why a process died last. A start that the system refuses is no death, nor is an end that it was asked for: by a replacement, or by
+    /// [`Worker::close`].
     pub last_cause: Option<Cause>,
     /// How many processes were started.
     pub starts: u64,
     /// How many starts the system refused: for lack of descriptors, memory, or processes. They are tried again, after a delay that grows.
     pub refused_starts: u64,
-    /// How many died, standbys among them.
+    /// How many died, standbys among them, and none that ended as they were asked to.
     pub deaths: u64,
     /// How many of them were standbys.
     pub standby_deaths: u64,

@@ -202,9 +202,8 @@ impl Members {
         // One that ended since it was picked is not picked again; of those that have all ended, the last one says why.
         let mut tries = self.handles.len();
         // To where it has room, if that serves; else the place goes along.
-        let has_it = |handle: &Arc<Handle>| {
-            room.as_ref().is_some_and(|room| room.is_at(&handle.inside))
-        };
+        let has_it =
+            |handle: &Arc<Handle>| room.as_ref().is_some_and(|room| room.is_at(&handle.inside));
         let is_now = |at: &usize| self.handles[*at].inside.seen().ready == Readiness::Now;
         own = own.or(self.handles.iter().position(has_it).filter(is_now));
         loop {

@@ -185,6 +185,7 @@ fn each_state_cause_and_step_is_told_once() {
         worker.replace().await.unwrap();
         let wanted = ("info a worker's process is to be replaced", "why=\"demand\"");
         let takes_over = ("info a replacement takes over", "pid=");
+        let ready = [(STARTED, "standby=true"), (HELLO, ""), ("info a replacement is ready", "")];
         heard(&[&[wanted, takes_over, ended], &ready[..]].concat());
         worker.close(Duration::from_secs(20)).await;
         heard(&[(CLOSING, ""), ended, (CLOSED, "")]);

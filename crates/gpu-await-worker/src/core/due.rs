@@ -115,7 +115,9 @@ impl Core {
                     self.set_aside(inside, role, now, buffer, after);
                     continue;
                 }
-                Step::Nothing | Step::GiveUp | Step::NoStandby | Step::End => continue,
+                Step::Nothing | Step::GiveUp | Step::NoStandby | Step::NotReplaced | Step::End => {
+                    continue;
+                }
             };
             self.kill(inside, role, cause, Culprit::Outside, now, after);
         }

@@ -72,6 +72,7 @@ impl Core {
         match (started, role) {
             (Ok(process), Some(role)) => {
                 self.stats.starts += 1;
+                self.refusal = None;
                 let (pid, service) = (process.number(), inside.service);
                 let standby = role == Role::Standby;
                 after.log(move || {
@@ -92,7 +93,7 @@ impl Core {
                 after.log(move || {
                     tracing::warn!(service, %why, "a worker's process was not started");
                 });
-                self.caused(role, Cause::NotStarted(error.to_string()));
+                self.refusal = Some(Cause::NotStarted(error.to_string()));
                 self.gone(inside, role, now, Sign::Refused, after);
             }
             (Err(_), None) => {}
@@ -124,7 +125,11 @@ impl Core {
         let Some(process) = &self.seats[role].process else { return };
         let (service, pid) = (inside.service, process.number());
         if role == Role::Standby {
-            return after.log(move || tracing::info!(service, pid, "a standby is ready"));
+            let is_standby = inside.options.standby;
+            return after.log(move || match is_standby {
+                true => tracing::info!(service, pid, "a standby is ready"),
+                false => tracing::info!(service, pid, "a replacement is ready"),
+            });
         }
         self.has_served = true;
         after.waiters.extend(self.serving.drain(..).map(|waiter| (waiter, Ok(()))));
@@ -270,11 +275,12 @@ impl Core {
         now: Instant,
         after: &mut After,
     ) {
-        // It was replaced, and has answered everything.
-        let is_over = self.life.is_drained(role) && cause == Cause::Closed;
+        // It was replaced, and has answered everything, or ends with the worker: no death.
+        let ends = self.life.is_closing() || self.life.is_drained(role);
+        let is_over = ends && cause == Cause::Closed;
         self.stats.deaths += u64::from(!is_over);
         let is_standby = role == Role::Standby && !self.life.is_replaced(role);
-        self.stats.standby_deaths += u64::from(is_standby);
+        self.stats.standby_deaths += u64::from(is_standby && !is_over);
         if self.leases.process_gone(process) {
             after.waiters.extend(self.room.drain(..).map(|waiter| (waiter, Ok(()))));
         }
@@ -333,7 +339,8 @@ impl Core {
             Step::End => self.end(inside, Error::Closed, after),
             step if hopeless || step == Step::GiveUp => {
                 self.life.end();
-                let cause = self.last_cause.clone().unwrap_or(Cause::Unknown);
+                let refusal = self.refusal.clone().filter(|_| sign == Sign::Refused);
+                let cause = refusal.or_else(|| self.last_cause.clone()).unwrap_or(Cause::Unknown);
                 let error = self.given_up(cause);
                 if inside.options.probes {
                     self.probe.given_up(now, &inside.options.restart);
@@ -345,8 +352,9 @@ impl Core {
                 let service = inside.service;
                 after
                     .log(move || tracing::error!(service, cause, "no standby is started any more"));
-                self.not_replaced(now, after);
+                self.not_replaced(sign, now, after);
             }
+            Step::NotReplaced => self.not_replaced(sign, now, after),
             _ => {}
         }
         let Phase::Waiting(until) = self.life.phase(role) else { return };

@@ -8,12 +8,13 @@
 use std::time::Instant;
 
 use super::Core;
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::frame::ToProcess;
 use crate::inside::{After, Inside, Waiter};
 use crate::life::Role;
 use crate::process::Process;
 use crate::replace::Used;
+use crate::restart::Sign;
 
 impl Core {
     /// Does what is due: has another process started, has it take over, and tells those who wait for that.
@@ -93,10 +94,12 @@ impl Core {
     }
 
     /// No other process could be started. The one that serves goes on, and is as new.
-    pub(super) fn not_replaced(&mut self, now: Instant, after: &mut After) {
+    pub(super) fn not_replaced(&mut self, sign: Sign, now: Instant, after: &mut After) {
         let Some(process) = &mut self.seats[Role::Main].process else { return };
         process.used = Used::new(now);
-        let Some(cause) = self.stats.last_standby_cause.clone() else { return };
+        let refusal = self.refusal.clone().filter(|_| sign == Sign::Refused);
+        let cause = refusal.or_else(|| self.stats.last_standby_cause.clone());
+        let cause = cause.unwrap_or(Cause::Unknown);
         let its = process.incarnation;
         let failed = self.replacing.extract_if(.., |(incarnation, _)| *incarnation == its);
         let error = Error::NotReplaced { cause };
