@@ -479,7 +479,12 @@ impl Core {
         Stats {
             health: Some(self.health_now()),
             process: main.map(Process::number),
-            standby: standby.filter(|_| self.life.is_standby_ready()).map(Process::number),
+            standby: standby
+                .filter(|it| self.life.is_standby_ready() && !it.is_stopped)
+                .map(Process::number),
+            stopped_standby: standby
+                .filter(|it| it.is_stopped && !self.life.is_replaced(Role::Standby))
+                .map(Process::number),
             draining: standby.filter(|_| self.life.is_drained(Role::Standby)).map(Process::number),
             is_stopped: main.is_some_and(|process| process.is_stopped),
             is_busy: main.is_some_and(|process| process.is_busy),
@@ -512,9 +517,9 @@ impl Core {
 
     /// Sends what can be sent.
     fn pump(&mut self, inside: &Inside, now: Instant, after: &mut After) {
-        // Suspects wait for a standby, and hold up nobody meanwhile. One that waits for memory takes none.
+        // Suspects wait for a standby, and hold up nobody meanwhile. One that waits for memory takes none, nor does one that is stopped.
         let standby = self.seats[Role::Standby].process.as_ref();
-        let waits = standby.is_some_and(|process| !process.asked_mut.is_empty());
+        let waits = standby.is_some_and(|it| !it.asked_mut.is_empty() || it.is_stopped);
         let expects = self.life.expects_standby() && !waits;
         let takes = if expects { Takes::Fresh } else { Takes::All };
         self.pump_to(inside, Role::Main, takes, now, after);
@@ -532,7 +537,9 @@ impl Core {
         let Some(process) = &mut self.seats[role].process else { return };
         let is_clear = process.send_control();
         let serves = matches!(self.life.phase(role), Phase::Serving(_));
-        if !is_clear || !serves || process.is_falling() || !process.asked_mut.is_empty() {
+        let is_stopped = role == Role::Standby && process.is_stopped;
+        let waits = is_stopped || !process.asked_mut.is_empty();
+        if !is_clear || !serves || process.is_falling() || waits {
             return;
         }
         let to = process.incarnation;

@@ -266,6 +266,10 @@ pub enum Cause {
     /// No thread of it ran, though it was not stopped.
     #[error("no thread of it ran for 5 s")]
     Dead,
+    /// It was a standby or a replacement, and was stopped, or no thread of it ran, when it was to take the calls: it was killed, and another
+    /// process started.
+    #[error("it was stopped when it was to take the calls")]
+    Stopped,
     /// It had more memory than its limit.
     #[error("{resident} bytes resident, and the limit is {limit}")]
     MemoryLimit {

@@ -29,6 +29,9 @@
 //! process. A replacement that dies counts as a standby, and with too many early ones in a row, or as many starts that the system refuses, none is
 //! wanted any more.
 //!
+//! A standby that is stopped or silent when it is to take the main process's place is killed instead, by the caller: the next main process
+//! is started as if there had been none.
+//!
 //! A standby that dies costs the worker nothing but that: its deaths are counted apart, and too many early ones in a row end the standby until
 //! another main process serves. A process that was replaced counts as what it was, a main one.
 //!
@@ -289,6 +292,14 @@ impl Life {
             self.standby_deaths = Deaths::default();
         }
         starts
+    }
+
+    /// Whether `take_over` would do something.
+    pub(crate) fn can_take_over(&self) -> bool {
+        let [main, standby] = self.phases;
+        let falls = matches!(main, Phase::Serving(_) | Phase::Killing { .. });
+        let is_there = matches!(standby, Phase::Serving(_) | Phase::Starting { .. });
+        falls && is_there && !self.closing
     }
 
     /// The main process falls, or is gone: whether a standby takes its place, and it the standby's.

@@ -207,6 +207,11 @@ impl Process {
         self.control.len() > 2 * most_slots + MOST_KEPT
     }
 
+    /// Whether it is stopped now, or silent: it would answer nobody.
+    pub(crate) fn is_still(&self) -> bool {
+        self.heart.is_silent() || system::is_stopped(self.pid)
+    }
+
     /// Sends what has waited; true if nothing waits any more.
     pub(crate) fn send_control(&mut self) -> bool {
         while let Some((message, fds)) = self.control.front() {

@@ -495,6 +495,8 @@ pub struct Stats {
     pub process: Option<u32>,
     /// That of the standby, if there is one that could take over now: see [`WorkerBuilder::standby`].
     pub standby: Option<u32>,
+    /// That of a standby that is stopped, or that a debugger has: it is left alone until it is needed, and killed then.
+    pub stopped_standby: Option<u32>,
     /// Memory of the device that the pool of that process had, in bytes, as its service had started. [Kept](crate::Host::keep) memory, and what
     /// the driver takes for the process and its modules, are not in it.
     pub device_bytes: u64,
@@ -547,7 +549,7 @@ pub struct Stats {
     pub deadlines: u64,
     /// Messages about calls and leases that there are not: none, unless a process misbehaves.
     pub stale_messages: u64,
-    /// The process is stopped, or a debugger has it. It is not killed for that.
+    /// The process that takes the calls is stopped, or a debugger has it. It is not killed for that.
     pub is_stopped: bool,
     /// The executor of the process has not been polled for 5 s: something blocks it.
     pub is_busy: bool,

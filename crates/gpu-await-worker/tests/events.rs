@@ -116,6 +116,8 @@ fn each_state_cause_and_step_is_told_once() {
         // SAFETY: signals a child of this process, which has not been waited for.
         unsafe { libc::kill(pid as libc::pid_t, libc::SIGCONT) };
         stopped.await.unwrap();
+        eventually("it is seen", || !worker.stats().is_stopped);
+        heard(&[("info a worker's process runs again", "standby=false")]);
         worker.close(Duration::from_secs(20)).await;
         heard(&[
             (CLOSING, ""),

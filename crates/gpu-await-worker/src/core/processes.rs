@@ -166,6 +166,11 @@ impl Core {
 
     /// Has the standby take the main process's place, and that the standby's; returns whether there is one.
     fn take_over(&mut self, inside: &Inside, now: Instant, after: &mut After) -> bool {
+        // One that does not run would hold up everybody until it does.
+        let standby = self.seats[Role::Standby].process.as_ref();
+        if self.life.can_take_over() && standby.is_some_and(Process::is_still) {
+            self.kill(inside, Role::Standby, Cause::Stopped, Culprit::Outside, now, after);
+        }
         if !self.life.take_over(now) {
             return false;
         }

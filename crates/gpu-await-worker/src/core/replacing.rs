@@ -8,6 +8,7 @@
 use std::time::Instant;
 
 use super::Core;
+use crate::calls::Culprit;
 use crate::error::{Cause, Error, Result};
 use crate::frame::ToProcess;
 use crate::inside::{After, Inside, Waiter};
@@ -76,6 +77,13 @@ impl Core {
             return;
         }
         let Some(next) = &mut self.seats[Role::Standby].process else { return };
+        if next.is_still() {
+            // Seen twice: a debugger may have it for a moment.
+            if next.is_stopped || next.heart.is_silent() {
+                self.kill(inside, Role::Standby, Cause::Stopped, Culprit::Outside, now, after);
+            }
+            return;
+        }
         // A suspect that it has runs alone: all others would wait for it.
         if self.calls.running_in(next.incarnation) > 0 {
             return;
