@@ -92,7 +92,7 @@ pub enum Error {
     /// Everything that may be under way is: the call was not made.
     #[error("{found} {what} are under way, and the limit is {limit}")]
     Overloaded {
-        /// Calls, bytes of leases, or bytes of payloads that there is no room for.
+        /// Calls, with the reservations that callers hold, bytes of leases, or bytes of payloads that there is no room for.
         what: &'static str,
         /// How many; of bytes without room, with those that were refused.
         found: u64,
