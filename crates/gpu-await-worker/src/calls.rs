@@ -13,8 +13,8 @@
 //! 1. A call ends exactly once: every value that was inserted is returned once, whatever the order of events (`calls_end_once`).
 //! 2. An answer counts only for the call that runs under that number, in the process that answers: others are stale (`calls_end_once`).
 //! 3. While a suspect runs, nothing else does in its process, and no other suspect anywhere (`calls_end_once`, `suspects_run_alone`).
-//! 4. An abandoned call counts against the capacity until its process is done with it, and room that is reserved until it is given back
-//!    (`calls_end_once`).
+//! 4. An abandoned call counts against the capacity until its process is done with it, and room that is reserved until it is given back; a
+//!    call that has room elsewhere does not count here, and holds that until its process is done with it (`calls_end_once`).
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::blame::{Charge, Keys};
 use crate::error::Guilt;
+use crate::room::Room;
 
 /// The number of a call: a slot, and how often that was used before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -66,6 +67,8 @@ pub(crate) struct Terms {
     pub(crate) is_suspect: bool,
     /// Its group sends it again, if anybody does.
     pub(crate) is_groups: bool,
+    /// A worker of its group had it: no other one refuses it for lack of room.
+    pub(crate) was_admitted: bool,
 }
 
 /// Whose fault a death is, as far as the supervisor knows.
@@ -175,6 +178,8 @@ struct Entry<T> {
     forsaken_due: Option<Instant>,
     /// `None` once abandoned.
     value: Option<T>,
+    /// Where it counts, if not here.
+    room: Option<Room>,
 }
 
 #[derive(Debug)]
@@ -187,8 +192,14 @@ struct Slot<T> {
 #[derive(Debug)]
 pub(crate) struct Calls<T> {
     capacity: usize,
+    /// How many there may be, with those that count elsewhere: processes have a word for each.
+    most: usize,
     /// Room that is kept for calls that have not come yet.
     reserved: usize,
+    /// How many have room elsewhere.
+    guests: usize,
+    /// What those had that ended: to be dropped once no lock is held.
+    freed: Vec<Room>,
     slots: Vec<Slot<T>>,
     unused: Vec<u32>,
     /// In order. Those that ended meanwhile are skipped.
@@ -202,10 +213,13 @@ pub(crate) struct Calls<T> {
 }
 
 impl<T> Calls<T> {
-    pub(crate) fn new(capacity: usize) -> Self {
+    pub(crate) fn new(capacity: usize, most: usize) -> Self {
         Calls {
             capacity,
+            most,
             reserved: 0,
+            guests: 0,
+            freed: Vec::new(),
             slots: Vec::new(),
             unused: Vec::new(),
             queued: VecDeque::new(),
@@ -241,9 +255,24 @@ impl<T> Calls<T> {
         self.capacity
     }
 
+    /// How much room is taken: by calls, and for those that have not come yet.
+    pub(crate) fn taken(&self) -> usize {
+        self.len() - self.guests + self.reserved
+    }
+
     /// Whether there is no room for another one.
     pub(crate) fn is_full(&self) -> bool {
-        self.len() + self.reserved >= self.capacity
+        self.taken() >= self.capacity
+    }
+
+    /// Keeps the room of one that ended just now, and comes again.
+    pub(crate) fn keep_room(&mut self) {
+        self.reserved += 1;
+    }
+
+    /// Rooms elsewhere of calls that ended.
+    pub(crate) fn take_freed(&mut self) -> Vec<Room> {
+        std::mem::take(&mut self.freed)
     }
 
     /// Keeps room for one, if there is some.
@@ -258,11 +287,18 @@ impl<T> Calls<T> {
         self.reserved = self.reserved.saturating_sub(1);
     }
 
-    /// Enters a call, which runs alone if it is `watched`; returns its value if there is no room for it.
-    pub(crate) fn insert(&mut self, value: T, terms: Terms, watched: bool) -> Result<CallId, T> {
-        if self.is_full() {
+    /// Enters a call, which runs alone if it is `watched`, and counts where it has room, if it has; returns its value if there is none for it.
+    pub(crate) fn insert(
+        &mut self,
+        value: T,
+        terms: Terms,
+        watched: bool,
+        room: Option<Room>,
+    ) -> Result<CallId, T> {
+        if room.is_none() && self.is_full() || self.len() >= self.most {
             return Err(value);
         }
+        self.guests += usize::from(room.is_some());
         let slot = self.unused.pop().unwrap_or_else(|| {
             self.slots.push(Slot { generation: 0, entry: None });
             self.slots.len() as u32 - 1
@@ -276,6 +312,7 @@ impl<T> Calls<T> {
             limit_due: None,
             forsaken_due: None,
             value: Some(value),
+            room,
         };
         self.slots[slot as usize].entry = Some(entry);
         self.due.extend(terms.deadline.map(|deadline| (deadline, id)));
@@ -290,7 +327,7 @@ impl<T> Calls<T> {
             (&mut self.roomless, Place::Queued),
             (&mut self.suspects, Place::Suspect),
         ] {
-            if queue.len() > 2 * self.capacity {
+            if queue.len() > 2 * self.most {
                 queue.retain(|id| place(&self.slots, *id) == Some(wanted));
             }
         }
@@ -557,6 +594,12 @@ impl<T> Calls<T> {
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
+    /// Rooms elsewhere of all calls, whatever state the rest is in.
+    pub(crate) fn take_rooms(&mut self) -> Vec<Room> {
+        let rooms = self.slots.iter_mut().filter_map(|slot| slot.entry.as_mut()?.room.take());
+        rooms.chain(self.freed.drain(..)).collect()
+    }
+
     /// All that have not ended, whatever state the rest is in.
     pub(crate) fn into_values(self) -> impl Iterator<Item = T> {
         self.slots.into_iter().filter_map(|slot| slot.entry?.value)
@@ -578,6 +621,8 @@ impl<T> Calls<T> {
         let entry = slot.entry.take()?;
         slot.generation += 1;
         self.unused.push(id.slot);
+        self.guests -= usize::from(entry.room.is_some());
+        self.freed.extend(entry.room);
         let dues = [entry.terms.deadline, entry.limit_due, entry.forsaken_due];
         for due in dues.into_iter().flatten() {
             self.due.remove(&(due, id));

@@ -139,6 +139,8 @@ pub(crate) struct Core {
     /// Which one that was, and why.
     last_death: Option<(u32, String)>,
     last_cause: Option<Cause>,
+    /// Why the system refused the start that was tried last: no death.
+    refusal: Option<Cause>,
     /// The last few.
     causes: VecDeque<Cause>,
     /// When the supervisor looks next, unless it is woken.
@@ -153,7 +155,7 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(options: &Options, now: Instant) -> Core {
         Core {
-            calls: Calls::new(options.most_calls),
+            calls: Calls::new(options.most_calls, options.most_slots()),
             blamed: options.blamed.clone(),
             life: Life::new(now, options.standby),
             probe: Probe::default(),
@@ -179,6 +181,7 @@ impl Core {
             last_lines: "".into(),
             last_death: None,
             last_cause: None,
+            refusal: None,
             causes: VecDeque::new(),
             next_look: now,
             stats: Stats::default(),
@@ -195,7 +198,8 @@ impl Core {
         }
         let cause = Cause::Supervisor(why.to_owned());
         let error = self.given_up(cause.clone());
-        let old = std::mem::replace(self, Core::new(&inside.options, Instant::now()));
+        let mut old = std::mem::replace(self, Core::new(&inside.options, Instant::now()));
+        after.rooms.extend(old.calls.take_rooms());
         (self.unwanted, self.incarnations) = (old.unwanted, old.incarnations);
         self.starts_under_way = old.starts_under_way;
         let error = old.ended.unwrap_or(error);
@@ -264,26 +268,32 @@ impl Core {
     pub(crate) fn enter(
         &mut self,
         inside: &Inside,
-        ticket: Ticket,
+        mut ticket: Ticket,
         terms: Terms,
-        is_reserved: bool,
         after: &mut After,
     ) -> Result<CallId, Box<(Error, Ticket)>> {
         let now = Instant::now();
-        if is_reserved {
-            self.calls.give_back_room();
-        }
         let ended = self.ended.clone().or(self.life.is_closing().then_some(Error::Closed));
         if let Some(error) = ended.or_else(|| self.refused(terms.keys, now)) {
             return Err(Box::new((error, ticket)));
         }
+        // Where it has room there is some. Else it counts here if it can, and where it had room if it cannot.
+        if ticket.room.as_ref().is_some_and(|room| room.take_at(inside)) {
+            ticket.room = None;
+            self.calls.give_back_room();
+        } else if !self.calls.is_full() {
+            after.rooms.extend(ticket.room.take());
+        }
+        let room = ticket.room.clone();
         let has_room = !matches!(ticket.payload, Some(Placed::Waits { .. }));
         let is_watched = terms.is_suspect || self.blamed.lock().watches(terms.keys, now);
-        let entered = self.calls.insert(ticket, terms, is_watched && has_room);
+        let entered = self.calls.insert(ticket, terms, is_watched && has_room, room);
         let id = entered.map_err(|ticket| {
             self.overloaded();
-            let (found, limit) = (self.calls.len() as u64, self.calls.capacity() as u64);
-            Box::new((Error::Overloaded { what: "calls", found, limit }, ticket))
+            let (found, limit) = (self.calls.taken() as u64, self.calls.capacity() as u64);
+            let is_reserved = self.calls.taken() > self.calls.len();
+            let what = if is_reserved { "calls and reservations" } else { "calls" };
+            Box::new((Error::Overloaded { what, found, limit }, ticket))
         })?;
         if is_watched && !has_room {
             self.calls.watch(id);
@@ -306,6 +316,18 @@ impl Core {
 
     pub(crate) fn give_back_room(&mut self) {
         self.calls.give_back_room();
+    }
+
+    /// Calls that go back to their group keep their places, before anybody else has these.
+    pub(crate) fn keep_rooms(&mut self, inside: &Inside, after: &mut After) {
+        after.rooms.extend(self.calls.take_freed());
+        for (ticket, outcome) in &mut after.ended {
+            let Outcome::Failed(error) = outcome else { continue };
+            if ticket.room.is_none() && ticket.goes_on(error) {
+                self.calls.keep_room();
+                ticket.room = Some(Room::of(inside));
+            }
+        }
     }
 
     /// Hands room to those that wait for it, after whatever happened.
@@ -440,9 +462,13 @@ impl Core {
         let (health, since) = self.health_since;
         let killed = || main?.killed_for.as_ref().map(|(cause, _)| cause.clone());
         let cause = match health {
-            Health::Starting | Health::Restarting | Health::GivenUp => {
-                killed().or_else(|| self.last_cause.clone())
+            Health::Starting | Health::Restarting => {
+                killed().or_else(|| self.last_cause.clone()).or_else(|| self.refusal.clone())
             }
+            Health::GivenUp => match &self.ended {
+                Some(Error::GivenUp { cause, .. }) => Some(cause.clone()),
+                _ => self.last_cause.clone(),
+            },
             Health::Serving | Health::Closing | Health::Closed => None,
         };
         WorkerHealth {
@@ -461,7 +487,12 @@ impl Core {
         Stats {
             health: Some(self.health_now()),
             process: main.map(Process::number),
-            standby: standby.filter(|_| self.life.is_standby_ready()).map(Process::number),
+            standby: standby
+                .filter(|it| self.life.is_standby_ready() && !it.is_stopped)
+                .map(Process::number),
+            stopped_standby: standby
+                .filter(|it| it.is_stopped && !self.life.is_replaced(Role::Standby))
+                .map(Process::number),
             draining: standby.filter(|_| self.life.is_drained(Role::Standby)).map(Process::number),
             is_stopped: main.is_some_and(|process| process.is_stopped),
             is_busy: main.is_some_and(|process| process.is_busy),
@@ -495,9 +526,9 @@ impl Core {
 
     /// Sends what can be sent.
     fn pump(&mut self, inside: &Inside, now: Instant, after: &mut After) {
-        // Suspects wait for a standby, and hold up nobody meanwhile. One that waits for memory takes none.
+        // Suspects wait for a standby, and hold up nobody meanwhile. One that waits for memory takes none, nor does one that is stopped.
         let standby = self.seats[Role::Standby].process.as_ref();
-        let waits = standby.is_some_and(|process| !process.asked_mut.is_empty());
+        let waits = standby.is_some_and(|it| !it.asked_mut.is_empty() || it.is_stopped);
         let expects = self.life.expects_standby() && !waits;
         let takes = if expects { Takes::Fresh } else { Takes::All };
         self.pump_to(inside, Role::Main, takes, now, after);
@@ -517,7 +548,9 @@ impl Core {
         let serves = matches!(self.life.phase(role), Phase::Serving(_));
         // It is to take over as soon as it has no suspect.
         let serves = serves && (role == Role::Main || !self.life.is_wanted());
-        if !is_clear || !serves || process.is_falling() || !process.asked_mut.is_empty() {
+        let is_stopped = role == Role::Standby && process.is_stopped;
+        let waits = is_stopped || !process.asked_mut.is_empty();
+        if !is_clear || !serves || process.is_falling() || waits {
             return;
         }
         let to = process.incarnation;

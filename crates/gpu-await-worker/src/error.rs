@@ -92,7 +92,7 @@ pub enum Error {
     /// Everything that may be under way is: the call was not made.
     #[error("{found} {what} are under way, and the limit is {limit}")]
     Overloaded {
-        /// Calls, bytes of leases, or bytes of payloads that there is no room for.
+        /// Calls, with the reservations that callers hold, bytes of leases, or bytes of payloads that there is no room for.
         what: &'static str,
         /// How many; of bytes without room, with those that were refused.
         found: u64,
@@ -182,7 +182,7 @@ pub enum Error {
     /// No other process could be started in the place of the one that serves, which goes on. See [`Worker::replace`](crate::Worker::replace).
     #[error("the worker's process is not replaced, and serves on: {cause}")]
     NotReplaced {
-        /// Why the last one that was tried died.
+        /// Why the last one that was tried died, or was not started.
         cause: Cause,
     },
     /// The worker was closed.
@@ -271,6 +271,10 @@ pub enum Cause {
     /// No thread of it ran, though it was not stopped.
     #[error("no thread of it ran for 5 s")]
     Dead,
+    /// It was a standby or a replacement, and was stopped, or no thread of it ran, when it was to take the calls: it was killed, and another
+    /// process started.
+    #[error("it was stopped when it was to take the calls")]
+    Stopped,
     /// It had more memory than its limit.
     #[error("{resident} bytes resident, and the limit is {limit}")]
     MemoryLimit {

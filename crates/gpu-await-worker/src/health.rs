@@ -46,7 +46,7 @@ pub struct WorkerHealth {
     pub health: Option<Health>,
     /// Since when.
     pub since: Instant,
-    /// Of a worker that does not serve: why its last process died, or is being killed, if one did.
+    /// Of a worker that does not serve: why its last process died, or is being killed, if one did; else why the system refused to start one.
     pub cause: Option<Cause>,
     /// Its process is stopped, or a debugger has it.
     pub is_stopped: bool,

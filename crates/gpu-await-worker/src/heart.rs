@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 pub(crate) const EVERY: Duration = Duration::from_millis(500);
 /// How many looks in a row without a change are enough.
 const STILL: u32 = 10;
+/// After so many without a beat a process is not one to rely on: it beats five times between two looks.
+const SILENT: u32 = 4;
 
 /// What a process publishes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,6 +54,11 @@ pub(crate) struct Heart {
 }
 
 impl Heart {
+    /// Whether it did not beat at the last looks: it is not the one to take over.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.process_still >= SILENT
+    }
+
     /// Looks once. `limit` is for how long the executor may not be polled; `None` while the service starts.
     pub(crate) fn look(
         &mut self,

@@ -57,6 +57,8 @@ pub(crate) struct Returned {
     pub(crate) payload: Option<Input>,
     /// How often it was sent, to this worker's processes and before.
     pub(crate) sent: u32,
+    /// Its place, wherever that is.
+    pub(crate) room: Option<Room>,
 }
 
 /// A call that has not ended.
@@ -68,20 +70,22 @@ pub(crate) struct Ticket {
     /// How often it was sent, to this worker's processes and before.
     pub(crate) sent: u32,
     pub(crate) terms: Terms,
+    /// Its place, unless that is here.
+    pub(crate) room: Option<Room>,
 }
 
 impl Ticket {
     fn returned(self, error: Error) -> Box<Returned> {
-        let Ticket { request, payload, sent, .. } = self;
+        let Ticket { request, payload, sent, room, .. } = self;
         let payload = payload.map(|payload| match payload {
             Placed::Lease(lease) => Input::Lease(lease),
             Placed::Waits { bytes, .. } => Input::Bytes(bytes),
         });
-        Box::new(Returned { error, request, payload, sent })
+        Box::new(Returned { error, request, payload, sent, room })
     }
 
     /// Whether its group sends it elsewhere.
-    fn goes_on(&self, error: &Error) -> bool {
+    pub(crate) fn goes_on(&self, error: &Error) -> bool {
         self.terms.is_groups && goes_on(self.terms, error, self.sent).is_some()
     }
 
@@ -103,6 +107,7 @@ pub(crate) struct After {
     pub(crate) ended: Vec<(Ticket, Outcome)>,
     pub(crate) waiters: Vec<(Waiter, Result<()>)>,
     pub(crate) places: Vec<(Place, Result<Room>)>,
+    pub(crate) rooms: Vec<Room>,
     pub(crate) readers: Vec<(Reader, Result<Option<Timeline>>)>,
     pub(crate) payloads: Vec<Payload>,
     pub(crate) dropped: Vec<Ticket>,
@@ -132,9 +137,9 @@ impl After {
                 }
                 outcome => outcome,
             };
-            let Ticket { request, payload, reply, .. } = ticket;
-            // The payload first: whoever waits for the answer may count on its memory.
-            contain(|| drop((request, payload)));
+            let Ticket { request, payload, reply, room, .. } = ticket;
+            // The payload first: whoever waits for the answer may count on its memory, and on its room.
+            contain(|| drop((request, payload, room)));
             contain(|| drop(reply.send(outcome)));
         }
         for (waiter, result) in self.waiters {
@@ -146,6 +151,7 @@ impl After {
         for (place, room) in self.places {
             contain(|| drop(place.send(room)));
         }
+        self.rooms.into_iter().for_each(|room| contain(|| drop(room)));
         self.payloads.into_iter().for_each(|payload| contain(|| drop(payload)));
         self.dropped.into_iter().for_each(|ticket| contain(|| drop(ticket)));
         self.events.into_iter().for_each(contain);
@@ -249,6 +255,7 @@ impl Inside {
             let why = crate::codec::text_of(&**panic);
             core.give_up(self, &why, &mut after);
         }
+        core.keep_rooms(self, &mut after);
         core.hand_out_room(self, &mut after);
         core.note_health();
         drop(core);
@@ -316,14 +323,15 @@ impl Inside {
         room: Option<Room>,
     ) -> Result<(CallId, oneshot::Receiver<Outcome>), Box<Returned>> {
         let sent = terms.sent_before;
-        let payload = match self.prepared(&request, payload) {
+        let payload = match self.prepared(&request, payload, terms) {
             Ok(payload) => payload,
-            Err(error) => return Err(Box::new(Returned { error, request, payload: None, sent })),
+            Err(error) => {
+                return Err(Box::new(Returned { error, request, payload: None, sent, room }));
+            }
         };
         let (reply, receiver) = oneshot::channel();
-        let ticket = Ticket { request, payload, reply, sent, terms };
-        let is_reserved = room.is_some_and(|room| room.into_room_at(self));
-        let entered = self.with(|core, after| core.enter(self, ticket, terms, is_reserved, after));
+        let ticket = Ticket { request, payload, reply, sent, terms, room };
+        let entered = self.with(|core, after| core.enter(self, ticket, terms, after));
         entered.map(|id| (id, receiver)).map_err(|refused| {
             let (error, ticket) = *refused;
             ticket.returned(error)
@@ -331,7 +339,12 @@ impl Inside {
     }
 
     /// Refuses what no process takes, and places the payload.
-    fn prepared(&self, request: &[u8], payload: Option<Input>) -> Result<Option<Placed>> {
+    fn prepared(
+        &self,
+        request: &[u8],
+        payload: Option<Input>,
+        terms: Terms,
+    ) -> Result<Option<Placed>> {
         self.check_here()?;
         let limit = u64::from(self.options.most_message_bytes);
         if request.len() as u64 > limit {
@@ -342,7 +355,7 @@ impl Inside {
         if let Some(bytes) = payload.as_ref().map(Input::len).filter(|bytes| *bytes > limit) {
             return Err(Error::TooLarge { what: "a payload", bytes, limit });
         }
-        payload.map(|payload| self.placed(payload)).transpose()
+        payload.map(|payload| self.placed(payload, terms)).transpose()
     }
 
     /// What its group sees of it.
@@ -354,7 +367,7 @@ impl Inside {
     }
 
     /// Copies bytes into the slab while no lock is held, if there is room now and nobody waits for it.
-    fn placed(&self, payload: Input) -> Result<Placed> {
+    fn placed(&self, payload: Input, terms: Terms) -> Result<Placed> {
         let payload = match payload {
             Input::Lease(lease) if Arc::ptr_eq(&lease.slab, &self.requests) => {
                 return Ok(Placed::Lease(lease));
@@ -373,6 +386,7 @@ impl Inside {
             }
             None => {
                 let limit = self.options.most_waiting_bytes;
+                let limit = if terms.was_admitted { u64::MAX } else { limit };
                 let waiting = Waiting::count(len, &self.waiting, limit).map_err(|found| {
                     self.with(|core, _| core.overloaded());
                     Error::Overloaded { what: "bytes of payloads without room", found, limit }

@@ -45,11 +45,13 @@
 //! | warn | a client is refused: its requests killed processes | `client`, `refused_for` |
 //! | info | a worker's next process waits | `delay` |
 //! | info | a standby is ready | |
+//! | info | a replacement is ready | |
 //! | info | a standby takes over | `ready`: whether it serves by now |
 //! | error | no standby is started any more | `cause`: of the last one's death; the same for replacements |
 //! | info | a worker's process is to be replaced | `why`: the limit that it reached, or `demand` |
 //! | info | a replacement takes over | |
-//! | warn | a worker's process is stopped or traced | |
+//! | warn | a worker's process is stopped or traced | `standby`: whether it is one, or was replaced |
+//! | info | a worker's process runs again | `standby`: likewise |
 //! | warn | the executor of a worker's process is blocked | |
 //! | error | a killed process does not go: set aside | |
 //! | info | a process that was set aside is gone | |

@@ -26,7 +26,11 @@
 //!
 //! A replacement is a standby that is promoted without a death: `replace` wants one, whether or not the worker has standbys, and `promote`
 //! has it change places with the main process, which drains. A death of the main process meanwhile is as good: whoever serves next is another
-//! process. A replacement that dies counts as a standby, and with too many early ones in a row none is wanted any more.
+//! process. A replacement that dies counts as a standby, and with too many early ones in a row, or as many starts that the system refuses, none is
+//! wanted any more.
+//!
+//! A standby that is stopped or silent when it is to take the main process's place is killed instead, by the caller: the next main process
+//! is started as if there had been none.
 //!
 //! A standby that dies costs the worker nothing but that: its deaths are counted apart, and too many early ones in a row end the standby until
 //! another main process serves. A process that was replaced counts as what it was, a main one.
@@ -104,6 +108,8 @@ pub(crate) enum Step {
     GiveUp,
     /// No standby is started any more, until another main process serves.
     NoStandby,
+    /// The system refused a replacement too often: none is wanted any more.
+    NotReplaced,
     /// The worker has ended, as it was asked to.
     End,
 }
@@ -124,6 +130,8 @@ pub(crate) struct Life {
     deaths: Deaths,
     /// Of standbys.
     standby_deaths: Deaths,
+    /// How many starts of them the system refused, in a row, since a replacement was wanted.
+    refusals: u32,
     /// There is to be one.
     has_standby: bool,
     /// Since when another process is to take the main one's place.
@@ -139,8 +147,19 @@ impl Life {
     pub(crate) fn new(now: Instant, has_standby: bool) -> Self {
         let phases = [Phase::Waiting(now), Phase::Ended];
         let (deaths, standby_deaths) = (Deaths::default(), Deaths::default());
-        let (wanted, predecessor, stuck, closing) = (None, None, 0, false);
-        Life { phases, deaths, standby_deaths, has_standby, wanted, predecessor, stuck, closing }
+        let (wanted, predecessor, closing) = (None, None, false);
+        let (refusals, stuck) = (0, 0);
+        Life {
+            phases,
+            deaths,
+            standby_deaths,
+            refusals,
+            has_standby,
+            wanted,
+            predecessor,
+            stuck,
+            closing,
+        }
     }
 
     /// One that has ended, with so many processes that are not gone.
@@ -281,6 +300,14 @@ impl Life {
         starts
     }
 
+    /// Whether `take_over` would do something.
+    pub(crate) fn can_take_over(&self) -> bool {
+        let [main, standby] = self.phases;
+        let falls = matches!(main, Phase::Serving(_) | Phase::Killing { .. });
+        let is_there = matches!(standby, Phase::Serving(_) | Phase::Starting { .. });
+        falls && is_there && !self.closing
+    }
+
     /// The main process falls, or is gone: whether a standby takes its place, and it the standby's.
     pub(crate) fn take_over(&mut self, now: Instant) -> bool {
         let [main, standby] = self.phases;
@@ -308,7 +335,9 @@ impl Life {
         if !self.is_serving() || self.closing {
             return false;
         }
-        self.wanted.get_or_insert(now);
+        if self.wanted.is_none() {
+            (self.wanted, self.refusals) = (Some(now), 0);
+        }
         if self.phase(Role::Standby) == Phase::Ended {
             self.phases[Role::Standby as usize] = Phase::Waiting(now);
             self.standby_deaths = Deaths::default();
@@ -401,6 +430,13 @@ impl Life {
                 *standby = Phase::Ended;
             }
         }
+        // A refusal says nothing about the service, and ends no standby; but whoever waits for a replacement is told.
+        let is_refused = !is_main && sign == Sign::Refused;
+        self.refusals = if is_refused { self.refusals.saturating_add(1) } else { 0 };
+        let not_replaced = self.is_wanted() && self.refusals > policy.early_deaths;
+        if not_replaced {
+            self.wanted = None;
+        }
         let (phase, step) = match next {
             Next::StartAfter(_)
                 if role == Role::Standby && !self.has_standby && !self.is_wanted() =>
@@ -417,7 +453,7 @@ impl Life {
         if step == Step::NoStandby {
             self.wanted = None;
         }
-        step
+        if not_replaced && step == Step::Nothing { Step::NotReplaced } else { step }
     }
 
     /// No process is started any more; there is none, or none that counts.

@@ -20,6 +20,7 @@ use crate::life::{Life, Limits, Phase, Role, Step};
 use crate::log::Log;
 use crate::mutable::{Given, Mutable};
 use crate::restart::{Deaths, Next, Restart, Sign};
+use crate::room::Room;
 
 #[derive(Clone, Debug)]
 enum Event {
@@ -74,9 +75,15 @@ proptest! {
         const CAPACITY: usize = 8;
         let start = Instant::now();
         let mut now = start;
-        let mut calls = Calls::new(CAPACITY);
+        let mut calls = Calls::new(CAPACITY, 1000);
         let (mut made, mut ended, mut reserved) = (0u32, Ended::default(), 0);
         let mut ids: Vec<CallId> = Vec::new();
+        // Of calls that count elsewhere, which hold them until a process is done with them.
+        let mut rooms: Vec<Room> = Vec::new();
+        let guests = |calls: &mut Calls<u32>, rooms: &[Room]| {
+            drop(calls.take_freed());
+            rooms.iter().filter(|room| room.is_shared()).count()
+        };
         // What which process has, and who is suspected: for invariants 2 to 4.
         let mut running: BTreeMap<CallId, u32> = BTreeMap::new();
         let mut suspects: BTreeSet<CallId> = BTreeSet::new();
@@ -91,7 +98,7 @@ proptest! {
                     begun.entry(*id).or_insert(now);
                 },
                 Event::Reserve(true) => {
-                    let has_room = calls.len() + reserved < CAPACITY;
+                    let has_room = calls.len() + reserved < CAPACITY + guests(&mut calls, &rooms);
                     prop_assert_eq!(calls.reserve(), has_room);
                     reserved += usize::from(has_room);
                 }
@@ -104,7 +111,9 @@ proptest! {
                     let limit = limit.map(Duration::from_millis);
                     let is_groups = made % 7 == 6;
                     let (terms, watched) = (Terms { deadline, limit, attempts, is_groups, ..Terms::default() }, made % 5 == 4);
-                    match calls.insert(made, terms, watched) {
+                    let room = (made % 6 == 5).then(Room::nowhere);
+                    rooms.extend(room.clone());
+                    match calls.insert(made, terms, watched, room) {
                         Ok(id) => {
                             // One that waits for memory first.
                             if made % 5 == 3 {
@@ -117,7 +126,8 @@ proptest! {
                             ids.push(id);
                         }
                         Err(value) => {
-                            prop_assert_eq!(calls.len() + reserved, CAPACITY);
+                            prop_assert!(made % 6 != 5, "it has room");
+                            prop_assert_eq!(calls.len() + reserved, CAPACITY + guests(&mut calls, &rooms));
                             ended.end(value);
                         }
                     }
@@ -220,25 +230,26 @@ proptest! {
                 }
             }
             prop_assert_eq!(calls.running(), running.len());
-            prop_assert!(calls.len() >= running.len() && calls.len() + reserved <= CAPACITY);
+            let most = CAPACITY + guests(&mut calls, &rooms);
+            prop_assert!(calls.len() >= running.len() && calls.len() + reserved <= most);
         }
         calls.end_all().into_iter().for_each(|value| ended.end(value));
         prop_assert_eq!(ended.0.len(), made as usize, "a call never ended");
-        prop_assert_eq!(calls.len(), 0);
+        prop_assert_eq!((calls.len(), guests(&mut calls, &rooms)), (0, 0));
     }
 
     #[test]
     fn suspects_run_alone(count in 2..6usize, fresh in 0..4usize) {
         let now = Instant::now();
         let terms = Terms { attempts: 3, ..Terms::default() };
-        let mut calls = Calls::new(16);
+        let mut calls = Calls::new(16, 1000);
         for value in 0..count {
-            let id = calls.insert(value, terms, false).unwrap();
+            let id = calls.insert(value, terms, false, None).unwrap();
             calls.sent(id, 1, now);
         }
         prop_assert!(calls.died(1, Culprit::Running, |_| true).lost.is_empty());
         for value in 0..fresh {
-            calls.insert(100 + value, terms, false).unwrap();
+            calls.insert(100 + value, terms, false, None).unwrap();
         }
         for _ in 0..count {
             let id = calls.next(1, Takes::All, true).unwrap();
@@ -249,7 +260,7 @@ proptest! {
         }
         prop_assert_eq!(calls.next(1, Takes::All, true).is_some(), fresh > 0);
         // One that dies alone is guilty, and not sent again.
-        let id = calls.insert(7, terms, false).unwrap();
+        let id = calls.insert(7, terms, false, None).unwrap();
         while let Some(next) = calls.next(1, Takes::All, true) {
             calls.sent(next, 1, now);
             if next == id { continue }
@@ -341,7 +352,7 @@ proptest! {
     ) {
         const END: usize = 8192;
         let now = Instant::now();
-        let (mut calls, mut leases) = (Calls::new(8), Leases::new(0, 0, END as u64));
+        let (mut calls, mut leases) = (Calls::new(8, 1000), Leases::new(0, 0, END as u64));
         // Whose bytes lie where; the calls with their leases, as the front has them; what the process reads.
         let mut memory = vec![0u32; END];
         let mut read: BTreeMap<CallId, (LeaseId, Part, u32)> = BTreeMap::new();
@@ -353,7 +364,7 @@ proptest! {
                     let Some((lease, part)) = leases.take(bytes) else { continue };
                     tag += 1;
                     memory[part.offset as usize..][..part.len as usize].fill(tag);
-                    match calls.insert((lease, part, tag), Terms { attempts, ..Terms::default() }, false) {
+                    match calls.insert((lease, part, tag), Terms { attempts, ..Terms::default() }, false, None) {
                         Ok(id) => { ids.push(id); Vec::new() }
                         Err(ticket) => vec![ticket],
                     }
@@ -552,7 +563,7 @@ proptest! {
                     life.end();
                     seats = [None; 2];
                 }
-                Step::NoStandby => {
+                Step::NoStandby | Step::NotReplaced => {
                     wants = false;
                     prop_assert!(!life.has_ended());
                 }
@@ -635,13 +646,13 @@ fn only_who_had_begun_is_a_suspect() {
         (1, [Alone, Innocent, Innocent, Innocent, Innocent]),
         (0, [Innocent; 5]),
     ] {
-        let mut calls = Calls::new(8);
+        let mut calls = Calls::new(8, 1000);
         let mut ids = Vec::new();
         for value in 0..5u32 {
             // The first has more time than those that wait for it.
             let limit = Some(if value == 0 { 3 * limit } else { limit });
             let terms = Terms { limit, attempts: 1, ..Terms::default() };
-            let id = calls.insert(value, terms, false).unwrap();
+            let id = calls.insert(value, terms, false, None).unwrap();
             calls.sent(id, 1, now);
             ids.push(id);
         }

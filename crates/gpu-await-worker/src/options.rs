@@ -22,7 +22,7 @@ use crate::slab::status_bytes;
 
 /// Slabs are whole pages.
 const PAGE: u64 = 4096;
-const CALLS: RangeInclusive<u64> = 1..=1 << 20;
+pub(crate) const CALLS: RangeInclusive<u64> = 1..=1 << 20;
 /// Buffers of the supervisor's thread are as long; and of a longer packet more than 4 MiB would be one piece of the kernel's memory, which it
 /// never has (`ENOBUFS`).
 const MESSAGE_BYTES: RangeInclusive<u64> = 64..=4 << 20;
@@ -50,6 +50,8 @@ pub(crate) fn capped(limit: Duration) -> Duration {
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) most_calls: usize,
+    /// Of all workers of its group: those that another one let in may come to this one.
+    pub(crate) most_group_calls: usize,
     pub(crate) most_message_bytes: u32,
     pub(crate) most_waiting_bytes: u64,
     pub(crate) request_slab_bytes: u64,
@@ -83,10 +85,18 @@ pub(crate) struct Options {
     pub(crate) timeline: u32,
 }
 
+impl Options {
+    /// How many calls it may have at once, those included that count elsewhere.
+    pub(crate) fn most_slots(&self) -> usize {
+        self.most_calls.max(self.most_group_calls)
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         Options {
             most_calls: 4096,
+            most_group_calls: 0,
             most_message_bytes: 64 << 10,
             most_waiting_bytes: 256 << 20,
             request_slab_bytes: 64 << 20,
@@ -131,7 +141,7 @@ impl Options {
             within(what, *bytes, SLAB_BYTES)?;
             *bytes = bytes.next_multiple_of(PAGE);
         }
-        let status = status_bytes(self.most_calls);
+        let status = status_bytes(self.most_slots());
         let most = self.request_slab_bytes.max(self.response_slab_bytes + status);
         within("bytes of shared memory (`payload_bytes`, RLIMIT_FSIZE)", most, 0..=file_limit)?;
         within("threads (`threads`)", self.threads.into(), THREADS)?;

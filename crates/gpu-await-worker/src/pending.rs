@@ -44,8 +44,8 @@ pub struct Call<S: Service> {
     limit: Option<Duration>,
     attempts: u32,
     keys: Keys,
-    /// What was reserved for it, at which worker of a group.
-    room: Option<(usize, Room)>,
+    /// What was reserved for it.
+    room: Option<Room>,
     service: PhantomData<fn() -> S>,
 }
 
@@ -158,7 +158,7 @@ impl<S: Service> Call<S> {
     }
 
     #[cfg(feature = "tower")]
-    pub(crate) fn in_room(mut self, room: Option<(usize, Room)>) -> Self {
+    pub(crate) fn in_room(mut self, room: Option<Room>) -> Self {
         self.room = room;
         self
     }
@@ -175,12 +175,10 @@ impl<S: Service> Call<S> {
         let is_groups = matches!(to, To::Group(_));
         let terms = Terms { deadline, limit, attempts, keys, is_groups, ..Terms::default() };
         let sent = request.and_then(|request| match to {
-            To::Worker(handle) => {
-                match handle.inside.submit(request, payload, terms, room.map(|(_, room)| room)) {
-                    Ok((id, reply)) => Ok((State::sent(handle, id, reply), None)),
-                    Err(returned) => Err(returned.error),
-                }
-            }
+            To::Worker(handle) => match handle.inside.submit(request, payload, terms, room) {
+                Ok((id, reply)) => Ok((State::sent(handle, id, reply), None)),
+                Err(returned) => Err(returned.error),
+            },
             To::Group(members) => {
                 let (member, state) = members.send(room, None, request, payload, terms)?;
                 Ok((state, Some((members, member))))

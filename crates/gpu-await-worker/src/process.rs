@@ -94,7 +94,7 @@ impl Process {
         now: Instant,
     ) -> std::io::Result<Process> {
         let Inside { options, program, config, requests, service, .. } = inside;
-        let status_bytes = status_bytes(options.most_calls);
+        let status_bytes = status_bytes(options.most_slots());
         let response_bytes = options.response_slab_bytes + status_bytes;
         let responses = Slab::new("responses", response_bytes, false)?;
         let configuration = Slab::new("configuration", config.len().max(1) as u64, false)?;
@@ -203,8 +203,13 @@ impl Process {
     }
 
     /// Whether more waits for it than a process leaves that reads what it is sent.
-    pub(crate) fn is_swamped(&self, most_calls: usize) -> bool {
-        self.control.len() > 2 * most_calls + MOST_KEPT
+    pub(crate) fn is_swamped(&self, most_slots: usize) -> bool {
+        self.control.len() > 2 * most_slots + MOST_KEPT
+    }
+
+    /// Whether it is stopped now, or silent: it would answer nobody.
+    pub(crate) fn is_still(&self) -> bool {
+        self.heart.is_silent() || system::is_stopped(self.pid)
     }
 
     /// Sends what has waited; true if nothing waits any more.

@@ -1,7 +1,16 @@
-//! [`Room`]: what a caller has that was ready before its call.
+//! [`Room`]: the place of one call at a worker, which goes with the call wherever that goes.
+//!
+//! | a place | is held by | until |
+//! |---|---|---|
+//! | reserved | a caller that was ready before its call | its call is entered, or the caller goes |
+//! | kept | a call that came back to its group | the group sends it again, or its caller goes |
+//! | lent | a call that another worker, which is full, has instead | that worker is done with the call |
+//!
+//! So a group never has more calls than its workers have places, and no call that was let in loses its place to one that was not.
 #![forbid(unsafe_code)]
 
-use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use futures::channel::oneshot;
 
@@ -11,29 +20,47 @@ use crate::inside::Inside;
 /// Who waits for room for a call.
 pub(crate) type Place = oneshot::Sender<Result<Room>>;
 
-/// Room for one call at a worker, which is given back when it is dropped.
+/// Room for one call at a worker, which is given back when its last copy is dropped. Not under the lock of any worker.
+#[derive(Clone, Debug)]
+pub(crate) struct Room(Arc<Held>);
+
 #[derive(Debug)]
-pub(crate) struct Room(Weak<Inside>);
+struct Held {
+    inside: Weak<Inside>,
+    is_taken: AtomicBool,
+}
 
 impl Room {
     pub(crate) fn of(inside: &Inside) -> Self {
-        Room(inside.this())
+        Room(Arc::new(Held { inside: inside.this(), is_taken: AtomicBool::new(false) }))
+    }
+
+    /// Of no worker.
+    #[cfg(test)]
+    pub(crate) fn nowhere() -> Self {
+        Room(Arc::new(Held { inside: Weak::new(), is_taken: AtomicBool::new(false) }))
+    }
+
+    /// Whether somebody else has a copy.
+    #[cfg(test)]
+    pub(crate) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
+    /// Whether it is at this worker.
+    pub(crate) fn is_at(&self, inside: &Inside) -> bool {
+        std::ptr::eq(self.0.inside.as_ptr(), inside)
     }
 
     /// Whether it is at this worker; then nobody gives it back but the caller.
-    pub(crate) fn into_room_at(self, inside: &Inside) -> bool {
-        let is_here = std::ptr::eq(self.0.as_ptr(), inside);
-        if is_here {
-            let mut room = self;
-            drop(std::mem::take(&mut room.0));
-        }
-        is_here
+    pub(crate) fn take_at(&self, inside: &Inside) -> bool {
+        self.is_at(inside) && !self.0.is_taken.swap(true, Ordering::SeqCst)
     }
 }
 
-impl Drop for Room {
+impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(inside) = self.0.upgrade() {
+        if let Some(inside) = self.inside.upgrade().filter(|_| !*self.is_taken.get_mut()) {
             inside.if_here(|core, _| core.give_back_room());
         }
     }

@@ -35,6 +35,15 @@ use crate::workers::Group;
 /// calls wait for one that starts. With `load_shed` around it, what has no room is refused at once; a `timeout` bounds the call and not the
 /// wait for room, as it does everywhere in tower. A clone holds nothing.
 ///
+/// A `timeout` drops the call and does not stop it: the process goes on with it, and its place is free when that is done. So kernels that never
+/// end take one place after the other, until `load_shed` refuses everything, while the worker serves, as its health says: give each call a
+/// limit ([`Call::within`]), which kills the process. [`Stats::running`](crate::Stats::running) at `most_calls` for long, with
+/// [`Stats::answered`](crate::Stats::answered) standing still, shows calls without one.
+///
+/// Room is held whatever dies: a call of a [`Group`] whose worker died before it was made goes to another one, in the place that it has at the
+/// first; so does a call that the group sends again. That worker then has more calls than its `most_calls`, and the group never has more
+/// than all of its workers may have.
+///
 /// # Errors
 /// Of `poll_ready`: the worker, or each of the group, is given up or closed. It may be asked again: see [`Worker::revive`].
 pub struct CallService<T, F> {
@@ -43,13 +52,10 @@ pub struct CallService<T, F> {
     ready: Ready,
 }
 
-/// Room for a call at a worker, of those of the target.
-type Place = (usize, Room);
-
 enum Ready {
     Idle,
-    Waits(Vec<(usize, oneshot::Receiver<Result<Room>>)>),
-    Reserved(Place),
+    Waits(Vec<oneshot::Receiver<Result<Room>>>),
+    Reserved(Room),
 }
 
 impl<S: Service> Worker<S> {
@@ -63,7 +69,10 @@ impl<S: Service> Worker<S> {
     /// use gpu_await_worker::Worker;
     /// use tower::{Service, ServiceBuilder, ServiceExt};
     ///
-    /// let service = worker.service(|worker: &Worker<S>, x: u32| worker.call(x).idempotent());
+    /// // Longer than any call takes: what does not end is killed, and its place is free.
+    /// let within = Duration::from_secs(5);
+    /// let call = move |worker: &Worker<S>, x: u32| worker.call(x).within(within).idempotent();
+    /// let service = worker.service(call);
     /// let mut service = ServiceBuilder::new().load_shed().timeout(Duration::from_secs(1)).service(service);
     /// let y = service.ready().await?.call(1).await?;
     /// # Ok(()) }
@@ -106,18 +115,25 @@ impl Ready {
         first: impl FnOnce() -> usize,
         cx: &mut Context<'_>,
     ) -> Poll<Result<()>> {
-        let ask = |at: usize| (at, handles[at].inside.reserve());
+        let ask = |at: usize| handles[at].inside.reserve();
         if let Ready::Idle = self {
             let first = first();
             *self = Ready::Waits(vec![ask(first)]);
-            if handles.len() > 1 && self.poll_waits(cx).is_pending() {
-                // It has none now: whichever has some first.
+            let polled = self.poll_waits(cx);
+            if handles.len() > 1 && !matches!(polled, Poll::Ready(Ok(()))) {
+                // It has none now, or has ended: whichever has some first.
                 let others = (0..handles.len()).filter(|at| *at != first);
                 let others =
                     others.filter(|at| handles[*at].inside.seen().ready != Readiness::Never);
                 if let Ready::Waits(waits) = self {
                     waits.extend(others.map(ask));
                 }
+            }
+            if let (Poll::Ready(Err(_)), Ready::Waits(waits)) = (&polled, &*self)
+                && waits.is_empty()
+            {
+                *self = Ready::Idle;
+                return polled;
             }
         }
         let polled = self.poll_waits(cx);
@@ -131,11 +147,11 @@ impl Ready {
         let Ready::Waits(waits) = self else { return Poll::Ready(Ok(())) };
         let mut error = Error::Closed;
         let mut at = 0;
-        while let Some((worker, room)) = waits.get_mut(at) {
+        while let Some(room) = waits.get_mut(at) {
             match Pin::new(room).poll(cx) {
                 Poll::Pending => at += 1,
                 Poll::Ready(Ok(Ok(room))) => {
-                    *self = Ready::Reserved((*worker, room));
+                    *self = Ready::Reserved(room);
                     return Poll::Ready(Ok(()));
                 }
                 Poll::Ready(ended) => {
@@ -148,9 +164,9 @@ impl Ready {
         if waits.is_empty() { Poll::Ready(Err(error)) } else { Poll::Pending }
     }
 
-    fn take(&mut self) -> Option<Place> {
+    fn take(&mut self) -> Option<Room> {
         match std::mem::replace(self, Ready::Idle) {
-            Ready::Reserved(place) => Some(place),
+            Ready::Reserved(room) => Some(room),
             Ready::Idle | Ready::Waits(_) => None,
         }
     }

@@ -16,7 +16,7 @@ use crate::error::{Cause, Error, Result};
 use crate::gpus;
 use crate::health::{Health, WorkerHealth};
 use crate::inside::Inside;
-use crate::options::{Options, capped};
+use crate::options::{CALLS, Options, capped};
 use crate::payload::Lease;
 use crate::pending::{Call, To};
 use crate::program::Program;
@@ -154,7 +154,8 @@ impl<S: Service> Worker<S> {
     /// A future that is dropped once it was polled leaves the replacement on its way.
     ///
     /// # Errors
-    /// [`Error::NotReplaced`]: more processes than [`Restart::early_deaths`] died as they started, and the old one goes on;
+    /// [`Error::NotReplaced`]: more processes than [`Restart::early_deaths`] died as they started, or the system refused as many starts in a row,
+    /// and the old one goes on;
     /// [`Error::Excluded`] with `allow_mps`; the worker has ended.
     pub async fn replace(&self) -> Result<()> {
         self.handle.inside.replace()?.await
@@ -227,7 +228,8 @@ impl<S: Service> fmt::Debug for WorkerBuilder<S> {
 }
 
 impl<S: Service> WorkerBuilder<S> {
-    /// How many calls may be under way, those included that nobody waits for any more. 4,096; from 1 to 2²⁰.
+    /// How many calls may be under way, those included that nobody waits for any more. 4,096; from 1 to 2²⁰. A worker of a
+    /// [`Group`](crate::Group) may have more for a while: those that the group sends again count where they were let in.
     pub fn most_calls(mut self, calls: usize) -> Self {
         self.options.most_calls = calls;
         self
@@ -426,9 +428,15 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// One of a group.
-    pub(crate) fn in_group(mut self, blamed: &Arc<Mutex<Blamed>>) -> Self {
+    /// How many calls it lets in, if it begins.
+    pub(crate) fn places(&self) -> usize {
+        self.options.most_calls.min(*CALLS.end() as usize)
+    }
+
+    /// One of a group, which lets in so many calls.
+    pub(crate) fn in_group(mut self, blamed: &Arc<Mutex<Blamed>>, places: usize) -> Self {
         let options = &mut self.options;
+        options.most_group_calls = places;
         options.restart.early_deaths = options.restart.early_deaths.min(MOST_FAILURES - 1);
         (options.blamed, options.probes) = (blamed.clone(), true);
         self
@@ -492,6 +500,8 @@ pub struct Stats {
     pub process: Option<u32>,
     /// That of the standby, if there is one that could take over now: see [`WorkerBuilder::standby`].
     pub standby: Option<u32>,
+    /// That of a standby that is stopped, or that a debugger has: it is left alone until it is needed, and killed then.
+    pub stopped_standby: Option<u32>,
     /// Memory of the device that the pool of that process had, in bytes, as its service had started. [Kept](crate::Host::keep) memory, and what
     /// the driver takes for the process and its modules, are not in it.
     pub device_bytes: u64,
@@ -510,13 +520,14 @@ pub struct Stats {
     pub stuck: usize,
     /// Deaths in a row that were early: quick, and while no call ran. See [`Restart`].
     pub early_deaths: u32,
-    /// Why a process died last.
+    /// Why a process died last. A start that the system refuses is no death, nor is an end that it was asked for: by a replacement, or by
+    /// [`Worker::close`].
     pub last_cause: Option<Cause>,
     /// How many processes were started.
     pub starts: u64,
     /// How many starts the system refused: for lack of descriptors, memory, or processes. They are tried again, after a delay that grows.
     pub refused_starts: u64,
-    /// How many died, standbys among them.
+    /// How many died, standbys among them, and none that ended as they were asked to.
     pub deaths: u64,
     /// How many of them were standbys.
     pub standby_deaths: u64,
@@ -546,7 +557,7 @@ pub struct Stats {
     pub deadlines: u64,
     /// Messages about calls and leases that there are not: none, unless a process misbehaves.
     pub stale_messages: u64,
-    /// The process is stopped, or a debugger has it. It is not killed for that.
+    /// The process that takes the calls is stopped, or a debugger has it. It is not killed for that.
     pub is_stopped: bool,
     /// The executor of the process has not been polled for 5 s: something blocks it.
     pub is_busy: bool,

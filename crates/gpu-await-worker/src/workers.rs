@@ -32,7 +32,8 @@ use crate::worker::{Handle, Stats, Worker, WorkerBuilder};
 /// [deadline](Call::deadline), both counted once over all workers. New calls go to the others from the moment that a death is seen. Of those
 /// that the process had, those that are innocent go to others as well. Suspects wait for the next process of their own worker, and run there
 /// alone, while the others serve everybody else: so a request that kills takes down one GPU at a time. If that worker is given up, they run
-/// in another one, alone. A call is sent again when its future is polled, and keeps its memory until then.
+/// in another one, alone. A call is sent again when its future is polled, and keeps its memory and its place until
+/// then: what was let in once is not refused for lack of room ([`Overloaded`](Error::Overloaded)).
 ///
 /// After three starts in a row that failed (or the first, of a worker that has never served) a worker is given up, and its GPU is out:
 /// calls that wait for it go to others, also those that may not run again, unless a process had them. The thread that looks after all workers
@@ -99,7 +100,9 @@ impl<S: Service> Group<S> {
     /// [`Error::Unfit`] without a worker; as [`WorkerBuilder::begin`], of any of them.
     pub fn begin(workers: impl IntoIterator<Item = WorkerBuilder<S>>) -> Result<Self> {
         let blamed = Arc::default();
-        let workers = workers.into_iter().map(|worker| worker.in_group(&blamed).begin());
+        let workers: Vec<_> = workers.into_iter().collect();
+        let places = workers.iter().map(WorkerBuilder::places).fold(0, usize::saturating_add);
+        let workers = workers.into_iter().map(|worker| worker.in_group(&blamed, places).begin());
         let handles = workers.map(|worker| Ok(worker?.handle)).collect::<Result<Vec<_>>>()?;
         if handles.is_empty() {
             return Err(Error::Unfit { what: "workers of a group", found: 0, limit: 1 });
@@ -190,7 +193,7 @@ impl Members {
     /// Sends a call to the worker that is to have it, or else to the next one.
     pub(crate) fn send(
         &self,
-        mut room: Option<(usize, Room)>,
+        mut room: Option<Room>,
         mut own: Option<usize>,
         mut request: Vec<u8>,
         mut payload: Option<Input>,
@@ -198,14 +201,15 @@ impl Members {
     ) -> Result<(Member, State)> {
         // One that ended since it was picked is not picked again; of those that have all ended, the last one says why.
         let mut tries = self.handles.len();
-        // Room at a worker that does not serve any more is for others.
+        // To where it has room, if that serves; else the place goes along.
+        let has_it =
+            |handle: &Arc<Handle>| room.as_ref().is_some_and(|room| room.is_at(&handle.inside));
         let is_now = |at: &usize| self.handles[*at].inside.seen().ready == Readiness::Now;
-        own = own.or(room.as_ref().map(|(at, _)| *at).filter(is_now));
+        own = own.or(self.handles.iter().position(has_it).filter(is_now));
         loop {
             let at = self.pick(own);
             let handle = &self.handles[at];
-            let here = room.take_if(|(worker, _)| *worker == at).map(|(_, room)| room);
-            let returned = match handle.inside.submit(request, payload, terms, here) {
+            let returned = match handle.inside.submit(request, payload, terms, room) {
                 Ok((id, reply)) => {
                     let state = State::sent(handle.clone(), id, reply);
                     return Ok((Member { at, terms }, state));
@@ -217,20 +221,21 @@ impl Members {
                 Some(next) => terms = next,
                 None => return Err(error),
             }
-            (request, payload) = (returned.request, returned.payload);
+            (request, payload, room) = (returned.request, returned.payload, returned.room);
             tries -= 1;
         }
     }
 
     /// Sends a call once more that came back, if it may go on.
     pub(crate) fn send_again(&self, member: Member, returned: Returned) -> Result<(Member, State)> {
-        let Returned { error, request, payload, sent } = returned;
+        let Returned { error, request, payload, sent, room } = returned;
         let Some(terms) = goes_on(member.terms, &error, sent) else { return Err(error) };
+        let terms = Terms { was_admitted: true, ..terms };
         if terms.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             return Err(Error::Deadline);
         }
         let own = terms.is_suspect.then_some(member.at);
-        let sent = self.send(None, own, request, payload, terms);
+        let sent = self.send(room, own, request, payload, terms);
         if sent.as_ref().is_ok_and(|(next, _)| next.at != member.at) {
             // ORDERING: Relaxed: a count that orders nothing.
             self.moved.fetch_add(1, Ordering::Relaxed);

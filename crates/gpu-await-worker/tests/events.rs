@@ -116,6 +116,8 @@ fn each_state_cause_and_step_is_told_once() {
         // SAFETY: signals a child of this process, which has not been waited for.
         unsafe { libc::kill(pid as libc::pid_t, libc::SIGCONT) };
         stopped.await.unwrap();
+        eventually("it is seen", || !worker.stats().is_stopped);
+        heard(&[("info a worker's process runs again", "standby=false")]);
         worker.close(Duration::from_secs(20)).await;
         heard(&[
             (CLOSING, ""),
@@ -186,6 +188,7 @@ fn each_state_cause_and_step_is_told_once() {
         worker.replace().await.unwrap();
         let wanted = ("info a worker's process is to be replaced", "why=\"demand\"");
         let takes_over = ("info a replacement takes over", "pid=");
+        let ready = [(STARTED, "standby=true"), (HELLO, ""), ("info a replacement is ready", "")];
         heard(&[&[wanted, takes_over, ended], &ready[..]].concat());
         worker.close(Duration::from_secs(20)).await;
         heard(&[(CLOSING, ""), ended, (CLOSED, "")]);

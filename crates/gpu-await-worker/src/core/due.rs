@@ -33,7 +33,7 @@ impl Core {
         let was_stopped = std::mem::replace(&mut process.is_stopped, stopped);
         let was_busy = std::mem::replace(&mut process.is_busy, busy);
         let (service, pid) = (inside.service, process.pid);
-        let number = process.number();
+        let (number, standby) = (process.number(), role == Role::Standby);
         match pulse {
             Pulse::Dead => {
                 // Perhaps somebody froze it.
@@ -43,7 +43,15 @@ impl Core {
                 return self.kill(inside, role, Cause::Hung(time), Culprit::Begun, now, after);
             }
             Pulse::Stopped if !was_stopped => after.log(move || {
-                tracing::warn!(service, pid = number, "a worker's process is stopped or traced");
+                tracing::warn!(
+                    service,
+                    pid = number,
+                    standby,
+                    "a worker's process is stopped or traced"
+                );
+            }),
+            Pulse::Well | Pulse::Busy if was_stopped => after.log(move || {
+                tracing::info!(service, pid = number, standby, "a worker's process runs again");
             }),
             Pulse::Busy if !was_busy => after.log(move || {
                 tracing::warn!(
@@ -124,7 +132,9 @@ impl Core {
                     self.set_aside(inside, role, now, buffer, after);
                     continue;
                 }
-                Step::Nothing | Step::GiveUp | Step::NoStandby | Step::End => continue,
+                Step::Nothing | Step::GiveUp | Step::NoStandby | Step::NotReplaced | Step::End => {
+                    continue;
+                }
             };
             self.kill(inside, role, cause, Culprit::Outside, now, after);
         }

@@ -194,7 +194,8 @@ impl Core {
                     };
                     let said = Said { message, body, fds: beside.fds };
                     self.message(inside, role, said, now, after);
-                    let swamped = |process: &Process| process.is_swamped(inside.options.most_calls);
+                    let swamped =
+                        |process: &Process| process.is_swamped(inside.options.most_slots());
                     if self.seats[role].process.as_ref().is_some_and(swamped) {
                         let how = "it does not read what it asks for";
                         return self.broken(inside, role, how, now, after);

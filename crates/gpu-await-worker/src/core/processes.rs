@@ -75,6 +75,7 @@ impl Core {
         match (started, role) {
             (Ok(process), Some(role)) => {
                 self.stats.starts += 1;
+                self.refusal = None;
                 let (pid, service) = (process.number(), inside.service);
                 let standby = role == Role::Standby;
                 after.log(move || {
@@ -95,7 +96,7 @@ impl Core {
                 after.log(move || {
                     tracing::warn!(service, %why, "a worker's process was not started");
                 });
-                self.caused(role, Cause::NotStarted(error.to_string()));
+                self.refusal = Some(Cause::NotStarted(error.to_string()));
                 self.gone(inside, role, now, Sign::Refused, after);
             }
             (Err(_), None) => {}
@@ -127,7 +128,11 @@ impl Core {
         let Some(process) = &self.seats[role].process else { return };
         let (service, pid) = (inside.service, process.number());
         if role == Role::Standby {
-            return after.log(move || tracing::info!(service, pid, "a standby is ready"));
+            let is_standby = inside.options.standby;
+            return after.log(move || match is_standby {
+                true => tracing::info!(service, pid, "a standby is ready"),
+                false => tracing::info!(service, pid, "a replacement is ready"),
+            });
         }
         self.has_served = true;
         after.waiters.extend(self.serving.drain(..).map(|waiter| (waiter, Ok(()))));
@@ -164,6 +169,11 @@ impl Core {
 
     /// Has the standby take the main process's place, and that the standby's; returns whether there is one.
     fn take_over(&mut self, inside: &Inside, now: Instant, after: &mut After) -> bool {
+        // One that does not run would hold up everybody until it does.
+        let standby = self.seats[Role::Standby].process.as_ref();
+        if self.life.can_take_over() && standby.is_some_and(Process::is_still) {
+            self.kill(inside, Role::Standby, Cause::Stopped, Culprit::Outside, now, after);
+        }
         if !self.life.take_over(now) {
             return false;
         }
@@ -274,11 +284,12 @@ impl Core {
         after: &mut After,
     ) {
         let begun = |id: CallId| responses.begun(id.slot()).age(id.generation()).is_some();
-        // It was replaced, and has answered everything.
-        let is_over = self.life.is_drained(role) && cause == Cause::Closed;
+        // It was replaced, and has answered everything, or ends with the worker: no death.
+        let ends = self.life.is_closing() || self.life.is_drained(role);
+        let is_over = ends && cause == Cause::Closed;
         self.stats.deaths += u64::from(!is_over);
         let is_standby = role == Role::Standby && !self.life.is_replaced(role);
-        self.stats.standby_deaths += u64::from(is_standby);
+        self.stats.standby_deaths += u64::from(is_standby && !is_over);
         if self.leases.process_gone(process) {
             after.waiters.extend(self.room.drain(..).map(|waiter| (waiter, Ok(()))));
         }
@@ -379,7 +390,8 @@ impl Core {
             Step::End => self.end(inside, Error::Closed, after),
             step if hopeless || step == Step::GiveUp => {
                 self.life.end();
-                let cause = self.last_cause.clone().unwrap_or(Cause::Unknown);
+                let refusal = self.refusal.clone().filter(|_| sign == Sign::Refused);
+                let cause = refusal.or_else(|| self.last_cause.clone()).unwrap_or(Cause::Unknown);
                 let error = self.given_up(cause);
                 if inside.options.probes {
                     self.probe.given_up(now, &inside.options.restart);
@@ -391,8 +403,9 @@ impl Core {
                 let service = inside.service;
                 after
                     .log(move || tracing::error!(service, cause, "no standby is started any more"));
-                self.not_replaced(now, after);
+                self.not_replaced(sign, now, after);
             }
+            Step::NotReplaced => self.not_replaced(sign, now, after),
             _ => {}
         }
         let Phase::Waiting(until) = self.life.phase(role) else { return };

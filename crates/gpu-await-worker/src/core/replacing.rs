@@ -17,6 +17,7 @@ use crate::inside::{After, Inside, Waiter};
 use crate::life::Role;
 use crate::process::Process;
 use crate::replace::Used;
+use crate::restart::Sign;
 
 impl Core {
     /// Does what is due: has another process started, has it take over, and tells those who wait for that.
@@ -78,6 +79,13 @@ impl Core {
             return;
         }
         let Some(next) = &mut self.seats[Role::Standby].process else { return };
+        if next.is_still() {
+            // Seen twice: a debugger may have it for a moment.
+            if next.is_stopped || next.heart.is_silent() {
+                self.kill(inside, Role::Standby, Cause::Stopped, Culprit::Outside, now, after);
+            }
+            return;
+        }
         // A suspect that it has runs alone: all others would wait for it. It gets no other one meanwhile.
         if self.calls.running_in(next.incarnation) > 0 {
             if self.held_until(inside).is_some_and(|until| until <= now) {
@@ -107,10 +115,12 @@ impl Core {
     }
 
     /// No other process could be started. The one that serves goes on, and is as new.
-    pub(super) fn not_replaced(&mut self, now: Instant, after: &mut After) {
+    pub(super) fn not_replaced(&mut self, sign: Sign, now: Instant, after: &mut After) {
         let Some(process) = &mut self.seats[Role::Main].process else { return };
         process.used = Used::new(now);
-        let Some(cause) = self.stats.last_standby_cause.clone() else { return };
+        let refusal = self.refusal.clone().filter(|_| sign == Sign::Refused);
+        let cause = refusal.or_else(|| self.stats.last_standby_cause.clone());
+        let cause = cause.unwrap_or(Cause::Unknown);
         let its = process.incarnation;
         let failed = self.replacing.extract_if(.., |(incarnation, _)| *incarnation == its);
         let error = Error::NotReplaced { cause };

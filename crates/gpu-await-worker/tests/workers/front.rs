@@ -161,7 +161,7 @@ fn has_variable(pid: u32, start: &str) -> bool {
     all.split(|byte| *byte == 0).any(|variable| variable.starts_with(start.as_bytes()))
 }
 
-fn is_stopped(pid: u32) -> bool {
+pub(crate) fn is_stopped(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
 }

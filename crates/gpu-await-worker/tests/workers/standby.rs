@@ -5,6 +5,7 @@ use std::time::Duration;
 use gpu_await_worker::{Cause, Error, Guilt, Health, Restart, Worker, WorkerBuilder};
 use gpu_await_worker::{forget_kept, kept};
 
+use crate::front::is_stopped;
 use crate::twin::{Do, Done, Start, Twin, Use, eventually, kill, lives, lost, run, worker};
 
 const LONG: Duration = Duration::from_secs(3600);
@@ -259,5 +260,63 @@ fn the_price_of_a_standby_is_told() {
         // What is kept is there once: the standby could not fill it again.
         assert_eq!(kept().iter().filter(|kept| kept.name == "price").count(), 1);
         assert!(forget_kept(None, "price"));
+    });
+}
+
+fn signal(pid: u32, signal: i32) {
+    // SAFETY: signals a child of this process, which has not been waited for.
+    unsafe { libc::kill(pid as libc::pid_t, signal) };
+}
+
+#[test]
+fn a_stopped_standby_does_not_take_over() {
+    run(async {
+        let worker = with_standby().spawn().await.unwrap();
+        let standby = ready(&worker);
+        signal(standby, libc::SIGSTOP);
+        // The supervisor looks when it matters.
+        eventually("it is stopped", || is_stopped(standby));
+        kill(&worker);
+        let next =
+            worker.call(Do::Pid).idempotent().deadline(Duration::from_secs(20)).await.unwrap();
+        assert_ne!(next, Done::Number(standby));
+        eventually("it is gone", || !lives(standby));
+        let stats = worker.stats();
+        assert_eq!((stats.takeovers, stats.deaths), (0, 2));
+        assert_eq!(stats.last_standby_cause, Some(Cause::Stopped));
+        assert_eq!(stats.last_cause, Some(Cause::Signal(9)));
+        ready(&worker);
+    });
+}
+
+#[test]
+fn a_stopped_standby_is_reported() {
+    run(async {
+        let worker = with_standby().spawn().await.unwrap();
+        let standby = ready(&worker);
+        signal(standby, libc::SIGSTOP);
+        eventually("it is seen", || worker.stats().stopped_standby == Some(standby));
+        let stats = worker.stats();
+        assert_eq!((stats.standby, stats.is_stopped), (None, false));
+        // What the main process had when it is killed is answered by another one.
+        let limit = Duration::from_millis(300);
+        let calls = [(); 2].map(|()| worker.call(Do::Pid).idempotent());
+        let block = worker.call(Do::Loop).within(limit).send();
+        for call in calls {
+            assert!(call.deadline(Duration::from_secs(20)).await.is_ok());
+        }
+        lost(block.await);
+        assert!(worker.call(Do::Pid).deadline(Duration::from_secs(20)).await.is_ok());
+        // One that runs again is as good as any.
+        let standby = ready(&worker);
+        signal(standby, libc::SIGSTOP);
+        eventually("it is seen", || worker.stats().stopped_standby == Some(standby));
+        signal(standby, libc::SIGCONT);
+        assert_eq!(ready(&worker), standby);
+        assert_eq!(worker.stats().stopped_standby, None);
+        let takeovers = worker.stats().takeovers;
+        kill(&worker);
+        eventually("it takes over", || worker.stats().takeovers > takeovers);
+        assert_eq!(worker.call(Do::Pid).await, Ok(Done::Number(standby)));
     });
 }

@@ -1,12 +1,14 @@
 //! Workers and groups below layers of tower.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use futures::FutureExt;
-use gpu_await_worker::{Call, Error, Group, Worker, WorkerBuilder};
+use futures::future::{join, join_all};
+use gpu_await_worker::{Call, Error, Group, Restart, Worker, WorkerBuilder};
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt};
 
-use crate::twin::{Do, Done, Twin, eventually, lost, run, worker};
+use crate::twin::{Do, Done, Start, Twin, eventually, kill, lost, run, worker};
 
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -57,7 +59,8 @@ fn readiness_reserves_room() {
         one.ready().await.unwrap();
         two.ready().await.unwrap();
         // Both places are theirs, though nobody has called.
-        assert!(matches!(worker.call(Do::Pid).await, Err(Error::Overloaded { found: 0, .. })));
+        let refused = worker.call(Do::Pid).await;
+        assert!(matches!(refused, Err(Error::Overloaded { found: 2, limit: 2, .. })));
         is_pending(three);
         is_pending(four);
         is_pending(five);
@@ -172,5 +175,78 @@ fn a_group_is_a_tower_service() {
         assert!(one.call(Do::Pid).await.is_ok());
         group.clone().close(Duration::ZERO).await;
         assert_eq!(one.ready().await.err(), Some(Error::Closed));
+    });
+}
+
+/// A reserved place, and that of a call which is sent again, hold whatever dies.
+#[test]
+fn room_holds_whatever_dies() {
+    run(async {
+        const KILLS: usize = 30;
+        let quick = Restart { most_delay: Duration::from_millis(5), ..Restart::default() };
+        let group = Group::spawn(two(4).map(|worker| worker.restart(quick))).await.unwrap();
+        let (is_over, answered) = (Cell::new(false), Cell::new(0u32));
+        let again = |group: &Group<Twin>, request| group.call(request).idempotent();
+        let request = || Do::Later(7, Duration::from_millis(2));
+        // A call that was killed twice may be lost; one that was killed once is sent again.
+        let ended = |ended: Result<Done, Error>| match ended {
+            Err(Error::Lost(lost)) if lost.attempt > 1 => {}
+            Ok(Done::Number(7)) => answered.set(answered.get() + 1),
+            other => panic!("{other:?}"),
+        };
+        let reserved = (0..24).map(|_| async {
+            let mut service = group.service(again);
+            while !is_over.get() {
+                ended(service.ready().await.unwrap().call(request()).await);
+            }
+        });
+        let plain = (0..4).map(|_| async {
+            while !is_over.get() {
+                match group.call(request()).idempotent().await {
+                    Err(Error::Overloaded { found, limit, .. }) => {
+                        assert!(found >= limit, "{found} of {limit}");
+                        tokio::task::yield_now().await;
+                    }
+                    other => ended(other),
+                }
+            }
+        });
+        let kills = async {
+            for turn in 0..KILLS {
+                let worker = group.workers().nth(turn % 2).unwrap();
+                while worker.stats().running < 2 {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                kill(&worker);
+                let goal = answered.get() + 20;
+                while answered.get() < goal {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            }
+            is_over.set(true);
+        };
+        join(kills, join(join_all(reserved), join_all(plain))).await;
+        // Nothing of it is left.
+        let mut free = [(); 8].map(|()| group.service(call_group));
+        for service in &mut free {
+            service.ready().await.unwrap();
+        }
+        is_pending(&mut group.service(call_group));
+    });
+}
+
+#[test]
+fn a_group_that_is_given_up_says_so() {
+    run(async {
+        let hour = Restart { first_delay: LONG, most_delay: LONG, ..Restart::default() };
+        let start = || Start { once: Some("/proc/none".to_owned()), ..Start::default() };
+        let workers = [(); 2].map(|()| Worker::<Twin>::builder(start()).threads(2).restart(hour));
+        let group = Group::begin(workers).unwrap();
+        eventually("both are given up", || group.health().has_ended());
+        let of_call = group.call(Do::Pid).await.unwrap_err();
+        let of_service = group.service(call_group).ready().await.err().unwrap();
+        for error in [of_call, of_service] {
+            assert!(matches!(error, Error::GivenUp { .. }), "{error:?}");
+        }
     });
 }
