@@ -13,7 +13,9 @@
 //! `alone`, `beside_engines`, `beside_kernel`, `beside_partition`: the replayed step while nothing, or copies of 64 blocks each from a host slab to other
 //! blocks of the same slab, four in flight, run on another stream: by the copy engines, by the kernel, by the kernel in a partition of 8 multiprocessors (with the
 //! step in the rest; `alone_in_rest` is that step alone).
-//! `decode.differs` counts replays after the second that were not the compiled list. Prints `name value unit`.
+//! `decode.differs` counts replays after the second that were not the compiled list. Prints `name value unit`. The targets: `tracked` and `replayed` at most
+//! 1.03 times what is by hand; beside the copy engines and in partitions a p99 of at most 1.10 times that alone. Without NVRTC, which compiles its kernels, nothing
+//! is printed, so `benches/lines.txt` has none of these.
 
 #[path = "measure.rs"]
 mod measure;
@@ -23,8 +25,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use gpu_await::{
-    CopyBy, Device, DeviceBuffer, DeviceSlab, Grid, HostSlab, LaunchConfig, ListOutcome, Mapped,
-    Op, Queue, Region, Result, Stream, kernel,
+    CopyBy, Device, DeviceBuffer, DeviceSlab, ErrorDetail, Grid, HostSlab, LaunchConfig,
+    ListOutcome, Mapped, Op, Queue, Region, Result, Stream, kernel,
 };
 use measure::{Sorted, print, rounds, us, window};
 use tokio::runtime::Runtime;
@@ -240,7 +242,13 @@ fn told(line: &str, times: &Sorted) {
 
 fn main() -> Result<()> {
     let (device, runtime) = (measure::device(), measure::workers(measure::cores()));
-    let mut cache = runtime.block_on(Cache::new(device.stream()?))?;
+    let mut cache = match runtime.block_on(Cache::new(device.stream()?)) {
+        Err(error) if matches!(error.detail(), ErrorDetail::NoCompiler { .. }) => {
+            eprintln!("# {error}");
+            return Ok(());
+        }
+        made => made?,
+    };
     let mut times = [const { Vec::new() }; 4];
     for _ in 0..rounds(2000, 10) {
         for (way, times) in times.iter_mut().enumerate() {

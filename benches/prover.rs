@@ -117,7 +117,7 @@ impl Service {
 
 fn main() -> Result<()> {
     let runtime = measure::workers(measure::cores());
-    let is_small = !measure::on_cuda();
+    let is_small = measure::is_smoke();
     let limit = if is_small { 20 } else { 640 };
     let name = std::env::var(gpu_await::testing::TEST_DEVICE).unwrap_or_else(|_| "host".to_owned());
     let device = Device::builder().memory_limit_bytes(limit * MIB).named(&name)?;
