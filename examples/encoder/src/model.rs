@@ -207,7 +207,7 @@ impl<T: Precision> Model<T> {
     /// Loads kernels and weights. Before serving: on a GPU loading waits for everything that runs.
     ///
     /// # Errors
-    /// What is wrong with a tensor ([`LoadError`]); no cuBLASLt; out of device memory.
+    /// A tensor is missing or has a wrong shape or type ([`LoadError`]); cuBLASLt is not found; device memory is short.
     pub async fn load(device: &Device, folder: &Arc<Folder>) -> Result<Model<T>, LoadError> {
         let (on, of) = (device.clone(), folder.clone());
         let weights = tokio::task::spawn_blocking(move || load::upload::<T>(&on, &of));
