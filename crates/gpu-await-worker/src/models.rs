@@ -439,10 +439,12 @@ proptest! {
             let next = deaths.count(&policy, served, sign);
             prop_assert_eq!(deaths.early(), early);
             let Next::StartAfter(delay) = next else {
-                prop_assert!(early > policy.early_deaths);
-                return Ok(());
+                // By that death, and by no later one while calls ran.
+                prop_assert!(early > policy.early_deaths && !calls);
+                continue;
             };
-            prop_assert!(early <= policy.early_deaths && delay <= policy.most_delay);
+            prop_assert!(early <= policy.early_deaths || calls);
+            prop_assert!(delay <= policy.most_delay);
             prop_assert!(delay >= last || served.is_some(), "{:?} after {:?}", delay, last);
             prop_assert_eq!(delay.is_zero(), quick <= 1 && served.is_some());
             last = delay;
@@ -579,11 +581,11 @@ proptest! {
             );
             prop_assert!(has_standby || life.is_wanted() || !is_second);
             prop_assert_eq!(life.stuck(), stuck as usize);
+                    prop_assert!(!was_serving || ready.is_none(), "it is given up while another process is ready");
             // Nothing but what happens to the main process interrupts the service.
             prop_assert!(life.is_serving() || !was_serving || is_main || step == 8);
-            // With a standby nor does the death of that, but for the one early death that is too many.
-            let goes_on = life.is_serving() || done == Step::GiveUp;
-            prop_assert!(step != 7 || ready.is_none() || goes_on || at == 1);
+            // With a standby nor does the death of that, also one early death too many.
+            prop_assert!(step != 7 || ready.is_none() || life.is_serving() || at == 1);
             for (role, seat) in Role::ALL.into_iter().zip(seats) {
                 let phase = life.phase(role);
                 let has_process = !matches!(phase, Phase::Waiting(_) | Phase::Ended);
@@ -665,6 +667,38 @@ fn only_who_had_begun_is_a_suspect() {
         let guilt: Vec<_> = lost.iter().map(|lost| lost.guilt).collect();
         assert_eq!((&guilt[..], blamed.len()), (&expected[..], begun.len()));
     }
+#[test]
+fn what_serves_is_not_given_up() {
+    let limits = Limits {
+        hello: Duration::from_secs(1),
+        start: Duration::from_secs(5),
+        kill_grace: Duration::from_secs(2),
+        most_stuck: 1,
+    };
+    let policy = Restart { early_deaths: 2, settled: Duration::MAX, ..Restart::default() };
+    let (mut now, mut life) = (Instant::now(), Life::new(Instant::now(), true));
+    let start = |life: &mut Life, role, now: &mut Instant| {
+        *now += policy.most_delay;
+        assert_eq!(life.tick(role, *now, &limits), Step::Start);
+        life.said_hello(role);
+        assert!(life.serves(role, *now));
+    };
+    start(&mut life, Role::Main, &mut now);
+    for death in 1..=3 {
+        start(&mut life, Role::Standby, &mut now);
+        assert!(life.take_over(now));
+        let step = life.gone(Role::Standby, now, Sign::Early, &policy, &limits);
+        // One too many: what took over goes on, and nothing stands by.
+        assert_eq!(step, if death > 2 { Step::NoStandby } else { Step::Nothing });
+        assert!(life.is_serving() && life.expects_standby() == (death <= 2));
+    }
+    // Calls may kill it; then another one serves, and has a standby. Without one, one more early death is the end.
+    assert_eq!(life.gone(Role::Main, now, Sign::InCalls, &policy, &limits), Step::Nothing);
+    start(&mut life, Role::Main, &mut now);
+    assert!(life.expects_standby());
+    assert_eq!(life.gone(Role::Main, now, Sign::Early, &policy, &limits), Step::GiveUp);
+}
+
 }
 
 #[test]
