@@ -194,11 +194,16 @@ pub enum Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Guilt {
-    /// It ran alone, and its process died by itself, or was killed because the call took longer than its limit.
+    /// It ran alone, and its process died by itself, or was killed because the call took longer than its limit. Nothing that another call left
+    /// behind can be why: for 1 s before it was sent, and since, no other call was answered there; or it was to run alone, and then it begins when
+    /// the device is done with what others left, and is answered when the device is done with what it leaves.
+    ///
+    /// Out of reach: what another call left on the host, such as a task, beside one that was to run alone; and what takes longer than 1 s.
     Alone,
     /// It was one of several that ran. After a limit ([`within`](crate::Call::within), [`executor_limit`](crate::WorkerBuilder::executor_limit))
     /// these are all calls that had begun: one that is over its limit may only have waited, on a stream or for the executor, for another one
-    /// that has more time. Or it ran alone, and its process was killed or stopped for no reason that is known to be the call's: by the operator
+    /// that has more time. Or it ran alone, soon after or while another one was answered, which may have left the reason on the device. Or it ran
+    /// alone, and its process was killed or stopped for no reason that is known to be the call's: by the operator
     /// (`SIGKILL`, `SIGTERM`, `SIGINT`, `SIGHUP`, `SIGSTOP`), by the kernel for lack of memory, or over its limit of memory.
     Suspect,
     /// Something else ended the process: the end of the worker, or a limit, while this call had not begun.
@@ -271,9 +276,9 @@ pub enum Cause {
     /// No thread of it ran, though it was not stopped.
     #[error("no thread of it ran for 5 s")]
     Dead,
-    /// It was a standby or a replacement, and was stopped, or no thread of it ran, when it was to take the calls: it was killed, and another
-    /// process started.
-    #[error("it was stopped when it was to take the calls")]
+    /// It was a standby or a replacement, and was stopped, or no thread of it ran, when it was to take the calls, or had one that ran alone: it
+    /// was killed, and another process started.
+    #[error("it was stopped when it was to take the calls, or had one")]
     Stopped,
     /// It had more memory than its limit.
     #[error("{resident} bytes resident, and the limit is {limit}")]
@@ -345,6 +350,14 @@ fn before(causes: &[Cause]) -> String {
     };
     let before: Vec<_> = before.iter().map(Cause::to_string).collect();
     format!("; before it: {}", before.join("; "))
+}
+
+#[cfg(target_os = "linux")]
+impl Cause {
+    /// Whether somebody killed the process, or waited for its end: that says nothing about what was running.
+    pub(crate) fn is_kill(&self) -> bool {
+        matches!(self, Cause::Signal(1 | 2 | 9 | 15) | Cause::Dead | Cause::Unknown)
+    }
 }
 
 #[cfg(target_os = "linux")]

@@ -54,9 +54,9 @@ fn each_death_is_named() {
         ] {
             let lost = lost(worker.call(&request).await);
             assert_eq!((lost.cause, lost.guilt, lost.attempt), (cause, Guilt::Alone, 1));
-            let answer = worker.call(Do::Double(vec![1.0])).await.unwrap();
-            assert_eq!(answer, Done::Floats(vec![2.0]));
         }
+        let answer = worker.call(Do::Double(vec![1.0])).await.unwrap();
+        assert_eq!(answer, Done::Floats(vec![2.0]));
         let lost = lost(worker.call(Do::Fault).await);
         let Cause::Fault(text) = &lost.cause else { panic!("{lost:?}") };
         assert!(text.contains("an illegal address"), "{text}");
@@ -321,7 +321,8 @@ fn answers_before_the_death_count() {
         for call in calls {
             assert_eq!(call.await, Ok(Done::Number(pid)), "it ran twice, or was lost");
         }
-        assert_eq!(lost(killer.await).guilt, Guilt::Alone);
+        // Any of those that were answered may have left something behind.
+        assert_eq!(lost(killer.await).guilt, Guilt::Suspect);
         assert_eq!(first.await, Ok(Done::Number(0)));
     });
 }

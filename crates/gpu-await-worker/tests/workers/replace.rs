@@ -237,7 +237,7 @@ fn a_suspect_without_an_end_is_replaced() {
             let endless = worker.call(Do::Later(0, LONG)).idempotent().send();
             let other = worker.call(Do::Later(2, Duration::from_secs(1))).idempotent().send();
             eventually("they run", || worker.stats().running == 2);
-            kill(&worker);
+            lost(worker.call(Do::Abort).await);
             eventually("one runs alone", || {
                 let stats = worker.stats();
                 stats.starts == 2 + u64::from(standby) && stats.running == 1
