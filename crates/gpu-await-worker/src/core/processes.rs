@@ -476,7 +476,7 @@ impl Core {
 
 /// Tells that there will be no process any more.
 pub(super) fn tell_end(inside: &Inside, error: &Error, after: &mut After) {
-    let (service, why) = (inside.service, error.to_string());
+    let (service, why) = (inside.service, error.report());
     match error {
         Error::Closed => after.log(move || tracing::info!(service, "a worker was closed")),
         _ => after.log(move || tracing::error!(service, %why, "a worker is given up")),
