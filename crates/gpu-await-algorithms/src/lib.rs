@@ -9,6 +9,8 @@
 //! | [`transform!`], [`Term`] | formulas |
 //! | [`Preload`], [`AlgorithmFamily`] | loading kernels before they are needed |
 
+// Tests and examples may unwrap, the library may not.
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod code;
