@@ -18,5 +18,5 @@ mod weights;
 
 pub use kernels::{Kernels, Precision};
 pub use model::{Lane, Model, Shape};
-pub use serve::{MAX_TEXTS, Service, router};
+pub use serve::{Service, Serving, router};
 pub use weights::{Config, Folder, LoadError};
