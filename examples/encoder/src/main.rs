@@ -109,6 +109,13 @@ async fn run<T: Precision>(options: Options, start: Instant) -> Result<(), Faile
     match options.command {
         Command::Serve { addr, serving } => {
             let service = Service::new(&model, options.max_tokens, serving).await?;
+            #[cfg(feature = "tokenizers")]
+            let service = if options.model.join("tokenizer.json").exists() {
+                let max_len = model.config().max_position_embeddings.min(options.max_tokens);
+                service.with_tokenizer(encoder::tokenizer(&options.model, max_len)?)
+            } else {
+                service
+            };
             let listener = tokio::net::TcpListener::bind(addr).await?;
             println!("listening on http://{}", listener.local_addr()?);
             Ok(axum::serve(listener, router(service)).await?)

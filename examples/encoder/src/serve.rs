@@ -2,6 +2,7 @@
 //!
 //! `POST /embed` with `{"ids": [[101, 2054, 102], ..]}` answers `{"embeddings": [[..], ..]}`, a row for each text; with
 //! `accept: application/octet-stream` the rows are raw `f32`, little-endian. `x-timeout-ms` bounds the wait, which the server bounds as well.
+//! With a tokenizer, `{"texts": ["..", ..]}` does as well: its rows come behind those of the ids.
 //! Requests with `x-priority: interactive` go in front of others, or into a partition of their own.
 //!
 //! | what happened | status |
@@ -63,12 +64,16 @@ pub struct Service {
     batcher: Texts,
     /// In a partition of its own.
     interactive: Texts,
+    tokenizer: Option<TextToIds>,
     patience: Duration,
     max_len: usize,
     vocabulary: u32,
 }
 
 type Texts = Batcher<Vec<u32>, Vec<f32>>;
+
+/// The ids of a text, or what is wrong with it.
+pub type TextToIds = Arc<dyn Fn(&str) -> Result<Vec<u32>, String> + Send + Sync>;
 
 impl Service {
     /// Makes lanes, with a graph for every shape of batch, and spawns workers on tokio. Batches have at most `max_tokens` tokens.
@@ -94,13 +99,28 @@ impl Service {
                 None => batcher.with_high_priority(),
             },
             batcher,
+            tokenizer: None,
             patience: Duration::from_millis(serving.patience),
             max_len: model.config().max_position_embeddings.min(max_tokens),
             vocabulary: model.config().vocab_size as u32,
         })
     }
 
-    /// What is wrong with a request, or its texts and how long it waits.
+    /// Takes texts as well as ids.
+    #[must_use]
+    pub fn with_tokenizer(self, tokenizer: TextToIds) -> Service {
+        Service { tokenizer: Some(tokenizer), ..self }
+    }
+
+    fn ids(&self, texts: &[String]) -> Result<Vec<Vec<u32>>, String> {
+        if texts.is_empty() {
+            return Ok(Vec::new());
+        }
+        let tokenizer = self.tokenizer.as_ref().ok_or("no tokenizer: this server takes ids")?;
+        texts.iter().map(|text| tokenizer(text)).collect()
+    }
+
+    /// How long a request waits, or what is wrong with it.
     fn check(&self, ids: &[Vec<u32>], headers: &HeaderMap) -> Result<Duration, String> {
         if ids.is_empty() || ids.len() > MOST_TEXTS {
             return Err(format!("{} texts: 1 to {MOST_TEXTS} are possible", ids.len()));
@@ -182,7 +202,10 @@ pub fn router(service: Service) -> Router {
 
 #[derive(Deserialize)]
 struct Request {
+    #[serde(default)]
     ids: Vec<Vec<u32>>,
+    #[serde(default)]
+    texts: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -194,10 +217,13 @@ struct Answer {
 async fn embed(
     State(service): State<Service>,
     headers: HeaderMap,
-    Json(Request { ids }): Json<Request>,
+    Json(Request { mut ids, texts }): Json<Request>,
 ) -> Result<Response, Failure> {
-    let patience =
-        service.check(&ids, &headers).map_err(|reason| Failure(StatusCode::BAD_REQUEST, reason))?;
+    let checked = service.ids(&texts).and_then(|more| {
+        ids.extend(more);
+        service.check(&ids, &headers)
+    });
+    let patience = checked.map_err(|reason| Failure(StatusCode::BAD_REQUEST, reason))?;
     let is_interactive = headers.get("x-priority").is_some_and(|is| is == "interactive");
     let batcher = if is_interactive { &service.interactive } else { &service.batcher };
     let batcher = batcher.with_patience(patience);

@@ -234,18 +234,8 @@ async fn post_with(
 async fn requests_are_answered_each_with_its_own() -> Result<(), Failed> {
     let tiny = Tiny::new("served", "", "F32")?;
     let model = model::<f32>(&tiny).await?;
-    let serving = Serving {
-        patience: 60_000,
-        lanes: 2,
-        max_texts: 64,
-        without_graphs: false,
-        blocking: false,
-        interactive: None,
-    };
-    let service = Service::new(&model, 1024, serving).await?;
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
-    let address = listener.local_addr()?;
-    tokio::spawn(async move { axum::serve(listener, router(service)).await });
+    let service = Service::new(&model, 1024, serving()).await?;
+    let address = serve(service).await?;
 
     let texts = texts(&[5, 1, 70, 128, 33, 512, 64, 2, 9, 200]);
     let mut asking = tokio::task::JoinSet::new();
@@ -276,6 +266,83 @@ async fn requests_are_answered_each_with_its_own() -> Result<(), Failed> {
         let headers = format!("x-timeout-ms: {timeout}\r\n");
         let (status, answer) = post_with(address, json!({ "ids": [[1]] }), &headers).await?;
         assert_eq!(status, expected, "{timeout}: {answer}");
+    }
+    Ok(())
+}
+
+fn serving() -> Serving {
+    Serving {
+        patience: 60_000,
+        lanes: 2,
+        max_texts: 64,
+        without_graphs: false,
+        blocking: false,
+        interactive: None,
+    }
+}
+
+/// A server on a port of its own.
+async fn serve(service: Service) -> std::io::Result<std::net::SocketAddr> {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    tokio::spawn(async move { axum::serve(listener, router(service)).await });
+    Ok(address)
+}
+
+#[cfg(feature = "tokenizers")]
+#[tokio::test(flavor = "multi_thread")]
+async fn texts_become_ids() -> Result<(), Failed> {
+    let tiny = Tiny::new("texts", "", "F32")?;
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "decoder": null,
+        "normalizer": { "type": "Lowercase" }, "pre_tokenizer": { "type": "Whitespace" },
+        "post_processor": {
+            "type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2],
+        },
+        "model": {
+            "type": "WordLevel", "unk_token": "[UNK]",
+            "vocab": { "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "good": 10, "morning": 11 },
+        },
+    });
+    std::fs::write(tiny.folder().join("tokenizer.json"), tokenizer.to_string())?;
+    let service = Service::new(&model::<f32>(&tiny).await?, 1024, serving()).await?;
+    let address = serve(service.clone()).await?;
+    let (status, answer) = post(address, json!({ "texts": ["good"] })).await?;
+    assert_eq!(status, 400, "{answer}");
+
+    let service = service.with_tokenizer(encoder::tokenizer(tiny.folder(), 5)?);
+    let address = serve(service).await?;
+    let texts = json!({ "texts": ["Good morning you", "good good good good"] });
+    let (status, by_text) = post(address, texts).await?;
+    assert_eq!(status, 200, "{by_text}");
+    // The second is cut to five tokens.
+    let ids = json!({ "ids": [[2, 10, 11, 1, 3], [2, 10, 10, 10, 3]] });
+    assert_eq!(by_text, post(address, ids).await?.1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_way_of_serving_has_the_same_answers() -> Result<(), Failed> {
+    let tiny = Tiny::new("ways", "", "F32")?;
+    let model = model::<f32>(&tiny).await?;
+    // A core for each partition.
+    let interactive = (model.device().multiprocessors() > 1).then_some(1);
+    let ways = [
+        serving(),
+        Serving { without_graphs: true, ..serving() },
+        Serving { max_texts: 1, blocking: true, ..serving() },
+        Serving { interactive, ..serving() },
+    ];
+    let body = json!({ "ids": texts(&[5, 1, 70]) });
+    let mut first = None;
+    for way in ways {
+        let shown = format!("{way:?}");
+        let address = serve(Service::new(&model, 256, way).await?).await?;
+        for headers in ["", "x-priority: interactive\r\n"] {
+            let (status, answer) = post_with(address, body.clone(), headers).await?;
+            assert_eq!(status, 200, "{shown}: {answer}");
+            assert_eq!(first.get_or_insert_with(|| answer.clone()), &answer, "{shown}");
+        }
     }
     Ok(())
 }
