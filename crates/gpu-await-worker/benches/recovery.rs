@@ -6,6 +6,9 @@
 //!
 //! Then the same of a worker with a standby, without those steps: from the kill, or the call that faults, to the next right answer.
 //!
+//! Then the same of a worker whose processes write memory (4 GiB on a GPU), with a standby and without, of a process that dies as it writes: until
+//! the next one, which waits for the first to be gone, was told so, has written all of it and answered.
+//!
 //! Then a group of two, on two GPUs where there are two, 64 callers, one of the two killed, and none of its
 //! processes starts again: how many of the idempotent calls are answered, and how long they take, over the half second from the first kill on and before it.
 //!
@@ -21,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use gpu_await_worker::{Group, Worker, gpus, kept};
-use service::{Ask, Bench, ONCE, builder, is_smoke, on_gpu, print, quantile};
+use service::{Ask, Bench, Half, ONCE, WRITES, builder, is_smoke, on_gpu, print, quantile};
 
 fn main() {
     gpu_await_worker::init::<Bench>();
@@ -81,10 +84,14 @@ async fn recoveries() {
     }
     worker.clone().close(Duration::from_secs(10)).await;
     with_standby(bytes, rounds, &x, &right).await;
+    for standby in [false, true] {
+        with_keep_mut(standby, rounds).await;
+    }
     replaced(bytes).await;
     with_group().await;
     let kept = kept();
-    assert_eq!((kept.len(), kept[0].info.digest), (1, digest), "it was filled once");
+    let weights = kept.iter().find(|kept| kept.name == "weights").expect("they are kept");
+    assert_eq!(weights.info.digest, digest, "it was filled once");
     let stats = worker.stats();
     print("recovery.deaths", stats.deaths as f64, "deaths");
     print("recovery.stale_messages", stats.stale_messages as f64, "messages");
@@ -132,6 +139,39 @@ async fn with_standby(bytes: usize, rounds: usize, x: &[f32], right: &[f32]) {
         }
     }
     print("recovery.standby.deaths", worker.stats().deaths as f64, "deaths");
+}
+
+async fn with_keep_mut(standby: bool, rounds: usize) {
+    let bytes = if on_gpu() && !is_smoke() { 4usize << 30 } else { 16 << 20 };
+    let worker = builder(0).standby(standby).env(WRITES, bytes.to_string());
+    let worker = worker.spawn().await.expect("it starts");
+    let write = || worker.call(Ask::Write(None));
+    for (name, half) in [("fault", Half::Fault), ("kill", Half::Endless)] {
+        let mut times = Vec::new();
+        for _ in 0..rounds {
+            while standby && worker.stats().standby.is_none() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            let last = write().await.expect("it serves");
+            let call = worker.call(Ask::Write(Some(half))).send();
+            while name == "kill" && !worker.log().ends_with("it writes\n") {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            let begun = Instant::now();
+            if name == "kill" {
+                let pid = worker.stats().process.expect("it serves").to_string();
+                Command::new("kill").args(["-9", &pid]).status().expect("kill runs");
+            }
+            call.await.expect_err("its process dies");
+            let next = write().await.expect("the next one serves");
+            times.push(begun.elapsed().as_secs_f64() * 1e3);
+            // What the one that died wrote is there, or not.
+            assert!(next[0] == 1.0 && next[2] == next[1] + 1.0 && next[1] >= last[2], "{next:?}");
+        }
+        let of = if standby { "keep_mut.standby" } else { "keep_mut" };
+        print(&format!("recovery.{of}.{name}.answered_ms"), quantile(&mut times, 0.5), "ms");
+    }
+    worker.close(Duration::from_secs(10)).await;
 }
 
 /// Calls of two clients until told to stop: how long each took, in ms, and how many failed.

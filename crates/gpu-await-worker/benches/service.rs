@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use gpu_await::{DeviceBuffer, Frozen, Grid, LaunchConfig, Stream, kernel};
-use gpu_await_worker::{Failure, Host, Payloads, Restart, Service, Worker, WorkerBuilder, gpus};
+use gpu_await_worker::{
+    Failure, Host, KeptMut, KeptState, Payloads, Restart, Service, Worker, WorkerBuilder, gpus,
+};
 use serde::{Deserialize, Serialize};
 
 kernel! {
@@ -47,7 +49,19 @@ pub(crate) enum Ask {
     Payload(u32),
     Fault,
     Endless,
+    /// Writes all of the memory that processes write, and answers with what is there; or loses the device half-way, or never ends there.
+    Write(Option<Half>),
 }
+
+/// How a write does not come to its end.
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Half {
+    Fault,
+    Endless,
+}
+
+/// The variable that says how many bytes of memory processes write.
+pub(crate) const WRITES: &str = "GPU_AWAIT_BENCH_WRITES_BYTES";
 
 /// The variable that names a file which lets one process start.
 pub(crate) const ONCE: &str = "GPU_AWAIT_BENCH_STARTS_ONCE";
@@ -76,6 +90,7 @@ pub(crate) struct Bench {
     faulty: faulty,
     /// Mapped, as a model's would be.
     _weights: Option<Frozen<u32>>,
+    cache: tokio::sync::Mutex<Option<KeptMut<u32>>>,
 }
 
 impl Service for Bench {
@@ -101,10 +116,13 @@ impl Service for Bench {
             ),
         };
         let device = host.device();
+        let written = std::env::var(WRITES).ok().and_then(|bytes| bytes.parse::<usize>().ok());
+        let cache = written.map(|bytes| host.keep_mut("cache", bytes / 4)).transpose()?;
         Ok(Bench {
             small: Small::new(device).await?,
             faulty: faulty::load(device).await?,
             _weights: weights,
+            cache: cache.into(),
         })
     }
 
@@ -119,6 +137,7 @@ impl Service for Bench {
                 let _on_device: DeviceBuffer<f32> = payload.upload(stream).await?;
                 Ok(vec![begun.elapsed().as_secs_f32()])
             }
+            Ask::Write(half) => self.write(half).await,
             Ask::Fault | Ask::Endless => {
                 let endless = u32::from(matches!(ask, Ask::Endless));
                 let mut y = stream.zeros::<f32>(1).queued()?;
@@ -126,6 +145,30 @@ impl Service for Bench {
                 Ok(Vec::new())
             }
         }
+    }
+}
+
+impl Bench {
+    /// Answers with whether a writer had died, and one element as it was and as it is.
+    async fn write(&self, half: Option<Half>) -> Result<Vec<f32>, Failure> {
+        let mut cache = self.cache.lock().await;
+        let cache = cache.as_mut().ok_or_else(|| Failure::new("nothing is kept"))?;
+        let stream = &self.small.stream;
+        let died = matches!(cache.state().await?, KeptState::WriterDied { .. });
+        let last = cache.memory().await?.len() - 1;
+        let before = stream.download(&cache.memory().await?.slice(last..)?).await?[0];
+        let write = async |mut memory: gpu_await::ViewMut<'_, u32>| {
+            stream.fill(&mut memory, before + 1).queued()?;
+            if let Some(half) = half {
+                println!("it writes");
+                let mut y = stream.zeros::<f32>(1).queued()?;
+                self.faulty.launch(stream, u32::from(half == Half::Endless), &mut y).await?;
+            }
+            Ok(())
+        };
+        cache.write(write).await?;
+        let after = stream.download(&cache.memory().await?.slice(last..)?).await?[0];
+        Ok(vec![f32::from(died), before as f32, after as f32])
     }
 }
 

@@ -8,15 +8,22 @@
 //!
 //! | state of a client's key | meaning | left by |
 //! |---|---|---|
-//! | – | it is not guilty of anything | `Guilty` → counted |
+//! | – | it is not guilty of anything | `Guilty` → counted; `Suspected` → lost |
 //! | counted, until | it sent so many guilty calls, not too many | `Guilty` → one more, or refused; time → – |
 //! | refused, until | it sent too many: its circuit is open | time → – |
+//!
+//! | beside that | meaning | left by |
+//! |---|---|---|
+//! | lost, until, in so many deaths | calls of it were lost beside others, and may not run again; since then none was answered | `answered`, time → –; `Suspected` in another death → one more, or watched |
+//! | watched, until | likewise in two deaths: its calls run alone, since each of them may be another poison | as above |
 //!
 //! # Invariants
 //! 1. Only who was guilty is refused, never one that was lost beside others or by another call's fault, and never for longer than the policy
 //!    says (`only_the_guilty_are_refused`).
 //! 2. Kills from outside are counted by key, over all calls and attempts, until one is answered (`only_the_guilty_are_refused`).
-//! 3. It never knows more than [`MOST`] keys of each kind; the one that would be forgotten first goes first (`what_is_blamed_is_bounded`).
+//! 3. A client is never refused for what was lost beside others: that has its calls run alone until one is answered
+//!    (`only_the_guilty_are_refused`).
+//! 4. It never knows more than [`MOST`] keys of each kind; the one that would be forgotten first goes first (`what_is_blamed_is_bounded`).
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -27,6 +34,10 @@ pub(crate) const MOST: usize = 4096;
 
 /// After how many kills from outside, each while a call under it ran alone, a key is guilty.
 pub(crate) const MOST_KILLS: u32 = 3;
+
+/// In how many deaths calls of a client were lost beside others, none answered in between, when its next ones run alone. One death says nothing:
+/// whoever was there is lost.
+pub(crate) const MOST_LOST: u32 = 2;
 
 /// What becomes of requests and clients whose calls kill processes: see [`WorkerBuilder::blame`](crate::WorkerBuilder::blame).
 ///
@@ -44,6 +55,9 @@ pub struct Blame {
     pub refused_for: Duration,
     /// After so many guilty calls, none later than [`client_refused_for`](Self::client_refused_for) after the one before, a
     /// [client](crate::Call::client) is refused. 3; at least 1.
+    ///
+    /// A client may send another poison each time, which may not run again and dies beside others, so that none is found guilty. Calls of a client
+    /// that were lost so in two deaths, with no call of it answered in between, have its next calls run alone, until one is answered.
     pub client_guilty: u32,
     /// For how long. 60 s.
     pub client_refused_for: Duration,
@@ -74,7 +88,7 @@ pub(crate) enum Charge {
     Suspected,
 }
 
-/// What becomes of a request's key.
+/// What becomes of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     Watched,
@@ -86,12 +100,13 @@ pub(crate) enum Standing {
 #[must_use]
 pub(crate) struct Follows {
     pub(crate) request: Option<Standing>,
-    pub(crate) client_refused: bool,
+    pub(crate) client: Option<Standing>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    /// Of a client: how many of its calls were guilty. Of a watched request: how many were killed while they ran alone.
+    /// Of a client: how many of its calls were guilty, or in how many deaths some were lost. Of a watched request: how many were killed while they
+    /// ran alone.
     count: u32,
     is_refused: bool,
     /// Then it is forgotten.
@@ -103,6 +118,8 @@ struct Known {
 pub(crate) struct Blamed {
     requests: BTreeMap<u64, Known>,
     clients: BTreeMap<u64, Known>,
+    /// Clients whose calls were lost beside others.
+    lost: BTreeMap<u64, Known>,
 }
 
 impl Blamed {
@@ -118,8 +135,10 @@ impl Blamed {
 
     /// Whether a call is to run alone.
     pub(crate) fn watches(&self, keys: Keys, now: Instant) -> bool {
-        let known = keys.request.and_then(|key| self.requests.get(&key));
-        known.is_some_and(|known| now < known.until)
+        let request = keys.request.and_then(|key| self.requests.get(&key));
+        let client = keys.client.and_then(|key| self.lost.get(&key));
+        let client = client.filter(|known| known.count >= MOST_LOST);
+        request.into_iter().chain(client).any(|known| now < known.until)
     }
 
     /// There is something against a call.
@@ -152,7 +171,18 @@ impl Blamed {
             let is_refused = count >= policy.client_guilty;
             let known = Known { count, is_refused, until: now + policy.client_refused_for };
             learn(&mut self.clients, key, known);
-            follows.client_refused = is_refused && before.is_none_or(|known| !known.is_refused);
+            let is_new = is_refused && before.is_none_or(|known| !known.is_refused);
+            follows.client = is_new.then_some(Standing::Refused);
+        }
+        if let Some(key) = keys.client.filter(|_| charge == Charge::Suspected) {
+            let before = self.lost.get(&key).filter(|known| now < known.until).copied();
+            let until = now + policy.client_refused_for;
+            let before = before.unwrap_or(Known { count: 0, is_refused: false, until: now });
+            // All that are lost in one death are charged in the same moment.
+            let count = if before.until == until { before.count } else { before.count + 1 };
+            learn(&mut self.lost, key, Known { count, until, ..before });
+            let is_new = before.count < MOST_LOST && count >= MOST_LOST;
+            follows.client = is_new.then_some(Standing::Watched);
         }
         follows
     }
@@ -164,16 +194,19 @@ impl Blamed {
         {
             self.requests.remove(&key);
         }
+        if let Some(key) = keys.client {
+            self.lost.remove(&key);
+        }
     }
 
     /// Whether nothing is known.
     pub(crate) fn is_empty(&self) -> bool {
-        self.requests.is_empty() && self.clients.is_empty()
+        self.requests.is_empty() && self.clients.is_empty() && self.lost.is_empty()
     }
 
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.requests.len().max(self.clients.len())
+        self.requests.len().max(self.clients.len()).max(self.lost.len())
     }
 }
 

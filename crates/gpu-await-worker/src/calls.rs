@@ -5,15 +5,18 @@
 //! | place | meaning | left by |
 //! |---|---|---|
 //! | `Queued` | no process has it, perhaps because there is no memory for its payload; the caller waits | `sent`; `becomes_suspect`; the deadline, a dropped future or the end of the worker end it |
-//! | `Suspect` | it was running when a process died, and may be why; it has the memory for its payload, and is sent to a process in which nothing else runs | as `Queued` |
+//! | `Suspect` | it was running when a process died, and may be why, or is watched; it has the memory for its payload, and is sent to a process in which nothing else runs | as `Queued` |
 //! | `Sent` | this process has it; the caller waits | `answered`, `died`; a deadline or a dropped future makes it `Abandoned` |
 //! | `Abandoned` | this process has it; nobody waits. One that runs alone is told of after a grace, and its process killed | `answered`, `died` |
 //!
 //! # Invariants
 //! 1. A call ends exactly once: every value that was inserted is returned once, whatever the order of events (`calls_end_once`).
 //! 2. An answer counts only for the call that runs under that number, in the process that answers: others are stale (`calls_end_once`).
-//! 3. While a suspect runs, nothing else does in its process, and no other suspect anywhere (`calls_end_once`, `suspects_run_alone`).
-//! 4. An abandoned call counts against the capacity until its process is done with it, and room that is reserved until it is given back; a
+//! 3. Who is guilty was alone and at it, and nothing that another call left behind can be the reason: no other one was answered there for a
+//!    while, or this one was to run alone, and had the device for itself (`calls_end_once`, `what_others_left_is_nobodys_guilt`).
+//! 4. What was lost to somebody's kill runs beside others once more, and then alone (`who_was_killed_runs_beside_others_once`).
+//! 5. While a suspect runs, nothing else does in its process, and no other suspect anywhere (`calls_end_once`, `suspects_run_alone`).
+//! 6. An abandoned call counts against the capacity until its process is done with it, and room that is reserved until it is given back; a
 //!    call that has room elsewhere does not count here, and holds that until its process is done with it (`calls_end_once`).
 #![forbid(unsafe_code)]
 
@@ -46,6 +49,10 @@ impl CallId {
 /// The least time until a call that has not begun is looked at again.
 const AGAIN: Duration = Duration::from_millis(1);
 
+/// How long what a call left on the device, or to others of its process, may take to end that: longer than the 640 ms which a stray kernel ran
+/// on until its fault was known.
+const SETTLES: Duration = Duration::from_secs(1);
+
 /// How much longer a call that runs alone holds up the others once its caller is gone and its deadline has passed: long enough for one that
 /// kills its process to be found guilty.
 const GRACE: Duration = Duration::from_secs(1);
@@ -63,12 +70,32 @@ pub(crate) struct Terms {
     pub(crate) keys: Keys,
     /// How often other workers of its group sent it.
     pub(crate) sent_before: u32,
-    /// It was running when a process of its group died, and may be why: it runs alone.
-    pub(crate) is_suspect: bool,
+    /// How it runs, after a death of a process of its group.
+    pub(crate) runs: Runs,
     /// Its group sends it again, if anybody does.
     pub(crate) is_groups: bool,
     /// A worker of its group had it: no other one refuses it for lack of room.
     pub(crate) was_admitted: bool,
+}
+
+impl Terms {
+    /// Whether one that was lost in this attempt because somebody killed its process runs beside others once more: that says nothing against
+    /// it, and all that were lost with it would run one after the other. The last attempt is alone: nobody else's end is its own then.
+    pub(crate) fn runs_beside(&self, attempt: u32) -> bool {
+        attempt == 1 && self.attempts > 2
+    }
+}
+
+/// How a call of a group runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Runs {
+    /// In whichever worker.
+    #[default]
+    Anywhere,
+    /// In the worker that had it, whose process somebody killed.
+    Home,
+    /// It may be why the process died: there, and alone.
+    Alone,
 }
 
 /// Whose fault a death is, as far as the supervisor knows.
@@ -79,8 +106,10 @@ pub(crate) enum Culprit {
     /// One of those that had begun: a call took longer than its limit, or nothing polled the executor. Which one held up the others is not
     /// known unless only one had begun: whoever waits on a stream, or behind code that blocks the executor, has begun as well.
     Begun,
-    /// Perhaps one of those that were running: somebody killed or stopped the process.
+    /// Perhaps one of those that were running: it had too much memory, or was stopped.
     Unclear,
+    /// Perhaps one of those that were running, which is not likely: somebody killed the process.
+    Killed,
     /// None of them.
     Outside,
 }
@@ -162,6 +191,8 @@ struct Has {
     running: usize,
     /// The suspect that runs.
     alone: Option<CallId>,
+    /// When a call was answered that did not run alone: it may have left something behind. Who runs alone is answered when the device is done.
+    answered: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -359,6 +390,11 @@ impl<T> Calls<T> {
         roomless.or(self.queued.front()).copied()
     }
 
+    /// Whether the one that `next` named runs alone.
+    pub(crate) fn runs_alone(&self, id: CallId) -> bool {
+        place(&self.slots, id) == Some(Place::Suspect)
+    }
+
     /// There is no memory for the one that `next` named: it lets others pass.
     pub(crate) fn wait_for_room(&mut self, id: CallId) {
         if self.roomless.front() != Some(&id) {
@@ -441,13 +477,16 @@ impl<T> Calls<T> {
     }
 
     /// The process is done with it.
-    pub(crate) fn answered(&mut self, id: CallId, process: u32) -> Answered<T> {
-        match self.entry(id).and_then(|entry| entry.place.process()) {
-            Some(has_it) if has_it == process => match self.remove(id) {
-                Some(value) => Answered::Ended(value),
-                None => Answered::Abandoned,
-            },
-            _ => Answered::Stale,
+    pub(crate) fn answered(&mut self, id: CallId, process: u32, now: Instant) -> Answered<T> {
+        if self.entry(id).and_then(|entry| entry.place.process()) != Some(process) {
+            return Answered::Stale;
+        }
+        if let Some(has) = self.processes.get_mut(&process).filter(|has| has.alone != Some(id)) {
+            has.answered = Some(now);
+        }
+        match self.remove(id) {
+            Some(value) => Answered::Ended(value),
+            None => Answered::Abandoned,
         }
     }
 
@@ -484,6 +523,7 @@ impl<T> Calls<T> {
             place(&self.slots, *id).and_then(Place::process) == Some(process) && ran(*id)
         };
         let alone = ids.iter().copied().filter(is_its).count() == 1;
+        let has = self.processes.remove(&process).unwrap_or_default();
         let (mut lost, mut blamed, mut again) = (Vec::new(), Vec::new(), Vec::new());
         for id in ids {
             let Some(entry) = self.entry(id) else { continue };
@@ -492,15 +532,19 @@ impl<T> Calls<T> {
                 Place::Abandoned(since, has_it) if has_it == process => since,
                 _ => continue,
             };
+            let is_unclear = matches!(culprit, Culprit::Unclear | Culprit::Killed);
+            // Nothing of another call can be why: those that run alone begin when the device is done.
+            let was_settled = || has.answered.is_none_or(|at| at + SETTLES <= since);
+            let is_alone = alone && begun(id) && (has.alone == Some(id) || was_settled());
             let guilt = match culprit {
                 Culprit::Outside => Guilt::Innocent,
                 _ if !ran(id) => Guilt::Innocent,
-                Culprit::Running | Culprit::Begun if alone => Guilt::Alone,
-                Culprit::Running | Culprit::Begun | Culprit::Unclear => Guilt::Suspect,
+                Culprit::Running | Culprit::Begun if is_alone => Guilt::Alone,
+                _ => Guilt::Suspect,
             };
             let charge = match guilt {
                 Guilt::Alone => Some(Charge::Guilty),
-                Guilt::Suspect if alone && culprit == Culprit::Unclear => Some(Charge::Killed),
+                Guilt::Suspect if alone && is_unclear => Some(Charge::Killed),
                 Guilt::Suspect => Some(Charge::Suspected),
                 Guilt::Innocent => None,
             };
@@ -516,7 +560,9 @@ impl<T> Calls<T> {
                 lost.extend(self.remove(id).map(|value| Lost { value, guilt, attempt }));
             } else if may_run_again {
                 let limit = entry.limit_due.take().map(|at| (at, id));
-                let suspect = guilt == Guilt::Suspect;
+                let beside = culprit == Culprit::Killed && has.alone.is_none();
+                let beside = beside && entry.terms.runs_beside(attempt);
+                let suspect = guilt == Guilt::Suspect && !beside;
                 entry.place = if suspect { Place::Suspect } else { Place::Queued };
                 if let Some(limit) = limit {
                     self.due.remove(&limit);
@@ -526,7 +572,6 @@ impl<T> Calls<T> {
                 lost.extend(self.remove(id).map(|value| Lost { value, guilt, attempt }));
             }
         }
-        self.processes.remove(&process);
         // In front of those that were never sent, in their order.
         again.sort_unstable();
         for (_, suspect, id) in again.into_iter().rev() {

@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use rustix::event::PollFlags;
 
 use crate::blame::{Blamed, Keys};
-use crate::calls::{CallId, Calls, Culprit, Takes, Terms};
+use crate::calls::{CallId, Calls, Culprit, Runs, Takes, Terms};
 use crate::codec;
 use crate::error::{Cause, Error, Result};
 use crate::frame::{MOST_HEADER, ToProcess};
@@ -286,7 +286,7 @@ impl Core {
         }
         let room = ticket.room.clone();
         let has_room = !matches!(ticket.payload, Some(Placed::Waits { .. }));
-        let is_watched = terms.is_suspect || self.blamed.lock().watches(terms.keys, now);
+        let is_watched = terms.runs == Runs::Alone || self.blamed.lock().watches(terms.keys, now);
         let entered = self.calls.insert(ticket, terms, is_watched && has_room, room);
         let id = entered.map_err(|ticket| {
             self.overloaded();
@@ -580,8 +580,10 @@ impl Core {
             if self.calls.becomes_suspect(id) {
                 continue;
             }
+            let alone = self.calls.runs_alone(id);
             let Some(ticket) = self.calls.value(id) else { return };
-            let Ok(header) = codec::encode(&ToProcess::Call { id, payload }) else { return };
+            let call = ToProcess::Call { id, payload, alone };
+            let Ok(header) = codec::encode(&call) else { return };
             match process.send(&[&header, &ticket.request]) {
                 Sent::Yes => {
                     ticket.sent += 1;

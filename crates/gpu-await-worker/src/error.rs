@@ -12,6 +12,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a worker or a call failed: cheap to clone, `Send + Sync`.
 ///
+/// Its text may go to clients: it says what happened and what to do, and nothing that a process wrote, where paths and secrets may be. That is in
+/// the fields, in [`source`](std::error::Error::source) and in [`log`](Self::log), and their `Debug` shows it. `Service` and `Panicked` are the
+/// words of the service itself.
+///
 /// | variant | what the caller can do |
 /// |---|---|
 /// | `NotInitialised`, `NotRegistered`, `InsideWorker`, `Forked`, `Unsupported`, `Unfit`, `Excluded`, `Encode`, `TooLarge`, `TooDeep` | fix the program |
@@ -168,11 +172,15 @@ pub enum Error {
     Deadline,
     /// Processes died early too often, or the first one did not serve: there will be no other one, unless
     /// [`Worker::revive`](crate::Worker::revive) has the worker begin anew, or, in a [`Group`](crate::Group), a probe does.
-    #[error("given up{}{}", deaths(*early_deaths, cause, causes), last_lines(log))]
+    #[error(
+        "given up{}; `Error::log` has the end of what the last process wrote, and `Worker::revive` begins anew",
+        deaths(*early_deaths, cause, causes)
+    )]
     GivenUp {
         /// How many there were; none if the system did not even start the first process.
         early_deaths: u32,
         /// Of the last one.
+        #[source]
         cause: Cause,
         /// Of the last ones, up to 16, in their order.
         causes: Arc<[Cause]>,
@@ -180,9 +188,10 @@ pub enum Error {
         log: Arc<str>,
     },
     /// No other process could be started in the place of the one that serves, which goes on. See [`Worker::replace`](crate::Worker::replace).
-    #[error("the worker's process is not replaced, and serves on: {cause}")]
+    #[error("the worker's process is not replaced, and serves on: {}", cause.brief())]
     NotReplaced {
         /// Why the last one that was tried died, or was not started.
+        #[source]
         cause: Cause,
     },
     /// The worker was closed.
@@ -194,11 +203,16 @@ pub enum Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Guilt {
-    /// It ran alone, and its process died by itself, or was killed because the call took longer than its limit.
+    /// It ran alone, and its process died by itself, or was killed because the call took longer than its limit. Nothing that another call left
+    /// behind can be why: for 1 s before it was sent, and since, no other call was answered there; or it was to run alone, and then it begins when
+    /// the device is done with what others left, and is answered when the device is done with what it leaves.
+    ///
+    /// Out of reach: what another call left on the host, such as a task, beside one that was to run alone; and what takes longer than 1 s.
     Alone,
     /// It was one of several that ran. After a limit ([`within`](crate::Call::within), [`executor_limit`](crate::WorkerBuilder::executor_limit))
     /// these are all calls that had begun: one that is over its limit may only have waited, on a stream or for the executor, for another one
-    /// that has more time. Or it ran alone, and its process was killed or stopped for no reason that is known to be the call's: by the operator
+    /// that has more time. Or it ran alone, soon after or while another one was answered, which may have left the reason on the device. Or it ran
+    /// alone, and its process was killed or stopped for no reason that is known to be the call's: by the operator
     /// (`SIGKILL`, `SIGTERM`, `SIGINT`, `SIGHUP`, `SIGSTOP`), by the kernel for lack of memory, or over its limit of memory.
     Suspect,
     /// Something else ended the process: the end of the worker, or a limit, while this call had not begun.
@@ -208,12 +222,14 @@ pub enum Guilt {
 /// A process died while it had a call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the worker's process died ({cause}) in attempt {attempt} of the call ({guilt:?}){}",
-    last_lines(log)
+    "the worker's process died ({}) in attempt {attempt} of the call ({guilt:?}): {}",
+    cause.brief(),
+    guilt.advice()
 )]
 #[non_exhaustive]
 pub struct WorkerLost {
     /// Why it died.
+    #[source]
     pub cause: Cause,
     /// Whether this call may be the reason.
     pub guilt: Guilt,
@@ -229,10 +245,15 @@ fn left(until: Instant) -> u64 {
     left.as_secs() + u64::from(left.subsec_nanos() > 0)
 }
 
-/// A log behind what it belongs to.
-fn last_lines(log: &str) -> String {
-    let log = log.trim_end();
-    if log.is_empty() { String::new() } else { format!("\n{log}") }
+impl Guilt {
+    /// What its caller can do.
+    fn advice(self) -> &'static str {
+        match self {
+            Guilt::Alone => "it is the reason, and would be again",
+            Guilt::Suspect => "it may be the reason: `Call::idempotent` has it sent again, alone",
+            Guilt::Innocent => "it is not the reason: send it again, if it may run twice",
+        }
+    }
 }
 
 /// Why a process died.
@@ -271,9 +292,9 @@ pub enum Cause {
     /// No thread of it ran, though it was not stopped.
     #[error("no thread of it ran for 5 s")]
     Dead,
-    /// It was a standby or a replacement, and was stopped, or no thread of it ran, when it was to take the calls: it was killed, and another
-    /// process started.
-    #[error("it was stopped when it was to take the calls")]
+    /// It was a standby or a replacement, and was stopped, or no thread of it ran, when it was to take the calls, or had one that ran alone: it
+    /// was killed, and another process started.
+    #[error("it was stopped when it was to take the calls, or had one")]
     Stopped,
     /// It had more memory than its limit.
     #[error("{resident} bytes resident, and the limit is {limit}")]
@@ -329,12 +350,34 @@ pub enum Cause {
     Unknown,
 }
 
+impl Cause {
+    /// Without what the process, or the system, said: for whoever may not see that.
+    pub(crate) fn brief(&self) -> String {
+        let brief = match self {
+            Cause::Fault(_) => "its device faulted",
+            Cause::StartFailed(_) => "the service did not start",
+            Cause::OutOfDeviceMemory(_) => "the service did not start for lack of device memory",
+            Cause::KeptNotFilled { .. } => {
+                "the service did not start in time: it waited for kept memory"
+            }
+            Cause::WrongProgram(_) => "another program",
+            Cause::NotStarted(_) => "the system did not start it",
+            Cause::Supervisor(_) => "the supervisor panicked, which is a bug of this crate",
+            _ => return self.to_string(),
+        };
+        brief.to_owned()
+    }
+}
+
 /// After what a worker is given up.
 fn deaths(early_deaths: u32, cause: &Cause, causes: &[Cause]) -> String {
     match early_deaths {
-        0 => format!(": {cause}"),
-        1 => format!(" after 1 early death, by: {cause}"),
-        n => format!(" after {n} early deaths in a row, the last by: {cause}{}", before(causes)),
+        0 => format!(": {}", cause.brief()),
+        1 => format!(" after 1 early death, by: {}", cause.brief()),
+        n => {
+            let (cause, before) = (cause.brief(), before(causes));
+            format!(" after {n} early deaths in a row, the last by: {cause}{before}")
+        }
     }
 }
 
@@ -343,12 +386,39 @@ fn before(causes: &[Cause]) -> String {
     let Some((_, before)) = causes.split_last().filter(|(_, before)| !before.is_empty()) else {
         return String::new();
     };
-    let before: Vec<_> = before.iter().map(Cause::to_string).collect();
+    let before: Vec<_> = before.iter().map(Cause::brief).collect();
     format!("; before it: {}", before.join("; "))
+}
+
+impl Error {
+    /// The end of what the process wrote that died, where there is one: for the operator, and not for clients.
+    pub fn log(&self) -> Option<&str> {
+        match self {
+            Error::Lost(WorkerLost { log, .. }) | Error::GivenUp { log, .. } => Some(log),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Cause {
+    /// Whether somebody killed the process, or waited for its end: that says nothing about what was running.
+    pub(crate) fn is_kill(&self) -> bool {
+        matches!(self, Cause::Signal(1 | 2 | 9 | 15) | Cause::Dead | Cause::Unknown)
+    }
 }
 
 #[cfg(target_os = "linux")]
 impl Error {
+    /// All of it, for the operator.
+    pub(crate) fn report(&self) -> String {
+        let source =
+            std::error::Error::source(self).map_or_else(String::new, |it| format!(": {it}"));
+        let log = self.log().map_or("", str::trim_end);
+        let end = if log.is_empty() { "" } else { "\n" };
+        format!("{self}{source}{end}{log}")
+    }
+
     /// A value that is not encoded.
     pub(crate) fn encode(what: &'static str, refused: Refused) -> Self {
         match refused {
@@ -380,30 +450,52 @@ mod tests {
         let given_up = |early_deaths, causes: &[Cause], log: &str| {
             let cause = causes.last().unwrap().clone();
             let causes = causes.into();
-            Error::GivenUp { early_deaths, cause, causes, log: log.into() }.to_string()
+            Error::GivenUp { early_deaths, cause, causes, log: log.into() }
         };
         let refused = || Cause::NotStarted("too many files".to_owned());
         let exited = Cause::Exited;
-        for (text, expected) in [
-            (
-                given_up(0, &[refused()], ""),
-                "given up: the system did not start it: too many files",
-            ),
-            (given_up(1, &[exited(3)], ""), "given up after 1 early death, by: it exited with 3"),
+        let end = "; `Error::log` has the end of what the last process wrote, and `Worker::revive` begins anew";
+        for (error, expected) in [
+            (given_up(0, &[refused()], ""), ": the system did not start it"),
+            (given_up(1, &[exited(3)], ""), " after 1 early death, by: it exited with 3"),
             (
                 given_up(2, &[exited(3), exited(4)], "a line\nanother\n"),
-                "given up after 2 early deaths in a row, the last by: it exited with 4; before it: it exited with 3\na line\nanother",
+                " after 2 early deaths in a row, the last by: it exited with 4; before it: it exited with 3",
             ),
         ] {
-            assert_eq!(text, expected);
+            assert_eq!(error.to_string(), format!("given up{expected}{end}"));
         }
         let until = Instant::now() + Duration::from_millis(47_564);
         let text = Error::Refused { what: "request", until }.to_string();
         assert_eq!(text, "the request killed processes, and is refused for another 48 s");
-        let (cause, log) = (Cause::Signal(9), "a line\n".into());
-        let lost = WorkerLost { cause, guilt: Guilt::Suspect, attempt: 1, log };
-        let expected =
-            "the worker's process died (signal 9) in attempt 1 of the call (Suspect)\na line";
-        assert_eq!(lost.to_string(), expected);
+        let lost = |cause| {
+            let log = "KEY=secret /home/me\n".into();
+            Error::Lost(WorkerLost { cause, guilt: Guilt::Suspect, attempt: 1, log })
+        };
+        assert_eq!(
+            lost(Cause::Signal(9)).to_string(),
+            "the worker's process died (signal 9) in attempt 1 of the call (Suspect): it may be the reason: `Call::idempotent` has it sent again, alone"
+        );
+        // What a process said, or the system, is for the operator.
+        let said = || "/home/me".to_owned();
+        for cause in [
+            Cause::Fault(said()),
+            Cause::StartFailed(said()),
+            Cause::OutOfDeviceMemory(said()),
+            Cause::KeptNotFilled { name: said(), process: 7, limit: Duration::ZERO },
+            Cause::WrongProgram(said()),
+            Cause::NotStarted(said()),
+            Cause::Supervisor(said()),
+        ] {
+            let not_replaced = Error::NotReplaced { cause: cause.clone() };
+            let given_up = given_up(2, &[cause.clone(), cause.clone()], "KEY=secret\n");
+            for error in [lost(cause.clone()), given_up, not_replaced] {
+                let text = error.to_string();
+                assert!(!text.contains("/home") && !text.contains("secret"), "{text}");
+                assert!(error.report().contains("/home"), "{error:?}");
+                let log = error.log();
+                assert_eq!(log.is_some(), error.report().contains("secret"), "{error:?}");
+            }
+        }
     }
 }

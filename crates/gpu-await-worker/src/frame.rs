@@ -63,8 +63,8 @@ pub(crate) struct ChildTerms {
 pub(crate) enum ToProcess<'m> {
     #[serde(borrow)]
     Setup(Setup<'m>),
-    /// Behind it, the request.
-    Call { id: CallId, payload: Option<(LeaseId, Part)> },
+    /// Behind it, the request. One that runs alone has the device for itself, from before it begins until it is answered.
+    Call { id: CallId, payload: Option<(LeaseId, Part)>, alone: bool },
     /// The payload of an answer is not needed any more.
     Release(LeaseId),
     /// The memory that the process asked for: to fill under this number, or complete, with its descriptors.

@@ -38,7 +38,7 @@ impl fmt::Display for Health {
 }
 
 /// The health of a [`Worker`](crate::Worker): see [`Worker::health`](crate::Worker::health). It prints as a line, such as
-/// `restarting for 1.2s, after: signal 9`, or more, if its cause has more.
+/// `restarting for 1.2s, after: signal 9`, without what processes wrote: that is in the cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorkerHealth {
@@ -93,7 +93,7 @@ impl fmt::Display for WorkerHealth {
             write!(f, ", but it waits for kept memory {name:?}, which another process may write")?;
         }
         match &self.cause {
-            Some(cause) => write!(f, ", after: {cause}"),
+            Some(cause) => write!(f, ", after: {}", cause.brief()),
             None => Ok(()),
         }
     }

@@ -32,6 +32,9 @@
 //! A standby that is stopped or silent when it is to take the main process's place is killed instead, by the caller: the next main process
 //! is started as if there had been none.
 //!
+//! One early death too many gives the worker up, unless its standby had taken over and serves: that one goes on, without a standby
+//! (`what_serves_is_not_given_up`).
+//!
 //! A standby that dies costs the worker nothing but that: its deaths are counted apart, and too many early ones in a row end the standby until
 //! another main process serves. A process that was replaced counts as what it was, a main one.
 //!
@@ -446,7 +449,9 @@ impl Life {
             Next::StartAfter(delay) if !is_full => (Phase::Waiting(now + delay), Step::Nothing),
             // What serves goes on.
             Next::StartAfter(_) if role == Role::Standby => (Phase::Ended, Step::NoStandby),
-            _ if is_main => (Phase::Ended, Step::GiveUp),
+            _ if role == Role::Main || is_main && !self.is_serving() => {
+                (Phase::Ended, Step::GiveUp)
+            }
             _ => (Phase::Ended, Step::NoStandby),
         };
         self.phases[role as usize] = phase;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use crate::blame::{Blame, Blamed, Charge, Keys, MOST, MOST_KILLS, Standing};
+use crate::blame::{Blame, Blamed, Charge, Keys, MOST, MOST_KILLS, MOST_LOST, Standing};
 use crate::calls::{Answered, CallId, Calls, Culprit, Died, Takes, Terms};
 use crate::codec;
 use crate::error::Guilt;
@@ -43,7 +43,7 @@ fn event() -> impl Strategy<Value = Event> {
         6 => (0..2u32, 0..3u8).prop_map(|(process, takes)| Event::Send(process, takes)),
         3 => (0..12usize, 0..2u32).prop_map(|(at, process)| Event::Answer(at, process)),
         1 => (0..12usize).prop_map(Event::Abandon),
-        1 => (0..2u32, 0..4usize).prop_map(|(process, why)| Event::Die(process, why)),
+        1 => (0..2u32, 0..5usize).prop_map(|(process, why)| Event::Die(process, why)),
         2 => prop_oneof![5 => 0..6u64, 1 => Just(600)].prop_map(Event::Pass),
         3 => (0..12usize).prop_map(Event::Begin),
         1 => any::<bool>().prop_map(Event::Reserve),
@@ -84,7 +84,7 @@ proptest! {
             drop(calls.take_freed());
             rooms.iter().filter(|room| room.is_shared()).count()
         };
-        // What which process has, and who is suspected: for invariants 2 to 4.
+        // What which process has, and who is suspected: for invariants 2, 5 and 6.
         let mut running: BTreeMap<CallId, u32> = BTreeMap::new();
         let mut suspects: BTreeSet<CallId> = BTreeSet::new();
         let mut waits: BTreeSet<CallId> = BTreeSet::new();
@@ -92,6 +92,10 @@ proptest! {
         let mut begun: BTreeMap<CallId, Instant> = BTreeMap::new();
         let mut limits: BTreeMap<CallId, Duration> = BTreeMap::new();
         let mut killed: BTreeSet<u32> = BTreeSet::new();
+        // How often each may be sent, and was; when it was sent last, and whether to run alone; when a process answered one that did not.
+        let mut tries: BTreeMap<CallId, u32> = BTreeMap::new();
+        let mut sent: BTreeMap<CallId, (u32, Instant, bool)> = BTreeMap::new();
+        let mut left: BTreeMap<u32, Instant> = BTreeMap::new();
         for event in events {
             match event {
                 Event::Begin(at) => if let Some(id) = running.keys().nth(at) {
@@ -122,6 +126,7 @@ proptest! {
                             }
                             prop_assert!(!ids.contains(&id), "a number is used twice");
                             suspects.extend(watched.then_some(id));
+                            tries.insert(id, terms.attempts);
                             limits.extend(limit.map(|limit| (id, limit)));
                             ids.push(id);
                         }
@@ -151,17 +156,21 @@ proptest! {
                             prop_assert!(!(alone && *in_process == process), "not alone");
                             prop_assert!(!(is_suspect && suspects.contains(other)), "two suspects");
                         }
+                        prop_assert_eq!(calls.runs_alone(id), is_suspect);
                         calls.sent(id, process, now);
+                        let before = sent.get(&id).map_or(0, |it| it.0);
+                        sent.insert(id, (before + 1, now, is_suspect));
                         prop_assert_eq!(running.insert(id, process), None, "it runs twice at once");
                     }
                 }
                 Event::Answer(at, process) => if let Some(id) = ids.get(at).copied() {
-                    let answered = calls.answered(id, process);
+                    let answered = calls.answered(id, process, now);
                     let runs = running.get(&id) == Some(&process);
                     prop_assert_eq!(answered == Answered::Stale, !runs);
                     if runs {
                         running.remove(&id);
                         suspects.remove(&id);
+                        if !sent[&id].2 { left.insert(process, now); }
                     }
                     if let Answered::Ended(value) = answered {
                         ended.end(value);
@@ -173,18 +182,25 @@ proptest! {
                 Event::Die(process, why) => {
                     let has: Vec<_> =
                         running.iter().filter(|(_, it)| **it == process).map(|(id, _)| *id).collect();
-                    let culprit = [Culprit::Running, Culprit::Begun, Culprit::Unclear, Culprit::Outside][why];
+                    let culprit = [Culprit::Running, Culprit::Begun, Culprit::Unclear, Culprit::Outside, Culprit::Killed][why];
                     // Who may be the reason.
                     let may: BTreeSet<_> = has.iter().copied().filter(|id| match culprit {
-                        Culprit::Running | Culprit::Unclear => true,
+                        Culprit::Running | Culprit::Unclear | Culprit::Killed => true,
                         Culprit::Begun => begun.contains_key(id),
                         Culprit::Outside => false,
                     }).collect();
-                    let guilty = may.len() == 1 && culprit != Culprit::Unclear;
+                    let unclear = matches!(culprit, Culprit::Unclear | Culprit::Killed);
+                    // Alone, at it, and long after whatever others left behind.
+                    let alone = may.first().filter(|_| may.len() == 1 && !unclear);
+                    let guilty = alone.is_some_and(|id| begun.contains_key(id) && {
+                        let (_, since, placed) = sent[id];
+                        placed || left.get(&process).is_none_or(|at| since - *at >= Duration::from_secs(1))
+                    });
+                    let placed = has.iter().any(|id| sent[id].2);
                     let Died { lost, blamed } = calls.died(process, culprit, |id| begun.contains_key(&id));
                     prop_assert!(blamed.len() <= may.len());
                     prop_assert!(blamed.iter().all(|(_, it)| (*it == Charge::Guilty) == guilty));
-                    prop_assert_eq!(blamed.iter().any(|(_, it)| *it == Charge::Killed), may.len() == 1 && !guilty);
+                    prop_assert_eq!(blamed.iter().any(|(_, it)| *it == Charge::Killed), may.len() == 1 && unclear);
                     for lost in lost {
                         prop_assert!(lost.attempt > 0);
                         if lost.guilt != Guilt::Innocent {
@@ -196,8 +212,10 @@ proptest! {
                     for id in has {
                         running.remove(&id);
                         begun.remove(&id);
-                        if may.contains(&id) { suspects.insert(id) } else { suspects.remove(&id) };
+                        let beside = culprit == Culprit::Killed && !placed && sent[&id].0 == 1 && tries[&id] > 2;
+                        if may.contains(&id) && !beside { suspects.insert(id) } else { suspects.remove(&id) };
                     }
+                    left.remove(&process);
                     killed.remove(&process);
                 }
                 Event::Pass(ms) => {
@@ -256,15 +274,16 @@ proptest! {
             prop_assert!(*calls.value(id).unwrap() < count, "suspects go first");
             calls.sent(id, 1, now);
             prop_assert_eq!(calls.next(1, Takes::All, true), None);
-            prop_assert!(matches!(calls.answered(id, 1), Answered::Ended(_)));
+            prop_assert!(matches!(calls.answered(id, 1, now), Answered::Ended(_)));
         }
         prop_assert_eq!(calls.next(1, Takes::All, true).is_some(), fresh > 0);
-        // One that dies alone is guilty, and not sent again.
+        // One that dies alone, long after the others, is guilty, and not sent again.
+        let later = now + Duration::from_secs(1);
         let id = calls.insert(7, terms, false, None).unwrap();
         while let Some(next) = calls.next(1, Takes::All, true) {
-            calls.sent(next, 1, now);
+            calls.sent(next, 1, if next == id { later } else { now });
             if next == id { continue }
-            let _ = calls.answered(next, 1);
+            let _ = calls.answered(next, 1, now);
         }
         let lost = calls.died(1, Culprit::Running, |_| true).lost;
         prop_assert_eq!(lost.len(), 1);
@@ -389,7 +408,7 @@ proptest! {
                 }
                 4 => {
                     let Some(id) = ids.get(at).copied() else { continue };
-                    match calls.answered(id, 1) {
+                    match calls.answered(id, 1, now) {
                         Answered::Ended(ticket) => vec![ticket],
                         Answered::Abandoned | Answered::Stale => Vec::new(),
                     }
@@ -439,10 +458,12 @@ proptest! {
             let next = deaths.count(&policy, served, sign);
             prop_assert_eq!(deaths.early(), early);
             let Next::StartAfter(delay) = next else {
-                prop_assert!(early > policy.early_deaths);
-                return Ok(());
+                // By that death, and by no later one while calls ran.
+                prop_assert!(early > policy.early_deaths && !calls);
+                continue;
             };
-            prop_assert!(early <= policy.early_deaths && delay <= policy.most_delay);
+            prop_assert!(early <= policy.early_deaths || calls);
+            prop_assert!(delay <= policy.most_delay);
             prop_assert!(delay >= last || served.is_some(), "{:?} after {:?}", delay, last);
             prop_assert_eq!(delay.is_zero(), quick <= 1 && served.is_some());
             last = delay;
@@ -560,6 +581,7 @@ proptest! {
                 Step::GiveUp => {
                     wants = false;
                     prop_assert!(is_main, "a standby ends the worker");
+                    prop_assert!(!was_serving || ready.is_none(), "it is given up while another process is ready");
                     life.end();
                     seats = [None; 2];
                 }
@@ -581,9 +603,8 @@ proptest! {
             prop_assert_eq!(life.stuck(), stuck as usize);
             // Nothing but what happens to the main process interrupts the service.
             prop_assert!(life.is_serving() || !was_serving || is_main || step == 8);
-            // With a standby nor does the death of that, but for the one early death that is too many.
-            let goes_on = life.is_serving() || done == Step::GiveUp;
-            prop_assert!(step != 7 || ready.is_none() || goes_on || at == 1);
+            // With a standby nor does the death of that, also one early death too many.
+            prop_assert!(step != 7 || ready.is_none() || life.is_serving() || at == 1);
             for (role, seat) in Role::ALL.into_iter().zip(seats) {
                 let phase = life.phase(role);
                 let has_process = !matches!(phase, Phase::Waiting(_) | Phase::Ended);
@@ -665,6 +686,115 @@ fn only_who_had_begun_is_a_suspect() {
         let guilt: Vec<_> = lost.iter().map(|lost| lost.guilt).collect();
         assert_eq!((&guilt[..], blamed.len()), (&expected[..], begun.len()));
     }
+}
+
+#[test]
+fn what_others_left_is_nobodys_guilt() {
+    let (start, second) = (Instant::now(), Duration::from_secs(1));
+    // Whether another call was answered, and how long before this one was sent; or after. Whether this one was to run alone, and had begun.
+    for (left, after, alone, begun, expected) in [
+        (None, false, false, true, Guilt::Alone),
+        (Some(second), false, false, true, Guilt::Alone),
+        (Some(second / 2), false, false, true, Guilt::Suspect),
+        (None, true, false, true, Guilt::Suspect),
+        (Some(second / 2), false, true, true, Guilt::Alone),
+        (Some(second / 2), false, true, false, Guilt::Suspect),
+        (None, false, false, false, Guilt::Suspect),
+    ] {
+        let mut calls = Calls::new(8, 1000);
+        let mut now = start;
+        let other = |calls: &mut Calls<u32>, now| {
+            let id = calls.insert(1, Terms::default(), false, None).unwrap();
+            assert_eq!(calls.next(1, Takes::All, true), Some(id));
+            calls.sent(id, 1, now);
+            id
+        };
+        if let Some(left) = left {
+            let id = other(&mut calls, now);
+            assert_eq!(calls.answered(id, 1, now), Answered::Ended(1));
+            now += left;
+        }
+        let beside = after.then(|| other(&mut calls, now));
+        let terms = Terms { attempts: 1, ..Terms::default() };
+        let id = calls.insert(2, terms, alone, None).unwrap();
+        assert_eq!((calls.next(1, Takes::All, true), calls.runs_alone(id)), (Some(id), alone));
+        calls.sent(id, 1, now);
+        if let Some(beside) = beside {
+            assert_eq!(calls.answered(beside, 1, now + second), Answered::Ended(1));
+        }
+        let lost = calls.died(1, Culprit::Running, |_| begun).lost;
+        assert_eq!((lost.len(), lost[0].guilt), (1, expected), "{left:?} {after} {alone} {begun}");
+        // The next process has nothing of this one's.
+        let id = other(&mut calls, now);
+        assert_eq!(calls.died(1, Culprit::Running, |_| true).lost[0].guilt, Guilt::Alone, "{id:?}");
+    }
+}
+
+#[test]
+fn who_was_killed_runs_beside_others_once() {
+    let now = Instant::now();
+    for (culprit, attempts, beside) in
+        [(Culprit::Killed, 3, true), (Culprit::Killed, 2, false), (Culprit::Unclear, 3, false)]
+    {
+        let mut calls = Calls::new(64, 1000);
+        let terms = Terms { attempts, ..Terms::default() };
+        for value in 0..50u32 {
+            let id = calls.insert(value, terms, false, None).unwrap();
+            calls.sent(id, 1, now);
+        }
+        let send = |calls: &mut Calls<u32>, process| {
+            let mut sent = Vec::new();
+            while let Some(id) = calls.next(process, Takes::All, true) {
+                calls.sent(id, process, now);
+                sent.push(id);
+            }
+            sent
+        };
+        assert!(calls.died(1, culprit, |_| true).lost.is_empty());
+        let second = send(&mut calls, 2);
+        assert_eq!(second.len(), if beside { 50 } else { 1 });
+        // In their order.
+        assert_eq!(calls.value(second[0]), Some(&mut 0));
+        // Killed again, they run one by one.
+        let Died { lost, blamed } = calls.died(2, culprit, |_| true);
+        assert_eq!(
+            (lost.len(), blamed.len()),
+            if attempts == 2 { (1, 1) } else { (0, usize::from(!beside)) }
+        );
+        assert_eq!(send(&mut calls, 3).len(), 1);
+    }
+}
+
+#[test]
+fn what_serves_is_not_given_up() {
+    let limits = Limits {
+        hello: Duration::from_secs(1),
+        start: Duration::from_secs(5),
+        kill_grace: Duration::from_secs(2),
+        most_stuck: 1,
+    };
+    let policy = Restart { early_deaths: 2, settled: Duration::MAX, ..Restart::default() };
+    let (mut now, mut life) = (Instant::now(), Life::new(Instant::now(), true));
+    let start = |life: &mut Life, role, now: &mut Instant| {
+        *now += policy.most_delay;
+        assert_eq!(life.tick(role, *now, &limits), Step::Start);
+        life.said_hello(role);
+        assert!(life.serves(role, *now));
+    };
+    start(&mut life, Role::Main, &mut now);
+    for death in 1..=3 {
+        start(&mut life, Role::Standby, &mut now);
+        assert!(life.take_over(now));
+        let step = life.gone(Role::Standby, now, Sign::Early, &policy, &limits);
+        // One too many: what took over goes on, and nothing stands by.
+        assert_eq!(step, if death > 2 { Step::NoStandby } else { Step::Nothing });
+        assert!(life.is_serving() && life.expects_standby() == (death <= 2));
+    }
+    // Calls may kill it; then another one serves, and has a standby. Without one, one more early death is the end.
+    assert_eq!(life.gone(Role::Main, now, Sign::InCalls, &policy, &limits), Step::Nothing);
+    start(&mut life, Role::Main, &mut now);
+    assert!(life.expects_standby());
+    assert_eq!(life.gone(Role::Main, now, Sign::Early, &policy, &limits), Step::GiveUp);
 }
 
 #[test]
@@ -912,6 +1042,20 @@ proptest! {
         let mut watched: BTreeMap<u64, Instant> = BTreeMap::new();
         // How often in a row each was killed alone.
         let mut kills: BTreeMap<u64, u32> = BTreeMap::new();
+        // When calls of each client were lost beside others, since one was answered.
+        let mut losses: BTreeMap<u64, Vec<Instant>> = BTreeMap::new();
+        let is_watched = |losses: &BTreeMap<u64, Vec<Instant>>, client: u64, now: Instant| {
+            // In a row, each death within the time of the one before.
+            let (mut deaths, mut next) = (0, now);
+            for at in losses.get(&client).into_iter().flatten().rev() {
+                if next >= *at + policy.client_refused_for {
+                    break;
+                }
+                deaths += u32::from(deaths == 0 || next != *at);
+                next = *at;
+            }
+            deaths >= MOST_LOST
+        };
         for (what, request, client, pass) in steps {
             let keys = Keys { request: Some(request), client: Some(client) };
             let refused_at = |requests: &BTreeMap<u64, Instant>, now| {
@@ -929,7 +1073,13 @@ proptest! {
                     let killed = kills.entry(request).or_default();
                     *killed += u32::from(charge == Charge::Killed);
                     let is_guilty = charge == Charge::Guilty || *killed >= MOST_KILLS;
+                    let was_lost = is_watched(&losses, client, now);
                     let follows = blamed.charge(keys, charge, now, &policy);
+                    if charge == Charge::Suspected {
+                        losses.entry(client).or_default().push(now);
+                        let is_new = !was_lost && is_watched(&losses, client, now);
+                        prop_assert_eq!(follows.client == Some(Standing::Watched), is_new);
+                    }
                     if is_guilty {
                         requests.insert(request, now);
                         clients.entry(client).or_default().push(now);
@@ -943,11 +1093,12 @@ proptest! {
                         _ => None,
                     };
                     prop_assert_eq!(follows.request, expected);
-                    prop_assert!(is_guilty || !follows.client_refused);
+                    prop_assert!(is_guilty || follows.client != Some(Standing::Refused));
                 }
                 3 => {
                     blamed.answered(keys);
                     watched.remove(&request);
+                    losses.remove(&client);
                 }
                 _ => now += Duration::from_secs(pass),
             }
@@ -968,7 +1119,9 @@ proptest! {
             };
             prop_assert_eq!(blamed.refuses(keys, now), wanted);
             let watches = watched.get(&request).is_some_and(|at| now < *at + policy.refused_for);
-            prop_assert_eq!(blamed.watches(keys, now), watches || refused_at(&requests, now));
+            let is_lost = is_watched(&losses, client, now);
+            prop_assert_eq!(blamed.watches(keys, now), watches || refused_at(&requests, now) || is_lost);
+            prop_assert_eq!(blamed.watches(Keys { request: None, ..keys }, now), is_lost);
             prop_assert_eq!(blamed.refuses(Keys::default(), now), None);
         }
     }

@@ -134,7 +134,8 @@ impl<S: Service> Call<S> {
     /// its deadline.
     ///
     /// Calls that ran beside others when a process died are suspects: they are sent again one at a time, while nothing else runs. One that
-    /// was alone is not sent again, unless somebody killed the process (`SIGKILL` from outside): then it is sent again, alone.
+    /// [was alone](crate::Guilt::Alone) is not sent again. If somebody killed the process (`SIGKILL` from outside), all run again beside one another
+    /// once, and then alone.
     ///
     /// In a [`Group`](crate::Group) the next process may be another worker's.
     ///

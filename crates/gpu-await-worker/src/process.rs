@@ -293,16 +293,13 @@ impl Process {
         }
         let cause = match exit {
             Exit::Code(code) => Cause::Exited(code),
-            // Somebody's kill says nothing about what was running.
             Exit::Signal(9) if system::killed_for_memory() > self.killed_before => {
                 return (Cause::OutOfMemory, Culprit::Unclear);
             }
-            Exit::Signal(signal @ (1 | 2 | 9 | 15)) => {
-                return (Cause::Signal(signal), Culprit::Unclear);
-            }
             Exit::Signal(signal) => Cause::Signal(signal),
-            Exit::Unknown => return (Cause::Unknown, Culprit::Unclear),
+            Exit::Unknown => Cause::Unknown,
         };
-        (cause, Culprit::Running)
+        let culprit = if cause.is_kill() { Culprit::Killed } else { Culprit::Running };
+        (cause, culprit)
     }
 }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | no quick death | the last process served for [`Restart::settled`] at least: the next one starts at once |
 //! | `n` quick deaths | in a row: the next one starts after [`Restart::first_delay`], doubled each time, up to [`Restart::most_delay`] |
-//! | given up | more than [`Restart::early_deaths`] of them came while no call ran |
+//! | given up | more than [`Restart::early_deaths`] of them came while no call ran, the last one of them just now; a worker whose standby took over serves on |
 //!
 //! # Invariants
 //! 1. Between two starts beyond the first two in a row of quick deaths lies a delay that never shrinks (`delays_grow_and_end`).
@@ -32,7 +32,7 @@ pub struct Restart {
     /// The longest delay. 10 s. A server that meets requests which kill its process, one after the other, sets it to what its callers can wait.
     pub most_delay: Duration,
     /// After one more early death in a row than this the worker is given up. 10. Early are quick deaths while no call ran: in the start, or idle.
-    /// Others are what calls asked for or caused: they lead to delays, and never to giving up.
+    /// Others are what calls asked for or caused: they lead to delays, and never to giving up. Nor is a worker given up while its standby serves.
     pub early_deaths: u32,
 }
 
@@ -86,7 +86,7 @@ impl Deaths {
             self.quick = self.quick.saturating_add(1);
             self.early = self.early.saturating_add(u32::from(sign == Sign::Early));
         }
-        if self.early > policy.early_deaths {
+        if sign == Sign::Early && self.early > policy.early_deaths {
             return Next::GiveUp;
         }
         // One death of a process that served is what this crate is for: its restart costs no delay.

@@ -9,7 +9,8 @@
 //! | a call that came back | goes on |
 //! |---|---|
 //! | was never sent to that worker's process | to whichever is picked |
-//! | was lost beside others, or by a kill from outside: a suspect | alone: in its own worker's next process, which has nothing else to do yet; if that worker is given up, in whichever is picked |
+//! | was lost beside others: a suspect | alone: in its own worker's next process, which has nothing else to do yet; if that worker is given up, in whichever is picked |
+//! | was lost by a kill from outside | once beside others, in its own worker's next process; then as a suspect |
 //! | was lost by the fault of another | to whichever is picked |
 //! | killed its process alone; or was sent as often as it may be | nowhere |
 //!
@@ -23,7 +24,7 @@
 
 use std::cmp::Reverse;
 
-use crate::calls::Terms;
+use crate::calls::{Runs, Terms};
 use crate::error::{Error, Guilt};
 
 /// Whether a worker takes calls.
@@ -75,16 +76,18 @@ pub(crate) fn pick(
 /// How a call goes on that came back with this error, having been sent so often in all; `None` if it ends.
 pub(crate) fn goes_on(terms: Terms, error: &Error, sent: u32) -> Option<Terms> {
     let was_sent = sent > terms.sent_before;
-    let is_suspect = match error {
+    let runs = match error {
         Error::Lost(lost) if lost.guilt == Guilt::Alone => return None,
-        Error::Lost(lost) => lost.guilt == Guilt::Suspect,
+        Error::Lost(lost) if lost.guilt == Guilt::Innocent => Runs::Anywhere,
+        Error::Lost(lost) if lost.cause.is_kill() && terms.runs_beside(sent) => Runs::Home,
+        Error::Lost(_) => Runs::Alone,
         // Its process was killed with the worker, and may have been at it.
-        Error::GivenUp { .. } | Error::Closed if was_sent => true,
-        Error::GivenUp { .. } | Error::Closed => terms.is_suspect,
+        Error::GivenUp { .. } | Error::Closed if was_sent => Runs::Alone,
+        Error::GivenUp { .. } | Error::Closed => terms.runs,
         _ => return None,
     };
     let may_go_on = !was_sent || sent < terms.attempts;
-    may_go_on.then_some(Terms { sent_before: sent, is_suspect, ..terms })
+    may_go_on.then_some(Terms { sent_before: sent, runs, ..terms })
 }
 
 #[cfg(test)]
@@ -121,7 +124,7 @@ mod tests {
     #[test]
     fn attempts_count_over_all() {
         let lost = |guilt, attempt| {
-            let cause = Cause::Signal(9);
+            let cause = Cause::Signal(11);
             Error::Lost(WorkerLost { cause, guilt, attempt, log: "".into() })
         };
         let given_up = Error::GivenUp {
@@ -138,15 +141,26 @@ mod tests {
         }
         assert!(goes_on(often, &lost(Guilt::Alone, 1), 1).is_none());
         let second = goes_on(often, &lost(Guilt::Suspect, 1), 1).unwrap();
-        assert!((second.sent_before, second.is_suspect) == (1, true));
+        assert!((second.sent_before, second.runs) == (1, Runs::Alone));
         let third = goes_on(second, &lost(Guilt::Innocent, 2), 2).unwrap();
-        assert!((third.sent_before, third.is_suspect) == (2, false));
+        assert!((third.sent_before, third.runs) == (2, Runs::Anywhere));
+        // Of somebody's kill all are lost: once they run beside one another, where they were.
+        let killed = |attempt| {
+            let (cause, guilt, log) = (Cause::Signal(9), Guilt::Suspect, "".into());
+            Error::Lost(WorkerLost { cause, guilt, attempt, log })
+        };
+        assert_eq!(goes_on(often, &killed(1), 1).unwrap().runs, Runs::Home);
+        assert_eq!(goes_on(often, &killed(2), 2).unwrap().runs, Runs::Alone);
+        assert_eq!(
+            goes_on(Terms { attempts: 2, ..often }, &killed(1), 1).unwrap().runs,
+            Runs::Alone
+        );
         // What no process has had goes on, whether or not it may run again, and stays a suspect.
         for error in [&given_up, &Error::Closed] {
             assert!(goes_on(once, error, 0).is_some());
             assert!(goes_on(once, error, 1).is_none());
-            assert!(goes_on(second, error, 1).unwrap().is_suspect);
-            assert!(goes_on(third, error, 2).is_some_and(|next| !next.is_suspect));
+            assert_eq!(goes_on(second, error, 1).unwrap().runs, Runs::Alone);
+            assert_eq!(goes_on(third, error, 2).unwrap().runs, Runs::Anywhere);
             assert!(goes_on(third, error, 3).is_none());
         }
         for error in [Error::Deadline, Error::Forked, Error::Service("no".into())] {

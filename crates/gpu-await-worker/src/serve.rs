@@ -34,6 +34,9 @@ const HEARSAY: Duration = Duration::from_millis(10);
 /// How long calls that are woken by a fault have to say it, whatever the machine does: some never end their polls.
 const KNOWS_MORE: Duration = Duration::from_secs(2);
 
+/// How long a call that is to run alone waits for what others left on the device.
+const LEFT: Duration = Duration::from_secs(1);
+
 /// How often the executor is seen to run.
 const POLLED: Duration = Duration::from_millis(250);
 
@@ -279,8 +282,8 @@ impl Serving {
                 return "its supervisor sent an unknown message".to_owned();
             };
             match (message, &service) {
-                (ToProcess::Call { id, payload }, Some(service)) => {
-                    let answer = self.answer(service, id, payload, body.to_vec());
+                (ToProcess::Call { id, payload, alone }, Some(service)) => {
+                    let answer = self.answer(service, id, payload, alone, body.to_vec());
                     let _task = self.runtime.spawn(answer);
                 }
                 (ToProcess::Release(lease), _) => self.room.released(lease),
@@ -321,6 +324,7 @@ impl Serving {
         service: &Arc<S>,
         id: CallId,
         payload: Option<(LeaseId, Part)>,
+        alone: bool,
         request: Vec<u8>,
     ) -> impl Future<Output = ()> + Send + 'static {
         let (service, link, running) = (service.clone(), self.link.clone(), self.running.clone());
@@ -328,15 +332,21 @@ impl Serving {
             .map(|(id, part)| RequestPayload::new(link.clone(), self.requests.clone(), id, part));
         let (payloads, room) = (Payloads::new(payload, self.room.clone()), self.room.clone());
         let most_response = self.most_response;
-        let holds = self.device.as_ref().filter(|_| self.holds).cloned();
+        let device = self.device.as_ref();
+        let before = device.filter(|_| alone).cloned();
+        let holds = device.filter(|_| self.holds || alone).cloned();
         let (unpolled, runs) = (running.unpolled.clone(), running.begins());
         unpolled.follow(async move {
             let _runs = runs;
+            if let Some(device) = before {
+                // If the device is lost by then, this call has not begun.
+                well(&device, LEFT).await;
+            }
             room.slab.begun(id.slot()).begins(id.generation());
             let (verdict, body, payload) =
                 call(&*service, &link, payloads, &request, most_response).await;
             if let Some(device) = holds {
-                well(&device).await;
+                well(&device, Duration::MAX).await;
             }
             let sent = payload.as_ref().map(|payload| payload.sent());
             let answer = ToSupervisor::Answer { id, verdict, payload: sent };
@@ -350,9 +360,10 @@ impl Serving {
     }
 }
 
-/// Waits until all that is on the device is complete; for ever on one that is lost, which ends the process.
-async fn well(device: &Device) {
-    if device.done().await.is_err_and(|error| error.is_device_lost()) {
+/// Waits until all that is on the device is complete, or for so long; for ever on one that is lost, which ends the process.
+async fn well(device: &Device, most: Duration) {
+    let done = tokio::time::timeout(most, device.done()).await;
+    if done.is_ok_and(|done| done.is_err_and(|error| error.is_device_lost())) {
         std::future::pending().await
     }
 }

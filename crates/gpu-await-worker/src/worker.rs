@@ -373,7 +373,8 @@ impl<S: Service> WorkerBuilder<S> {
     /// and whatever the service takes as it starts ([`Stats::standby_device_bytes`]), up to [`device_memory_bytes`](Self::device_memory_bytes) once more. [Kept](crate::Host::keep) memory is there
     /// once for both. [`Service::start`] runs while another process serves: it must not need what one process alone can have. A standby
     /// that dies interrupts nothing, and another one is tried; after [`Restart::early_deaths`] of them in a row none is, until another process
-    /// serves ([`Stats::standby`], [`Stats::last_standby_cause`]).
+    /// serves ([`Stats::standby`], [`Stats::last_standby_cause`]). If it has taken over from one early death too many, it serves on, likewise
+    /// without another one. One that is stopped while it has a suspect is killed after a second.
     pub fn standby(mut self, standby: bool) -> Self {
         self.options.standby = standby;
         self
@@ -394,7 +395,13 @@ impl<S: Service> WorkerBuilder<S> {
     /// Requests are told apart by [`Call::key`]; without one by a digest, which is computed for each call, on its caller's thread, of the
     /// request and its payload; with a payload of more than 1 MiB a request without a key is never refused. Clients are what [`Call::client`]
     /// says. Calls that were lost beside others, or by the fault of another, are not guilty. Those that may not run again leave their
-    /// requests watched: the next call of that request runs alone, as suspects do.
+    /// requests watched: the next call of that request runs alone, as suspects do. A client that loses calls so in two deaths, with none of its
+    /// calls answered in between, is watched likewise, whatever it sends: so one whose poison is another each time is found.
+    ///
+    /// Out of reach: a client that sends another poison each time, none of which may run again, and has good calls answered in between; one that
+    /// names another client each time; and what a call leaves on the host that kills its process later, which [`Guilt`](crate::Guilt) says more of.
+    ///
+    /// One that is watched, and does not end, holds up others as any suspect does: give it a [limit](Call::within).
     ///
     /// A kill from outside (`SIGKILL` by the operator or the OOM killer, an end by `SIGTERM`) says little about the one call that ran: its request is
     /// watched as well, and guilty after three of these, over all its calls and attempts, without an answer in between: see

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use futures::future::{join_all, select_ok};
 
-use crate::calls::Terms;
+use crate::calls::{Runs, Terms};
 use crate::error::{Error, Result};
 use crate::health::GroupHealth;
 use crate::inside::Returned;
@@ -234,7 +234,7 @@ impl Members {
         if terms.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             return Err(Error::Deadline);
         }
-        let own = terms.is_suspect.then_some(member.at);
+        let own = (terms.runs != Runs::Anywhere).then_some(member.at);
         let sent = self.send(room, own, request, payload, terms);
         if sent.as_ref().is_ok_and(|(next, _)| next.at != member.at) {
             // ORDERING: Relaxed: a count that orders nothing.

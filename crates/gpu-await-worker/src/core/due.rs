@@ -37,10 +37,14 @@ impl Core {
         match pulse {
             Pulse::Dead => {
                 // Perhaps somebody froze it.
-                return self.kill(inside, role, Cause::Dead, Culprit::Unclear, now, after);
+                return self.kill(inside, role, Cause::Dead, Culprit::Killed, now, after);
             }
             Pulse::Hung(time) => {
                 return self.kill(inside, role, Cause::Hung(time), Culprit::Begun, now, after);
+            }
+            // A suspect runs in it, all other suspects wait for that, and no call in front of it says how long. A debugger may have it for a moment.
+            Pulse::Stopped if was_stopped && self.holds_up_suspects(role) => {
+                return self.kill(inside, role, Cause::Stopped, Culprit::Unclear, now, after);
             }
             Pulse::Stopped if !was_stopped => after.log(move || {
                 tracing::warn!(
@@ -74,6 +78,13 @@ impl Core {
                 after,
             );
         }
+    }
+
+    /// Whether a standby has a suspect.
+    fn holds_up_suspects(&self, role: Role) -> bool {
+        let standby = self.seats[Role::Standby].process.as_ref();
+        let has_one = |process: &Process| self.calls.running_in(process.incarnation) > 0;
+        role == Role::Standby && !self.life.is_replaced(role) && standby.is_some_and(has_one)
     }
 
     /// Does what is due.

@@ -282,7 +282,7 @@ impl Core {
                 };
                 process.used.payload_bytes += payload.as_ref().map_or(0, |it| it.part.len);
                 let keys = self.calls.keys(id);
-                let answered = self.calls.answered(id, process.incarnation);
+                let answered = self.calls.answered(id, process.incarnation, now);
                 if !matches!(answered, Answered::Stale) {
                     self.blamed.lock().answered(keys);
                 }

@@ -355,16 +355,27 @@ impl Core {
                 }
                 None => {}
             }
-            if follows.client_refused {
-                let (client, refused_for) = (hex(keys.client), policy.client_refused_for);
-                after.log(move || {
-                    tracing::warn!(
+            let client = hex(keys.client);
+            match follows.client {
+                Some(Standing::Watched) => after.log(move || {
+                    tracing::info!(
                         service,
                         client,
-                        ?refused_for,
-                        "a client is refused: its requests killed processes"
+                        "a client is watched: two processes died with its requests"
                     );
-                });
+                }),
+                Some(Standing::Refused) => {
+                    let refused_for = policy.client_refused_for;
+                    after.log(move || {
+                        tracing::warn!(
+                            service,
+                            client,
+                            ?refused_for,
+                            "a client is refused: its requests killed processes"
+                        );
+                    });
+                }
+                None => {}
             }
         }
     }
@@ -465,7 +476,7 @@ impl Core {
 
 /// Tells that there will be no process any more.
 pub(super) fn tell_end(inside: &Inside, error: &Error, after: &mut After) {
-    let (service, why) = (inside.service, error.to_string());
+    let (service, why) = (inside.service, error.report());
     match error {
         Error::Closed => after.log(move || tracing::info!(service, "a worker was closed")),
         _ => after.log(move || tracing::error!(service, %why, "a worker is given up")),

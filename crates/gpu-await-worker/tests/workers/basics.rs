@@ -54,9 +54,9 @@ fn each_death_is_named() {
         ] {
             let lost = lost(worker.call(&request).await);
             assert_eq!((lost.cause, lost.guilt, lost.attempt), (cause, Guilt::Alone, 1));
-            let answer = worker.call(Do::Double(vec![1.0])).await.unwrap();
-            assert_eq!(answer, Done::Floats(vec![2.0]));
         }
+        let answer = worker.call(Do::Double(vec![1.0])).await.unwrap();
+        assert_eq!(answer, Done::Floats(vec![2.0]));
         let lost = lost(worker.call(Do::Fault).await);
         let Cause::Fault(text) = &lost.cause else { panic!("{lost:?}") };
         assert!(text.contains("an illegal address"), "{text}");
@@ -148,7 +148,7 @@ fn the_log_of_a_death_stays() {
         worker.call(Do::Say("the first says this".into())).await.unwrap();
         let lost = lost(worker.call(Do::Exit(3)).await);
         assert!(lost.log.contains("the first says this"), "{lost:?}");
-        assert!(lost.to_string().contains("the first says this"), "{lost}");
+        assert!(!lost.to_string().contains("the first says this"), "{lost}");
         // Right away, and when the next one serves.
         for _ in 0..2 {
             let log = worker.log();
@@ -225,8 +225,10 @@ fn a_first_start_that_fails_is_reported() {
             let spawned = Worker::<NeverStarts>::builder(how.to_owned()).spawn().await;
             let error = spawned.unwrap_err();
             assert!(matches!(error, Error::GivenUp { .. }), "{error:?}");
-            assert!(error.to_string().contains(part), "{error}");
-            assert!(error.to_string().contains("about to fail"), "{error}");
+            let Error::GivenUp { cause, .. } = &error else { panic!("{error:?}") };
+            assert!(cause.to_string().contains(part), "{cause}");
+            assert!(error.log().unwrap().contains("about to fail"), "{error:?}");
+            assert!(!error.to_string().contains("about to fail"), "{error}");
         }
     });
 }
@@ -321,7 +323,8 @@ fn answers_before_the_death_count() {
         for call in calls {
             assert_eq!(call.await, Ok(Done::Number(pid)), "it ran twice, or was lost");
         }
-        assert_eq!(lost(killer.await).guilt, Guilt::Alone);
+        // Any of those that were answered may have left something behind.
+        assert_eq!(lost(killer.await).guilt, Guilt::Suspect);
         assert_eq!(first.await, Ok(Done::Number(0)));
     });
 }

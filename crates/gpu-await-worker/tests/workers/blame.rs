@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use gpu_await_worker::{Blame, Cause, Error, Guilt, Restart, WorkerBuilder};
+use gpu_await_worker::{Blame, Cause, Error, Guilt, Restart, Worker, WorkerBuilder};
 
 use crate::twin::{Do, Done, Twin, eventually, kill, lost, run, worker};
 
@@ -36,9 +36,9 @@ fn a_guilty_request_is_refused() {
             assert!(at >= begun && at <= Instant::now());
         }
         assert_eq!((worker.stats().deaths, worker.stats().refused), (1, 3));
-        // Another request, and one that is told apart by its payload alone.
-        assert_eq!(worker.call(Do::Later(1, Duration::ZERO)).await, Ok(Done::Number(1)));
+        // One that is told apart by its payload alone, and another request.
         assert_eq!(lost(exit(2).await).guilt, Guilt::Alone);
+        assert_eq!(worker.call(Do::Later(1, Duration::ZERO)).await, Ok(Done::Number(1)));
         // Or by nothing: its payload is too long for a digest, and it has no key.
         for _ in 0..2 {
             lost(worker.call(Do::Exit(4)).payload(vec![1; (1 << 20) + 1]).await);
@@ -74,6 +74,7 @@ fn a_client_of_guilty_requests_is_refused() {
             let endless = worker.call(Do::Later(100 + code, LONG)).client("bad").within(limit);
             assert_eq!(lost(endless.idempotent().await).guilt, Guilt::Alone);
             assert_eq!(lost(innocent.await).guilt, Guilt::Suspect);
+            assert!(worker.call(Do::Pid).client("good").await.is_ok());
         }
         assert_eq!(refused(worker.call(Do::Pid).client("bad").await).0, "client");
         assert!(worker.call(Do::Pid).client("good").await.is_ok());
@@ -232,6 +233,134 @@ fn three_kills_of_a_lone_call_are_its_own() {
             }
             assert_eq!(refused(poison().await).0, "request");
             assert_eq!(worker.stats().deaths, deaths + 3);
+        }
+    });
+}
+
+/// Where a kernel of the device is told to fault: once this file is gone.
+fn fault_file(name: &str) -> std::path::PathBuf {
+    let path = std::env::temp_dir().join(format!("gpu_await_{name}_{}", std::process::id()));
+    std::fs::write(&path, "").unwrap();
+    path
+}
+
+/// Waits until the kernel runs.
+#[track_caller]
+fn runs(path: &std::path::Path) {
+    eventually("the kernel runs", || std::fs::read(path).unwrap() == b"it runs");
+}
+
+/// Has calls with this key run alone from now on.
+async fn watch(worker: &Worker<Twin>, key: &str) {
+    let beside = worker.call(Do::Later(1, LONG)).key((key, "beside")).send();
+    eventually("it runs", || worker.stats().running == 1);
+    assert_eq!(lost(worker.call(Do::Abort).key(key).await).guilt, Guilt::Suspect);
+    assert_eq!(lost(beside.await).guilt, Guilt::Suspect);
+    worker.serving().await.unwrap();
+}
+
+#[test]
+fn who_meets_what_another_left_is_not_guilty() {
+    run(async {
+        let (path, held) = (fault_file("left"), fault_file("left_held"));
+        let worker = blaming(Blame::default()).spawn().await.unwrap();
+        let call = || worker.call(Do::OnceGone(held.to_string_lossy().into_owned()));
+        for deaths in [1, 2] {
+            let may_run_again = deaths == 1;
+            std::fs::write(&path, "").unwrap();
+            std::fs::write(&held, "").unwrap();
+            let good = if may_run_again { call().idempotent() } else { call() }.send();
+            eventually("it runs", || worker.stats().running == 1);
+            // Somebody leaves a bad kernel, and is answered.
+            let bad = Do::FaultOnceGone(path.to_string_lossy().into_owned());
+            assert_eq!(worker.call(bad).await, Ok(Done::Nothing));
+            runs(&path);
+            std::fs::remove_file(&path).unwrap();
+            eventually("it died", || worker.stats().deaths == deaths);
+            std::fs::remove_file(&held).unwrap();
+            match may_run_again {
+                true => assert_eq!(good.await, Ok(Done::Nothing)),
+                false => assert_eq!(lost(good.await).guilt, Guilt::Suspect),
+            }
+            assert_eq!(call().await, Ok(Done::Nothing));
+        }
+        assert_eq!(worker.stats().refused, 0);
+    });
+}
+
+#[test]
+fn who_runs_alone_has_the_device_alone() {
+    run(async {
+        let path = fault_file("alone");
+        let bad = || Do::FaultOnceGone(path.to_string_lossy().into_owned());
+        let worker = blaming(Blame::default()).spawn().await.unwrap();
+        // It is not answered before what it launched is done.
+        watch(&worker, "bad").await;
+        let call = worker.call(bad()).key("bad").send();
+        runs(&path);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(lost(call.await).guilt, Guilt::Alone);
+        assert_eq!(refused(worker.call(Do::Pid).key("bad").await).0, "request");
+        // It does not begin before what others launched is done, which it waits for a second at most.
+        watch(&worker, "good").await;
+        std::fs::write(&path, "").unwrap();
+        assert_eq!(worker.call(bad()).await, Ok(Done::Nothing));
+        runs(&path);
+        let sent = Instant::now();
+        let call = worker.call(Do::Pid).key("good").send();
+        eventually("it is sent", || worker.stats().running == 1);
+        std::fs::remove_file(&path).unwrap();
+        let guilt = lost(call.await).guilt;
+        assert!(guilt == Guilt::Suspect || sent.elapsed() > Duration::from_secs(1), "{guilt:?}");
+    });
+}
+
+#[test]
+fn a_kill_makes_nobody_wait_for_a_turn() {
+    run(async {
+        let worker = blaming(Blame::default()).spawn().await.unwrap();
+        let calls: Vec<_> = (0..5)
+            .map(|n| worker.call(Do::Later(n, Duration::from_millis(800))).idempotent().send())
+            .collect();
+        eventually("they run", || worker.stats().running == 5);
+        // All together once more; but not for ever.
+        for (deaths, running) in [(1, 5), (2, 1)] {
+            kill(&worker);
+            eventually("it died", || worker.stats().deaths == deaths);
+            eventually("they run", || worker.stats().running > 0);
+            let stats = worker.stats();
+            assert_eq!((stats.running, stats.suspects), (running, 5 - running));
+        }
+        for (n, call) in calls.into_iter().enumerate() {
+            assert_eq!(call.await, Ok(Done::Number(n as u32)));
+        }
+    });
+}
+
+#[test]
+fn a_client_of_ever_other_poisons_is_found() {
+    run(async {
+        for standby in [false, true] {
+            let worker = blaming(Blame::default()).standby(standby).spawn().await.unwrap();
+            let (mut guilt, brief) = (Vec::new(), Duration::from_millis(100));
+            for n in 0.. {
+                eventually("it is ready", || !standby || worker.stats().standby.is_some());
+                let good = worker.call(Do::Later(n, brief)).idempotent().client("good").send();
+                let once = worker.call(Do::Later(n, brief)).client("once").send();
+                eventually("they run", || worker.stats().running == 2);
+                let bad = worker.call(Do::Exit(10 + n as i32)).client("bad").await;
+                if matches!(bad, Err(Error::Refused { .. })) {
+                    assert_eq!(refused(bad).0, "client");
+                    break;
+                }
+                guilt.push(lost(bad).guilt);
+                assert_eq!(good.await, Ok(Done::Number(n)));
+                // It may not run again; but it is answered now and then.
+                drop(once.await);
+                assert!(worker.call(Do::Pid).client("once").await.is_ok());
+            }
+            use Guilt::{Alone, Suspect};
+            assert_eq!(guilt, [Suspect, Suspect, Alone, Alone, Alone]);
         }
     });
 }

@@ -46,8 +46,9 @@ fn a_call_over_its_own_limit_is_guilty() {
 fn a_limit_does_not_count_the_calls_in_front() {
     run(async {
         let worker = worker().threads(1).spawn().await.unwrap();
-        let time = Duration::from_millis(10);
-        let limit = Duration::from_millis(200);
+        // All in front take longer than the limit, and none comes near it on a busy machine.
+        let time = Duration::from_millis(25);
+        let limit = Duration::from_secs(1);
         let calls = (0..60).map(|n| worker.call(Do::Block(n, time)).within(limit).into_future());
         for (n, answer) in futures::future::join_all(calls).await.into_iter().enumerate() {
             assert_eq!(answer, Ok(Done::Number(n as u32)));
@@ -56,7 +57,8 @@ fn a_limit_does_not_count_the_calls_in_front() {
         let begun = Instant::now();
         let endless = worker.call(Do::Loop).within(limit).send();
         let behind = worker.call(Do::Block(7, time)).within(limit).idempotent().send();
-        assert_eq!(lost(endless.await).guilt, Guilt::Alone);
+        // Or one that was answered just now left something on the executor.
+        assert_eq!(lost(endless.await).guilt, Guilt::Suspect);
         assert!(begun.elapsed() < 10 * limit, "{:?}", begun.elapsed());
         assert_eq!(behind.await, Ok(Done::Number(7)));
         assert_eq!(worker.stats().deaths, 1);
@@ -419,7 +421,7 @@ fn a_suspect_that_nobody_waits_for_ends() {
             let endless = if deadline { endless.deadline(limit) } else { endless }.send();
             let other = worker.call(Do::Later(2, Duration::from_secs(1))).idempotent().send();
             eventually("they run", || worker.stats().running == 2);
-            kill(&worker);
+            lost(worker.call(Do::Abort).await);
             eventually("it runs alone", || {
                 let stats = worker.stats();
                 (stats.running, stats.suspects) == (1, 1)

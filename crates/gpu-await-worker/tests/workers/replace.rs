@@ -155,14 +155,21 @@ fn a_replacement_that_cannot_start_changes_nothing() {
 fn a_death_while_it_is_replaced() {
     run(async {
         // Of the old one, while the new one starts: that takes over.
-        let start = Start { delay: Duration::from_millis(100), ..Start::default() };
+        let gate = std::env::temp_dir().join(format!("gpu-await-replaced-{}", std::process::id()));
+        let path = gate.to_string_lossy().into_owned();
+        let start = Start { once_gone: Some(path), ..Start::default() };
         let worker = Worker::<Twin>::builder(start).restart(quick()).spawn().await.unwrap();
         let old = worker.stats().process.unwrap();
+        std::fs::write(&gate, "").unwrap();
         let (replaced, ()) = tokio::join!(worker.replace(), async {
             while worker.stats().starts < 2 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             kill(&worker);
+            while worker.stats().deaths < 1 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            std::fs::remove_file(&gate).unwrap();
         });
         replaced.unwrap();
         assert!(!lives(old));
@@ -185,7 +192,9 @@ fn a_death_while_it_is_replaced() {
         let stats = worker.stats();
         assert_eq!((stats.starts, stats.deaths, stats.replacements), (3, 2, 1));
         // Of the new one, while the old one drains.
-        let runs = worker.call(Do::Later(5, Duration::from_millis(400))).send();
+        let held = gate.with_extension("held");
+        std::fs::write(&held, "").unwrap();
+        let runs = worker.call(Do::OnceGone(held.to_string_lossy().into_owned())).send();
         eventually("it runs", || worker.stats().running == 1);
         let (replaced, ()) = tokio::join!(worker.replace(), async {
             while worker.stats().draining.is_none() {
@@ -193,9 +202,10 @@ fn a_death_while_it_is_replaced() {
             }
             lost(worker.call(Do::Abort).await);
             assert!(worker.call(Do::Pid).await.is_ok());
+            std::fs::remove_file(&held).unwrap();
         });
         replaced.unwrap();
-        assert_eq!(runs.await, Ok(Done::Number(5)));
+        assert_eq!(runs.await, Ok(Done::Nothing));
     });
 }
 
@@ -227,7 +237,7 @@ fn a_suspect_without_an_end_is_replaced() {
             let endless = worker.call(Do::Later(0, LONG)).idempotent().send();
             let other = worker.call(Do::Later(2, Duration::from_secs(1))).idempotent().send();
             eventually("they run", || worker.stats().running == 2);
-            kill(&worker);
+            lost(worker.call(Do::Abort).await);
             eventually("one runs alone", || {
                 let stats = worker.stats();
                 stats.starts == 2 + u64::from(standby) && stats.running == 1

@@ -320,3 +320,20 @@ fn a_stopped_standby_is_reported() {
         assert_eq!(worker.call(Do::Pid).await, Ok(Done::Number(standby)));
     });
 }
+
+#[test]
+fn a_suspect_in_a_stopped_standby_runs_elsewhere() {
+    run(async {
+        let worker = with_standby().spawn().await.unwrap();
+        ready(&worker);
+        let suspect = worker.call(Do::Later(7, Duration::from_secs(2))).idempotent().send();
+        eventually("it runs", || worker.stats().running == 1);
+        lost(worker.call(Do::Abort).await);
+        let standby = ready(&worker);
+        eventually("it runs there", || worker.stats().running == 1);
+        signal(standby, libc::SIGSTOP);
+        assert_eq!(suspect.await, Ok(Done::Number(7)));
+        assert!(!lives(standby));
+        assert_eq!(worker.stats().last_standby_cause, Some(Cause::Stopped));
+    });
+}

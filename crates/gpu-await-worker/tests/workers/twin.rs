@@ -17,6 +17,8 @@ pub(crate) enum Do {
     DoubleOften(Vec<f32>, Duration),
     /// Answers with its argument, later.
     Later(u32, Duration),
+    /// Answers when this file is gone.
+    OnceGone(String),
     /// Blocks the thread that polls it, and answers with its argument.
     Block(u32, Duration),
     /// Likewise, in the process with that number; elsewhere it answers with the number of its process.
@@ -154,6 +156,8 @@ pub(crate) struct Twin {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Start {
     pub(crate) delay: Duration,
+    /// Starts once this file is gone.
+    pub(crate) once_gone: Option<String>,
     /// Starts a program first, which outlives the process.
     pub(crate) program: bool,
     /// The name of kept memory that it needs.
@@ -221,6 +225,13 @@ fn fault(_: &gpu_await::Grid, _: &mut [f32]) {
     panic!("an illegal address");
 }
 
+/// Waits until there is no such file.
+async fn gone(path: Option<String>) {
+    while path.as_ref().is_some_and(|path| std::path::Path::new(path).exists()) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
 /// Loses the device. Whoever awaits it is held up, as on a busy machine, between its waking and its poll.
 async fn fault_polled_late(stream: &Stream, late: Duration) -> Result<(), Failure> {
     let kernel = faulty::load(&stream.device()).await?;
@@ -246,6 +257,7 @@ impl Service for Twin {
             std::process::Command::new("sleep").arg("3600").spawn()?;
         }
         tokio::time::sleep(config.delay).await;
+        gone(config.once_gone).await;
         if let Some(once) = config.once {
             std::fs::remove_file(once)?;
         }
@@ -292,6 +304,10 @@ impl Service for Twin {
             Do::Later(number, delay) => {
                 tokio::time::sleep(delay).await;
                 Done::Number(number)
+            }
+            Do::OnceGone(path) => {
+                gone(Some(path)).await;
+                Done::Nothing
             }
             Do::Block(number, time) => {
                 std::thread::sleep(time);
