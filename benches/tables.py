@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Writes the figures of README.md and of src/guide/performance.md, from the lines that benches printed.
+"""Writes the figures of README.md and of the guide's pages `performance` and `model`, from the lines that benches printed.
 
     python3 benches/tables.py            writes what changed
     python3 benches/tables.py --check    writes nothing; exit status 1 if a figure is not what the lines say
 
 `benches/tables.md` has the blocks, each under a heading with its name, with `{line}` where a figure goes: `{a.us}` is the
 median of all lines `a.us`, `{a.us/1000}` a thousandth, `{a.us / b.us}` and `{a.us - b.us}` of two. Three digits are shown.
-The lines are those of RESULTS: each file of one commit and one machine. A block replaces what is between
+A block none of whose lines was measured yet has a dash for each.
+The lines are those of RESULTS: each file of one machine, and all but the encoder's of one commit. A block replaces what is between
 `<!-- figures: NAME -->` and `<!-- end of figures -->` in a document.
 """
 import pathlib
@@ -15,8 +16,9 @@ import statistics
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-RESULTS = ["h200.txt", "peers.txt", "partitions.txt"]
-DOCUMENTS = [HERE.parent / "README.md", HERE.parent / "src" / "guide" / "performance.md"]
+RESULTS = ["h200.txt", "peers.txt", "partitions.txt", "encoder.txt"]
+GUIDE = HERE.parent / "src" / "guide"
+DOCUMENTS = [HERE.parent / "README.md", GUIDE / "performance.md", GUIDE / "model.md"]
 PART = re.compile(r"(<!-- figures: ([\w ]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 FIGURE = re.compile(r"\{([\w.]+)(?:(/[0-9]+)| ([-/]) ([\w.]+))?\}")
 
@@ -52,6 +54,9 @@ def read_blocks():
 
 
 def filled(block, lines):
+    if not any(name in lines for figure in FIGURE.findall(block) for name in (figure[0], figure[3])):
+        return FIGURE.sub("–", block)
+
     def value(name):
         if name not in lines:
             sys.exit(f"no line {name} in {', '.join(RESULTS)}")

@@ -11,6 +11,7 @@
 //! | [gpu-await-algorithms](https://docs.rs/gpu-await-algorithms), a crate | sums, scans, sorts, selections; formulas without a kernel |
 //! | [gpu-await-libs](https://docs.rs/gpu-await-libs), a crate | matrix products by cuBLASLt, Fourier transforms by cuFFT |
 //! | [`server`] | admission, batching, deadlines, shutting down |
+//! | [`model`] | a transformer encoder behind HTTP, in five steps, with the figures of each |
 //! | [`faults`] | what a fault ends, and a service that goes on |
 #![cfg_attr(
     feature = "test-util",
@@ -70,6 +71,11 @@ pub mod graphs {}
 /// [`Batcher`](crate::Batcher), [`PooledStream`](crate::PooledStream),
 /// [`Device::close`](crate::Device::close).
 pub mod server {}
+
+#[doc = include_str!("guide/model.md")]
+///
+/// Reference: [`Batcher`](crate::Batcher), [`Graph`](crate::Graph), [`Partition`](crate::Partition), [`Mapped`](crate::Mapped).
+pub mod model {}
 
 #[doc = include_str!("guide/faults.md")]
 ///

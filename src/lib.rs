@@ -107,6 +107,8 @@
 //!
 //! There is no prelude: [`Stream`] would hide `futures::Stream`, and a few names are all that a program needs.
 
+// Tests and examples may unwrap, the library may not.
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
     not(all(feature = "cuda", feature = "test-util")),

@@ -6,7 +6,7 @@
 Makes a MiniLM-L6-shaped and a BERT-base-shaped model with random weights, writes both as f32 and f16, and prints `name value unit` lines:
 
     difference.*     largest difference from `transformers` on the same device, in f32 without TF32, of hidden states (of all layers) and
-                     of embeddings; for f16 also that of PyTorch's own f16 model
+                     of embeddings; for f16 also that of PyTorch's own f16 model; for f32 also those of both from the model in f64
     spread.*         how much the embeddings of different texts differ: the mean over pairs of their largest difference
     p50.*            one batch of 1 x 128 in f16, awaited: ids on the host to embeddings on the host
     tokens.*         tokens per second, batches of 32 x 128 in f16, one after the other
@@ -14,7 +14,7 @@ Makes a MiniLM-L6-shaped and a BERT-base-shaped model with random weights, write
 """
 
 import argparse
-import glob
+import importlib.util
 import json
 import os
 import pathlib
@@ -122,12 +122,12 @@ def differences(name, folders, work, options):
     torch.backends.cudnn.allow_tf32 = False
     texts, hidden, layers = texts_of(options.texts), MODELS[name]["hidden_size"], MODELS[name]["num_hidden_layers"] + 1
     some = texts[: options.layer_texts]
-    reference, own = load(folders["f32"], "f32"), load(folders["f16"], "f16")
+    reference, own, exact = load(folders["f32"], "f32"), load(folders["f16"], "f16"), load(folders["f32"], "f32").double()
 
     def states(model, ids):
         with torch.no_grad():
             batch = torch.tensor([ids], device="cuda")
-            return [state[0].float() for state in model(input_ids=batch, output_hidden_states=True).hidden_states]
+            return [state[0] for state in model(input_ids=batch, output_hidden_states=True).hidden_states]
 
     def embedding(state):
         return torch.nn.functional.normalize(state.mean(0), dim=0)
@@ -145,20 +145,27 @@ def differences(name, folders, work, options):
         print(f"difference.{name}.{dtype}.embeddings {worst(rows, expected):.2e} difference", flush=True)
         run(options, *command, "--ids", work / "some.json", "--out", work / "some.bin", "--layers", work / "layers.bin")
         file = numpy.memmap(work / "layers.bin", dtype=numpy.float32, mode="r")
-        first, each, ours = 0, [0.0] * layers, 0.0
+        first, each, ours, from_exact = 0, [0.0] * layers, 0.0, [0.0, 0.0]
         for ids in some:
             part = torch.from_numpy(numpy.array(file[first : first + layers * len(ids) * hidden])).cuda()
             first += layers * len(ids) * hidden
             wanted = states(reference, ids)
-            for layer, state in enumerate(part.reshape(layers, len(ids), hidden)):
+            part = part.reshape(layers, len(ids), hidden)
+            for layer, state in enumerate(part):
                 each[layer] = max(each[layer], worst(state, wanted[layer]))
             if dtype == "f16":
                 ours = max([ours] + [worst(a, b) for a, b in zip(states(own, ids), wanted)])
+            else:
+                for who, found in enumerate((part, wanted)):
+                    from_exact[who] = max([from_exact[who]] + [worst(a, b) for a, b in zip(found, states(exact, ids))])
         assert first == len(file), "the file of hidden states has another length"
         print(f"# {name} {dtype}, a layer each: " + " ".join(f"{x:.1e}" for x in each))
         print(f"difference.{name}.{dtype}.states {max(each):.2e} difference", flush=True)
         if dtype == "f16":
             print(f"difference.{name}.f16.states_of_pytorch {ours:.2e} difference", flush=True)
+        else:
+            for who, found in zip(("encoder", "pytorch"), from_exact):
+                print(f"difference.{name}.f32.states_from_f64.{who} {found:.2e} difference", flush=True)
 
 
 def worst(a, b):
@@ -234,18 +241,20 @@ def first_answer(what):
     print((time.perf_counter() - start) * 1e3)
 
 
-def run(options, command, *arguments):
-    """Runs the program; its cuBLASLt is the one that PyTorch brought along, unless the environment names another."""
+def environment():
+    """This one's, with the cuBLASLt that PyTorch brought along, unless it names another."""
     environment = dict(os.environ)
     if "GPU_AWAIT_CUBLASLT" not in environment:
-        import torch
-
-        packages = pathlib.Path(torch.__file__).parent.parent
-        found = sorted(glob.glob(str(packages / "nvidia" / "*" / "lib" / "libcublasLt.so.*")))
+        spec = importlib.util.find_spec("torch")
+        found = sorted(pathlib.Path(spec.origin).parent.parent.glob("nvidia/*/lib/libcublasLt.so.*")) if spec else []
         if found:
-            environment["GPU_AWAIT_CUBLASLT"] = found[-1]
+            environment["GPU_AWAIT_CUBLASLT"] = str(found[-1])
+    return environment
+
+
+def run(options, command, *arguments):
     line = [options.encoder, command, "--device", "cuda:0", *arguments]
-    done = subprocess.run([str(part) for part in line], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run([str(part) for part in line], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if done.returncode != 0:
         sys.exit(f"{' '.join(map(str, line))}\n{done.stdout}{done.stderr}")
     return done.stdout

@@ -9,6 +9,8 @@
 //! | [`transform!`], [`Term`] | formulas |
 //! | [`Preload`], [`AlgorithmFamily`] | loading kernels before they are needed |
 
+// Tests and examples may unwrap, the library may not.
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod code;
@@ -42,7 +44,7 @@ mod verbs;
 pub use compare::Compare;
 pub use elementwise::arithmetic::Arithmetic;
 pub use elementwise::formula::{Formula, IntoTerm, Mask, Outcome, Term};
-pub use elementwise::operand::Operand;
+pub use elementwise::operand::{Operand, Written};
 pub use elementwise::operands::{FormulaOver, OperandType, Operands};
 pub use elementwise::put::Index;
 pub use preload::{AlgorithmFamily, Preload};

@@ -8,6 +8,8 @@
 //!
 //! The feature `blas` has the products, `fft` the transforms; both are on by default. GPU support is up to the features of `gpu-await`.
 
+// Tests and examples may unwrap, the library may not.
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(feature = "blas")]

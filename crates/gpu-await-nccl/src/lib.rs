@@ -42,6 +42,9 @@
 //! [`Communicator::in_graph`] writes every verb to a [`Graph`](gpu_await::Graph), where it is captured, and
 //! [groups](GraphCalls::group) of them: what neighbours exchange between two steps of a simulation, for example.
 
+// Tests and examples may unwrap, the library may not.
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
+
 mod call;
 mod communicator;
 mod element;

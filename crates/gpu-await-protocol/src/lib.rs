@@ -26,6 +26,8 @@
 //! | [`cancellable_queues`], [`service_times`] | queues that entries leave from anywhere; how long requests took |
 //!
 //! `tests/loom.rs` compiles the same files against loom's types, by the name `crate::sync`.
+// Tests and examples may unwrap, the library may not.
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 #![forbid(unsafe_code)]
 
 pub mod account;

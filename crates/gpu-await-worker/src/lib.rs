@@ -101,6 +101,8 @@
 //!     })
 //! }
 //! ```
+// Tests and examples may unwrap, the library may not.
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 #![deny(unsafe_op_in_unsafe_fn)]
 
 #[cfg(target_os = "linux")]

@@ -1,6 +1,6 @@
 //! The kernels of `encoder.cu`, with their twins; and [`Launches`], by which generic code launches them.
 //!
-//! `kernels/build.py` of the repository made the PTX beside the source, so nobody who builds this needs a CUDA compiler. The one file of
+//! The PTX beside the source is committed, so nobody who builds this needs a CUDA compiler (`build.rs`). The one file of
 //! this crate without `#![forbid(unsafe_code)]`, beside the mapping of a file in `weights.rs`: `unsafe fn` vouches for the PTX.
 
 use gpu_await::half::f16;
@@ -15,7 +15,7 @@ pub(crate) const MAX_HIDDEN: usize = 1024;
 pub(crate) const HEAD_WIDTHS: [usize; 3] = [16, 32, 64];
 
 /// All of them: one module.
-static PTX: &str = include_str!("encoder.ptx");
+static PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/encoder.ptx"));
 
 /// Rows of a block, a warp each.
 const ROWS: i128 = 4;

@@ -7,6 +7,7 @@
 //! | `kernels`, `encoder.cu`, `encoder.ptx` | kernels with their twins; element types |
 //! | `model` | the forward pass; lanes, each with a graph for every shape of batch |
 //! | `serve` | requests gathered into batches, over HTTP |
+//! | `text` | texts to ids; feature `tokenizers` |
 //!
 //! `README.md` says how to run it.
 
@@ -14,9 +15,13 @@ mod kernels;
 mod load;
 mod model;
 mod serve;
+#[cfg(feature = "tokenizers")]
+mod text;
 mod weights;
 
 pub use kernels::{Kernels, Precision};
 pub use model::{Lane, Model, Shape};
-pub use serve::{MAX_TEXTS, Service, router};
+pub use serve::{Service, Serving, TextToIds, router};
+#[cfg(feature = "tokenizers")]
+pub use text::tokenizer;
 pub use weights::{Config, Folder, LoadError};

@@ -1,6 +1,8 @@
-//! Programs around the encoder: a server, a file of embeddings, a benchmark. `--help` has the options.
+//! Programs around the encoder: a server, its clients, a file of embeddings, a benchmark. `--help` has the options.
 
 #![forbid(unsafe_code)]
+
+mod clients;
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -11,9 +13,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand, ValueEnum};
-use encoder::{Folder, Lane, Model, Precision, Service, router};
+use encoder::{Folder, Lane, Model, Precision, Service, Serving, router};
 use gpu_await::Device;
 use gpu_await::half::f16;
+
+/// Texts of a batch of `embed`.
+const MOST_TEXTS: usize = 64;
 
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
@@ -48,9 +53,8 @@ enum Command {
     Serve {
         #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8080")]
         addr: SocketAddr,
-        /// How long callers wait
-        #[arg(long, value_name = "MS", default_value = "1000")]
-        patience: u64,
+        #[command(flatten)]
+        serving: Serving,
     },
     /// Embeds the texts of a file, a JSON array of arrays of ids
     Embed {
@@ -63,6 +67,8 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         layers: Option<PathBuf>,
     },
+    /// Asks a server, whose answers it compares with its own, for as many requests a second as it can take
+    Load(clients::Traffic),
     /// Measures one batch after the other, and two at a time
     Bench {
         #[arg(long, default_value = "1")]
@@ -101,10 +107,15 @@ async fn run<T: Precision>(options: Options, start: Instant) -> Result<(), Faile
     let model = Model::<T>::load(&device, &folder).await?;
     eprintln!("loaded {:.1} ms", ms(start.elapsed()));
     match options.command {
-        Command::Serve { addr, patience } => {
-            let patience = Duration::from_millis(patience);
-            let (service, worker) = Service::new(&model, options.max_tokens, patience).await?;
-            tokio::spawn(worker);
+        Command::Serve { addr, serving } => {
+            let service = Service::new(&model, options.max_tokens, serving).await?;
+            #[cfg(feature = "tokenizers")]
+            let service = if options.model.join("tokenizer.json").exists() {
+                let max_len = model.config().max_position_embeddings.min(options.max_tokens);
+                service.with_tokenizer(encoder::tokenizer(&options.model, max_len)?)
+            } else {
+                service
+            };
             let listener = tokio::net::TcpListener::bind(addr).await?;
             println!("listening on http://{}", listener.local_addr()?);
             Ok(axum::serve(listener, router(service)).await?)
@@ -113,6 +124,7 @@ async fn run<T: Precision>(options: Options, start: Instant) -> Result<(), Faile
             let texts: Vec<Vec<u32>> = serde_json::from_slice(&std::fs::read(ids)?)?;
             embed(&model, options.max_tokens, &texts, (&out, layers.as_deref()), start).await
         }
+        Command::Load(traffic) => clients::run(traffic, &device, model).await,
         Command::Bench { batch, tokens, rounds } => {
             bench(&model, [batch, tokens], rounds, start).await
         }
@@ -134,7 +146,7 @@ async fn embed<T: Precision>(
     }
     let mut out = BufWriter::new(File::create(out)?);
     let mut layers = layers.map(|file| File::create(file).map(BufWriter::new)).transpose()?;
-    let mut lane = model.lane(max_tokens, encoder::MAX_TEXTS).await?;
+    let mut lane = model.lane(model.device().stream()?, max_tokens, MOST_TEXTS).await?;
     let mut rest: Vec<&[u32]> = texts.iter().map(|text| &text[..]).collect();
     while !rest.is_empty() {
         let mut tokens = 0;
@@ -142,7 +154,7 @@ async fn embed<T: Precision>(
             tokens += text.len();
             tokens <= max_tokens
         };
-        let count = rest.iter().take(encoder::MAX_TEXTS).take_while(fits).count();
+        let count = rest.iter().take(MOST_TEXTS).take_while(fits).count();
         let batch: Vec<&[u32]> = rest.drain(..count).collect();
         out.write_all(bytemuck::cast_slice(lane.embed(&batch).await?))?;
         if rest.len() + count == texts.len() {
@@ -177,8 +189,8 @@ async fn bench<T: Precision>(
     let texts: Vec<Vec<u32>> =
         (0..batch).map(|text| (0..tokens).map(|at| id(text, at)).collect()).collect();
     let texts: Vec<&[u32]> = texts.iter().map(|text| &text[..]).collect();
-    let mut lanes =
-        [model.lane(batch * tokens, batch).await?, model.lane(batch * tokens, batch).await?];
+    let new = async || model.lane(model.device().stream()?, batch * tokens, batch).await;
+    let mut lanes = [new().await?, new().await?];
     lanes[0].embed(&texts).await?;
     println!("first_answer {:.1} ms", ms(start.elapsed()));
     for lane in &mut lanes {

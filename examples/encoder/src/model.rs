@@ -2,7 +2,7 @@
 //!
 //! | item | what it is |
 //! |---|---|
-//! | [`Model`] | kernels, weights, plans of products: shared by all lanes |
+//! | [`Model`] | kernels, weights, the library for products: shared by all lanes |
 //! | [`Lane`] | a stream with its own memory, which embeds one batch at a time |
 //! | [`Shape`] | extents of a batch, rounded up; a lane has a graph for each |
 //!
@@ -11,7 +11,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use gpu_await::{
     Device, DeviceBuffer, DeviceKind, Frozen, Graph, In, InOut, Mapped, Out, Queue, Result, Stream,
@@ -35,8 +35,6 @@ struct Core<T: Precision> {
     kernels: Kernels<T>,
     weights: Weights<Frozen<T>>,
     blas: Blas,
-    /// By the number of tokens.
-    plans: Mutex<HashMap<usize, Arc<Plans<T>>>>,
 }
 
 /// `P` is a part of the weights.
@@ -221,14 +219,7 @@ impl<T: Precision> Model<T> {
             weights.part(start..next)
         })?;
         let (config, device) = (folder.config.clone(), device.clone());
-        Ok(Model(Arc::new(Core {
-            config,
-            device,
-            kernels,
-            weights,
-            blas,
-            plans: Mutex::default(),
-        })))
+        Ok(Model(Arc::new(Core { config, device, kernels, weights, blas })))
     }
 
     /// What the model is.
@@ -237,12 +228,18 @@ impl<T: Precision> Model<T> {
         &self.0.config
     }
 
-    /// Makes a lane for batches of at most so many tokens and texts.
+    /// Where it is.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// Makes a lane on a stream, for batches of at most so many tokens and texts.
     ///
     /// # Errors
     /// Out of device memory; the device is lost or closed.
-    pub async fn lane(&self, tokens: usize, texts: usize) -> Result<Lane<T>> {
-        let (device, stream) = (&self.0.device, self.0.device.stream()?);
+    pub async fn lane(&self, stream: Stream, tokens: usize, texts: usize) -> Result<Lane<T>> {
+        let device = &self.0.device;
         let most = Shape::holding(tokens, texts);
         let embeddings_len = most.texts * self.0.config.hidden_size;
         // Zeros: rows of no text are computed as well, and need a value.
@@ -252,7 +249,7 @@ impl<T: Precision> Model<T> {
             embeddings: device.pinned_async(embeddings_len).await?.into_mapped(),
             scratch: stream.zeros(most.scratch_len(&self.0.config)).queued()?,
             stream,
-            graphs: HashMap::new(),
+            graphs: Some(HashMap::new()),
         })
     }
 }
@@ -264,29 +261,19 @@ impl<T: Precision> Clone for Model<T> {
 }
 
 impl<T: Precision> Core<T> {
-    async fn plans(&self, tokens: usize) -> Result<Arc<Plans<T>>> {
-        let known = self.plans.lock().unwrap_or_else(PoisonError::into_inner).get(&tokens).cloned();
-        if let Some(plans) = known {
-            return Ok(plans);
-        }
+    /// The library keeps those of its last shapes, and searches for none of them twice.
+    async fn plans(&self, tokens: usize) -> Result<Plans<T>> {
         let (hidden, wide) = (self.config.hidden_size, self.config.intermediate_size);
-        let plan = async |outputs, inputs| {
-            self.blas
-                .gemm::<T>(tokens, outputs, inputs)
-                .transposed_b()
-                .bias()
-                .workspace_bytes(WORKSPACE_BYTES)
-                .plan()
-                .await
+        let plan = |outputs, inputs| {
+            let plan = self.blas.gemm::<T>(tokens, outputs, inputs).transposed_b().bias();
+            plan.workspace_bytes(WORKSPACE_BYTES).plan()
         };
-        let plans = Arc::new(Plans {
+        Ok(Plans {
             qkv: plan(3 * hidden, hidden).await?,
             project: plan(hidden, hidden).await?,
             up: plan(wide, hidden).await?,
             down: plan(hidden, wide).await?,
-        });
-        self.plans.lock().unwrap_or_else(PoisonError::into_inner).insert(tokens, plans.clone());
-        Ok(plans)
+        })
     }
 
     /// Writes the forward pass to a queue. `each` gets the hidden states: of the embedding first, then of each layer.
@@ -350,7 +337,8 @@ pub struct Lane<T: Precision> {
     packed: Mapped<u32>,
     embeddings: Mapped<f32>,
     scratch: DeviceBuffer<T>,
-    graphs: HashMap<Shape, Graph<Slots<T>>>,
+    /// None where each batch launches kernel after kernel.
+    graphs: Option<HashMap<Shape, Graph<Slots<T>>>>,
 }
 
 /// The packed batch, scratch memory, the embeddings.
@@ -371,8 +359,28 @@ impl<T: Precision> Lane<T> {
         let mut scratch = scratch.slice_mut(..shape.scratch_len(&core.config))?;
         let mut rows = embeddings.view_mut();
         let mut rows = rows.slice_mut(..shape.texts * hidden)?;
-        graphs[&shape].launch(stream, (&packed, &mut scratch, &mut rows)).await?;
+        if let Some(graphs) = graphs {
+            graphs[&shape].launch(stream, (&packed, &mut scratch, &mut rows)).await?;
+        } else {
+            let plans = core.plans(shape.tokens).await?;
+            let forward = |q: &Queue<'_>| {
+                core.forward(q, (shape, &plans), &packed, scratch, &mut rows, &mut |_| Ok(()))
+            };
+            stream.batch(forward).await?;
+        }
         Ok(&embeddings.host().await?[..texts.len() * hidden])
+    }
+
+    /// Launches kernel after kernel from now on.
+    #[must_use]
+    pub fn without_graphs(self) -> Lane<T> {
+        Lane { graphs: None, ..self }
+    }
+
+    /// The length of an embedding.
+    #[must_use]
+    pub fn hidden_size(&self) -> usize {
+        self.core.config.hidden_size
     }
 
     /// Makes the graph for batches of a shape, if there is none. Before serving: plans and graphs take milliseconds.
@@ -380,18 +388,19 @@ impl<T: Precision> Lane<T> {
     /// # Errors
     /// As [`embed`](Self::embed).
     pub async fn prepare(&mut self, shape: Shape) -> Result<()> {
-        if !self.graphs.contains_key(&shape) {
-            let state = (self.core.clone(), self.core.plans(shape.tokens).await?, shape);
-            let graph = self.core.device.graph(
-                state,
-                |q, (core, plans, shape), (packed, scratch, mut embeddings)| {
-                    core.forward(q, (*shape, plans), &packed, scratch, &mut embeddings, &mut |_| {
-                        Ok(())
-                    })
-                },
-            );
-            self.graphs.insert(shape, graph);
-        }
+        let Some(graphs) = self.graphs.as_mut().filter(|graphs| !graphs.contains_key(&shape))
+        else {
+            return Ok(());
+        };
+        let state = (self.core.clone(), self.core.plans(shape.tokens).await?, shape);
+        let graph = self.core.device.graph(
+            state,
+            |q, (core, plans, shape), (packed, scratch, mut embeddings)| {
+                let each = &mut |_: &View<'_, T>| Ok(());
+                core.forward(q, (*shape, plans), &packed, scratch, &mut embeddings, each)
+            },
+        );
+        graphs.insert(shape, graph);
         Ok(())
     }
 

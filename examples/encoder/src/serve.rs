@@ -1,10 +1,13 @@
 //! Requests gathered into batches, over HTTP.
 //!
-//! `POST /embed` with `{"ids": [[101, 2054, 102], ..]}` answers `{"embeddings": [[..], ..]}`, a row for each text.
+//! `POST /embed` with `{"ids": [[101, 2054, 102], ..]}` answers `{"embeddings": [[..], ..]}`, a row for each text; with
+//! `accept: application/octet-stream` the rows are raw `f32`, little-endian. `x-timeout-ms` bounds the wait, which the server bounds as well.
+//! With a tokenizer, `{"texts": ["..", ..]}` does as well: its rows come behind those of the ids.
+//! Requests with `x-priority: interactive` go in front of others, or into a partition of their own.
 //!
 //! | what happened | status |
 //! |---|---|
-//! | no texts, an empty one, one that is too long, an id that the model does not have | 400 |
+//! | no texts, an empty one, one that is too long, an id that the model does not have, a timeout that is no number | 400 |
 //! | too many requests wait, or no result within the time limit | 503 |
 //! | the device failed | 500 |
 //!
@@ -15,93 +18,181 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
-use gpu_await::{BatchWorker, Batcher, Error, ErrorKind, Result};
+use gpu_await::{Batcher, Error, ErrorKind, Partition, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::kernels::Precision;
 use crate::model::{Lane, Model, Shape};
 
-/// Texts of a batch.
-pub const MAX_TEXTS: usize = 64;
-/// Batches under way at once: one is computed while the next is packed.
-const LANES: usize = 2;
+/// Texts of a request.
+const MOST_TEXTS: usize = 64;
 const MAX_WAITING: usize = 4096;
+/// Answers that are the numbers' bytes.
+const RAW: &str = "application/octet-stream";
 
-/// A model behind a batcher.
+/// How requests are served.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Serving {
+    /// How long callers wait
+    #[arg(long, value_name = "MS", default_value = "1000")]
+    pub patience: u64,
+    /// Batches at once: one is computed while the next is packed
+    #[arg(long, value_name = "N", default_value = "2")]
+    pub lanes: usize,
+    /// Texts of a batch
+    #[arg(long, value_name = "N", default_value = "64")]
+    pub max_texts: usize,
+    /// Launch kernel after kernel, instead of a graph
+    #[arg(long)]
+    pub without_graphs: bool,
+    /// Wait for the device on threads, with `spawn_blocking`
+    #[arg(long)]
+    pub blocking: bool,
+    /// A partition of so many multiprocessors for requests with `x-priority: interactive`; the others get the rest
+    #[arg(long, value_name = "N")]
+    pub interactive: Option<u32>,
+}
+
+/// A model behind batchers.
 #[derive(Clone)]
 pub struct Service {
-    batcher: Batcher<Vec<u32>, Vec<f32>>,
+    batcher: Texts,
+    /// In a partition of its own.
+    interactive: Texts,
+    tokenizer: Option<TextToIds>,
+    patience: Duration,
     max_len: usize,
     vocabulary: u32,
 }
 
+type Texts = Batcher<Vec<u32>, Vec<f32>>;
+
+/// The ids of a text, or what is wrong with it.
+pub type TextToIds = Arc<dyn Fn(&str) -> Result<Vec<u32>, String> + Send + Sync>;
+
 impl Service {
-    /// Makes lanes, with a graph for every shape of batch, and the worker, which is to be spawned on tokio. Batches have at most
-    /// `max_tokens` tokens, and callers wait up to `patience`.
+    /// Makes lanes, with a graph for every shape of batch, and spawns workers on tokio. Batches have at most `max_tokens` tokens.
     ///
     /// # Errors
-    /// Out of device memory; the device is lost or closed.
+    /// Out of device memory; fewer multiprocessors than the partition needs; the device is lost or closed.
     pub async fn new<T: Precision>(
         model: &Model<T>,
         max_tokens: usize,
-        patience: Duration,
-    ) -> Result<(Service, BatchWorker)> {
-        let mut lanes = Vec::new();
-        for _ in 0..LANES {
-            let mut lane = model.lane(max_tokens, MAX_TEXTS).await?;
-            for shape in Shape::all(max_tokens, MAX_TEXTS) {
-                lane.warm(shape).await?;
-            }
-            lanes.push(lane);
+        serving: Serving,
+    ) -> Result<Service> {
+        let (mut own, mut rest, device) = (None, None, model.device());
+        if let Some(multiprocessors) = serving.interactive {
+            own = Some(device.reserve_partition(multiprocessors).await?);
+            // A partition protects only if all work is in one.
+            let unreserved = device.stats().unreserved_multiprocessors;
+            rest = Some(device.reserve_partition(unreserved).await?);
         }
-        let lanes = Arc::new(Mutex::new(lanes));
-        let model = model.clone();
-        let max_len = model.config().max_position_embeddings.min(max_tokens);
-        let vocabulary = model.config().vocab_size as u32;
-        let hidden = model.config().hidden_size;
-        let builder = Batcher::builder().max_len(MAX_TEXTS).max_weight(max_tokens as u64);
-        let builder = builder.max_in_flight(LANES).max_waiting(MAX_WAITING).patience(patience);
-        // A task for each batch, which is never dropped half-way: its lane comes back.
-        let builder = builder.spawn(|batch| drop(tokio::spawn(batch)));
-        let (batcher, worker) = builder.build(move |texts: Vec<Vec<u32>>| {
-            let (lanes, model) = (lanes.clone(), model.clone());
-            async move {
-                let lane = lanes.lock().unwrap_or_else(PoisonError::into_inner).pop();
-                // As many batches as lanes are in flight; one that panicked took its lane with it.
-                let mut lane: Lane<T> = match lane {
-                    Some(lane) => lane,
-                    None => model.lane(max_tokens, MAX_TEXTS).await?,
-                };
-                let texts: Vec<&[u32]> = texts.iter().map(|text| &text[..]).collect();
-                let rows = lane
-                    .embed(&texts)
-                    .await
-                    .map(|rows| rows.chunks(hidden).map(|row| Ok(row.to_vec())).collect());
-                lanes.lock().unwrap_or_else(PoisonError::into_inner).push(lane);
-                rows
-            }
-        });
-        Ok((Service { batcher, max_len, vocabulary }, worker))
+        let batcher = batcher(model, max_tokens, &serving, rest.as_ref()).await?;
+        Ok(Service {
+            interactive: match own {
+                Some(own) => self::batcher(model, max_tokens, &serving, Some(&own)).await?,
+                None => batcher.with_high_priority(),
+            },
+            batcher,
+            tokenizer: None,
+            patience: Duration::from_millis(serving.patience),
+            max_len: model.config().max_position_embeddings.min(max_tokens),
+            vocabulary: model.config().vocab_size as u32,
+        })
     }
 
-    fn check(&self, ids: &[u32]) -> std::result::Result<(), String> {
-        if ids.is_empty() || ids.len() > self.max_len {
-            return Err(format!(
-                "a text of {} tokens: 1 to {} are possible",
-                ids.len(),
-                self.max_len
-            ));
-        }
-        match ids.iter().find(|id| **id >= self.vocabulary) {
-            Some(id) => Err(format!("id {id}: the vocabulary has {}", self.vocabulary)),
-            None => Ok(()),
-        }
+    /// Takes texts as well as ids.
+    #[must_use]
+    pub fn with_tokenizer(self, tokenizer: TextToIds) -> Service {
+        Service { tokenizer: Some(tokenizer), ..self }
     }
+
+    fn ids(&self, texts: &[String]) -> Result<Vec<Vec<u32>>, String> {
+        if texts.is_empty() {
+            return Ok(Vec::new());
+        }
+        let tokenizer = self.tokenizer.as_ref().ok_or("no tokenizer: this server takes ids")?;
+        texts.iter().map(|text| tokenizer(text)).collect()
+    }
+
+    /// How long a request waits, or what is wrong with it.
+    fn check(&self, ids: &[Vec<u32>], headers: &HeaderMap) -> Result<Duration, String> {
+        if ids.is_empty() || ids.len() > MOST_TEXTS {
+            return Err(format!("{} texts: 1 to {MOST_TEXTS} are possible", ids.len()));
+        }
+        let most = self.max_len;
+        if let Some(text) = ids.iter().find(|text| text.is_empty() || text.len() > most) {
+            return Err(format!("a text of {} tokens: 1 to {most} are possible", text.len()));
+        }
+        if let Some(id) = ids.iter().flatten().find(|id| **id >= self.vocabulary) {
+            return Err(format!("id {id}: the vocabulary has {}", self.vocabulary));
+        }
+        let Some(timeout) = headers.get("x-timeout-ms") else { return Ok(self.patience) };
+        let ms = timeout.to_str().ok().and_then(|ms| ms.parse().ok());
+        let ms = ms.ok_or("x-timeout-ms: a whole number of milliseconds is needed")?;
+        Ok(self.patience.min(Duration::from_millis(ms)))
+    }
+}
+
+async fn batcher<T: Precision>(
+    model: &Model<T>,
+    max_tokens: usize,
+    serving: &Serving,
+    partition: Option<&Partition>,
+) -> Result<Texts> {
+    let Serving { lanes: count, max_texts, without_graphs, blocking, .. } = *serving;
+    let new_lane = move |model: Model<T>, partition: Option<Partition>| async move {
+        let stream = partition.map_or_else(|| model.device().stream(), |part| part.stream())?;
+        let lane = model.lane(stream, max_tokens, max_texts).await?;
+        Ok::<_, Error>(if without_graphs { lane.without_graphs() } else { lane })
+    };
+    let mut lanes = Vec::new();
+    for _ in 0..count {
+        let mut lane = new_lane(model.clone(), partition.cloned()).await?;
+        for shape in Shape::all(max_tokens, max_texts) {
+            lane.warm(shape).await?;
+        }
+        lanes.push(lane);
+    }
+    let lanes = Arc::new(Mutex::new(lanes));
+    let (model, partition) = (model.clone(), partition.cloned());
+    let builder = Batcher::builder().max_len(max_texts).max_weight(max_tokens as u64);
+    let builder = builder.max_in_flight(count).max_waiting(MAX_WAITING);
+    // A task for each batch, which is never dropped half-way: its lane comes back.
+    let builder = builder.spawn(|batch| drop(tokio::spawn(batch)));
+    let (batcher, worker) = builder.build(move |texts: Vec<Vec<u32>>| {
+        let (lanes, model, partition) = (lanes.clone(), model.clone(), partition.clone());
+        async move {
+            let lane = lanes.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            // As many batches as lanes are in flight; one that panicked took its lane with it.
+            let mut lane: Lane<T> = match lane {
+                Some(lane) => lane,
+                None => new_lane(model, partition).await?,
+            };
+            let batch = async move {
+                let texts: Vec<&[u32]> = texts.iter().map(|text| &text[..]).collect();
+                let hidden = lane.hidden_size();
+                let rows = lane.embed(&texts).await;
+                let rows =
+                    rows.map(|rows| rows.chunks(hidden).map(|row| Ok(row.to_vec())).collect());
+                lanes.lock().unwrap_or_else(PoisonError::into_inner).push(lane);
+                rows
+            };
+            if !blocking {
+                return batch.await;
+            }
+            let runtime = tokio::runtime::Handle::current();
+            let thread = tokio::task::spawn_blocking(move || runtime.block_on(batch));
+            thread.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+        }
+    });
+    tokio::spawn(worker);
+    Ok(batcher)
 }
 
 /// The routes.
@@ -111,7 +202,10 @@ pub fn router(service: Service) -> Router {
 
 #[derive(Deserialize)]
 struct Request {
+    #[serde(default)]
     ids: Vec<Vec<u32>>,
+    #[serde(default)]
+    texts: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -122,25 +216,30 @@ struct Answer {
 /// Dropped, when the client leaves, it takes back what is in no batch.
 async fn embed(
     State(service): State<Service>,
-    Json(Request { ids }): Json<Request>,
-) -> Result<Json<Answer>, Failure> {
-    let reason = match ids.len() {
-        1..=MAX_TEXTS => ids.iter().find_map(|text| service.check(text).err()),
-        texts => Some(format!("{texts} texts: 1 to {MAX_TEXTS} are possible")),
-    };
-    if let Some(reason) = reason {
-        return Err(Failure(StatusCode::BAD_REQUEST, reason));
-    }
+    headers: HeaderMap,
+    Json(Request { mut ids, texts }): Json<Request>,
+) -> Result<Response, Failure> {
+    let checked = service.ids(&texts).and_then(|more| {
+        ids.extend(more);
+        service.check(&ids, &headers)
+    });
+    let patience = checked.map_err(|reason| Failure(StatusCode::BAD_REQUEST, reason))?;
+    let is_interactive = headers.get("x-priority").is_some_and(|is| is == "interactive");
+    let batcher = if is_interactive { &service.interactive } else { &service.batcher };
+    let batcher = batcher.with_patience(patience);
     // All of them wait at once; the first error takes the others back.
-    let calls: Vec<_> = ids
-        .into_iter()
-        .map(|ids| service.batcher.with_weight(ids.len() as u64).call(ids))
-        .collect();
+    let calls: Vec<_> =
+        ids.into_iter().map(|ids| batcher.with_weight(ids.len() as u64).call(ids)).collect();
     let mut embeddings = Vec::with_capacity(calls.len());
     for call in calls {
         embeddings.push(call.await?);
     }
-    Ok(Json(Answer { embeddings }))
+    Ok(if headers.get(header::ACCEPT).is_some_and(|accept| accept == RAW) {
+        let bytes = bytemuck::cast_slice(&embeddings.concat()).to_vec();
+        ([(header::CONTENT_TYPE, RAW)], bytes).into_response()
+    } else {
+        Json(Answer { embeddings }).into_response()
+    })
 }
 
 struct Failure(StatusCode, String);

@@ -2,9 +2,11 @@
 
 mod naive;
 
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-use encoder::{Folder, LoadError, Model, Precision, Service, Shape, router};
+use encoder::{Folder, Lane, LoadError, Model, Precision, Service, Serving, Shape, router};
 use gpu_await::Device;
 use gpu_await::half::f16;
 use naive::{Tiny, largest_difference};
@@ -35,9 +37,17 @@ async fn model<T: Precision>(tiny: &Tiny) -> Result<Model<T>, Failed> {
     Ok(Model::load(&Device::host(), &folder).await?)
 }
 
+async fn lane<T: Precision>(
+    model: &Model<T>,
+    tokens: usize,
+    texts: usize,
+) -> gpu_await::Result<Lane<T>> {
+    model.lane(model.device().stream()?, tokens, texts).await
+}
+
 /// Differences from the slow implementation: of hidden states, of embeddings.
 async fn differences<T: Precision>(tiny: &Tiny, texts: &[Vec<u32>]) -> Result<(f32, f32), Failed> {
-    let mut lane = model::<T>(tiny).await?.lane(4096, texts.len()).await?;
+    let mut lane = lane(&model::<T>(tiny).await?, 4096, texts.len()).await?;
     let (states, rows) =
         (lane.hidden_states(&slices(texts)).await?, lane.embed(&slices(texts)).await?);
     let (mut first, mut worst) = (0, (0.0f32, 0.0f32));
@@ -77,8 +87,8 @@ async fn half_precision_is_near() -> Result<(), Failed> {
 async fn packed_equals_one_at_a_time() -> Result<(), Failed> {
     let tiny = Tiny::new("packed", "", "F32")?;
     let model = model::<f32>(&tiny).await?;
-    let (mut packed, mut alone) =
-        (model.lane(4096, LENGTHS.len()).await?, model.lane(512, 1).await?);
+    let mut packed = lane(&model, 4096, LENGTHS.len()).await?;
+    let mut alone = lane(&model, 512, 1).await?;
     let texts = texts(&LENGTHS);
     for _ in 0..2 {
         let rows = packed.embed(&slices(&texts)).await?;
@@ -197,11 +207,21 @@ fn other_models_are_refused() {
 
 /// The status and the answer.
 async fn post(address: std::net::SocketAddr, body: Value) -> Result<(u16, Value), Failed> {
+    post_with(address, body, "").await
+}
+
+async fn post_with(
+    address: std::net::SocketAddr,
+    body: Value,
+    headers: &str,
+) -> Result<(u16, Value), Failed> {
     let body = body.to_string();
     let mut stream = TcpStream::connect(address).await?;
     let head = "POST /embed HTTP/1.1\r\nhost: here\r\nconnection: close\r\ncontent-type: application/json\r\n";
     stream
-        .write_all(format!("{head}content-length: {}\r\n\r\n{body}", body.len()).as_bytes())
+        .write_all(
+            format!("{head}{headers}content-length: {}\r\n\r\n{body}", body.len()).as_bytes(),
+        )
         .await?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await?;
@@ -214,11 +234,8 @@ async fn post(address: std::net::SocketAddr, body: Value) -> Result<(u16, Value)
 async fn requests_are_answered_each_with_its_own() -> Result<(), Failed> {
     let tiny = Tiny::new("served", "", "F32")?;
     let model = model::<f32>(&tiny).await?;
-    let (service, worker) = Service::new(&model, 1024, std::time::Duration::from_secs(60)).await?;
-    tokio::spawn(worker);
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
-    let address = listener.local_addr()?;
-    tokio::spawn(async move { axum::serve(listener, router(service)).await });
+    let service = Service::new(&model, 1024, serving()).await?;
+    let address = serve(service).await?;
 
     let texts = texts(&[5, 1, 70, 128, 33, 512, 64, 2, 9, 200]);
     let mut asking = tokio::task::JoinSet::new();
@@ -226,7 +243,7 @@ async fn requests_are_answered_each_with_its_own() -> Result<(), Failed> {
         let body = json!({ "ids": pair });
         asking.spawn(async move { Ok::<_, Failed>((number, post(address, body).await?)) });
     }
-    let mut lane = model.lane(512, 1).await?;
+    let mut lane = lane(&model, 512, 1).await?;
     while let Some(asked) = asking.join_next().await {
         let (number, (status, answer)) = asked??;
         assert_eq!(status, 200, "{answer}");
@@ -245,5 +262,148 @@ async fn requests_are_answered_each_with_its_own() -> Result<(), Failed> {
         let (status, answer) = post(address, json!({ "ids": bad })).await?;
         assert_eq!(status, 400, "{answer}");
     }
+    for (timeout, expected) in [("0", 503), ("60000", 200), ("soon", 400)] {
+        let headers = format!("x-timeout-ms: {timeout}\r\n");
+        let (status, answer) = post_with(address, json!({ "ids": [[1]] }), &headers).await?;
+        assert_eq!(status, expected, "{timeout}: {answer}");
+    }
+    Ok(())
+}
+
+fn serving() -> Serving {
+    Serving {
+        patience: 60_000,
+        lanes: 2,
+        max_texts: 64,
+        without_graphs: false,
+        blocking: false,
+        interactive: None,
+    }
+}
+
+/// A server on a port of its own.
+async fn serve(service: Service) -> std::io::Result<std::net::SocketAddr> {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    tokio::spawn(async move { axum::serve(listener, router(service)).await });
+    Ok(address)
+}
+
+#[cfg(feature = "tokenizers")]
+#[tokio::test(flavor = "multi_thread")]
+async fn texts_become_ids() -> Result<(), Failed> {
+    let tiny = Tiny::new("texts", "", "F32")?;
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "decoder": null,
+        "normalizer": { "type": "Lowercase" }, "pre_tokenizer": { "type": "Whitespace" },
+        "post_processor": {
+            "type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2],
+        },
+        "model": {
+            "type": "WordLevel", "unk_token": "[UNK]",
+            "vocab": { "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "good": 10, "morning": 11 },
+        },
+    });
+    std::fs::write(tiny.folder().join("tokenizer.json"), tokenizer.to_string())?;
+    let service = Service::new(&model::<f32>(&tiny).await?, 1024, serving()).await?;
+    let address = serve(service.clone()).await?;
+    let (status, answer) = post(address, json!({ "texts": ["good"] })).await?;
+    assert_eq!(status, 400, "{answer}");
+
+    let service = service.with_tokenizer(encoder::tokenizer(tiny.folder(), 5)?);
+    let address = serve(service).await?;
+    let texts = json!({ "texts": ["Good morning you", "good good good good"] });
+    let (status, by_text) = post(address, texts).await?;
+    assert_eq!(status, 200, "{by_text}");
+    // The second is cut to five tokens.
+    let ids = json!({ "ids": [[2, 10, 11, 1, 3], [2, 10, 10, 10, 3]] });
+    assert_eq!(by_text, post(address, ids).await?.1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_way_of_serving_has_the_same_answers() -> Result<(), Failed> {
+    let tiny = Tiny::new("ways", "", "F32")?;
+    let model = model::<f32>(&tiny).await?;
+    // A core for each partition.
+    let interactive = (model.device().multiprocessors() > 1).then_some(1);
+    let ways = [
+        serving(),
+        Serving { without_graphs: true, ..serving() },
+        Serving { max_texts: 1, blocking: true, ..serving() },
+        Serving { interactive, ..serving() },
+    ];
+    let body = json!({ "ids": texts(&[5, 1, 70]) });
+    let mut first = None;
+    for way in ways {
+        let shown = format!("{way:?}");
+        let address = serve(Service::new(&model, 256, way).await?).await?;
+        for headers in ["", "x-priority: interactive\r\n"] {
+            let (status, answer) = post_with(address, body.clone(), headers).await?;
+            assert_eq!(status, 200, "{shown}: {answer}");
+            assert_eq!(first.get_or_insert_with(|| answer.clone()), &answer, "{shown}");
+        }
+    }
+    Ok(())
+}
+
+/// The program, killed when this is dropped.
+struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.0.kill().and_then(|()| self.0.wait()).expect("it is a child");
+    }
+}
+
+/// What clients of a server see, by name: of a server with one model, and clients that know the embeddings of another.
+fn seen_by_clients(served: &Tiny, known: &Tiny) -> Result<impl Fn(&str) -> f64, Failed> {
+    let program = |model: &Tiny, arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_encoder"));
+        command.args(arguments).args([
+            "--device",
+            "host",
+            "--dtype",
+            "f32",
+            "--max-tokens",
+            "1024",
+        ]);
+        command.arg("--model").arg(model.folder());
+        command
+    };
+    let mut server = program(served, &["serve", "--addr", "127.0.0.1:0", "--patience", "60000"]);
+    let mut server = Program(server.stdout(Stdio::piped()).spawn()?);
+    let mut line = String::new();
+    BufReader::new(server.0.stdout.take().expect("it is piped")).read_line(&mut line)?;
+    let address = line.trim().strip_prefix("listening on http://").ok_or("no address")?;
+    let pid = server.0.id().to_string();
+    let clients = ["load", "--addr", address, "--pid", &pid, "--texts", "40", "--clients", "4"];
+    let mut clients = program(known, &clients);
+    clients.args(["--seconds", "3", "--leaving", "20", "--timeout", "60000"]);
+    let output = clients.output()?;
+    let text = String::from_utf8(output.stdout)?;
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    Ok(move |name: &str| {
+        let found = text.lines().find_map(|line| line.strip_prefix(name)?.split(' ').nth(1));
+        found.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{name}: {text}"))
+    })
+}
+
+#[test]
+fn clients_know_their_answers() -> Result<(), Failed> {
+    let tiny = Tiny::new("known", "", "F32")?;
+    let seen = seen_by_clients(&tiny, &tiny)?;
+    assert!(seen("requests.4") > 0.0 && seen("left.4") > 0.0);
+    assert_eq!([seen("wrong.4"), seen("failed.4"), seen("growth.descriptors")], [0.0; 3]);
+
+    let other = Tiny::new("other", "", "F32")?;
+    let path = other.folder().join("model.safetensors");
+    let mut bytes = std::fs::read(&path)?;
+    let weights = bytes.len() / 2;
+    bytes[weights..].fill(0);
+    std::fs::write(&path, bytes)?;
+    let seen = seen_by_clients(&other, &tiny)?;
+    assert!(seen("wrong.4") > 0.0);
+    assert_eq!(seen("requests.4"), 0.0);
     Ok(())
 }

@@ -1,0 +1,180 @@
+//! The compilers, found when they are needed: `nvcc` as a program, NVRTC as a library.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs, process, ptr};
+
+use libloading::Library;
+
+use crate::error::{Error, Result};
+
+/// The variables that say where to look.
+pub(crate) const VARIABLES: [&str; 4] =
+    ["GPU_AWAIT_NVRTC", "CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX"];
+
+const LIBRARIES: [&str; 3] = ["libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so.11.2"];
+
+pub(crate) enum Compiler {
+    Nvcc(PathBuf),
+    /// The library, and the folders of NVIDIA's headers.
+    Nvrtc(Library, Vec<PathBuf>),
+}
+
+impl Compiler {
+    /// The first that is there, or what was looked for.
+    pub(crate) fn find() -> std::result::Result<Compiler, Vec<String>> {
+        let value = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let [named, home, path, conda] = VARIABLES.map(value);
+        if let Some(named) = named {
+            let libraries = LIBRARIES.map(|name| named.join(name));
+            let libraries = if named.is_dir() { &libraries[..] } else { &[named] };
+            return Self::first(&[], libraries);
+        }
+        // The empty one is `PATH`, and the loader's path.
+        let mut folders = vec![PathBuf::new()];
+        for toolkit in home.into_iter().chain(path).chain(["/usr/local/cuda".into()]) {
+            folders.extend([toolkit.join("bin"), toolkit.join("lib64")]);
+        }
+        folders.extend(conda.map(|root| root.join("lib")));
+        // Where Python's packages of NVIDIA are.
+        let program = "import nvidia; print(*nvidia.__path__, sep='\\n')";
+        let python = Command::new("python3").args(["-c", program]).output();
+        let python = python.map(|output| output.stdout).unwrap_or_default();
+        for packages in String::from_utf8_lossy(&python).lines() {
+            let parts = ["cu13/bin", "cu13/lib", "cuda_nvrtc/lib"];
+            folders.extend(parts.map(|part| Path::new(packages).join(part)));
+        }
+        let programs: Vec<_> = folders.iter().map(|folder| folder.join("nvcc")).collect();
+        let libraries = folders.iter().flat_map(|folder| LIBRARIES.map(|name| folder.join(name)));
+        Self::first(&programs, &libraries.collect::<Vec<_>>())
+    }
+
+    pub(crate) fn first(
+        programs: &[PathBuf],
+        libraries: &[PathBuf],
+    ) -> std::result::Result<Compiler, Vec<String>> {
+        let runs = |program: &&PathBuf| {
+            let output = Command::new(program).arg("--version").output();
+            output.is_ok_and(|output| output.status.success())
+        };
+        if let Some(program) = programs.iter().find(runs) {
+            return Ok(Compiler::Nvcc(program.clone()));
+        }
+        let tried = programs.iter().chain(libraries).map(|path| path.display().to_string());
+        libraries.iter().find_map(|path| opened(path)).ok_or_else(|| tried.collect())
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Compiler::Nvcc(_) => "nvcc",
+            Compiler::Nvrtc(..) => "NVRTC",
+        }
+    }
+
+    /// The PTX of a file.
+    pub(crate) fn compile(&self, source: &Path, options: Vec<String>) -> Result<String> {
+        let compiled = match self {
+            Compiler::Nvcc(program) => run(program, source, options),
+            Compiler::Nvrtc(library, headers) => {
+                // As nvcc does by itself.
+                let beside = source.parent().filter(|folder| *folder != Path::new(""));
+                let folders = [beside.unwrap_or(Path::new(".")).to_owned()];
+                let folders = folders.iter().chain(headers);
+                let folders = folders.map(|folder| format!("-I{}", folder.display()));
+                call(library, source, options.into_iter().chain(folders).collect())
+            }
+        };
+        let (source, compiler) = (source.to_owned(), self.name());
+        compiled.map_err(|log| Error::Compile { source, compiler, log })
+    }
+}
+
+/// The PTX of a file by `nvcc`, or what it says.
+fn run(nvcc: &Path, source: &Path, options: Vec<String>) -> std::result::Result<String, String> {
+    let ptx =
+        format!("gpu-await-{}-{}", process::id(), source.display().to_string().replace('/', "-"));
+    let ptx = env::temp_dir().join(ptx);
+    let mut command = Command::new(nvcc);
+    command.arg("--ptx").args(options).arg("--output-file").arg(&ptx).arg(source);
+    let output = command.output().map_err(|error| error.to_string())?;
+    let text = fs::read_to_string(&ptx);
+    fs::remove_file(&ptx).ok();
+    match output.status.success() {
+        true => text.map_err(|error| error.to_string()),
+        false => Err(String::from_utf8_lossy(&[output.stderr, output.stdout].concat()).into()),
+    }
+}
+
+/// NVRTC, with what it opens itself by bare name, which fails outside of the loader's path.
+fn opened(path: &Path) -> Option<Compiler> {
+    let folder = path.parent()?;
+    for file in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if file.file_name().to_string_lossy().starts_with("libnvrtc-builtins.so.") {
+            // SAFETY: NVIDIA's libraries run only their own initializers.
+            let builtins = unsafe { Library::new(file.path()) };
+            // Open for as long as the process.
+            builtins.map(std::mem::forget).ok();
+        }
+    }
+    // SAFETY: as above.
+    let library = unsafe { Library::new(path) }.ok()?;
+    // In a toolkit, and in Python's packages.
+    let headers = ["../include", "../../cuda_runtime/include"].map(|one| folder.join(one));
+    Some(Compiler::Nvrtc(library, headers.into_iter().filter(|one| one.is_dir()).collect()))
+}
+
+type Program = *mut c_void;
+type Texts = *const *const c_char;
+type Bytes = unsafe extern "C" fn(Program, *mut usize) -> c_int;
+type Copy = unsafe extern "C" fn(Program, *mut u8) -> c_int;
+type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
+type Compile = unsafe extern "C" fn(Program, c_int, Texts) -> c_int;
+type Create =
+    unsafe extern "C" fn(*mut Program, *const c_char, *const c_char, c_int, Texts, Texts) -> c_int;
+
+/// The PTX of a file by NVRTC, or what it says. The types above are those of its manual; all entry points exist since CUDA 8.
+fn call(
+    nvrtc: &Library,
+    source: &Path,
+    options: Vec<String>,
+) -> std::result::Result<String, String> {
+    macro_rules! entry_point {
+        ($name:literal, $type:ty) => {
+            // SAFETY: the type is that of the manual, and the library outlives this call.
+            *unsafe { nvrtc.get::<$type>($name) }.map_err(|error| error.to_string())?
+        };
+    }
+    let create = entry_point!("nvrtcCreateProgram", Create);
+    let compile = entry_point!("nvrtcCompileProgram", Compile);
+    let destroy = entry_point!("nvrtcDestroyProgram", Destroy);
+    let log =
+        (entry_point!("nvrtcGetProgramLogSize", Bytes), entry_point!("nvrtcGetProgramLog", Copy));
+    let ptx = (entry_point!("nvrtcGetPTXSize", Bytes), entry_point!("nvrtcGetPTX", Copy));
+
+    let c = |text: String| CString::new(text).map_err(|error| error.to_string());
+    let text = c(fs::read_to_string(source).map_err(|error| error.to_string())?)?;
+    let name = c(source.display().to_string())?;
+    let options: Vec<_> = options.into_iter().map(c).collect::<std::result::Result<_, _>>()?;
+    let options: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
+    let mut program = ptr::null_mut();
+    let (none, made) = (ptr::null(), &raw mut program);
+    // SAFETY: both texts end with a NUL and live for the call; there are no headers.
+    let code = unsafe { create(made, text.as_ptr(), name.as_ptr(), 0, none, none) };
+    if code != 0 {
+        return Err(format!("nvrtcCreateProgram returns {code}"));
+    }
+    // SAFETY: the program is alive; `options` has that many texts, which end with a NUL.
+    let code = unsafe { compile(program, options.len() as c_int, options.as_ptr()) };
+    let (bytes, copy) = if code == 0 { ptx } else { log };
+    let mut count = 0;
+    // SAFETY: the program is alive, `count` a live integer.
+    unsafe { bytes(program, &raw mut count) };
+    let mut read = vec![0; count];
+    // SAFETY: the program is alive, `read` has room for what the library said.
+    unsafe { copy(program, read.as_mut_ptr()) };
+    // SAFETY: the program is alive, and not used again.
+    unsafe { destroy(&raw mut program) };
+    let read = String::from_utf8_lossy(&read).into_owned();
+    if code == 0 { Ok(read) } else { Err(read) }
+}

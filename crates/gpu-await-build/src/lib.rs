@@ -1,0 +1,195 @@
+//! Compiles CUDA C++ to PTX in a `build.rs`, for kernels declared with `kernel!` of `gpu-await`.
+//!
+//! ```no_run
+//! // build.rs; gpu-await-build is one of [build-dependencies]
+//! fn main() -> Result<(), gpu_await_build::Error> {
+//!     gpu_await_build::ptx("kernels/mine.cu").arch("compute_80").compile()
+//! }
+//! ```
+//! ```text
+//! kernel! {
+//!     pub unsafe fn scale(a: f32, x: &mut [f32], n: u64 = x.len());
+//!     launch = LaunchConfig::for_elements(x.len());
+//!     ptx = include_str!(concat!(env!("OUT_DIR"), "/mine.ptx"));
+//! }
+//! ```
+//!
+//! A file has any number of kernels, which become one module. Declare them `extern "C"`: other names are mangled in PTX. `kernel!` takes such a
+//! name as `entry`, also that of an explicit instance of a template (`template __global__ void scale<float>(..);`).
+//!
+//! # The compiler
+//! The first of these that is there; no GPU is needed.
+//!
+//! | what | where |
+//! |---|---|
+//! | the NVRTC that `GPU_AWAIT_NVRTC` names, a file or its folder | nowhere else if it is set |
+//! | `nvcc` | `PATH`; `bin` of `CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda`; packages of the `python3` on `PATH` |
+//! | NVRTC | the loader's path; `lib64` of these; `lib` of `CONDA_PREFIX`; packages of that `python3` |
+//!
+//! `nvcc` needs a C++ compiler, NVRTC does not. NVRTC finds NVIDIA's own headers (`cuda_fp16.h`) in the toolkit or Python package that it is of.
+//! PTX of a newer CUDA needs a newer driver: that of CUDA 12.0 loads on drivers from 525 on.
+//!
+//! # Keeping the PTX
+//! With [`committed`](Ptx::committed), a package builds where there is no compiler, docs.rs among them, and from the same PTX everywhere.
+// Tests may unwrap, the library may not.
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
+
+mod compiler;
+mod error;
+mod inputs;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+use std::{env, fs, io, process};
+
+use crate::compiler::{Compiler, VARIABLES};
+pub use crate::error::{Error, Result, Stale};
+use crate::inputs::Inputs;
+
+/// Names a file of CUDA C++, relative to the package. Nothing is done before [`Ptx::compile`].
+pub fn ptx(source: impl Into<PathBuf>) -> Ptx {
+    let (source, arch) = (source.into(), "compute_75".to_owned());
+    Ptx { source, arch, options: Vec::new(), folders: Vec::new(), committed: false }
+}
+
+/// A file of CUDA C++ and how to compile it; made by [`ptx`].
+#[derive(Clone, Debug)]
+#[must_use = "nothing is compiled before `compile`"]
+pub struct Ptx {
+    source: PathBuf,
+    arch: String,
+    options: Vec<String>,
+    folders: Vec<PathBuf>,
+    committed: bool,
+}
+
+impl Ptx {
+    /// Sets the oldest architecture that runs it, `compute_75` if not called: the driver compiles PTX further, for the GPU that is there.
+    pub fn arch(mut self, arch: impl Into<String>) -> Self {
+        self.arch = arch.into();
+        self
+    }
+
+    /// Adds an option that the compiler knows; both know `-DTILE=64`, `--std=c++17`, `--fmad=false`, `--use_fast_math`.
+    pub fn option(mut self, option: impl Into<String>) -> Self {
+        self.options.push(option.into());
+        self
+    }
+
+    /// Looks for included files in a folder as well. Those beside the file that includes them are found without it.
+    pub fn include(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.folders.push(folder.into());
+        self
+    }
+
+    /// Keeps the PTX beside the source, `mine.ptx` for `mine.cu`, to be committed.
+    ///
+    /// Its first lines say what it was made of: a digest of the source and of what this includes in the package, the compiler, the options. Where
+    /// source and options are those of now, it is taken as it is, whatever compiler there is. Otherwise it is written afresh, with a warning
+    /// that says so, or refused where nothing compiles it. To have it made by another compiler, delete it.
+    pub fn committed(mut self) -> Self {
+        self.committed = true;
+        self
+    }
+
+    /// Writes the PTX into `OUT_DIR`, as `mine.ptx` for `mine.cu`, and tells cargo when to do so again. Blocks while the compiler runs.
+    ///
+    /// # Errors
+    /// There is no compiler, and no committed PTX to take; the source does not compile; a file cannot be read or written. A `main` that
+    /// returns the error prints what to do.
+    pub fn compile(&self) -> Result<()> {
+        let out = env::var_os("OUT_DIR").ok_or_else(|| {
+            let error = io::Error::other("not set: only a build script has it");
+            Error::file(Path::new("OUT_DIR"), error)
+        })?;
+        for variable in VARIABLES {
+            println!("cargo::rerun-if-env-changed={variable}");
+        }
+        let text = self.made(Compiler::find)?;
+        write(&Path::new(&out).join(self.kept().file_name().unwrap_or_default()), &text)
+    }
+
+    /// The PTX with its first lines: the committed one, or what the compiler that `find` gives makes.
+    fn made(
+        &self,
+        find: impl FnOnce() -> std::result::Result<Compiler, Vec<String>>,
+    ) -> Result<String> {
+        let inputs = Inputs::read(&self.source, &self.folders)?;
+        for file in &inputs.files {
+            println!("cargo::rerun-if-changed={}", file.display());
+        }
+        let (kept, mut why) = (self.kept(), None);
+        if self.committed {
+            println!("cargo::rerun-if-changed={}", kept.display());
+            match fs::read_to_string(&kept) {
+                Ok(text) => match self.stale(&text, &inputs.digest) {
+                    None => return Ok(text),
+                    stale => why = stale,
+                },
+                Err(error) if error.kind() == io::ErrorKind::NotFound => why = Some(Stale::Missing),
+                Err(error) => return Err(Error::file(&kept, error)),
+            }
+        }
+        let compiler = find().map_err(|looked_for| Error::NoCompiler {
+            source: self.source.clone(),
+            looked_for,
+            stale: why.clone(),
+        })?;
+        let folders = self.folders.iter().map(|folder| format!("-I{}", folder.display()));
+        let options = self.options().into_iter().chain(folders);
+        let ptx = compiler.compile(&self.source, options.collect())?;
+        // Whichever compiler it is, its PTX has this line.
+        let version = ptx.lines().find_map(|line| line.rsplit_once(", V"));
+        let version = version.map_or("unknown", |(_, version)| version);
+        let (digest, options) = (&inputs.digest, self.options().join(" "));
+        let mut text =
+            format!("{SOURCE}{digest}\n{COMPILER}{} {version} {options}\n", compiler.name());
+        for line in ptx.trim_matches(['\0', '\n']).lines() {
+            text.extend([line.trim_end(), "\n"]);
+        }
+        if let Some(why) = why {
+            write(&kept, &text)?;
+            println!("cargo::warning={} {why}: compiled, and to be committed", kept.display());
+        }
+        Ok(text)
+    }
+
+    fn kept(&self) -> PathBuf {
+        self.source.with_extension("ptx")
+    }
+
+    /// What the PTX depends on beside the files and the compiler.
+    fn options(&self) -> Vec<String> {
+        let arch = format!("--gpu-architecture={}", self.arch);
+        [arch].into_iter().chain(self.options.iter().cloned()).collect()
+    }
+
+    /// Why a committed PTX is not one of these inputs.
+    fn stale(&self, text: &str, digest: &str) -> Option<Stale> {
+        let mut lines = text.lines();
+        let made_of = lines.next().and_then(|line| line.strip_prefix(SOURCE));
+        let compiler = lines.next().and_then(|line| line.strip_prefix(COMPILER));
+        // Behind its name and version are the options.
+        let options = compiler.and_then(|line| line.splitn(3, ' ').nth(2));
+        let Some(options) = options.filter(|_| made_of == Some(digest)) else {
+            return Some(Stale::Source);
+        };
+        let (committed, now) = (options.to_owned(), self.options().join(" "));
+        (committed != now).then_some(Stale::Options { committed, now })
+    }
+}
+
+/// What the first line of a PTX begins with, and what the second.
+const SOURCE: &str = "// source-sha256: ";
+const COMPILER: &str = "// compiler: ";
+
+/// Writes a file unless it says that already; whole or not at all.
+fn write(path: &Path, text: &str) -> Result<()> {
+    if fs::read_to_string(path).is_ok_and(|old| old == text) {
+        return Ok(());
+    }
+    let partial = path.with_extension(format!("{}.partial", process::id()));
+    let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, path));
+    written.map_err(|error| Error::file(path, error))
+}
