@@ -205,7 +205,7 @@ pub enum Error {
 pub enum Guilt {
     /// It ran alone, and its process died by itself, or was killed because the call took longer than its limit. Nothing that another call left
     /// behind can be why: for 1 s before it was sent, and since, no other call was answered there; or it was to run alone, and then it begins when
-    /// the device is done with what others left, and is answered when the device is done with what it leaves.
+    /// the device is done with what others left, and is answered when the device is done with what it leaves, or after 1 s each.
     ///
     /// Out of reach: what another call left on the host, such as a task, beside one that was to run alone; and what takes longer than 1 s.
     Alone,
@@ -412,11 +412,10 @@ impl Cause {
 impl Error {
     /// All of it, for the operator.
     pub(crate) fn report(&self) -> String {
-        let source =
-            std::error::Error::source(self).map_or_else(String::new, |it| format!(": {it}"));
-        let log = self.log().map_or("", str::trim_end);
-        let end = if log.is_empty() { "" } else { "\n" };
-        format!("{self}{source}{end}{log}")
+        let source = std::error::Error::source(self).map(|it| format!(": {it}"));
+        let log = self.log().filter(|log| !log.is_empty());
+        let log = log.map(|log| format!("\n{}", log.trim_end()));
+        format!("{self}{}{}", source.unwrap_or_default(), log.unwrap_or_default())
     }
 
     /// A value that is not encoded.

@@ -34,7 +34,8 @@ const HEARSAY: Duration = Duration::from_millis(10);
 /// How long calls that are woken by a fault have to say it, whatever the machine does: some never end their polls.
 const KNOWS_MORE: Duration = Duration::from_secs(2);
 
-/// How long a call that is to run alone waits for what others left on the device.
+/// How long a call that is to run alone waits for what others left on the device, and then its answer for what it leaves. A service may have a
+/// kernel that never ends.
 const LEFT: Duration = Duration::from_secs(1);
 
 /// How often the executor is seen to run.
@@ -332,21 +333,21 @@ impl Serving {
             .map(|(id, part)| RequestPayload::new(link.clone(), self.requests.clone(), id, part));
         let (payloads, room) = (Payloads::new(payload, self.room.clone()), self.room.clone());
         let most_response = self.most_response;
-        let device = self.device.as_ref();
-        let before = device.filter(|_| alone).cloned();
-        let holds = device.filter(|_| self.holds || alone).cloned();
+        let (device, holds) = (self.device.clone(), self.holds);
         let (unpolled, runs) = (running.unpolled.clone(), running.begins());
         unpolled.follow(async move {
             let _runs = runs;
-            if let Some(device) = before {
+            let mut hold = holds.then_some(Duration::MAX);
+            if let Some(device) = device.as_ref().filter(|_| alone) {
                 // If the device is lost by then, this call has not begun.
-                well(&device, LEFT).await;
+                let is_clear = well(device, LEFT).await;
+                hold = hold.or(is_clear.then_some(LEFT));
             }
             room.slab.begun(id.slot()).begins(id.generation());
             let (verdict, body, payload) =
                 call(&*service, &link, payloads, &request, most_response).await;
-            if let Some(device) = holds {
-                well(&device, Duration::MAX).await;
+            if let Some((device, most)) = device.as_ref().zip(hold) {
+                well(device, most).await;
             }
             let sent = payload.as_ref().map(|payload| payload.sent());
             let answer = ToSupervisor::Answer { id, verdict, payload: sent };
@@ -360,11 +361,11 @@ impl Serving {
     }
 }
 
-/// Waits until all that is on the device is complete, or for so long; for ever on one that is lost, which ends the process.
-async fn well(device: &Device, most: Duration) {
-    let done = tokio::time::timeout(most, device.done()).await;
-    if done.is_ok_and(|done| done.is_err_and(|error| error.is_device_lost())) {
-        std::future::pending().await
+/// Waits until all that is on the device is complete, or for so long, and says which; for ever on one that is lost, which ends the process.
+async fn well(device: &Device, most: Duration) -> bool {
+    match tokio::time::timeout(most, device.done()).await {
+        Ok(Err(error)) if error.is_device_lost() => std::future::pending().await,
+        done => done.is_ok(),
     }
 }
 

@@ -316,6 +316,21 @@ fn who_runs_alone_has_the_device_alone() {
 }
 
 #[test]
+fn work_without_an_end_holds_up_no_suspect() {
+    run(async {
+        let path = fault_file("endless");
+        let worker = blaming(Blame::default()).spawn().await.unwrap();
+        watch(&worker, "good").await;
+        let endless = Do::FaultOnceGone(path.to_string_lossy().into_owned());
+        assert_eq!(worker.call(endless).await, Ok(Done::Nothing));
+        runs(&path);
+        assert!(worker.call(Do::Pid).key("good").await.is_ok());
+        assert_eq!(worker.stats().deaths, 1);
+        std::fs::remove_file(&path).unwrap();
+    });
+}
+
+#[test]
 fn a_kill_makes_nobody_wait_for_a_turn() {
     run(async {
         let worker = blaming(Blame::default()).spawn().await.unwrap();
