@@ -17,6 +17,7 @@ mod serve;
 mod weights;
 
 pub use kernels::{Kernels, Precision};
+pub use load::{Piece, upload};
 pub use model::{Lane, Model, Shape};
 pub use serve::{MAX_TEXTS, Service, router};
-pub use weights::{Config, Folder, LoadError};
+pub use weights::{Config, Folder, LoadError, ModelConfig, Tensor};
