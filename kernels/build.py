@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Rebuilds every .ptx of kernels/, of formulas in gpu-await-algorithms and of the examples server and encoder from the .cu beside it.
+"""Rebuilds every .ptx of kernels/, of formulas in gpu-await-algorithms and of the examples server, encoder and decoder from the .cu beside it.
 
     python3 kernels/build.py            build every kernel, write the .ptx files that changed
     python3 kernels/build.py --check    write nothing; exit 1 unless every committed .ptx is what a
@@ -26,7 +26,7 @@ import sys
 
 KERNELS = pathlib.Path(__file__).resolve().parent
 ROOT = KERNELS.parent
-EXAMPLES = [ROOT / "examples" / name / "src" for name in ("server", "encoder")]
+EXAMPLES = [ROOT / "examples" / name / "src" for name in ("server", "encoder", "decoder")]
 FOLDERS = [KERNELS, ROOT / "crates" / "gpu-await-algorithms" / "src" / "elementwise", *EXAMPLES]
 NVRTC_DIR = ROOT / "target" / "nvrtc-12.0"
 REQUIREMENT = "nvidia-cuda-nvrtc-cu12==12.0.*"
@@ -37,7 +37,7 @@ MAX_PTX_ISA = (8, 0)
 OPTIONS = ["--std=c++03", "--fmad=false", "--ftz=false"]
 ARCHITECTURE = "compute_60"
 # What these use is not in older GPUs: there, loading them fails and nothing else does.
-ARCHITECTURES = {"cluster_sum": "compute_90", "encoder": "compute_80"}
+ARCHITECTURES = {"cluster_sum": "compute_90", "encoder": "compute_80", "decoder": "compute_80"}
 # Loaded whenever a GPU is opened: as machine code too, so that nobody waits for the driver's compiler.
 BINARIES = {name: ["sm_70", "sm_80", "sm_90"] for name in ("copy_pieces", "copy_rows", "fill_bytes")}
 # Its kernels are launched while what is before them in their stream still ends.
@@ -47,7 +47,7 @@ TOO_EARLY = re.compile(r"\b(?:ld|st)\.(?!param)|\b(?:atom|red|bra|ret|call|exit|
 # Functions and no kernel: what the library puts into the text of kernels that it generates.
 FUNCTIONS = {"math"}
 # Several kernels, named for what they do and not for the file.
-SEVERAL = {"encoder"}
+SEVERAL = {"encoder", "decoder"}
 
 
 class ToolError(Exception):

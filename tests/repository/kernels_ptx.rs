@@ -1,6 +1,6 @@
-//! Committed PTX is what its source says: every `.cu` of `kernels/`, of formulas and of the examples `server` and `encoder` has a `.ptx` beside it
+//! Committed PTX is what its source says: every `.cu` of `kernels/`, of formulas and of the examples `server`, `encoder` and `decoder` has a `.ptx` beside it
 //! that was built from exactly those bytes, loads on every driver from 525 on, and holds one kernel, named for the file (`math` holds functions
-//! alone, `encoder` several kernels).
+//! alone, `encoder` and `decoder` several kernels).
 //!
 //! Needs no GPU and no compiler. `python3 kernels/build.py --check` says more: it compiles afresh and compares.
 
@@ -14,23 +14,28 @@ use sha2::{Digest, Sha256};
 use super::layering::root;
 
 /// Where there are kernels.
-const FOLDERS: [&str; 4] = [
+const FOLDERS: [&str; 5] = [
     "kernels",
     "crates/gpu-await-algorithms/src/elementwise",
     "examples/server/src",
     "examples/encoder/src",
+    "examples/decoder/src",
 ];
 /// The newest PTX ISA that driver 525 (CUDA 12.0) loads.
 const MAX_PTX_ISA: (u32, u32) = (8, 0);
 /// The oldest architecture that must load the kernels: Pascal. The driver compiles them further for newer ones.
 const TARGET: &str = "sm_60";
 /// Kernels that use what older architectures do not have, with the oldest that has it.
-const NEWER: &[(&str, &str)] =
-    &[("kernels/cluster_sum", "sm_90"), ("examples/encoder/src/encoder", "sm_80")];
+const NEWER: &[(&str, &str)] = &[
+    ("kernels/cluster_sum", "sm_90"),
+    ("examples/encoder/src/encoder", "sm_80"),
+    ("examples/decoder/src/decoder", "sm_80"),
+];
 /// Functions and no kernel.
 const FUNCTIONS: [&str; 1] = ["crates/gpu-await-algorithms/src/elementwise/math"];
 /// Several kernels.
-const SEVERAL: [&str; 1] = ["examples/encoder/src/encoder"];
+const SEVERAL: [&str; 2] =
+    ["examples/encoder/src/encoder", "examples/decoder/src/decoder"];
 const REBUILD: &str = "run `python3 kernels/build.py` and commit the result";
 
 #[test]

@@ -31,6 +31,8 @@ use crate::Failed;
 const SAME: f32 = 0.02;
 /// Of each number of clients: requests that end earlier are not counted.
 const WARM_UP: Duration = Duration::from_secs(1);
+/// Of a client that was refused, or could not connect: asking again at once would measure refusals.
+const PAUSE: Duration = Duration::from_millis(10);
 /// The server's memory is looked at so many times under load.
 const LOOKS: u32 = 10;
 
@@ -204,7 +206,7 @@ async fn client(
         };
         let Ok(mut open) = open else {
             seen.failed += 1;
-            sleep(Duration::from_millis(10)).await;
+            sleep(PAUSE).await;
             continue;
         };
         if random.below(100) < traffic.leaving as usize {
@@ -231,7 +233,10 @@ async fn client(
                     seen.answered_us.push(took.as_micros() as u32);
                 }
             }
-            Ok((503, _)) => seen.refused += 1,
+            Ok((503, _)) => {
+                seen.refused += 1;
+                sleep(PAUSE).await;
+            }
             Ok(_) | Err(_) => seen.failed += 1,
         }
         connection = answer.is_ok().then_some(open);

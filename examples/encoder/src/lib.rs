@@ -20,8 +20,9 @@ mod text;
 mod weights;
 
 pub use kernels::{Kernels, Precision};
+pub use load::{Piece, upload};
 pub use model::{Lane, Model, Shape};
 pub use serve::{Service, Serving, TextToIds, router};
 #[cfg(feature = "tokenizers")]
 pub use text::tokenizer;
-pub use weights::{Config, Folder, LoadError};
+pub use weights::{Config, Folder, LoadError, ModelConfig, Tensor};

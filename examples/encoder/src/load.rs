@@ -13,15 +13,18 @@ use crate::weights::{Folder, LoadError, Tensor};
 const PART: usize = 1 << 20;
 const MOST_THREADS: usize = 8;
 
-struct Piece<'f> {
-    tensor: Tensor<'f>,
-    len: usize,
-    /// Its first row is added to each row.
-    table: Option<Tensor<'f>>,
+/// A tensor to upload.
+pub struct Piece<'f> {
+    /// Its bytes.
+    pub tensor: Tensor<'f>,
+    /// Its number of elements.
+    pub len: usize,
+    /// A table whose first row is added to each of its rows, and the length of a row.
+    pub table: Option<(Tensor<'f>, usize)>,
 }
 
 /// All tensors of the model, in their order.
-fn pieces(folder: &Folder) -> Result<Vec<Piece<'_>>, LoadError> {
+pub(crate) fn pieces(folder: &Folder) -> Result<Vec<Piece<'_>>, LoadError> {
     let mut pieces = Vec::new();
     Weights::of(&folder.config, |names, shape| {
         for name in names {
@@ -32,22 +35,18 @@ fn pieces(folder: &Folder) -> Result<Vec<Piece<'_>>, LoadError> {
     })?;
     let types = [folder.config.type_vocab_size, folder.config.hidden_size];
     let types = folder.tensor("embeddings.token_type_embeddings.weight", &types)?;
-    pieces[1].table = Some(types);
+    pieces[1].table = Some((types, folder.config.hidden_size));
     Ok(pieces)
 }
 
-/// Uploads all weights, one behind the other.
+/// Uploads tensors, one behind the other.
 ///
 /// # Blocking
 /// Yes, until all is on the device.
 ///
 /// # Errors
-/// A tensor that is missing or not of the config's shape; out of device or pinned memory.
-pub(crate) fn upload<T: Precision>(
-    device: &Device,
-    folder: &Folder,
-) -> Result<DeviceBuffer<T>, LoadError> {
-    let pieces = pieces(folder)?;
+/// Out of device or pinned memory.
+pub fn upload<T: Precision>(device: &Device, pieces: &[Piece<'_>]) -> Result<DeviceBuffer<T>> {
     let stream = device.stream()?;
     let mut buffer = stream.empty::<T>(pieces.iter().map(|piece| piece.len).sum()).queued()?;
     let mut parts = Vec::new();
@@ -60,7 +59,6 @@ pub(crate) fn upload<T: Precision>(
         rest = behind;
     }
     let parts = Mutex::new(parts.into_iter());
-    let width = folder.config.hidden_size;
     let work = || -> Result<()> {
         loop {
             // The lock is released before the part is read.
@@ -68,8 +66,8 @@ pub(crate) fn upload<T: Precision>(
             let Some((piece, at, mut to)) = next else { return Ok(()) };
             let mut pinned = stream.pinned(to.len())?;
             piece.tensor.read(at, &mut pinned);
-            if let Some(table) = &piece.table {
-                add_row(table, at, width, &mut pinned);
+            if let Some((table, width)) = &piece.table {
+                add_row(table, at, *width, &mut pinned);
             }
             // Its end is awaited, so that the pinned memory of so many parts is all there is.
             drop(stream.upload_into(pinned, &mut to).synchronize()?);

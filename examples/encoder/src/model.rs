@@ -208,7 +208,9 @@ impl<T: Precision> Model<T> {
     /// A tensor is missing or has a wrong shape or type ([`LoadError`]); cuBLASLt is not found; device memory is short.
     pub async fn load(device: &Device, folder: &Arc<Folder>) -> Result<Model<T>, LoadError> {
         let (on, of) = (device.clone(), folder.clone());
-        let weights = tokio::task::spawn_blocking(move || load::upload::<T>(&on, &of));
+        let weights = tokio::task::spawn_blocking(move || {
+            Ok::<_, LoadError>(load::upload::<T>(&on, &load::pieces(&of)?)?)
+        });
         let (kernels, blas) = tokio::try_join!(T::load(device), Blas::load(device))?;
         let weights =
             weights.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;

@@ -27,8 +27,8 @@ pub enum LoadError {
     Config { field: &'static str, found: String, supported: String },
     #[error("the safetensors header: {reason}")]
     Header { reason: String },
-    #[error("no tensor `{tensor}`, nor `bert.{tensor}`")]
-    Missing { tensor: String },
+    #[error("no tensor `{tensor}`, nor `{prefix}{tensor}`")]
+    Missing { tensor: String, prefix: &'static str },
     #[error("tensor `{tensor}` has the shape {found:?}; the config makes it {expected:?}")]
     Shape { tensor: String, expected: Vec<usize>, found: Vec<usize> },
     #[error("tensor `{tensor}` has elements of type {found}; this program reads F32 and F16")]
@@ -102,10 +102,30 @@ impl Config {
     }
 }
 
+/// What differs between models' folders.
+pub trait ModelConfig: Sized {
+    /// What may be in front of the names of tensors.
+    const PREFIX: &'static str;
+
+    /// Parses and checks `config.json`.
+    ///
+    /// # Errors
+    /// [`LoadError::Json`]; [`LoadError::Config`]: a value that the program does not have.
+    fn parse(json: &[u8]) -> Result<Self, LoadError>;
+}
+
+impl ModelConfig for Config {
+    const PREFIX: &'static str = "bert.";
+
+    fn parse(json: &[u8]) -> Result<Config, LoadError> {
+        Config::parse(json)
+    }
+}
+
 /// A model's folder, opened.
-pub struct Folder {
+pub struct Folder<C = Config> {
     /// Its configuration.
-    pub config: Config,
+    pub config: C,
     file: memmap2::Mmap,
     /// Where the tensors begin.
     data: usize,
@@ -120,20 +140,21 @@ struct Header {
 }
 
 /// The bytes of a tensor.
-pub(crate) enum Tensor<'f> {
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Tensor<'f> {
     F32(&'f [u8]),
     F16(&'f [u8]),
 }
 
-impl Folder {
+impl<C: ModelConfig> Folder<C> {
     /// Maps the file and checks its header.
     ///
     /// # Errors
     /// [`LoadError`]: a file that cannot be read, a config of another kind of model, a header that is none.
-    pub fn open(folder: &Path) -> Result<Folder, LoadError> {
+    pub fn open(folder: &Path) -> Result<Self, LoadError> {
         let named = |path: &Path, error| LoadError::File { path: path.to_owned(), error };
         let path = folder.join("config.json");
-        let config = Config::parse(&std::fs::read(&path).map_err(|error| named(&path, error))?)?;
+        let config = C::parse(&std::fs::read(&path).map_err(|error| named(&path, error))?)?;
         let path = folder.join("model.safetensors");
         let file = File::open(&path).map_err(|error| named(&path, error))?;
         // SAFETY: nobody writes the file of a model that is being served; whoever did would change weights, which any bits are.
@@ -162,12 +183,16 @@ impl Folder {
         Ok(Folder { config, file, data, tensors })
     }
 
-    /// The tensor of that name, with or without `bert.` in front, and of that shape.
-    pub(crate) fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, LoadError> {
-        let found = self.tensors.get(name).or_else(|| self.tensors.get(&format!("bert.{name}")));
+    /// The tensor of that name, with or without [`PREFIX`](ModelConfig::PREFIX) in front, and of that shape.
+    ///
+    /// # Errors
+    /// [`LoadError`]: there is none, or it is another one.
+    pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, LoadError> {
+        let prefix = C::PREFIX;
+        let found = self.tensors.get(name).or_else(|| self.tensors.get(&format!("{prefix}{name}")));
         let tensor = name.to_owned();
         let Some(Header { dtype, shape: found, data_offsets: [begin, end] }) = found else {
-            return Err(LoadError::Missing { tensor });
+            return Err(LoadError::Missing { tensor, prefix });
         };
         if found != shape {
             return Err(LoadError::Shape {

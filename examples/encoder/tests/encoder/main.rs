@@ -152,7 +152,7 @@ async fn malformed_files_name_the_tensor() -> Result<(), Failed> {
         refusal(&tiny("missing")?, swap("layer.1.output.dense.bias", "layer.1.output.dense.BIAS"))
             .await?;
     assert!(
-        matches!(&error, LoadError::Missing { tensor } if tensor.ends_with("1.output.dense.bias")),
+        matches!(&error, LoadError::Missing { tensor, .. } if tensor.ends_with("1.output.dense.bias")),
         "{error}"
     );
 

@@ -1,0 +1,197 @@
+//! Requests of many clients, in the steps of one worker.
+#![forbid(unsafe_code)]
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+
+use gpu_await::{ErrorDetail, Result};
+use tokio::sync::Notify;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use crate::kernels::Launches;
+use crate::model::Model;
+use crate::schedule::{Request, Schedule, blocks_of};
+use crate::steps::{Limits, Steps};
+
+/// Why a request is refused.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum Refused {
+    #[error("a prompt of {found} tokens: 1 to {most} are possible")]
+    Prompt { found: usize, most: usize },
+    #[error("{found} new tokens: 1 to {most} are possible behind this prompt")]
+    New { found: usize, most: usize },
+    #[error("id {found}: the vocabulary has {vocabulary}")]
+    Id { found: u32, vocabulary: u32 },
+    #[error("it needs {needed} blocks of the cache, which has {blocks}")]
+    Blocks { needed: usize, blocks: usize },
+    #[error("the temperature is {found}, and must be a number from 0 on")]
+    Temperature { found: f32 },
+    #[error("the worker has ended")]
+    Ended,
+}
+
+/// A model behind a worker. Cheap to clone.
+#[derive(Clone)]
+pub struct Decoder {
+    shared: Arc<Shared>,
+    limits: Limits,
+    positions: usize,
+    vocabulary: u32,
+}
+
+struct Shared {
+    /// `None` when the worker has ended. Never held over an await.
+    schedule: Mutex<Option<Schedule>>,
+    /// A request has come.
+    came: Notify,
+}
+
+/// The tokens of a request, as they come. Dropped, it cancels the request: its blocks are free at once.
+pub struct Tokens {
+    shared: Arc<Shared>,
+    id: u64,
+    received: UnboundedReceiver<Result<u32>>,
+}
+
+/// Launches steps and delivers their tokens; to be spawned. Dropped, it fails all requests.
+struct Worker<T: Launches> {
+    shared: Arc<Shared>,
+    steps: Steps<T>,
+}
+
+impl Shared {
+    fn schedule(&self) -> MutexGuard<'_, Option<Schedule>> {
+        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Decoder {
+    /// Makes the cache, and the worker, which is to be spawned and runs until it is dropped or the device fails.
+    ///
+    /// # Errors
+    /// Out of device memory; the device is lost or closed.
+    pub async fn new<T: Launches>(
+        model: &Model<T>,
+        limits: Limits,
+        is_warmed: bool,
+    ) -> Result<(Decoder, impl Future<Output = Result<()>> + Send + use<T>)> {
+        let mut steps = Steps::new(model, &limits).await?;
+        if is_warmed {
+            steps.warm(&limits).await?;
+        }
+        let schedule = Mutex::new(Some(Schedule::new(limits)));
+        let shared = Arc::new(Shared { schedule, came: Notify::new() });
+        let decoder = Decoder {
+            shared: shared.clone(),
+            limits,
+            positions: model.config().n_positions,
+            vocabulary: model.config().vocab_size as u32,
+        };
+        Ok((decoder, Worker { shared, steps }.run()))
+    }
+
+    /// Enters a request. It joins the other ones in the next step for which there are blocks.
+    ///
+    /// # Errors
+    /// [`Refused`]: it can never run.
+    pub fn generate(&self, request: Request) -> std::result::Result<Tokens, Refused> {
+        let Request { ids, new, sampling, .. } = &request;
+        let most = self.limits.prompt_tokens.min(self.positions);
+        if ids.is_empty() || ids.len() > most {
+            return Err(Refused::Prompt { found: ids.len(), most });
+        }
+        // The last token needs no place.
+        let most = self.positions - ids.len() + 1;
+        if *new == 0 || *new > most {
+            return Err(Refused::New { found: *new, most });
+        }
+        if let Some(found) = ids.iter().find(|id| **id >= self.vocabulary) {
+            return Err(Refused::Id { found: *found, vocabulary: self.vocabulary });
+        }
+        if !(sampling.temperature.is_finite() && sampling.temperature >= 0.0) {
+            return Err(Refused::Temperature { found: sampling.temperature });
+        }
+        let (needed, blocks) = (blocks_of(&request), self.limits.blocks);
+        if needed > blocks {
+            return Err(Refused::Blocks { needed, blocks });
+        }
+        let (answer, received) = unbounded_channel();
+        let id = self.shared.schedule().as_mut().ok_or(Refused::Ended)?.enter(request, answer);
+        self.shared.came.notify_one();
+        Ok(Tokens { shared: self.shared.clone(), id, received })
+    }
+
+    /// How many blocks of the cache no request has; 0 when the worker has ended.
+    #[must_use]
+    pub fn free_blocks(&self) -> usize {
+        self.shared.schedule().as_ref().map_or(0, Schedule::free_blocks)
+    }
+}
+
+impl Tokens {
+    /// The next token; `None` behind the last one. Dropped, the future loses nothing.
+    ///
+    /// # Errors
+    /// The device failed; the worker was dropped.
+    pub async fn next(&mut self) -> Option<Result<u32>> {
+        self.received.recv().await
+    }
+}
+
+impl futures_core::Stream for Tokens {
+    type Item = Result<u32>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.received.poll_recv(cx)
+    }
+}
+
+impl Drop for Tokens {
+    fn drop(&mut self) {
+        if let Some(schedule) = self.shared.schedule().as_mut() {
+            schedule.cancel(self.id);
+        }
+        // Blocks may be free that the next one waits for.
+        self.shared.came.notify_one();
+    }
+}
+
+impl<T: Launches> Worker<T> {
+    async fn run(mut self) -> Result<()> {
+        let ended = self.steps().await;
+        if let Err(error) = &ended
+            && let Some(mut schedule) = self.shared.schedule().take()
+        {
+            schedule.fail(error);
+        }
+        ended
+    }
+
+    async fn steps(&mut self) -> Result<()> {
+        loop {
+            let step = match self.steps.in_flight() {
+                0 | 1 => self.shared.schedule().as_mut().and_then(Schedule::next_step),
+                _ => None,
+            };
+            if let Some(step) = step {
+                self.steps.launch(step).await?;
+            } else if let Some((step, tokens)) = self.steps.collect().await? {
+                if let Some(schedule) = self.shared.schedule().as_mut() {
+                    schedule.deliver(&step, &tokens);
+                }
+            } else {
+                self.shared.came.notified().await;
+            }
+        }
+    }
+}
+
+impl<T: Launches> Drop for Worker<T> {
+    fn drop(&mut self) {
+        if let Some(mut schedule) = self.shared.schedule().take() {
+            schedule.fail(&ErrorDetail::Closed { device: "the worker".into() }.into());
+        }
+    }
+}
