@@ -9,6 +9,9 @@
 //! Then the same of a worker whose processes write memory (4 GiB on a GPU), with a standby and without, of a process that dies as it writes: until
 //! the next one, which waits for the first to be gone, was told so, has written all of it and answered.
 //!
+//! Then calls that meet what an answered one left on the device: how many of them are found guilty, which is none, and how many of those that may
+//! run again are answered, which are all.
+//!
 //! Then a group of two, on two GPUs where there are two, 64 callers, one of the two killed, and none of its
 //! processes starts again: how many of the idempotent calls are answered, and how long they take, over the half second from the first kill on and before it.
 //!
@@ -23,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use gpu_await_worker::{Group, Worker, gpus, kept};
+use gpu_await_worker::{Error, Group, Guilt, Worker, gpus, kept};
 use service::{Ask, Bench, Half, ONCE, WRITES, builder, is_smoke, on_gpu, print, quantile};
 
 fn main() {
@@ -87,6 +90,7 @@ async fn recoveries() {
     for standby in [false, true] {
         with_keep_mut(standby, rounds).await;
     }
+    left(rounds).await;
     replaced(bytes).await;
     with_group().await;
     let kept = kept();
@@ -171,6 +175,30 @@ async fn with_keep_mut(standby: bool, rounds: usize) {
         let of = if standby { "keep_mut.standby" } else { "keep_mut" };
         print(&format!("recovery.{of}.{name}.answered_ms"), quantile(&mut times, 0.5), "ms");
     }
+    worker.close(Duration::from_secs(10)).await;
+}
+
+async fn left(rounds: usize) {
+    let worker = builder(0).spawn().await.expect("it starts");
+    let (mut guilty, mut again, mut answered) = (0usize, 0usize, 0usize);
+    for _ in 0..rounds {
+        let deaths = worker.stats().deaths;
+        // Lost itself if its fault is known by then.
+        drop(worker.call(Ask::Leave).await);
+        for n in 0.. {
+            if worker.stats().deaths > deaths {
+                break;
+            }
+            let call = worker.call(Ask::Small(vec![1.0; 256]));
+            let ended = if n % 2 == 0 { call.idempotent().await } else { call.await };
+            again += usize::from(n % 2 == 0);
+            answered += usize::from(n % 2 == 0 && ended.as_ref().is_ok_and(|y| *y == [2.0; 256]));
+            let is_guilty = matches!(ended, Err(Error::Lost(lost)) if lost.guilt == Guilt::Alone);
+            guilty += usize::from(is_guilty);
+        }
+    }
+    print("recovery.left.guilty", guilty as f64, "calls");
+    print("recovery.left.answered", answered as f64 / again.max(1) as f64, "of all");
     worker.close(Duration::from_secs(10)).await;
 }
 

@@ -49,6 +49,8 @@ pub(crate) enum Ask {
     Payload(u32),
     Fault,
     Endless,
+    /// Launches what faults, and is answered before.
+    Leave,
     /// Writes all of the memory that processes write, and answers with what is there; or loses the device half-way, or never ends there.
     Write(Option<Half>),
 }
@@ -138,6 +140,11 @@ impl Service for Bench {
                 Ok(vec![begun.elapsed().as_secs_f32()])
             }
             Ask::Write(half) => self.write(half).await,
+            Ask::Leave => {
+                let mut y = stream.zeros::<f32>(1).queued()?;
+                self.faulty.launch(stream, 0, &mut y).queued()?;
+                Ok(Vec::new())
+            }
             Ask::Fault | Ask::Endless => {
                 let endless = u32::from(matches!(ask, Ask::Endless));
                 let mut y = stream.zeros::<f32>(1).queued()?;
