@@ -187,6 +187,12 @@ impl LaunchConfig {
         self.grid.has_clusters()
     }
 
+    /// Whether it is blocks of threads and nothing else: no dynamic shared memory, no clusters, not cooperative.
+    #[inline]
+    pub(crate) fn is_simple(&self) -> bool {
+        (self.grid.shared_mem_bytes == 0) & !self.cooperative & !self.has_clusters()
+    }
+
     pub(crate) fn is_nothing(&self) -> bool {
         self.nothing
     }

@@ -40,14 +40,14 @@ impl Core {
         let most = limits.threads_per_block.min(self.attributes.max_threads_per_block);
         let is_plain = fits(config.grid_dim(), limits.grid_dim)
             & fits(block, limits.block_dim)
-            & (threads_of(block) <= u64::from(most))
-            & (config.shared_mem() == 0);
-        if is_plain && !config.is_cooperative() && !config.has_clusters() {
+            & (threads_of(block) <= u64::from(most));
+        if is_plain && config.is_simple() {
             return Ok(());
         }
         self.check_each_limit(limits, config)
     }
 
+    #[inline(never)]
     fn check_each_limit(&self, limits: &Limits, config: &LaunchConfig) -> Result<()> {
         if config.has_clusters() {
             self.check_cluster(config)?;

@@ -182,6 +182,8 @@ pub struct ArgList<'k> {
 }
 
 impl<'k> ArgList<'k> {
+    // Inlined as every push is: from an empty list on the compiler knows each argument's place.
+    #[inline(always)]
     pub(crate) fn new() -> Self {
         ArgList { block: ArgBlock::default(), footprint: Footprint::new("a launch"), waits: false }
     }
@@ -199,6 +201,7 @@ macro_rules! scalars {
             }
         }
         impl<'k> Arg<'k, $type> for $type {
+            #[inline(always)]
             fn push(self, list: &mut ArgList<'k>) -> $type {
                 list.block.push_value(bytemuck::bytes_of(&self));
                 self
@@ -219,6 +222,7 @@ impl<T: Pod + Debug + Send + Sync> Param for Value<T> {
     }
 }
 impl<'k, T: Pod + Debug + Send + Sync> Arg<'k, Value<T>> for T {
+    #[inline(always)]
     fn push(self, list: &mut ArgList<'k>) -> T {
         const { must_fit::<T>(u64::MAX) };
         list.block.push_value(bytemuck::bytes_of(&self));
@@ -241,6 +245,7 @@ impl<T: 'static> Param for In<T> {
     }
 }
 impl<'k, T: 'static, B: Readable<T>> Arg<'k, In<T>> for &'k B {
+    #[inline(always)]
     fn push(self, list: &mut ArgList<'k>) -> Len {
         let span = self.span();
         list.footprint.touches_named(&span, Mode::Read);
@@ -266,6 +271,7 @@ macro_rules! written_arrays {
             }
         }
         impl<'k, T: 'static, B: Writable<T>> Arg<'k, $marker<T>> for &'k mut B {
+            #[inline(always)]
             fn push(self, list: &mut ArgList<'k>) -> Len {
                 let len = Len::of(self);
                 let span = self.span_mut();
@@ -297,6 +303,7 @@ impl<'k> Arg<'k, Flag> for &'k PinnedFlag {
     }
 }
 
+#[inline(always)]
 fn push_array(list: &mut ArgList<'_>, span: &crate::memory::view::Span<'_>) {
     let bytes = span.range.end - span.range.start;
     list.block.push_memory(span.ptr().0, bytes);
@@ -332,6 +339,7 @@ macro_rules! tuples {
         }
 
         impl<'k, $($param: Param, $arg: Arg<'k, $param>),+> Args<'k, ($($param,)+)> for ($($arg,)+) {
+            #[inline(always)]
             fn collect(self, list: &mut ArgList<'k>) -> ($($param::Shape,)+) {
                 ($(self.$index.push(list),)+)
             }

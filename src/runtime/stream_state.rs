@@ -141,6 +141,12 @@ impl StreamState {
         result
     }
 
+    /// [`with`](Self::with) for a closure that adds to a list at most: it submits nothing, so nothing new is owed.
+    #[inline(always)]
+    pub(crate) fn with_list<R>(self: &Arc<Self>, f: impl FnOnce(&mut Turn<'_, '_>) -> R) -> R {
+        self.submission.with(self, |locked| f(&mut Turn { stream: self, locked }))
+    }
+
     /// Takes a ticket behind all work on the device, other libraries' included, and returns it; `None` if the
     /// driver cannot do that. Only on a stream that has no other tickets: each of its markers then covers
     /// everything that the one before covered.

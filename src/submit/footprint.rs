@@ -74,7 +74,7 @@ type Edges = SmallVec<[MarkedPoint; 2]>;
 
 impl<'a> Footprint<'a> {
     /// An operation of that name, which touches nothing yet.
-    #[inline]
+    #[inline(always)]
     pub fn new(verb: &'static str) -> Self {
         Footprint {
             name: Name::Verb(verb),
@@ -113,6 +113,7 @@ impl<'a> Footprint<'a> {
     }
 
     /// Touches a part of an allocation.
+    #[inline(always)]
     pub(crate) fn touches(&mut self, span: &Span<'a>, mode: Mode) {
         let (memory, range, tracking) = (span.memory, span.range.clone(), span.tracking);
         self.accesses.push(Access { memory, range, mode, tracking, named: None, is_open: false });

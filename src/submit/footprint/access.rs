@@ -33,9 +33,21 @@ impl<'a> Footprint<'a> {
     /// What a launch is passed: memory, or a slab with the blocks that the launch names. The kernel may overwrite no more than these, and
     /// other blocks of the slab keep what they have.
     // A host device's twin gets a slice of the whole slab, so nothing else may use any of it meanwhile.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn touches_named(&mut self, span: &Span<'a>, mode: Mode) {
-        let Some(NamedUses { used, read }) = span.named else { return self.touches(span, mode) };
+        match span.named {
+            None => self.touches(span, mode),
+            Some(named) => self.touches_uses(span, named, mode),
+        }
+    }
+
+    #[inline(never)]
+    fn touches_uses(
+        &mut self,
+        span: &Span<'a>,
+        NamedUses { used, read }: &'a NamedUses,
+        mode: Mode,
+    ) {
         let mode = if mode.writes() { Mode::ReadWrite } else { mode };
         // The written last: entered as a whole, they stand for all.
         if !read.0.is_empty() {
