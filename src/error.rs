@@ -264,9 +264,9 @@ pub enum ErrorDetail {
         .declared.len(), .compiled.len(), image::difference(.declared, .compiled)
     )]
     WrongParameters { kernel: String, declared: Vec<ParamLayout>, compiled: Vec<ParamLayout> },
-    /// A kernel is declared [`programmatic`](crate::kernel!), and does not wait first.
-    #[error("kernel `{kernel}` is declared programmatic, but {reason}")]
-    NotProgrammatic { kernel: String, reason: NotProgrammatic },
+    /// A kernel is declared [`programmatic`](crate::kernel!), by the type `declaration`, and its code, `kernel`, does not wait first.
+    #[error("`{declaration}` declares kernel `{kernel}` programmatic, but {reason}")]
+    NotProgrammatic { declaration: String, kernel: String, reason: NotProgrammatic },
     /// The kernel has no implementation for this kind of device.
     #[error("kernel `{kernel}` has no code for a {device} device: {}", missing_clause(.device))]
     NoImplementation { kernel: String, device: &'static str },

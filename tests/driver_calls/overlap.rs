@@ -1,8 +1,8 @@
 //! Which launches the driver may start while the launch in front of them still ends, and which edges of graphs are programmatic.
 
 use gpu_await::{
-    Completion, Device, DeviceBuffer, DeviceBuilder, Error, ErrorDetail, LaunchConfig,
-    NotProgrammatic, Op, Region, Stream, Uses, kernel, kernels,
+    Completion, Device, DeviceBuffer, DeviceBuilder, Error, ErrorDetail, ImageProblem,
+    LaunchConfig, NotProgrammatic, Op, Region, Stream, Uses, kernel, kernels,
 };
 use gpu_await_algorithms::{Algorithms, transform};
 
@@ -223,13 +223,66 @@ fn declared_kernels() {
         (0..2).for_each(|_| early.launch(&stream, &mut y).queued().unwrap());
         assert_eq!(overlapping(driver), [true, true]);
         let error = guarded::load_blocking(&device).unwrap_err();
-        let ErrorDetail::NotProgrammatic { kernel, reason } = error.detail() else {
+        let ErrorDetail::NotProgrammatic { declaration, kernel, reason } = error.detail() else {
             panic!("{error}")
         };
-        assert_eq!(kernel, "guarded");
+        assert_eq!((&**declaration, &**kernel), ("driver_calls::overlap::guarded", "guarded"));
         assert!(matches!(reason, NotProgrammatic::TooEarly { .. }), "{reason}");
         soon(stream.done()).await.unwrap();
     });
+}
+
+/// A text is loaded once, whatever of it is refused; and one that the driver would not read to its end is no image.
+#[test]
+fn kernels_of_one_text() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        driver.clear();
+        let refused = |loaded: gpu_await::Result<()>, by: &str| {
+            let error = loaded.unwrap_err();
+            let ErrorDetail::NotProgrammatic { kernel, reason, .. } = error.detail() else {
+                panic!("{error}")
+            };
+            assert_eq!((&**kernel, reason), ("late", &NotProgrammatic::NoWait));
+            assert!(error.to_string().contains(by), "{error}");
+        };
+        refused(late::load_blocking(&device).map(drop), "overlap::late");
+        let loads = || driver.names().iter().filter(|call| *call == "cuLibraryLoadData").count();
+        assert_eq!(loads(), 0);
+        let _first = first::load_blocking(&device).unwrap();
+        let _second = first::load_blocking(&device).unwrap();
+        refused(late::load_blocking(&device).map(drop), "overlap::late");
+        assert_eq!(loads(), 1);
+        let error = cut::load_blocking(&device).unwrap_err();
+        let ErrorDetail::BadImage { problem, .. } = error.detail() else { panic!("{error}") };
+        assert!(matches!(problem, ImageProblem::NotText { byte: 0, .. }), "{error}");
+        assert_eq!(loads(), 1);
+    });
+}
+
+const BOTH: &str = ".version 8.0\n.target sm_90\n.address_size 64\n\
+    .visible .entry first(.param .u64 y, .param .u64 n)\n{ griddepcontrol.wait; ret; }\n\
+    .visible .entry late(.param .u64 y, .param .u64 n)\n{ ret; }\n";
+
+kernel! {
+    unsafe fn first(y: &mut [f32], n: u64 = y.len());
+    launch = LaunchConfig::for_elements(y.len());
+    ptx = BOTH;
+    programmatic = true;
+}
+
+kernel! {
+    unsafe fn late(y: &mut [f32], n: u64 = y.len());
+    launch = LaunchConfig::for_elements(y.len());
+    ptx = BOTH;
+    programmatic = true;
+}
+
+kernel! {
+    unsafe fn cut(y: &mut [f32], n: u64 = y.len());
+    launch = LaunchConfig::for_elements(y.len());
+    ptx = ".version 8.0\n.target sm_90\n.visible .entry cut(.param .u64 y, .param .u64 n)\n{ griddepcontrol.wait; \0 ret; }";
+    programmatic = true;
 }
 
 kernel! {
