@@ -115,8 +115,8 @@ impl Region {
         for (stream, on) in self.streams.iter().enumerate() {
             for (number, slots) in on.lists.iter().enumerate() {
                 for (part, slot) in slots.iter().enumerate() {
-                    let is_drawn = |list: &&Box<List>| slot.run == on.run && list.known_len() > 0;
-                    let Some(list) = slot.list.as_ref().filter(is_drawn) else { continue };
+                    let is_drawn = |list: &&List| slot.run == on.run && list.known_len() > 0;
+                    let Some(list) = slot.list.as_deref().filter(is_drawn) else { continue };
                     let cell = slot.graph.as_ref();
                     let is_early = cell.is_some_and(|cell| cell.has_programmatic_edges());
                     let of = if part == 0 { "" } else { "rest of " };
