@@ -250,9 +250,8 @@ impl<S: GraphSlots> Graph<S> {
         let instances = self.instances.lock();
         for (stream, on) in instances.iter().filter(|on| !on.is_gone()).enumerate() {
             let Some(instance) = on.instance.try_lock() else { continue };
-            let is_early = self.engine.options.programmatic_edges;
             let title = format!("stream {stream}");
-            first += instance.write_dot(&mut clusters, &title, first, is_early);
+            first += instance.write_dot(&mut clusters, &title, first);
         }
         report::dot(&clusters)
     }

@@ -250,6 +250,7 @@ pub use memory::{Element, MemoryInfo, Number};
 pub use op::join::join_all;
 pub use op::value::DeviceSide;
 pub use op::{Op, Ticket};
+pub use runtime::device_state::Overlap;
 pub use runtime::traced_op::TracedWork;
 pub use serve::batcher::builder::BatcherBuilder;
 pub use serve::batcher::running::{Batch, BatchTask};

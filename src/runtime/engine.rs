@@ -39,7 +39,7 @@ use self::memory::DeviceMemory;
 use self::pacing::Pacing;
 use self::pools::MarkerPools;
 use self::shares::Shares;
-use super::device_state::DeviceState;
+use super::device_state::{DeviceState, Overlap};
 use super::graph_budget::GraphBudget;
 use super::progress::{PointStream, Progress};
 use super::registry::Registry;
@@ -74,10 +74,8 @@ pub(crate) struct EngineOptions {
     pub(crate) timeline: Option<usize>,
     /// Kernels are those of a GPU without machine code of its own.
     pub(crate) general_images: bool,
-    /// No kernel starts while the launch in front of it still ends.
-    pub(crate) full_edges: bool,
-    /// Edges of graphs are programmatic where they may be.
-    pub(crate) programmatic_edges: bool,
+    /// Where kernels may start while the launch in front of them still ends.
+    pub(crate) overlap: Overlap,
     /// The most elements that a launch of a selection takes, if that is less than what its kernel can.
     pub(crate) part_of_selections: Option<u32>,
     /// How many multiprocessors all of it is confined to.

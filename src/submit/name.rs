@@ -30,8 +30,9 @@ impl Name<'_> {
     #[cold]
     fn tell(self, stream: &Arc<StreamState>, ticket: u64) {
         let op = self;
+        let early = stream.overlap.was_allowed(ticket);
         contain::log(|| {
-            tracing::trace!(target: "gpu_await::submit", stream = stream.id(), name = stream.driver.name(), ticket, %op);
+            tracing::trace!(target: "gpu_await::submit", stream = stream.id(), name = stream.driver.name(), ticket, %op, early);
         });
     }
 

@@ -102,7 +102,8 @@ impl Traced {
 
     fn record(&self, raw: &Raw<'_>, which: impl FnOnce(&Between) -> &EventHandle) {
         let Some(event) = self.events.as_ref().map(which) else { return };
-        if raw.record(event).is_err() {
+        if let Err(code) = raw.record(event) {
+            raw.stream.engine().does_without(code);
             self.is_untimed.set(true);
         }
     }

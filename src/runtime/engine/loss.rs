@@ -48,6 +48,13 @@ impl<S: DeviceStream> Engine<S> {
         self.check_health().err().unwrap_or_else(|| code.into())
     }
 
+    /// Notes the code of a refused call that something is done without. Without the call, nobody else would notice the loss that it tells of.
+    pub(crate) fn does_without(&self, code: DriverCode) {
+        if code.is_sticky() {
+            drop(self.refused(code));
+        }
+    }
+
     /// Checks the device's health, where driver calls are possible.
     pub(crate) fn check_health(&self) -> Result<()> {
         if let Some(lost) = self.state.lost() {

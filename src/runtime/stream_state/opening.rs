@@ -65,7 +65,10 @@ impl StreamState {
             let word = match mode.may_use_words() && backend.limits().words {
                 true if mode.always_words() => Some(engine.pools.words.get(backend)?),
                 // If there is no word, events serve as well.
-                true => engine.pools.words.get(backend).ok(),
+                true => match engine.pools.words.get(backend) {
+                    Err(code) if code.is_sticky() => return Err(code),
+                    word => word.ok(),
+                },
                 false => None,
             };
             if mode.rings() {
