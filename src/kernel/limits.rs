@@ -140,7 +140,7 @@ impl Core {
         if grid.has_clusters() {
             self.allow_shared_mem(grid.shared_mem_bytes)?;
             let of_cluster = blocks_of(grid.cluster_dim) as u32;
-            let raw = stream.map(|stream| stream.driver.raw());
+            let raw = stream.map(|stream| stream.driver.raw);
             let active =
                 self.ask(|module, function| module.active_clusters(function, grid, raw))?;
             // On a host device a block a core, and one cluster at least.

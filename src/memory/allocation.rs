@@ -426,7 +426,7 @@ impl Allocation {
     fn leak(&mut self) {
         let engine = self.engine.clone();
         match &mut self.backing {
-            Backing::Pool { block, drawn, .. } if engine.lost().is_some() => {
+            Backing::Pool { block, drawn, .. } if engine.state.lost().is_some() => {
                 engine.memory.account.lock().abandon(*block, number(drawn));
             }
             Backing::Pool { block, .. } => {

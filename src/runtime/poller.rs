@@ -96,7 +96,7 @@ struct Round<'a> {
 
 impl Rounds for Round<'_> {
     fn round(&mut self) -> bool {
-        let moved = match self.engine.lost() {
+        let moved = match self.engine.state.lost() {
             Some(_) => self.poller.bury(self.engine),
             None => self.poller.round(self.engine),
         };
@@ -106,7 +106,7 @@ impl Rounds for Round<'_> {
 
     fn sleep_until(&mut self) -> u64 {
         let now = self.engine.now();
-        let until = match self.engine.lost() {
+        let until = match self.engine.state.lost() {
             Some(_) => {
                 self.attention.looked(false);
                 u64::MAX

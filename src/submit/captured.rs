@@ -136,7 +136,7 @@ pub(super) fn captured(
     let backend = &*engine.backend;
     let mut spare = stream.captures().lock();
     let raw = match *spare {
-        _ if backend.kind() == DeviceKind::Host => stream.driver.raw(),
+        _ if backend.kind() == DeviceKind::Host => stream.driver.raw,
         Some(raw) => raw,
         None => {
             let partition = stream.driver.partition().map(|share| share.raw());

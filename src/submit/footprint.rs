@@ -298,7 +298,7 @@ impl<'a> Footprint<'a> {
     #[inline]
     pub(super) fn validate_place(&self, engine: &Engine) -> Result<()> {
         role::check("submitting work")?;
-        match engine.lost() {
+        match engine.state.lost() {
             Some(lost) => Err(lost.clone()),
             None if self.ends_loan() || !engine.ending.is_closed() => Ok(()),
             None => Err(engine.closed()),

@@ -103,7 +103,7 @@ impl OpenUses<'_> {
         self.with_footprint(|footprint| {
             footprint.end_loan();
             submit(footprint).inspect_err(|_| {
-                if engine.lost().is_none() || exit::begun() {
+                if engine.state.lost().is_none() || exit::begun() {
                     footprint.leak();
                 }
             })?;

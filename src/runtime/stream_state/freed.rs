@@ -22,9 +22,9 @@ use std::sync::Arc;
 use gpu_await_protocol::sync::Mutex;
 
 use super::StreamState;
+use super::markers::Counted;
 use crate::backend::DevicePtr;
 use crate::memory::reclaim::retired::Block;
-use crate::runtime::counted::Counted;
 use crate::thread::role;
 use crate::thread::role::Role;
 use gpu_await_protocol::account::Account;
@@ -279,7 +279,7 @@ impl StreamState {
         if self.is_found_stuck() {
             self.give_up_freed();
         }
-        let lost = self.engine.lost().is_some();
+        let lost = self.engine.state.lost().is_some();
         let has_run = |ticket| lost || self.is_complete(ticket);
         if self.memory.release(&self.engine.memory.account, has_run) {
             self.engine.memory.moved();
@@ -321,7 +321,7 @@ impl StreamState {
 
     /// The remaining blocks of a stream that goes away, whose work is complete or never will be.
     pub(super) fn take_left(&self) -> Vec<Block> {
-        let lost = self.engine.lost().is_some();
+        let lost = self.engine.state.lost().is_some();
         for InOrder { ticket, bytes, .. } in self.memory.take_frees(|_| true) {
             if lost || self.is_complete(ticket) {
                 self.engine.memory.release(bytes);

@@ -17,8 +17,8 @@ use std::sync::atomic::Ordering;
 use smallvec::SmallVec;
 
 use super::StreamState;
+use super::markers::Counted;
 use crate::memory::reclaim::retired::LentBlock;
-use crate::runtime::counted::Counted;
 use crate::runtime::engine::Engine;
 use crate::thread::exit;
 use gpu_await_protocol::timeline::Timeline;
@@ -138,7 +138,7 @@ fn give_up(engine: &Engine<StreamState>, payload: Payload) {
             }
             engine.background.drop_later(callback);
         }
-        Payload::Kept(value) if engine.lost().is_some() => engine.background.bury(value),
+        Payload::Kept(value) if engine.state.lost().is_some() => engine.background.bury(value),
         Payload::Kept(value) => {
             std::mem::forget(value);
             engine.state.count_unreturned();

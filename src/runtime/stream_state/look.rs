@@ -1,17 +1,25 @@
 //! A look at a stream: how far it is, and which waiters that wakes.
 //!
-//! Waiters and the poller may all look; one look serves all.
+//! Waiters and the poller may all look; one look serves all. The second half is the poller's: when it looks, which tasks it wakes ahead of
+//! time, and its other duties.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use smallvec::SmallVec;
+
 use super::StreamState;
 use super::markers::Asking;
 use crate::error::Result;
-use crate::thread::contain::wake;
-use crate::thread::{exit, role};
+use crate::runtime::engine::Engine;
+use crate::runtime::event_pool::Marker;
+use crate::runtime::progress::StreamRef;
+use crate::thread::contain::{wake, wake_by_ref};
+use crate::thread::{contain, exit, role};
+use gpu_await_protocol::cadence;
 use gpu_await_protocol::cadence::Plan;
+use gpu_await_protocol::wait_queue::Notify;
 
 impl StreamState {
     /// [`sweep`](Self::sweep), or by the poller where no driver call may be made.
@@ -26,15 +34,16 @@ impl StreamState {
     /// Like [`ask_here_or_there`](Self::ask_here_or_there), for everything submitted, including work without
     /// a marker unless another thread is submitting right now.
     pub(crate) fn ask_after_all(self: &Arc<Self>) {
-        let tail = self.submitted();
+        let tail = self.progress.timeline.submitted();
         // A stream that is shared may be captured by others, which a query would void; the whole device's has no
         // work of its own.
-        let is_ours = self.driver.is_owned() && !self.driver.sharing().is_shared();
-        if is_ours && !self.is_complete(tail) && role::may_call_driver() {
+        let is_ours = self.driver.is_owned() && !self.driver.sharing.is_shared();
+        if is_ours && !self.progress.timeline.is_complete(tail) && role::may_call_driver() {
             // Under the lock: the driver does not answer about a stream on which it holds a thread.
             self.try_with(|turn| {
-                if turn.stream.driver.is_through(&*turn.stream.engine.backend) == Ok(true) {
-                    turn.stream.progress.timeline.complete(turn.stream.submitted());
+                let stream = turn.stream;
+                if stream.driver.is_through(&*stream.engine.backend) == Ok(true) {
+                    stream.progress.timeline.complete(stream.progress.timeline.submitted());
                 }
             });
         }
@@ -66,16 +75,16 @@ impl StreamState {
     pub(super) fn look(&self, now: u64) -> bool {
         let mut moved = false;
         // A lost device would only say so again.
-        if self.engine.lost().is_none() {
-            if !self.markers.may_say_more(self.completed()) {
+        if self.engine.state.lost().is_none() {
+            if !self.markers.may_say_more(self.progress.timeline.completed()) {
                 self.pace.was_pending(now);
                 return false;
             }
             self.markers.look(|asking| {
-                let before = self.completed();
+                let before = self.progress.timeline.completed();
                 // Waiters learn of a loss from `mourn`, below.
                 self.ask(asking).ok();
-                if self.completed() > before {
+                if self.progress.timeline.completed() > before {
                     moved = true;
                     self.pace.moved(now, || self.waiters.is_waited_for());
                 } else {
@@ -104,11 +113,11 @@ impl StreamState {
     /// the work that a loan left has a ticket. On a lost device nothing more will happen. Where no driver call may
     /// be made, it is not known to be idle.
     pub(crate) fn is_idle_shared(self: &Arc<Self>) -> Option<bool> {
-        let is_shared = self.driver.sharing().is_shared();
-        if !is_shared && !self.driver.sharing().is_owed() {
+        let is_shared = self.driver.sharing.is_shared();
+        if !is_shared && !self.driver.sharing.is_owed() {
             return None;
         }
-        let lost = self.engine.lost().is_some();
+        let lost = self.engine.state.lost().is_some();
         if lost || !role::may_call_driver() {
             return Some(lost);
         }
@@ -121,7 +130,7 @@ impl StreamState {
             Err(code) => {
                 self.refused(code);
                 // Nothing more will happen.
-                Some(self.engine.lost().is_some() || self.foreign.is_detached())
+                Some(self.engine.state.lost().is_some() || self.foreign.is_detached())
             }
         }
     }
@@ -161,7 +170,8 @@ impl StreamState {
     #[inline(never)]
     fn note_seen(&self) {
         // The time after the look: it may have been complete since the look began.
-        if self.engine.tracer.seen(self.id(), self.completed(), self.engine.now()) {
+        if self.engine.tracer.seen(self.id(), self.progress.timeline.completed(), self.engine.now())
+        {
             self.engine.call_to_resolve();
         }
     }
@@ -172,17 +182,23 @@ impl StreamState {
         let engine = &self.engine;
         let lag_ns = engine.pacing.lag_ns() + ahead_ns;
         let completion = engine.options.completion;
-        self.pace.plan(completion, self.completed(), now, lag_ns, engine.pacing.rest_ns())
+        self.pace.plan(
+            completion,
+            self.progress.timeline.completed(),
+            now,
+            lag_ns,
+            engine.pacing.rest_ns(),
+        )
     }
 
     fn wake_settled(&self) {
         let upto = || {
-            let lost =
-                self.engine.lost().is_some() || self.foreign.dependency_lost(u64::MAX).is_some();
-            if lost { u64::MAX } else { self.completed() }
+            let lost = self.engine.state.lost().is_some()
+                || self.foreign.dependency_lost(u64::MAX).is_some();
+            if lost { u64::MAX } else { self.progress.timeline.completed() }
         };
         self.waiters.settle(upto, |ticket, waker| {
-            if self.engine.tracer.is_on() && self.is_complete(ticket) {
+            if self.engine.tracer.is_on() && self.progress.timeline.is_complete(ticket) {
                 self.engine.tracer.woken(self.id(), ticket, self.engine.now());
             }
             // ORDERING: Relaxed: a statistic.
@@ -207,5 +223,154 @@ impl StreamState {
         }
         self.wake_settled();
         self.foreign.forget();
+    }
+}
+
+impl StreamState {
+    /// Hands the stream to the poller, which looks at it when it is due to.
+    pub(crate) fn activate(self: &Arc<Self>) {
+        let due = self.engine.now() + cadence::MARK_WITHIN_NS;
+        self.call(if self.waiters.hand_over() { Notify::HandOver } else { Notify::Before(due) });
+    }
+
+    /// Has the poller look at `due`, at the latest.
+    pub(super) fn activate_by(self: &Arc<Self>, due: u64) {
+        self.call(self.waiters.look_by(due));
+    }
+
+    /// Notifies the poller.
+    pub(super) fn call(self: &Arc<Self>, call: Notify) {
+        match call {
+            Notify::HandOver => self.engine.hand_over(self.clone()),
+            Notify::Before(due) => self.engine.pacing.attention.call_before(due),
+        }
+    }
+
+    /// Takes the stream from the poller; false if there is work after all.
+    pub(crate) fn deactivate(&self) -> bool {
+        self.waiters.give_up(|| self.has_dues() || (self.word_is_late() && !self.is_stuck()))
+    }
+
+    /// Whether the poller has to come for that. Of a lost device nothing comes back; see `mourn`.
+    pub(crate) fn has_dues(&self) -> bool {
+        (self.owes() || self.owes_frees()) && self.engine.state.lost().is_none() && !self.is_stuck()
+    }
+
+    /// A word that is still to be written keeps its line, and so the stream.
+    pub(super) fn word_is_late(&self) -> bool {
+        let has_work = || self.driver.is_through(&*self.engine.backend) == Ok(false);
+        self.markers.word().is_some_and(|word| word.is_late(has_work))
+    }
+
+    /// The poller's look: wakes the waiters of complete work, and decides when to look again. True if the
+    /// stream was seen to have moved.
+    pub(crate) fn visit(self: &Arc<Self>, now: u64) -> bool {
+        self.waiters.begin_look();
+        // Requests of host functions, which place no markers.
+        self.submission.serve(self);
+        if self.pace.is_checked(now) {
+            // A task looks for itself, and for the others, until it stops.
+            self.waiters.look_again(now + cadence::CHECK_AGAIN_NS);
+            return false;
+        }
+        let (since, waited_for) = (self.pace.head_since(), self.waiters.is_waited_for());
+        let moved = self.look(now);
+        if moved {
+            self.trace_seen();
+        }
+        if moved && waited_for {
+            self.engine.pacing.checkers.woke(now);
+            self.pace.woke(now, since);
+        }
+        self.settle();
+        let Some(ticket) = self.waiters.first() else { return moved };
+        self.want(ticket);
+        self.ask_after_others();
+        if self.engine.options.completion.rings() {
+            self.arm(ticket);
+        }
+        let (since, plan) = self.plan(now, 0);
+        if let Some(until_ns) = plan.check_until_ns
+            && self.is_worth_a_check(&plan, now)
+        {
+            self.alert(now, since, since + until_ns);
+        }
+        self.waiters.look_again((since + plan.look_ns).max(now + 1));
+        moved
+    }
+
+    /// Wakes the first waiter, so that it checks for itself until `until`, if tasks may check and none was
+    /// woken for that before. Until it does, which may take as long as a sleeping worker takes to wake up,
+    /// the poller keeps looking.
+    pub(super) fn alert(&self, now: u64, since: u64, until: u64) {
+        let engine = &self.engine;
+        if !engine.options.completion.checks()
+            || self.pace.is_alerted_until(until)
+            || !engine.pacing.checkers.may_yield(now)
+            || engine.pacing.checkers.held(now) > 0
+        {
+            return;
+        }
+        self.pace.alert(now, since, until);
+        self.waiters.wake_first(wake_by_ref);
+    }
+
+    /// Ensures that awaited work has a marker, and that owed work is done.
+    pub(crate) fn press(self: &Arc<Self>) {
+        if let Some(ticket) = self.waiters.first() {
+            self.want(ticket);
+        }
+        if self.has_dues() {
+            self.want(self.progress.timeline.submitted());
+            self.try_with(|turn| turn.free_deferred());
+        }
+    }
+
+    /// Asks about the other devices that this stream waits for: their own pollers have no reason to look if
+    /// nothing of theirs is awaited.
+    pub(super) fn ask_after_others(&self) {
+        let mut others: SmallVec<[StreamRef<StreamState>; 2]> = SmallVec::new();
+        self.foreign.visit(u64::MAX, |on| {
+            others.extend(on.stream.stream());
+            None::<()>
+        });
+        for other in others {
+            other.sweep();
+            other.engine.check_health().ok();
+            other.engine.mourn();
+        }
+    }
+
+    /// Has a doorbell armed behind the marker of `ticket`, which is awaited.
+    pub(super) fn arm(self: &Arc<Self>, ticket: u64) {
+        if self.progress.timeline.is_complete(ticket) || self.pace.is_armed(ticket) {
+            return;
+        }
+        let mut marker = self.markers.behind(ticket);
+        if marker.is_none() {
+            // Words have no event to wait for: place one.
+            self.try_with(|turn| turn.place_event().ok());
+            marker = self.markers.behind(ticket);
+        }
+        let Some(Marker { event, .. }) = marker else { return };
+        let engine = &self.engine;
+        let Some(bell) = engine.pools.bells.take() else { return };
+        let no_doorbell = |engine: &Engine<StreamState>, code| {
+            let error = engine.refused(code);
+            contain::log(|| tracing::debug!(device = engine.label(), %error, "no doorbell"));
+        };
+        if let Err(code) = bell.place(&*engine.backend, &event, self.waiters.next_look_cell()) {
+            return no_doorbell(engine, code);
+        }
+        self.pace.arm(ticket);
+        let stream = Arc::downgrade(self);
+        engine.errand(move |engine| {
+            // The work may have been complete long before.
+            if stream.upgrade().is_none_or(|stream| stream.progress.timeline.is_complete(ticket)) {
+                bell.disarm();
+            } else if let Err(code) = bell.arm(&*engine.backend) {
+                no_doorbell(engine, code);
+            }
+        });
     }
 }

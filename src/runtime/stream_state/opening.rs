@@ -156,7 +156,7 @@ impl StreamState {
 impl StreamState {
     /// Whether work is put on it that is in no share.
     pub(crate) fn is_outside(&self) -> bool {
-        let is_ours = self.driver.raw().0 == self.engine.shares.private.0;
+        let is_ours = self.driver.raw.0 == self.engine.shares.private.0;
         let is_confined = self.driver.partition().is_some() || self.driver.is_confined_by_others();
         !is_confined && !self.is_deserted() && !is_ours
     }

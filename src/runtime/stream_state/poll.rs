@@ -20,7 +20,7 @@ use crate::backend::DeviceKind;
 use crate::error::Result;
 use crate::runtime::coop;
 use crate::runtime::coop::Budget;
-use crate::runtime::device_state::DeviceState;
+use crate::runtime::progress::DeviceState;
 use crate::system;
 use crate::thread::contain;
 use crate::thread::relax::Relax;
@@ -210,7 +210,7 @@ impl StreamState {
     #[inline(never)]
     fn trace_polled(&self, ticket: u64) {
         // A loss has no completion to trace.
-        if !self.is_complete(ticket) {
+        if !self.progress.timeline.is_complete(ticket) {
             return;
         }
         // While it checked, nothing else looked.
@@ -312,15 +312,15 @@ impl StreamState {
     }
 
     pub(super) fn outcome(&self, ticket: u64) -> Option<Result<()>> {
-        if self.is_complete(ticket) {
+        if self.progress.timeline.is_complete(ticket) {
             return Some(Ok(()));
         }
-        let lost = match self.engine.lost() {
+        let lost = match self.engine.state.lost() {
             Some(lost) => lost.clone(),
             None => self.foreign.dependency_lost(ticket)?,
         };
         // Work that completed before the loss is complete.
-        Some(if self.is_complete(ticket) { Ok(()) } else { Err(lost) })
+        Some(if self.progress.timeline.is_complete(ticket) { Ok(()) } else { Err(lost) })
     }
 
     /// Whether the task checks now: it continues a check, or begins one; at the end of a window it may do both.
