@@ -16,7 +16,6 @@
 //! | [`graph_budget`], [`graph_memory`] | the number of compiled graphs; memory that graphs can release |
 //! | [`tracer`], [`traced_op`], [`device_clock`] | the log of operations, its entries, and device times on the host's clock |
 //! | [`weak_list`] | a list of weak references |
-//! | [`late_work`] | work that can fail when it runs |
 //!
 //! Freed memory is in [`reclaim`](crate::memory::reclaim), the thread that drops users' values in [`reaper`](crate::thread::reaper).
 //!
@@ -33,7 +32,6 @@ pub(crate) mod event_pool;
 pub(crate) mod exit;
 pub(crate) mod graph_budget;
 pub(crate) mod graph_memory;
-pub(crate) mod late_work;
 pub(crate) mod loans;
 pub(crate) mod partitions;
 pub(crate) mod poller;

@@ -13,7 +13,7 @@ use super::devices::{check_can_wait, check_device, check_is_there, of_dependency
 use super::lent::{LentValue, LentValues};
 use super::name::Name;
 use crate::error::{Error, Result};
-use crate::memory::allocation::{AllocationHazards, Poison, check_content};
+use crate::memory::allocation::{AllocationHazards, Poison};
 use crate::memory::pinned_pool::PinnedBlock;
 use crate::memory::reclaim::claim::Claim;
 use crate::memory::view::{Span, Tracking};
@@ -372,7 +372,7 @@ impl<'a> Footprint<'a> {
         if access.mode == Mode::Overwrite || self.ends_loan() {
             return Ok(());
         }
-        check_content(hazards, &access.part(), || self.name.to_arc())
+        hazards.check(&access.part(), || self.name.to_arc())
     }
 
     /// Finds the points of other streams that this operation must wait for, each with its event, and leaves
