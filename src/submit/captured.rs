@@ -19,9 +19,8 @@ use std::sync::Arc;
 use gpu_await_protocol::sync::Mutex;
 
 use super::code::{KernelCode, KernelLaunch};
-use super::footprint::Footprint;
+use super::footprint::{Footprint, Name};
 use super::lent::only_kept;
-use super::name::Name;
 use super::outcome::{Dependency, LateOutcomes, RunOutcome, WorkOfOutcome, WorkOutcome};
 use super::raw::{Raw, Refusal};
 use super::{SubmitError, explain};

@@ -12,9 +12,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::enqueue::{DeclaredUses, Uses};
-use super::footprint::{Access, Footprint};
+use super::footprint::{Access, Footprint, Name};
 use super::lent::LentValues;
-use super::name::Name;
 use super::outcome::{Dependencies, LateOutcomes, foreign};
 use crate::error::{Error, Result};
 use crate::memory::allocation::Allocation;

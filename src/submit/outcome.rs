@@ -32,8 +32,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use smallvec::SmallVec;
 
-use super::footprint::{Access, Footprint};
-use super::name::{Name, OwnedName};
+use super::footprint::{Access, Footprint, Name, OwnedName};
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::allocation::{Allocation, AnyWork, LatePart, Poison};
 use crate::runtime::Point;
@@ -369,7 +368,7 @@ impl LateOutcomes {
     /// failure in between is found here, and an earlier one is seen there.
     #[inline]
     pub(crate) fn look(&self, footprint: &Footprint<'_>) {
-        if self.is_used() || footprint.entered().any(Access::may_be_late) {
+        if self.is_used() || footprint.may_be_late() {
             self.find_read(footprint);
         }
     }
@@ -480,12 +479,6 @@ impl LateOutcomes {
 }
 
 impl Access<'_> {
-    /// Whether work that can still fail may have written what it reads.
-    #[inline]
-    fn may_be_late(&self) -> bool {
-        self.mode != Mode::Overwrite && self.memory.late().is_used()
-    }
-
     /// Adds the outcomes that its range depends on.
     fn find_late(&self, found: &mut Read) {
         let late = self.memory.late();
