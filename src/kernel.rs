@@ -23,7 +23,6 @@ mod expansion;
 pub(crate) mod image;
 pub(crate) mod integers;
 pub(crate) mod launch_config;
-mod limits;
 mod macros;
 pub(crate) mod module;
 pub(crate) mod occupancy;
@@ -263,7 +262,8 @@ impl<S: Signature> Kernel<S> {
         let shapes = args.collect(&mut list);
         let ArgList { block, footprint, waits } = &mut list;
         footprint.launches(&core.name);
-        let engine = queue.stream().engine();
+        let stream = queue.stream();
+        let engine = stream.engine();
         if core.engine.state.id != engine.state.id {
             return Err(footprint.poison(wrong_device("the kernel", engine, &core.engine)));
         }
@@ -273,8 +273,7 @@ impl<S: Signature> Kernel<S> {
             Err(why) => return Err(footprint.poison(why.of(&core.name))),
         };
         self.check(&config, &shapes)
-            .and_then(|()| core.allow_shared_mem(config.shared_mem()))
-            .and_then(|()| core.check_resident(&config, queue.stream()))
+            .and_then(|()| core.admit(&config, stream))
             .map_err(|error| footprint.poison(error))?;
         if *waits {
             footprint.may_be_held_up = true;
