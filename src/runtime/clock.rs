@@ -260,6 +260,11 @@ impl Pacing {
         }
     }
 
+    /// The device's time, in nanoseconds.
+    pub(crate) fn now(&self) -> u64 {
+        self.clock.now()
+    }
+
     /// How long the poller rests between two rounds, at least, in nanoseconds.
     #[inline]
     pub(crate) fn rest_ns(&self) -> u64 {

@@ -168,11 +168,6 @@ impl<S: DeviceStream> Engine<S> {
         }
     }
 
-    /// The engine's clock, in nanoseconds.
-    pub(crate) fn now(&self) -> u64 {
-        self.pacing.clock.now()
-    }
-
     /// Counts a refused free of memory. Logs nothing, like [`refused`](Self::refused).
     pub(crate) fn leaked(&self, bytes: u64, code: DriverCode) -> Error {
         let error = self.refused(code);

@@ -7,9 +7,9 @@
 //! | `driver` | the driver's stream, and whose it is | [`driver_stream`] |
 //! | `submission`, `announced` | the submission lock, and what its holder lets others know | [`submitter`] |
 //! | `markers` | how the device tells how far it is | [`markers`] |
-//! | `waiters`, `pace` | the futures that wait, and when to look for them | [`poll`], [`look`], [`pace`] |
-//! | `lent` | host memory and values that the device may touch | [`lent`] |
-//! | `memory` | device memory that was freed on it | [`freed`] |
+//! | `waiters`, `pace` | the futures that wait, and when to look for them | [`poll`], [`look`] |
+//! | `lent` | host memory and values that the device may touch | [`memory`] |
+//! | `memory` | device memory that was freed on it | [`memory`] |
 //! | `foreign` | what it waits for on other devices | [`foreign`] |
 //!
 //! | who | does | through | in |
@@ -18,8 +18,8 @@
 //! | a future | looks, yields, registers | [`StreamState::poll_ticket`] | [`poll`] |
 //! | anybody | queries the driver, raises `completed`, wakes | [`StreamState::sweep`] | [`look`] |
 //! | the poller | looks when the work may be complete | [`StreamState::visit`] | [`look`] |
-//! | a drop | caches the memory for the stream, frees it in stream order, or defers it | [`StreamState::free_in_order`] | [`freed`] |
-//! | an allocation | reuses memory that the stream freed | [`FreedMemory::reuse`], [`StreamState::take_freed`] | [`freed`] |
+//! | a drop | caches the memory for the stream, frees it in stream order, or defers it | [`StreamState::free_in_order`] | [`memory`] |
+//! | an allocation | reuses memory that the stream freed | [`FreedMemory::reuse`], [`StreamState::take_freed`] | [`memory`] |
 //!
 //! | a stream is | until |
 //! |---|---|
@@ -35,12 +35,10 @@
 
 mod driver_stream;
 mod foreign;
-mod freed;
-mod lent;
 mod look;
 mod markers;
+mod memory;
 mod opening;
-mod pace;
 mod poll;
 mod submitter;
 
@@ -53,11 +51,10 @@ use std::task::Waker;
 use self::driver_stream::DriverStream;
 pub(crate) use self::driver_stream::Owner;
 use self::foreign::ForeignWaits;
-use self::freed::FreedMemory;
-use self::lent::LentQueue;
-pub(crate) use self::lent::{Callback, Payload};
+use self::look::Pace;
 use self::markers::Markers;
-use self::pace::Pace;
+pub(crate) use self::memory::{Callback, Payload};
+use self::memory::{FreedMemory, LentQueue};
 pub(crate) use self::poll::WaitState;
 use self::submitter::{Announced, Submitter};
 pub(crate) use self::submitter::{Listed, Turn};

@@ -104,7 +104,7 @@ impl GraphCell {
         Arc::new(GraphCell {
             engine: engine.clone(),
             graph: Mutex::default(),
-            used_ns: AtomicU64::new(engine.now()),
+            used_ns: AtomicU64::new(engine.pacing.now()),
             has_place: AtomicBool::new(false),
         })
     }
@@ -121,7 +121,7 @@ impl GraphCell {
         let weak: Weak<dyn Evictable> = Arc::<GraphCell>::downgrade(self);
         // ORDERING: Relaxed, here and below: the lock orders it. In front of the request: the budget forgets those without.
         self.has_place.store(true, Ordering::Relaxed);
-        if !self.engine.graphs.enter(weak, self.engine.now(), in_any_case) {
+        if !self.engine.graphs.enter(weak, self.engine.pacing.now(), in_any_case) {
             self.has_place.store(false, Ordering::Relaxed);
             return None;
         }
@@ -137,7 +137,7 @@ impl GraphCell {
         if !self.has_place.load(Ordering::Relaxed) {
             return None;
         }
-        self.used_ns.store(self.engine.now(), Ordering::Relaxed);
+        self.used_ns.store(self.engine.pacing.now(), Ordering::Relaxed);
         Some(graph)
     }
 

@@ -7,10 +7,9 @@ use gpu_await_protocol::sync::Mutex;
 
 use super::driver_stream::{DriverStream, Origin, Owner};
 use super::foreign::ForeignWaits;
-use super::freed::FreedMemory;
-use super::lent::LentQueue;
+use super::look::Pace;
 use super::markers::Markers;
-use super::pace::Pace;
+use super::memory::{FreedMemory, LentQueue};
 use super::submitter::{Announced, Submitter};
 use super::{StreamHandle, StreamState};
 use crate::backend::{DeviceKind, RawStream, StreamOptions};

@@ -119,13 +119,13 @@ impl StreamState {
     ) -> Poll<Result<()>> {
         let was_entered = wait.key.is_some();
         if was_entered && let Some(woken_at) = self.pace.take_woken() {
-            self.engine.pacing.learn_lag(self.engine.now().saturating_sub(woken_at));
+            self.engine.pacing.learn_lag(self.engine.pacing.now().saturating_sub(woken_at));
         }
         if let Some(outcome) = self.outcome(ticket) {
             self.forget(wait);
             return self.ready(ticket, outcome);
         }
-        let now = self.engine.now();
+        let now = self.engine.pacing.now();
         let stage = wait.stage;
         match stage {
             Stage::Awake(permit) if self.stays_awake(permit, wait, cx, now) => {
@@ -215,7 +215,7 @@ impl StreamState {
         }
         // While it checked, nothing else looked.
         self.trace_seen();
-        self.engine.tracer.polled(self.id(), ticket, self.engine.now());
+        self.engine.tracer.polled(self.id(), ticket, self.engine.pacing.now());
     }
 
     /// Has the task polled again once other tasks had their turn. Other threads run first if this one would keep the core
@@ -231,10 +231,10 @@ impl StreamState {
 
     /// Lets another thread have the core, unless that was costly lately.
     pub(crate) fn yield_thread(&self) {
-        let (checkers, before) = (&self.engine.pacing.checkers, self.engine.now());
+        let (checkers, before) = (&self.engine.pacing.checkers, self.engine.pacing.now());
         if checkers.may_yield(before) {
             std::thread::yield_now();
-            let now = self.engine.now();
+            let now = self.engine.pacing.now();
             checkers.was_away(now.saturating_sub(before), now);
         }
     }

@@ -24,7 +24,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::freed::InOrder;
+use super::memory::InOrder;
 use super::{Payload, Point, StreamState};
 use crate::error::DriverCode;
 use crate::memory::reclaim::retired::Block;
