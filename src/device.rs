@@ -301,7 +301,7 @@ impl Device {
     /// `cuCtxRecordEvent`.
     #[track_caller]
     pub fn done(&self) -> Op<()> {
-        let points = match self.engine().lost() {
+        let points = match self.engine().state.lost() {
             Some(lost) => Err(lost.clone()),
             None => self.home.everything(),
         };

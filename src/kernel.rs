@@ -23,7 +23,6 @@ mod expansion;
 pub(crate) mod image;
 pub(crate) mod integers;
 pub(crate) mod launch_config;
-mod limits;
 mod macros;
 pub(crate) mod module;
 pub(crate) mod occupancy;
@@ -281,7 +280,8 @@ impl<S: Signature> Kernel<S> {
         let shapes = args.collect(&mut list);
         let ArgList { block, footprint, waits } = &mut list;
         footprint.launches(&core.name);
-        let engine = queue.stream().engine();
+        let stream = queue.stream();
+        let engine = stream.engine();
         if !Arc::ptr_eq(&core.engine, engine) && core.engine.state.id != engine.state.id {
             return Err(footprint.poison(wrong_device("the kernel", engine, &core.engine)));
         }
@@ -294,9 +294,7 @@ impl<S: Signature> Kernel<S> {
         let is_simple = config.is_simple();
         let mut checked = self.check(&config, &shapes);
         if !is_simple {
-            checked = checked
-                .and_then(|()| core.allow_shared_mem(config.shared_mem()))
-                .and_then(|()| core.check_resident(&config, queue.stream()));
+            checked = checked.and_then(|()| core.admit(&config, stream));
         }
         checked.map_err(|error| footprint.poison(error))?;
         if *waits {

@@ -7,8 +7,8 @@ use super::Device;
 use crate::backend::host::HostBackend;
 use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::memory::reclaim::pressure::Pressure;
-use crate::runtime::device_state::Overlap;
 use crate::runtime::engine::EngineOptions;
+use crate::runtime::progress::Overlap;
 use crate::thread::{contain, exit};
 use gpu_await_protocol::cadence::Completion;
 

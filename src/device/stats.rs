@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::Device;
 use crate::error::unfinished::Unfinished;
-use crate::runtime::device_state::Overlapping;
+use crate::runtime::progress::Overlapping;
 
 /// What a device is doing; a snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -19,12 +19,13 @@ use std::sync::atomic::AtomicU32;
 
 use bytemuck::Pod;
 
+use super::integers::Len;
 use crate::backend::{ArgBlock, Grid, HostTwin};
 use crate::error::image::ParamLayout;
 use crate::memory::allocation::ALIGNMENT;
 use crate::memory::must_fit;
 use crate::memory::pinned::PinnedFlag;
-use crate::memory::view::{Extent, Readable, Writable};
+use crate::memory::view::{Readable, Writable};
 use crate::submit::Footprint;
 use gpu_await_protocol::hazard::Mode;
 
@@ -49,29 +50,6 @@ pub struct Value<T>(PhantomData<fn() -> T>);
 /// Marker: a word that the host and the running kernel share, a [`PinnedFlag`].
 #[derive(Debug)]
 pub struct Flag(());
-
-/// The length of an array argument, as a precondition sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Len(usize);
-
-impl Len {
-    /// Returns the length of anything that has one.
-    pub fn of(what: &impl Extent) -> Self {
-        Len(what.len())
-    }
-
-    /// The number of elements.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.0
-    }
-
-    /// Whether there are no elements.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0 == 0
-    }
-}
 
 /// Size and alignment of a pointer in a kernel's parameters.
 const ADDRESS: (usize, usize) = (8, 8);
@@ -241,7 +219,7 @@ impl<T: 'static> Param for In<T> {
         unsafe { std::slice::from_raw_parts(start, len) }
     }
     fn describe(shape: &Len, name: &str) -> String {
-        format!("{name}.len() = {}", shape.0)
+        format!("{name}.len() = {}", shape.len())
     }
 }
 impl<'k, T: 'static, B: Readable<T>> Arg<'k, In<T>> for &'k B {
@@ -267,7 +245,7 @@ macro_rules! written_arrays {
                 unsafe { std::slice::from_raw_parts_mut(start, len) }
             }
             fn describe(shape: &Len, name: &str) -> String {
-                format!("{name}.len() = {}", shape.0)
+                format!("{name}.len() = {}", shape.len())
             }
         }
         impl<'k, T: 'static, B: Writable<T>> Arg<'k, $marker<T>> for &'k mut B {

@@ -21,9 +21,9 @@ use super::list::List;
 use super::raw::{Raw, Refusal};
 use crate::backend::{DriverResult, GraphEdge, RawGraph};
 use crate::error::DriverCode;
-use crate::runtime::device_state::{Overlap, OverlapCounters, Overlapping};
 use crate::runtime::graph_budget::{Evictable, Evicted};
 use crate::runtime::partitions::Share;
+use crate::runtime::progress::{Overlap, OverlapCounters, Overlapping};
 use crate::runtime::stream_state::{OfStream, StreamHandle, Turn};
 use crate::runtime::traced_op::TracedWork;
 use crate::runtime::{Engine, Point, UserList};
@@ -113,7 +113,7 @@ impl GraphCell {
         Arc::new(GraphCell {
             engine: engine.clone(),
             graph: Mutex::default(),
-            used_ns: AtomicU64::new(engine.now()),
+            used_ns: AtomicU64::new(engine.pacing.now()),
             has_place: AtomicBool::new(false),
         })
     }
@@ -130,7 +130,7 @@ impl GraphCell {
         let weak: Weak<dyn Evictable> = Arc::<GraphCell>::downgrade(self);
         // ORDERING: Relaxed, here and below: the lock orders it. In front of the request: the budget forgets those without.
         self.has_place.store(true, Ordering::Relaxed);
-        if !self.engine.graphs.enter(weak, self.engine.now(), in_any_case) {
+        if !self.engine.graphs.enter(weak, self.engine.pacing.now(), in_any_case) {
             self.has_place.store(false, Ordering::Relaxed);
             return None;
         }
@@ -146,7 +146,7 @@ impl GraphCell {
         if !self.has_place.load(Ordering::Relaxed) {
             return None;
         }
-        self.used_ns.store(self.engine.now(), Ordering::Relaxed);
+        self.used_ns.store(self.engine.pacing.now(), Ordering::Relaxed);
         Some(graph)
     }
 

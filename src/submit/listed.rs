@@ -17,10 +17,9 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use super::code::KernelLaunch;
-use super::footprint::{Access, Footprint};
+use super::footprint::{Access, Footprint, Name};
 use super::lent::lend;
 use super::list::{Interruption, LaunchEntry, List};
-use super::name::Name;
 use super::outcome::LateOutcomes;
 use super::raw::{Raw, Refusal};
 use super::traced::{Traced, TracedAs};

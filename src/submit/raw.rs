@@ -15,8 +15,8 @@ use crate::error::{DriverCode, Error};
 use crate::event::interprocess::SharedEvent;
 use crate::memory::reclaim::claim::Claim;
 use crate::memory::view::Span;
-use crate::runtime::device_state::{Overlap, Overlapping};
 use crate::runtime::event_pool::EventHandle;
+use crate::runtime::progress::{Overlap, Overlapping};
 use crate::runtime::stream_state::{StreamState, Turn};
 use crate::runtime::traced_op::{Note, TracedWork};
 use crate::thread::role;
@@ -61,7 +61,7 @@ impl<'a> Raw<'a> {
     #[inline(always)]
     pub(super) fn noting(turn: &Turn<'a, '_>, note: Option<&'a Cell<Note>>) -> Self {
         let stream = turn.stream;
-        Raw { stream, backend: &*stream.engine().backend, raw: stream.driver.raw(), note }
+        Raw { stream, backend: &*stream.engine().backend, raw: stream.driver.raw, note }
     }
 }
 

@@ -85,7 +85,7 @@ impl Traced {
         at: &'static Location<'static>,
         span: Option<u64>,
     ) -> Self {
-        let (note, submitted_ns) = (Cell::default(), stream.engine().now());
+        let (note, submitted_ns) = (Cell::default(), stream.engine().pacing.now());
         let event = || stream.engine().timed_event_now();
         let is_timed = !stream.engine().options.stepped;
         let events = is_timed.then(|| event().zip(event())).flatten();

@@ -7,10 +7,9 @@ use gpu_await_protocol::sync::Mutex;
 
 use super::driver_stream::{DriverStream, Origin, Owner};
 use super::foreign::ForeignWaits;
-use super::freed::FreedMemory;
-use super::lent::LentQueue;
+use super::look::Pace;
 use super::markers::Markers;
-use super::pace::Pace;
+use super::memory::{FreedMemory, LentQueue};
 use super::submitter::{Announced, Submitter};
 use super::{StreamHandle, StreamState};
 use crate::backend::{DeviceKind, RawStream, StreamOptions};
@@ -159,7 +158,7 @@ impl StreamState {
 impl StreamState {
     /// Whether work is put on it that is in no share.
     pub(crate) fn is_outside(&self) -> bool {
-        let is_ours = self.driver.raw().0 == self.engine.shares.private.0;
+        let is_ours = self.driver.raw.0 == self.engine.shares.private.0;
         let is_confined = self.driver.partition().is_some() || self.driver.is_confined_by_others();
         !is_confined && !self.is_deserted() && !is_ours
     }
