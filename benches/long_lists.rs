@@ -10,6 +10,7 @@
 //! | `long_lists.N.WAY.raw_ratio` | by the bare driver's |
 //! | `long_lists.N.WAY.host_us` | how long the call takes that submits such a request (the bare driver's: the nodes and the launch), median |
 //! | `long_lists.200.64_at_a_time.requests_per_s` | changed, of 64 tasks on as many workers as there are cores, each with a stream; the bare driver's: of 64 threads |
+//! | `long_lists.200.64_at_a_time.unchanged.requests_per_s` | ours, without changes: a request without the calls that set nodes |
 
 #[path = "measure.rs"]
 mod measure;
@@ -150,15 +151,21 @@ fn alone(device: &Device, churn: &churn, kernels: usize) -> Result<()> {
     Ok(())
 }
 
-fn together(device: &Device, churn: &churn, kernels: usize) -> Result<()> {
+/// Requests a second.
+fn replayed_together(
+    device: &Device,
+    churn: &churn,
+    steps: &Arc<Vec<u32>>,
+    changes: bool,
+) -> Result<f64> {
     let runtime = measure::workers(measure::cores());
-    let (steps, tally) = (Arc::new(steps(kernels)), Arc::new(Tally::new(AT_A_TIME)));
+    let tally = Arc::new(Tally::new(AT_A_TIME));
     let requests: Result<Vec<_>> = (0..AT_A_TIME).map(|_| Request::new(device, churn)).collect();
     let task = |(who, mut request): (usize, Request)| {
-        let (steps, tally) = (Arc::clone(&steps), Arc::clone(&tally));
+        let (steps, tally) = (Arc::clone(steps), Arc::clone(&tally));
         runtime.spawn(async move {
             for round in 0.. {
-                request.replay(&steps, more(round, true)).await.expect("completes");
+                request.replay(&steps, more(round, changes)).await.expect("completes");
                 if !tally.add(who) {
                     break;
                 }
@@ -170,8 +177,17 @@ fn together(device: &Device, churn: &churn, kernels: usize) -> Result<()> {
     for task in tasks {
         runtime.block_on(task).expect("no panic");
     }
+    Ok(rate.per_second)
+}
+
+fn together(device: &Device, churn: &churn, kernels: usize) -> Result<()> {
+    let steps = Arc::new(steps(kernels));
+    let [changed, unchanged] =
+        [true, false].map(|changes| replayed_together(device, churn, &steps, changes));
+    let (changed, unchanged) = (changed?, unchanged?);
     let name = format!("long_lists.{kernels}.{AT_A_TIME}_at_a_time");
-    print(&format!("{name}.requests_per_s"), rate.per_second, "count");
+    print(&format!("{name}.requests_per_s"), changed, "count");
+    print(&format!("{name}.unchanged.requests_per_s"), unchanged, "count");
     if !measure::on_cuda() {
         return Ok(());
     }
@@ -195,7 +211,7 @@ fn together(device: &Device, churn: &churn, kernels: usize) -> Result<()> {
         tally.measure(window(Duration::from_secs(2)))
     });
     print(&format!("{name}.raw.requests_per_s"), raw.per_second, "count");
-    print(&format!("{name}.raw_ratio"), rate.per_second / raw.per_second, "ratio");
+    print(&format!("{name}.raw_ratio"), changed / raw.per_second, "ratio");
     Ok(())
 }
 

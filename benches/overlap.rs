@@ -1,6 +1,6 @@
 //! What is gained where a kernel starts while the one in front of it still ends, and who pays?
 //!
-//! Compared in one process, in turn: two devices on one GPU, the first of which has [programmatic edges](gpu_await::DeviceBuilder::programmatic_edges),
+//! Compared in one process, in turn: two devices on one GPU, the first of which has [programmatic edges](gpu_await::Overlap::LaunchesAndEdges),
 //! the second full ones alone.
 //!
 //! | line | is |
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use gpu_await::{Device, DeviceBuffer, Queue, Region, Result, Stream, kernels, testing};
+use gpu_await::{Device, DeviceBuffer, Overlap, Queue, Region, Result, Stream, kernels, testing};
 use gpu_await_algorithms::{Algorithms, transform};
 use measure::{Sorted, print, rounds, us, window};
 use raw::{Place, WaitingChain};
@@ -65,7 +65,8 @@ fn main() {
 
 /// A device on the same GPU.
 fn device(overlaps: bool) -> Device {
-    let builder = testing::builder().programmatic_edges(overlaps).full_edges(!overlaps);
+    let builder =
+        testing::builder().overlap(if overlaps { Overlap::LaunchesAndEdges } else { Overlap::Off });
     if measure::on_cuda() { builder.cuda(0).expect("the GPU") } else { builder.host() }
 }
 

@@ -264,9 +264,9 @@ pub enum ErrorDetail {
         .declared.len(), .compiled.len(), image::difference(.declared, .compiled)
     )]
     WrongParameters { kernel: String, declared: Vec<ParamLayout>, compiled: Vec<ParamLayout> },
-    /// A kernel is declared [`programmatic`](crate::kernel!), and does not wait first.
-    #[error("kernel `{kernel}` is declared programmatic, but {reason}")]
-    NotProgrammatic { kernel: String, reason: NotProgrammatic },
+    /// A kernel is declared [`programmatic`](crate::kernel!), by the type `declaration`, and its code, `kernel`, does not wait first.
+    #[error("`{declaration}` declares kernel `{kernel}` programmatic, but {reason}")]
+    NotProgrammatic { declaration: String, kernel: String, reason: NotProgrammatic },
     /// The kernel has no implementation for this kind of device.
     #[error("kernel `{kernel}` has no code for a {device} device: {}", missing_clause(.device))]
     NoImplementation { kernel: String, device: &'static str },
@@ -855,6 +855,9 @@ impl DriverCode {
     /// `CUDA_ERROR_NOT_PERMITTED`: returned by every call inside a host function.
     pub(crate) const NOT_PERMITTED: i32 = 800;
     pub(crate) const NOT_SUPPORTED: i32 = 801;
+    const INVALID_VALUE: i32 = 1;
+    const NOT_FOUND: i32 = 500;
+    pub(crate) const OUT_OF_MEMORY: i32 = 2;
 
     /// `CUDA_ERROR_INVALID_HANDLE`.
     pub(crate) const INVALID_HANDLE: i32 = 400;
@@ -879,6 +882,14 @@ impl DriverCode {
         matches!(
             self.code,
             4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810 | 911
+        )
+    }
+
+    /// Whether this code says that the driver does not know what it is asked for, and never will: a second try may ask for less.
+    pub(crate) fn is_not_known_here(self) -> bool {
+        matches!(
+            self.code,
+            DriverCode::INVALID_VALUE | DriverCode::NOT_FOUND | DriverCode::NOT_SUPPORTED
         )
     }
 

@@ -148,7 +148,7 @@ impl Stream {
     /// ```
     #[must_use]
     pub unsafe fn lend_raw(&self) -> StreamLoan {
-        self.state().driver.sharing().begin();
+        self.state().driver.sharing.begin();
         StreamLoan { stream: self.clone() }
     }
 
@@ -169,8 +169,8 @@ impl Stream {
     /// may be such a launch too.
     #[must_use]
     pub unsafe fn as_raw(&self) -> u64 {
-        self.state().driver.sharing().for_good();
-        self.state().driver.raw().0
+        self.state().driver.sharing.for_good();
+        self.state().driver.raw.0
     }
 }
 
@@ -185,13 +185,13 @@ impl StreamLoan {
     /// Returns the handle, a `CUstream` as a number.
     #[must_use]
     pub fn handle(&self) -> u64 {
-        self.stream.state().driver.raw().0
+        self.stream.state().driver.raw.0
     }
 }
 
 impl Drop for StreamLoan {
     fn drop(&mut self) {
-        self.stream.state().driver.sharing().end();
+        self.stream.state().driver.sharing.end();
     }
 }
 

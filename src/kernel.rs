@@ -23,7 +23,6 @@ mod expansion;
 pub(crate) mod image;
 pub(crate) mod integers;
 pub(crate) mod launch_config;
-mod limits;
 mod macros;
 pub(crate) mod module;
 pub(crate) mod occupancy;
@@ -46,7 +45,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::backend::{Function, HostTwin, KernelAttributes, LaunchShape};
 use crate::batch::queue::Queue;
 use crate::device::Device;
-use crate::error::{ErrorDetail, Result};
+use crate::error::{Error, ErrorDetail, Result};
 use crate::op::Op;
 use crate::runtime::Engine;
 use crate::stream::Stream;
@@ -226,6 +225,7 @@ impl<S: Signature> Kernel<S> {
         &self.core.name
     }
 
+    #[inline(always)]
     fn check(&self, config: &LaunchConfig, shapes: &S::Shapes) -> Result<()> {
         self.core.check_limits(config)?;
         if self.requirements.is_empty() {
@@ -233,22 +233,39 @@ impl<S: Signature> Kernel<S> {
         }
         // What is evaluated last, if that panics.
         let last = Cell::new("");
-        let failed = contain::catch(|| {
+        let failed = contain::hold(|| {
             self.requirements.iter().find(|requirement| {
                 last.set(requirement.text);
                 !(requirement.holds)(config, shapes)
             })
         });
-        let kernel = || self.name().to_owned();
-        let detail = match failed {
-            Ok(None) => return Ok(()),
-            Ok(Some(Requirement { text, .. })) => {
-                let values = S::describe(shapes, self.names);
-                ErrorDetail::Precondition { kernel: kernel(), requirement: text, values }
+        match failed {
+            Ok(None) => Ok(()),
+            failed => Err(self.unmet(shapes, failed, last.get())),
+        }
+    }
+
+    /// The error of a requirement that does not hold, or of `what`, which panicked.
+    #[cold]
+    #[inline(never)]
+    fn unmet(
+        &self,
+        shapes: &S::Shapes,
+        failed: std::thread::Result<Option<&Requirement<S>>>,
+        what: &'static str,
+    ) -> Error {
+        let kernel = self.name().to_owned();
+        match failed {
+            Err(payload) => {
+                let message = contain::message_of(payload);
+                ErrorDetail::Evaluation { kernel, what, message }.into()
             }
-            Err(message) => ErrorDetail::Evaluation { kernel: kernel(), what: last.get(), message },
-        };
-        Err(detail.into())
+            Ok(failed) => {
+                let requirement = failed.map_or(what, |Requirement { text, .. }| text);
+                let values = S::describe(shapes, self.names);
+                ErrorDetail::Precondition { kernel, requirement, values }.into()
+            }
+        }
     }
 
     /// Puts a launch on the queue's stream, unless its grid is empty.
@@ -263,8 +280,9 @@ impl<S: Signature> Kernel<S> {
         let shapes = args.collect(&mut list);
         let ArgList { block, footprint, waits } = &mut list;
         footprint.launches(&core.name);
-        let engine = queue.stream().engine();
-        if core.engine.state.id != engine.state.id {
+        let stream = queue.stream();
+        let engine = stream.engine();
+        if !Arc::ptr_eq(&core.engine, engine) && core.engine.state.id != engine.state.id {
             return Err(footprint.poison(wrong_device("the kernel", engine, &core.engine)));
         }
         let config = match config {
@@ -272,10 +290,13 @@ impl<S: Signature> Kernel<S> {
             Ok(config) => config,
             Err(why) => return Err(footprint.poison(why.of(&core.name))),
         };
-        self.check(&config, &shapes)
-            .and_then(|()| core.allow_shared_mem(config.shared_mem()))
-            .and_then(|()| core.check_resident(&config, queue.stream()))
-            .map_err(|error| footprint.poison(error))?;
+        // Not again behind the check, which calls foreign code.
+        let is_simple = config.is_simple();
+        let mut checked = self.check(&config, &shapes);
+        if !is_simple {
+            checked = checked.and_then(|()| core.admit(&config, stream));
+        }
+        checked.map_err(|error| footprint.poison(error))?;
         if *waits {
             footprint.may_be_held_up = true;
         }

@@ -221,17 +221,15 @@ pub use interop::dlpack::export::DlpackConsumer;
 pub use interop::dlpack::tensor::DlpackTensor;
 pub use interop::memory::MemoryLoan;
 pub use kernel::image::Image;
-pub use kernel::integers::Integer;
+pub use kernel::integers::{Integer, Len, TableShape};
 pub use kernel::launch_config::{Dim3, LaunchConfig};
 pub use kernel::module::Module;
 pub use kernel::occupancy::Occupancy;
 pub use kernel::rows::{In2, InOut2, Out2, Slice2, SliceMut2};
-pub use kernel::signature::{
-    Arg, Args, Flag, In, InOut, Len, Out, Param, Signature, TwinFn, Value,
-};
+pub use kernel::signature::{Arg, Args, Flag, In, InOut, Out, Param, Signature, TwinFn, Value};
 pub use kernel::source::CudaSource;
 pub use kernel::table::{
-    BlockSlices, BlockSlicesMut, BlockTable, BlockTableMut, InOutTable, InTable, TableShape,
+    BlockSlices, BlockSlicesMut, BlockTable, BlockTableMut, InOutTable, InTable,
 };
 pub use kernel::{Kernel, LaunchOn};
 pub use memory::buffer::DeviceBuffer;
@@ -250,6 +248,7 @@ pub use memory::{Element, MemoryInfo, Number};
 pub use op::join::join_all;
 pub use op::value::DeviceSide;
 pub use op::{Op, Ticket};
+pub use runtime::progress::Overlap;
 pub use runtime::traced_op::TracedWork;
 pub use serve::batcher::builder::BatcherBuilder;
 pub use serve::batcher::running::{Batch, BatchTask};

@@ -130,7 +130,7 @@ impl MemoryInfo {
             let waiting = [queue.waiting() as u64, queue.waiting_bytes()];
             (account.figures(), account.room(None), waiting, queue.waiting_since())
         };
-        let waiting_ns = since.map_or(0, |since| engine.now().saturating_sub(since));
+        let waiting_ns = since.map_or(0, |since| engine.pacing.now().saturating_sub(since));
         Ok(MemoryInfo {
             free_bytes: reach.free_bytes(&figures, room),
             total_bytes: reach.total,

@@ -9,14 +9,13 @@
 //! | [`exit`] | stops the pollers at the end of the process |
 //! | [`event_pool`], [`words`], [`doorbell`] | events and markers, and the other ways to learn of a completion |
 //! | [`registry`], [`loans`] | the streams of a device; its loans to other libraries |
-//! | [`clock`], [`deadlines`] | a device's time, and the moments of it that tasks wait for |
+//! | [`clock`] | a device's time, the moments of it that tasks wait for, and when its poller looks |
 //! | [`coop`] | how a task yields |
 //! | [`partitions`] | shares of a device's multiprocessors |
-//! | [`progress`], [`device_state`] | the parts that outlive streams and devices |
+//! | [`progress`] | the parts that outlive streams and devices |
 //! | [`graph_budget`], [`graph_memory`] | the number of compiled graphs; memory that graphs can release |
 //! | [`tracer`], [`traced_op`], [`device_clock`] | the log of operations, its entries, and device times on the host's clock |
-//! | [`counted`], [`weak_list`] | a list whose length needs no lock; a list of weak references |
-//! | [`late_work`] | work that can fail when it runs |
+//! | [`weak_list`] | a list of weak references |
 //!
 //! Freed memory is in [`reclaim`](crate::memory::reclaim), the thread that drops users' values in [`reaper`](crate::thread::reaper).
 //!
@@ -27,15 +26,12 @@
 pub(crate) mod attention;
 pub(crate) mod clock;
 pub(crate) mod coop;
-pub(crate) mod counted;
-pub(crate) mod device_state;
 pub(crate) mod doorbell;
 pub(crate) mod engine;
 pub(crate) mod event_pool;
 pub(crate) mod exit;
 pub(crate) mod graph_budget;
 pub(crate) mod graph_memory;
-pub(crate) mod late_work;
 pub(crate) mod loans;
 pub(crate) mod partitions;
 pub(crate) mod poller;

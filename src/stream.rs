@@ -157,7 +157,7 @@ impl Stream {
     /// The loss of the device.
     #[track_caller]
     pub fn done(&self) -> Op<()> {
-        if let Some(lost) = self.engine().lost() {
+        if let Some(lost) = self.engine().state.lost() {
             return Op::failed(lost.clone().called_at(Location::caller()));
         }
         Op::pending(&self.state, self.state.tail(), HostValue::here(()))
@@ -327,7 +327,7 @@ impl Stream {
             return Op::pending(&self.state, submitted - max, HostValue::here(())).await;
         }
         coop::proceed().await;
-        self.engine().lost().map_or(Ok(()), |lost| Err(lost.clone()))
+        self.engine().state.lost().map_or(Ok(()), |lost| Err(lost.clone()))
     }
 
     // ---- identity -------------------------------------------------------------------------

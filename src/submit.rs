@@ -21,6 +21,11 @@
 //! 2. Memory that the device may touch is in the footprint, so that it outlives the ticket.
 //! 3. Handles of another device are refused before the first driver call, except where they are documented to work
 //!    (`handles_of_another_device_are_refused`).
+//!
+//! [`submit_as`] is the frame. What it asks of the [`Footprint`] follows in the order in which it asks: before the operation's turn, in the
+//! turn, and after a failure.
+//!
+//! More than 500 lines: one submission.
 
 mod captured;
 mod code;
@@ -35,7 +40,6 @@ mod lent;
 mod list;
 mod listed;
 mod memory_kernels;
-mod name;
 mod open_uses;
 mod outcome;
 mod range_map;
@@ -49,19 +53,22 @@ use std::sync::Arc;
 
 pub(crate) use self::captured::{Recorder, capture};
 pub(crate) use self::code::{KernelCode, KernelLaunch};
+use self::devices::check_device;
 pub(crate) use self::devices::{check_can_wait, check_is_there, of_dependency, wrong_device};
 pub(crate) use self::edges::EdgeKind;
 pub use self::enqueue::{Append, Uses, refuse};
 pub(crate) use self::event_node::EventNode;
 pub use self::footprint::Footprint;
+pub(crate) use self::footprint::Name;
+use self::footprint::{Access, Edges, LoanPhase, Makes};
 pub(crate) use self::graph::{CompiledGraph, GraphCell, Kept};
 pub use self::kernel_chain::{KernelChain, is_captured, partition_of};
 pub(crate) use self::lent::SubmitError;
+use self::lent::{LentValue, LentValues};
 pub(crate) use self::list::{LaunchEntry, List, ListShape};
 pub(crate) use self::listed::{record, submit_in_front, submit_listed};
 pub(crate) use self::memory_kernels::MemoryKernels;
 pub(crate) use self::memory_kernels::pieces::{FEW, PieceWords};
-pub(crate) use self::name::Name;
 pub(crate) use self::open_uses::OpenUses;
 pub use self::outcome::WorkOutcome;
 pub(crate) use self::outcome::{Dependencies, LateOutcomes};
@@ -71,8 +78,15 @@ pub(crate) use self::summary::Summary;
 use self::traced::{Traced, TracedAs};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::memory::MemoryInfo;
+use crate::memory::allocation::{AllocationHazards, BlockSet, Poison};
+use crate::memory::view::Tracking;
+use crate::runtime::event_pool::EventHandle;
 use crate::runtime::stream_state::StreamState;
+use crate::runtime::{Engine, MarkedPoint, Point, Progress};
 use crate::thread::role;
+use gpu_await_protocol::block_hazards::Blocks;
+use gpu_await_protocol::hazard::{Content, Mode};
+use gpu_await_protocol::point::Track;
 
 /// The driver calls of an operation; they are made once. One type for all but launches, so that a program compiles submission
 /// once and not for each operation that it contains.
@@ -153,9 +167,8 @@ fn submit_as<const IS_LAUNCH: bool, T: TracedAs>(
                 }
             })?;
         }
-        for access in footprint.entered() {
-            access.enter(turn.stream.progress(), ticket);
-        }
+        let progress = turn.stream.progress();
+        footprint.entered().for_each(|access| access.enter(progress, ticket));
         let raw = Raw::noting(turn, traced.note());
         traced.starts(&raw);
         let result = calls(&raw);
@@ -197,6 +210,8 @@ fn submit_as<const IS_LAUNCH: bool, T: TracedAs>(
     outcome.map_err(|error| SubmitError { error, lent: footprint.lent().len() < before })
 }
 
+// ---- before its turn ------------------------------------------------------------------------
+
 /// The checks that [`submit`] makes before its first driver call, for an operation that makes none.
 #[cold]
 pub(crate) fn submit_nothing(
@@ -234,6 +249,312 @@ fn put_list(stream: &Arc<StreamState>, footprint: &Footprint<'_>, at: &'static L
             turn.put_list();
         }
     });
+}
+
+impl<'a> Footprint<'a> {
+    /// Whether an operation takes nothing but its own calls: all that it touches is memory of the stream's device that waits for nothing
+    /// and is the stream's alone. Then [`prepare`](Self::prepare) has nothing to look for.
+    #[inline]
+    pub(crate) fn is_plain(&self, stream: &StreamState) -> bool {
+        let (engine, id) = (stream.engine(), stream.id());
+        let is_plain = |Access { memory, tracking, .. }: &Access<'_>| {
+            Arc::ptr_eq(memory.engine(), engine)
+                && (!matches!(tracking, Tracking::Tracked) || memory.is_only_used_by(id))
+        };
+        matches!(self.loan, LoanPhase::Neither)
+            && !self.is_lent()
+            && self.after().is_empty()
+            && self.accesses.iter().all(is_plain)
+    }
+
+    /// Everything before an operation takes its ticket: the checks, and the points of other streams that it must wait for.
+    #[inline]
+    fn prepare(&mut self, stream: &Arc<StreamState>, is_plain: bool) -> Result<()> {
+        let engine = stream.engine();
+        if is_plain {
+            self.validate_place(engine)?;
+            return stream.check_moves();
+        }
+        self.validate(engine)?;
+        self.find_edges(stream)
+    }
+
+    /// Rejects a thread that must not submit, and a device that is lost or closed.
+    #[inline]
+    fn validate_place(&self, engine: &Engine) -> Result<()> {
+        role::check("submitting work")?;
+        match engine.state.lost() {
+            Some(lost) => Err(lost.clone()),
+            None if self.ends_loan() || !engine.ending.is_closed() => Ok(()),
+            None => Err(engine.closed()),
+        }
+    }
+
+    /// Rejects arguments that are invalid on every device, whatever the contents.
+    #[inline]
+    pub(crate) fn validate(&self, engine: &Engine) -> Result<()> {
+        self.validate_place(engine)?;
+        for Access { memory, .. } in &self.accesses {
+            let theirs = memory.engine();
+            if theirs.state.id != engine.state.id {
+                check_device("a buffer", engine, theirs, self.peers)?;
+                check_is_there(engine, theirs)?;
+            }
+        }
+        self.check_lent(engine)?;
+        for edge in self.after() {
+            check_can_wait(engine, edge.point.stream.device())?;
+        }
+        Ok(())
+    }
+
+    /// Rejects lent values of another device.
+    fn check_lent(&self, engine: &Engine) -> Result<()> {
+        self.lent().iter().try_for_each(|value| value.check(engine))
+    }
+
+    /// Enters reads of other devices' frozen memory: its drop asks its own device's streams alone.
+    fn enter_frozen_peers(&mut self, engine: &Engine) {
+        let frozen = |access: &&mut Access<'_>| access.tracking == Tracking::Frozen;
+        for access in self.accesses.iter_mut().filter(frozen) {
+            if access.memory.engine().state.id != engine.state.id {
+                access.tracking = Tracking::Tracked;
+            }
+        }
+    }
+
+    /// Finds the points of other streams that this operation must wait for, each with its event, and leaves
+    /// them in `after`; an error if it would read invalid data.
+    #[inline]
+    fn find_edges(&mut self, stream: &Arc<StreamState>) -> Result<()> {
+        if self.ends_loan() {
+            // Its beginning waited. A failure from here on reaches it through what it reads.
+            if let Some(error) = self.failed_content() {
+                self.extras().failed_input = Some(error);
+            }
+            return Ok(());
+        }
+        stream.check_moves()?;
+        let id = stream.id();
+        let waits_for_nothing = self.after().is_empty()
+            && self.tracked().all(|access| access.memory.is_only_used_by(id));
+        if waits_for_nothing { Ok(()) } else { self.edges(stream) }
+    }
+
+    fn edges(&mut self, stream: &Arc<StreamState>) -> Result<()> {
+        let mut edges = match &mut self.extras {
+            Some(extras) => std::mem::take(&mut extras.after),
+            None => Edges::new(),
+        };
+        let (engine, id) = (stream.engine(), stream.id());
+        edges.retain(|edge| edge.point.stream.id() != id);
+        for access in self.tracked() {
+            let add = |used: &Point| match edges
+                .iter_mut()
+                .find(|edge| edge.point.stream.id() == used.stream.id())
+            {
+                Some(edge) if edge.point.ticket >= used.ticket => {}
+                Some(edge) => {
+                    edge.point.ticket = used.ticket;
+                    edge.marker = None;
+                }
+                // The stream's reference count is shared: it is left alone where nothing is waited for.
+                None if used.is_complete() => {}
+                None => edges.push(used.clone().into()),
+            };
+            access.memory.with_hazards(|hazards| {
+                self.check_content(access, hazards)?;
+                hazards.dependencies(&access.order(), access.mode, id, add);
+                Ok::<_, Error>(())
+            })?;
+        }
+        edges.retain(|edge| !edge.point.is_complete());
+        if edges.is_empty() {
+            return Ok(());
+        }
+        if self.tracked().next().is_some() {
+            engine.registry.set_exact();
+        }
+        // Ours, for a look only, and never together with the other stream's lock below.
+        stream.with(|turn| {
+            edges.retain(|edge| turn.waited_for(edge.point.stream.id()) < edge.point.ticket);
+        });
+        for edge in &mut edges {
+            let Point { stream: on, ticket } = &edge.point;
+            let pending = on.pending_for(&engine.state, *ticket)?;
+            let Some(other) = pending else { continue };
+            if other.engine().state.id != engine.state.id {
+                other.engine().registry.set_exact();
+            }
+            if edge.marker.is_none() {
+                let marker = other.event_behind(*ticket);
+                // This may be the first call to see the other device's loss.
+                edge.marker = marker.map_err(|error| of_dependency(engine, error))?;
+            }
+        }
+        edges.retain(|edge| !edge.point.is_complete());
+        if !edges.is_empty() {
+            self.extras().after = edges;
+        }
+        // Getting an event behind a list puts the list on its stream, where the driver may refuse it: its outputs are then
+        // poisoned.
+        self.check_contents()
+    }
+
+    /// Whether work that can still fail may have written what it reads.
+    #[inline]
+    fn may_be_late(&self) -> bool {
+        self.entered().any(Access::may_be_late)
+    }
+
+    /// Whether an access finds contents that it can use.
+    fn check_content(&self, access: &Access<'_>, hazards: &AllocationHazards) -> Result<()> {
+        // The contents that a loan reads were checked when it began; its end must succeed whatever happened to them since.
+        if matches!(access.mode, Mode::Overwrite) || self.ends_loan() {
+            return Ok(());
+        }
+        hazards.check(&access.part(), || self.name.to_arc())
+    }
+
+    /// Whether all that would be read is worth reading.
+    pub(crate) fn check_contents(&self) -> Result<()> {
+        self.tracked().try_for_each(|access| {
+            access.memory.with_hazards(|hazards| self.check_content(access, hazards))
+        })
+    }
+
+    /// The failure of its inputs, if there was one.
+    fn failed_content(&self) -> Option<Error> {
+        let mut reads = self.tracked().filter(|access| access.mode != Mode::Overwrite);
+        reads.find_map(|access| {
+            access.memory.with_hazards(|hazards| match hazards.unreadable(&access.part()) {
+                Some((_, Content::Poisoned { by, .. })) => Some(by.upstream(self.name.to_arc())),
+                _ => None,
+            })
+        })
+    }
+
+    /// The failure of an input that a submitted end of a loan found.
+    fn take_failed_input(&mut self) -> Option<Error> {
+        self.extras.as_mut()?.failed_input.take()
+    }
+}
+
+// ---- in its turn -----------------------------------------------------------------------------
+
+impl<'a> Footprint<'a> {
+    /// The uses that are entered.
+    #[inline]
+    fn tracked(&self) -> impl Iterator<Item = &Access<'a>> {
+        self.accesses.iter().filter(|access| matches!(access.tracking, Tracking::Tracked))
+    }
+
+    /// The accesses that later uses of the memory are ordered with.
+    #[inline]
+    fn entered(&self) -> impl Iterator<Item = &Access<'a>> {
+        self.tracked().filter(|_| !matches!(self.loan, LoanPhase::Begins))
+    }
+
+    /// Whether it is lent anything.
+    #[inline]
+    pub(crate) fn is_lent(&self) -> bool {
+        !self.lent().is_empty()
+    }
+
+    /// The values lent to it.
+    #[inline]
+    fn lent(&self) -> &[LentValue] {
+        self.extras.as_ref().map_or(&[], |extras| &extras.lent)
+    }
+
+    /// Takes the values lent to it.
+    fn take_lent(&mut self) -> LentValues {
+        self.extras.as_mut().map(|extras| std::mem::take(&mut extras.lent)).unwrap_or_default()
+    }
+
+    /// The points of other streams that it waits for.
+    #[inline]
+    fn after(&self) -> &[MarkedPoint] {
+        self.extras.as_ref().map_or(&[], |extras| &extras.after)
+    }
+
+    /// Takes the event that is recorded behind it.
+    #[inline]
+    fn take_record(&mut self) -> Option<EventHandle> {
+        self.extras.as_mut()?.record.take()
+    }
+
+    fn ends_loan(&self) -> bool {
+        matches!(self.loan, LoanPhase::Ends)
+    }
+
+    #[inline]
+    fn makes_buffer(&self) -> bool {
+        !matches!(self.makes, Makes::Nothing)
+    }
+}
+
+impl Access<'_> {
+    /// Enters the use by `ticket` of `stream`.
+    #[inline(always)]
+    fn enter(&self, stream: &Arc<Progress>, ticket: u64) {
+        match self.named {
+            Some(BlockSet(blocks)) if !self.is_open => {
+                self.memory.enter_blocks(blocks, self.mode, (stream, ticket));
+            }
+            _ => self.memory.enter(&self.range, self.mode, stream, ticket),
+        }
+    }
+
+    /// Whether work that can still fail may have written what it reads.
+    #[inline]
+    fn may_be_late(&self) -> bool {
+        !matches!(self.mode, Mode::Overwrite) && self.memory.late().is_used()
+    }
+
+    /// What it is ordered by.
+    #[inline]
+    fn order(&self) -> Blocks<'_> {
+        if self.is_open { Blocks::Range(&self.range) } else { self.part() }
+    }
+
+    /// What it touches of the memory.
+    #[inline]
+    pub(crate) fn part(&self) -> Blocks<'_> {
+        match self.named {
+            None => Blocks::Range(&self.range),
+            Some(BlockSet(blocks)) => Blocks::Named(blocks),
+        }
+    }
+}
+
+// ---- after a failure ----------------------------------------------------------------------------
+
+impl Footprint<'_> {
+    /// Poisons the outputs of an operation that was not entered, and returns the error.
+    pub fn poison(&self, error: Error) -> Error {
+        self.poison_all(error, |mode| mode == Mode::ReadWrite)
+    }
+
+    /// [`poison`](Self::poison) of an operation that was entered: a part of it may have run, on inputs that fail later.
+    pub(crate) fn poison_entered(&self, error: Error) -> Error {
+        self.poison_all(error, |_| false)
+    }
+
+    fn poison_all(&self, error: Error, leaves_data: impl Fn(Mode) -> bool) -> Error {
+        let mut poison = None;
+        for access in self.tracked().filter(|access| access.mode.writes()) {
+            let poison = poison.get_or_insert_with(|| Poison::of(&error, || self.name.to_arc()));
+            access.memory.poison(&access.part(), leaves_data(access.mode), poison);
+        }
+        error
+    }
+
+    /// Leaks the memory and the lent values: it is unknown when the device stops using them.
+    fn leak(&mut self) {
+        self.accesses.iter().for_each(|access| access.memory.never_free());
+        std::mem::forget(self.take_lent());
+    }
 }
 
 /// Waits until the operation is complete, and names it if it failed.

@@ -408,13 +408,6 @@ impl DeviceBuilder {
         self
     }
 
-    /// Has no kernel on a stream start while the launch in front of it still ends: what the [overlap](crate::Overlaps) is compared with. It counts then
-    /// as refused.
-    pub fn full_edges(mut self, full: bool) -> Self {
-        self.full_edges = full;
-        self
-    }
-
     /// Sets how many elements a launch of a selection or of
     /// `run_length_encode` (of `gpu-await-algorithms`) takes at most, in whole tiles and at least one;
     /// by default about 2^30. An array of a few million elements is then cut like one of many gigabytes. On

@@ -122,13 +122,13 @@ impl DeviceTimeline {
         let engine = &self.engine;
         for stream in engine.registry.streams() {
             stream.sweep();
-            engine.tracer.seen(stream.id(), stream.completed(), engine.now());
+            engine.tracer.seen(stream.id(), stream.completed(), engine.pacing.now());
         }
         if engine.check_health().is_ok() && !engine.options.stepped {
-            engine.tracer.look(&**engine, || engine.now());
+            engine.tracer.look(&**engine, || engine.pacing.now());
             engine.resolve_traced();
         }
-        let taken = (Duration::from_nanos(engine.now()), SystemTime::now());
+        let taken = (Duration::from_nanos(engine.pacing.now()), SystemTime::now());
         let log = engine.tracer.snapshot();
         Ok(Trace::of(engine.label(), taken, log))
     }

@@ -23,6 +23,7 @@
 //! | `memory` | which pool memory comes from, and what is held of it under a limit |
 //! | `unwritten` | whether memory that is used again shows what was there |
 //! | `overlap` | which launches and nodes may start while the one in front of them still ends |
+//! | `edges` | which edges of graphs are programmatic, what a driver that refuses them leaves, and what the switch holds back |
 //! | `partitions` | what is split, where work of a partition runs, and what goes when |
 //! | `pieces` | what copies of many pieces call, and each of these calls failing |
 //! | `peers` | copies between GPUs, and handles of another one |
@@ -59,6 +60,8 @@ mod counts;
 mod cudarc_types;
 #[path = "driver_calls/drops.rs"]
 mod drops;
+#[path = "driver_calls/edges.rs"]
+mod edges;
 #[path = "driver_calls/elementwise.rs"]
 mod elementwise;
 #[path = "driver_calls/errors.rs"]

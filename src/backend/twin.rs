@@ -108,7 +108,7 @@ impl ArgBlock {
     }
 
     /// Adds an address of `memory_bytes` bytes.
-    #[inline]
+    #[inline(always)]
     pub fn push_memory(&mut self, address: u64, memory_bytes: u64) {
         let word = self.words.len() as u32;
         self.words.push(address);
@@ -172,11 +172,12 @@ impl Arguments<'_> {
 
     /// Pointers to the values, in order, as `cuLaunchKernel` wants them; valid while the words are
     /// neither changed nor moved.
+    #[inline]
     pub(crate) fn pointers(&self) -> ArgPointers {
         let mut pointers = [std::ptr::null_mut(); MOST_ARGS];
-        for (index, slot) in self.slots.iter().enumerate() {
+        for (pointer, slot) in pointers[..self.slots.len()].iter_mut().zip(self.slots) {
             let word: *const u64 = &self.words[slot.word()];
-            pointers[index] = word.cast_mut().cast();
+            *pointer = word.cast_mut().cast();
         }
         pointers
     }

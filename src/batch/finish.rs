@@ -28,7 +28,7 @@ impl Queue<'_> {
                 let Settled { value, points } = value.settle();
                 // Nothing was submitted that could have failed.
                 if self.last.get() == 0
-                    && let Some(lost) = self.stream.engine().lost()
+                    && let Some(lost) = self.stream.engine().state.lost()
                 {
                     return Op::failed(lost.clone().called_at(self.at.get()));
                 }

@@ -77,9 +77,9 @@ impl GraphList {
         let (mut list, mut kept) = (self.list.borrow_mut(), self.kept.borrow_mut());
         let entry = LaunchEntry { at, is_barrier: self.barrier.replace(false) };
         let mut is_across = engine.state.id != self.home;
-        record(&mut list, engine, footprint, (launch, entry), |access, is_new| {
+        record(&mut list, engine, footprint, (launch, entry), |access| {
             is_across |= access.memory.engine().state.id != self.home;
-            if is_new && !is_passed(access.memory, &access.range) {
+            if !is_passed(access.memory, &access.range) {
                 let mut part = KeptByGraph::new(access.memory);
                 part.keep(&access.range);
                 kept.push(part);

@@ -138,7 +138,7 @@ impl<'s> Queue<'s> {
     }
 
     /// Submits a launch, or writes it down.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn submit_launch(
         &self,
         footprint: &mut Footprint<'_>,
@@ -188,7 +188,8 @@ impl<'s> Queue<'s> {
         Ok(())
     }
 
-    #[cold]
+    /// Writes a launch down: as often as there are nodes in a list, and mostly to find that it is where it was.
+    #[inline(never)]
     fn launch_in(
         &self,
         writer: Writer<'_>,
@@ -201,22 +202,11 @@ impl<'s> Queue<'s> {
                 return graph_list.write(self.stream.engine(), footprint, launch, self.at.get());
             }
         };
-        let is_listed = launch.can_be_listed()
-            && footprint.can_be_listed()
-            && !self.stream.engine().options.verify;
-        let at = self.at.get();
-        if !is_listed {
-            let site = site(footprint.name(), at);
-            let outcome = match footprint.may_block {
-                true => ListOutcome::FirstLaunch(site),
-                false => ListOutcome::Unlisted(site),
-            };
-            let KernelLaunch { function, shape, args, .. } = launch;
-            self.submit(footprint, 1, &mut |raw| {
-                Ok(raw.launch(function, shape, args.arguments())?)
-            })?;
-            run.enter_unlisted(outcome);
-            return Ok(());
+        if !launch.can_be_listed()
+            || !footprint.can_be_listed()
+            || self.stream.engine().options.verify
+        {
+            return self.launch_unlisted(run, footprint, launch);
         }
         if let Some(error) = self.refused {
             return Err(footprint.poison(error.without_line()).into());
@@ -224,12 +214,33 @@ impl<'s> Queue<'s> {
         if !run.is_open() {
             self.release_last();
         }
-        let op = footprint.name();
+        let (op, at) = (footprint.name(), self.at.get());
         let is_plain = self.look(footprint);
         let written = run.write((footprint, is_plain), launch, at);
         self.outcomes.enter(footprint, self.stream, &written, at);
         let ticket = self.note(written)?;
         op.told(self.stream, ticket);
+        Ok(())
+    }
+
+    /// Puts a launch on the stream that cannot be in a list.
+    #[cold]
+    #[inline(never)]
+    fn launch_unlisted(
+        &self,
+        run: &Run<'_>,
+        footprint: &mut Footprint<'_>,
+        launch: &KernelLaunch<'_>,
+    ) -> Result<(), SubmitError> {
+        let site = site(footprint.name(), self.at.get());
+        let outcome = match footprint.may_block {
+            true => ListOutcome::FirstLaunch(site),
+            false => ListOutcome::Unlisted(site),
+        };
+        let KernelLaunch { function, shape, args, .. } = launch;
+        let mut calls = |raw: &Raw<'_>| Ok(raw.launch(function, shape, args.arguments())?);
+        self.submit(footprint, 1, &mut calls)?;
+        run.enter_unlisted(outcome);
         Ok(())
     }
 

@@ -32,7 +32,7 @@ use smallvec::SmallVec;
 
 use crate::batch::report;
 use crate::batch::report::{ListOutcome, ListReport, OpSite, Report};
-use crate::error::{Error, Result};
+use crate::error::{DriverCode, Error, Result};
 use crate::runtime::stream_state::{Listed, StreamHandle, StreamState, Turn};
 use crate::submit::{
     Calls, CompiledGraph, Footprint, GraphCell, KernelLaunch, LaunchEntry, List, ListShape, Raw,
@@ -57,12 +57,16 @@ pub struct Region {
     report: Report,
     /// The lists of the last run.
     last: Vec<ListReport>,
+    /// How many there were.
+    runs: u64,
 }
 
 struct OnStream {
     stream: Weak<StreamState>,
     /// For each list of a run: as a whole, and for what is left of it behind each interruption.
     lists: Vec<SmallVec<[ListSlot; 1]>>,
+    /// The last run on it.
+    run: u64,
 }
 
 /// A list of a run, or a rest of one, on one stream.
@@ -73,6 +77,8 @@ struct ListSlot {
     graph: Option<Arc<GraphCell>>,
     /// The shape that the list had when it was launched last: the graph's.
     shape: u64,
+    /// The last run that had it.
+    run: u64,
 }
 
 /// The outcome of a list: launched as its graph, or else one by one.
@@ -99,20 +105,20 @@ impl Region {
         &self.last
     }
 
-    /// Draws what it remembers in the DOT language: for each list of each stream the launches, with their
-    /// configurations and memory ranges, and which of them wait for which. A dashed edge, which there is with
-    /// [programmatic edges](crate::DeviceBuilder::programmatic_edges) alone, leads to a kernel that may start while the other one still ends, and waits itself.
+    /// Draws the last run on each stream in the DOT language: for each list the launches, with their
+    /// configurations and memory ranges, and which of them wait for which. A dashed edge leads to a kernel that may start while the other
+    /// one still ends, and waits itself: the list is compiled, and the driver took the edge, which
+    /// [`Overlap::LaunchesAndEdges`](crate::Overlap::LaunchesAndEdges) asks for.
     #[must_use]
     pub fn dot(&self) -> String {
         let (mut clusters, mut first) = (String::new(), 0);
         for (stream, on) in self.streams.iter().enumerate() {
-            let engine = on.stream.upgrade().map(|stream| stream.engine().clone());
-            let is_early = engine.is_some_and(|engine| engine.options.programmatic_edges);
             for (number, slots) in on.lists.iter().enumerate() {
                 for (part, slot) in slots.iter().enumerate() {
-                    let Some(list) = slot.list.as_ref().filter(|list| list.known_len() > 0) else {
-                        continue;
-                    };
+                    let is_drawn = |list: &&List| slot.run == on.run && list.known_len() > 0;
+                    let Some(list) = slot.list.as_deref().filter(is_drawn) else { continue };
+                    let cell = slot.graph.as_ref();
+                    let is_early = cell.is_some_and(|cell| cell.has_programmatic_edges());
                     let of = if part == 0 { "" } else { "rest of " };
                     let title = format!("stream {stream}, {of}list {number}");
                     first += report::cluster(&mut clusters, &title, first, (list, is_early));
@@ -132,10 +138,15 @@ impl Region {
         let at = self.streams.iter().position(is_its).unwrap_or_else(|| {
             // Slots of streams that are gone are removed.
             self.streams.retain(|on| on.stream.strong_count() > 0);
-            self.streams.push(OnStream { stream: Arc::downgrade(stream), lists: Vec::new() });
+            self.streams.push(OnStream {
+                stream: Arc::downgrade(stream),
+                lists: Vec::new(),
+                run: 0,
+            });
             self.streams.len() - 1
         });
-        let lists = &mut self.streams[at].lists;
+        let OnStream { lists, run, .. } = &mut self.streams[at];
+        *run = self.runs;
         if lists.len() <= number {
             lists.resize_with(number + 1, Default::default);
         }
@@ -143,6 +154,7 @@ impl Region {
         if parts.len() <= part {
             parts.resize_with(part + 1, Default::default);
         }
+        parts[part].run = self.runs;
         (&mut parts[part], &mut self.report)
     }
 
@@ -217,6 +229,7 @@ impl Region {
         let graph = graph.as_mut().and_then(|graph| graph.as_mut()).filter(|_| outcome.is_ok());
         let commands = match graph {
             Some(graph) => graph.launch(list, turn),
+            None if list.refused().is_some() => 0,
             None => list.put(turn),
         };
         self.enter(list, outcome);
@@ -240,12 +253,24 @@ impl ListSlot {
                 list.note_changes();
                 Ok(ListOutcome::Compiled)
             }
-            Err(_) => {
-                report.refused += 1;
-                self.graph = None;
-                Err(ListOutcome::Refused)
-            }
+            Err(code) => Err(self.refused(raw, code, list, report)),
         }
+    }
+
+    /// Nothing is left of the graph. The list is launched one by one, unless it is refused along with it: on a device that is lost.
+    fn refused(
+        &mut self,
+        raw: &Raw<'_>,
+        code: DriverCode,
+        list: &mut List,
+        report: &mut Report,
+    ) -> ListOutcome {
+        report.refused += 1;
+        self.graph = None;
+        if code.is_sticky() {
+            raw.refuse(list, code);
+        }
+        ListOutcome::Refused
     }
 
     /// Gives the graph the launches of the list, which has its shape.
@@ -257,11 +282,11 @@ impl ListSlot {
         report: &mut Report,
     ) -> Launched {
         let nodes_set = list.changed().len();
-        if nodes_set > 0 && raw.set(graph, list).is_err() {
+        if nodes_set > 0
+            && let Err(code) = raw.set(graph, list)
+        {
             // Which nodes are changed is not known.
-            report.refused += 1;
-            self.graph = None;
-            return Err(ListOutcome::Refused);
+            return Err(self.refused(raw, code, list, report));
         }
         list.note_changes();
         Ok(ListOutcome::Replayed { nodes_set })
@@ -333,6 +358,11 @@ impl Drop for RunOf<'_, '_> {
 impl<'s> Run<'s> {
     fn new(stream: &'s Arc<StreamHandle>, mut region: Region) -> Self {
         region.last.clear();
+        region.runs += 1;
+        let is_its = |on: &&mut OnStream| std::ptr::eq(on.stream.as_ptr(), Arc::as_ptr(stream));
+        if let Some(on) = region.streams.iter_mut().find(is_its) {
+            on.run = region.runs;
+        }
         let (region, refused) = (RefCell::new(region), RefCell::new(None));
         let (number, parts) = (Cell::new(0), Cell::new(0));
         let (is_open, barrier) = (Cell::new(false), Cell::new(false));

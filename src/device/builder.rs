@@ -8,6 +8,7 @@ use crate::backend::host::HostBackend;
 use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::memory::reclaim::pressure::Pressure;
 use crate::runtime::engine::EngineOptions;
+use crate::runtime::progress::Overlap;
 use crate::thread::{contain, exit};
 use gpu_await_protocol::cadence::Completion;
 
@@ -16,6 +17,9 @@ const SPARE_BYTES: u64 = 8 << 20;
 
 /// The environment variable of [`Device::from_env`].
 const DEVICE: &str = "GPU_AWAIT_DEVICE";
+
+/// The environment variable of [`DeviceBuilder::overlap`].
+const OVERLAP: &str = "GPU_AWAIT_OVERLAP";
 
 /// Options for opening a [`Device`].
 #[derive(Clone, Debug, Default)]
@@ -31,8 +35,7 @@ pub struct DeviceBuilder {
     pub(crate) host_memory_bytes: Option<u64>,
     pub(super) timeline: Option<usize>,
     pub(crate) general_images: bool,
-    pub(crate) full_edges: bool,
-    programmatic_edges: bool,
+    overlap: Option<Overlap>,
     pub(crate) part_of_selections: Option<u32>,
     pub(super) multiprocessors: Option<u32>,
 }
@@ -205,16 +208,13 @@ impl DeviceBuilder {
         self
     }
 
-    /// Lets kernels in [replayed batches](crate::Stream::replay) and [graphs](crate::Graph) start while the kernel in front of them still ends, as they do
-    /// on streams, where that changes no result ([`Overlaps`](crate::Overlaps)). For a GPU that one chain of small kernels has for itself. Off by
-    /// default, because who shares it pays: on an H200 a replayed chain of 100 takes 0.83 of its time; 64 requests of 200 kernels at a time are
-    /// served at 0.86 to 1.01 of the rate, and beside 8 such chains the p99 of a neighbour's kernel is 1.12 to 1.29 times as long
-    /// (`benches/overlap`). From CUDA 12.3 on.
+    /// Chooses where kernels may start while the launch in front of them still ends. The environment variable `GPU_AWAIT_OVERLAP` sets the default:
+    /// `off`, `launches` or `launches-and-edges`; any other value means `off`. Without it, [`Overlap::Launches`].
     ///
     /// # Source
-    /// `CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC`.
-    pub fn programmatic_edges(mut self, programmatic: bool) -> Self {
-        self.programmatic_edges = programmatic;
+    /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`, `CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC`.
+    pub fn overlap(mut self, overlap: Overlap) -> Self {
+        self.overlap = Some(overlap);
         self
     }
 
@@ -366,10 +366,18 @@ impl DeviceBuilder {
                 .timeline
                 .or_else(|| std::env::var("GPU_AWAIT_TIMELINE").ok()?.trim().parse().ok()),
             general_images: self.general_images,
-            full_edges: self.full_edges,
-            programmatic_edges: self.programmatic_edges,
+            overlap: self.overlap.unwrap_or_else(overlap_from_env),
             part_of_selections: self.part_of_selections,
             multiprocessors: self.multiprocessors,
         }
+    }
+}
+
+fn overlap_from_env() -> Overlap {
+    match std::env::var_os(OVERLAP) {
+        None => Overlap::default(),
+        Some(value) if value == "launches" => Overlap::Launches,
+        Some(value) if value == "launches-and-edges" => Overlap::LaunchesAndEdges,
+        Some(_) => Overlap::Off,
     }
 }

@@ -89,7 +89,7 @@ impl Device {
             None => done.try_take().unwrap_or_else(|| Err(limit.passed())),
         };
         // Work known to be complete was complete before; the device is lost all the same.
-        engine.lost().map_or(closed, |lost| Err(lost.clone()))
+        engine.state.lost().map_or(closed, |lost| Err(lost.clone()))
     }
 
     /// Waits until freed memory is back and kept values are dropped. A value that the reaper drops may free more, so
@@ -115,7 +115,7 @@ impl Device {
             // Read last: what was nowhere to be seen was on its way, and is counted.
             let is_quiet = engine.background.retirements() == before;
             let is_over = is_quiet && (engine.options.stepped || !owes);
-            let result = || engine.lost().map_or(Ok(()), |lost| Err(lost.clone()));
+            let result = || engine.state.lost().map_or(Ok(()), |lost| Err(lost.clone()));
             if is_over && (engine.options.stepped || !engine.registry.is_one_ending()) {
                 return result();
             }
@@ -161,13 +161,13 @@ impl Limit {
     async fn looks_again(&mut self) -> Result<()> {
         let engine = self.device.engine().clone();
         let mut rest = Deadline::after(&engine.pacing.clock, LOOK_EVERY);
-        let rested = self.before(&mut rest).await.filter(|()| engine.lost().is_none());
+        let rested = self.before(&mut rest).await.filter(|()| engine.state.lost().is_none());
         rested.ok_or_else(|| self.passed())
     }
 
     /// Why the end was not waited for any longer.
     fn passed(&self) -> Error {
-        if let Some(lost) = self.device.engine().lost() {
+        if let Some(lost) = self.device.engine().state.lost() {
             return lost.clone();
         }
         let what = format!("closing {}", self.device.engine().label());

@@ -216,7 +216,7 @@ impl Reserve {
         let engine = &self.engine;
         engine.check_open()?;
         if let ReserveState::New = self.state {
-            let (total, since) = (Reach::of(engine)?.total(), engine.now());
+            let (total, since) = (Reach::of(engine)?.total(), engine.pacing.now());
             let request = {
                 let mut account = engine.memory.account.lock();
                 if let Some((held_bytes, made_at)) = account.reservations.held_by(cx.waker()) {
@@ -286,7 +286,7 @@ impl Reserve {
             }
         }
         if let Some((deadline, expiry)) = expiry
-            && (!is_waiting || engine.now() >= deadline.due())
+            && (!is_waiting || engine.pacing.now() >= deadline.due())
         {
             expiry.wake_by_ref();
             let ahead = expiry.ahead.get().copied().unwrap_or_default();

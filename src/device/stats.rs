@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::Device;
 use crate::error::unfinished::Unfinished;
-use crate::runtime::device_state::Overlapping;
+use crate::runtime::progress::Overlapping;
 
 /// What a device is doing; a snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,21 +69,26 @@ pub struct Stats {
     /// Resources that leaked because the driver refused them or must not get them back, and values that wait
     /// for a thread that the system refused.
     pub unreturned: u64,
-    /// Launches of kernels that could start while the launch in front of them still ends.
+    /// Launches of kernels that wait first, so that they could start while the launch in front of them still ends.
     pub overlaps: Overlaps,
 }
 
-/// What became of the launches of kernels that can start while the launch in front of them still ends, on GPUs of compute capability 9.0: formulas,
-/// algorithms, and kernels that are declared `programmatic`. A host device counts formulas, and runs all one after another. Cooperative launches and
-/// launches with clusters are in no field, and launches in graphs are without [programmatic edges](crate::DeviceBuilder::programmatic_edges).
+/// What became of the launches of kernels that wait first, on GPUs of compute capability 9.0: formulas, algorithms, and kernels that are declared
+/// `programmatic`. Each launch that the driver accepted is in one field, and no field ever falls. In no field are cooperative launches, launches with clusters,
+/// and, in a graph, kernels that are behind nothing in it.
+///
+/// Of several reasons, the one counted is the first of these: on a stream `switched_off`, `on_shared_streams`, `timed`, `behind_other_work`; in a graph
+/// `switched_off`, `behind_several`, `behind_other_work`, `refused`. A host device counts its formulas, and runs all one after another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Overlaps {
-    /// The driver was told that it may start them early. It does not where a marker is between the two: one follows an operation that is
+    /// Launched with permission to start early: with the driver's attribute on a stream, behind a programmatic edge in a graph. Whether one did start
+    /// early the driver does not say. It cannot where the launch in front of it is complete by then, or a marker is between the two: one follows an operation that is
     /// awaited, and one whose buffers another stream uses next.
-    pub overlapped: u64,
+    pub allowed: u64,
     /// Behind something else than a plain launch on the same stream: work of another library, a graph, a copy, a wait for another stream, a
-    /// cooperative launch, one that the driver refused. In a graph: behind something else than a kernel of the same device.
+    /// cooperative launch, one that the driver refused. The first launch on a stream counts here as well. In a
+    /// graph: behind something else than a kernel of the same device.
     pub behind_other_work: u64,
     /// In a graph: behind several launches.
     pub behind_several: u64,
@@ -91,8 +96,11 @@ pub struct Overlaps {
     pub on_shared_streams: u64,
     /// On a stream while the [timeline](crate::Device::timeline) is on.
     pub timed: u64,
-    /// In a graph of a driver that refused: it is older than CUDA 12.3.
+    /// In a graph whose programmatic edges the driver does not know: it is older than CUDA 12.3, or says so.
     pub refused: u64,
+    /// [`DeviceBuilder::overlap`](crate::DeviceBuilder::overlap) rules it out: on a stream that is [`Overlap::Off`](crate::Overlap::Off), in a graph all but
+    /// [`Overlap::LaunchesAndEdges`](crate::Overlap::LaunchesAndEdges).
+    pub switched_off: u64,
 }
 
 impl Device {
@@ -157,12 +165,13 @@ impl Device {
             graphs_evicted: engine.graphs.evicted(),
             unreturned: read(&counters.unreturned) + engine.background.left_without_a_thread(),
             overlaps: Overlaps {
-                overlapped: counters.overlaps.of(Overlapping::Overlaps),
+                allowed: counters.overlaps.of(Overlapping::Overlaps),
                 behind_other_work: counters.overlaps.of(Overlapping::BehindOtherWork),
                 behind_several: counters.overlaps.of(Overlapping::BehindSeveral),
                 on_shared_streams: counters.overlaps.of(Overlapping::Shared),
                 timed: counters.overlaps.of(Overlapping::Traced),
                 refused: counters.overlaps.of(Overlapping::Refused),
+                switched_off: counters.overlaps.of(Overlapping::SwitchedOff),
             },
         }
     }

@@ -53,7 +53,7 @@ impl SharedEvent {
 
     /// Whether the last record, by any process, is complete; pending where that cannot be asked.
     pub(crate) fn query(&self) -> Result<Query> {
-        if let Some(lost) = self.engine.lost() {
+        if let Some(lost) = self.engine.state.lost() {
             return Err(lost.clone());
         }
         if !role::may_call_driver() {

@@ -3,8 +3,8 @@
 //! | the instance | a launch with the same arguments | with other arguments |
 //! |---|---|---|
 //! | fresh | | the closure runs; compiled and launched |
-//! | not compiled: the driver refused | launched one by one; captured work: compiled | the closure runs; compiled if the shape changed |
-//! | its graph was evicted, or exceeded the limit | compiled, or launched one by one | the closure runs; the same |
+//! | not compiled: the driver refused, and not for memory | launched one by one; captured work: compiled | the closure runs; compiled if the shape changed |
+//! | its graph was evicted, exceeded the limit, or had no memory | compiled, or launched one by one | the closure runs; the same |
 //! | its stream is gone | | |
 //! | compiled | launched | the closure runs; nodes that differ are set, or all is compiled again if the shape changed |
 //!
@@ -26,7 +26,7 @@ use crate::backend::{ArgBlock, DriverResult};
 use crate::batch::queue::Queue;
 use crate::batch::report;
 use crate::batch::report::Report;
-use crate::error::Result;
+use crate::error::{DriverCode, Result};
 use crate::event::{Event, Recorded};
 use crate::memory::allocation::KeptByGraph;
 use crate::memory::view::{Span, Tracking};
@@ -159,14 +159,10 @@ impl Instance {
     }
 
     /// As [`report::cluster`].
-    pub(super) fn write_dot(
-        &self,
-        into: &mut String,
-        title: &str,
-        first: usize,
-        is_programmatic: bool,
-    ) -> usize {
-        report::cluster(into, title, first, (&self.recorded.list, is_programmatic))
+    pub(super) fn write_dot(&self, into: &mut String, title: &str, first: usize) -> usize {
+        let RecordedList { list, compiled, .. } = &self.recorded;
+        let is_programmatic = compiled.as_ref().is_some_and(|cell| cell.has_programmatic_edges());
+        report::cluster(into, title, first, (list, is_programmatic))
     }
 
     /// Submits it with these arguments, for which it is recorded. Subscribers are notified by the caller, under no lock.
@@ -239,7 +235,7 @@ impl Instance {
             // They are set, or nothing is compiled.
             list.note_changes();
         }
-        if *is_refused {
+        if *is_refused || was_plain {
             *compiled = None;
         }
         if let Err(refused) = &submitted {
@@ -281,14 +277,18 @@ fn prepare<'p>(
     };
     if let Some(graph) = place {
         let nodes_set = list.changed().len();
-        if nodes_set == 0 || raw.set(graph, list).is_ok() {
+        let set = if nodes_set == 0 { Ok(()) } else { raw.set(graph, list) };
+        let Err(code) = set else {
             report.replayed += 1;
             report.nodes_set += nodes_set as u64;
             return Ok(place.as_mut());
-        }
+        };
         // Which nodes are changed is not known.
         report.refused += 1;
         *place = None;
+        if code.is_sticky() {
+            return Err(code);
+        }
         if !list.needs_graph() {
             report.plain += 1;
             return Ok(None);
@@ -301,10 +301,11 @@ fn prepare<'p>(
         }
         Err(code) => {
             report.refused += 1;
-            if list.needs_graph() {
+            if list.needs_graph() || code.is_sticky() {
                 return Err(code);
             }
-            *is_refused = true;
+            // Memory may be there next time.
+            *is_refused = code.code != DriverCode::OUT_OF_MEMORY;
             report.plain += 1;
             Ok(None)
         }

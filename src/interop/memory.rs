@@ -283,7 +283,7 @@ impl<P> MemoryLoan<'_, P> {
     /// library put there.
     #[must_use]
     pub fn raw_stream(&self) -> u64 {
-        self.stream.state().driver.raw().0
+        self.stream.state().driver.raw.0
     }
 
     /// Resolves when a thread of the host, or a stream that the crate does not know, may use the memory. Puts nothing on a
@@ -498,7 +498,9 @@ impl<P> MemoryLoan<'_, P> {
             Ok(())
         });
         let ended = ended.map_err(|error| error.called_at(at));
-        if let (Some(outcome), Err(_), Some(_lost)) = (outcome, &ended, stream.engine().lost()) {
+        if let (Some(outcome), Err(_), Some(_lost)) =
+            (outcome, &ended, stream.engine().state.lost())
+        {
             outcome.has_no_end();
         }
         // A closing device is woken here, or where user code may run.

@@ -10,6 +10,7 @@
 //! | the contents of the declaration | an `unsafe impl` of [`Declaration`] |
 //! | expressions in the declaration | are never expanded inside an `unsafe` block, and can name the arguments but nothing that the macro defines |
 
+use std::any::type_name;
 use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
@@ -17,11 +18,11 @@ use std::marker::PhantomData;
 use crate::backend::KernelAttributes;
 use crate::device::Device;
 use crate::device::home::Home;
-use crate::error::{ErrorDetail, Result};
+use crate::error::Result;
 use crate::kernel::Kernel;
 use crate::kernel::image::Image;
 use crate::kernel::occupancy::Occupancy;
-use crate::kernel::shared_modules::SharedModules;
+use crate::kernel::shared_modules::{SharedModules, WaitsFirst};
 use crate::kernel::signature::{Erased, Signature};
 use crate::kernel::source::CudaSource;
 use crate::runtime::coop;
@@ -138,13 +139,12 @@ impl<K: Declaration<S>, S: Signature> Declared<K, S> {
                 let starts_early = engine.backend.limits().compute_capability.0 >= 9;
                 let waits_first = starts_early && matches!(cuda, CudaCode::Programmatic(_));
                 let image = cuda.image(code.name, code.entry, home)?;
-                if waits_first {
-                    image.check_programmatic(code.entry).map_err(|reason| {
-                        let kernel = code.entry.to_owned();
-                        ErrorDetail::NotProgrammatic { kernel, reason }
-                    })?;
-                }
-                let module = SharedModules::load(home, image)?;
+                let (declaration, entry) = (type_name::<K>(), code.entry);
+                let module = SharedModules::load(
+                    home,
+                    image,
+                    waits_first.then_some(WaitsFirst { declaration, entry }),
+                )?;
                 // SAFETY: the author of `K` vouches for the signature, for every argument that
                 // `K::require` admits, and that code declared so waits first.
                 unsafe { module.find_kernel(code.entry, waits_first) }?

@@ -15,8 +15,7 @@
 
 use std::borrow::Cow;
 
-use super::programmatic;
-use crate::error::image::{ImageProblem, NotProgrammatic};
+use crate::error::image::ImageProblem;
 
 const ELF: [u8; 4] = *b"\x7fELF";
 const FATBIN: [u8; 4] = 0xBA55_ED50_u32.to_le_bytes();
@@ -90,14 +89,10 @@ impl Image {
         self
     }
 
-    /// Refuses an entry that does not wait first, where that can be seen: a binary's author vouches for it.
-    pub(super) fn check_programmatic(&self, entry: &str) -> Result<(), NotProgrammatic> {
+    /// The name that an entry, or an instance of a template, has in it.
+    pub(super) fn lowered<'n>(&'n self, entry: &'n str) -> &'n str {
         let instance = self.instances.iter().find(|(written, _)| written == entry);
-        let entry = instance.map_or(entry, |(_, lowered)| lowered);
-        match self.form {
-            Form::Ptx => programmatic::check(&String::from_utf8_lossy(&self.bytes), entry),
-            Form::Binary => Ok(()),
-        }
+        instance.map_or(entry, |(_, lowered)| lowered)
     }
 
     /// The names of its kernels, for errors: as many as are found without the driver. Refuses what the driver would read wrongly.

@@ -1,4 +1,4 @@
-//! Integers in a declaration's conditions, its geometry and its derived arguments.
+//! The shapes of arguments, and integers in a declaration's conditions, its geometry and its derived arguments.
 //!
 //! `x.len() == rows * columns` over `u32` would wrap around where the caller's crate has no overflow checks, and admit a launch past its
 //! arrays. So the expansion of [`kernel!`](crate::kernel!) shows every integer of a declaration to its expressions as an `i128`, which
@@ -18,9 +18,8 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 
-use super::signature::Len;
-use super::table::TableShape;
 use crate::error::{Error, ErrorDetail};
+use crate::memory::view::Extent;
 use crate::memory::view_2d::Shape2;
 use crate::thread::contain;
 
@@ -99,6 +98,50 @@ impl AsUnsigned for i128 {
     #[inline]
     fn is_power_of_two(self) -> bool {
         self > 0 && self & (self - 1) == 0
+    }
+}
+
+/// The length of an array argument, as a precondition sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Len(usize);
+
+impl Len {
+    /// Returns the length of anything that has one.
+    pub fn of(what: &impl Extent) -> Self {
+        Len(what.len())
+    }
+
+    /// The number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// How many blocks a table has, and how long they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableShape {
+    pub(super) blocks: usize,
+    pub(super) block_len: usize,
+}
+
+impl TableShape {
+    /// The number of blocks.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// The number of elements of a block.
+    #[must_use]
+    pub fn block_len(&self) -> usize {
+        self.block_len
     }
 }
 

@@ -9,6 +9,7 @@ use crate::error::image::ImageProblem;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::kernel::Kernel;
 use crate::kernel::image::Image;
+use crate::kernel::programmatic::ImageVerdicts;
 use crate::kernel::signature::Signature;
 use crate::kernel::source::CudaSource;
 use crate::memory::reclaim::retired::Remnant;
@@ -38,6 +39,7 @@ pub(crate) struct LoadedModule {
     instances: Vec<(String, String)>,
     /// The names of its kernels, for errors.
     kernels: Vec<String>,
+    verdicts: ImageVerdicts,
 }
 
 impl Module {
@@ -76,6 +78,15 @@ impl Module {
     }
 
     pub(crate) fn load_now(engine: &Arc<Engine>, image: Image) -> Result<Module> {
+        Module::load_if(engine, image, |_| Ok(ImageVerdicts::default()))
+    }
+
+    /// Loads an image that is one and that `permit` permits.
+    pub(super) fn load_if(
+        engine: &Arc<Engine>,
+        image: Image,
+        permit: impl FnOnce(&Image) -> Result<ImageVerdicts>,
+    ) -> Result<Module> {
         engine.check_open()?;
         if engine.backend.kind() == crate::DeviceKind::Host {
             return Err(super::no_implementation(&image.name, engine));
@@ -84,6 +95,7 @@ impl Module {
             ErrorDetail::BadImage { image: image.name.clone(), problem, log }.into()
         };
         let kernels = image.check().map_err(|problem| bad(problem, String::new()))?;
+        let verdicts = permit(&image)?;
         // PTX is text and the driver wants its end marked; a binary does not mind.
         let mut bytes = Vec::with_capacity(image.bytes.len() + 1);
         bytes.extend_from_slice(&image.bytes);
@@ -98,7 +110,7 @@ impl Module {
         })?;
         let Image { name, instances, .. } = image;
         let engine = engine.clone();
-        let loaded = LoadedModule { engine, raw, is_gone: false, instances, kernels };
+        let loaded = LoadedModule { engine, raw, is_gone: false, instances, kernels, verdicts };
         Ok(Module::of(Arc::new(loaded), name))
     }
 
@@ -246,6 +258,11 @@ impl Module {
 impl LoadedModule {
     pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.engine
+    }
+
+    /// What the text that it was loaded from says of its entries.
+    pub(super) fn verdicts(&self) -> &ImageVerdicts {
+        &self.verdicts
     }
 
     /// Raises the limit of dynamic shared memory of a function of this module.

@@ -1,14 +1,22 @@
-//! Whether a kernel waits for what is in front of it before anything that can have an effect, by its PTX (pure).
+//! Whether kernels wait for what is in front of them before anything that can have an effect, by their PTX (pure).
 //!
-//! The entry may do nothing in front of its `griddepcontrol.wait` but compute from its parameters and special registers, and the wait has no
+//! An entry may do nothing in front of its `griddepcontrol.wait` but compute from its parameters and special registers, and the wait has no
 //! condition. So every thread of every block waits, whatever the arguments. Nothing in it, or in functions that it calls, loads through a cache that
 //! asserts that nobody writes meanwhile: the compiler may move such loads across the wait, and what is in front writes. Nobody writes the tables of
 //! CUDA's mathematical functions.
+//!
+//! A text is read once for all of its entries, and a body with tables once more; what is kept is a summary of each function, and then a verdict for
+//! each entry.
+//!
+//! # Invariants
+//! 1. The steps that it takes are in proportion to the text (`steps_grow_with_the_text`).
 #![forbid(unsafe_code)]
 
 use std::collections::{HashMap, HashSet};
+use std::sync::OnceLock;
 
-use super::ptx::{self, NotUnderstood, Ptx, PtxFunction, Statement};
+use super::image::{Form, Image};
+use super::ptx::{Item, NotUnderstood, Reader, Statement, step};
 use crate::error::image::NotProgrammatic;
 
 /// The first compute capability, times ten, that starts kernels early.
@@ -25,39 +33,157 @@ const COMPUTES: [&str; 54] = [
 /// How the names of CUDA's own tables begin.
 const TABLE: &str = "__cudart_";
 
-/// Why the entry does not, if so. One that is not there is for the driver to miss.
-pub(super) fn check(text: &str, entry: &str) -> Result<(), NotProgrammatic> {
-    let ptx =
-        ptx::read(text).map_err(|NotUnderstood(found)| NotProgrammatic::NotUnderstood { found })?;
-    let is_it = |function: &&PtxFunction<'_>| function.is_entry && function.name == entry;
-    let body = ptx.functions.iter().filter(is_it).find_map(|function| function.body.as_deref());
-    let Some(body) = body else { return Ok(()) };
+/// What a text says of its entries.
+#[derive(Debug)]
+pub(super) struct Verdicts {
+    /// Of each entry, why it does not wait first, if so.
+    entries: HashMap<Box<str>, Option<NotProgrammatic>>,
+    /// Why none of them does: the text is for older GPUs.
+    target: Option<NotProgrammatic>,
+    /// Why nothing can be said of any.
+    unread: Option<NotProgrammatic>,
+}
+
+impl Verdicts {
+    pub(super) fn of(text: &str) -> Self {
+        let mut verdicts = Verdicts { entries: HashMap::new(), target: None, unread: None };
+        match Found::of(text) {
+            Err(NotUnderstood(found)) => {
+                verdicts.unread = Some(NotProgrammatic::NotUnderstood { found });
+            }
+            Ok(found) => {
+                verdicts.target = too_old(&found.targets);
+                let asserting = asserting(&found);
+                for (function, asserts) in found.functions.into_iter().zip(asserting) {
+                    if function.is_entry {
+                        let loads = |instruction| NotProgrammatic::LoadsConstants { instruction };
+                        let verdict = function.does_not_wait.or(asserts.map(loads));
+                        verdicts.entries.entry(function.name.into()).or_insert(verdict);
+                    }
+                }
+            }
+        }
+        verdicts
+    }
+
+    /// Why the entry does not wait first, if so. One that is not there is for the driver to miss.
+    pub(super) fn check(&self, entry: &str) -> Result<(), NotProgrammatic> {
+        let of_all = match (&self.unread, self.entries.get(entry)) {
+            (Some(unread), _) => Some(unread),
+            (None, None) => None,
+            (None, Some(verdict)) => self.target.as_ref().or(verdict.as_ref()),
+        };
+        of_all.map_or(Ok(()), |reason| Err(reason.clone()))
+    }
+}
+
+/// The verdicts of an image: made when they are first asked for, once.
+#[derive(Debug, Default)]
+pub(super) struct ImageVerdicts(OnceLock<Verdicts>);
+
+impl ImageVerdicts {
+    /// Why the entry of the image does not wait first, where that can be seen: a binary's author vouches for it.
+    pub(super) fn check(&self, image: &Image, entry: &str) -> Result<(), NotProgrammatic> {
+        if image.form == Form::Binary {
+            return Ok(());
+        }
+        let verdicts = self.0.get_or_init(|| Verdicts::of(&String::from_utf8_lossy(&image.bytes)));
+        verdicts.check(image.lowered(entry))
+    }
+}
+
+/// Why GPUs of these targets start nothing early.
+fn too_old(targets: &[&str]) -> Option<NotProgrammatic> {
     let number = |target: &str| {
         target.strip_prefix("sm_")?.trim_end_matches(char::is_alphabetic).parse().ok()
     };
-    let target = ptx.targets.iter().find_map(|target| number(target));
-    if target.is_none_or(|target: u32| target < FIRST) {
-        return Err(NotProgrammatic::Target { target: ptx.targets.join(", ") });
-    }
-    let is_wait = |one: &&Statement<'_>| one.op == "griddepcontrol.wait" && one.operands.is_empty();
-    if !body.iter().any(|one| is_wait(&one)) {
-        return Err(NotProgrammatic::NoWait);
-    }
-    let mut before = body.iter().take_while(|one| !is_wait(one) || one.is_guarded);
-    if let Some(early) = before.find(|one| !only_computes(one)) {
-        return Err(NotProgrammatic::TooEarly { instruction: early.written(text) });
-    }
-    for statements in reached(&ptx, body) {
-        let asserts = |one: &&Statement<'_>| is_of_constants(&one.op);
-        let mut tables = None;
-        for one in statements.iter().filter(asserts) {
-            let tables = tables.get_or_insert_with(|| tables_of(statements));
-            if !address(one).is_some_and(|from| from.starts_with(TABLE) || tables.contains(from)) {
-                return Err(NotProgrammatic::LoadsConstants { instruction: one.op.clone() });
+    let target = targets.iter().find_map(|target| number(target));
+    let is_old = target.is_none_or(|target: u32| target < FIRST);
+    is_old.then(|| NotProgrammatic::Target { target: targets.join(", ") })
+}
+
+/// What counts of a function that has a body.
+#[derive(Debug)]
+struct Summary<'t> {
+    name: &'t str,
+    is_entry: bool,
+    /// It has no wait, or something in front of it.
+    does_not_wait: Option<NotProgrammatic>,
+    /// The first of its own instructions that loads what nobody may write meanwhile.
+    asserts: Option<String>,
+    /// What it calls. Whom a register names is not known.
+    calls: Vec<Option<&'t str>>,
+}
+
+/// What counts of a text.
+#[derive(Default)]
+struct Found<'t> {
+    targets: Vec<&'t str>,
+    /// Those that have bodies.
+    functions: Vec<Summary<'t>>,
+    /// The others.
+    declared: HashSet<&'t str>,
+}
+
+impl<'t> Found<'t> {
+    fn of(text: &'t str) -> Result<Self, NotUnderstood> {
+        let (mut found, mut has_aliases) = (Found::default(), false);
+        let mut reader = Reader::new(text);
+        while let Some(item) = reader.next() {
+            match item? {
+                Item::Target(target) => found.targets.push(target),
+                Item::Alias => has_aliases = true,
+                Item::Function { name, is_entry, has_body: true } => {
+                    found.functions.push(summary((name, is_entry), &mut reader)?);
+                }
+                Item::Function { name, is_entry, .. } => {
+                    if !is_entry {
+                        found.declared.insert(name);
+                    }
+                }
+                Item::Statement(_) | Item::Ends => {}
             }
         }
+        if has_aliases {
+            let calls = found.functions.iter_mut().flat_map(|one| &mut one.calls);
+            calls.for_each(|call| *call = None);
+        }
+        Ok(found)
     }
-    Ok(())
+}
+
+/// Reads a body.
+fn summary<'t>(
+    (name, is_entry): (&'t str, bool),
+    reader: &mut Reader<'t>,
+) -> Result<Summary<'t>, NotUnderstood> {
+    let from_its_start = reader.again();
+    let (mut has_wait, mut waited, mut early) = (false, false, None);
+    let (mut asserting, mut calls) = (Vec::new(), Vec::new());
+    for item in reader {
+        let Item::Statement(one) = item? else { break };
+        let is_wait = one.op == "griddepcontrol.wait" && one.operands().next().is_none();
+        has_wait |= is_wait;
+        waited |= is_wait && !one.is_guarded;
+        if is_entry && !waited && early.is_none() && !only_computes(&one) {
+            early = Some(NotProgrammatic::TooEarly { instruction: one.written() });
+        }
+        if is_of_constants(&one.op) {
+            let from = address(&one);
+            if !from.is_some_and(|from| from.starts_with(TABLE)) {
+                asserting.push((one.op, from));
+            }
+        } else if one.op.split('.').next() == Some("call") {
+            calls.push(callee(&one));
+        }
+    }
+    if !asserting.is_empty() {
+        let tables = Tables::of(from_its_start);
+        asserting.retain(|(_, from)| !from.is_some_and(|from| tables.has(from)));
+    }
+    let asserts = asserting.into_iter().next().map(|(op, _)| op.into_owned());
+    let does_not_wait = if has_wait { early } else { Some(NotProgrammatic::NoWait) };
+    Ok(Summary { name, is_entry, does_not_wait, asserts, calls })
 }
 
 fn only_computes(statement: &Statement<'_>) -> bool {
@@ -75,65 +201,167 @@ fn is_of_constants(op: &str) -> bool {
     }
 }
 
-/// The body, and those of all functions that it may call.
-fn reached<'p, 't>(ptx: &'p Ptx<'t>, body: &'p [Statement<'t>]) -> Vec<&'p [Statement<'t>]> {
-    let functions = || ptx.functions.iter().filter(|function| !function.is_entry);
-    let (mut bodies, mut names, mut at) = (vec![body], HashSet::new(), 0);
-    while let Some(calls) = bodies.get(at).copied() {
-        at += 1;
-        for call in calls.iter().filter(|one| one.op.split('.').next() == Some("call")) {
-            // Behind what it returns. Whom a register names is not known.
-            let is_named = |name: &str| call.operands.contains(&name);
-            let is_known = !ptx.has_aliases && functions().any(|function| is_named(function.name));
-            for function in functions().filter(|function| !is_known || is_named(function.name)) {
-                if let Some(body) = &function.body
-                    && names.insert(function.name)
-                {
-                    bodies.push(body);
-                }
+/// Whom it calls: the name stands in front, or behind what is returned.
+fn callee<'t>(call: &Statement<'t>) -> Option<&'t str> {
+    let mut operands = call.operands().peekable();
+    if operands.peek() == Some(&"(") {
+        operands.by_ref().find(|operand| *operand == ")");
+        operands.next();
+    }
+    operands.next()
+}
+
+/// Of each function, the first instruction found that loads what nobody may write meanwhile: of its own, or of a function that it may call.
+fn asserting(Found { functions, declared, .. }: &Found<'_>) -> Vec<Option<String>> {
+    let called = || functions.iter().enumerate().filter(|(_, function)| !function.is_entry);
+    let mut by_name: HashMap<&str, usize> = HashMap::new();
+    called().for_each(|(number, function)| _ = by_name.entry(function.name).or_insert(number));
+    let of_any = called().find_map(|(_, function)| function.asserts.as_ref());
+    let mut callers: Vec<Vec<usize>> = vec![Vec::new(); functions.len()];
+    let mut found: Vec<Option<&String>> = Vec::new();
+    for (number, function) in functions.iter().enumerate() {
+        let mut calls_any = false;
+        for call in &function.calls {
+            step();
+            match call.map(|name| (by_name.get(name), declared.contains(name))) {
+                Some((Some(called), _)) => callers[*called].push(number),
+                Some((None, true)) => {}
+                // A register, or nobody knows.
+                Some((None, false)) | None => calls_any = true,
+            }
+        }
+        found.push(function.asserts.as_ref().or(of_any.filter(|_| calls_any)));
+    }
+    let mut fresh: Vec<usize> = (0..found.len()).filter(|one| found[*one].is_some()).collect();
+    while let Some(number) = fresh.pop() {
+        for caller in &callers[number] {
+            step();
+            if found[*caller].is_none() {
+                found[*caller] = found[number];
+                fresh.push(*caller);
             }
         }
     }
-    bodies
+    found.into_iter().map(Option::<&String>::cloned).collect()
 }
 
 /// Where it loads from: a register, or a name.
 fn address<'t>(statement: &Statement<'t>) -> Option<&'t str> {
-    let at = statement.operands.iter().position(|operand| *operand == "[")?;
-    statement.operands.get(at + 1).copied()
+    statement.operands().skip_while(|operand| *operand != "[").nth(1)
 }
 
-/// The registers that have addresses of tables alone, whatever the way to an instruction.
-fn tables_of<'t>(statements: &[Statement<'t>]) -> HashSet<&'t str> {
-    let mut written: HashMap<&str, Vec<&Statement<'_>>> = HashMap::new();
-    for statement in statements {
-        let to = statement.operands.iter().take_while(|operand| **operand != ",");
-        to.for_each(|to| written.entry(to).or_default().push(statement));
-    }
-    let moves = |one: &&Statement<'_>| {
-        matches!(one.op.split('.').next(), Some("mov" | "cvta" | "add" | "mad"))
-    };
-    let mut tables: HashSet<&str> = written
-        .iter()
-        .filter(|(_, by)| by.iter().all(moves))
-        .map(|(register, _)| *register)
-        .collect();
-    loop {
-        let is_of_table = |one: &&Statement<'_>| {
-            one.operands.iter().skip(2).any(|from| from.starts_with(TABLE) || tables.contains(from))
-        };
-        let is_wrong = |register: &&str| !written[register].iter().all(is_of_table);
-        let wrong: Vec<&str> = tables.iter().copied().filter(is_wrong).collect();
-        if wrong.is_empty() {
-            return tables;
+/// The registers of a body that have addresses of tables alone, whatever the way to an instruction: everything that writes one moves, and
+/// from a table or from such a register.
+#[derive(Default)]
+struct Tables<'t> {
+    numbers: HashMap<&'t str, usize>,
+    registers: Vec<Register>,
+    moves: Vec<Move>,
+}
+
+#[derive(Default)]
+struct Register {
+    is_moved_to: bool,
+    /// It has something else as well, or nothing.
+    is_other: bool,
+    /// The moves from it.
+    moves: Vec<usize>,
+}
+
+/// An instruction that moves addresses.
+struct Move {
+    to: Vec<usize>,
+    /// How many of its sources are tables, as far as is known.
+    tables: usize,
+}
+
+impl<'t> Tables<'t> {
+    /// By the statements up to the end of the body, which were understood before.
+    fn of(body: Reader<'t>) -> Self {
+        let mut tables = Tables::default();
+        for item in body {
+            let Ok(Item::Statement(one)) = item else { break };
+            tables.enter(&one);
         }
-        wrong.iter().for_each(|register| _ = tables.remove(register));
+        let is_none = |register: &Register| register.is_other || !register.is_moved_to;
+        let numbers = 0..tables.registers.len();
+        let mut others: Vec<usize> =
+            numbers.filter(|number| is_none(&tables.registers[*number])).collect();
+        others.iter().for_each(|number| tables.registers[*number].is_other = true);
+        // Nor is what is moved from these alone.
+        let from_none = tables.moves.iter().filter(|one| one.tables == 0);
+        let mut to_none: Vec<usize> = from_none.flat_map(|one| one.to.iter().copied()).collect();
+        loop {
+            for register in to_none.drain(..) {
+                step();
+                if !std::mem::replace(&mut tables.registers[register].is_other, true) {
+                    others.push(register);
+                }
+            }
+            let Some(other) = others.pop() else { return tables };
+            for from in std::mem::take(&mut tables.registers[other].moves) {
+                step();
+                let one = &mut tables.moves[from];
+                one.tables -= 1;
+                if one.tables == 0 {
+                    to_none.append(&mut one.to);
+                }
+            }
+        }
+    }
+
+    fn enter(&mut self, statement: &Statement<'t>) {
+        let is_move =
+            matches!(statement.op.split('.').next(), Some("mov" | "cvta" | "add" | "mad"));
+        let number = self.moves.len();
+        let (mut one, mut is_source, mut depth) = (Move { to: Vec::new(), tables: 0 }, false, 0);
+        for operand in statement.operands() {
+            match operand {
+                "{" => depth += 1,
+                "}" => depth -= 1,
+                "," if depth == 0 => is_source = true,
+                name if !name
+                    .starts_with(|c: char| c.is_ascii_alphabetic() || "_$%".contains(c)) => {}
+                _ if is_source && !is_move => break,
+                table if is_source && table.starts_with(TABLE) => one.tables += 1,
+                name if is_source => {
+                    one.tables += 1;
+                    self.register(name).1.moves.push(number);
+                }
+                name => {
+                    let (register, of_it) = self.register(name);
+                    of_it.is_moved_to |= is_move;
+                    of_it.is_other |= !is_move;
+                    one.to.push(register);
+                }
+            }
+        }
+        if is_move {
+            self.moves.push(one);
+        }
+    }
+
+    fn register(&mut self, name: &'t str) -> (usize, &mut Register) {
+        let number = *self.numbers.entry(name).or_insert_with(|| {
+            self.registers.push(Register::default());
+            self.registers.len() - 1
+        });
+        (number, &mut self.registers[number])
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.numbers.get(name).is_some_and(|number| !self.registers[*number].is_other)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::ptx::STEPS;
+
+    fn checked(text: &str, entry: &str) -> Result<(), NotProgrammatic> {
+        Verdicts::of(text).check(entry)
+    }
 
     fn kernel(target: &str, code: &str) -> String {
         format!(
@@ -145,7 +373,7 @@ mod tests {
     #[test]
     fn waiting_first_is_seen() {
         const WAIT: &str = "griddepcontrol.wait;";
-        let check = |code: &str| check(&kernel("sm_90", code), "it");
+        let check = |code: &str| checked(&kernel("sm_90", code), "it");
         let early = |instruction: &str| {
             Err(NotProgrammatic::TooEarly { instruction: instruction.to_owned() })
         };
@@ -197,7 +425,7 @@ mod tests {
         let mixed = "mov.u64 %rd1, __cudart_i2opi_f; @%p1 mov.u64 %rd1, %rd2; ld.global.nc.u32 %r1, [%rd1];";
         assert_eq!(check(&format!("{WAIT} {mixed} ret;")), loads("ld.global.nc.u32"));
         let with = |function: &str, code: &str| {
-            super::check(&format!("{}\n{function}", kernel("sm_90a", code)), "it")
+            checked(&format!("{}\n{function}", kernel("sm_90a", code)), "it")
         };
         let function = ".func f() { ld.global.nc.f64 %fd1, [%rd1]; ret; }";
         assert_eq!(with(function, "griddepcontrol.wait; call f; ret;"), loads("ld.global.nc.f64"));
@@ -212,10 +440,95 @@ mod tests {
         assert_eq!(with(function, "griddepcontrol.wait; ret;"), Ok(()));
         let other = ".extern .func vprintf(.param .b64 a); .entry other() { ld.global.nc.f64 %fd1, [%rd1]; ret; } .func g() { ld.global.nc.f64 %fd1, [%rd1]; ret; }";
         assert_eq!(with(other, "griddepcontrol.wait; call vprintf, (a); ret;"), Ok(()));
-        let old = super::check(&kernel("sm_80", WAIT), "it");
+        // A function that is passed is not the one that is called.
+        assert_eq!(
+            with(
+                &format!("{function} .func g() {{ ret; }}"),
+                "griddepcontrol.wait; call %rd1, (g), p; ret;"
+            ),
+            loads("ld.global.nc.f64")
+        );
+        let old = checked(&kernel("sm_80", WAIT), "it");
         assert_eq!(old, Err(NotProgrammatic::Target { target: "sm_80".to_owned() }));
         // The driver says which kernels there are.
-        assert_eq!(super::check(&kernel("sm_90", WAIT), "none"), Ok(()));
-        assert_eq!(super::check(&kernel("texmode_independent, sm_90a", WAIT), "it"), Ok(()));
+        assert_eq!(checked(&kernel("sm_90", WAIT), "none"), Ok(()));
+        assert_eq!(checked(&kernel("texmode_independent, sm_90a", WAIT), "it"), Ok(()));
+    }
+
+    /// Each register of a vector is written.
+    #[test]
+    fn vectors_are_no_tables() {
+        let code = "griddepcontrol.wait; mov.u64 %rd2, __cudart_i2opi_f; ld.global.v2.u64 {%rd1, %rd2}, [%rd9]; \
+            ld.global.nc.u32 %r1, [%rd2]; ret;";
+        let loads = NotProgrammatic::LoadsConstants { instruction: "ld.global.nc.u32".to_owned() };
+        assert_eq!(checked(&kernel("sm_90", code), "it"), Err(loads));
+    }
+
+    #[test]
+    fn one_reading_for_all_entries() {
+        let text = kernel("sm_90", "griddepcontrol.wait; ret;");
+        STEPS.set(0);
+        let verdicts = Verdicts::of(&text);
+        let steps = STEPS.get();
+        assert_eq!(verdicts.check("it"), Ok(()));
+        assert_eq!(verdicts.check("first"), Err(NotProgrammatic::NoWait));
+        assert_eq!(verdicts.check("none"), Ok(()));
+        assert_eq!(STEPS.get(), steps);
+        let (image, verdicts) = (Image::ptx(text), ImageVerdicts::default());
+        STEPS.set(0);
+        for _ in 0..3 {
+            assert_eq!(verdicts.check(&image, "it"), Ok(()));
+            assert_eq!(verdicts.check(&image, "first"), Err(NotProgrammatic::NoWait));
+        }
+        assert_eq!(STEPS.get(), steps);
+    }
+
+    #[test]
+    fn steps_grow_with_the_text() {
+        use std::fmt::Write as _;
+
+        let entry = |name: &str, code: &str| {
+            format!(".entry {name}(.param .u64 p)\n{{ griddepcontrol.wait; {code} ret; }}\n")
+        };
+        // Registers in a row, none of which has a table in the end.
+        let a_sum = |n: usize| {
+            let mut code = "ld.global.nc.u32 %r1, [%rd0]; mov.f32 %f0, 0f00000000;".to_owned();
+            (0..n).for_each(|i| _ = write!(code, "add.f32 %f{}, %f{i}, %g{i};\n", i + 1));
+            entry("it", &format!("mov.u64 %rd0, __cudart_i2opi_f; {code}"))
+        };
+        let addresses = |n: usize| {
+            let mut code = String::new();
+            (0..n).for_each(|i| _ = writeln!(code, "add.s64 %rd{}, %rd{i}, 4;", i + 1));
+            entry("it", &format!("mov.u64 %rd0, 7; {code} ld.global.nc.u32 %r1, [%rd{n}];"))
+        };
+        let calls = |n: usize| {
+            let mut text = ".func last() { ld.global.nc.u32 %r1, [%rd0]; ret; }\n".to_owned();
+            let mut code = String::new();
+            for i in 0..n {
+                let _ = writeln!(text, ".func f{i}() {{ call f{}; ret; }}", i + 1);
+                let _ = writeln!(code, "call.uni f{i}, ();");
+            }
+            text + &entry("it", &code)
+        };
+        let entries = |n: usize| {
+            let mut text = calls(n);
+            (0..n).for_each(|i| text += &entry(&format!("e{i}"), "call f0, ();"));
+            text
+        };
+        let texts: [(&str, &dyn Fn(usize) -> String); 4] = [
+            ("a sum", &a_sum),
+            ("addresses", &addresses),
+            ("calls", &calls),
+            ("entries", &entries),
+        ];
+        for (name, text) in texts {
+            let steps = |n: usize| {
+                STEPS.set(0);
+                let _ = Verdicts::of(&format!(".target sm_90\n{}", text(n))).check("it");
+                STEPS.get()
+            };
+            let (once, twice) = (steps(500), steps(1000));
+            assert!(twice < 2 * once + once / 4, "{name}: {once}, {twice}");
+        }
     }
 }

@@ -1,45 +1,57 @@
-//! PTX as functions of statements (pure): as much of the language as it takes to say what an entry executes, in which order.
+//! PTX as a sequence of statements (pure): as much of the language as it takes to say what an entry executes, in which order.
 //!
 //! Comments, strings and white space are read as the assembler reads them: an instruction may stand anywhere on a line, behind labels, and in
 //! several pieces. A directive that ends with no semicolon, such as `.loc`, ends where its operands do. What is not understood is an error, so that
 //! nothing hides behind it.
+//!
+//! Nothing is kept of what was read: texts have megabytes.
 #![forbid(unsafe_code)]
 
-/// What an image in PTX has.
-#[derive(Debug, Default)]
-pub(super) struct Ptx<'t> {
-    /// What it is compiled for, `sm_90` for example.
-    pub(super) targets: Vec<&'t str>,
-    pub(super) functions: Vec<PtxFunction<'t>>,
-    /// Functions have second names.
-    pub(super) has_aliases: bool,
-}
+use std::borrow::Cow;
 
+/// A piece of an image in PTX.
 #[derive(Debug)]
-pub(super) struct PtxFunction<'t> {
-    pub(super) name: &'t str,
-    pub(super) is_entry: bool,
-    /// None of one that is declared only.
-    pub(super) body: Option<Vec<Statement<'t>>>,
+pub(super) enum Item<'t> {
+    /// What it is compiled for, `sm_90` for example.
+    Target(&'t str),
+    /// A function has a second name.
+    Alias,
+    Function {
+        name: &'t str,
+        is_entry: bool,
+        /// Its statements follow, and then [`Ends`](Item::Ends). It is declared only, if not.
+        has_body: bool,
+    },
+    Statement(Statement<'t>),
+    /// The body of a function does.
+    Ends,
 }
 
 /// An instruction, without labels and declarations around it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Statement<'t> {
     /// It has a condition.
     pub(super) is_guarded: bool,
     /// With its suffixes, `ld.global.nc.f32` for example.
-    pub(super) op: String,
-    pub(super) operands: Vec<&'t str>,
-    /// From where to where it stands in the text.
-    span: (usize, usize),
+    pub(super) op: Cow<'t, str>,
+    operands: &'t str,
+    whole: &'t str,
 }
 
-impl Statement<'_> {
+impl<'t> Statement<'t> {
+    /// What its operands consist of, brackets and commas among it.
+    pub(super) fn operands(&self) -> impl Iterator<Item = &'t str> + use<'t> {
+        let (text, mut at) = (self.operands, 0);
+        std::iter::from_fn(move || {
+            let token = token(text, at);
+            at = token.end();
+            (!token.text.is_empty()).then_some(token.text)
+        })
+    }
+
     /// As it stands in the text, on one line.
-    pub(super) fn written(&self, text: &str) -> String {
-        let written = text.get(self.span.0..self.span.1).unwrap_or_default();
-        written.split_whitespace().collect::<Vec<_>>().join(" ")
+    pub(super) fn written(&self) -> String {
+        self.whole.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 }
 
@@ -60,33 +72,26 @@ const DECLARES: [&str; 9] = [
     ".shared",
 ];
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Token<'t> {
+    /// Empty at the end, and where something begins that is none.
     text: &'t str,
     at: usize,
 }
 
-pub(super) fn read(text: &str) -> Result<Ptx<'_>, NotUnderstood> {
-    let tokens = tokens(text).map_err(|at| not_understood(&text[at..]))?;
-    let mut reader = Reader { tokens: &tokens, at: 0 };
-    reader.image().map_err(|()| {
-        let at = reader.tokens.get(reader.at).map_or(text.len(), |token| token.at);
-        not_understood(&text[at..])
-    })
-}
-
-fn not_understood(text: &str) -> NotUnderstood {
-    NotUnderstood(text.lines().next().unwrap_or_default().chars().take(60).collect())
+impl Token<'_> {
+    fn end(self) -> usize {
+        self.at + self.text.len()
+    }
 }
 
 fn is_of_word(c: char) -> bool {
     c.is_ascii_alphanumeric() || "_$%".contains(c)
 }
 
-/// Words, words with a dot in front, `::`, strings and single characters; where what is none of these begins.
-fn tokens(text: &str) -> Result<Vec<Token<'_>>, usize> {
-    let mut tokens = Vec::new();
-    let mut at = 0;
+/// The next one: a word, a word with a dot in front, `::`, a string, or a single character.
+fn token(text: &str, mut at: usize) -> Token<'_> {
+    step();
     while let Some(first) = text[at..].chars().next() {
         let rest = &text[at..];
         let word = |from: usize| {
@@ -101,10 +106,13 @@ fn tokens(text: &str) -> Result<Vec<Token<'_>>, usize> {
                 at += rest.find('\n').unwrap_or(rest.len());
                 continue;
             }
-            '/' if rest.starts_with("/*") => {
-                at += rest[2..].find("*/").ok_or(at)? + 4;
-                continue;
-            }
+            '/' if rest.starts_with("/*") => match rest[2..].find("*/") {
+                Some(end) => {
+                    at += end + 4;
+                    continue;
+                }
+                None => 0,
+            },
             // Which line of another file comes next.
             '#' if rest[1..]
                 .trim_start_matches([' ', '\t'])
@@ -120,39 +128,86 @@ fn tokens(text: &str) -> Result<Vec<Token<'_>>, usize> {
                 {
                     end + 2
                 }
-                _ => return Err(at),
+                _ => 0,
             },
             '.' => word(1),
             ':' if rest.starts_with("::") => 2,
             _ if is_of_word(first) => word(0),
             _ if first.is_ascii_punctuation() && first != '#' => 1,
-            _ => return Err(at),
+            _ => 0,
         };
-        tokens.push(Token { text: &rest[..len], at });
-        at += len;
+        return Token { text: &rest[..len], at };
     }
-    Ok(tokens)
+    Token { text: "", at }
 }
 
-struct Reader<'r, 't> {
-    tokens: &'r [Token<'t>],
-    at: usize,
+/// Counts what a text costs, where a test asks.
+#[inline]
+pub(super) fn step() {
+    #[cfg(test)]
+    STEPS.set(STEPS.get() + 1);
 }
 
-impl<'t> Reader<'_, 't> {
+#[cfg(test)]
+thread_local! {
+    pub(super) static STEPS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// Reads an image from its beginning, or the statements of a body. Nothing is read behind what is not understood.
+pub(super) struct Reader<'t> {
+    text: &'t str,
+    next: Token<'t>,
+    /// How many brackets of a body are open.
+    depth: usize,
+    /// A target was read last: more may follow.
+    is_in_targets: bool,
+    has_failed: bool,
+}
+
+impl<'t> Iterator for Reader<'t> {
+    type Item = Result<Item<'t>, NotUnderstood>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.has_failed {
+            return None;
+        }
+        let item = self.item().map_err(|()| {
+            self.has_failed = true;
+            let line = self.text[self.next.at..].lines().next().unwrap_or_default();
+            NotUnderstood(line.chars().take(60).collect())
+        });
+        item.transpose()
+    }
+}
+
+impl<'t> Reader<'t> {
+    pub(super) fn new(text: &'t str) -> Self {
+        let next = token(text, 0);
+        Reader { text, next, depth: 0, is_in_targets: false, has_failed: false }
+    }
+
+    /// Reads the statements again that follow.
+    pub(super) fn again(&self) -> Self {
+        Reader { ..*self }
+    }
+
     fn peek(&self) -> &'t str {
-        self.tokens.get(self.at).map_or("", |token| token.text)
+        self.next.text
     }
 
-    fn next(&mut self) -> &'t str {
-        let text = self.peek();
-        self.at += usize::from(!text.is_empty());
+    fn take(&mut self) -> &'t str {
+        let Token { text, .. } = self.next;
+        if !text.is_empty() {
+            self.next = token(self.text, self.next.end());
+        }
         text
     }
 
     fn takes(&mut self, text: &str) -> bool {
         let is_there = self.peek() == text;
-        self.at += usize::from(is_there);
+        if is_there {
+            self.take();
+        }
         is_there
     }
 
@@ -160,14 +215,14 @@ impl<'t> Reader<'_, 't> {
         if !self.peek().starts_with(is_of_word) {
             return Err(());
         }
-        Ok(self.next())
+        Ok(self.take())
     }
 
     /// Behind what is in brackets, of which the first one is next.
     fn skip_brackets(&mut self) -> Result<(), ()> {
         let mut depth = 0_usize;
         loop {
-            match self.next() {
+            match self.take() {
                 "(" | "{" | "[" => depth += 1,
                 ")" | "}" | "]" => depth = depth.checked_sub(1).ok_or(())?,
                 "" => return Err(()),
@@ -179,24 +234,24 @@ impl<'t> Reader<'_, 't> {
         }
     }
 
-    /// Behind the next semicolon that is in no brackets.
-    fn skip_statement(&mut self) -> Result<Vec<&'t str>, ()> {
-        let (from, mut depth) = (self.at, 0_usize);
+    /// Behind the next semicolon that is in no brackets; returns where that stands.
+    fn skip_statement(&mut self) -> Result<usize, ()> {
+        let mut depth = 0_usize;
         loop {
-            match self.next() {
+            let at = self.next.at;
+            match self.take() {
                 "(" | "{" | "[" => depth += 1,
                 ")" | "}" | "]" => depth = depth.checked_sub(1).ok_or(())?,
-                ";" if depth == 0 => break,
+                ";" if depth == 0 => return Ok(at),
                 "" => return Err(()),
                 _ => (),
             }
         }
-        Ok(self.tokens[from..self.at - 1].iter().map(|token| token.text).collect())
     }
 
     fn pragma(&mut self) -> Result<(), ()> {
         loop {
-            if !self.next().starts_with('"') {
+            if !self.take().starts_with('"') {
                 return Err(());
             }
             if !self.takes(",") {
@@ -207,39 +262,44 @@ impl<'t> Reader<'_, 't> {
         Ok(())
     }
 
-    fn image(&mut self) -> Result<Ptx<'t>, ()> {
-        let mut ptx = Ptx::default();
+    fn item(&mut self) -> Result<Option<Item<'t>>, ()> {
+        if self.depth > 0 {
+            return self.of_body().map(Some);
+        }
+        if std::mem::take(&mut self.is_in_targets) && self.takes(",") {
+            return self.target().map(Some);
+        }
         loop {
             match self.peek() {
-                "" => return Ok(ptx),
+                "" if self.next.at < self.text.len() => return Err(()),
+                "" => return Ok(None),
                 "{" => self.skip_brackets()?,
                 ".target" => {
-                    self.next();
-                    ptx.targets.push(self.word()?);
-                    while self.takes(",") {
-                        ptx.targets.push(self.word()?);
-                    }
+                    self.take();
+                    return self.target().map(Some);
                 }
                 ".pragma" => {
-                    self.next();
+                    self.take();
                     self.pragma()?;
                 }
-                ".entry" | ".func" => {
-                    let function = self.function()?;
-                    ptx.functions.push(function);
-                }
+                ".entry" | ".func" => return self.function().map(Some),
                 ".alias" => {
-                    self.next();
-                    ptx.has_aliases = true;
+                    self.take();
+                    return Ok(Some(Item::Alias));
                 }
-                _ => self.at += 1,
+                _ => _ = self.take(),
             }
         }
     }
 
-    /// From its directive to its end.
-    fn function(&mut self) -> Result<PtxFunction<'t>, ()> {
-        let is_entry = self.next() == ".entry";
+    fn target(&mut self) -> Result<Item<'t>, ()> {
+        self.is_in_targets = true;
+        self.word().map(Item::Target)
+    }
+
+    /// From its directive to the bracket that opens its body, or to its end.
+    fn function(&mut self) -> Result<Item<'t>, ()> {
+        let is_entry = self.take() == ".entry";
         if !is_entry && self.peek() == "(" {
             self.skip_brackets()?;
         }
@@ -248,57 +308,54 @@ impl<'t> Reader<'_, 't> {
             match self.peek() {
                 "(" => self.skip_brackets()?,
                 ".pragma" => {
-                    self.next();
+                    self.take();
                     self.pragma()?;
                 }
-                ";" => {
-                    self.next();
-                    return Ok(PtxFunction { name, is_entry, body: None });
-                }
-                "{" => {
-                    self.next();
-                    return Ok(PtxFunction { name, is_entry, body: Some(self.body()?) });
+                end @ (";" | "{") => {
+                    self.take();
+                    let has_body = end == "{";
+                    self.depth = usize::from(has_body);
+                    return Ok(Item::Function { name, is_entry, has_body });
                 }
                 "" | "}" => return Err(()),
-                _ => self.at += 1,
+                _ => _ = self.take(),
             }
         }
     }
 
     /// Behind the bracket that opens it.
-    fn body(&mut self) -> Result<Vec<Statement<'t>>, ()> {
-        let (mut statements, mut depth) = (Vec::new(), 1);
-        while depth > 0 {
+    fn of_body(&mut self) -> Result<Item<'t>, ()> {
+        while self.depth > 0 {
             match self.peek() {
                 "{" => {
-                    self.next();
-                    depth += 1;
+                    self.take();
+                    self.depth += 1;
                 }
                 "}" => {
-                    self.next();
-                    depth -= 1;
+                    self.take();
+                    self.depth -= 1;
                 }
-                ";" => self.at += 1,
+                ";" => _ = self.take(),
                 ".loc" => self.location()?,
                 ".pragma" => {
-                    self.next();
+                    self.take();
                     self.pragma()?;
                 }
-                directive if DECLARES.contains(&directive) => drop(self.skip_statement()?),
-                _ if self.tokens.get(self.at + 1).is_some_and(|next| next.text == ":") => {
-                    self.word()?;
-                    self.next();
+                directive if DECLARES.contains(&directive) => _ = self.skip_statement()?,
+                _ => {
+                    if let Some(statement) = self.statement()? {
+                        return Ok(Item::Statement(statement));
+                    }
                 }
-                _ => statements.push(self.statement()?),
             }
         }
-        Ok(statements)
+        Ok(Item::Ends)
     }
 
     /// `.loc 1 5 3, function_name L + 4, inlined_at 1 9 5`
     fn location(&mut self) -> Result<(), ()> {
         let numbers = |reader: &mut Self| (0..3).try_for_each(|_| reader.word().map(drop));
-        self.next();
+        self.take();
         numbers(self)?;
         while self.takes(",") {
             match self.word()? {
@@ -315,24 +372,37 @@ impl<'t> Reader<'_, 't> {
         Ok(())
     }
 
-    fn statement(&mut self) -> Result<Statement<'t>, ()> {
-        let from = self.tokens.get(self.at).map_or(0, |token| token.at);
+    /// A statement; none if it is a label.
+    fn statement(&mut self) -> Result<Option<Statement<'t>>, ()> {
+        let from = self.next.at;
         let is_guarded = self.takes("@");
         if is_guarded {
             self.takes("!");
             self.word()?;
         }
-        let mut op = self.word()?.to_owned();
-        while self.peek().starts_with('.') || self.peek() == "::" {
-            let is_scope = self.peek() == "::";
-            op.push_str(self.next());
-            if is_scope {
-                op.push_str(self.word()?);
-            }
+        let mut end = self.next.end();
+        let mut op = Cow::Borrowed(self.word()?);
+        if !is_guarded && self.takes(":") {
+            return Ok(None);
         }
-        let operands = self.skip_statement()?;
-        let to = self.tokens.get(self.at - 1).map_or(from, |token| token.at);
-        Ok(Statement { is_guarded, op, operands, span: (from, to) })
+        let mut is_scope = false;
+        while is_scope || self.peek().starts_with('.') || self.peek() == "::" {
+            let next = self.next;
+            if is_scope {
+                self.word()?;
+            } else {
+                self.take();
+            }
+            match &mut op {
+                // Still as it stands there.
+                Cow::Borrowed(op) if end == next.at => *op = &self.text[end - op.len()..next.end()],
+                op => op.to_mut().push_str(next.text),
+            }
+            (end, is_scope) = (next.end(), next.text == "::");
+        }
+        let to = self.skip_statement()?;
+        let (operands, whole) = (&self.text[end..to], &self.text[from..to]);
+        Ok(Some(Statement { is_guarded, op, operands, whole }))
     }
 }
 
@@ -344,11 +414,22 @@ mod tests {
         let text = format!(
             ".version 8.0\n.target sm_90, debug\n.visible .entry it ( .param .u64 p ) .maxntid 1, 1, 1 {{\n{body}\n}}"
         );
-        let ptx = read(&text).unwrap();
-        assert_eq!(ptx.targets, ["sm_90", "debug"]);
-        let [function] = &ptx.functions[..] else { panic!("{ptx:?}") };
-        assert!(function.is_entry && function.name == "it");
-        function.body.as_ref().unwrap().iter().map(|one| one.op.clone()).collect()
+        let mut items = Reader::new(&text).map(Result::unwrap);
+        let mut next = || items.next().unwrap();
+        assert!(matches!(next(), Item::Target("sm_90")));
+        assert!(matches!(next(), Item::Target("debug")));
+        let it = Item::Function { name: "it", is_entry: true, has_body: true };
+        assert_eq!(format!("{:?}", next()), format!("{it:?}"));
+        let mut ops = Vec::new();
+        loop {
+            match next() {
+                Item::Statement(one) => ops.push(one.op.into_owned()),
+                Item::Ends => break,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(items.next().is_none());
+        ops
     }
 
     #[test]
@@ -386,7 +467,7 @@ mod tests {
             ("ret", ""),
         ] {
             let text = format!(".entry it {{ {body} }}");
-            let NotUnderstood(found) = read(&text).unwrap_err();
+            let NotUnderstood(found) = Reader::new(&text).find_map(Result::err).unwrap();
             assert!(found.starts_with(begins), "{body}: {found}");
         }
     }
@@ -396,9 +477,15 @@ mod tests {
         let text = ".file 1 \".entry no { ret; }\"\n.extern .func (.param .b32 r) vprintf ( .param .b64 a );\n\
             .visible .entry it(.param .u64 p);\n.func f() { ret; }\n.section .debug { .b8 1 }\n\
             .visible .entry it(.param .u64 p) .pragma \"x\"; .reqntid 1 { .reg .b32 %r<2>; exit; }";
-        let ptx = read(text).unwrap();
-        let found = ptx.functions.iter().map(|one| (one.name, one.body.as_ref().map(Vec::len)));
-        let all = [("vprintf", None), ("it", None), ("f", Some(1)), ("it", Some(1))];
-        assert_eq!(found.collect::<Vec<_>>(), all);
+        let (mut found, mut statements) = (Vec::new(), 0);
+        for item in Reader::new(text) {
+            match item.unwrap() {
+                Item::Function { name, has_body, .. } => found.push((name, has_body)),
+                Item::Statement(_) => statements += 1,
+                _ => (),
+            }
+        }
+        assert_eq!(found, [("vprintf", false), ("it", false), ("f", true), ("it", true)]);
+        assert_eq!(statements, 2);
     }
 }

@@ -5,7 +5,8 @@
 //! | unknown, or not loaded any more | the load of a kernel of it, for which others of the same text wait |
 //! | loaded | the drop of its last kernel, which unloads it |
 //!
-//! Loading waits for everything that runs on the GPU, so it is done once a text, not once a kernel.
+//! Loading waits for everything that runs on the GPU, so it is done once a text, not once a kernel. A text with kernels that are declared to wait first
+//! is read once for all of them: what it says of them stays with the module.
 #![forbid(unsafe_code)]
 
 use std::borrow::Cow;
@@ -16,8 +17,9 @@ use parking_lot::Mutex;
 
 use super::image::{Form, Image};
 use super::module::{LoadedModule, Module};
+use super::programmatic::ImageVerdicts;
 use crate::device::home::Home;
-use crate::error::Result;
+use crate::error::{ErrorDetail, Result};
 
 /// The modules of a device's declared kernels.
 #[derive(Default)]
@@ -29,12 +31,31 @@ type Place = Mutex<Weak<LoadedModule>>;
 /// All that an image is, but for its name.
 type Key = (Form, Cow<'static, [u8]>, Vec<(String, String)>);
 
+/// A kernel that is declared to wait first.
+pub(super) struct WaitsFirst<'e> {
+    pub(super) declaration: &'static str,
+    pub(super) entry: &'e str,
+}
+
+impl WaitsFirst<'_> {
+    fn check(&self, verdicts: &ImageVerdicts, image: &Image) -> Result<()> {
+        verdicts.check(image, self.entry).map_err(|reason| {
+            let (declaration, kernel) = (self.declaration.to_owned(), self.entry.to_owned());
+            ErrorDetail::NotProgrammatic { declaration, kernel, reason }.into()
+        })
+    }
+}
+
 impl SharedModules {
-    /// The module of an image, loaded unless it is.
+    /// The module of an image, loaded unless it is. One whose kernel is to wait first and does not is not loaded for it.
     ///
     /// # Errors
-    /// As [`Module::load`].
-    pub(super) fn load(home: &Home, image: Image) -> Result<Module> {
+    /// As [`Module::load`]; [`ErrorDetail::NotProgrammatic`].
+    pub(super) fn load(
+        home: &Home,
+        image: Image,
+        waits_first: Option<WaitsFirst<'_>>,
+    ) -> Result<Module> {
         home.engine.check_open()?;
         let all = home.modules.get_or_init(|| Box::new(SharedModules::default()));
         let Some(all) = all.downcast_ref::<SharedModules>() else {
@@ -42,10 +63,17 @@ impl SharedModules {
         };
         let place = all.place((image.form, image.bytes.clone(), image.instances.clone()));
         let mut place = place.lock();
+        let check = |verdicts: &ImageVerdicts, image: &Image| {
+            waits_first.as_ref().map_or(Ok(()), |kernel| kernel.check(verdicts, image))
+        };
         if let Some(loaded) = place.upgrade() {
+            check(loaded.verdicts(), &image)?;
             return Ok(Module::of(loaded, image.name));
         }
-        let module = Module::load_now(&home.engine, image)?;
+        let module = Module::load_if(&home.engine, image, |image| {
+            let verdicts = ImageVerdicts::default();
+            check(&verdicts, image).map(|()| verdicts)
+        })?;
         *place = Arc::downgrade(module.loaded());
         Ok(module)
     }

@@ -19,12 +19,13 @@ use std::sync::atomic::AtomicU32;
 
 use bytemuck::Pod;
 
+use super::integers::Len;
 use crate::backend::{ArgBlock, Grid, HostTwin};
 use crate::error::image::ParamLayout;
 use crate::memory::allocation::ALIGNMENT;
 use crate::memory::must_fit;
 use crate::memory::pinned::PinnedFlag;
-use crate::memory::view::{Extent, Readable, Writable};
+use crate::memory::view::{Readable, Writable};
 use crate::submit::Footprint;
 use gpu_await_protocol::hazard::Mode;
 
@@ -49,29 +50,6 @@ pub struct Value<T>(PhantomData<fn() -> T>);
 /// Marker: a word that the host and the running kernel share, a [`PinnedFlag`].
 #[derive(Debug)]
 pub struct Flag(());
-
-/// The length of an array argument, as a precondition sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Len(usize);
-
-impl Len {
-    /// Returns the length of anything that has one.
-    pub fn of(what: &impl Extent) -> Self {
-        Len(what.len())
-    }
-
-    /// The number of elements.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.0
-    }
-
-    /// Whether there are no elements.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0 == 0
-    }
-}
 
 /// Size and alignment of a pointer in a kernel's parameters.
 const ADDRESS: (usize, usize) = (8, 8);
@@ -126,15 +104,15 @@ pub trait Arg<'k, P: Param> {
     fn push(self, list: &mut ArgList<'k>) -> P::Shape;
 }
 
-/// A tuple of [`Param`] markers, up to twelve. Sealed.
+/// A tuple of [`Param`] markers, up to sixteen. Sealed.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not the signature of a kernel",
     label = "not a tuple of kernel parameters",
-    note = "a signature is a tuple of at most twelve parameters, `(InOut<f32>,)` for a single one"
+    note = "a signature is a tuple of at most sixteen parameters, `(InOut<f32>,)` for a single one"
 )]
 pub trait Signature: sealed::Sealed + Sized + 'static {
     /// The types that preconditions see: a tuple of the arguments' shapes.
-    type Shapes: Debug + 'static;
+    type Shapes: 'static;
     #[doc(hidden)]
     fn describe(shapes: &Self::Shapes, names: &[&str]) -> String;
     /// The parameters that a kernel of these types has.
@@ -182,6 +160,8 @@ pub struct ArgList<'k> {
 }
 
 impl<'k> ArgList<'k> {
+    // Inlined as every push is: from an empty list on the compiler knows each argument's place.
+    #[inline(always)]
     pub(crate) fn new() -> Self {
         ArgList { block: ArgBlock::default(), footprint: Footprint::new("a launch"), waits: false }
     }
@@ -199,6 +179,7 @@ macro_rules! scalars {
             }
         }
         impl<'k> Arg<'k, $type> for $type {
+            #[inline(always)]
             fn push(self, list: &mut ArgList<'k>) -> $type {
                 list.block.push_value(bytemuck::bytes_of(&self));
                 self
@@ -219,6 +200,7 @@ impl<T: Pod + Debug + Send + Sync> Param for Value<T> {
     }
 }
 impl<'k, T: Pod + Debug + Send + Sync> Arg<'k, Value<T>> for T {
+    #[inline(always)]
     fn push(self, list: &mut ArgList<'k>) -> T {
         const { must_fit::<T>(u64::MAX) };
         list.block.push_value(bytemuck::bytes_of(&self));
@@ -237,10 +219,11 @@ impl<T: 'static> Param for In<T> {
         unsafe { std::slice::from_raw_parts(start, len) }
     }
     fn describe(shape: &Len, name: &str) -> String {
-        format!("{name}.len() = {}", shape.0)
+        format!("{name}.len() = {}", shape.len())
     }
 }
 impl<'k, T: 'static, B: Readable<T>> Arg<'k, In<T>> for &'k B {
+    #[inline(always)]
     fn push(self, list: &mut ArgList<'k>) -> Len {
         let span = self.span();
         list.footprint.touches_named(&span, Mode::Read);
@@ -262,10 +245,11 @@ macro_rules! written_arrays {
                 unsafe { std::slice::from_raw_parts_mut(start, len) }
             }
             fn describe(shape: &Len, name: &str) -> String {
-                format!("{name}.len() = {}", shape.0)
+                format!("{name}.len() = {}", shape.len())
             }
         }
         impl<'k, T: 'static, B: Writable<T>> Arg<'k, $marker<T>> for &'k mut B {
+            #[inline(always)]
             fn push(self, list: &mut ArgList<'k>) -> Len {
                 let len = Len::of(self);
                 let span = self.span_mut();
@@ -297,6 +281,7 @@ impl<'k> Arg<'k, Flag> for &'k PinnedFlag {
     }
 }
 
+#[inline(always)]
 fn push_array(list: &mut ArgList<'_>, span: &crate::memory::view::Span<'_>) {
     let bytes = span.range.end - span.range.start;
     list.block.push_memory(span.ptr().0, bytes);
@@ -332,6 +317,7 @@ macro_rules! tuples {
         }
 
         impl<'k, $($param: Param, $arg: Arg<'k, $param>),+> Args<'k, ($($param,)+)> for ($($arg,)+) {
+            #[inline(always)]
             fn collect(self, list: &mut ArgList<'k>) -> ($($param::Shape,)+) {
                 ($(self.$index.push(list),)+)
             }
@@ -364,6 +350,10 @@ tuples! {
     (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3 P4 A4 4 P5 A5 5 P6 A6 6 P7 A7 7 P8 A8 8 P9 A9 9)
     (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3 P4 A4 4 P5 A5 5 P6 A6 6 P7 A7 7 P8 A8 8 P9 A9 9 P10 A10 10)
     (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3 P4 A4 4 P5 A5 5 P6 A6 6 P7 A7 7 P8 A8 8 P9 A9 9 P10 A10 10 P11 A11 11)
+    (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3 P4 A4 4 P5 A5 5 P6 A6 6 P7 A7 7 P8 A8 8 P9 A9 9 P10 A10 10 P11 A11 11 P12 A12 12)
+    (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3 P4 A4 4 P5 A5 5 P6 A6 6 P7 A7 7 P8 A8 8 P9 A9 9 P10 A10 10 P11 A11 11 P12 A12 12 P13 A13 13)
+    (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3 P4 A4 4 P5 A5 5 P6 A6 6 P7 A7 7 P8 A8 8 P9 A9 9 P10 A10 10 P11 A11 11 P12 A12 12 P13 A13 13 P14 A14 14)
+    (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3 P4 A4 4 P5 A5 5 P6 A6 6 P7 A7 7 P8 A8 8 P9 A9 9 P10 A10 10 P11 A11 11 P12 A12 12 P13 A13 13 P14 A14 14 P15 A15 15)
 }
 
 impl sealed::Sealed for () {}

@@ -15,6 +15,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
+use super::integers::TableShape;
 use super::signature::sealed::Sealed;
 use super::signature::{Arg, ArgList, Param};
 use crate::backend::ArgBlock;
@@ -37,27 +38,6 @@ pub struct InTable<T>(PhantomData<fn() -> T>);
 /// Marker: a table of blocks that the kernel may read and write. All of them must have been written.
 #[derive(Debug)]
 pub struct InOutTable<T>(PhantomData<fn() -> T>);
-
-/// How many blocks a table has, and how long they are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TableShape {
-    blocks: usize,
-    block_len: usize,
-}
-
-impl TableShape {
-    /// The number of blocks.
-    #[must_use]
-    pub fn blocks(&self) -> usize {
-        self.blocks
-    }
-
-    /// The number of elements of a block.
-    #[must_use]
-    pub fn block_len(&self) -> usize {
-        self.block_len
-    }
-}
 
 /// The addresses of blocks of device memory, for kernels that read them.
 ///

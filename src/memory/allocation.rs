@@ -27,19 +27,20 @@ use std::sync::{Arc, Weak};
 use gpu_await_protocol::sync::Mutex;
 use sync_wrapper::SyncWrapper;
 
-pub(crate) use self::hazards::{AllocationHazards, BlockSet, NamedUses};
+pub(crate) use self::hazards::{
+    AllocationHazards, AnyWork, BlockSet, LatePart, LateWork, NamedUses, Poison,
+};
 pub(crate) use self::kept::KeptByGraph;
 use self::kept::KeptParts;
 use crate::backend::{DevicePtr, HostPtr};
-use crate::error::{Error, ErrorDetail, Result};
+use crate::error::{ErrorDetail, Result};
 use crate::memory::reclaim::allowance::Allowance;
 use crate::memory::reclaim::retired::Remnant;
-use crate::runtime::late_work::{AnyWork, LateWork};
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, Point, Progress};
 use crate::thread::{exit, locks};
-use gpu_await_protocol::block_hazards::{BlockHazards, Blocks};
-use gpu_await_protocol::hazard::{Content, Hazards, Mode};
+use gpu_await_protocol::block_hazards::BlockHazards;
+use gpu_await_protocol::hazard::{Content, Hazards};
 use gpu_await_protocol::point::Track;
 
 /// The id of no stream: a use under this id waits for every stream.
@@ -47,54 +48,6 @@ pub(crate) const NOBODY: u64 = 0;
 
 /// The alignment of allocations that every backend guarantees, in bytes.
 pub(crate) const ALIGNMENT: u64 = 256;
-
-/// Why a range is not worth reading.
-#[derive(Clone, Debug)]
-pub(crate) struct Poison {
-    pub(crate) producer: Arc<str>,
-    pub(crate) cause: Error,
-}
-
-impl Poison {
-    /// The poison left by an operation that failed with `error`; an upstream failure is passed on unchanged,
-    /// however many operations it goes through.
-    pub(crate) fn of(error: &Error, op: impl FnOnce() -> Arc<str>) -> Self {
-        match error.detail() {
-            ErrorDetail::Upstream { producer, cause, .. } => {
-                Poison { producer: producer.clone(), cause: cause.clone() }
-            }
-            _ => Poison { producer: op(), cause: error.clone() },
-        }
-    }
-
-    /// The error of an operation that reads it.
-    pub(crate) fn upstream(&self, op: Arc<str>) -> Error {
-        let Poison { producer, cause } = self.clone();
-        ErrorDetail::Upstream { op, producer, cause }.into()
-    }
-}
-
-impl PartialEq for Poison {
-    fn eq(&self, other: &Self) -> bool {
-        // Launches of one kernel share its name.
-        Arc::ptr_eq(&self.producer, &other.producer) && self.cause.is(&other.cause)
-    }
-}
-
-/// Refuses contents that are not worth reading.
-pub(crate) fn check_content(
-    hazards: &AllocationHazards,
-    part: &Blocks<'_>,
-    op: impl FnOnce() -> Arc<str>,
-) -> Result<()> {
-    match hazards.unreadable(part) {
-        None => Ok(()),
-        Some((_, Content::Poisoned { by, .. })) => Err(by.upstream(op())),
-        Some((part, _)) => {
-            Err(ErrorDetail::Unwritten { op: op(), start: part.start, end: part.end }.into())
-        }
-    }
-}
 
 /// Whose memory an allocation is.
 enum Backing {
@@ -255,11 +208,6 @@ impl Allocation {
         self.bytes
     }
 
-    /// The work that wrote it, or a reader of such work's outputs did, and that can fail when it runs.
-    pub(crate) fn late(&self) -> &LateWork {
-        &self.late
-    }
-
     /// A part of it has readers that are not tracked from now on.
     pub(crate) fn freeze(&self) {
         // ORDERING: Relaxed: the drop of this share orders it before the drop of the last, which reads it.
@@ -287,146 +235,12 @@ impl Allocation {
         Ok(())
     }
 
-    pub(crate) fn with_hazards<R>(&self, f: impl FnOnce(&AllocationHazards) -> R) -> R {
-        f(&self.hazards.lock())
-    }
-
-    /// Whether no other stream's use of the memory is pending, all of it is worth reading, and nothing that wrote it can fail any more:
-    /// a use there waits for nothing and fails by nothing.
-    #[inline]
-    pub(crate) fn is_only_used_by(&self, stream: u64) -> bool {
-        // ORDERING: Relaxed: the caller holds a borrow of the range that it will use. A conflicting use on another stream was entered
-        // before the caller got that borrow, and handing over the borrow orders the two. A use that does not conflict adds no wait.
-        self.only_user.load(Ordering::Relaxed) == stream
-    }
-
-    /// Enters a use of a range by `ticket` of `stream`.
-    #[inline]
-    pub(crate) fn enter(
-        &self,
-        range: &Range<u64>,
-        mode: Mode,
-        stream: &Arc<Progress>,
-        ticket: u64,
-    ) {
-        let mut hazards = self.hazards.lock();
-        let has_replaced = match &mut *hazards {
-            AllocationHazards::Ranges(ranges) => {
-                ranges.keeps_writers = self.late.is_used();
-                ranges.record(range, mode, stream, ticket);
-                !ranges.replaced.is_empty()
-            }
-            AllocationHazards::Slab(slab) => {
-                self.record(slab, &Blocks::Range(range), mode, (stream, ticket))
-            }
-        };
-        // ORDERING: Relaxed: under the lock.
-        if self.only_user.load(Ordering::Relaxed) != stream.id() {
-            self.note_only_user(&hazards);
-        }
-        if has_replaced {
-            self.let_go(&mut hazards);
-        }
-    }
-
-    /// Returns whether poison was replaced.
-    #[inline(never)]
-    fn record(
-        &self,
-        slab: &mut BlockHazards<Arc<Progress>, Poison>,
-        blocks: &Blocks<'_>,
-        mode: Mode,
-        (stream, ticket): (&Arc<Progress>, u64),
-    ) -> bool {
-        slab.keeps_writers = self.late.is_used();
-        slab.record(blocks, mode, stream, ticket);
-        !slab.replaced.is_empty()
-    }
-
-    /// Drops poison that was replaced, on the reaper's thread if that may run code of a user's: the caller holds locks, and a drop
-    /// may submit.
-    #[cold]
-    #[inline(never)]
-    fn let_go(&self, hazards: &mut AllocationHazards) {
-        let replaced = std::mem::take(hazards.replaced());
-        if replaced.iter().any(|poison| poison.cause.is_foreign()) {
-            self.engine().background.drop_later(Box::new(replaced));
-        }
-    }
-
-    /// Poisons the ranges whose last writer is a ticket of a stream.
-    pub(crate) fn poison_written(&self, range: &Range<u64>, by: (u64, u64), poison: &Poison) {
-        let mut hazards = self.hazards.lock();
-        hazards.poison_written(&Blocks::Range(range), by, poison);
-        self.note_only_user(&hazards);
-        self.let_go(&mut hazards);
-    }
-
-    fn note_only_user(&self, hazards: &AllocationHazards) {
-        let user = hazards.only_user().filter(|_| !self.late.is_used());
-        // ORDERING: Relaxed: see `is_only_used_by`.
-        self.only_user.store(user.unwrap_or(NOBODY), Ordering::Relaxed);
-    }
-
-    /// The range was written by an operation of that work, which can still fail.
-    pub(crate) fn enter_late(
-        &self,
-        range: &Range<u64>,
-        by: (u64, u64),
-        work: impl Iterator<Item = Weak<AnyWork>>,
-    ) {
-        self.late.enter(range, by, work);
-        self.note_only_user(&self.hazards.lock());
-    }
-
-    /// Nobody may read what is behind `from` until it is written again. Returns where the last part there ends that anybody uses or may use again: work
-    /// that is not complete, a list of a graph, or a share that is neither the caller's nor a list's, whose parts are not known.
-    pub(crate) fn cut_off(self: &Arc<Self>, from: u64) -> u64 {
-        // Not under the lock: whoever learns of a completion is woken.
-        let users = self.hazards.lock().users();
-        users.iter().for_each(|used| used.stream.ask(used.ticket));
-        let mut hazards = self.hazards.lock();
-        let in_use = hazards.cut_off(from);
-        self.note_only_user(&hazards);
-        self.let_go(&mut hazards);
-        drop(hazards);
-        let kept = self.kept_by_graphs.lock();
-        if Arc::strong_count(self) > 1 + kept.shares {
-            return self.bytes;
-        }
-        kept.parts.iter().map(|part| part.end).fold(in_use, u64::max).min(self.bytes)
-    }
-
-    /// Whether the first part of the range that cannot be read is one whose producer failed.
-    pub(crate) fn is_poisoned(&self, range: &Range<u64>) -> bool {
-        let hazards = self.hazards.lock();
-        matches!(hazards.unreadable(&Blocks::Range(range)), Some((_, Content::Poisoned { .. })))
-    }
-
-    /// Poisons the outputs of a failed operation. `leaves_data`: it was never entered, and would have updated the range.
-    pub(crate) fn poison(&self, part: &Blocks<'_>, leaves_data: bool, poison: &Poison) {
-        let mut hazards = self.hazards.lock();
-        hazards.poison(part, leaves_data, poison);
-        self.note_only_user(&hazards);
-        self.let_go(&mut hazards);
-    }
-
-    /// Makes a part readable again that operations which failed would have updated; an error in the name of `op` if it is not.
-    pub(crate) fn clear_poison(&self, range: &Range<u64>, op: &'static str) -> Result<()> {
-        let mut hazards = self.hazards.lock();
-        let part = Blocks::Range(range);
-        hazards.clear_poison(&part);
-        self.note_only_user(&hazards);
-        self.let_go(&mut hazards);
-        check_content(&hazards, &part, || op.into())
-    }
-
     /// Leaks the memory with its device, which would free it at its end.
     #[cold]
     fn leak(&mut self) {
         let engine = self.engine.clone();
         match &mut self.backing {
-            Backing::Pool { block, drawn, .. } if engine.lost().is_some() => {
+            Backing::Pool { block, drawn, .. } if engine.state.lost().is_some() => {
                 engine.memory.account.lock().abandon(*block, number(drawn));
             }
             Backing::Pool { block, .. } => {

@@ -166,7 +166,7 @@ impl AddressRange {
     /// Every use of what is behind `to` is complete, and nobody will use it before it is wanted, and then committed, again.
     pub(crate) unsafe fn decommit(&self, to: u64) -> Result<u64> {
         let engine = &self.engine;
-        if let Some(lost) = engine.lost() {
+        if let Some(lost) = engine.state.lost() {
             return Err(lost.clone());
         }
         let mut committed = self.committed.lock();

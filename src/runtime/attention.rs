@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 
-use super::device_state::DeviceState;
+use super::progress::DeviceState;
 use crate::error::ErrorDetail;
 use gpu_await_protocol::cadence;
 use gpu_await_protocol::park::ParkState;

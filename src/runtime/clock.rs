@@ -1,4 +1,4 @@
-//! [`Clock`]: a time, and who tells its deadlines.
+//! [`Clock`]: a time, and who tells its deadlines. [`Pacing`]: when a device's poller and its tasks look.
 //!
 //! | a clock of | goes with | its deadlines are told by |
 //! |---|---|---|
@@ -23,12 +23,17 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use crossbeam_utils::CachePadded;
+
 use super::attention::Attention;
+use super::progress::DeviceState;
 use crate::system;
 use crate::system::process::Process;
 use crate::thread::contain::{self, wake};
 use crate::thread::inbox::{Nothing, Receiver};
 use crate::thread::worker::Worker;
+use gpu_await_protocol::cadence;
+use gpu_await_protocol::checkers::Checkers;
 use gpu_await_protocol::deadlines::{Deadlines, NEVER};
 
 /// A clock, in nanoseconds since its origin.
@@ -58,12 +63,12 @@ pub(crate) struct Deadline {
 
 impl Clock {
     /// The clock of a device, whose poller has this attention.
-    pub(super) fn of_poller(attention: &Arc<Attention>) -> Arc<Self> {
+    fn of_poller(attention: &Arc<Attention>) -> Arc<Self> {
         Clock::new(TimeKeeper::Poller(attention.clone()))
     }
 
     /// The clock of a stepped device.
-    pub(super) fn of_steps() -> Arc<Self> {
+    fn of_steps() -> Arc<Self> {
         Clock::new(TimeKeeper::Steps(AtomicU64::new(0)))
     }
 
@@ -223,5 +228,62 @@ impl Drop for Deadline {
         if let Some(key) = self.key {
             contain::let_go(self.clock.deadlines.remove(self.due, key));
         }
+    }
+}
+
+/// When a device's poller and its tasks look, and what they learned about that.
+pub(crate) struct Pacing {
+    /// Wakes the poller.
+    pub(crate) attention: Arc<Attention>,
+    /// The device's time, and the moments at which the poller wakes tasks.
+    pub(crate) clock: Arc<Clock>,
+    /// Permits for tasks that check for themselves, or stay awake.
+    pub(crate) checkers: CachePadded<Checkers>,
+    /// How long the poller rests between two rounds, at least.
+    ///
+    /// ORDERING: Relaxed, like the next: a guess.
+    rest_ns: AtomicU64,
+    /// How long a task took lately from being woken to check to being polled.
+    lag_ns: AtomicU64,
+}
+
+impl Pacing {
+    pub(super) fn new(state: &Arc<DeviceState>, stepped: bool) -> Self {
+        let attention = Arc::new(Attention::new(state, stepped));
+        let clock = if stepped { Clock::of_steps() } else { Clock::of_poller(&attention) };
+        Pacing {
+            attention,
+            clock,
+            checkers: CachePadded::new(Checkers::new()),
+            rest_ns: AtomicU64::new(cadence::REST_LEAST_NS),
+            lag_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// The device's time, in nanoseconds.
+    pub(crate) fn now(&self) -> u64 {
+        self.clock.now()
+    }
+
+    /// How long the poller rests between two rounds, at least, in nanoseconds.
+    #[inline]
+    pub(crate) fn rest_ns(&self) -> u64 {
+        self.rest_ns.load(Ordering::Relaxed)
+    }
+
+    /// Records how long a round of the poller took, which alone calls this.
+    pub(crate) fn spent(&self, ns: u64) {
+        self.rest_ns.store(cadence::rest(ns), Ordering::Relaxed);
+    }
+
+    /// How long a task took lately from being woken to check to being polled.
+    #[inline]
+    pub(crate) fn lag_ns(&self) -> u64 {
+        self.lag_ns.load(Ordering::Relaxed)
+    }
+
+    /// A task was polled so long after it was woken to check.
+    pub(crate) fn learn_lag(&self, ns: u64) {
+        self.lag_ns.store(cadence::lag(self.lag_ns(), ns), Ordering::Relaxed);
     }
 }

@@ -2,30 +2,28 @@
 //!
 //! | part | what for | in |
 //! |---|---|---|
-//! | `state` | whether the device is lost, which tasks wait for a worker, its figures; outlives the device | [`device_state`](super::device_state) |
+//! | `state` | whether the device is lost, which tasks wait for a worker, its figures; outlives the device | [`progress`](super::progress) |
 //! | `memory` | where the device's memory is; what is to be freed when several streams have finished with it | [`memory`] |
 //! | `pools` | what markers are made of | [`pools`] |
 //! | `background` | drops users' values, and makes driver calls that may block | [`errands`] |
-//! | `pacing` | wakes the poller; its time; which tasks check for themselves | [`pacing`] |
+//! | `pacing` | wakes the poller; its time; which tasks check for themselves | [`clock`](super::clock) |
 //! | `registry` | every stream, to report a loss and to wait for all | [`registry`](super::registry) |
 //! | `shares` | which multiprocessors are whose, and the engine's own driver streams | [`shares`] |
 //! | `graphs` | the number of compiled graphs | [`graph_budget`](super::graph_budget) |
 //! | `tracer` | the log of operations, while it is on | [`tracer`](super::tracer) |
-//! | `ending` | whether the device is closed, and the tasks that wait to hear of its loss | [`ending`] |
+//! | `ending` | whether the device is closed, and the tasks that wait to hear of its loss | [`loss`] |
 //!
-//! A part has state and methods of its own. What takes several of them is the engine's: the meaning of a driver error ([`loss`]), the
-//! return of retired memory ([`retirement`]), anchors of the device's clock ([`anchors`]), the close and the loss ([`ending`]).
+//! A part has state and methods of its own. What takes several of them is the engine's: the meaning of a driver error, the close and
+//! the loss ([`loss`]), the return of retired memory ([`retirement`]), anchors of the device's clock ([`anchors`]).
 //!
 //! # Invariants
 //! 1. `lost` is set once, before any waiter is woken because of it (`a_loss_is_seen_by_who_registers_beside_it`).
 //! 2. Nothing here makes a driver call after `main` returned (`nothing_calls_the_driver_after_main`).
 
 mod anchors;
-mod ending;
 mod errands;
 mod loss;
 mod memory;
-mod pacing;
 mod pools;
 mod retirement;
 mod shares;
@@ -33,15 +31,14 @@ mod shares;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use self::ending::DeviceEnd;
 use self::errands::Background;
+use self::loss::DeviceEnd;
 use self::memory::DeviceMemory;
-use self::pacing::Pacing;
 use self::pools::MarkerPools;
 use self::shares::Shares;
-use super::device_state::DeviceState;
+use super::clock::Pacing;
 use super::graph_budget::GraphBudget;
-use super::progress::{PointStream, Progress};
+use super::progress::{DeviceState, Overlap, PointStream, Progress};
 use super::registry::Registry;
 use super::tracer::Tracer;
 use crate::backend::{Backend, DeviceKind};
@@ -74,10 +71,8 @@ pub(crate) struct EngineOptions {
     pub(crate) timeline: Option<usize>,
     /// Kernels are those of a GPU without machine code of its own.
     pub(crate) general_images: bool,
-    /// No kernel starts while the launch in front of it still ends.
-    pub(crate) full_edges: bool,
-    /// Edges of graphs are programmatic where they may be.
-    pub(crate) programmatic_edges: bool,
+    /// Where kernels may start while the launch in front of them still ends.
+    pub(crate) overlap: Overlap,
     /// The most elements that a launch of a selection takes, if that is less than what its kernel can.
     pub(crate) part_of_selections: Option<u32>,
     /// How many multiprocessors all of it is confined to.
@@ -169,11 +164,6 @@ impl<S: DeviceStream> Engine<S> {
         if self.registry.hand_over(stream) {
             self.pacing.attention.call();
         }
-    }
-
-    /// The engine's clock, in nanoseconds.
-    pub(crate) fn now(&self) -> u64 {
-        self.pacing.clock.now()
     }
 
     /// Counts a refused free of memory. Logs nothing, like [`refused`](Self::refused).

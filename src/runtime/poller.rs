@@ -60,7 +60,7 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>, clock: &Clock) {
         // are called.
         let looked = contain::contain("what a poller called", || {
             let engine = engine.upgrade()?;
-            Some((poller.look(&engine, attention), engine.now()))
+            Some((poller.look(&engine, attention), engine.pacing.now()))
         });
         let (until, now) = match looked {
             Some(Some(looked)) => looked,
@@ -96,7 +96,7 @@ struct Round<'a> {
 
 impl Rounds for Round<'_> {
     fn round(&mut self) -> bool {
-        let moved = match self.engine.lost() {
+        let moved = match self.engine.state.lost() {
             Some(_) => self.poller.bury(self.engine),
             None => self.poller.round(self.engine),
         };
@@ -105,8 +105,8 @@ impl Rounds for Round<'_> {
     }
 
     fn sleep_until(&mut self) -> u64 {
-        let now = self.engine.now();
-        let until = match self.engine.lost() {
+        let now = self.engine.pacing.now();
+        let until = match self.engine.state.lost() {
             Some(_) => {
                 self.attention.looked(false);
                 u64::MAX
@@ -177,7 +177,7 @@ impl Poller {
         engine.mourn();
         engine.memory.wake_reclaimers();
         let mut moved = engine.registry.take_handed_over(&mut self.active);
-        let now = engine.now();
+        let now = engine.pacing.now();
         self.begin_turn(engine, now);
         let mut visited = false;
         for stream in self.active.iter().filter(|stream| stream.waiters.next_look() <= now) {
@@ -185,7 +185,7 @@ impl Poller {
             moved |= stream.visit(now);
         }
         if visited {
-            engine.pacing.spent(engine.now() - now);
+            engine.pacing.spent(engine.pacing.now() - now);
         }
         if now >= self.next_press() && self.owes(engine) {
             self.last_press = now;

@@ -5,11 +5,11 @@
 //! | part | what it is | in |
 //! |---|---|---|
 //! | `driver` | the driver's stream, and whose it is | [`driver_stream`] |
-//! | `submission`, `announced` | the submission lock, and what its holder lets others know | [`submitter`], [`listed`] |
+//! | `submission`, `announced` | the submission lock, and what its holder lets others know | [`submitter`] |
 //! | `markers` | how the device tells how far it is | [`markers`] |
-//! | `waiters`, `pace` | the futures that wait, and when to look for them | [`poll`], [`look`], [`visit`], [`pace`] |
-//! | `lent` | host memory and values that the device may touch | [`lent`] |
-//! | `memory` | device memory that was freed on it | [`freed`] |
+//! | `waiters`, `pace` | the futures that wait, and when to look for them | [`poll`], [`look`] |
+//! | `lent` | host memory and values that the device may touch | [`memory`] |
+//! | `memory` | device memory that was freed on it | [`memory`] |
 //! | `foreign` | what it waits for on other devices | [`foreign`] |
 //!
 //! | who | does | through | in |
@@ -17,51 +17,56 @@
 //! | a submitter | takes the lock, issues a ticket, makes driver calls | [`StreamState::with`] | [`submitter`] |
 //! | a future | looks, yields, registers | [`StreamState::poll_ticket`] | [`poll`] |
 //! | anybody | queries the driver, raises `completed`, wakes | [`StreamState::sweep`] | [`look`] |
-//! | the poller | looks when the work may be complete | [`StreamState::visit`] | [`visit`] |
-//! | a drop | caches the memory for the stream, frees it in stream order, or defers it | [`StreamState::free_in_order`] | [`freed`] |
-//! | an allocation | reuses memory that the stream freed | [`FreedMemory::reuse`], [`StreamState::take_freed`] | [`freed`] |
+//! | the poller | looks when the work may be complete | [`StreamState::visit`] | [`look`] |
+//! | a drop | caches the memory for the stream, frees it in stream order, or defers it | [`StreamState::free_in_order`] | [`memory`] |
+//! | an allocation | reuses memory that the stream freed | [`FreedMemory::reuse`], [`StreamState::take_freed`] | [`memory`] |
+//!
+//! | a stream is | until |
+//! |---|---|
+//! | open: it has a handle | the last handle is dropped; its resources are released then |
+//! | deserted, its work pending | the work is complete; the owner of the device's streams keeps it |
+//! | gone: its driver stream is destroyed, its owner dropped | |
+//!
+//! A deserted stream gets no handle again: the rest of its work is looked at and waited for through
+//! [`Progress`](crate::runtime::progress::Progress).
 //!
 //! Locks, in the order in which they may be held together: submission lock, then one of those of `markers`, `lent` and `memory`; then the
 //! device's account. The lock of `waiters` is never held with another.
 
 mod driver_stream;
 mod foreign;
-mod freed;
-mod handle;
-mod lent;
-mod listed;
 mod look;
 mod markers;
+mod memory;
 mod opening;
-mod pace;
 mod poll;
 mod submitter;
-mod visit;
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::Waker;
 
 use self::driver_stream::DriverStream;
 pub(crate) use self::driver_stream::Owner;
 use self::foreign::ForeignWaits;
-use self::freed::FreedMemory;
-pub(crate) use self::handle::{OfStream, StreamHandle};
-use self::lent::LentQueue;
-pub(crate) use self::lent::{Callback, Payload};
-pub(crate) use self::listed::Listed;
+use self::look::Pace;
 use self::markers::Markers;
-use self::pace::Pace;
+pub(crate) use self::memory::{Callback, Payload};
+use self::memory::{FreedMemory, LentQueue};
 pub(crate) use self::poll::WaitState;
-pub(crate) use self::submitter::Turn;
 use self::submitter::{Announced, Submitter};
+pub(crate) use self::submitter::{Listed, Turn};
 use super::engine::{DeviceStream, Engine};
 use super::progress::{PointStream, Progress};
+use super::weak_list::WeakList;
 use crate::error::{DriverCode, Error, Result};
 use crate::memory::reclaim::retired::{Block, Remnant};
 use crate::thread::{contain, locks, role};
 use gpu_await_protocol::overlap::Overlap;
 use gpu_await_protocol::submission::SubmissionLock;
+use gpu_await_protocol::sync::Mutex;
 use gpu_await_protocol::wait_queue::WaitQueue;
 
 pub(crate) struct StreamState {
@@ -141,6 +146,30 @@ impl StreamState {
         result
     }
 
+    /// [`with`](Self::with) for a closure that adds to a list at most: it submits nothing, so nothing new is owed.
+    #[inline(always)]
+    pub(crate) fn with_list<R>(self: &Arc<Self>, f: impl FnOnce(&mut Turn<'_, '_>) -> R) -> R {
+        self.submission.with(self, |locked| f(&mut Turn { stream: self, locked }))
+    }
+
+    /// Whether memory waits to be taken back or freed, or work that nothing else waits for to end.
+    #[inline]
+    fn owes(&self) -> bool {
+        !self.lent.is_empty()
+            || self.memory.has_deferred()
+            || (self.is_deserted() && self.in_flight() > 0)
+    }
+
+    /// After a submission: leaves the owed work to the poller. Memory lent during a loss, unseen by `mourn`,
+    /// has no other collector: either `mourn` sees it under the lock of `lent`, or the loss is seen here.
+    fn see_to_dues(self: &Arc<Self>) {
+        if self.engine.state.lost().is_some() {
+            self.mourn();
+        } else if !self.is_stuck() {
+            self.activate();
+        }
+    }
+
     /// Takes a ticket behind all work on the device, other libraries' included, and returns it; `None` if the
     /// driver cannot do that. Only on a stream that has no other tickets: each of its markers then covers
     /// everything that the one before covered.
@@ -189,8 +218,8 @@ impl PartialEq for StreamState {
     }
 }
 
-impl std::fmt::Debug for StreamState {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for StreamState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.driver.name() {
             Some(name) => write!(f, "stream {} \"{name}\" of {}", self.id(), self.engine.label()),
             None => write!(f, "stream {} of {}", self.id(), self.engine.label()),
@@ -235,7 +264,7 @@ impl StreamState {
             contain::wake(waker);
         }
         self.markers.clear(self.progress.timeline.completed());
-        let lost = engine.lost().is_some();
+        let lost = engine.state.lost().is_some();
         if lost || stuck {
             // Lent while the device was being lost: the device may not have stopped.
             self.lent.quarantine(&engine);
@@ -256,7 +285,7 @@ impl StreamState {
         if !self.driver.is_owned() {
             return;
         }
-        let raw = self.driver.raw();
+        let raw = self.driver.raw;
         let keeper = engine.clone();
         engine.background.act(move || {
             // SAFETY: `open` made the driver stream, and nothing else refers to it.
@@ -321,5 +350,88 @@ impl DeviceStream for StreamState {
 
     fn may_sit_in_driver(self: &Arc<Self>) -> bool {
         self.announced.may_block_behind(self.submitted()) && self.is_submitted_to()
+    }
+}
+
+/// An object made for one stream and useless without it, whose owner may hold it for longer: compiled graphs, and the memory
+/// they keep.
+pub(crate) trait OfStream: Send + Sync {
+    /// The stream has no handle any more: releases the object's resources.
+    fn stream_is_gone(&self);
+}
+
+/// The right to put work on a stream.
+pub(crate) struct StreamHandle {
+    stream: Arc<StreamState>,
+    belongings: Mutex<WeakList<dyn OfStream>>,
+}
+
+impl StreamHandle {
+    fn new(stream: Arc<StreamState>) -> Arc<Self> {
+        Arc::new(StreamHandle { stream, belongings: Mutex::default() })
+    }
+
+    /// Registers an object to be released when the stream is gone.
+    pub(crate) fn has(&self, belonging: Weak<dyn OfStream>) {
+        self.belongings.lock().push(belonging);
+    }
+}
+
+impl fmt::Debug for StreamHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.stream.fmt(f)
+    }
+}
+
+impl Deref for StreamHandle {
+    type Target = Arc<StreamState>;
+
+    fn deref(&self) -> &Arc<StreamState> {
+        &self.stream
+    }
+}
+
+impl StreamState {
+    /// The last handle is dropped. The owner of the device's streams keeps the stream while its work is
+    /// pending, and releases it when it is complete.
+    fn desert(self: &Arc<Self>) {
+        // ORDERING: SeqCst: against `deactivate`, which stores that it lets go and then looks at this.
+        self.deserted.store(true, Ordering::SeqCst);
+        if let Some(share) = self.driver.partition() {
+            share.stream_ends();
+        }
+        // If the poller does not have the stream, this is the last reference.
+        if self.has_dues() || self.waiters.is_watched() || self.awaits_its_word() {
+            self.activate();
+        }
+    }
+
+    /// Whether a write of its word may be pending: the poller then keeps the stream until the word's line can be returned. A lost device
+    /// keeps its lines.
+    fn awaits_its_word(&self) -> bool {
+        self.markers.word().is_some_and(|word| word.is_late(|| true))
+            && self.engine.state.lost().is_none()
+            && !self.is_stuck()
+    }
+
+    /// Whether it has no handle.
+    #[inline]
+    pub(crate) fn is_deserted(&self) -> bool {
+        // ORDERING: Relaxed: a hint; `deactivate` looks behind a fence, against `desert`.
+        self.deserted.load(Ordering::Relaxed)
+    }
+
+    /// Whether it has no handle and will make no progress any more.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.is_deserted() && self.is_found_stuck()
+    }
+}
+
+impl Drop for StreamHandle {
+    fn drop(&mut self) {
+        locks::assert_none("a stream");
+        // First of all: this retires objects behind the stream's work, which the following looks at.
+        self.belongings.get_mut().alive().iter().for_each(|belonging| belonging.stream_is_gone());
+        self.stream.desert();
     }
 }

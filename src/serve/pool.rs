@@ -548,7 +548,7 @@ impl StreamPool {
                 device: stream.engine().label().to_owned(),
                 priority: stream.priority(),
                 high_priority: self.shared.slots[slot].class == Class::High,
-                state: match (stream.engine().lost(), stream.engine().check_open()) {
+                state: match (stream.engine().state.lost(), stream.engine().check_open()) {
                     (Some(_), _) => PooledStreamState::Lost,
                     (None, Err(_)) => PooledStreamState::Closed,
                     (None, Ok(())) if *is_stuck => PooledStreamState::Stuck,

@@ -109,8 +109,8 @@ impl Stream {
         }
         // Given no memory of the call's, the crew takes more.
         let fill = |start: usize, pinned: Option<PinnedBuffer<T>>| {
-            let (source, pool) = (source.share(), self.home().pinned.clone());
-            let part = self.home().crew.run(move || {
+            let (source, pool) = (source.share(), self.home.pinned.clone());
+            let part = self.home.crew.run(move || {
                 let source = &(*source).as_ref()[start..len.min(start + part_len::<T>())];
                 let mut part = match pinned {
                     Some(pinned) => pinned,
@@ -122,16 +122,17 @@ impl Stream {
             });
             (start, part)
         };
-        let (window, events) = (self.window(), self.staged_events());
+        let window = self.window();
+        let events = staged_events(window);
         self.throttle(MOST_IN_FLIGHT).await?;
         // For large memory the driver has to map some. Not on the crew: the stream may be busy.
         let stream = self.clone();
-        let allocated = self.home().crew.offload(self.line(), Unwanted::IsLeft, move || {
+        let allocated = self.home.crew.offload(self.line(), Unwanted::IsLeft, move || {
             stock(stream.state(), events);
             queued(stream.empty::<T>(len))
         });
         pause().await;
-        self.stock_pinned::<T>(len).await?;
+        self.stock_pinned::<T>(len, window).await?;
         let mut starts = (0..len).step_by(part_len::<T>());
         let mut filling = VecDeque::with_capacity(window);
         for start in starts.by_ref().take(window) {
@@ -200,23 +201,24 @@ impl Stream {
         }
         // Making the room may wait for the page faults of others.
         let room = move || Room::in_parts(destination, len, part_len::<T>());
-        let (room, parts) = self.home().crew.run(room).await??;
+        let (room, parts) = self.home.crew.run(room).await??;
         // Its share goes last: the parts, on their way back or not, are dropped before it.
         let room = self.dropped_there(room);
-        let (window, events) = (self.window(), self.staged_events());
+        let window = self.window();
+        let events = staged_events(window);
         // Before pinned memory is taken, so that a waiting call leaves it to others.
         self.throttle(MOST_IN_FLIGHT).await?;
-        if !self.state().markers.has_events(events) {
-            let stream = self.state().clone();
+        if !self.state.markers.has_events(events) {
+            let stream = self.state.clone();
             let stock = move || stock(&stream, events);
-            self.home().crew.offload(self.line(), Unwanted::IsLeft, stock).await?;
+            self.home.crew.offload(self.line(), Unwanted::IsLeft, stock).await?;
         }
-        self.stock_pinned::<T>(len).await?;
+        self.stock_pinned::<T>(len, window).await?;
         let mut flying: VecDeque<(Op<PinnedBuffer<T>>, Part<T>)> = VecDeque::with_capacity(window);
         let mut emptying: VecDeque<Offloaded<PinnedBuffer<T>>> =
             VecDeque::with_capacity(window + 1);
         let empty = |part: Part<T>, full: PinnedBuffer<T>| {
-            self.home().crew.run(move || {
+            self.home.crew.run(move || {
                 part.fill(&full);
                 full
             })
@@ -254,30 +256,24 @@ impl Stream {
 
     /// The line for work that this stream may hold up.
     pub(crate) fn line(&self) -> Line {
-        Line::Stream(self.state().id())
+        Line::Stream(self.state.id())
     }
 
     /// How many parts may be with the crew; as many more may be with the device.
     fn window(&self) -> usize {
-        self.home().crew.threads() + 2
-    }
-
-    /// How many events a stream has for staged copies: a marker for each part on its way up that is
-    /// still there when the way down begins, and for each of those.
-    fn staged_events(&self) -> usize {
-        3 * (self.window() + 1)
+        self.home.crew.threads() + 2
     }
 
     /// Has the crew make the pinned memory for a copy of `len` elements that the pool lacks: before the first
     /// part is submitted, because the driver makes submitters wait while it registers memory.
-    async fn stock_pinned<T: Element>(&self, len: usize) -> Result<()> {
-        let pool = &self.home().pinned;
+    async fn stock_pinned<T: Element>(&self, len: usize, window: usize) -> Result<()> {
+        let pool = &self.home.pinned;
         let (bytes, parts) = (bytes_of::<T>(block_len::<T>(len))?, len.div_ceil(part_len::<T>()));
-        let enough = parts.min(2 * self.window());
+        let enough = parts.min(2 * window);
         let mut making = Vec::new();
         for _ in pool.free_blocks(bytes, enough)..enough {
             let pool = pool.clone();
-            making.push(self.home().crew.run(move || pool.stock(bytes, enough)));
+            making.push(self.home.crew.run(move || pool.stock(bytes, enough)));
             pause().await;
         }
         for made in making {
@@ -288,19 +284,19 @@ impl Stream {
 
     /// Pinned memory for a part of `len` elements at most; the crew makes it if others took it.
     async fn pinned_part<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
-        let pool = &self.home().pinned;
+        let pool = &self.home.pinned;
         if let Some(pooled) = PinnedBuffer::pooled(pool, len)? {
             return Ok(pooled);
         }
         let pool = pool.clone();
-        self.home().crew.run(move || PinnedBuffer::new(&pool, len)).await?
+        self.home.crew.run(move || PinnedBuffer::new(&pool, len)).await?
     }
 
     fn dropped_there<V: ?Sized>(&self, value: Arc<V>) -> DroppedThere<V>
     where
         Arc<V>: Send + 'static,
     {
-        DroppedThere { value: Some(value), home: self.home().clone() }
+        DroppedThere { value: Some(value), home: self.home.clone() }
     }
 }
 
@@ -341,6 +337,12 @@ where
 /// How many elements a part has.
 fn part_len<T>() -> usize {
     (PART_BYTES / size_of::<T>()).max(1)
+}
+
+/// How many events a stream has for staged copies: a marker for each part on its way up that is
+/// still there when the way down begins, and for each of those.
+fn staged_events(window: usize) -> usize {
+    3 * (window + 1)
 }
 
 /// Lets other tasks of the executor run, however much there is to do.

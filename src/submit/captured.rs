@@ -19,9 +19,8 @@ use std::sync::Arc;
 use gpu_await_protocol::sync::Mutex;
 
 use super::code::{KernelCode, KernelLaunch};
-use super::footprint::Footprint;
+use super::footprint::{Footprint, Name};
 use super::lent::only_kept;
-use super::name::Name;
 use super::outcome::{Dependency, LateOutcomes, RunOutcome, WorkOfOutcome, WorkOutcome};
 use super::raw::{Raw, Refusal};
 use super::{SubmitError, explain};
@@ -136,7 +135,7 @@ pub(super) fn captured(
     let backend = &*engine.backend;
     let mut spare = stream.captures().lock();
     let raw = match *spare {
-        _ if backend.kind() == DeviceKind::Host => stream.driver.raw(),
+        _ if backend.kind() == DeviceKind::Host => stream.driver.raw,
         Some(raw) => raw,
         None => {
             let partition = stream.driver.partition().map(|share| share.raw());

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, ErrorDetail, Result};
 use crate::runtime::Engine;
-use crate::runtime::device_state::DeviceState;
+use crate::runtime::progress::DeviceState;
 
 /// Rejects handles of another device; `peers` allows those of the same kind.
 pub(super) fn check_device(
@@ -31,7 +31,7 @@ pub(crate) fn check_is_there(engine: &Engine, other: &Engine) -> Result<()> {
 /// An error of another device as one of an operation on this: that device's loss is not its own.
 pub(crate) fn of_dependency(engine: &Engine, error: Error) -> Error {
     match error.detail() {
-        ErrorDetail::DeviceLost { device, .. } if engine.lost().is_none() => {
+        ErrorDetail::DeviceLost { device, .. } if engine.state.lost().is_none() => {
             ErrorDetail::DependencyLost { device: device.clone(), cause: error }.into()
         }
         _ => error,

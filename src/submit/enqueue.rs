@@ -344,10 +344,10 @@ impl<'a, P> Uses<'a, P> {
                     }
                 }
             };
-            let began = is_timed.then(|| engine.now());
+            let began = is_timed.then(|| engine.pacing.now());
             raw.foreign(run)?;
             if let Some(began) = began {
-                stream.driver.foreign_took_long(engine.now() - began > LONG_NS);
+                stream.driver.foreign_took_long(engine.pacing.now() - began > LONG_NS);
             }
             failed.map_or(Ok(()), |error| Err(Refusal::Foreign(error)))
         };

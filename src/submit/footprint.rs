@@ -1,37 +1,44 @@
-//! The memory that an operation touches, and the waits that follow from it.
+//! [`Footprint`]: what an operation says of itself: its [`Name`], the parts of memory that it touches ([`Access`]), what it waits for and what it
+//! is lent. The stages of the [submission](super) read it.
+//!
+//! A part is a range, or blocks of a slab:
+//!
+//! | the operation | touches | is ordered by |
+//! |---|---|---|
+//! | a copy of many pieces, a launch with a table | the blocks | the blocks |
+//! | a launch that names blocks | the blocks, by what it says; others too, if that is wrong | the blocks; on a host device the slab, as its twin gets a slice of all of it |
 #![forbid(unsafe_code)]
 
-mod access;
-
 use std::any::Any;
+use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
+use tracing::level_filters::LevelFilter;
 
-pub(crate) use self::access::Access;
-use super::devices::{check_can_wait, check_device, check_is_there, of_dependency};
 use super::lent::{LentValue, LentValues};
-use super::name::Name;
-use crate::error::{Error, Result};
-use crate::memory::allocation::{AllocationHazards, Poison, check_content};
+use crate::DeviceKind;
+use crate::error::Error;
+use crate::memory::allocation::{Allocation, BlockSet, NamedUses};
+use crate::memory::grouped::Group;
 use crate::memory::pinned_pool::PinnedBlock;
 use crate::memory::reclaim::claim::Claim;
 use crate::memory::view::{Span, Tracking};
+use crate::runtime::MarkedPoint;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::stream_state::{Callback, StreamState};
-use crate::runtime::{Engine, MarkedPoint, Point};
-use crate::thread::role;
-use gpu_await_protocol::hazard::{Content, Mode};
-use gpu_await_protocol::point::Track;
+use crate::thread::contain;
+use gpu_await_protocol::hazard::Mode;
 
 /// The memory and values that an operation touches.
 pub struct Footprint<'a> {
     pub(super) name: Name<'a>,
     pub(super) accesses: SmallVec<[Access<'a>; 6]>,
     /// Most launches have nothing of it.
-    extras: Option<Extras>,
-    makes: Makes,
-    loan: LoanPhase,
+    pub(super) extras: Option<Extras>,
+    pub(super) makes: Makes,
+    pub(super) loan: LoanPhase,
     /// It may be held up by something other than the stream's own work.
     pub(crate) may_be_held_up: bool,
     /// The driver may take long with the calls, for a reason other than a full queue: a kernel's first launch, memory that its pool has
@@ -42,16 +49,16 @@ pub struct Footprint<'a> {
 }
 
 /// What an operation makes, which others will depend on.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Makes {
+#[derive(Clone, Copy)]
+pub(super) enum Makes {
     Nothing,
     Buffer,
     WrittenBuffer,
 }
 
 /// Which end of a loan an operation is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum LoanPhase {
+#[derive(Clone, Copy)]
+pub(super) enum LoanPhase {
     Neither,
     /// Its end enters the uses. Until then nobody else uses the memory, but for reading what the loan reads.
     Begins,
@@ -61,20 +68,31 @@ enum LoanPhase {
 
 /// What an operation has besides the memory that it touches.
 #[derive(Default)]
-struct Extras {
-    lent: LentValues,
-    after: Edges,
-    record: Option<EventHandle>,
+pub(super) struct Extras {
+    pub(super) lent: LentValues,
+    pub(super) after: Edges,
+    pub(super) record: Option<EventHandle>,
     /// Set when a loan ends: the failure of an input, found before its producers were linked.
-    failed_input: Option<Error>,
+    pub(super) failed_input: Option<Error>,
 }
 
 /// Points of other streams.
-type Edges = SmallVec<[MarkedPoint; 2]>;
+pub(super) type Edges = SmallVec<[MarkedPoint; 2]>;
+
+pub(crate) struct Access<'a> {
+    pub(crate) memory: &'a Arc<Allocation>,
+    pub(crate) range: Range<u64>,
+    pub(super) mode: Mode,
+    pub(super) tracking: Tracking,
+    /// The blocks of a slab that it touches; the range is all of the slab then, which is what lists order by.
+    pub(super) named: Option<&'a BlockSet>,
+    /// It may touch others as well, and is ordered as if it did.
+    pub(super) is_open: bool,
+}
 
 impl<'a> Footprint<'a> {
     /// An operation of that name, which touches nothing yet.
-    #[inline]
+    #[inline(always)]
     pub fn new(verb: &'static str) -> Self {
         Footprint {
             name: Name::Verb(verb),
@@ -113,9 +131,87 @@ impl<'a> Footprint<'a> {
     }
 
     /// Touches a part of an allocation.
+    #[inline(always)]
     pub(crate) fn touches(&mut self, span: &Span<'a>, mode: Mode) {
         let (memory, range, tracking) = (span.memory, span.range.clone(), span.tracking);
         self.accesses.push(Access { memory, range, mode, tracking, named: None, is_open: false });
+    }
+
+    /// What a launch is passed: memory, or a slab with the blocks that the launch names. The kernel may overwrite no more than these, and
+    /// other blocks of the slab keep what they have.
+    // A host device's twin gets a slice of the whole slab, so nothing else may use any of it meanwhile.
+    #[inline(always)]
+    pub(crate) fn touches_named(&mut self, span: &Span<'a>, mode: Mode) {
+        match span.named {
+            None => self.touches(span, mode),
+            Some(named) => self.touches_uses(span, named, mode),
+        }
+    }
+
+    #[inline(never)]
+    fn touches_uses(
+        &mut self,
+        span: &Span<'a>,
+        NamedUses { used, read }: &'a NamedUses,
+        mode: Mode,
+    ) {
+        let mode = if mode.writes() { Mode::ReadWrite } else { mode };
+        // The written last: entered as a whole, they stand for all.
+        if !read.0.is_empty() {
+            self.touches_open(span, read, Mode::Read);
+        }
+        self.touches_open(span, used, mode);
+    }
+
+    fn touches_open(&mut self, span: &Span<'a>, blocks: &'a BlockSet, mode: Mode) {
+        self.touches_blocks(span, blocks, mode);
+        if let Some(access) = self.accesses.last_mut() {
+            access.is_open = span.memory.engine().backend.kind() == DeviceKind::Host;
+        }
+    }
+
+    /// Touches a part, or blocks of a slab.
+    pub(crate) fn touches_group(&mut self, group: &'a Group<'a>) {
+        match &group.blocks {
+            None => self.touches(&group.span, group.mode),
+            Some(blocks) => self.touches_blocks(&group.span, blocks, group.mode),
+        }
+    }
+
+    /// For a graph's list, which orders blocks as the whole slab, so that it keeps its shape, and knows what was passed by its range: blocks among
+    /// what was passed are touched one by one; others along with all of their slab, of which no part is overwritten as a whole.
+    pub(crate) fn part_blocks(
+        &mut self,
+        is_passed: impl Fn(&Arc<Allocation>, &Range<u64>) -> bool,
+    ) {
+        if self.accesses.iter().all(|access| access.named.is_none()) {
+            return;
+        }
+        for access in std::mem::take(&mut self.accesses) {
+            let Some(BlockSet(blocks)) = access.named.filter(|_| !access.is_open) else {
+                self.accesses.push(access);
+                continue;
+            };
+            let Access { memory, mode, tracking, .. } = access;
+            let bytes = memory.block_bytes();
+            let range = |block: &u32| u64::from(*block) * bytes..(u64::from(*block) + 1) * bytes;
+            if blocks.iter().any(|block| is_passed(memory, &range(block))) {
+                let part =
+                    |range| Access { memory, range, mode, tracking, named: None, is_open: false };
+                self.accesses.extend(blocks.iter().map(range).map(part));
+            } else {
+                let mode = if mode.writes() { Mode::ReadWrite } else { mode };
+                self.accesses.push(Access { mode, ..access });
+            }
+        }
+    }
+
+    /// Touches blocks of a slab, all of which the span is.
+    fn touches_blocks(&mut self, slab: &Span<'a>, blocks: &'a BlockSet, mode: Mode) {
+        self.touches(slab, mode);
+        if let Some(access) = self.accesses.last_mut() {
+            access.named = Some(blocks);
+        }
     }
 
     /// Touches what a part of the operation touches, and is lent what that is lent.
@@ -160,43 +256,14 @@ impl<'a> Footprint<'a> {
         self.makes = if and_writes { Makes::WrittenBuffer } else { Makes::Buffer };
     }
 
-    #[inline]
-    pub(super) fn makes_buffer(&self) -> bool {
-        self.makes != Makes::Nothing
-    }
-
     /// Whether it only makes a buffer, whatever it is to hold.
     #[inline]
     pub(crate) fn only_makes_a_buffer(&self) -> bool {
-        self.makes == Makes::Buffer && self.can_be_in_front()
+        matches!(self.makes, Makes::Buffer) && self.can_be_in_front()
     }
 
-    /// The uses that are entered.
-    #[inline]
-    pub(super) fn tracked(&self) -> impl Iterator<Item = &Access<'a>> {
-        self.accesses.iter().filter(|access| access.tracking == Tracking::Tracked)
-    }
-
-    fn extras(&mut self) -> &mut Extras {
+    pub(super) fn extras(&mut self) -> &mut Extras {
         self.extras.get_or_insert_default()
-    }
-
-    /// The accesses that later uses of the memory are ordered with.
-    #[inline]
-    pub(super) fn entered(&self) -> impl Iterator<Item = &Access<'a>> {
-        self.tracked().filter(|_| self.loan != LoanPhase::Begins)
-    }
-
-    /// Whether it is lent anything.
-    #[inline]
-    pub(crate) fn is_lent(&self) -> bool {
-        !self.lent().is_empty()
-    }
-
-    /// The values lent to it.
-    #[inline]
-    pub(super) fn lent(&self) -> &[LentValue] {
-        self.extras.as_ref().map_or(&[], |extras| &extras.lent)
     }
 
     /// It begins a loan. Returns the values lent to it, which are so until the end.
@@ -221,235 +288,9 @@ impl<'a> Footprint<'a> {
         self.loan = LoanPhase::Ends;
     }
 
-    pub(super) fn ends_loan(&self) -> bool {
-        self.loan == LoanPhase::Ends
-    }
-
-    /// Takes the values lent to it.
-    pub(super) fn take_lent(&mut self) -> LentValues {
-        self.extras.as_mut().map(|extras| std::mem::take(&mut extras.lent)).unwrap_or_default()
-    }
-
-    /// The points of other streams that it waits for.
-    #[inline]
-    pub(super) fn after(&self) -> &[MarkedPoint] {
-        self.extras.as_ref().map_or(&[], |extras| &extras.after)
-    }
-
-    /// Takes the event that is recorded behind it.
-    #[inline]
-    pub(super) fn take_record(&mut self) -> Option<EventHandle> {
-        self.extras.as_mut()?.record.take()
-    }
-
     /// Records `event` behind the operation, which makes it the operation's marker.
     pub(crate) fn records(&mut self, event: EventHandle) {
         self.extras().record = Some(event);
-    }
-
-    /// Poisons the outputs of an operation that was not entered, and returns the error.
-    pub fn poison(&self, error: Error) -> Error {
-        self.poison_all(error, |mode| mode == Mode::ReadWrite)
-    }
-
-    /// [`poison`](Self::poison) of an operation that was entered: a part of it may have run, on inputs that fail later.
-    pub(crate) fn poison_entered(&self, error: Error) -> Error {
-        self.poison_all(error, |_| false)
-    }
-
-    fn poison_all(&self, error: Error, leaves_data: impl Fn(Mode) -> bool) -> Error {
-        let mut poison = None;
-        for access in self.tracked().filter(|access| access.mode.writes()) {
-            let poison = poison.get_or_insert_with(|| Poison::of(&error, || self.name.to_arc()));
-            access.memory.poison(&access.part(), leaves_data(access.mode), poison);
-        }
-        error
-    }
-
-    /// Whether all that would be read is worth reading.
-    pub(crate) fn check_contents(&self) -> Result<()> {
-        self.tracked().try_for_each(|access| {
-            access.memory.with_hazards(|hazards| self.check_content(access, hazards))
-        })
-    }
-
-    /// Enters reads of other devices' frozen memory: its drop asks its own device's streams alone.
-    pub(super) fn enter_frozen_peers(&mut self, engine: &Engine) {
-        let frozen = |access: &&mut Access<'_>| access.tracking == Tracking::Frozen;
-        for access in self.accesses.iter_mut().filter(frozen) {
-            if access.memory.engine().state.id != engine.state.id {
-                access.tracking = Tracking::Tracked;
-            }
-        }
-    }
-
-    /// Rejects lent values of another device.
-    pub(super) fn check_lent(&self, engine: &Engine) -> Result<()> {
-        self.lent().iter().try_for_each(|value| value.check(engine))
-    }
-
-    /// Leaks the memory and the lent values: it is unknown when the device stops using them.
-    pub(super) fn leak(&mut self) {
-        self.accesses.iter().for_each(|access| access.memory.never_free());
-        std::mem::forget(self.take_lent());
-    }
-
-    /// Rejects a thread that must not submit, and a device that is lost or closed.
-    #[inline]
-    pub(super) fn validate_place(&self, engine: &Engine) -> Result<()> {
-        role::check("submitting work")?;
-        match engine.lost() {
-            Some(lost) => Err(lost.clone()),
-            None if self.ends_loan() || !engine.ending.is_closed() => Ok(()),
-            None => Err(engine.closed()),
-        }
-    }
-
-    /// Whether an operation takes nothing but its own calls: all that it touches is memory of the stream's device that waits for nothing
-    /// and is the stream's alone. Then [`prepare`](Self::prepare) has nothing to look for.
-    #[inline]
-    pub(crate) fn is_plain(&self, stream: &StreamState) -> bool {
-        let (engine, id) = (stream.engine(), stream.id());
-        let is_plain = |Access { memory, tracking, .. }: &Access<'_>| {
-            Arc::ptr_eq(memory.engine(), engine)
-                && (*tracking != Tracking::Tracked || memory.is_only_used_by(id))
-        };
-        self.loan == LoanPhase::Neither
-            && !self.is_lent()
-            && self.after().is_empty()
-            && self.accesses.iter().all(is_plain)
-    }
-
-    /// Everything before an operation takes its ticket: the checks, and the points of other streams that it must wait for.
-    #[inline]
-    pub(super) fn prepare(&mut self, stream: &Arc<StreamState>, is_plain: bool) -> Result<()> {
-        let engine = stream.engine();
-        if is_plain {
-            self.validate_place(engine)?;
-            return stream.check_moves();
-        }
-        self.validate(engine)?;
-        self.find_edges(stream)
-    }
-
-    /// Rejects arguments that are invalid on every device, whatever the contents.
-    #[inline]
-    pub(crate) fn validate(&self, engine: &Engine) -> Result<()> {
-        self.validate_place(engine)?;
-        for Access { memory, .. } in &self.accesses {
-            let theirs = memory.engine();
-            if theirs.state.id != engine.state.id {
-                check_device("a buffer", engine, theirs, self.peers)?;
-                check_is_there(engine, theirs)?;
-            }
-        }
-        self.check_lent(engine)?;
-        for edge in self.after() {
-            check_can_wait(engine, edge.point.stream.device())?;
-        }
-        Ok(())
-    }
-
-    /// The failure of its inputs, if there was one.
-    fn failed_content(&self) -> Option<Error> {
-        let mut reads = self.tracked().filter(|access| access.mode != Mode::Overwrite);
-        reads.find_map(|access| {
-            access.memory.with_hazards(|hazards| match hazards.unreadable(&access.part()) {
-                Some((_, Content::Poisoned { by, .. })) => Some(by.upstream(self.name.to_arc())),
-                _ => None,
-            })
-        })
-    }
-
-    /// The failure of an input that a submitted end of a loan found.
-    pub(super) fn take_failed_input(&mut self) -> Option<Error> {
-        self.extras.as_mut()?.failed_input.take()
-    }
-
-    /// Whether an access finds contents that it can use.
-    fn check_content(&self, access: &Access<'_>, hazards: &AllocationHazards) -> Result<()> {
-        // The contents that a loan reads were checked when it began; its end must succeed whatever happened to them since.
-        if access.mode == Mode::Overwrite || self.ends_loan() {
-            return Ok(());
-        }
-        check_content(hazards, &access.part(), || self.name.to_arc())
-    }
-
-    /// Finds the points of other streams that this operation must wait for, each with its event, and leaves
-    /// them in `after`; an error if it would read invalid data.
-    #[inline]
-    pub(super) fn find_edges(&mut self, stream: &Arc<StreamState>) -> Result<()> {
-        if self.ends_loan() {
-            // Its beginning waited. A failure from here on reaches it through what it reads.
-            if let Some(error) = self.failed_content() {
-                self.extras().failed_input = Some(error);
-            }
-            return Ok(());
-        }
-        stream.check_moves()?;
-        let id = stream.id();
-        let waits_for_nothing = self.after().is_empty()
-            && self.tracked().all(|access| access.memory.is_only_used_by(id));
-        if waits_for_nothing { Ok(()) } else { self.edges(stream) }
-    }
-
-    fn edges(&mut self, stream: &Arc<StreamState>) -> Result<()> {
-        let mut edges = match &mut self.extras {
-            Some(extras) => std::mem::take(&mut extras.after),
-            None => Edges::new(),
-        };
-        edges.retain(|edge| edge.point.stream.id() != stream.id());
-        for access in self.tracked() {
-            let add = |used: &Point| match edges
-                .iter_mut()
-                .find(|edge| edge.point.stream.id() == used.stream.id())
-            {
-                Some(edge) if edge.point.ticket >= used.ticket => {}
-                Some(edge) => {
-                    edge.point.ticket = used.ticket;
-                    edge.marker = None;
-                }
-                // The stream's reference count is shared: it is left alone where nothing is waited for.
-                None if used.is_complete() => {}
-                None => edges.push(used.clone().into()),
-            };
-            access.memory.with_hazards(|hazards| {
-                self.check_content(access, hazards)?;
-                hazards.dependencies(&access.order(), access.mode, stream.id(), add);
-                Ok::<_, Error>(())
-            })?;
-        }
-        edges.retain(|edge| !edge.point.is_complete());
-        if edges.is_empty() {
-            return Ok(());
-        }
-        if self.tracked().next().is_some() {
-            stream.engine().registry.set_exact();
-        }
-        // Ours, for a look only, and never together with the other stream's lock below.
-        stream.with(|turn| {
-            edges.retain(|edge| turn.waited_for(edge.point.stream.id()) < edge.point.ticket);
-        });
-        for edge in &mut edges {
-            let Point { stream: on, ticket } = &edge.point;
-            let pending = on.pending_for(&stream.engine().state, *ticket)?;
-            let Some(other) = pending else { continue };
-            if other.engine().state.id != stream.engine().state.id {
-                other.engine().registry.set_exact();
-            }
-            if edge.marker.is_none() {
-                let marker = other.event_behind(*ticket);
-                // This may be the first call to see the other device's loss.
-                edge.marker = marker.map_err(|error| of_dependency(stream.engine(), error))?;
-            }
-        }
-        edges.retain(|edge| !edge.point.is_complete());
-        if !edges.is_empty() {
-            self.extras().after = edges;
-        }
-        // Getting an event behind a list puts the list on its stream, where the driver may refuse it: its outputs are then
-        // poisoned.
-        self.check_contents()
     }
 
     /// Lends pinned memory to the device until the operation is complete. Another device's is refused:
@@ -481,5 +322,80 @@ impl<'a> Footprint<'a> {
     /// Keeps a user's value until the operation is complete.
     pub(crate) fn keeps(&mut self, value: Box<dyn Any + Send>) {
         self.extras().lent.push(LentValue::Kept(value));
+    }
+}
+
+/// An operation's name in messages.
+#[derive(Clone, Copy)]
+pub(crate) enum Name<'a> {
+    Verb(&'static str),
+    Kernel(&'a Arc<str>),
+}
+
+impl Name<'_> {
+    /// Emits the submission's event once all bookkeeping is done: a subscriber is foreign code that may use
+    /// the stream, or panic.
+    #[inline]
+    pub(crate) fn told(self, stream: &Arc<StreamState>, ticket: u64) {
+        // What the event asks first, which is all that happens where nobody listens.
+        if LevelFilter::current() >= LevelFilter::TRACE {
+            self.tell(stream, ticket);
+        }
+    }
+
+    #[cold]
+    fn tell(self, stream: &Arc<StreamState>, ticket: u64) {
+        let op = self;
+        let early = stream.overlap.was_allowed(ticket);
+        contain::log(|| {
+            tracing::trace!(target: "gpu_await::submit", stream = stream.id(), name = stream.driver.name(), ticket, %op, early);
+        });
+    }
+
+    /// The kernel's name, or else the operation's.
+    pub(crate) fn of_kernel(&self) -> Result<&Arc<str>, &'static str> {
+        match self {
+            Name::Verb(name) => Err(name),
+            Name::Kernel(name) => Ok(name),
+        }
+    }
+
+    pub(crate) fn to_owned(self) -> OwnedName {
+        match self {
+            Name::Verb(name) => OwnedName::Verb(name),
+            Name::Kernel(name) => OwnedName::Kernel(Arc::clone(name)),
+        }
+    }
+
+    pub(crate) fn to_arc(self) -> Arc<str> {
+        match self {
+            Name::Verb(name) => Arc::from(name),
+            Name::Kernel(name) => Arc::clone(name),
+        }
+    }
+}
+
+/// A name that is kept.
+#[derive(Clone)]
+pub(crate) enum OwnedName {
+    Verb(&'static str),
+    Kernel(Arc<str>),
+}
+
+impl OwnedName {
+    pub(crate) fn to_arc(&self) -> Arc<str> {
+        match self {
+            OwnedName::Verb(name) => Arc::from(*name),
+            OwnedName::Kernel(name) => Arc::clone(name),
+        }
+    }
+}
+
+impl fmt::Display for Name<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Name::Verb(name) => name,
+            Name::Kernel(name) => name,
+        })
     }
 }

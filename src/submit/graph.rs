@@ -21,9 +21,9 @@ use super::list::List;
 use super::raw::{Raw, Refusal};
 use crate::backend::{DriverResult, GraphEdge, RawGraph};
 use crate::error::DriverCode;
-use crate::runtime::device_state::{OverlapCounters, Overlapping};
 use crate::runtime::graph_budget::{Evictable, Evicted};
 use crate::runtime::partitions::Share;
+use crate::runtime::progress::{Overlap, OverlapCounters, Overlapping};
 use crate::runtime::stream_state::{OfStream, StreamHandle, Turn};
 use crate::runtime::traced_op::TracedWork;
 use crate::runtime::{Engine, Point, UserList};
@@ -48,6 +48,8 @@ pub(crate) struct CompiledGraph {
 /// How many of a graph's kernels overlap with the one in front of them, and why others do not.
 #[derive(Default)]
 struct EdgeFates {
+    /// The device has no programmatic edges: so no kernel does, whatever is counted here.
+    is_off: bool,
     programmatic: u64,
     behind_several: u64,
     behind_other_work: u64,
@@ -74,6 +76,13 @@ impl EdgeFates {
 
     /// Counts a launch of the graph.
     fn count(&self, counters: &OverlapCounters) {
+        if self.is_off {
+            let held_back = self.programmatic + self.behind_several + self.behind_other_work;
+            if held_back > 0 {
+                counters.count(Overlapping::SwitchedOff, held_back);
+            }
+            return;
+        }
         let programmatic =
             if self.is_refused { Overlapping::Refused } else { Overlapping::Overlaps };
         let counts = [
@@ -104,7 +113,7 @@ impl GraphCell {
         Arc::new(GraphCell {
             engine: engine.clone(),
             graph: Mutex::default(),
-            used_ns: AtomicU64::new(engine.now()),
+            used_ns: AtomicU64::new(engine.pacing.now()),
             has_place: AtomicBool::new(false),
         })
     }
@@ -121,7 +130,7 @@ impl GraphCell {
         let weak: Weak<dyn Evictable> = Arc::<GraphCell>::downgrade(self);
         // ORDERING: Relaxed, here and below: the lock orders it. In front of the request: the budget forgets those without.
         self.has_place.store(true, Ordering::Relaxed);
-        if !self.engine.graphs.enter(weak, self.engine.now(), in_any_case) {
+        if !self.engine.graphs.enter(weak, self.engine.pacing.now(), in_any_case) {
             self.has_place.store(false, Ordering::Relaxed);
             return None;
         }
@@ -137,8 +146,14 @@ impl GraphCell {
         if !self.has_place.load(Ordering::Relaxed) {
             return None;
         }
-        self.used_ns.store(self.engine.now(), Ordering::Relaxed);
+        self.used_ns.store(self.engine.pacing.now(), Ordering::Relaxed);
         Some(graph)
+    }
+
+    /// Whether edges of its graph are programmatic: there is a graph, and the driver took them.
+    pub(crate) fn has_programmatic_edges(&self) -> bool {
+        let raw = |graph: &CompiledGraph| graph.raw.as_ref().is_some_and(|raw| raw.overlaps);
+        self.graph.lock().as_ref().is_some_and(raw)
     }
 
     /// Gives its place back, if it has one.
@@ -196,12 +211,11 @@ impl Raw<'_> {
         }
         let launches: Vec<_> = (0..list.len()).map(|number| list.launch(number)).collect();
         let engine = self.stream.engine().clone();
-        let (mut edges, mut fates) = (Vec::new(), EdgeFates::default());
-        let may_overlap = engine.options.programmatic_edges;
+        let may_overlap = engine.options.overlap == Overlap::LaunchesAndEdges;
+        let mut fates = EdgeFates { is_off: !may_overlap, ..EdgeFates::default() };
+        let mut edges = Vec::new();
         for ((first, second), kind) in list.edge_kinds() {
-            if may_overlap {
-                fates.enter(second, kind);
-            }
+            fates.enter(second, kind);
             let overlaps = may_overlap && kind == EdgeKind::Programmatic;
             edges.push(GraphEdge { first, second, overlaps });
         }
@@ -226,6 +240,11 @@ impl Raw<'_> {
         let confined = graph.partition.as_ref().map(|share| share.raw());
         // SAFETY: the graph is this stream's, whose lock the caller has, and its code is that of the nodes.
         unsafe { self.backend.graph_set(raw, &mut changes, confined) }
+    }
+
+    /// Refuses a list of this stream, of which nothing was launched.
+    pub(crate) fn refuse(&self, list: &mut List, code: DriverCode) {
+        list.refuse(self.stream, 0, code.into());
     }
 
     /// Launches a graph of this stream as its next ticket. It has the launches of a list whose memory is in the footprint, or

@@ -27,9 +27,15 @@ impl KernelChain {
     ) -> Option<Self> {
         let stream = queue.raw.stream;
         let calls = |raw: &Raw<'_>| call(raw.handle()).map_err(Refusal::Foreign);
-        let raw = captured(stream, calls).ok()?;
+        let engine = stream.engine();
+        let note = |refusal: &Refusal| {
+            if let Refusal::Driver(code) = refusal {
+                engine.does_without(*code);
+            }
+        };
+        let raw = captured(stream, calls).inspect_err(note).ok()?;
         let graph = CapturedGraph::new(stream, raw, vec![Box::new(keep())]);
-        let calls = graph.kernels().ok()??;
+        let calls = graph.kernels().inspect_err(|code| engine.does_without(*code)).ok()??;
         Some(KernelChain { calls, _graph: graph })
     }
 

@@ -37,7 +37,8 @@
 //! 2. The edges are those that [`Edges`] has for the addresses of the pieces (`rewritten_as_written_anew`).
 //! 3. Whatever a launch touches is entered with the list's ticket when the launch is in the list. A piece is entered again when it is
 //!    written for the first time, and when anything but this list has used its allocation, or has failed to
-//!    (`arguments_are_never_stale`, `an_overwrite_in_a_list_heals`).
+//!    (`arguments_are_never_stale`, `an_overwrite_in_a_list_heals`). Of a slab the blocks that a launch names are entered, unless they are those that
+//!    the last one named which touched it in the same way (`rewritten_as_written_anew`).
 //! 4. The outputs of an operation that was not launched are poisoned.
 //!
 //! More than 500 lines: the arrays change together.
@@ -53,7 +54,7 @@ use super::edges::{Edge, EdgeKind, Edges, Node, kinds};
 use super::footprint::{Access, Footprint};
 use crate::backend::{ArgSlot, Arguments, Function, LaunchShape, NodeLaunch};
 use crate::error::Error;
-use crate::memory::allocation::Allocation;
+use crate::memory::allocation::{Allocation, BlockSet};
 use crate::memory::view::Tracking;
 use gpu_await_protocol::hazard::Mode;
 
@@ -118,9 +119,9 @@ struct Operation {
     is_barrier: bool,
     is_changed: bool,
     shape: LaunchShape,
-    words: Range<u32>,
-    slots: Range<u32>,
-    touches: Range<u32>,
+    words: Part,
+    slots: Part,
+    touches: Part,
     /// The line that called it.
     at: &'static Location<'static>,
 }
@@ -146,6 +147,16 @@ struct Piece {
     is_written: bool,
     /// Where it is, or was in the last run.
     addresses: Range<u64>,
+    /// Of a slab: the blocks that were named last, for each mode.
+    named: Vec<Named>,
+}
+
+/// Blocks that a launch named.
+struct Named {
+    mode: Mode,
+    blocks: Vec<u32>,
+    /// It was a launch of this run.
+    is_entered: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -177,8 +188,25 @@ fn key(memory: &Arc<Allocation>, range: &Range<u64>, tracking: Tracking) -> Key 
 /// No piece.
 const NONE: u32 = u32::MAX;
 
-fn part(range: &Range<u32>) -> Range<usize> {
-    range.start as usize..range.end as usize
+/// An operation's part of an array.
+#[derive(Clone, Copy)]
+struct Part {
+    start: u32,
+    len: u32,
+}
+
+impl Part {
+    #[inline]
+    fn range(self) -> Range<usize> {
+        let start = self.start as usize;
+        start..start + self.len as usize
+    }
+
+    /// Whether it has as many entries.
+    #[inline]
+    fn is_as_long<T>(self, as_these: &[T]) -> bool {
+        self.len as usize == as_these.len()
+    }
 }
 
 impl List {
@@ -217,11 +245,12 @@ impl List {
     }
 
     /// An operation's launch.
+    #[inline]
     pub(crate) fn launch(&self, number: usize) -> NodeLaunch<'_> {
         let operation = &self.operations[number];
         let args = Arguments {
-            words: &self.words[part(&operation.words)],
-            slots: &self.slots[part(&operation.slots)],
+            words: &self.words[operation.words.range()],
+            slots: &self.slots[operation.slots.range()],
         };
         let function = &self.kernels[operation.kernel as usize].function;
         NodeLaunch { function, shape: &operation.shape, args }
@@ -295,7 +324,7 @@ impl List {
     ) -> impl Iterator<Item = (&Arc<Allocation>, &Range<u64>, Mode, Tracking)> {
         let written = &self.operations[..self.written];
         let start = written.get(first).map_or(0, |operation| operation.touches.start as usize);
-        let end = written.last().map_or(0, |operation| operation.touches.end as usize);
+        let end = written.last().map_or(0, |operation| operation.touches.range().end);
         self.touches[start.min(end)..end].iter().filter_map(|touch| {
             let piece = &self.pieces[touch.piece as usize];
             let memory = piece.memory.as_ref()?;
@@ -303,56 +332,65 @@ impl List {
         })
     }
 
-    /// Writes the next launch. `used` is called for each access, with whether it is the first that touches its piece, or that
-    /// writes it.
+    /// Writes the next launch. `used` is called for each access that is new: the first that touches its piece, that writes it, or that names
+    /// these blocks of it; and for the others too, unless what the list has entered `holds`.
     pub(super) fn write(
         &mut self,
         launch: &KernelLaunch<'_>,
         footprint: &Footprint<'_>,
         LaunchEntry { at, mut is_barrier }: LaunchEntry,
-        mut used: impl FnMut(&Access<'_>, bool),
+        holds: bool,
+        mut used: impl FnMut(&Access<'_>),
     ) {
+        let (args, accesses) = (launch.args.arguments(), &footprint.accesses[..]);
         let number = self.written;
-        if !self.is_in_place(launch, footprint) {
+        if !self.is_in_place(launch.code.address(), args, accesses) {
             self.cut();
             self.push(launch, footprint, at);
         }
         self.written += 1;
-        let operation = &mut self.operations[number];
+        let List { operations, words, slots, touches, pieces, .. } = self;
+        let operation = &mut operations[number];
         operation.at = at;
-        let args = launch.args.arguments();
-        let words = &mut self.words[part(&operation.words)];
-        let slots = &mut self.slots[part(&operation.slots)];
-        let is_same = *words == *args.words && same_slots(slots, args.slots);
-        if !is_same || operation.shape != launch.shape {
+        let words = &mut words[operation.words.range()];
+        let slots = &mut slots[operation.slots.range()];
+        let has_slots = same_slots(slots, args.slots);
+        if *words != *args.words || !has_slots || operation.shape != launch.shape {
             words.copy_from_slice(args.words);
-            slots.copy_from_slice(args.slots);
+            if !has_slots {
+                slots.copy_from_slice(args.slots);
+            }
             operation.shape = launch.shape;
             if !operation.is_changed {
                 operation.is_changed = true;
                 self.changed.push(number as u32);
             }
         }
-        let was_barrier = operation.is_barrier;
-        let places = part(&operation.touches);
+        let (was_barrier, places) = (operation.is_barrier, operation.touches.range());
         let mut found = 0;
-        for (touch, access) in self.touches[places.clone()].iter().zip(&footprint.accesses) {
-            if !self.pieces.get(touch.piece as usize).is_some_and(|piece| {
+        for (touch, access) in touches[places.clone()].iter().zip(accesses) {
+            let is_known = |piece: &Piece| {
                 touch.mode == access.mode
+                    && access.named.is_none()
                     && (piece.is_written || !access.mode.writes())
                     && piece.is(access)
-            }) {
+            };
+            if !pieces.get(touch.piece as usize).is_some_and(is_known) {
                 break;
             }
             // The order that the caller relies on is that of the stream.
             is_barrier |= access.tracking == Tracking::ByCaller;
             found += 1;
-            used(access, false);
+            if !holds {
+                used(access);
+            }
         }
-        if found < footprint.accesses.len() {
-            for (at, access) in footprint.accesses.iter().enumerate().skip(found) {
+        if found < accesses.len() {
+            for (at, access) in accesses.iter().enumerate().skip(found) {
                 is_barrier |= access.tracking == Tracking::ByCaller;
-                used(access, self.touch(places.start + at, access));
+                if self.touch(places.start + at, access) || !holds {
+                    used(access);
+                }
             }
         }
         if is_barrier != was_barrier {
@@ -361,15 +399,15 @@ impl List {
         }
     }
 
-    /// Whether the next operation is of the kernel, with as many arguments and accesses.
-    fn is_in_place(&self, launch: &KernelLaunch<'_>, footprint: &Footprint<'_>) -> bool {
+    /// Whether the next operation is of the kernel with that address, with as many arguments and accesses.
+    #[inline]
+    fn is_in_place(&self, code: *const (), args: Arguments<'_>, accesses: &[Access<'_>]) -> bool {
         self.operations.get(self.written).is_some_and(|known| {
             let kernel = &self.kernels[known.kernel as usize];
-            let args = launch.args.arguments();
-            std::ptr::addr_eq(Arc::as_ptr(&kernel.code), launch.code.address())
-                && known.words.len() == args.words.len()
-                && known.slots.len() == args.slots.len()
-                && known.touches.len() == footprint.accesses.len()
+            std::ptr::addr_eq(Arc::as_ptr(&kernel.code), code)
+                && known.words.is_as_long(args.words)
+                && known.slots.is_as_long(args.slots)
+                && known.touches.is_as_long(accesses)
         })
     }
 
@@ -398,10 +436,10 @@ impl List {
         footprint: &Footprint<'_>,
         at: &'static Location<'static>,
     ) {
-        fn extended<T: Clone>(all: &mut Vec<T>, more: impl Iterator<Item = T>) -> Range<u32> {
+        fn extended<T: Clone>(all: &mut Vec<T>, more: impl Iterator<Item = T>) -> Part {
             let start = all.len() as u32;
             all.extend(more);
-            start..all.len() as u32
+            Part { start, len: all.len() as u32 - start }
         }
         let address = launch.code.address();
         let is_it = |known: &ListedKernel| std::ptr::addr_eq(Arc::as_ptr(&known.code), address);
@@ -427,8 +465,8 @@ impl List {
         });
     }
 
-    /// Enters an access that differs from the one in its place. Returns whether it is the first of this run that touches its piece, or
-    /// the first that writes it.
+    /// Enters an access that differs from the one in its place, or names blocks. Returns whether it is the first of this run that touches its
+    /// piece, the first that writes it, or the first that names these blocks of it.
     fn touch(&mut self, place: usize, access: &Access<'_>) -> bool {
         let touch = &mut self.touches[place];
         if touch.mode != access.mode || touch.tracking != access.tracking {
@@ -447,7 +485,7 @@ impl List {
         let piece = &mut self.pieces[self.touches[place].piece as usize];
         let is_first_write = writes && !piece.is_written;
         piece.is_written |= writes;
-        is_new || is_first_write
+        is_new | is_first_write | piece.names_others(access)
     }
 
     /// Finds another piece for an access; returns whether it is new in this run.
@@ -525,7 +563,7 @@ impl List {
                 builder.add_barrier();
                 continue;
             }
-            let tracked = touches[part(&operation.touches)].iter();
+            let tracked = touches[operation.touches.range()].iter();
             let tracked = tracked.filter(|touch| touch.tracking == Tracking::Tracked);
             builder.add(tracked.map(|touch| {
                 (pieces[touch.piece as usize].addresses.clone(), touch.mode.writes())
@@ -589,6 +627,7 @@ impl List {
         // change.
         for piece in self.pieces.iter_mut().rev() {
             (piece.memory, piece.is_written) = (None, false);
+            piece.named.iter_mut().for_each(|named| named.is_entered = false);
         }
         if std::mem::take(&mut self.scratch.is_indexed) || self.cut_at.is_some() {
             self.scratch.index.clear();
@@ -635,6 +674,7 @@ impl Piece {
             tracking: access.tracking,
             is_written: false,
             addresses: 0..0,
+            named: Vec::new(),
         };
         piece.find(access);
         piece
@@ -646,6 +686,23 @@ impl Piece {
         self.memory.as_ref().is_some_and(|memory| Arc::ptr_eq(memory, access.memory))
             && self.range == access.range
             && self.tracking == access.tracking
+    }
+
+    /// Whether the access names other blocks than the last one that touched it in the same way.
+    fn names_others(&mut self, access: &Access<'_>) -> bool {
+        let Some(BlockSet(blocks)) = access.named else { return false };
+        let mode = access.mode;
+        let at = self.named.iter().position(|named| named.mode == mode).unwrap_or_else(|| {
+            self.named.push(Named { mode, blocks: Vec::new(), is_entered: false });
+            self.named.len() - 1
+        });
+        let Named { blocks: known, is_entered, .. } = &mut self.named[at];
+        // They are many: comparing is much less than entering.
+        if std::mem::replace(is_entered, true) && known == blocks {
+            return false;
+        }
+        known.clone_from(blocks);
+        true
     }
 
     /// This run touches it there; returns what that means for the edges.

@@ -17,10 +17,9 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use super::code::KernelLaunch;
-use super::footprint::{Access, Footprint};
+use super::footprint::{Access, Footprint, Name};
 use super::lent::lend;
 use super::list::{Interruption, LaunchEntry, List};
-use super::name::Name;
 use super::outcome::LateOutcomes;
 use super::raw::{Raw, Refusal};
 use super::traced::{Traced, TracedAs};
@@ -140,26 +139,50 @@ pub(crate) fn submit_listed(
     fresh: impl FnOnce() -> Box<List>,
     (launch, entry): (&KernelLaunch<'_>, LaunchEntry),
 ) -> Result<u64, SubmitError> {
-    let listed = |turn: &mut Turn<'_, '_>, footprint: &mut Footprint<'_>| {
+    let engine = stream.engine();
+    if is_plain {
+        // Mostly the list is open.
+        let checked = footprint.validate_place(engine).and_then(|()| stream.check_moves());
+        if let Err(error) = checked {
+            return Err(footprint.poison(error).into());
+        }
+        let written = stream.with_list(|turn| {
+            let is_open = !engine.ending.is_closed() && turn.has_list_of(owner);
+            is_open.then(|| write(turn, (footprint, true), launch, entry))
+        });
+        if let Some(ticket) = written {
+            return Ok(ticket);
+        }
+    }
+    in_turn(stream, (footprint, is_plain), |turn, footprint| {
         let ticket = open_list(turn, footprint, (owner, entry.at), fresh)?;
         if !is_plain {
             wait_in_front(turn, footprint)?;
             lend(footprint.take_lent(), turn, ticket);
         }
-        let stream = turn.stream;
-        let list = turn.list().and_then(|list| (list as &mut dyn Any).downcast_mut::<List>());
-        let Some(list) = list else { unreachable!("the owner opened it") };
-        list.write(launch, footprint, entry, |access, is_new| {
-            // What the list entered holds if nothing else has used the memory since, or has failed to. Of a slab each entered others.
-            if access.tracking == Tracking::Tracked
-                && (is_new || !is_plain || access.named.is_some())
-            {
-                access.enter(stream.progress(), ticket);
-            }
-        });
-        Ok(ticket)
-    };
-    in_turn(stream, (footprint, is_plain), listed)
+        Ok(write(turn, (footprint, is_plain), launch, entry))
+    })
+}
+
+/// Writes a launch to the open list, which is its owner's; returns the list's ticket.
+#[inline(always)]
+fn write(
+    turn: &mut Turn<'_, '_>,
+    (footprint, is_plain): (&Footprint<'_>, bool),
+    launch: &KernelLaunch<'_>,
+    entry: LaunchEntry,
+) -> u64 {
+    let stream = turn.stream;
+    let ticket = stream.submitted() + 1;
+    let list = turn.list().and_then(|list| (list as &mut dyn Any).downcast_mut::<List>());
+    let Some(list) = list else { unreachable!("the owner opened it") };
+    // What the list entered holds if nothing else has used the memory since, or has failed to.
+    list.write(launch, footprint, entry, is_plain, |access| {
+        if access.tracking == Tracking::Tracked {
+            access.enter(stream.progress(), ticket);
+        }
+    });
+    ticket
 }
 
 /// Puts an operation that touches fresh memory alone in front of the owner's list; returns the list's ticket.
@@ -257,11 +280,11 @@ pub(crate) fn record(
     engine: &Engine,
     footprint: &mut Footprint<'_>,
     (launch, entry): (&KernelLaunch<'_>, LaunchEntry),
-    used: impl FnMut(&Access<'_>, bool),
+    used: impl FnMut(&Access<'_>),
 ) -> Result<(), SubmitError> {
     if let Err(error) = footprint.validate(engine) {
         return Err(footprint.poison(error).into());
     }
-    list.write(launch, footprint, entry, used);
+    list.write(launch, footprint, entry, true, used);
     Ok(())
 }

@@ -146,7 +146,10 @@ fn load(engine: &Engine, entry: &str, images: Images) -> DriverResult<(Function,
         9 => (hopper, true),
         _ => return load_image(engine, entry, ptx, false),
     };
-    load_image(engine, entry, code, waits_first).or_else(|_| load_image(engine, entry, ptx, false))
+    match load_image(engine, entry, code, waits_first) {
+        Err(code) if !code.is_sticky() => load_image(engine, entry, ptx, false),
+        loaded => loaded,
+    }
 }
 
 fn load_image(

@@ -12,9 +12,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::enqueue::{DeclaredUses, Uses};
-use super::footprint::{Access, Footprint};
+use super::footprint::{Access, Footprint, Name};
 use super::lent::LentValues;
-use super::name::Name;
 use super::outcome::{Dependencies, LateOutcomes, foreign};
 use crate::error::{Error, Result};
 use crate::memory::allocation::Allocation;
@@ -103,7 +102,7 @@ impl OpenUses<'_> {
         self.with_footprint(|footprint| {
             footprint.end_loan();
             submit(footprint).inspect_err(|_| {
-                if engine.lost().is_none() || exit::begun() {
+                if engine.state.lost().is_none() || exit::begun() {
                     footprint.leak();
                 }
             })?;

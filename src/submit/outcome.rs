@@ -32,12 +32,10 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use smallvec::SmallVec;
 
-use super::footprint::{Access, Footprint};
-use super::name::{Name, OwnedName};
+use super::footprint::{Access, Footprint, Name, OwnedName};
 use crate::error::{Error, ErrorDetail, Result};
-use crate::memory::allocation::{Allocation, Poison};
+use crate::memory::allocation::{Allocation, AnyWork, LatePart, Poison};
 use crate::runtime::Point;
-use crate::runtime::late_work::{AnyWork, LatePart};
 use crate::runtime::stream_state::StreamState;
 use crate::thread::contain;
 use gpu_await_protocol::block_hazards::Blocks;
@@ -370,7 +368,7 @@ impl LateOutcomes {
     /// failure in between is found here, and an earlier one is seen there.
     #[inline]
     pub(crate) fn look(&self, footprint: &Footprint<'_>) {
-        if self.is_used() || footprint.entered().any(Access::may_be_late) {
+        if self.is_used() || footprint.may_be_late() {
             self.find_read(footprint);
         }
     }
@@ -481,12 +479,6 @@ impl LateOutcomes {
 }
 
 impl Access<'_> {
-    /// Whether work that can still fail may have written what it reads.
-    #[inline]
-    fn may_be_late(&self) -> bool {
-        self.mode != Mode::Overwrite && self.memory.late().is_used()
-    }
-
     /// Adds the outcomes that its range depends on.
     fn find_late(&self, found: &mut Read) {
         let late = self.memory.late();

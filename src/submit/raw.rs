@@ -15,8 +15,8 @@ use crate::error::{DriverCode, Error};
 use crate::event::interprocess::SharedEvent;
 use crate::memory::reclaim::claim::Claim;
 use crate::memory::view::Span;
-use crate::runtime::device_state::Overlapping;
 use crate::runtime::event_pool::EventHandle;
+use crate::runtime::progress::{Overlap, Overlapping};
 use crate::runtime::stream_state::{StreamState, Turn};
 use crate::runtime::traced_op::{Note, TracedWork};
 use crate::thread::role;
@@ -61,7 +61,7 @@ impl<'a> Raw<'a> {
     #[inline(always)]
     pub(super) fn noting(turn: &Turn<'a, '_>, note: Option<&'a Cell<Note>>) -> Self {
         let stream = turn.stream;
-        Raw { stream, backend: &*stream.engine().backend, raw: stream.driver.raw(), note }
+        Raw { stream, backend: &*stream.engine().backend, raw: stream.driver.raw, note }
     }
 }
 
@@ -234,7 +234,7 @@ impl Raw<'_> {
             return self.launch_as(function, shape, args);
         }
         let fate = match () {
-            () if self.stream.engine().options.full_edges => Overlapping::Refused,
+            () if self.stream.engine().options.overlap == Overlap::Off => Overlapping::SwitchedOff,
             () if self.stream.driver.may_have_work_of_others() => Overlapping::Shared,
             () if self.stream.engine().tracer.is_on() => Overlapping::Traced,
             () if overlap.may_overlap(ticket) => Overlapping::Overlaps,
@@ -242,7 +242,7 @@ impl Raw<'_> {
         };
         let overlaps = fate == Overlapping::Overlaps;
         self.launch_as(function, &LaunchShape { overlaps, ..*shape }, args)?;
-        overlap.launched();
+        overlap.launched(ticket, overlaps);
         self.stream.engine().state.counters.overlaps.count(fate, 1);
         Ok(())
     }

@@ -10,7 +10,7 @@ use gpu_await_protocol::sync::Mutex;
 use smallvec::SmallVec;
 
 use super::captured::Recorder;
-use super::name::Name;
+use super::footprint::Name;
 use super::outcome::{Dependency, LateOutcomes, RunOutcome, WorkOfOutcome, WorkOutcome, foreign};
 use super::raw::Raw;
 use crate::backend::{ArgBlock, DeviceKind, DevicePtr, Function, Grid, LaunchShape};

@@ -85,7 +85,7 @@ impl Traced {
         at: &'static Location<'static>,
         span: Option<u64>,
     ) -> Self {
-        let (note, submitted_ns) = (Cell::default(), stream.engine().now());
+        let (note, submitted_ns) = (Cell::default(), stream.engine().pacing.now());
         let event = || stream.engine().timed_event_now();
         let is_timed = !stream.engine().options.stepped;
         let events = is_timed.then(|| event().zip(event())).flatten();
@@ -102,7 +102,8 @@ impl Traced {
 
     fn record(&self, raw: &Raw<'_>, which: impl FnOnce(&Between) -> &EventHandle) {
         let Some(event) = self.events.as_ref().map(which) else { return };
-        if raw.record(event).is_err() {
+        if let Err(code) = raw.record(event) {
+            raw.stream.engine().does_without(code);
             self.is_untimed.set(true);
         }
     }

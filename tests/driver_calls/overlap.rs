@@ -1,8 +1,8 @@
 //! Which launches the driver may start while the launch in front of them still ends, and which edges of graphs are programmatic.
 
 use gpu_await::{
-    Completion, Device, DeviceBuffer, DeviceBuilder, Error, ErrorDetail, LaunchConfig,
-    NotProgrammatic, Op, Region, Stream, Uses, kernel, kernels,
+    Completion, Device, DeviceBuffer, DeviceBuilder, Error, ErrorDetail, ImageProblem,
+    LaunchConfig, NotProgrammatic, Op, Overlap, Region, Stream, Uses, kernel, kernels,
 };
 use gpu_await_algorithms::{Algorithms, transform};
 
@@ -26,7 +26,7 @@ struct Formulas {
 impl Formulas {
     /// With a formula that was launched before.
     async fn new() -> Formulas {
-        Formulas::on(Device::builder().programmatic_edges(true)).await
+        Formulas::on(Device::builder().overlap(Overlap::LaunchesAndEdges)).await
     }
 
     async fn on(builder: DeviceBuilder) -> Formulas {
@@ -95,7 +95,7 @@ async fn replayed_on(
     let after = device.stats().overlaps;
     assert_eq!(region.report().compiled, 1, "{:?}", region.last_run());
     let calls = driver.names().iter().filter(|call| *call == EDGES).count();
-    (after.overlapped - before.overlapped, after.refused - before.refused, calls)
+    (after.allowed - before.allowed, after.refused - before.refused, calls)
 }
 
 /// What a list puts in front of its launches is between them and the launch in front of the list.
@@ -160,7 +160,7 @@ fn behind_launches_alone() {
         assert_eq!(formulas.overlap(driver, 2), [false, true]);
         drop(held);
         let after = device.stats().overlaps;
-        assert!(after.overlapped > before.overlapped);
+        assert!(after.allowed > before.allowed);
         assert!(after.behind_other_work >= before.behind_other_work + 5, "{after:?}");
         soon(stream.done()).await.unwrap();
     });
@@ -223,18 +223,71 @@ fn declared_kernels() {
         (0..2).for_each(|_| early.launch(&stream, &mut y).queued().unwrap());
         assert_eq!(overlapping(driver), [true, true]);
         let error = guarded::load_blocking(&device).unwrap_err();
-        let ErrorDetail::NotProgrammatic { kernel, reason } = error.detail() else {
+        let ErrorDetail::NotProgrammatic { declaration, kernel, reason } = error.detail() else {
             panic!("{error}")
         };
-        assert_eq!(kernel, "guarded");
+        assert_eq!((&**declaration, &**kernel), ("driver_calls::overlap::guarded", "guarded"));
         assert!(matches!(reason, NotProgrammatic::TooEarly { .. }), "{reason}");
         soon(stream.done()).await.unwrap();
     });
 }
 
+/// A text is loaded once, whatever of it is refused; and one that the driver would not read to its end is no image.
+#[test]
+fn kernels_of_one_text() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        driver.clear();
+        let refused = |loaded: gpu_await::Result<()>, by: &str| {
+            let error = loaded.unwrap_err();
+            let ErrorDetail::NotProgrammatic { kernel, reason, .. } = error.detail() else {
+                panic!("{error}")
+            };
+            assert_eq!((&**kernel, reason), ("late", &NotProgrammatic::NoWait));
+            assert!(error.to_string().contains(by), "{error}");
+        };
+        refused(late::load_blocking(&device).map(drop), "overlap::late");
+        let loads = || driver.names().iter().filter(|call| *call == "cuLibraryLoadData").count();
+        assert_eq!(loads(), 0);
+        let _first = first::load_blocking(&device).unwrap();
+        let _second = first::load_blocking(&device).unwrap();
+        refused(late::load_blocking(&device).map(drop), "overlap::late");
+        assert_eq!(loads(), 1);
+        let error = cut::load_blocking(&device).unwrap_err();
+        let ErrorDetail::BadImage { problem, .. } = error.detail() else { panic!("{error}") };
+        assert!(matches!(problem, ImageProblem::NotText { byte: 0, .. }), "{error}");
+        assert_eq!(loads(), 1);
+    });
+}
+
+const BOTH: &str = ".version 8.0\n.target sm_90\n.address_size 64\n\
+    .visible .entry first(.param .u64 y, .param .u64 n)\n{ griddepcontrol.wait; ret; }\n\
+    .visible .entry late(.param .u64 y, .param .u64 n)\n{ ret; }\n";
+
+kernel! {
+    unsafe fn first(y: &mut [f32], n: u64 = y.len());
+    launch = LaunchConfig::for_elements(y.len());
+    ptx = BOTH;
+    programmatic = true;
+}
+
+kernel! {
+    unsafe fn late(y: &mut [f32], n: u64 = y.len());
+    launch = LaunchConfig::for_elements(y.len());
+    ptx = BOTH;
+    programmatic = true;
+}
+
+kernel! {
+    unsafe fn cut(y: &mut [f32], n: u64 = y.len());
+    launch = LaunchConfig::for_elements(y.len());
+    ptx = ".version 8.0\n.target sm_90\n.visible .entry cut(.param .u64 y, .param .u64 n)\n{ griddepcontrol.wait; \0 ret; }";
+    programmatic = true;
+}
+
 kernel! {
     /// Does nothing, behind what is in front of it.
-    unsafe fn early(y: &mut [f32], n: u64 = y.len());
+    pub(super) unsafe fn early(y: &mut [f32], n: u64 = y.len());
     programmatic = true;
     launch = LaunchConfig::for_elements(y.len());
     ptx = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry early(.param .u64 y, .param .u64 n)\n{
@@ -280,9 +333,7 @@ fn edges_of_a_chain() {
         assert_eq!((dot.matches("dashed").count(), dot.matches(" -> ").count()), (3, 5), "{dot}");
         let after = device.stats().overlaps;
         let replayed = region.report().replayed + region.report().compiled;
-        assert!(
-            after.overlapped > before.overlapped && after.behind_several > before.behind_several
-        );
+        assert!(after.allowed > before.allowed && after.behind_several > before.behind_several);
         assert!(replayed > 0 && driver.misuse().is_empty());
     });
 }
@@ -298,7 +349,7 @@ fn full_edges_where_refused() {
     });
 }
 
-/// Who asks for nothing has them full, and nothing is counted.
+/// Who asks for nothing has them full, and none is counted as allowed or refused.
 #[test]
 fn full_edges_by_default() {
     async_under_the_stand_in(async |driver| {

@@ -34,8 +34,7 @@ const NEWER: &[(&str, &str)] = &[
 /// Functions and no kernel.
 const FUNCTIONS: [&str; 1] = ["crates/gpu-await-algorithms/src/elementwise/math"];
 /// Several kernels.
-const SEVERAL: [&str; 2] =
-    ["examples/encoder/src/encoder", "examples/decoder/src/decoder"];
+const SEVERAL: [&str; 2] = ["examples/encoder/src/encoder", "examples/decoder/src/decoder"];
 const REBUILD: &str = "run `python3 kernels/build.py` and commit the result";
 
 #[test]

@@ -25,6 +25,8 @@ pub struct Overlap {
     /// The last ticket with a command that no launch may overlap with; 0 if a launch is known to be behind it.
     // ORDERING: Relaxed, everywhere: the lock orders it.
     full_behind: AtomicU64,
+    /// The last ticket of a launch that may overlap; for messages.
+    allowed: AtomicU64,
 }
 
 impl Default for Overlap {
@@ -37,7 +39,7 @@ impl Overlap {
     /// Nothing is on the stream.
     #[must_use]
     pub fn new() -> Self {
-        Overlap { full_behind: AtomicU64::new(0) }
+        Overlap { full_behind: AtomicU64::new(0), allowed: AtomicU64::new(0) }
     }
 
     /// No launch overlaps with what the ticket puts on the stream.
@@ -60,8 +62,21 @@ impl Overlap {
         self.full_behind.load(Ordering::Relaxed) + 1 < ticket
     }
 
-    /// A launch that waits first was accepted: what was in front of it is complete when it is.
-    pub fn launched(&self) {
+    /// A launch that waits first was accepted, which overlaps or not: what was in front of it is complete when it is.
+    pub fn launched(&self, ticket: u64, overlaps: bool) {
         self.full_behind.store(0, Ordering::Relaxed);
+        if overlaps {
+            self.allowed.store(ticket, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a launch of a ticket that the caller submitted may overlap; not known once one behind it may. The lock need not be held.
+    #[must_use]
+    pub fn was_allowed(&self, ticket: u64) -> Option<bool> {
+        match self.allowed.load(Ordering::Relaxed).cmp(&ticket) {
+            std::cmp::Ordering::Less => Some(false),
+            std::cmp::Ordering::Equal => Some(true),
+            std::cmp::Ordering::Greater => None,
+        }
     }
 }

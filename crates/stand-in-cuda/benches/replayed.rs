@@ -6,6 +6,7 @@
 //! | `replay_changed` | each has another value than in the run before |
 //! | `replay_same` | nothing changed |
 //! | `replay_moved` | one buffer of several is at another address |
+//! | `replay_named` | nothing changed, and each names the same 256 blocks of a slab |
 //!
 //! None is awaited before the last: how often a task asks is a matter of time. Arguments are those of `instructions`; the figures are in `replayed.txt`.
 
@@ -14,7 +15,7 @@ mod counting;
 use std::process::ExitCode;
 
 use futures::executor::block_on;
-use gpu_await::{Device, Region, kernels};
+use gpu_await::{Device, Region, Stream, kernels};
 
 use counting::Way;
 
@@ -24,7 +25,7 @@ const REPLAYS: u32 = 128;
 
 fn main() -> ExitCode {
     let way = |name| Way { name, number: REPLAYS, operations: LIST, runs: 1 };
-    let ways = ["replay_changed", "replay_same", "replay_moved"].map(way);
+    let ways = ["replay_changed", "replay_same", "replay_moved", "replay_named"].map(way);
     counting::main("replayed.txt", &ways, counted_work)
 }
 
@@ -35,17 +36,29 @@ fn counted_work(way: &str, lists: u32) {
     let device = Device::cuda(0).expect("the stand-in has a device");
     let stream = device.stream().expect("a stream");
     let axpy = kernels::axpy::load_blocking(&device).expect("loads");
+    let mut region = Region::new();
+    if way == "replay_named" {
+        name_blocks(&stream, &axpy, &mut region, lists + 64);
+    } else {
+        chain(&stream, &axpy, &mut region, (way, lists + 64));
+    }
+    block_on(stream.done()).expect("completes");
+    // The first launch of the kernel is in no list, so that the second list is longer.
+    assert_eq!(region.report().replayed, u64::from(lists + 64 - 3));
+    assert_eq!(driver.misuse(), [""; 0]);
+}
+
+fn chain(stream: &Stream, axpy: &kernels::axpy, region: &mut Region, (way, runs): (&str, u32)) {
     let buffer = || stream.full(16, 1.0f32).queued().expect("is accepted");
     let mut buffers: [_; 8] = std::array::from_fn(|_| buffer());
     // Takes the place of the first in every other run.
     let mut other = buffer();
-    let mut region = Region::new();
-    for run in 0..lists + 64 {
+    for run in 0..runs {
         let a = if way == "replay_changed" { run as f32 } else { 1.0 };
         if way == "replay_moved" {
             std::mem::swap(&mut buffers[0], &mut other);
         }
-        let op = stream.replay(&mut region, |q| {
+        let op = stream.replay(region, |q| {
             for node in 0..LIST as usize {
                 let at = node % (buffers.len() - 1);
                 let [x, y] = buffers.get_disjoint_mut([at, at + 1]).expect("two of them");
@@ -55,8 +68,17 @@ fn counted_work(way: &str, lists: u32) {
         });
         op.queued().expect("is accepted");
     }
-    block_on(stream.done()).expect("completes");
-    // The first launch of the kernel is in no list, so that the second list is longer.
-    assert_eq!(region.report().replayed, u64::from(lists + 64 - 3));
-    assert_eq!(driver.misuse(), [""; 0]);
+}
+
+fn name_blocks(stream: &Stream, axpy: &kernels::axpy, region: &mut Region, runs: u32) {
+    let mut slab = stream.slab::<f32>(1024, 16).queued().expect("is accepted");
+    let x = stream.full(slab.len(), 1.0f32).queued().expect("is accepted");
+    let blocks: Vec<u32> = (0..256).map(|number| 4 * number).collect();
+    for _ in 0..runs {
+        let op = stream.replay(region, |q| {
+            let mut named = slab.naming_mut(&blocks)?;
+            (0..LIST).try_for_each(|_| axpy.launch(q, 1.0, &x, &mut named))
+        });
+        op.queued().expect("is accepted");
+    }
 }

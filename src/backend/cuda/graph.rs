@@ -9,6 +9,7 @@ use crate::backend::{
     DriverResult, Function, GraphCalls, GraphEdge, KernelCall, NodeLaunch, RawGraph, RawPartition,
     RawStream,
 };
+use crate::error::DriverCode;
 
 impl CudaBackend {
     /// A graph of launches. If it `overlaps`, so do the edges that are to.
@@ -80,6 +81,12 @@ impl CudaBackend {
     }
 }
 
+/// Whether a refused graph is to be had with full edges: the driver does not know the others. Anything else may pass, or fails with those as well.
+fn is_about_edges(code: DriverCode) -> bool {
+    code.is_not_known_here()
+        && matches!(code.call, "cuGraphAddDependencies_v2" | "cuGraphInstantiateWithFlags")
+}
+
 impl GraphCalls for CudaBackend {
     unsafe fn graph_capture(
         &self,
@@ -115,9 +122,9 @@ impl GraphCalls for CudaBackend {
         let _relaxed = self.api.relax();
         let is_known = self.api.cuGraphAddDependencies_v2.is_some();
         if is_known && edges.iter().any(|edge| edge.overlaps) {
-            let graph = self.new_graph(nodes, edges, partition, true);
-            if graph.is_ok() {
-                return graph;
+            match self.new_graph(nodes, edges, partition, true) {
+                Err(code) if is_about_edges(code) => {}
+                made => return made,
             }
         }
         self.new_graph(nodes, edges, partition, false)

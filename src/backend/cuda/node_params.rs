@@ -82,6 +82,7 @@ impl NodeParams {
 
     /// Points to `params`, which must outlive the call that it is passed to. The graph is of the device with the context `home`, and of a
     /// partition of that, if it is; a function of another device runs there.
+    #[inline]
     pub(super) fn new(
         launch: NodeLaunch<'_>,
         params: &mut ArgPointers,

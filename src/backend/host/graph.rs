@@ -89,6 +89,7 @@ impl GraphCalls for HostBackend {
 
     unsafe fn graph_launch(&self, graph: &RawGraph, stream: RawStream) -> DriverResult<()> {
         const CALL: &str = "graph_launch";
+        let on = self.stream(stream, CALL)?;
         // SAFETY: as above.
         let graph = unsafe { host_graph(graph) };
         // Not under the lock: a full queue blocks.
@@ -96,12 +97,12 @@ impl GraphCalls for HostBackend {
         let steps = graph.order.iter().map(|node| match &nodes[*node] {
             HostNode::Launch(launch) => Ok(GraphStep::Launch(launch.clone())),
             HostNode::Record(event) => {
-                let (event, generation) = self.next_record(*event, stream, CALL)?;
+                let (event, generation) = self.next_record(*event, &on, CALL)?;
                 Ok(GraphStep::Record { event, generation })
             }
         });
         let steps: DriverResult<Vec<GraphStep>> = steps.collect();
-        self.enqueue(stream, CALL, Command::Graph(steps?))
+        self.put(stream, &on, CALL, Command::Graph(steps?))
     }
 
     unsafe fn graph_destroy(&self, graph: &RawGraph) -> DriverResult<()> {

@@ -134,10 +134,10 @@ impl HostBackend {
     pub(super) fn next_record(
         &self,
         event: RawEvent,
-        stream: RawStream,
+        stream: &HostStream,
         call: &'static str,
     ) -> DriverResult<(Arc<HostEvent>, u64)> {
-        let (event, stream) = (self.event(event, call)?, self.stream(stream, call)?);
+        let event = self.event(event, call)?;
         let books = Arc::downgrade(&stream.books);
         let generation = event.next_record(&self.shared, smallvec![books]);
         Ok((event, generation))
@@ -149,7 +149,17 @@ impl HostBackend {
         call: &'static str,
         command: Command,
     ) -> DriverResult<()> {
-        let stream = self.stream(handle, call)?;
+        self.put(handle, &*self.stream(handle, call)?, call, command)
+    }
+
+    /// [`enqueue`](Self::enqueue) on a stream that is known.
+    pub(super) fn put(
+        &self,
+        handle: RawStream,
+        stream: &HostStream,
+        call: &'static str,
+        command: Command,
+    ) -> DriverResult<()> {
         let books = &stream.books;
         if command.counts()
             && self.threads
@@ -160,7 +170,7 @@ impl HostBackend {
         }
         let _order = stream.blocking.then(|| self.shared.legacy_order.lock());
         if stream.blocking {
-            self.shared.wait_for_counterparts(handle, &stream);
+            self.shared.wait_for_counterparts(handle, stream);
         }
         stream.push(command).map_err(|_| DriverCode { call, code: DriverCode::INVALID_HANDLE })
     }
@@ -306,8 +316,10 @@ impl EventCalls for HostBackend {
     }
 
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()> {
-        let (event, generation) = self.next_record(event, stream, "event_record")?;
-        self.enqueue(stream, "event_record", Command::Record { event, generation })
+        const CALL: &str = "event_record";
+        let on = self.stream(stream, CALL)?;
+        let (event, generation) = self.next_record(event, &on, CALL)?;
+        self.put(stream, &on, CALL, Command::Record { event, generation })
     }
 
     unsafe fn event_record_all(&self, event: RawEvent) -> DriverResult<()> {

@@ -10,7 +10,7 @@ use crate::thread::contain;
 /// A request that waited was granted.
 pub(super) fn granted_late(engine: &Engine, bytes: u64, since: u64, at: &'static Location<'_>) {
     contain::log(|| {
-        let waited_us = field(engine.now().saturating_sub(since) / 1_000);
+        let waited_us = field(engine.pacing.now().saturating_sub(since) / 1_000);
         let (device, bytes, waiting) = (engine.label(), field(bytes), waiting(engine));
         tracing::debug!(
             target: "gpu_await::reservation",

@@ -254,7 +254,7 @@ impl<M: Exportable> Drop for Exported<M> {
         let Some(memory) = self.memory.take() else { return };
         let Some(home) = self.under_way_on.take() else { return };
         let engine = &home.engine;
-        if engine.lost().is_some() {
+        if engine.state.lost().is_some() {
             return;
         }
         let marked = match ExitGuard::in_driver() {
@@ -268,7 +268,7 @@ impl<M: Exportable> Drop for Exported<M> {
                 let users = points.into_iter().collect();
                 engine.retire(Remnant::Foreign { ptr, bytes, owner }, users);
             }
-            Err(_) if engine.lost().is_some() => {}
+            Err(_) if engine.state.lost().is_some() => {}
             // It is unknown when the consumer's work is complete: a later mark is behind it as well.
             Err(_) => {
                 let again = Exported { memory: Some(memory), under_way_on: Some(home.clone()) };

@@ -233,7 +233,7 @@ impl Reclaimer {
     /// Whether memory moved since `version`, or the device is lost; if not, `waker` is woken then. In the child of a fork nobody wakes it.
     pub(crate) fn poll(&self, version: u64, waker: &std::task::Waker) -> bool {
         self.engine.memory.reclaimers.wait(self.key, version, waker);
-        self.version() != version || self.engine.lost().is_some()
+        self.version() != version || self.engine.state.lost().is_some()
     }
 }
 

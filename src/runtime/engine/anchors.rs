@@ -35,7 +35,7 @@ impl<S: DeviceStream> Engine<S> {
             let events = TIMED.min(capacity.saturating_mul(2));
             drop((0..events).map_while(|_| self.timed_event_now()).collect::<Vec<_>>());
         }
-        self.tracer.start(capacity, one_in, self.now());
+        self.tracer.start(capacity, one_in, self.pacing.now());
         self.resolve_traced();
         Ok(())
     }
@@ -44,7 +44,7 @@ impl<S: DeviceStream> Engine<S> {
     pub(crate) fn resolve_traced(&self) {
         // The clock of a stepped device is not that of its events.
         if !self.options.stepped {
-            self.tracer.resolve(self, self.now());
+            self.tracer.resolve(self, self.pacing.now());
         }
     }
 
@@ -78,7 +78,7 @@ impl<S: DeviceStream> Engine<S> {
 
     fn try_anchor(&self) -> Option<AnchorEvent> {
         let event = self.timed_event_now()?;
-        let (before, mut relax) = (self.now(), Relax::default());
+        let (before, mut relax) = (self.pacing.now(), Relax::default());
         // SAFETY: the private stream lives as long as the engine; the event is pooled, so nothing is pending on it.
         if unsafe { self.backend.event_record(event.raw(), self.shares.private) }.is_err() {
             event.spoil();
@@ -87,7 +87,7 @@ impl<S: DeviceStream> Engine<S> {
         loop {
             // SAFETY: the handle keeps the event.
             let answer = unsafe { self.backend.event_query(event.raw()) };
-            let after = self.now();
+            let after = self.pacing.now();
             match answer {
                 Ok(Query::Complete) => {
                     return Some(AnchorEvent { event, window: (before, after) });

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::{DeviceStream, Engine};
 use crate::backend::Backend;
 use crate::runtime::attention::Attention;
-use crate::runtime::device_state::DeviceState;
+use crate::runtime::progress::DeviceState;
 use crate::system::process::Process;
 use crate::thread::exit::ExitGuard;
 use crate::thread::reaper::Reaper;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use gpu_await_protocol::sync::Mutex;
 
 use crate::backend::{Backend, DriverResult, EventOptions, RawEvent, RawStream};
-use crate::runtime::device_state::DeviceState;
 use crate::runtime::doorbell::Bells;
 use crate::runtime::event_pool::{Destroy, EventHandle, EventPool};
+use crate::runtime::progress::DeviceState;
 use crate::runtime::words::Words;
 use crate::thread::worker;
 

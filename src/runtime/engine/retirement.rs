@@ -62,7 +62,7 @@ impl<S: DeviceStream> Engine<S> {
         let idle = self.memory.has_retired_module() && self.is_idle();
         // An allocation must find all pending memory in one place or the other. Nothing allocates on a lost
         // device, and the lock's holder may come here.
-        let _pressing = self.lost().is_none().then(|| self.memory.pressing.lock());
+        let _pressing = self.state.lost().is_none().then(|| self.memory.pressing.lock());
         self.memory.with_retired(|retired| {
             let mut index = 0;
             while index < retired.len() {

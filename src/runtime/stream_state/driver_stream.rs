@@ -25,7 +25,7 @@ pub(super) enum Origin {
 }
 
 pub(crate) struct DriverStream {
-    raw: RawStream,
+    pub(crate) raw: RawStream,
     options: StreamOptions,
     name: Option<Box<str>>,
     /// The multiprocessors that it is confined to.
@@ -34,7 +34,8 @@ pub(crate) struct DriverStream {
     owned: bool,
     /// The owner of an adopted stream, if there is one.
     owner: Option<Owner>,
-    sharing: Sharing,
+    /// Which others put work on it.
+    pub(crate) sharing: Sharing,
     /// Another library's last calls took long, or there were none.
     foreign_takes_long: AtomicBool,
 }
@@ -62,11 +63,6 @@ impl DriverStream {
             sharing: Sharing::new(is_shared),
             foreign_takes_long: AtomicBool::new(true),
         }
-    }
-
-    #[inline]
-    pub(crate) fn raw(&self) -> RawStream {
-        self.raw
     }
 
     /// How it was made; see [`is_blocking`](Self::is_blocking) for the driver's answer.
@@ -106,12 +102,6 @@ impl DriverStream {
     pub(crate) fn multiprocessors(&self, backend: &dyn Backend) -> u32 {
         let all = backend.limits().multiprocessors;
         self.partition.as_ref().map_or(all, |share| share.multiprocessors())
-    }
-
-    /// Which others put work on it.
-    #[inline]
-    pub(crate) fn sharing(&self) -> &Sharing {
-        &self.sharing
     }
 
     /// Whether there may be work on it that is in no operation, or in front of it that is on another stream.

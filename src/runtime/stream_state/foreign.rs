@@ -16,8 +16,8 @@ use smallvec::SmallVec;
 
 use super::{Point, StreamState};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
-use crate::runtime::device_state::any_lost;
 use crate::runtime::progress::Progress;
+use crate::runtime::progress::any_lost;
 use crate::thread::role;
 use gpu_await_protocol::point::Track;
 

@@ -1,17 +1,29 @@
-//! A look at a stream: how far it is, and which waiters that wakes.
+//! A look at a stream: when it is due, how far the stream is, and which waiters that wakes.
 //!
-//! Waiters and the poller may all look; one look serves all.
+//! Waiters and the poller may all look; one look serves all. The second half is the poller's: when it looks, which tasks it wakes ahead of
+//! time, and its other duties.
+//!
+//! More than 500 lines: a look learns when the next one is due.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use gpu_await_protocol::sync::Mutex;
+use smallvec::SmallVec;
 
 use super::StreamState;
 use super::markers::Asking;
 use crate::error::Result;
-use crate::thread::contain::wake;
-use crate::thread::{exit, role};
-use gpu_await_protocol::cadence::Plan;
+use crate::runtime::engine::Engine;
+use crate::runtime::event_pool::Marker;
+use crate::runtime::progress::StreamRef;
+use crate::thread::contain::{wake, wake_by_ref};
+use crate::thread::{contain, exit, role};
+use gpu_await_protocol::cadence;
+use gpu_await_protocol::cadence::{Age, Completion, Plan};
+use gpu_await_protocol::estimator::Estimator;
+use gpu_await_protocol::wait_queue::Notify;
 
 impl StreamState {
     /// [`sweep`](Self::sweep), or by the poller where no driver call may be made.
@@ -19,22 +31,23 @@ impl StreamState {
         if role::may_call_driver() {
             self.sweep();
         } else {
-            self.activate_by(self.engine.now());
+            self.activate_by(self.engine.pacing.now());
         }
     }
 
     /// Like [`ask_here_or_there`](Self::ask_here_or_there), for everything submitted, including work without
     /// a marker unless another thread is submitting right now.
     pub(crate) fn ask_after_all(self: &Arc<Self>) {
-        let tail = self.submitted();
+        let tail = self.progress.timeline.submitted();
         // A stream that is shared may be captured by others, which a query would void; the whole device's has no
         // work of its own.
-        let is_ours = self.driver.is_owned() && !self.driver.sharing().is_shared();
-        if is_ours && !self.is_complete(tail) && role::may_call_driver() {
+        let is_ours = self.driver.is_owned() && !self.driver.sharing.is_shared();
+        if is_ours && !self.progress.timeline.is_complete(tail) && role::may_call_driver() {
             // Under the lock: the driver does not answer about a stream on which it holds a thread.
             self.try_with(|turn| {
-                if turn.stream.driver.is_through(&*turn.stream.engine.backend) == Ok(true) {
-                    turn.stream.progress.timeline.complete(turn.stream.submitted());
+                let stream = turn.stream;
+                if stream.driver.is_through(&*stream.engine.backend) == Ok(true) {
+                    stream.progress.timeline.complete(stream.progress.timeline.submitted());
                 }
             });
         }
@@ -53,7 +66,7 @@ impl StreamState {
         if !role::may_call_driver() {
             return false;
         }
-        let now = self.engine.now();
+        let now = self.engine.pacing.now();
         let moved = self.look(now);
         if moved {
             self.trace_seen();
@@ -66,16 +79,16 @@ impl StreamState {
     pub(super) fn look(&self, now: u64) -> bool {
         let mut moved = false;
         // A lost device would only say so again.
-        if self.engine.lost().is_none() {
-            if !self.markers.may_say_more(self.completed()) {
+        if self.engine.state.lost().is_none() {
+            if !self.markers.may_say_more(self.progress.timeline.completed()) {
                 self.pace.was_pending(now);
                 return false;
             }
             self.markers.look(|asking| {
-                let before = self.completed();
+                let before = self.progress.timeline.completed();
                 // Waiters learn of a loss from `mourn`, below.
                 self.ask(asking).ok();
-                if self.completed() > before {
+                if self.progress.timeline.completed() > before {
                     moved = true;
                     self.pace.moved(now, || self.waiters.is_waited_for());
                 } else {
@@ -104,11 +117,11 @@ impl StreamState {
     /// the work that a loan left has a ticket. On a lost device nothing more will happen. Where no driver call may
     /// be made, it is not known to be idle.
     pub(crate) fn is_idle_shared(self: &Arc<Self>) -> Option<bool> {
-        let is_shared = self.driver.sharing().is_shared();
-        if !is_shared && !self.driver.sharing().is_owed() {
+        let is_shared = self.driver.sharing.is_shared();
+        if !is_shared && !self.driver.sharing.is_owed() {
             return None;
         }
-        let lost = self.engine.lost().is_some();
+        let lost = self.engine.state.lost().is_some();
         if lost || !role::may_call_driver() {
             return Some(lost);
         }
@@ -121,7 +134,7 @@ impl StreamState {
             Err(code) => {
                 self.refused(code);
                 // Nothing more will happen.
-                Some(self.engine.lost().is_some() || self.foreign.is_detached())
+                Some(self.engine.state.lost().is_some() || self.foreign.is_detached())
             }
         }
     }
@@ -139,11 +152,11 @@ impl StreamState {
     pub(super) fn tidy(self: &Arc<Self>) {
         // Otherwise the poller looks.
         if !self.waiters.is_waited_for() {
-            self.look(self.engine.now());
+            self.look(self.engine.pacing.now());
             self.foreign.forget();
             // A future that began to wait during the look.
             if self.waiters.is_waited_for() {
-                self.activate_by(self.engine.now());
+                self.activate_by(self.engine.pacing.now());
             }
         }
         self.markers.tidied();
@@ -161,7 +174,11 @@ impl StreamState {
     #[inline(never)]
     fn note_seen(&self) {
         // The time after the look: it may have been complete since the look began.
-        if self.engine.tracer.seen(self.id(), self.completed(), self.engine.now()) {
+        if self.engine.tracer.seen(
+            self.id(),
+            self.progress.timeline.completed(),
+            self.engine.pacing.now(),
+        ) {
             self.engine.call_to_resolve();
         }
     }
@@ -172,18 +189,24 @@ impl StreamState {
         let engine = &self.engine;
         let lag_ns = engine.pacing.lag_ns() + ahead_ns;
         let completion = engine.options.completion;
-        self.pace.plan(completion, self.completed(), now, lag_ns, engine.pacing.rest_ns())
+        self.pace.plan(
+            completion,
+            self.progress.timeline.completed(),
+            now,
+            lag_ns,
+            engine.pacing.rest_ns(),
+        )
     }
 
     fn wake_settled(&self) {
         let upto = || {
-            let lost =
-                self.engine.lost().is_some() || self.foreign.dependency_lost(u64::MAX).is_some();
-            if lost { u64::MAX } else { self.completed() }
+            let lost = self.engine.state.lost().is_some()
+                || self.foreign.dependency_lost(u64::MAX).is_some();
+            if lost { u64::MAX } else { self.progress.timeline.completed() }
         };
         self.waiters.settle(upto, |ticket, waker| {
-            if self.engine.tracer.is_on() && self.is_complete(ticket) {
-                self.engine.tracer.woken(self.id(), ticket, self.engine.now());
+            if self.engine.tracer.is_on() && self.progress.timeline.is_complete(ticket) {
+                self.engine.tracer.woken(self.id(), ticket, self.engine.pacing.now());
             }
             // ORDERING: Relaxed: a statistic.
             self.engine.state.counters.wake_ups.fetch_add(1, Ordering::Relaxed);
@@ -207,5 +230,293 @@ impl StreamState {
         }
         self.wake_settled();
         self.foreign.forget();
+    }
+}
+
+impl StreamState {
+    /// Hands the stream to the poller, which looks at it when it is due to.
+    pub(crate) fn activate(self: &Arc<Self>) {
+        let due = self.engine.pacing.now() + cadence::MARK_WITHIN_NS;
+        self.call(if self.waiters.hand_over() { Notify::HandOver } else { Notify::Before(due) });
+    }
+
+    /// Has the poller look at `due`, at the latest.
+    pub(super) fn activate_by(self: &Arc<Self>, due: u64) {
+        self.call(self.waiters.look_by(due));
+    }
+
+    /// Notifies the poller.
+    pub(super) fn call(self: &Arc<Self>, call: Notify) {
+        match call {
+            Notify::HandOver => self.engine.hand_over(self.clone()),
+            Notify::Before(due) => self.engine.pacing.attention.call_before(due),
+        }
+    }
+
+    /// Takes the stream from the poller; false if there is work after all.
+    pub(crate) fn deactivate(&self) -> bool {
+        self.waiters.give_up(|| self.has_dues() || (self.word_is_late() && !self.is_stuck()))
+    }
+
+    /// Whether the poller has to come for that. Of a lost device nothing comes back; see `mourn`.
+    pub(crate) fn has_dues(&self) -> bool {
+        (self.owes() || self.owes_frees()) && self.engine.state.lost().is_none() && !self.is_stuck()
+    }
+
+    /// A word that is still to be written keeps its line, and so the stream.
+    pub(super) fn word_is_late(&self) -> bool {
+        let has_work = || self.driver.is_through(&*self.engine.backend) == Ok(false);
+        self.markers.word().is_some_and(|word| word.is_late(has_work))
+    }
+
+    /// The poller's look: wakes the waiters of complete work, and decides when to look again. True if the
+    /// stream was seen to have moved.
+    pub(crate) fn visit(self: &Arc<Self>, now: u64) -> bool {
+        self.waiters.begin_look();
+        // Requests of host functions, which place no markers.
+        self.submission.serve(self);
+        if self.pace.is_checked(now) {
+            // A task looks for itself, and for the others, until it stops.
+            self.waiters.look_again(now + cadence::CHECK_AGAIN_NS);
+            return false;
+        }
+        let (since, waited_for) = (self.pace.head_since(), self.waiters.is_waited_for());
+        let moved = self.look(now);
+        if moved {
+            self.trace_seen();
+        }
+        if moved && waited_for {
+            self.engine.pacing.checkers.woke(now);
+            self.pace.woke(now, since);
+        }
+        self.settle();
+        let Some(ticket) = self.waiters.first() else { return moved };
+        self.want(ticket);
+        self.ask_after_others();
+        if self.engine.options.completion.rings() {
+            self.arm(ticket);
+        }
+        let (since, plan) = self.plan(now, 0);
+        if let Some(until_ns) = plan.check_until_ns
+            && self.is_worth_a_check(&plan, now)
+        {
+            self.alert(now, since, since + until_ns);
+        }
+        self.waiters.look_again((since + plan.look_ns).max(now + 1));
+        moved
+    }
+
+    /// Wakes the first waiter, so that it checks for itself until `until`, if tasks may check and none was
+    /// woken for that before. Until it does, which may take as long as a sleeping worker takes to wake up,
+    /// the poller keeps looking.
+    pub(super) fn alert(&self, now: u64, since: u64, until: u64) {
+        let engine = &self.engine;
+        if !engine.options.completion.checks()
+            || self.pace.is_alerted_until(until)
+            || !engine.pacing.checkers.may_yield(now)
+            || engine.pacing.checkers.held(now) > 0
+        {
+            return;
+        }
+        self.pace.alert(now, since, until);
+        self.waiters.wake_first(wake_by_ref);
+    }
+
+    /// Ensures that awaited work has a marker, and that owed work is done.
+    pub(crate) fn press(self: &Arc<Self>) {
+        if let Some(ticket) = self.waiters.first() {
+            self.want(ticket);
+        }
+        if self.has_dues() {
+            self.want(self.progress.timeline.submitted());
+            self.try_with(|turn| turn.free_deferred());
+        }
+    }
+
+    /// Asks about the other devices that this stream waits for: their own pollers have no reason to look if
+    /// nothing of theirs is awaited.
+    pub(super) fn ask_after_others(&self) {
+        let mut others: SmallVec<[StreamRef<StreamState>; 2]> = SmallVec::new();
+        self.foreign.visit(u64::MAX, |on| {
+            others.extend(on.stream.stream());
+            None::<()>
+        });
+        for other in others {
+            other.sweep();
+            other.engine.check_health().ok();
+            other.engine.mourn();
+        }
+    }
+
+    /// Has a doorbell armed behind the marker of `ticket`, which is awaited.
+    pub(super) fn arm(self: &Arc<Self>, ticket: u64) {
+        if self.progress.timeline.is_complete(ticket) || self.pace.is_armed(ticket) {
+            return;
+        }
+        let mut marker = self.markers.behind(ticket);
+        if marker.is_none() {
+            // Words have no event to wait for: place one.
+            self.try_with(|turn| turn.place_event().ok());
+            marker = self.markers.behind(ticket);
+        }
+        let Some(Marker { event, .. }) = marker else { return };
+        let engine = &self.engine;
+        let Some(bell) = engine.pools.bells.take() else { return };
+        let no_doorbell = |engine: &Engine<StreamState>, code| {
+            let error = engine.refused(code);
+            contain::log(|| tracing::debug!(device = engine.label(), %error, "no doorbell"));
+        };
+        if let Err(code) = bell.place(&*engine.backend, &event, self.waiters.next_look_cell()) {
+            return no_doorbell(engine, code);
+        }
+        self.pace.arm(ticket);
+        let stream = Arc::downgrade(self);
+        engine.errand(move |engine| {
+            // The work may have been complete long before.
+            if stream.upgrade().is_none_or(|stream| stream.progress.timeline.is_complete(ticket)) {
+                bell.disarm();
+            } else if let Err(code) = bell.arm(&*engine.backend) {
+                no_doorbell(engine, code);
+            }
+        });
+    }
+}
+
+/// When a stream's work was waited for and looked at, and how long it took. All times are of the engine's clock, in nanoseconds.
+///
+/// ORDERING: Relaxed throughout: times, for guesses.
+#[derive(Default)]
+pub(super) struct Pace {
+    /// When the work at the head was first waited for, or the work in front of it was complete.
+    head_since: AtomicU64,
+    /// When the stream was last seen not to have moved.
+    pending_at: AtomicU64,
+    /// When a task last looked for itself.
+    checked_at: AtomicU64,
+    /// The end of the last window for which a task was woken to check.
+    alerted: AtomicU64,
+    /// When the poller last woke a task, until that is polled; 0: it did not.
+    woken_at: AtomicU64,
+    /// The highest ticket behind which a doorbell was armed. Only the poller arms.
+    armed: AtomicU64,
+    estimator: Mutex<Estimator>,
+    /// Whether all work that it remembers is short.
+    is_short: AtomicBool,
+}
+
+impl Pace {
+    /// The work at the head is waited for from now on.
+    #[inline]
+    pub(super) fn waited_for(&self, now: u64) {
+        self.head_since.store(now, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn head_since(&self) -> u64 {
+        self.head_since.load(Ordering::Relaxed)
+    }
+
+    /// A look saw nothing new.
+    #[inline]
+    pub(super) fn was_pending(&self, now: u64) {
+        self.pending_at.store(now, Ordering::Relaxed);
+    }
+
+    /// A look saw that the stream moved. Remembers how long the work at the head took, if it was waited for: a future that
+    /// checks is not entered yet.
+    #[inline]
+    pub(super) fn moved(&self, now: u64, has_waiters: impl FnOnce() -> bool) {
+        let since = self.head_since.swap(now, Ordering::Relaxed);
+        if has_waiters() || self.is_checked(now) {
+            let pending_at = self.pending_at.load(Ordering::Relaxed);
+            let mut estimator = self.estimator.lock();
+            estimator.learn(pending_at.saturating_sub(since), now.saturating_sub(since));
+            self.is_short.store(estimator.is_short(cadence::WORD_MOST_NS), Ordering::Relaxed);
+        }
+    }
+
+    /// The time of the last look.
+    #[inline]
+    pub(super) fn looked_at(&self) -> u64 {
+        self.pending_at.load(Ordering::Relaxed).max(self.head_since())
+    }
+
+    /// Whether all work that it remembers is short.
+    #[inline]
+    pub(super) fn is_short(&self) -> bool {
+        self.is_short.load(Ordering::Relaxed)
+    }
+
+    /// Whether a task looks for itself, and was polled lately.
+    #[inline]
+    pub(super) fn is_checked(&self, now: u64) -> bool {
+        let checked_at = self.checked_at.load(Ordering::Relaxed);
+        checked_at + cadence::CHECK_AGAIN_NS > now && checked_at != 0
+    }
+
+    /// A task looks for itself at `now`; 0: it stops.
+    #[inline]
+    pub(super) fn check(&self, now: u64) {
+        self.checked_at.store(now, Ordering::Relaxed);
+    }
+
+    /// Whether a window is open for which a task was woken to check.
+    #[inline]
+    pub(super) fn is_alerted(&self, now: u64) -> bool {
+        self.alerted.load(Ordering::Relaxed) > now
+    }
+
+    /// Whether a task was woken to check until `until`. Only the poller alerts.
+    pub(super) fn is_alerted_until(&self, until: u64) -> bool {
+        self.alerted.load(Ordering::Relaxed) == until
+    }
+
+    /// A task is woken now, to check until `until`.
+    pub(super) fn alert(&self, now: u64, since: u64, until: u64) {
+        self.alerted.store(until, Ordering::Relaxed);
+        self.woke(now, since);
+    }
+
+    /// A task is woken now that waited since then: its poll shows how long that takes.
+    pub(super) fn woke(&self, now: u64, since: u64) {
+        if now.saturating_sub(since) >= cadence::LAG_FROM_NS {
+            self.woken_at.store(now, Ordering::Relaxed);
+        }
+    }
+
+    /// When the poller woke the task that is polled now, if it did.
+    #[inline]
+    pub(super) fn take_woken(&self) -> Option<u64> {
+        if self.woken_at.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        Some(self.woken_at.swap(0, Ordering::Relaxed)).filter(|woken_at| *woken_at != 0)
+    }
+
+    /// Whether a doorbell was armed at or behind `ticket`.
+    #[inline]
+    pub(super) fn is_armed(&self, ticket: u64) -> bool {
+        self.armed.load(Ordering::Relaxed) >= ticket
+    }
+
+    /// A doorbell is armed behind `ticket`.
+    pub(super) fn arm(&self, ticket: u64) {
+        self.armed.store(ticket, Ordering::Relaxed);
+    }
+
+    /// The plan for the wait for the work at the head, behind the ticket `completed`, and when that began.
+    #[inline(always)]
+    pub(super) fn plan(
+        &self,
+        completion: Completion,
+        completed: u64,
+        now: u64,
+        lag_ns: u64,
+        rest_ns: u64,
+    ) -> (u64, Plan) {
+        let since = self.head_since();
+        let age_ns = now.saturating_sub(since);
+        let age = Age { age_ns, lag_ns, rest_ns, is_armed: self.is_armed(completed + 1) };
+        (since, cadence::plan(completion, age, &self.estimator.lock()))
     }
 }

@@ -6,15 +6,16 @@
 //! | the stream's word, which the stream writes | the submission lock's holder, if nobody needs an event | a load |
 
 use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use gpu_await_protocol::sync::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 use super::StreamState;
 use crate::backend::{Backend, DriverResult, Query};
 use crate::error::{DriverCode, Result};
-use crate::runtime::counted::{Counted, Length};
 use crate::runtime::engine::Engine;
 use crate::runtime::event_pool::{EventHandle, Marker};
 use crate::runtime::words::Word;
@@ -301,7 +302,7 @@ impl StreamState {
 
     /// Ensures that at most this many tickets at the tail have no marker at or behind them.
     pub(crate) fn mark_within(&self, tickets: u64) {
-        let tail = self.submitted();
+        let tail = self.progress.timeline.submitted();
         if !self.submission.is_marked(tail.saturating_sub(tickets)) {
             self.want(tail);
         }
@@ -319,16 +320,16 @@ impl StreamState {
     pub(crate) fn here(self: &Arc<Self>) -> u64 {
         self.put_listed(u64::MAX);
         // Where no driver call may be made, the known state must do.
-        let silent = self.engine.lost().is_some() || role::current() != Role::Free;
-        if silent || !(self.driver.sharing().is_shared() || self.driver.sharing().is_owed()) {
-            return self.submitted();
+        let silent = self.engine.state.lost().is_some() || role::current() != Role::Free;
+        if silent || !(self.driver.sharing.is_shared() || self.driver.sharing.is_owed()) {
+            return self.progress.timeline.submitted();
         }
         self.with(|turn| {
             // Work that an ended loan left is covered by the turn.
-            if turn.stream.driver.sharing().is_shared() {
+            if turn.stream.driver.sharing.is_shared() {
                 turn.publish_empty()
             } else {
-                turn.stream.submitted()
+                turn.stream.progress.timeline.submitted()
             }
         })
     }
@@ -336,7 +337,7 @@ impl StreamState {
     /// Asks for a marker at or behind `ticket`; never blocks. Where no driver call may be made, the
     /// next submitter or the poller's next look places it.
     pub(crate) fn want(&self, ticket: u64) {
-        if self.is_complete(ticket) {
+        if self.progress.timeline.is_complete(ticket) {
             return;
         }
         self.put_listed(ticket);
@@ -350,7 +351,7 @@ impl StreamState {
     /// An event at or behind `ticket`, as close behind as there is; places one at the tail if there is
     /// none. `None` if the ticket is complete. Takes the submission lock: not while holding another stream's.
     pub(crate) fn event_behind(self: &Arc<Self>, ticket: u64) -> Result<Option<Marker>> {
-        if self.is_complete(ticket) {
+        if self.progress.timeline.is_complete(ticket) {
             return Ok(None);
         }
         self.put_listed(ticket);
@@ -366,7 +367,7 @@ impl StreamState {
     pub(crate) fn try_event_behind(self: &Arc<Self>, ticket: u64) -> Option<Marker> {
         self.markers.behind_for_others(ticket).or_else(|| {
             let placed = self.try_with(|turn| {
-                if turn.stream.submitted() < ticket {
+                if turn.stream.progress.timeline.submitted() < ticket {
                     let ticket = turn.next_ticket();
                     turn.publish_nothing(ticket);
                 }
@@ -386,8 +387,89 @@ impl StreamState {
     pub(super) fn prefers_words(&self) -> bool {
         let engine = &self.engine;
         engine.options.completion.always_words()
-            || (!self.driver.sharing().is_shared()
+            || (!self.driver.sharing.is_shared()
                 && self.pace.is_short()
                 && engine.pacing.checkers.held(self.pace.looked_at()) <= 1)
+    }
+}
+
+/// A collection that has a length.
+pub(super) trait Length {
+    fn length(&self) -> usize;
+}
+
+impl<T> Length for Vec<T> {
+    fn length(&self) -> usize {
+        self.len()
+    }
+}
+
+impl<T> Length for VecDeque<T> {
+    fn length(&self) -> usize {
+        self.len()
+    }
+}
+
+/// A list behind a lock, whose length can be read without it: most looks at a stream find nothing lent or marked there, and then take no
+/// lock.
+#[derive(Default)]
+pub(super) struct Counted<L> {
+    list: Mutex<L>,
+    /// Stored under the lock.
+    ///
+    /// ORDERING: Relaxed throughout: a reader may see an old length. The callers that must not miss an entry
+    /// synchronize elsewhere: the submission lock for markers, the call to the poller for the rest.
+    length: AtomicU64,
+}
+
+impl<L: Length> Counted<L> {
+    /// How long it was a moment ago.
+    pub(super) fn len(&self) -> u64 {
+        self.length.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Locks it for a change.
+    pub(super) fn lock(&self) -> Changing<'_, L> {
+        Changing { list: self.list.lock(), length: &self.length }
+    }
+
+    /// Locks it for reading.
+    pub(super) fn read(&self) -> impl Deref<Target = L> {
+        self.list.lock()
+    }
+
+    pub(super) fn get_mut(&mut self) -> &mut L {
+        self.list.get_mut()
+    }
+}
+
+/// The lock, held.
+pub(super) struct Changing<'l, L: Length> {
+    list: MutexGuard<'l, L>,
+    length: &'l AtomicU64,
+}
+
+impl<L: Length> Deref for Changing<'_, L> {
+    type Target = L;
+
+    fn deref(&self) -> &L {
+        &self.list
+    }
+}
+
+impl<L: Length> DerefMut for Changing<'_, L> {
+    fn deref_mut(&mut self) -> &mut L {
+        &mut self.list
+    }
+}
+
+impl<L: Length> Drop for Changing<'_, L> {
+    fn drop(&mut self) {
+        self.length.store(self.list.length() as u64, Ordering::Relaxed);
     }
 }

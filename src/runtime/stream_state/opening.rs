@@ -7,10 +7,9 @@ use gpu_await_protocol::sync::Mutex;
 
 use super::driver_stream::{DriverStream, Origin, Owner};
 use super::foreign::ForeignWaits;
-use super::freed::FreedMemory;
-use super::lent::LentQueue;
+use super::look::Pace;
 use super::markers::Markers;
-use super::pace::Pace;
+use super::memory::{FreedMemory, LentQueue};
 use super::submitter::{Announced, Submitter};
 use super::{StreamHandle, StreamState};
 use crate::backend::{DeviceKind, RawStream, StreamOptions};
@@ -65,7 +64,10 @@ impl StreamState {
             let word = match mode.may_use_words() && backend.limits().words {
                 true if mode.always_words() => Some(engine.pools.words.get(backend)?),
                 // If there is no word, events serve as well.
-                true => engine.pools.words.get(backend).ok(),
+                true => match engine.pools.words.get(backend) {
+                    Err(code) if code.is_sticky() => return Err(code),
+                    word => word.ok(),
+                },
                 false => None,
             };
             if mode.rings() {
@@ -156,7 +158,7 @@ impl StreamState {
 impl StreamState {
     /// Whether work is put on it that is in no share.
     pub(crate) fn is_outside(&self) -> bool {
-        let is_ours = self.driver.raw().0 == self.engine.shares.private.0;
+        let is_ours = self.driver.raw.0 == self.engine.shares.private.0;
         let is_confined = self.driver.partition().is_some() || self.driver.is_confined_by_others();
         !is_confined && !self.is_deserted() && !is_ours
     }

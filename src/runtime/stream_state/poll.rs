@@ -20,7 +20,7 @@ use crate::backend::DeviceKind;
 use crate::error::Result;
 use crate::runtime::coop;
 use crate::runtime::coop::Budget;
-use crate::runtime::device_state::DeviceState;
+use crate::runtime::progress::DeviceState;
 use crate::system;
 use crate::thread::contain;
 use crate::thread::relax::Relax;
@@ -119,13 +119,13 @@ impl StreamState {
     ) -> Poll<Result<()>> {
         let was_entered = wait.key.is_some();
         if was_entered && let Some(woken_at) = self.pace.take_woken() {
-            self.engine.pacing.learn_lag(self.engine.now().saturating_sub(woken_at));
+            self.engine.pacing.learn_lag(self.engine.pacing.now().saturating_sub(woken_at));
         }
         if let Some(outcome) = self.outcome(ticket) {
             self.forget(wait);
             return self.ready(ticket, outcome);
         }
-        let now = self.engine.now();
+        let now = self.engine.pacing.now();
         let stage = wait.stage;
         match stage {
             Stage::Awake(permit) if self.stays_awake(permit, wait, cx, now) => {
@@ -210,12 +210,12 @@ impl StreamState {
     #[inline(never)]
     fn trace_polled(&self, ticket: u64) {
         // A loss has no completion to trace.
-        if !self.is_complete(ticket) {
+        if !self.progress.timeline.is_complete(ticket) {
             return;
         }
         // While it checked, nothing else looked.
         self.trace_seen();
-        self.engine.tracer.polled(self.id(), ticket, self.engine.now());
+        self.engine.tracer.polled(self.id(), ticket, self.engine.pacing.now());
     }
 
     /// Has the task polled again once other tasks had their turn. Other threads run first if this one would keep the core
@@ -231,10 +231,10 @@ impl StreamState {
 
     /// Lets another thread have the core, unless that was costly lately.
     pub(crate) fn yield_thread(&self) {
-        let (checkers, before) = (&self.engine.pacing.checkers, self.engine.now());
+        let (checkers, before) = (&self.engine.pacing.checkers, self.engine.pacing.now());
         if checkers.may_yield(before) {
             std::thread::yield_now();
-            let now = self.engine.now();
+            let now = self.engine.pacing.now();
             checkers.was_away(now.saturating_sub(before), now);
         }
     }
@@ -312,15 +312,15 @@ impl StreamState {
     }
 
     pub(super) fn outcome(&self, ticket: u64) -> Option<Result<()>> {
-        if self.is_complete(ticket) {
+        if self.progress.timeline.is_complete(ticket) {
             return Some(Ok(()));
         }
-        let lost = match self.engine.lost() {
+        let lost = match self.engine.state.lost() {
             Some(lost) => lost.clone(),
             None => self.foreign.dependency_lost(ticket)?,
         };
         // Work that completed before the loss is complete.
-        Some(if self.is_complete(ticket) { Ok(()) } else { Err(lost) })
+        Some(if self.progress.timeline.is_complete(ticket) { Ok(()) } else { Err(lost) })
     }
 
     /// Whether the task checks now: it continues a check, or begins one; at the end of a window it may do both.

@@ -1,16 +1,36 @@
 //! A submitter's turn: what it may do while it holds the submission lock.
+//!
+//! It may open a list: operations that have a ticket and are not submitted to the driver yet.
+//!
+//! | the stream's list | left by |
+//! |---|---|
+//! | none | its first operation, which opens it with the stream's next ticket |
+//! | open | the end of its owner's closure, which takes it |
+//! | open | anybody that takes the next ticket or waits for this one, and so puts the list on the stream as it is |
+//! | put on the stream by another thread | its owner, which fetches it |
+//!
+//! More operations of the owner join the open list, under the same ticket.
+//!
+//! # Invariants
+//! 1. The ticket of an open list is the next one: no other ticket is issued before the list is on the stream
+//!    ([`Turn::next_ticket`]).
+//! 2. Anybody that waits for the ticket puts the list on the stream first, wherever its owner is (`what_waits_in_the_middle_gets_it`).
+//! 3. The values that a list keeps are dropped by its owner, outside of the lock.
+//!
+//! More than 500 lines: the methods of a turn.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::freed::InOrder;
-use super::listed::Lists;
+use super::memory::InOrder;
 use super::{Payload, Point, StreamState};
 use crate::error::DriverCode;
 use crate::memory::reclaim::retired::Block;
 use crate::runtime::event_pool::{EventHandle, Marker};
 use crate::runtime::progress::Progress;
+use crate::thread::role;
 use gpu_await_protocol::cadence;
 use gpu_await_protocol::point::Track;
 use gpu_await_protocol::submission::{Locked, Markable};
@@ -42,19 +62,19 @@ pub(crate) struct Submitter {
     pub(crate) touched: bool,
     /// Up to which ticket this stream already waits for others; the last few of them.
     waited: VecDeque<(u64, u64)>,
-    pub(super) lists: Lists,
+    lists: Lists,
 }
 
 impl Markable for Submitter {
     type Context = StreamState;
 
     fn tail(&self, stream: &StreamState) -> u64 {
-        stream.submitted()
+        stream.progress.timeline.submitted()
     }
 
     fn mark_tail(&mut self, stream: &StreamState) -> Option<u64> {
         let tail = self.tail(stream);
-        if stream.is_complete(tail) {
+        if stream.progress.timeline.is_complete(tail) {
             return Some(tail);
         }
         let word = stream.markers.word().filter(|word| word.is_usable() && stream.prefers_words());
@@ -62,7 +82,7 @@ impl Markable for Submitter {
             // SAFETY: the driver stream is this one's, the word is its own until the stream is gone
             // and the last value was seen.
             Some(word) => word.tell(tail, |address| unsafe {
-                stream.engine.backend.write_word(stream.driver.raw(), address, tail)
+                stream.engine.backend.write_word(stream.driver.raw, address, tail)
             }),
             None => self.record_event(stream, tail),
         };
@@ -109,7 +129,7 @@ impl Submitter {
             self.asked_at = self.sent;
             stream.ask_quietly();
         }
-        let completed = stream.completed();
+        let completed = stream.progress.timeline.completed();
         while self.sent_at.front().is_some_and(|(ticket, _)| *ticket <= completed) {
             self.pass_step();
         }
@@ -155,7 +175,7 @@ impl Submitter {
         let event = stream.event()?;
         // SAFETY: the driver stream is this one's; the event is pooled, so nothing is pending on it.
         let recorded =
-            unsafe { stream.engine.backend.event_record(event.raw(), stream.driver.raw()) };
+            unsafe { stream.engine.backend.event_record(event.raw(), stream.driver.raw) };
         if let Err(code) = recorded {
             // It may have been recorded all the same: never to be lent again.
             event.spoil();
@@ -209,6 +229,23 @@ impl Announced {
     }
 }
 
+/// Whose list it is: an address of the owner's.
+pub(crate) type ListOwner = usize;
+
+/// Operations in their order, under one ticket.
+pub(crate) trait Listed: Any + Send {
+    /// Makes their driver calls; returns how many. It remembers refusals.
+    fn put(&mut self, turn: &mut Turn<'_, '_>) -> u32;
+}
+
+/// The lists of a stream, under its submission lock.
+#[derive(Default)]
+struct Lists {
+    open: Option<(ListOwner, Box<dyn Listed>)>,
+    /// Put on the stream by others than their owners.
+    put: Vec<(ListOwner, Box<dyn Listed>)>,
+}
+
 /// A stream's submission lock, held: the submitter's interface.
 pub(crate) struct Turn<'t, 'l> {
     pub(crate) stream: &'t Arc<StreamState>,
@@ -221,7 +258,7 @@ impl Turn<'_, '_> {
     #[inline]
     pub(crate) fn next_ticket(&mut self) -> u64 {
         self.put_list();
-        let tail = self.stream.submitted();
+        let tail = self.stream.progress.timeline.submitted();
         if self.stream.progress.timeline.held() == Some(tail) {
             self.mark_tail();
         }
@@ -234,11 +271,11 @@ impl Turn<'_, '_> {
         self.stream.progress.timeline.publish(ticket);
         self.locked.state.count(ticket, commands);
         self.locked.state.touched |= touched;
-        if self.stream.driver.sharing().is_shared()
+        if self.stream.driver.sharing.is_shared()
             || (touched
                 && self.stream.markers.is_next_followed(self.stream.engine.registry.is_exact()))
         {
-            if let Err(code) = self.place_event() {
+            if let Err(code) = self.place_event_behind(ticket) {
                 self.stream.refused(code);
             }
         } else if self.locked.state.sent - self.locked.state.sent_at_mark >= cadence::MARK_EVERY {
@@ -262,18 +299,18 @@ impl Turn<'_, '_> {
     /// Publishes the ticket that is owed to work of others, if they no longer use the stream.
     #[inline]
     pub(super) fn cover_loans(&mut self) {
-        if self.stream.driver.sharing().is_owed() {
+        if self.stream.driver.sharing.is_owed() {
             self.cover_loans_now();
         }
     }
 
     #[cold]
     fn cover_loans_now(&mut self) {
-        if self.stream.driver.sharing().take_owed() {
+        if self.stream.driver.sharing.take_owed() {
             let ticket = self.publish_empty();
             // Behind work of others.
             self.stream.overlap.demand_full(ticket);
-            self.stream.driver.sharing().settle();
+            self.stream.driver.sharing.settle();
             // Nothing holds it yet.
             self.stream.progress.release(ticket);
         }
@@ -283,7 +320,7 @@ impl Turn<'_, '_> {
     /// so that others who wait for that find it without this lock.
     #[cold]
     pub(crate) fn expect_to_block(&mut self) {
-        self.stream.announced.block_at(self.stream.submitted() + 1);
+        self.stream.announced.block_at(self.stream.progress.timeline.submitted() + 1);
         if let Err(code) = self.place_event() {
             self.stream.refused(code);
         }
@@ -307,7 +344,7 @@ impl Turn<'_, '_> {
     /// Places a marker at the tail unless one is there: an event, which costs least to submit, where
     /// there is a choice.
     pub(crate) fn mark_tail(&mut self) {
-        if self.locked.is_marked(self.stream.submitted()) {
+        if self.locked.is_marked(self.stream.progress.timeline.submitted()) {
             return;
         }
         let engine = &self.stream.engine;
@@ -320,8 +357,13 @@ impl Turn<'_, '_> {
 
     /// Places an event at the tail that other streams can wait for.
     pub(crate) fn place_event(&mut self) -> std::result::Result<(), DriverCode> {
-        let tail = self.stream.submitted();
-        if self.stream.markers.behind(tail).is_none() && !self.stream.is_complete(tail) {
+        self.place_event_behind(self.stream.progress.timeline.submitted())
+    }
+
+    fn place_event_behind(&mut self, tail: u64) -> std::result::Result<(), DriverCode> {
+        if self.stream.markers.behind(tail).is_none()
+            && !self.stream.progress.timeline.is_complete(tail)
+        {
             self.locked.state.record_event(self.stream, tail)?;
             self.locked.state.sent_at_mark = self.locked.state.sent;
             self.locked.publish_mark(tail);
@@ -350,12 +392,12 @@ impl Turn<'_, '_> {
     ) -> std::result::Result<(), DriverCode> {
         let backend = &self.stream.engine.backend;
         // The next launch is behind two things.
-        self.stream.overlap.demand_full(self.stream.submitted() + 1);
+        self.stream.overlap.demand_full(self.stream.progress.timeline.submitted() + 1);
         // SAFETY: the driver stream is this one's and the handle keeps the event.
-        unsafe { backend.stream_wait_event(self.stream.driver.raw(), event.raw()) }?;
+        unsafe { backend.stream_wait_event(self.stream.driver.raw, event.raw()) }?;
         if other.device().id != self.stream.engine.state.id || other.waits_for_others() {
             let on = Point { stream: other.clone(), ticket: *ticket };
-            self.stream.foreign.add(self.stream.submitted() + 1, [on]);
+            self.stream.foreign.add(self.stream.progress.timeline.submitted() + 1, [on]);
         }
         let waited = &mut self.locked.state.waited;
         match waited.iter_mut().find(|(stream, _)| *stream == other.id()) {
@@ -380,23 +422,24 @@ impl Turn<'_, '_> {
     pub(super) fn free(&mut self, block: Block) {
         let Block { ptr, bytes, .. } = block;
         let engine = &self.stream.engine;
-        if engine.lost().is_some() {
+        if engine.state.lost().is_some() {
             engine.memory.release(bytes);
             return;
         }
         // SAFETY: the owner gave the memory up; every use of it is on this stream, in front of
         // here, or complete.
         // STREAM: the free runs behind them.
-        if let Err(code) = unsafe { engine.backend.free(self.stream.driver.raw(), ptr) } {
+        if let Err(code) = unsafe { engine.backend.free(self.stream.driver.raw, ptr) } {
             engine.leaked(bytes, code);
             return;
         }
-        let (mut ticket, behind) = (self.stream.submitted(), self.stream.submitted() + 1);
+        let tail = self.stream.progress.timeline.submitted();
+        let (mut ticket, behind) = (tail, tail + 1);
         // On a shared stream the free may be behind others' work, which no earlier ticket covers. With a
         // limit others may have to wait for the free, and for nothing behind it.
-        if self.stream.driver.sharing().is_shared() || engine.options.memory_limit.is_some() {
+        if self.stream.driver.sharing.is_shared() || engine.options.memory_limit.is_some() {
             self.put_list();
-            let behind = self.stream.submitted() + 1;
+            let behind = self.stream.progress.timeline.submitted() + 1;
             self.publish_nothing(behind);
             if let Err(code) = self.place_event() {
                 engine.refused(code);
@@ -419,6 +462,100 @@ impl Turn<'_, '_> {
         let _pressing = self.stream.engine.memory.pressing.lock();
         for block in self.stream.memory.take_all_deferred() {
             self.free(block);
+        }
+    }
+
+    // ---- lists ------------------------------------------------------------------------------
+
+    /// Ensures that the owner's list is the open one, and returns its ticket.
+    pub(crate) fn open_list(
+        &mut self,
+        owner: ListOwner,
+        fresh: impl FnOnce() -> Box<dyn Listed>,
+    ) -> u64 {
+        if !self.has_list_of(owner) {
+            // Puts another's on the stream.
+            let ticket = self.next_ticket();
+            self.locked.state.lists.open = Some((owner, fresh()));
+            self.stream.announced.list(ticket);
+        }
+        self.stream.progress.timeline.submitted() + 1
+    }
+
+    /// Whether a list is open.
+    #[inline]
+    pub(crate) fn has_open_list(&self) -> bool {
+        self.locked.state.lists.open.is_some()
+    }
+
+    /// Whether the owner's list is the open one.
+    pub(crate) fn has_list_of(&self, owner: ListOwner) -> bool {
+        let open = &self.locked.state.lists.open;
+        open.as_ref().is_some_and(|(known, _)| *known == owner)
+    }
+
+    /// The open list.
+    pub(crate) fn list(&mut self) -> Option<&mut dyn Listed> {
+        self.locked.state.lists.open.as_mut().map(|(_, list)| &mut **list)
+    }
+
+    /// Takes the owner's open list, which has the next ticket: the caller publishes that.
+    pub(crate) fn take_list(&mut self, owner: ListOwner) -> Option<Box<dyn Listed>> {
+        let (_, list) = self.locked.state.lists.open.take_if(|(known, _)| *known == owner)?;
+        self.stream.announced.list(0);
+        Some(list)
+    }
+
+    /// Takes one of the owner's lists that another thread put on the stream.
+    pub(crate) fn fetch_list(&mut self, owner: ListOwner) -> Option<Box<dyn Listed>> {
+        let put = &mut self.locked.state.lists.put;
+        let at = put.iter().position(|(known, _)| *known == owner)?;
+        Some(put.remove(at).1)
+    }
+
+    /// Puts the open list on the stream, if there is one.
+    #[inline]
+    pub(crate) fn put_list(&mut self) {
+        if self.locked.state.lists.open.is_some() {
+            self.put_open_list();
+        }
+    }
+
+    /// Publishes the ticket of a list, of which so many commands are on the stream.
+    pub(crate) fn publish_list(&mut self, ticket: u64, commands: u32) {
+        if commands == 0 {
+            self.stream.overlap.pass_on(ticket);
+        }
+        self.publish(ticket, commands, true);
+    }
+
+    #[cold]
+    fn put_open_list(&mut self) {
+        let Some((owner, mut list)) = self.locked.state.lists.open.take() else { return };
+        self.stream.announced.list(0);
+        let ticket = self.stream.progress.timeline.submitted() + 1;
+        let commands = list.put(self);
+        self.publish_list(ticket, commands);
+        self.locked.state.lists.put.push((owner, list));
+    }
+}
+
+impl StreamState {
+    /// Puts the open list on the stream, if it has this ticket or one in front of it.
+    #[inline]
+    pub(super) fn put_listed(&self, ticket: u64) {
+        if ticket > self.progress.timeline.submitted() {
+            self.put_listed_now(ticket);
+        }
+    }
+
+    #[cold]
+    fn put_listed_now(&self, ticket: u64) {
+        if self.announced.has_list_within(ticket) && role::may_call_driver() {
+            // Absent if the stream is being dropped.
+            if let Some(stream) = self.progress.stream() {
+                stream.with(|turn| turn.put_list());
+            }
         }
     }
 }

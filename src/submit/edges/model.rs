@@ -194,7 +194,7 @@ fn random_stream(random: &mut Random, commands: &mut Vec<ModelCommand>) -> usize
                 }
                 commands.push(if is_early { ModelCommand::Early } else { ModelCommand::Full });
                 if waits_first {
-                    overlap.launched();
+                    overlap.launched(ticket, is_early);
                 }
             }
             6 | 7 => {

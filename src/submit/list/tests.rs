@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::backend::host::HostBackend;
 use crate::backend::{ArgBlock, DevicePtr, Grid};
+use crate::memory::allocation::NamedUses;
 use crate::memory::view::Span;
 use crate::runtime::Engine;
 use crate::runtime::engine::EngineOptions;
@@ -27,6 +28,8 @@ impl KernelCode for TestCode {
 struct TestLaunch {
     kernel: usize,
     accesses: Vec<(usize, Range<u64>, Mode, Tracking)>,
+    /// Blocks of the slab.
+    named: Vec<(Mode, Vec<u32>)>,
     value: u8,
     blocks: u32,
     is_barrier: bool,
@@ -48,10 +51,14 @@ fn launch() -> impl Strategy<Value = TestLaunch> {
     let tracking = prop_oneof![20 => Just(Tracking::Tracked), 1 => Just(Tracking::Frozen), 1 => Just(Tracking::ByCaller)];
     let accesses = prop::collection::vec((0..BUFFERS, range, mode, tracking), 0..4);
     let is_barrier = prop::bool::weighted(0.05);
-    (0..2_usize, accesses, 0..2_u8, 1..3_u32, is_barrier).prop_map(
-        |(kernel, accesses, value, blocks, is_barrier)| TestLaunch {
+    let few = prop::collection::vec(0..3_u32, 0..3);
+    let named = (prop_oneof![Just(Mode::Read), Just(Mode::ReadWrite)], few);
+    let named = prop::collection::vec(named, 0..3);
+    (0..2_usize, accesses, named, 0..2_u8, 1..3_u32, is_barrier).prop_map(
+        |(kernel, accesses, named, value, blocks, is_barrier)| TestLaunch {
             kernel,
             accesses,
+            named,
             value,
             blocks,
             is_barrier,
@@ -73,6 +80,8 @@ enum Change {
     Access(usize, TestLaunch),
     /// An access reads, or writes, what it wrote or read.
     Mode(usize),
+    /// It names other blocks.
+    Named(usize, TestLaunch),
     Launch(usize, TestLaunch),
     More(TestLaunch),
     Less,
@@ -89,6 +98,7 @@ fn change() -> impl Strategy<Value = Change> {
         1 => (0..BUFFERS, 0..BUFFERS).prop_map(|(a, b)| Change::Alias(a, b)),
         2 => (at.clone(), launch()).prop_map(|(at, with)| Change::Access(at, with)),
         2 => at.clone().prop_map(Change::Mode),
+        2 => (at.clone(), launch()).prop_map(|(at, with)| Change::Named(at, with)),
         1 => (at, launch()).prop_map(|(at, with)| Change::Launch(at, with)),
         1 => launch().prop_map(Change::More),
         1 => Just(Change::Less),
@@ -144,6 +154,7 @@ impl Change {
                     *mode = if mode.writes() { Mode::Read } else { Mode::ReadWrite };
                 }
             }
+            Change::Named(at, with) => launches[at % count].named = with.named,
             Change::Launch(at, with) => launches[at % count] = with,
         }
     }
@@ -151,6 +162,7 @@ impl Change {
 
 struct Machine {
     buffers: Vec<Arc<Allocation>>,
+    slab: Arc<Allocation>,
     kernels: [(Arc<TestCode>, Function); 2],
 }
 
@@ -158,24 +170,38 @@ impl Machine {
     fn new() -> Self {
         let backend = Arc::new(HostBackend::new(None, false));
         let engine = Engine::open(backend, EngineOptions::default()).unwrap();
-        let buffer = |number: usize| {
+        let memory = |number: usize| {
             let ptr = DevicePtr(256 * (number as u64 + 1));
-            Arc::new(Allocation::foreign(&engine, ptr, LEN, None, Box::new(())))
+            Allocation::foreign(&engine, ptr, LEN, None, Box::new(()))
         };
+        let mut slab = memory(BUFFERS);
+        slab.divide(1);
         let kernels = ["first", "second"].map(|name| {
             let name: Arc<str> = name.into();
             let twin = Arc::new(|_: &Grid, _: &ArgBlock| {});
             let code = Arc::new(TestCode(name.clone()));
             (code, Function::Host { twin, kernel: name, waits_first: false })
         });
-        Machine { buffers: (0..BUFFERS).map(buffer).collect(), kernels }
+        let buffers = (0..BUFFERS).map(|number| Arc::new(memory(number))).collect();
+        Machine { buffers, slab: Arc::new(slab), kernels }
     }
 
     /// Writes launches; returns the accesses that were told as new.
-    fn write(&self, list: &mut List, launches: &[TestLaunch]) -> Vec<(usize, Range<u64>, Mode)> {
-        let mut entered = Vec::new();
-        for TestLaunch { kernel, accesses, value, blocks, is_barrier } in launches {
+    fn write(&self, list: &mut List, launches: &[TestLaunch]) -> Entered {
+        let mut entered = Entered::default();
+        for TestLaunch { kernel, accesses, named, value, blocks, is_barrier } in launches {
+            let uses = |(_, blocks): &(Mode, Vec<u32>)| NamedUses {
+                used: BlockSet(blocks.clone()),
+                read: BlockSet::default(),
+            };
+            let uses: Vec<_> = named.iter().map(uses).collect();
             let (mut footprint, mut args) = (Footprint::new("a launch"), ArgBlock::default());
+            for ((mode, _), uses) in named.iter().zip(&uses) {
+                let (memory, range) = (&self.slab, 0..LEN);
+                let tracking = Tracking::Tracked;
+                let span = Span { memory, range, tracking, named: Some(uses) };
+                footprint.touches_named(&span, *mode);
+            }
             for (buffer, range, mode, tracking) in accesses {
                 let memory = &self.buffers[*buffer];
                 let span = Span { memory, range: range.clone(), tracking: *tracking, named: None };
@@ -188,16 +214,25 @@ impl Machine {
             shape.grid.grid_dim[0] = *blocks;
             let launch = KernelLaunch { code, function, shape, args: &args };
             let entry = LaunchEntry { at: Location::caller(), is_barrier: *is_barrier };
-            list.write(&launch, &footprint, entry, |access, is_new| {
-                if is_new {
+            list.write(&launch, &footprint, entry, true, |access| {
+                if let Some(BlockSet(blocks)) = access.named {
+                    entered.named.push((access.mode, blocks.clone()));
+                } else {
                     let is_its = |buffer: &Arc<Allocation>| Arc::ptr_eq(buffer, access.memory);
                     let buffer = self.buffers.iter().position(is_its).unwrap();
-                    entered.push((buffer, access.range.clone(), access.mode));
+                    entered.ranges.push((buffer, access.range.clone(), access.mode));
                 }
             });
         }
         entered
     }
+}
+
+/// What a list told as new.
+#[derive(Default)]
+struct Entered {
+    ranges: Vec<(usize, Range<u64>, Mode)>,
+    named: Vec<(Mode, Vec<u32>)>,
 }
 
 /// A launch, for comparison.
@@ -224,10 +259,12 @@ fn check(machine: &Machine, runs: &[Rewrite]) {
         let entered = machine.write(&mut list, written);
         // Each byte that is used is entered, and as written if it is.
         for (buffer, range, mode, _) in written.iter().flat_map(|launch| &launch.accesses) {
-            assert!(entered.iter().any(|(known, of, as_mode)| {
+            assert!(entered.ranges.iter().any(|(known, of, as_mode)| {
                 known == buffer && of == range && (as_mode.writes() || !mode.writes())
             }));
         }
+        let mut named = written.iter().flat_map(|launch| &launch.named);
+        assert!(named.all(|named| entered.named.contains(named)));
         if ends_at.is_none() {
             let mut anew = List::default();
             anew.begin();
@@ -252,7 +289,9 @@ fn check(machine: &Machine, runs: &[Rewrite]) {
             last = Some(now);
             let kept = list.accesses(0).filter(|(_, range, ..)| !range.is_empty()).count();
             let touched = written.iter().flat_map(|launch| &launch.accesses);
-            assert_eq!(kept, touched.filter(|(_, range, ..)| !range.is_empty()).count());
+            let touched = touched.filter(|(_, range, ..)| !range.is_empty()).count();
+            let named: usize = written.iter().map(|launch| launch.named.len()).sum();
+            assert_eq!(kept, touched + named);
             if *is_noted {
                 list.note_changes();
                 graph = (list.shape(), list.edges().to_vec(), all(&list));
@@ -264,7 +303,7 @@ fn check(machine: &Machine, runs: &[Rewrite]) {
         list.release();
         assert_eq!(list.accesses(0).count(), 0);
         // Nothing piles up.
-        let touches: usize = list.operations.iter().map(|known| known.touches.len()).sum();
+        let touches: usize = list.operations.iter().map(|known| known.touches.range().len()).sum();
         assert!(list.touches.len() == touches && list.kernels.len() <= 2);
         assert!(list.pieces.len() <= 2 * touches.max(8), "{} pieces", list.pieces.len());
     }
@@ -277,5 +316,23 @@ proptest! {
     fn rewritten_as_written_anew(runs in runs()) {
         thread_local!(static MACHINE: Machine = Machine::new());
         MACHINE.with(|machine| check(machine, &runs));
+    }
+}
+
+/// Once a run, however many launches name them.
+#[test]
+fn equal_blocks_are_entered_once() {
+    let machine = Machine::new();
+    let named = vec![(Mode::Read, vec![1, 2]), (Mode::ReadWrite, vec![3])];
+    let (accesses, is_barrier) = (Vec::new(), false);
+    let launch =
+        TestLaunch { kernel: 0, accesses, named: named.clone(), value: 0, blocks: 1, is_barrier };
+    let mut list = List::default();
+    for _ in 0..3 {
+        list.begin();
+        let entered = machine.write(&mut list, &vec![launch.clone(); 3]);
+        assert_eq!(entered.named, named);
+        list.finish();
+        list.release();
     }
 }
