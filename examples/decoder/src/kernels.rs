@@ -250,7 +250,7 @@ kernel! {
 macro_rules! launches {
     ($($kernel:ident($($arg:ident: $taken:ty),+);)+) => {
         /// Launches of the kernels, by their names.
-        #[expect(clippy::too_many_arguments, reason = "the kernels'")]
+        #[expect(missing_docs, clippy::too_many_arguments, reason = "the kernels'")]
         pub trait Launches: Precision {
             fn kernels(device: &Device) -> impl Future<Output = Result<Kernels<Self>>> + Send;
             $(fn $kernel(kernels: &Kernels<Self>, q: &Queue<'_>, $($arg: $taken),+) -> Result<()>;)+

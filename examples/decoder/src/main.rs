@@ -128,8 +128,9 @@ async fn run<T: Launches>(options: Options, start: Instant) -> Result<(), Failed
     let positions = model.config().n_positions;
     let blocks = options.blocks.unwrap_or(options.streams * positions.div_ceil(16));
     let limits = Limits { streams: options.streams, prompt_tokens: options.prompt_tokens, blocks };
-    let serves = matches!(options.command, Command::Serve { .. });
-    let (decoder, worker) = Decoder::new(&model, limits, serves).await?;
+    // Who asks once waits less without.
+    let is_warmed = !matches!(options.command, Command::Generate { .. });
+    let (decoder, worker) = Decoder::new(&model, limits, is_warmed).await?;
     let worker = tokio::spawn(worker);
     let asked = async {
         match options.command {
@@ -198,7 +199,7 @@ async fn bench(
     rounds: usize,
     sample: Sample,
 ) -> Result<(), Failed> {
-    // Compiles graphs.
+    // Clocks, caches, and on the host device graphs.
     for _ in 0..2 {
         generate(decoder, prompts.to_vec(), new, sample).await?;
     }

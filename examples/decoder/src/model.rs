@@ -33,7 +33,7 @@ pub(crate) struct Core<T: Launches> {
     /// The embeddings once more, with what lies behind them: rows of logits are aligned with some that mean nothing.
     head: Frozen<T>,
     blas: Blas,
-    plans: Mutex<HashMap<(usize, usize), Arc<Plans<T>>>>,
+    plans: Mutex<HashMap<Shape, Arc<Plans<T>>>>,
 }
 
 /// `P` is a part of the weights.
@@ -199,8 +199,7 @@ impl<T: Launches> Core<T> {
     }
 
     pub(crate) async fn plans(&self, shape: Shape) -> Result<Arc<Plans<T>>> {
-        let key = (shape.tokens, shape.rows);
-        let known = self.plans.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        let known = self.plans.lock().unwrap_or_else(PoisonError::into_inner).get(&shape).cloned();
         if let Some(plans) = known {
             return Ok(plans);
         }
@@ -218,7 +217,7 @@ impl<T: Launches> Core<T> {
             down: plan(wide, hidden, Activation::None).await?,
             head: head.transposed_b().wide_output().workspace_bytes(workspace).plan().await?,
         });
-        self.plans.lock().unwrap_or_else(PoisonError::into_inner).insert(key, plans.clone());
+        self.plans.lock().unwrap_or_else(PoisonError::into_inner).insert(shape, plans.clone());
         Ok(plans)
     }
 
