@@ -73,9 +73,12 @@ def make(work):
                 parameter.uniform_(0.5, 1.5)
             elif "bias" in key:
                 parameter.normal_(0, 0.1)
-            elif "wte" in key or "wpe" in key:
-                # Small beside what layers add: as they are the output's weights too, each token would only repeat itself.
+            elif "wte" in key:
+                # Small beside what layers add: as it is the output's weights too, each token would only repeat itself.
                 parameter.normal_(0, 0.2)
+            elif "wpe" in key:
+                # As large as what layers add, of which much is alike for all tokens: without it one token would follow any text.
+                parameter.normal_(0, 2.0)
             else:
                 # Stored with a row for each input.
                 parameter.normal_(0, 1.0 / parameter.shape[0] ** 0.5)
