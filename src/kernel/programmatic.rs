@@ -15,9 +15,12 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::OnceLock;
 
+use self::tables::Tables;
 use super::image::{Form, Image};
 use super::ptx::{Item, NotUnderstood, Reader, Statement, step};
 use crate::error::image::NotProgrammatic;
+
+mod tables;
 
 /// The first compute capability, times ten, that starts kernels early.
 const FIRST: u32 = 90;
@@ -30,9 +33,6 @@ const COMPUTES: [&str; 54] = [
     "prmt", "rcp", "rem", "rsqrt", "sad", "selp", "set", "setp", "shf", "shl", "shr", "sin",
     "slct", "sqrt", "sub", "subc", "tanh", "xor",
 ];
-/// How the names of CUDA's own tables begin.
-const TABLE: &str = "__cudart_";
-
 /// What a text says of its entries.
 #[derive(Debug)]
 pub(super) struct Verdicts {
@@ -104,7 +104,7 @@ fn too_old(targets: &[&str]) -> Option<NotProgrammatic> {
 
 /// What counts of a function that has a body.
 #[derive(Debug)]
-struct Summary<'t> {
+struct FunctionSummary<'t> {
     name: &'t str,
     is_entry: bool,
     /// It has no wait, or something in front of it.
@@ -120,7 +120,7 @@ struct Summary<'t> {
 struct Found<'t> {
     targets: Vec<&'t str>,
     /// Those that have bodies.
-    functions: Vec<Summary<'t>>,
+    functions: Vec<FunctionSummary<'t>>,
     /// The others.
     declared: HashSet<&'t str>,
 }
@@ -156,7 +156,7 @@ impl<'t> Found<'t> {
 fn summary<'t>(
     (name, is_entry): (&'t str, bool),
     reader: &mut Reader<'t>,
-) -> Result<Summary<'t>, NotUnderstood> {
+) -> Result<FunctionSummary<'t>, NotUnderstood> {
     let from_its_start = reader.again();
     let (mut has_wait, mut waited, mut early) = (false, false, None);
     let (mut asserting, mut calls) = (Vec::new(), Vec::new());
@@ -170,7 +170,7 @@ fn summary<'t>(
         }
         if is_of_constants(&one.op) {
             let from = address(&one);
-            if !from.is_some_and(|from| from.starts_with(TABLE)) {
+            if !from.is_some_and(tables::is_named) {
                 asserting.push((one.op, from));
             }
         } else if one.op.split('.').next() == Some("call") {
@@ -183,7 +183,7 @@ fn summary<'t>(
     }
     let asserts = asserting.into_iter().next().map(|(op, _)| op.into_owned());
     let does_not_wait = if has_wait { early } else { Some(NotProgrammatic::NoWait) };
-    Ok(Summary { name, is_entry, does_not_wait, asserts, calls })
+    Ok(FunctionSummary { name, is_entry, does_not_wait, asserts, calls })
 }
 
 fn only_computes(statement: &Statement<'_>) -> bool {
@@ -248,110 +248,6 @@ fn asserting(Found { functions, declared, .. }: &Found<'_>) -> Vec<Option<String
 /// Where it loads from: a register, or a name.
 fn address<'t>(statement: &Statement<'t>) -> Option<&'t str> {
     statement.operands().skip_while(|operand| *operand != "[").nth(1)
-}
-
-/// The registers of a body that have addresses of tables alone, whatever the way to an instruction: everything that writes one moves, and
-/// from a table or from such a register.
-#[derive(Default)]
-struct Tables<'t> {
-    numbers: HashMap<&'t str, usize>,
-    registers: Vec<Register>,
-    moves: Vec<Move>,
-}
-
-#[derive(Default)]
-struct Register {
-    is_moved_to: bool,
-    /// It has something else as well, or nothing.
-    is_other: bool,
-    /// The moves from it.
-    moves: Vec<usize>,
-}
-
-/// An instruction that moves addresses.
-struct Move {
-    to: Vec<usize>,
-    /// How many of its sources are tables, as far as is known.
-    tables: usize,
-}
-
-impl<'t> Tables<'t> {
-    /// By the statements up to the end of the body, which were understood before.
-    fn of(body: Reader<'t>) -> Self {
-        let mut tables = Tables::default();
-        for item in body {
-            let Ok(Item::Statement(one)) = item else { break };
-            tables.enter(&one);
-        }
-        let is_none = |register: &Register| register.is_other || !register.is_moved_to;
-        let numbers = 0..tables.registers.len();
-        let mut others: Vec<usize> =
-            numbers.filter(|number| is_none(&tables.registers[*number])).collect();
-        others.iter().for_each(|number| tables.registers[*number].is_other = true);
-        // Nor is what is moved from these alone.
-        let from_none = tables.moves.iter().filter(|one| one.tables == 0);
-        let mut to_none: Vec<usize> = from_none.flat_map(|one| one.to.iter().copied()).collect();
-        loop {
-            for register in to_none.drain(..) {
-                step();
-                if !std::mem::replace(&mut tables.registers[register].is_other, true) {
-                    others.push(register);
-                }
-            }
-            let Some(other) = others.pop() else { return tables };
-            for from in std::mem::take(&mut tables.registers[other].moves) {
-                step();
-                let one = &mut tables.moves[from];
-                one.tables -= 1;
-                if one.tables == 0 {
-                    to_none.append(&mut one.to);
-                }
-            }
-        }
-    }
-
-    fn enter(&mut self, statement: &Statement<'t>) {
-        let is_move =
-            matches!(statement.op.split('.').next(), Some("mov" | "cvta" | "add" | "mad"));
-        let number = self.moves.len();
-        let (mut one, mut is_source, mut depth) = (Move { to: Vec::new(), tables: 0 }, false, 0);
-        for operand in statement.operands() {
-            match operand {
-                "{" => depth += 1,
-                "}" => depth -= 1,
-                "," if depth == 0 => is_source = true,
-                name if !name
-                    .starts_with(|c: char| c.is_ascii_alphabetic() || "_$%".contains(c)) => {}
-                _ if is_source && !is_move => break,
-                table if is_source && table.starts_with(TABLE) => one.tables += 1,
-                name if is_source => {
-                    one.tables += 1;
-                    self.register(name).1.moves.push(number);
-                }
-                name => {
-                    let (register, of_it) = self.register(name);
-                    of_it.is_moved_to |= is_move;
-                    of_it.is_other |= !is_move;
-                    one.to.push(register);
-                }
-            }
-        }
-        if is_move {
-            self.moves.push(one);
-        }
-    }
-
-    fn register(&mut self, name: &'t str) -> (usize, &mut Register) {
-        let number = *self.numbers.entry(name).or_insert_with(|| {
-            self.registers.push(Register::default());
-            self.registers.len() - 1
-        });
-        (number, &mut self.registers[number])
-    }
-
-    fn has(&self, name: &str) -> bool {
-        self.numbers.get(name).is_some_and(|number| !self.registers[*number].is_other)
-    }
 }
 
 #[cfg(test)]
