@@ -10,7 +10,8 @@ pub use crate::device::home::Home;
 pub use crate::interop::library_device::LibraryDevice;
 pub use crate::interop::memory::adopt_registered;
 pub use crate::kernel::untyped::{
-    ResultTarget, UntypedKernel, VerbParts, load, load_ahead, off_executor, one, take_complete,
+    ResultTarget, UntypedKernel, VerbParts, load, load_ahead, off_executor, one, rows_span,
+    rows_span_mut, take_complete,
 };
 pub use crate::memory::view::Span;
 #[cfg(target_os = "linux")]

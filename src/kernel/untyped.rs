@@ -20,6 +20,7 @@ use crate::memory::buffer::DeviceBuffer;
 use crate::memory::pinned::PinnedBuffer;
 use crate::memory::pinned_pool::PinnedBlock;
 use crate::memory::view::{Span, Writable};
+use crate::memory::view_2d::{View2, ViewMut2};
 use crate::op::{HostValue, Op, Values};
 use crate::runtime::coop;
 use crate::stream::Stream;
@@ -319,6 +320,18 @@ pub fn one<R: Settle>(
 /// What the download failed with.
 pub fn take_complete<T>(lent: Lent<T>) -> Result<T> {
     lent.0.value.take()
+}
+
+/// The memory of rows, from the start of the first to the end of the last.
+#[must_use]
+pub fn rows_span<'a, T>(rows: &View2<'a, T>) -> Span<'a> {
+    rows.span()
+}
+
+/// The same, to be written.
+#[must_use]
+pub fn rows_span_mut<'a, T>(rows: &mut ViewMut2<'a, T>) -> Span<'a> {
+    rows.span_mut()
 }
 
 /// Loads an image on the calling thread.

@@ -1,4 +1,4 @@
-// error[E0277]: `DeviceBuffer<f32>` is not device memory that can be written as `f64`
+// error[E0277]: `&mut DeviceBuffer<f32>` cannot be written by a formula over `f64`
 // stream.transform(transform!(|x| 2.0 * x), (x,), y).queued()
 
 use gpu_await::{DeviceBuffer, Result, Stream};

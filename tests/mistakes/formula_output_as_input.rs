@@ -1,4 +1,4 @@
-// error[E0502]: cannot borrow `*y` as mutable because it is also borrowed as immutable
+// error[E0505]: cannot move out of `y` because it is borrowed
 // stream.transform(transform!(|y| 2.0 * y), (&*y,), y).queued()
 
 use gpu_await::{DeviceBuffer, Result, Stream};

@@ -42,7 +42,7 @@ mod verbs;
 pub use compare::Compare;
 pub use elementwise::arithmetic::Arithmetic;
 pub use elementwise::formula::{Formula, IntoTerm, Mask, Outcome, Term};
-pub use elementwise::operand::Operand;
+pub use elementwise::operand::{Operand, Written};
 pub use elementwise::operands::{FormulaOver, OperandType, Operands};
 pub use elementwise::put::Index;
 pub use preload::{AlgorithmFamily, Preload};

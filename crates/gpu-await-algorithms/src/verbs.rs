@@ -11,6 +11,7 @@ use gpu_await::{Device, Element, Lent, Op, Queue, Readable, Result, Settle, Stre
 use super::compare::Compare;
 use super::elementwise::arithmetic::Arithmetic;
 use super::elementwise::formula::Formula;
+use super::elementwise::operand::Written;
 use super::elementwise::operands::Operands;
 use super::elementwise::put;
 use super::elementwise::put::Index;
@@ -1396,8 +1397,12 @@ pub trait Algorithms: sealed::Sealed {
     /// `output`. All have one type, that of `output`, which is overwritten; `&mut` says that it is none of the arrays
     /// ([`transform_in_place`](Self::transform_in_place) is for that). It is one launch, and a kernel node of a graph.
     ///
+    /// Rows with a pitch, a [`View2`](gpu_await::View2) and for the output a [`ViewMut2`](gpu_await::ViewMut2), are passed as they are, without `&`. All
+    /// rows have one number and one length; an array among them is taken as rows that follow one another. What is between rows stays
+    /// as it was, and must have been written where the output has gaps.
+    ///
     /// # Blocking
-    /// The first use of a formula on a device, for each element type and each choice of which arguments are numbers, has the driver
+    /// The first use of a formula on a device, for each element type, each choice of which arguments are numbers, and once more for rows, has the driver
     /// compile the kernel: some milliseconds, and until everything that runs on the GPU has ended, full [queues](Stream#blocking)
     /// included. [`preload_transform`](crate::Preload::preload_transform) does that ahead, off the executor. After that it is a launch:
     /// [`Stream::launch`].
@@ -1422,6 +1427,20 @@ pub trait Algorithms: sealed::Sealed {
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     ///
+    /// The second and third column of a matrix of four, doubled:
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # use gpu_await_algorithms::Algorithms;
+    /// use gpu_await_algorithms::transform;
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// let x = stream.upload((0..8).collect::<Vec<u32>>()).queued()?;
+    /// let mut out = stream.empty(4).queued()?;
+    /// stream.transform(transform!(|x| 2 * x), (x.rows_of(4)?.slice(.., 1..3)?,), out.rows_of_mut(2)?).queued()?;
+    /// assert_eq!(stream.download(&out).await?, [2, 4, 10, 12]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Source
     /// `cuLibraryLoadData` once, then `cuLaunchKernel`.
     #[track_caller]
@@ -1429,7 +1448,7 @@ pub trait Algorithms: sealed::Sealed {
         &self,
         formula: F,
         operands: impl Operands<'k, T, N, false>,
-        output: &'k mut impl Writable<T>,
+        output: impl Written<'k, T>,
     ) -> Self::Submitted<()> {
         self.call(|queue| put::transform(queue, formula, operands, output))
     }
@@ -1462,7 +1481,7 @@ pub trait Algorithms: sealed::Sealed {
         &self,
         formula: F,
         operands: impl Operands<'k, T, N, true>,
-        updated: &'k mut impl Writable<T>,
+        updated: impl Written<'k, T>,
     ) -> Self::Submitted<()> {
         self.call(|queue| put::transform_in_place(queue, formula, operands, updated))
     }
@@ -1492,7 +1511,7 @@ pub trait Algorithms: sealed::Sealed {
         &self,
         formula: F,
         operands: impl Operands<'k, T, N, false>,
-        flags: &'k mut impl Writable<u8>,
+        flags: impl Written<'k, u8>,
     ) -> Self::Submitted<()> {
         self.call(|queue| put::transform_flags(queue, formula, operands, flags))
     }

@@ -36,6 +36,8 @@ pub(super) struct KernelId {
     pub(super) scalars: SmallVec<[bool; MOST]>,
     /// It writes flags, not elements.
     pub(super) flags: bool,
+    /// Its arrays are rows with pitches.
+    pub(super) rows: bool,
 }
 
 /// A kernel's computation, on either kind of device.
@@ -121,17 +123,16 @@ impl ElementwiseKernel {
         self.tiling
     }
 
-    /// Puts a launch for this many elements on the queue's stream.
+    /// Puts a launch of this many blocks on the queue's stream.
     pub(super) fn launch(
         &self,
         queue: &Queue<'_>,
         footprint: &mut Footprint<'_>,
-        count: u64,
+        blocks: u64,
         args: &ArgBlock,
     ) -> Result<()> {
         // No memory has as many elements as the grid can have blocks.
-        let blocks =
-            u32::try_from(count.div_ceil(u64::from(self.tiling.tile()))).unwrap_or(u32::MAX);
+        let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
         self.kernel.launch(queue, footprint, args, (blocks, ptx::THREADS))
     }
 }

@@ -5,7 +5,7 @@ use super::arithmetic::Arithmetic;
 use super::formula::Formula;
 use super::operand::{Operand, PassedOperands};
 use super::prepared::Prepared;
-use gpu_await::{In, InOut};
+use gpu_await::{In, In2, InOut, InOut2};
 
 /// A tuple of [`Operand`]s for a formula of `N` arguments; `IN_PLACE` without the last one. Sealed.
 #[diagnostic::on_unimplemented(
@@ -23,36 +23,36 @@ impl<'k, T> Operands<'k, T, 1, true> for () {
 }
 
 /// The type of an argument of a formula, for [`preload_transform`](crate::Preload::preload_transform): a number type for a number, else
-/// [`In`] or, in place, [`InOut`] of it. Sealed.
+/// [`In`] or, in place, [`InOut`] of it; of rows, the output's included, [`In2`] or [`InOut2`]. Sealed.
 pub trait OperandType: sealed::OperandType + 'static {
     /// The number type.
     type Element: Arithmetic;
     #[doc(hidden)]
     const IS_SCALAR: bool;
+    #[doc(hidden)]
+    const IS_ROWS: bool;
 }
 
 mod sealed {
-    use super::{Arithmetic, In, InOut};
-
     pub trait OperandType {}
-    impl<T: Arithmetic> OperandType for T {}
-    impl<T: Arithmetic> OperandType for In<T> {}
-    impl<T: Arithmetic> OperandType for InOut<T> {}
 }
 
-impl<T: Arithmetic> OperandType for T {
-    type Element = T;
-    const IS_SCALAR: bool = true;
+macro_rules! operand_types {
+    ($($type:ty, $is_scalar:literal, $is_rows:literal;)+) => {$(
+        impl<T: Arithmetic> sealed::OperandType for $type {}
+        impl<T: Arithmetic> OperandType for $type {
+            type Element = T;
+            const IS_SCALAR: bool = $is_scalar;
+            const IS_ROWS: bool = $is_rows;
+        }
+    )+};
 }
-
-impl<T: Arithmetic> OperandType for In<T> {
-    type Element = T;
-    const IS_SCALAR: bool = false;
-}
-
-impl<T: Arithmetic> OperandType for InOut<T> {
-    type Element = T;
-    const IS_SCALAR: bool = false;
+operand_types! {
+    T, true, false;
+    In<T>, false, false;
+    InOut<T>, false, false;
+    In2<T>, false, true;
+    InOut2<T>, false, true;
 }
 
 /// A formula that takes arguments of these types, a tuple of [`OperandType`]s. Sealed.
@@ -78,7 +78,7 @@ macro_rules! tuples {
             $($operand: OperandType<Element = E>),+
         {
             fn prepare(self) -> Prepared {
-                Prepared::new::<E, F, $n>(&[$($operand::IS_SCALAR),+])
+                Prepared::new::<E, F, $n>(&[$($operand::IS_SCALAR),+], $($operand::IS_ROWS)||+)
             }
         }
     )+};

@@ -15,21 +15,28 @@ use super::twin;
 use gpu_await::sibling::Home;
 use gpu_await::{ErrorDetail, Result};
 
+/// Loads a formula's kernel, given which arguments are numbers, and whether its arrays are rows with pitches.
+pub(super) type LoadFormula = fn(&Home, &[bool], bool) -> Result<Arc<ElementwiseKernel>>;
+
 /// A formula over elements of one type, and which of its arguments are numbers.
 #[doc(hidden)]
 pub struct Prepared {
     scalars: SmallVec<[bool; MOST]>,
-    load: fn(&Home, &[bool]) -> Result<Arc<ElementwiseKernel>>,
+    rows: bool,
+    load: LoadFormula,
 }
 
 impl Prepared {
-    pub(super) fn new<T: Arithmetic, F: Formula<N>, const N: usize>(scalars: &[bool]) -> Self {
-        Prepared { scalars: scalars.into(), load: kernel_of::<T, F, N> }
+    pub(super) fn new<T: Arithmetic, F: Formula<N>, const N: usize>(
+        scalars: &[bool],
+        rows: bool,
+    ) -> Self {
+        Prepared { scalars: scalars.into(), rows, load: kernel_of::<T, F, N> }
     }
 
     /// Its kernel, loaded by the first caller.
     pub(crate) fn kernel(&self, home: &Home) -> Result<Arc<ElementwiseKernel>> {
-        (self.load)(home, &self.scalars)
+        (self.load)(home, &self.scalars, self.rows)
     }
 }
 
@@ -37,10 +44,11 @@ impl Prepared {
 pub(super) fn kernel_of<T: Arithmetic, F: Formula<N>, const N: usize>(
     home: &Home,
     scalars: &[bool],
+    rows: bool,
 ) -> Result<Arc<ElementwiseKernel>> {
     assert_eq!(scalars.len(), N, "each argument of the formula is passed");
     let (of, element, flags) = (TypeId::of::<F>(), TypeId::of::<T>(), gives_flags::<T, F, N>());
-    let id = KernelId { of, element, scalars: scalars.into(), flags };
+    let id = KernelId { of, element, scalars: scalars.into(), flags, rows };
     ElementwiseKernel::get(home, id, &|loader| {
         let expression = Arc::new(written::<T, F, N>());
         if let Some(value) = expression.unfit_literal(T::KIND) {
@@ -49,8 +57,14 @@ pub(super) fn kernel_of<T: Arithmetic, F: Formula<N>, const N: usize>(
         }
         loader.load(&Blueprint {
             name: if flags { "transform_flags" } else { "transform" },
-            recipe: Recipe::Formula { kind: T::KIND, expression: &expression, scalars, flags },
-            twin: twin::formula::<T>(&expression, scalars, flags),
+            recipe: Recipe::Formula {
+                kind: T::KIND,
+                expression: &expression,
+                scalars,
+                flags,
+                rows,
+            },
+            twin: twin::formula::<T>(&expression, scalars, flags, rows),
         })
     })
 }

@@ -10,6 +10,7 @@
 //! | `u64` | the number of elements |
 //! | `u32` | whether all addresses are vector-aligned |
 //! | an array, and its length as a `u64` | the source of a gather or the destination of a scatter, accessed at any index |
+//! | columns and pitches | of rows, as `pitched.rs` says |
 //!
 //! # Invariants
 //! 1. No access leaves the arguments: for arrays of the grid the index is below the number of elements; any other index is compared with
@@ -19,6 +20,7 @@
 
 mod body;
 mod instructions;
+mod pitched;
 mod text;
 mod written;
 
@@ -47,7 +49,14 @@ const SINGLES: u32 = 4;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Recipe<'e> {
     /// Arguments of one type, some of them numbers; the result is an element of that type or a flag.
-    Formula { kind: NumberKind, expression: &'e Expression, scalars: &'e [bool], flags: bool },
+    Formula {
+        kind: NumberKind,
+        expression: &'e Expression,
+        scalars: &'e [bool],
+        flags: bool,
+        /// The arrays are rows with pitches.
+        rows: bool,
+    },
     /// A cast of the number to another type.
     Cast { from: NumberKind, to: NumberKind },
     /// The index times a step, behind a start.
@@ -138,6 +147,9 @@ impl Recipe<'_> {
             self.inputs().into_iter().flatten().chain(self.output()).collect();
         let largest = kinds.iter().map(|kind| kind.bytes()).max().unwrap_or(1);
         let lanes = VECTOR / largest;
+        if matches!(self, Recipe::Formula { rows: true, .. }) {
+            return Tiling { lanes, vectors: 1 };
+        }
         let calls =
             matches!(self, Recipe::Formula { expression, .. } if math::is_needed(expression));
         let most = if calls { 1 } else { (32 / lanes).max(1) };
@@ -228,6 +240,11 @@ fn kernel(text: &mut PtxText, recipe: &Recipe<'_>, tiling: Tiling) -> Vec<&'stat
         (start, len)
     });
     let body = Body::new(text, recipe, &scalars, elsewhere);
+    if matches!(recipe, Recipe::Formula { rows: true, .. }) {
+        arrays.extend(output);
+        pitched::rows(text, &body, &arrays, tiling.lanes, (count, aligned), &mut parameters);
+        return parameters;
+    }
 
     let tile = tiling.tile();
     let [thread, block] = [RegisterClass::Word, RegisterClass::Word].map(|class| text.fresh(class));

@@ -10,13 +10,13 @@ use super::arithmetic::Arithmetic;
 use super::formula::{Formula, gives_flags};
 use super::loaded::{Blueprint, ElementwiseKernel, KernelId};
 use super::number_kind::NumberKind;
-use super::operand::PassedOperands;
+use super::operand::{PassedArray, PassedOperands, Written};
 use super::operands::Operands;
-use super::prepared::kernel_of;
-use super::ptx::Recipe;
+use super::prepared::{LoadFormula, kernel_of};
+use super::ptx::{Recipe, THREADS};
 use super::twin;
 use gpu_await::sibling::{Home, Span, VerbParts};
-use gpu_await::{ErrorDetail, Queue, Readable, Result, Writable};
+use gpu_await::{ErrorDetail, Queue, Readable, Result, Shape2, Writable};
 
 /// A type of indices: `u32` or `u64`. Sealed.
 #[diagnostic::on_unimplemented(
@@ -36,7 +36,7 @@ struct ScatterBy<I>(std::marker::PhantomData<I>);
 
 fn id<Algorithm: 'static, T: 'static>() -> KernelId {
     let (of, element) = (TypeId::of::<Algorithm>(), TypeId::of::<T>());
-    KernelId { of, element, scalars: SmallVec::new(), flags: false }
+    KernelId { of, element, scalars: SmallVec::new(), flags: false, rows: false }
 }
 
 /// The unsigned integer of the same size.
@@ -58,32 +58,68 @@ fn put<'k>(
     (op, count): (&'static str, usize),
     mut passed: PassedOperands<'k>,
     elsewhere: Option<PointedInto<'k>>,
-    kernel: fn(&Home, &[bool]) -> Loaded,
+    kernel: LoadFormula,
 ) -> Result<()> {
-    if let Some((_, len, _)) = passed.arrays.iter().find(|(_, len, _)| *len != count) {
-        let (source_len, destination_len) = (*len, count);
-        let error = ErrorDetail::LengthMismatch { op, source_len, destination_len }.into();
-        return Err(passed.footprint.poison(error));
+    let shape = passed.arrays.iter().find_map(|array| array.shape);
+    if let Some(error) = passed.arrays.iter().find_map(|array| misfit(op, array, count, shape)) {
+        return Err(passed.footprint.poison(error.into()));
     }
-    let arrays = passed.arrays.iter().map(|(span, ..)| span);
+    let arrays = passed.arrays.iter().map(|array| &array.span);
     let checked = queue.check_memory(arrays.chain(elsewhere.iter().map(|(span, _)| span)));
     checked.map_err(|error| passed.footprint.poison(error))?;
     if count == 0 {
         return queue.put_nothing(&passed.footprint);
     }
-    let kernel = kernel(queue.home(), &passed.scalars);
+    let kernel = kernel(queue.home(), &passed.scalars, shape.is_some());
     let kernel = kernel.map_err(|error| passed.footprint.poison(error))?;
     let tiling = kernel.tiling();
-    let fits = |(span, _, bytes): &(Span<'_>, usize, u32)| tiling.fits(span.address(), *bytes);
-    let aligned = passed.arrays.iter().all(fits);
+    // Of what is no rows the rows follow one another.
+    let pitch_bytes = |array: &PassedArray<'_>| {
+        let columns = shape.map_or(0, |shape| shape.columns());
+        let pitch = array.shape.map_or(columns, |shape| shape.pitch()) as u64;
+        pitch * u64::from(array.element_bytes)
+    };
+    let fits = |array: &PassedArray<'_>| {
+        let starts = [array.span.address(), pitch_bytes(array)];
+        starts.into_iter().all(|start| tiling.fits(start, array.element_bytes))
+    };
+    let whole = shape.is_none_or(|shape| shape.columns().is_multiple_of(tiling.lanes as usize));
+    let aligned = whole && passed.arrays.iter().all(fits);
     passed.args.push_value(&(count as u64).to_ne_bytes());
     passed.args.push_value(&u32::from(aligned).to_ne_bytes());
+    let mut tile = u64::from(tiling.tile());
+    if let Some(shape) = shape {
+        passed.args.push_value(&(shape.columns() as u64).to_ne_bytes());
+        for array in &passed.arrays {
+            passed.args.push_value(&pitch_bytes(array).to_ne_bytes());
+        }
+        tile = u64::from(THREADS) * if aligned { u64::from(tiling.lanes) } else { 1 };
+    }
     if let Some((span, len)) = &elsewhere {
         passed.touches(span);
         passed.args.push_value(&(*len as u64).to_ne_bytes());
     }
     let PassedOperands { args, footprint, .. } = &mut passed;
-    kernel.launch(queue, footprint, count as u64, args)
+    kernel.launch(queue, footprint, (count as u64).div_ceil(tile), args)
+}
+
+/// What is wrong with an array's length, or with the lengths of its rows.
+fn misfit(
+    op: &'static str,
+    array: &PassedArray<'_>,
+    count: usize,
+    shape: Option<Shape2>,
+) -> Option<ErrorDetail> {
+    if let (Some(found), Some(expected)) = (array.shape, shape) {
+        let wrong = |what, expected: usize, found: usize| {
+            (found != expected).then_some(ErrorDetail::WrongLength { op, what, expected, found })
+        };
+        let columns = wrong("a row", expected.columns(), found.columns());
+        return columns.or(wrong("a column", expected.rows(), found.rows()));
+    }
+    let (source_len, destination_len) = (array.len, count);
+    let detail = ErrorDetail::LengthMismatch { op, source_len, destination_len };
+    (source_len != destination_len).then_some(detail)
 }
 
 type Loaded = Result<Arc<ElementwiseKernel>>;
@@ -121,7 +157,7 @@ pub(crate) fn transform<'k, T: Arithmetic, F: Formula<N>, const N: usize>(
     queue: &Queue<'_>,
     formula: F,
     operands: impl Operands<'k, T, N, false>,
-    output: &'k mut impl Writable<T>,
+    output: impl Written<'k, T>,
 ) -> Result<()> {
     const {
         assert!(
@@ -132,7 +168,7 @@ pub(crate) fn transform<'k, T: Arithmetic, F: Formula<N>, const N: usize>(
     let _ = formula;
     let mut passed = PassedOperands::new("transform");
     operands.pass(&mut passed);
-    let count = passed.overwrites(output);
+    let count = passed.writes(output.array(), false);
     put(queue, ("transform", count), passed, None, kernel_of::<T, F, N>)
 }
 
@@ -140,7 +176,7 @@ pub(crate) fn transform_in_place<'k, T: Arithmetic, F: Formula<N>, const N: usiz
     queue: &Queue<'_>,
     formula: F,
     operands: impl Operands<'k, T, N, true>,
-    updated: &'k mut impl Writable<T>,
+    updated: impl Written<'k, T>,
 ) -> Result<()> {
     const {
         assert!(
@@ -151,7 +187,7 @@ pub(crate) fn transform_in_place<'k, T: Arithmetic, F: Formula<N>, const N: usiz
     let _ = formula;
     let mut passed = PassedOperands::new("transform_in_place");
     operands.pass(&mut passed);
-    let count = passed.updates(updated);
+    let count = passed.writes(updated.array(), true);
     put(queue, ("transform_in_place", count), passed, None, kernel_of::<T, F, N>)
 }
 
@@ -159,13 +195,13 @@ pub(crate) fn transform_flags<'k, T: Arithmetic, F: Formula<N>, const N: usize>(
     queue: &Queue<'_>,
     formula: F,
     operands: impl Operands<'k, T, N, false>,
-    flags: &'k mut impl Writable<u8>,
+    flags: impl Written<'k, u8>,
 ) -> Result<()> {
     const { assert!(gives_flags::<T, F, N>(), "a formula of `transform_flags` ends with a comparison") };
     let _ = formula;
     let mut passed = PassedOperands::new("transform_flags");
     operands.pass(&mut passed);
-    let count = passed.overwrites(flags);
+    let count = passed.writes(flags.array(), false);
     put(queue, ("transform_flags", count), passed, None, kernel_of::<T, F, N>)
 }
 
@@ -179,7 +215,7 @@ pub(crate) fn sequence<T: Arithmetic>(
     passed.number(start);
     passed.number(step);
     let count = passed.overwrites(output);
-    put(queue, ("sequence", count), passed, None, |home, _| kernel_of_sequence::<T>(home))
+    put(queue, ("sequence", count), passed, None, |home, _, _| kernel_of_sequence::<T>(home))
 }
 
 pub(crate) fn cast<T: Arithmetic, U: Arithmetic>(
@@ -190,7 +226,7 @@ pub(crate) fn cast<T: Arithmetic, U: Arithmetic>(
     let mut passed = PassedOperands::new("cast");
     passed.reads(source);
     let count = passed.overwrites(output);
-    put(queue, ("cast", count), passed, None, |home, _| kernel_of_cast::<T, U>(home))
+    put(queue, ("cast", count), passed, None, |home, _, _| kernel_of_cast::<T, U>(home))
 }
 
 pub(crate) fn gather<T: Arithmetic, I: Index>(
@@ -204,7 +240,7 @@ pub(crate) fn gather<T: Arithmetic, I: Index>(
     let count = passed.overwrites(output);
     let span = source.span();
     passed.footprint.reads(&span);
-    put(queue, ("gather", count), passed, Some((span, source.len())), |home, _| {
+    put(queue, ("gather", count), passed, Some((span, source.len())), |home, _, _| {
         kernel_of_gather::<T, I>(home)
     })
 }
@@ -221,7 +257,7 @@ pub(crate) fn scatter<T: Arithmetic, I: Index>(
     let (count, len) = (source.len(), target.len());
     let span = target.span_mut();
     passed.footprint.updates(&span);
-    put(queue, ("scatter", count), passed, Some((span, len)), |home, _| {
+    put(queue, ("scatter", count), passed, Some((span, len)), |home, _, _| {
         kernel_of_scatter::<T, I>(home)
     })
 }

@@ -93,18 +93,28 @@ pub(super) fn formula<T: Arithmetic>(
     expression: &Arc<Expression>,
     scalars: &[bool],
     flags: bool,
+    rows: bool,
 ) -> HostTwin {
     let (expression, scalars) = (expression.clone(), scalars.to_vec());
     let uniform = expression.uniform(&scalars);
     Arc::new(move |_, args| {
         let launched = Launched(args);
-        let count: u64 = launched.number(scalars.len() + 1);
+        let out = scalars.len();
+        let count: u64 = launched.number(out + 1);
+        // Columns, and the pitch of each array in bytes, the output's last. What is no rows is one row.
+        let columns = if rows { launched.number(out + 3) } else { count };
+        let pitch = |number: usize| -> u64 {
+            let before = scalars[..number].iter().filter(|is_scalar| !**is_scalar).count();
+            if rows { launched.number(out + 4 + before) } else { 0 }
+        };
         let steps = &expression.steps;
         let mut chunks: Vec<Chunk<T::Computed>> = steps.iter().map(Chunk::of).collect();
         let mut elements = vec![T::zeroed(); CHUNK];
         let mut bytes = vec![0_u8; CHUNK];
         let mut is_first = true;
-        Launched::parts(count, |start, len| {
+        let mut part = |row: u64, start: usize, len: usize| {
+            let start_of =
+                |number: usize, bytes: usize| (row * pitch(number)) as usize / bytes + start;
             for (at, step) in steps.iter().enumerate().filter(|(at, _)| is_first || !uniform[*at]) {
                 let (before, rest) = chunks.split_at_mut(at);
                 let to = &mut rest[0];
@@ -113,6 +123,7 @@ pub(super) fn formula<T: Arithmetic>(
                         to.numbers_mut().fill(launched.number::<T>(number as usize).widen());
                     }
                     Step::Argument(number) => {
+                        let start = start_of(number as usize, size_of::<T>());
                         launched.read(number as usize, start, &mut elements[..len]);
                         map(to.numbers_mut(), &elements, T::widen);
                     }
@@ -120,15 +131,18 @@ pub(super) fn formula<T: Arithmetic>(
                 }
             }
             is_first = false;
-            let (result, out) = (&chunks[expression.result as usize], scalars.len());
+            let result = &chunks[expression.result as usize];
             if flags {
                 map(&mut bytes, result.flags(), u8::from);
-                launched.write(out, start, &bytes[..len]);
+                launched.write(out, start_of(out, 1), &bytes[..len]);
             } else {
                 map(&mut elements, result.numbers(), T::narrow);
-                launched.write(out, start, &elements[..len]);
+                launched.write(out, start_of(out, size_of::<T>()), &elements[..len]);
             }
-        });
+        };
+        for row in 0..count / columns {
+            Launched::parts(columns, |start, len| part(row, start, len));
+        }
     })
 }
 

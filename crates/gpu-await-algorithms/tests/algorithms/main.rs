@@ -16,6 +16,7 @@ mod algorithms;
 mod elementwise;
 mod nothing_to_do;
 mod operators;
+mod pitched;
 mod random_algorithms;
 mod rows;
 mod segmented_sort;

@@ -65,7 +65,7 @@ fn each_waits_for_what_is_before_it() {
         let (mut sums, mut greatest, mut sorted_sums) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..rounds {
             stream.fill(x, round).queued().expect("a fill");
-            stream.transform(transform!(|x| x + 1), (&*x,), y).queued().expect("a transform");
+            stream.transform(transform!(|x| x + 1), (&*x,), &mut *y).queued().expect("a transform");
             sums.push(stream.sum(y));
             stream.inclusive_scan(y, ReduceOp::Sum, scanned).queued().expect("a scan");
             greatest.push(stream.max(&scanned.slice(n - 1..).expect("the last")));

@@ -24,7 +24,7 @@ impl<'e> Body<'e> {
         elsewhere: Option<(Register, Register)>,
     ) -> Self {
         match (*recipe, elsewhere) {
-            (Recipe::Formula { kind, expression, scalars: which, flags }, _) => {
+            (Recipe::Formula { kind, expression, scalars: which, flags, .. }, _) => {
                 let formula = WrittenFormula::new(text, (kind, expression), which, scalars);
                 Body::Formula { formula, flags }
             }

@@ -108,8 +108,14 @@ fn recipes(kind: NumberKind, expressions: &[(Expression, bool)]) -> Vec<Recipe<'
             expression,
             scalars: &[false, false, true],
             flags: *flags,
+            rows: false,
         })
         .collect();
+    // What is not of the text around a formula is the same for rows.
+    all.extend(expressions.iter().take(1).chain(expressions.last()).map(|(expression, flags)| {
+        let scalars = &[false, false, true];
+        Recipe::Formula { kind, expression, scalars, flags: *flags, rows: true }
+    }));
     all.extend(KINDS.map(|to| Recipe::Cast { from: kind, to }));
     all.push(Recipe::Sequence { kind });
     if kind.is_integer() && !kind.is_signed() {
@@ -305,9 +311,10 @@ fn check<T: Arithmetic>() {
     };
     for (expression, flags) in &expressions {
         let scalars = [false, false, true];
-        let recipe = Recipe::Formula { kind, expression, scalars: &scalars, flags: *flags };
+        let recipe =
+            Recipe::Formula { kind, expression, scalars: &scalars, flags: *flags, rows: false };
         let count = count_of(&recipe);
-        let twin = twin::formula::<T>(&Arc::new(expression.clone()), &scalars, *flags);
+        let twin = twin::formula::<T>(&Arc::new(expression.clone()), &scalars, *flags, false);
         let arrays = [3, 4].map(|seed| PassedBytes::Array(bytes::<T>(count, seed)));
         let number = bytes::<T>(5, 9)[4 * size_of::<T>()..][..size_of::<T>()].to_vec();
         let mut passed: Vec<PassedBytes> = arrays.into();
@@ -388,11 +395,101 @@ fn check_indices<T: Arithmetic, I: Arithmetic + Into<u64>>(index_of: impl Fn(u64
     compare::<T, T>("scatter", &recipe, &twin::scatter::<T, I>(), passed, source, count);
 }
 
+/// Rows with pitches, by vectors and by single elements: each element is written once, as the twin does, and nothing between rows.
+fn check_rows<T: Arithmetic>() {
+    let (kind, scalars) = (T::KIND, [false, false, true]);
+    let small = |len: usize| -> Vec<u8> {
+        let all: Vec<T> = (0..len as u64).map(|at| T::nth(T::ONE, T::ONE, at % 11)).collect();
+        bytemuck::cast_slice(&all).to_vec()
+    };
+    for (last, flags) in
+        [(Step::MulAdd(0, 2, 1), false), (Step::Compare(Comparison::Lt, 0, 1), true)]
+    {
+        let steps = vec![Step::Argument(0), Step::Argument(1), Step::Argument(2), last];
+        let expression = Expression { steps, result: 3 };
+        let recipe =
+            Recipe::Formula { kind, expression: &expression, scalars: &scalars, flags, rows: true };
+        let twin = twin::formula::<T>(&Arc::new(expression.clone()), &scalars, flags, true);
+        let (lanes, size) = (recipe.tiling().lanes as usize, size_of::<T>());
+        for (rows, columns, gap, aligned) in [
+            (1, lanes, lanes, true),
+            (3, 2 * lanes, 3 * lanes, true),
+            (2, 40 * lanes, lanes, true),
+            (70, 4 * lanes, 0, true),
+            (1, 1, 1, false),
+            (5, 3 * lanes + 1, 2, false),
+            (3, 299, 0, false),
+            (300, 1, 7, false),
+        ] {
+            // The second array is no rows, and has no gaps.
+            let out_size = if flags { 1 } else { size };
+            let arrays = [(size, columns + gap), (size, columns), (out_size, columns + 2 * gap)];
+            let extent = |pitch: usize| (rows - 1) * pitch + columns;
+            let offset = if aligned { 0 } else { 8 };
+            let (mut memory, mut own, mut args) =
+                (FakeMemory::default(), Vec::new(), ArgBlock::default());
+            let mut params = Vec::new();
+            for (number, (bytes, pitch)) in arrays.iter().enumerate() {
+                let is_output = number == 2;
+                if is_output {
+                    let two = small(2)[size..].to_vec();
+                    let mut word = [0; 8];
+                    word[..size].copy_from_slice(&two);
+                    params.push(u64::from_le_bytes(word));
+                    args.push_value(&two);
+                }
+                let len = extent(*pitch);
+                let contents = if is_output { vec![0xA5; len * bytes] } else { small(len) };
+                params.push(memory.add(contents.clone(), offset));
+                let words = contents.chunks(8).map(|chunk| {
+                    let mut word = [0; 8];
+                    word[..chunk.len()].copy_from_slice(chunk);
+                    u64::from_le_bytes(word)
+                });
+                own.push(words.collect::<Vec<u64>>());
+                let address = own.last_mut().expect("one").as_mut_ptr() as u64;
+                args.push_memory(address, contents.len() as u64);
+            }
+            let count = (rows * columns) as u64;
+            params.extend([count, aligned.into(), columns as u64]);
+            args.push_value(&count.to_ne_bytes());
+            args.push_value(&u32::from(aligned).to_ne_bytes());
+            args.push_value(&(columns as u64).to_ne_bytes());
+            for (bytes, pitch) in arrays {
+                params.push((bytes * pitch) as u64);
+                args.push_value(&((bytes * pitch) as u64).to_ne_bytes());
+            }
+            let (grid_dim, block_dim, cluster_dim) = ([1; 3], [1; 3], [1; 3]);
+            twin(&Grid { grid_dim, block_dim, cluster_dim, shared_mem_bytes: 0 }, &args);
+            let units = count / if aligned { lanes as u64 } else { 1 };
+            for target in [Target::Pascal, Target::Hopper] {
+                let text = generate(&recipe, target);
+                let code = KernelText::read(&text);
+                memory.written[2].fill(0);
+                for block in 0..units.div_ceil(THREADS.into()) {
+                    for thread in 0..u64::from(THREADS) {
+                        code.run(&mut memory, &params, (block, thread));
+                    }
+                }
+                let what = format!("{kind:?}, {rows} rows of {columns}, flags {flags}");
+                let expected: Vec<u8> = own[2].iter().flat_map(|word| word.to_le_bytes()).collect();
+                let found = &memory.arrays[2];
+                assert_eq!(*found, expected[..found.len()], "{what}");
+                for (at, times) in memory.written[2].iter().enumerate() {
+                    let is_element = at / out_size % arrays[2].1 < columns;
+                    assert_eq!(*times, u8::from(is_element), "{what}: byte {at}");
+                }
+            }
+        }
+    }
+}
+
 macro_rules! as_twins {
     ($($name:ident)+) => {$(
         #[test]
         fn $name() {
             check::<$name>();
+            check_rows::<$name>();
         }
     )+};
 }
@@ -423,6 +520,7 @@ fn the_end_of_a_long_array() {
         expression: &expression,
         scalars: &[false],
         flags: false,
+        rows: false,
     };
     let tile = u64::from(recipe.tiling().tile());
     let text = generate(&recipe, Target::Ampere);
