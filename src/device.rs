@@ -40,6 +40,12 @@ use crate::thread::worker::{Unwanted, offload};
 /// A GPU, or the CPU as a device: where streams, memory and kernels come from. Cheap to clone, `Send + Sync`.
 /// A process may open several of both kinds; opening a GPU twice gives two independent devices.
 ///
+/// | opened by | which |
+/// |---|---|
+/// | [`cuda`](Self::cuda), [`host`](Self::host), [`cuda_or_host`](Self::cuda_or_host) | this one |
+/// | [`from_env`](Self::from_env) | the one that `GPU_AWAIT_DEVICE` names |
+/// | [`builder().named("cuda:1")`](crate::DeviceBuilder::named) | the one of that name, such as an argument of the command line: `cuda:N`, `host`, `auto` |
+///
 /// # Examples
 /// ```
 /// use gpu_await::Device;

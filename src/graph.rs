@@ -212,7 +212,8 @@ impl<S: GraphSlots> Graph<S> {
     /// Ready proves that all of its operations are *complete on the device*.
     ///
     /// # Blocking
-    /// The first launch on a stream, and each that compiles again, takes 0.1 to 1 ms for 100 to 1,000 nodes.
+    /// The first launch on a stream, and each that compiles again, takes 0.1 to 1 ms for 100 to 1,000 nodes. Nothing else compiles it: before
+    /// serving, launch it once on each stream, with arguments that are of no use yet.
     /// If the driver needs more memory for graphs than ever before, the compilation waits for all running
     /// kernels and delays launches of other threads. A launch also waits while another thread launches the
     /// same graph on the same stream.

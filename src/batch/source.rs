@@ -9,7 +9,8 @@ use crate::memory::pinned::PinnedBuffer;
 use crate::memory::pinned_pool::PinnedPool;
 
 /// Host data that [`upload`](crate::Stream::upload) takes: `Vec<T>`, `Box<[T]>`, `Arc<[T]>`,
-/// `[T; N]`, and [`PinnedBuffer<T>`], which is not copied. Sealed.
+/// `[T; N]`, and [`PinnedBuffer<T>`], which is not copied. Sealed, as threads of this crate
+/// read and drop it: memory of your own, such as a mapped file, is copied by [`upload_from`](crate::Stream::upload_from).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not host data of `{T}` that an upload can keep",
     label = "not owned host data of `{T}`",

@@ -183,8 +183,8 @@ macro_rules! __kernel {
             @args [ $($more)* ]
             types [$($types)* $crate::__kernel_value!(type [$($type)+]),]
             takes [$($takes)*]
-            shapes [$($shapes)* $crate::__kernel_value!(derive [$($type)+] $arg $derive);]
-            before [$($before)* ($arg [$($type)+])]
+            shapes [$($shapes)*]
+            before [$($before)* ($arg [$($type)+] [$derive])]
             passes [$($passes)* $crate::__kernel_value!(pass_derived [$($type)+] $arg),]
             names [$($names)* ::core::stringify!($arg),]
             idents [$($idents)* $arg,]
@@ -394,12 +394,14 @@ macro_rules! __kernel {
     (@evaluate $config:ident [] [$($shapes:tt)*] [$given:ident]) => {
         let $config = ::core::result::Result::Ok($given);
     };
-    // Each derived value once: the geometry, the conditions and the kernel see the same. They are `None` if there is no value.
-    (@evaluate $config:ident [$(($arg:ident $type:tt))*] [$($shapes:tt)*] [$launch:expr]) => {
+    // Each derived value once: the geometry, the conditions and the kernel see the same. They are `None` if there is no value. All that is
+    // passed is in scope before, so that a derived value names what comes behind it as what comes in front.
+    (@evaluate $config:ident [$(($arg:ident $type:tt [$derive:expr]))*] [$($shapes:tt)*] [$launch:expr]) => {
         let evaluated = $crate::__private::evaluate_all(|| {
             #[allow(unused_imports, reason = "not every expression needs it")]
             use $crate::{__private::AsUnsigned as _, Integer as _};
             $($shapes)*
+            $($crate::__kernel_value!(derive $type $arg $derive);)*
             let config = $crate::__private::evaluate("launch", || -> $crate::LaunchConfig { $launch });
             $($crate::__kernel_value!(fit $type $arg);)*
             ::core::result::Result::Ok((config, ($($arg,)*)))

@@ -75,13 +75,14 @@
 /// needs `T: 'static`, as every [`Element`](crate::Element) is. The twin is a function that is generic in the
 /// same way, with any bounds. Each is a separate type with its own methods: code that is generic over the
 /// element needs a trait of your own, implemented for each listed type by a macro: `trait Scale: Element { fn
-/// scale(on: &Stream, kernel: &scale<Self>, a: Self, x: &mut DeviceBuffer<Self>) -> Op<()>; }`.
+/// scale(on: &Stream, kernel: &scale<Self>, a: Self, x: &mut DeviceBuffer<Self>) -> Op<()>; }` (the
+/// example `encoder` has a macro for such traits in `kernels.rs`).
 ///
 /// Arguments are plain values (`a: f32`), arrays that are read (`x: &[f32]`), read and written (`y: &mut
 /// [f32]`) or overwritten as a whole (`y: Out<[f32]>`), words shared with the host (`go: &PinnedFlag`), and
 /// derived values that the launch computes (`n: u64 = y.len()`). The CUDA kernel receives arrays as
 /// bare pointers. Only an `Out` accepts unwritten memory, such as that from `empty`: declare `Out` where the
-/// kernel writes every element, or pass `zeros`.
+/// kernel writes every element, or pass `zeros`. An array of which it writes a part is `&mut [T]`, as what it leaves would be read later.
 ///
 /// # Conditions and geometry
 /// In conditions, in `launch` and in derived values, arrays have a `len()`, rows have `rows()`, `columns()` and `pitch()`, tables have `blocks()` and `block_len()`, and values are
@@ -93,7 +94,8 @@
 /// keep a type of their own: fields without `wide`, and a literal on the left of a shift, `1 << log`, which is an `i32` as anywhere in Rust: say
 /// `1_i128 << log`.
 ///
-/// Derived values come first, in their order, then `launch`, then the conditions, which see all of them. So a condition does not keep a divisor
+/// Derived values come first, in their order, then `launch`, then the conditions, which see all of them. A derived value names any argument, also one behind
+/// it, and the derived values in front of it. So a condition does not keep a divisor
 /// of 0 from a derived value; the launch is refused all the same, and names the value.
 ///
 /// `|config|` names the [`LaunchConfig`](crate::LaunchConfig) for the conditions. Loading on a GPU compares

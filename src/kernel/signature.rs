@@ -126,15 +126,15 @@ pub trait Arg<'k, P: Param> {
     fn push(self, list: &mut ArgList<'k>) -> P::Shape;
 }
 
-/// A tuple of [`Param`] markers, up to twelve. Sealed.
+/// A tuple of [`Param`] markers, up to sixteen. Sealed.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not the signature of a kernel",
     label = "not a tuple of kernel parameters",
-    note = "a signature is a tuple of at most twelve parameters, `(InOut<f32>,)` for a single one"
+    note = "a signature is a tuple of at most sixteen parameters, `(InOut<f32>,)` for a single one"
 )]
 pub trait Signature: sealed::Sealed + Sized + 'static {
     /// The types that preconditions see: a tuple of the arguments' shapes.
-    type Shapes: Debug + 'static;
+    type Shapes: 'static;
     #[doc(hidden)]
     fn describe(shapes: &Self::Shapes, names: &[&str]) -> String;
     /// The parameters that a kernel of these types has.
@@ -364,6 +364,10 @@ tuples! {
     (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3 P4 A4 4 P5 A5 5 P6 A6 6 P7 A7 7 P8 A8 8 P9 A9 9)
     (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3 P4 A4 4 P5 A5 5 P6 A6 6 P7 A7 7 P8 A8 8 P9 A9 9 P10 A10 10)
     (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3 P4 A4 4 P5 A5 5 P6 A6 6 P7 A7 7 P8 A8 8 P9 A9 9 P10 A10 10 P11 A11 11)
+    (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3 P4 A4 4 P5 A5 5 P6 A6 6 P7 A7 7 P8 A8 8 P9 A9 9 P10 A10 10 P11 A11 11 P12 A12 12)
+    (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3 P4 A4 4 P5 A5 5 P6 A6 6 P7 A7 7 P8 A8 8 P9 A9 9 P10 A10 10 P11 A11 11 P12 A12 12 P13 A13 13)
+    (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3 P4 A4 4 P5 A5 5 P6 A6 6 P7 A7 7 P8 A8 8 P9 A9 9 P10 A10 10 P11 A11 11 P12 A12 12 P13 A13 13 P14 A14 14)
+    (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3 P4 A4 4 P5 A5 5 P6 A6 6 P7 A7 7 P8 A8 8 P9 A9 9 P10 A10 10 P11 A11 11 P12 A12 12 P13 A13 13 P14 A14 14 P15 A15 15)
 }
 
 impl sealed::Sealed for () {}

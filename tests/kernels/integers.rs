@@ -2,10 +2,13 @@
 #![forbid(unsafe_code)]
 
 use gpu_await::{
-    Device, ErrorDetail, ErrorKind, Kernel, LaunchConfig, LaunchLimit, Op, Out, Stream,
+    Device, DeviceBuffer, ErrorDetail, ErrorKind, Kernel, LaunchConfig, LaunchLimit, Op, Out,
+    Stream,
 };
 
-use self::declared::{Extent, config, derived, divided, geometry, rows_of, structs};
+use self::declared::{
+    Extent, config, derived, divided, forward, geometry, rows_of, sixteen, structs,
+};
 
 /// Declarations, whose twins are never called with what does not hold.
 mod declared {
@@ -44,6 +47,36 @@ mod declared {
         };
     }
     const SIX: usize = 6;
+
+    kernel! {
+        /// Derived arguments in front of what they are derived from, as kernels of C++ often have them.
+        pub unsafe fn forward(
+            tokens: u32 = x.len() / hidden,
+            rows: u16 = y.rows() * tokens,
+            hidden: u32,
+            x: &mut [u8],
+            y: &[[u8]],
+        )
+            where x.len() == tokens * hidden;
+        launch = LaunchConfig::new(tokens, 1);
+        host = |_, tokens, rows, _, x, _| {
+            assert_eq!((tokens, rows), (3, 6));
+            x.fill(1);
+        };
+    }
+
+    kernel! {
+        /// As many parameters as a kernel has at most.
+        pub unsafe fn sixteen(
+            x: &mut [u64], a: u64, b: u64, c: u64, d: u64, e: u64, f: u64, g: u64, h: u64, i: u64, j: u64, k: u64, l: u64, m: u64,
+            n: u64, o: u64 = a + x.len()
+        )
+            where n == 14;
+        launch = LaunchConfig::for_elements(x.len());
+        host = |_, x, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o| {
+            x.copy_from_slice(&[a + b + c + d + e + f + g, h + i + j + k + l + m + n, o]);
+        };
+    }
 
     kernel! {
         /// Divides in each of the places.
@@ -136,6 +169,32 @@ fn a_derived_argument_fits_its_type() {
     // And the next launch is judged by itself.
     x.clear_poison().unwrap();
     derived.launch(&stream, &mut x, 2).queued().unwrap();
+}
+
+#[test]
+fn a_derived_argument_names_later_ones() {
+    let (device, stream) = stream();
+    let forward = forward::load_blocking(&device).unwrap();
+    let mut x = stream.zeros::<u8>(12).queued().unwrap();
+    let y = stream.zeros::<u8>(8).queued().unwrap();
+    let y = y.rows_of(4).unwrap();
+    forward.launch(&stream, 4, &mut x, &y).queued().unwrap();
+    let error = error(forward.launch(&stream, 0, &mut x, &y));
+    assert!(matches!(error.detail(), ErrorDetail::Evaluation { what: "tokens", .. }), "{error}");
+}
+
+#[test]
+fn a_kernel_of_sixteen_parameters() {
+    let (device, stream) = stream();
+    let sixteen = sixteen::load_blocking(&device).unwrap();
+    let mut x = stream.zeros::<u64>(3).queued().unwrap();
+    let launch = |x: &mut DeviceBuffer<u64>, n| {
+        sixteen.launch(&stream, x, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, n)
+    };
+    launch(&mut x, 14).queued().unwrap();
+    assert_eq!(stream.download(&x).synchronize().unwrap(), [28, 77, 4]);
+    let told = error(launch(&mut x, 15)).to_string();
+    assert!(told.contains("n == 14") && told.contains("o = 4"), "{told}");
 }
 
 /// In conditions, in the geometry and in derived arguments.

@@ -90,7 +90,7 @@ impl Ptx {
         self
     }
 
-    /// Writes the PTX into `OUT_DIR`, as `mine.ptx` for `mine.cu`, and tells cargo when to do so again. Blocks while the compiler runs.
+    /// Writes the PTX into `OUT_DIR`, as `mine.ptx` for `mine.cu` of any folder, and tells cargo when to do so again. Blocks while the compiler runs.
     ///
     /// # Errors
     /// There is no compiler, and no committed PTX to take; the source does not compile; a file cannot be read or written. A `main` that

@@ -335,7 +335,8 @@ impl<T: GemmElement, C: GemmElement<Scale = T::Scale>> Gemm<T, C> {
     }
 
     /// Returns the size of a launch's scratch memory, in bytes. The plan keeps that much from its first
-    /// launch on; a launch that finds it in use by another stream allocates as much again.
+    /// launch on; a launch that finds it in use by another stream allocates as much again. In a graph each product has as much of its own, on
+    /// each stream: [`GemmBuilder::workspace_bytes`] bounds it, and 0 allows none.
     #[must_use]
     pub fn workspace_bytes(&self) -> usize {
         self.core.workspace_bytes()
