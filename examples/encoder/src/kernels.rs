@@ -89,7 +89,7 @@ kernel! {
         starts: &[u32],
         tiles: &[u32],
         out: &mut [T],
-        tokens: u32 = out.len() / hidden.wide(),
+        tokens: u32 = out.len() / hidden,
         texts: u32 = starts.len() - 1,
         hidden: u32,
         heads: u32,
@@ -111,7 +111,7 @@ kernel! {
         x: &[T],
         starts: &[u32],
         out: Out<[f32]>,
-        tokens: u32 = x.len() / hidden.wide(),
+        tokens: u32 = x.len() / hidden,
         hidden: u32,
     )
         where hidden > 0,
