@@ -155,8 +155,10 @@ def build(nvrtc, name, source, digest):
     if not release:
         raise KernelError(f"{name}.cu: the PTX does not name its compiler")
 
-    header = f"// source-sha256: {digest}\n// compiler: NVRTC {release.group(1)} {' '.join(options)}\n"
+    # The form of gpu-await-build, which takes what this writes.
     body = "".join(line.rstrip() + "\n" for line in ptx.strip().splitlines())
+    header = f"// source-sha256: {digest}\n// compiler: NVRTC {release.group(1)} {' '.join(options)}\n"
+    header += f"// ptx-sha256: {hashlib.sha256(body.encode('ascii')).hexdigest()}\n"
     return (header + body).encode("ascii")
 
 

@@ -68,9 +68,7 @@ fn every_binary_holds_its_kernel() {
 #[test]
 fn every_ptx_was_built_from_the_source_beside_it() {
     fail_with(stems("cu").iter().filter_map(|stem| {
-        let digest = Sha256::digest(read(stem, "cu"));
-        let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-        let expected = format!("// source-sha256: {hex}");
+        let expected = format!("// source-sha256: {}", sha256(read(stem, "cu")));
         let ptx = read_text(stem);
         let found = ptx.lines().next().unwrap_or_default();
         (found != expected).then(|| {
@@ -87,6 +85,16 @@ fn every_ptx_names_its_compiler() {
         (!found.starts_with("// compiler: NVRTC ")).then(|| {
             format!("{stem}.ptx: expected `// compiler: NVRTC ...` in line 2, found `{found}`")
         })
+    }));
+}
+
+#[test]
+fn every_ptx_is_what_its_compiler_wrote() {
+    fail_with(stems("ptx").iter().filter_map(|stem| {
+        let ptx = read_text(stem);
+        let (_, rest) = ptx.split_once("\n// ptx-sha256: ").unwrap_or_default();
+        let (found, body) = rest.split_once('\n').unwrap_or_default();
+        (found != sha256(body)).then(|| format!("{stem}.ptx was cut short, or changed by hand"))
     }));
 }
 
@@ -162,6 +170,10 @@ fn read(stem: &str, extension: &str) -> Vec<u8> {
 fn read_text(stem: &str) -> String {
     String::from_utf8(read(stem, "ptx"))
         .unwrap_or_else(|error| panic!("{stem}.ptx is not text: {error}; {REBUILD}"))
+}
+
+fn sha256(bytes: impl AsRef<[u8]>) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The operand of a module directive such as `.version`.

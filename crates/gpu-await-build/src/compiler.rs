@@ -2,8 +2,10 @@
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::{env, fs, process, ptr};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+use std::{env, fs, io, process, ptr, thread};
 
 use libloading::Library;
 
@@ -12,6 +14,9 @@ use crate::error::{Error, Result};
 /// The variables that say where to look.
 pub(crate) const VARIABLES: [&str; 4] =
     ["GPU_AWAIT_NVRTC", "CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX"];
+
+/// How long a program may take to say that it is there.
+const LIMIT: Duration = Duration::from_secs(10);
 
 const LIBRARIES: [&str; 3] = ["libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so.11.2"];
 
@@ -37,32 +42,46 @@ impl Compiler {
             folders.extend([toolkit.join("bin"), toolkit.join("lib64")]);
         }
         folders.extend(conda.map(|root| root.join("lib")));
+        let programs = |folders: &[PathBuf]| -> Vec<_> {
+            folders.iter().map(|folder| folder.join("nvcc")).collect()
+        };
+        let mut tried = match Self::first(&programs(&folders), &[]) {
+            Ok(nvcc) => return Ok(nvcc),
+            Err(tried) => tried,
+        };
         // Where Python's packages of NVIDIA are.
+        let known = folders.len();
         let program = "import nvidia; print(*nvidia.__path__, sep='\\n')";
-        let python = Command::new("python3").args(["-c", program]).output();
-        let python = python.map(|output| output.stdout).unwrap_or_default();
-        for packages in String::from_utf8_lossy(&python).lines() {
+        let mut python = Command::new("python3");
+        let packages = match answer(python.args(["-c", program]), LIMIT) {
+            Ok(packages) => packages,
+            Err(why) => {
+                tried.push(format!("python3{why}"));
+                String::new()
+            }
+        };
+        for packages in packages.lines() {
             let parts = ["cu13/bin", "cu13/lib", "cuda_nvrtc/lib"];
             folders.extend(parts.map(|part| Path::new(packages).join(part)));
         }
-        let programs: Vec<_> = folders.iter().map(|folder| folder.join("nvcc")).collect();
         let libraries = folders.iter().flat_map(|folder| LIBRARIES.map(|name| folder.join(name)));
-        Self::first(&programs, &libraries.collect::<Vec<_>>())
+        let libraries: Vec<_> = libraries.collect();
+        Self::first(&programs(&folders[known..]), &libraries).map_err(|more| [tried, more].concat())
     }
 
     pub(crate) fn first(
         programs: &[PathBuf],
         libraries: &[PathBuf],
     ) -> std::result::Result<Compiler, Vec<String>> {
-        let runs = |program: &&PathBuf| {
-            let output = Command::new(program).arg("--version").output();
-            output.is_ok_and(|output| output.status.success())
-        };
-        if let Some(program) = programs.iter().find(runs) {
-            return Ok(Compiler::Nvcc(program.clone()));
+        let mut tried = Vec::new();
+        for program in programs {
+            match answer(Command::new(program).arg("--version"), LIMIT) {
+                Ok(_) => return Ok(Compiler::Nvcc(program.clone())),
+                Err(why) => tried.push(format!("{}{why}", program.display())),
+            }
         }
-        let tried = programs.iter().chain(libraries).map(|path| path.display().to_string());
-        libraries.iter().find_map(|path| opened(path)).ok_or_else(|| tried.collect())
+        tried.extend(libraries.iter().map(|path| path.display().to_string()));
+        libraries.iter().find_map(|path| opened(path)).ok_or(tried)
     }
 
     pub(crate) fn name(&self) -> &'static str {
@@ -90,20 +109,55 @@ impl Compiler {
     }
 }
 
+/// What a program prints, or why it is not used, to be put behind its name: nothing if it is not there, or fails.
+fn answer(command: &mut Command, limit: Duration) -> std::result::Result<String, String> {
+    let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(|_| String::new())?;
+    let (sender, receiver) = mpsc::channel();
+    let stdout = child.stdout.take();
+    // What it started may hold the other end for longer than it lives: so a thread reads, which is left then.
+    thread::spawn(move || {
+        let text = stdout.map(io::read_to_string).transpose().ok().flatten();
+        sender.send(text).ok();
+    });
+    let text = receiver.recv_timeout(limit);
+    if text.is_err() {
+        child.kill().ok();
+    }
+    let is_good = child.wait().is_ok_and(|status| status.success());
+    match text {
+        Ok(text) => text.filter(|_| is_good).ok_or_else(String::new),
+        Err(_) => {
+            let (name, why) =
+                (command.get_program().display(), format!(" (no answer in {} s)", limit.as_secs()));
+            println!("cargo::warning={name} is not used{why}");
+            Err(why)
+        }
+    }
+}
+
 /// The PTX of a file by `nvcc`, or what it says.
 fn run(nvcc: &Path, source: &Path, options: Vec<String>) -> std::result::Result<String, String> {
-    let ptx =
-        format!("gpu-await-{}-{}", process::id(), source.display().to_string().replace('/', "-"));
-    let ptx = env::temp_dir().join(ptx);
+    let folder = (0..)
+        .map(|at| env::temp_dir().join(format!("gpu-await-{}-{at}", process::id())))
+        .find_map(|folder| match fs::create_dir(&folder) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
+            made => Some(made.map(|()| folder)),
+        });
+    let folder = folder.unwrap_or_else(|| Err(io::ErrorKind::AlreadyExists.into()));
+    let folder = folder.map_err(|error| format!("{}: {error}", env::temp_dir().display()))?;
+    let ptx = folder.join("mine.ptx");
     let mut command = Command::new(nvcc);
     command.arg("--ptx").args(options).arg("--output-file").arg(&ptx).arg(source);
-    let output = command.output().map_err(|error| error.to_string())?;
+    let output = command.output();
     let text = fs::read_to_string(&ptx);
-    fs::remove_file(&ptx).ok();
-    match output.status.success() {
-        true => text.map_err(|error| error.to_string()),
-        false => Err(String::from_utf8_lossy(&[output.stderr, output.stdout].concat()).into()),
+    fs::remove_dir_all(&folder).ok();
+    let output = output.map_err(|error| format!("{}: {error}", nvcc.display()))?;
+    if output.status.success() {
+        return text.map_err(|error| format!("{}: {error}", ptx.display()));
     }
+    let said = [output.stderr, output.stdout].concat();
+    Err(format!("{}{}: {}", String::from_utf8_lossy(&said), nvcc.display(), output.status))
 }
 
 /// NVRTC, with what it opens itself by bare name, which fails outside of the loader's path.
@@ -176,5 +230,5 @@ fn call(
     // SAFETY: the program is alive, and not used again.
     unsafe { destroy(&raw mut program) };
     let read = String::from_utf8_lossy(&read).into_owned();
-    if code == 0 { Ok(read) } else { Err(read) }
+    if code == 0 { Ok(read) } else { Err(read.trim_end_matches(['\0', '\n']).to_owned()) }
 }

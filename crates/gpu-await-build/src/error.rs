@@ -15,6 +15,8 @@ pub enum Error {
     NoCompiler { source: PathBuf, looked_for: Vec<String>, stale: Option<Stale> },
     /// The compiler refuses the source.
     Compile { source: PathBuf, compiler: &'static str, log: String },
+    /// One script makes different PTX of one name, from two sources or from one with other options.
+    SameName { path: PathBuf, sources: [PathBuf; 2] },
     /// A file cannot be read or written.
     File { path: PathBuf, error: io::Error },
 }
@@ -30,6 +32,8 @@ pub enum Stale {
     Source,
     /// It is of other options.
     Options { committed: String, now: String },
+    /// It is not what its compiler wrote, or does not say what that was.
+    Cut,
 }
 
 impl Error {
@@ -44,6 +48,7 @@ impl fmt::Display for Stale {
             Stale::Missing => f.write_str("was missing"),
             Stale::Source => f.write_str("was of another source, or of other included files"),
             Stale::Options { committed, now } => write!(f, "was of `{committed}`, not of `{now}`"),
+            Stale::Cut => f.write_str("was cut short, or changed by hand"),
         }
     }
 }
@@ -65,6 +70,13 @@ impl fmt::Display for Error {
             Error::Compile { source, compiler, log } => {
                 write!(f, "{compiler} does not compile {}:\n{log}", source.display())
             }
+            Error::SameName { path, sources: [first, second] } => write!(
+                f,
+                "{} and {} would both become {}. Rename one, or give it a file of its own that includes the other.",
+                first.display(),
+                second.display(),
+                path.display()
+            ),
             Error::File { path, error } => write!(f, "{}: {error}", path.display()),
         }
     }

@@ -41,11 +41,12 @@ mod inputs;
 mod tests;
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::{env, fs, io, process};
 
 use crate::compiler::{Compiler, VARIABLES};
 pub use crate::error::{Error, Result, Stale};
-use crate::inputs::Inputs;
+use crate::inputs::{Inputs, sha256};
 
 /// Names a file of CUDA C++, relative to the package. Nothing is done before [`Ptx::compile`].
 pub fn ptx(source: impl Into<PathBuf>) -> Ptx {
@@ -72,6 +73,7 @@ impl Ptx {
     }
 
     /// Adds an option that the compiler knows; both know `-DTILE=64`, `--std=c++17`, `--fmad=false`, `--use_fast_math`.
+    /// Files are looked for in the folders of `-I`, `--include-path`, `-isystem` and `--system-include` as in those of [`include`](Self::include).
     pub fn option(mut self, option: impl Into<String>) -> Self {
         self.options.push(option.into());
         self
@@ -85,29 +87,40 @@ impl Ptx {
 
     /// Keeps the PTX beside the source, `mine.ptx` for `mine.cu`, to be committed.
     ///
-    /// Its first lines say what it was made of: a digest of the source and of what this includes in the package, the compiler, the options. Where
-    /// source and options are those of now, it is taken as it is, whatever compiler there is. Otherwise it is written afresh, with a warning
-    /// that says so, or refused where nothing compiles it. To have it made by another compiler, delete it.
+    /// Its first lines say what it was made of: a digest of the source and of the files that it includes (not those that a macro names, nor NVIDIA's),
+    /// the compiler, the options; and a digest of the PTX behind them. Where all that but the compiler is as it says, it is taken. Otherwise it
+    /// is written afresh, with a warning that says so, or refused where nothing compiles it. To have it made by another compiler, delete it.
     pub fn committed(mut self) -> Self {
         self.committed = true;
         self
     }
 
-    /// Writes the PTX into `OUT_DIR`, as `mine.ptx` for `mine.cu` of any folder, and tells cargo when to do so again. Blocks while the compiler runs.
+    /// Writes the PTX into `OUT_DIR`, as `mine.ptx` for `mine.cu` of any folder, and tells cargo when to do so again: when a file that was read
+    /// changes, or one appears in a folder of the package, not the package's own, where an included file was looked for in vain. Blocks while
+    /// the compiler runs.
     ///
     /// # Errors
-    /// There is no compiler, and no committed PTX to take; the source does not compile; a file cannot be read or written. A `main` that
-    /// returns the error prints what to do.
+    /// There is no compiler, and no committed PTX to take; the source does not compile; the script has written other PTX of that name; the
+    /// source is itself named `.ptx`; a file cannot be read or written. A `main` that returns the error prints what to do.
     pub fn compile(&self) -> Result<()> {
-        let out = env::var_os("OUT_DIR").ok_or_else(|| {
-            let error = io::Error::other("not set: only a build script has it");
+        let out = env::var_os("OUT_DIR").filter(|out| !out.is_empty()).ok_or_else(|| {
+            let error = io::Error::other("not set, or empty: only a build script has it");
             Error::file(Path::new("OUT_DIR"), error)
         })?;
         for variable in VARIABLES {
             println!("cargo::rerun-if-env-changed={variable}");
         }
         let text = self.made(Compiler::find)?;
-        write(&Path::new(&out).join(self.kept().file_name().unwrap_or_default()), &text)
+        let path = Path::new(&out).join(self.kept().file_name().unwrap_or_default());
+        let mut written = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = written.iter().find(|(one, ..)| *one == path);
+        if let Some((_, other, _)) = others.filter(|(.., digest)| *digest != sha256(&text)) {
+            let sources = [other.clone(), self.source.clone()];
+            return Err(Error::SameName { path, sources });
+        }
+        write(&path, &text)?;
+        written.push((path, self.source.clone(), sha256(&text)));
+        Ok(())
     }
 
     /// The PTX with its first lines: the committed one, or what the compiler that `find` gives makes.
@@ -115,11 +128,16 @@ impl Ptx {
         &self,
         find: impl FnOnce() -> std::result::Result<Compiler, Vec<String>>,
     ) -> Result<String> {
-        let inputs = Inputs::read(&self.source, &self.folders)?;
-        for file in &inputs.files {
-            println!("cargo::rerun-if-changed={}", file.display());
-        }
         let (kept, mut why) = (self.kept(), None);
+        if kept == self.source {
+            let error = io::Error::other("the PTX would overwrite its source: name a `.cu`");
+            return Err(Error::file(&kept, error));
+        }
+        let [mut folders, forced] = [&FOLDERS[..], &FORCED[..]].map(|names| self.values(names));
+        folders.extend(self.folders.iter().map(|folder| folder.display().to_string()));
+        let folders: Vec<_> = folders.into_iter().map(PathBuf::from).collect();
+        let inputs = Inputs::read(&self.source, &folders, &forced)?;
+        inputs.tell_cargo();
         if self.committed {
             println!("cargo::rerun-if-changed={}", kept.display());
             match fs::read_to_string(&kept) {
@@ -143,11 +161,17 @@ impl Ptx {
         let version = ptx.lines().find_map(|line| line.rsplit_once(", V"));
         let version = version.map_or("unknown", |(_, version)| version);
         let (digest, options) = (&inputs.digest, self.options().join(" "));
-        let mut text =
-            format!("{SOURCE}{digest}\n{COMPILER}{} {version} {options}\n", compiler.name());
+        let mut body = String::new();
         for line in ptx.trim_matches(['\0', '\n']).lines() {
-            text.extend([line.trim_end(), "\n"]);
+            body.extend([line.trim_end(), "\n"]);
         }
+        let (compiler, whole) = (compiler.name(), sha256(&body));
+        let lines = [
+            format!("{SOURCE}{digest}"),
+            format!("{COMPILER}{compiler} {version} {options}"),
+            format!("{BODY}{whole}"),
+        ];
+        let text = format!("{}\n{body}", lines.join("\n"));
         if let Some(why) = why {
             write(&kept, &text)?;
             println!("cargo::warning={} {why}: compiled, and to be committed", kept.display());
@@ -165,9 +189,23 @@ impl Ptx {
         [arch].into_iter().chain(self.options.iter().cloned()).collect()
     }
 
+    /// The values of options with these names: `-Ione`, `-I one`, `--include-path=one,two`.
+    fn values(&self, names: &[&str]) -> Vec<String> {
+        let mut options = self.options.iter();
+        let mut values = Vec::new();
+        while let Some(option) = options.next() {
+            let value = names.iter().find_map(|name| option.trim().strip_prefix(name));
+            let value = value.map(|value| value.trim_start_matches(['=', ' ']));
+            let value = if value == Some("") { options.next().map(String::as_str) } else { value };
+            values.extend(value.into_iter().flat_map(|value| value.split(',')).map(str::to_owned));
+        }
+        values
+    }
+
     /// Why a committed PTX is not one of these inputs.
     fn stale(&self, text: &str, digest: &str) -> Option<Stale> {
-        let mut lines = text.lines();
+        let text = text.replace("\r\n", "\n");
+        let mut lines = text.splitn(4, '\n');
         let made_of = lines.next().and_then(|line| line.strip_prefix(SOURCE));
         let compiler = lines.next().and_then(|line| line.strip_prefix(COMPILER));
         // Behind its name and version are the options.
@@ -176,13 +214,25 @@ impl Ptx {
             return Some(Stale::Source);
         };
         let (committed, now) = (options.to_owned(), self.options().join(" "));
-        (committed != now).then_some(Stale::Options { committed, now })
+        if committed != now {
+            return Some(Stale::Options { committed, now });
+        }
+        let whole = lines.next().and_then(|line| line.strip_prefix(BODY));
+        (whole != Some(&*sha256(lines.next().unwrap_or_default()))).then_some(Stale::Cut)
     }
 }
 
-/// What the first line of a PTX begins with, and what the second.
+/// What the first three lines of a PTX begin with; the last is of what is behind it.
 const SOURCE: &str = "// source-sha256: ";
 const COMPILER: &str = "// compiler: ";
+const BODY: &str = "// ptx-sha256: ";
+
+/// Options of either compiler that name folders to look for included files in, and those that name files to include first.
+const FOLDERS: [&str; 4] = ["-I", "--include-path", "-isystem", "--system-include"];
+const FORCED: [&str; 2] = ["-include", "--pre-include"];
+
+/// What this script has written into `OUT_DIR`: the file, its source, its digest.
+static WRITTEN: Mutex<Vec<(PathBuf, PathBuf, String)>> = Mutex::new(Vec::new());
 
 /// Writes a file unless it says that already; whole or not at all.
 fn write(path: &Path, text: &str) -> Result<()> {
