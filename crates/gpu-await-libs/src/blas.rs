@@ -214,8 +214,9 @@ impl<T: GemmElement, C: GemmElement<Scale = T::Scale>> GemmBuilder<T, C> {
         self
     }
 
-    /// [`strides_a`](Self::strides_a) of `c`, whose matrices have no element in common: each begins behind the last element of the one before, or
-    /// each of its rows lies behind that row of the one before.
+    /// [`strides_a`](Self::strides_a) of `c`, whose matrices have no element in common. Either each begins behind the last element of the one before,
+    /// or all of them interleave within one stride of rows: `matrix >= n` and `row >= (count - 1) * matrix + n`. Other strides are refused, also the
+    /// few by which nothing overlaps.
     ///
     /// What lies in gaps is left as it was. So a `c` with gaps counts as updated even if `beta` is 0, and must have been written before.
     pub fn strides_c(mut self, row: usize, matrix: usize) -> Self {
@@ -252,7 +253,7 @@ impl<T: GemmElement, C: GemmElement<Scale = T::Scale>> GemmBuilder<T, C> {
     /// scratch memory of its own. Dropped, the future leaves it choosing.
     ///
     /// # Errors
-    /// [`ErrorDetail::TooLarge`](gpu_await::ErrorDetail::TooLarge); strides by which rows overlap ([`ErrorDetail::Pitch`](gpu_await::ErrorDetail::Pitch)), or matrices of `c`
+    /// [`ErrorDetail::TooLarge`](gpu_await::ErrorDetail::TooLarge); strides by which rows overlap ([`ErrorDetail::Pitch`](gpu_await::ErrorDetail::Pitch)), or matrices of `c` that may
     /// ([`ErrorDetail::TooFew`](gpu_await::ErrorDetail::TooFew)); [`ErrorDetail::Foreign`](gpu_await::ErrorDetail::Foreign): cuBLASLt has no algorithm for that; a
     /// device that is lost or closed.
     ///

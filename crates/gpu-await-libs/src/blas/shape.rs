@@ -141,7 +141,11 @@ impl Shape {
                 return Err(ErrorDetail::Pitch { op, width, pitch }.into());
             }
             if matrices.checked_len().and_then(|len| len.checked_mul(8)).is_none() {
-                let (len, element_bytes) = (rows.saturating_mul(columns), 8);
+                // Of all matrices, gaps included; at least that many.
+                let behind = |count: usize, stride| count.saturating_sub(1).saturating_mul(stride);
+                let last = behind(matrices.count, strides.matrix)
+                    .saturating_add(behind(rows, strides.row));
+                let (len, element_bytes) = (last.saturating_add(columns), 8);
                 return Err(ErrorDetail::TooLarge { len, element_bytes }.into());
             }
         }
@@ -173,7 +177,8 @@ impl Matrices {
         Err(ErrorDetail::WrongLength { op: "gemm", what, expected, found }.into())
     }
 
-    /// Refuses matrices that share elements: they are behind one another, or each row is behind that of the matrix before.
+    /// Refuses matrices that may share elements: they are behind one another, or all interleave within one stride of rows. A few others share
+    /// none: 3 x 3 by strides 7 and 10.
     fn check_apart(&self) -> Result<()> {
         let Matrices { rows, columns, strides: Strides { row, matrix }, count, .. } = *self;
         if rows == 0 || columns == 0 || count <= 1 {
@@ -185,7 +190,8 @@ impl Matrices {
         if matrix >= len || is_interleaved {
             return Ok(());
         }
-        let what = "elements from one matrix of `c` to the next, which overlap";
+        let what =
+            "elements from one matrix of `c` to the next, which neither follow nor interleave";
         Err(ErrorDetail::TooFew { what, found: matrix as u64, least: len as u64 }.into())
     }
 }

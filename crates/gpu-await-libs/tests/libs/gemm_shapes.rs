@@ -307,6 +307,19 @@ fn what_strides_refuse() -> Result<()> {
         let refused = gemm().strides_a(row, matrix).plan_blocking().unwrap_err();
         assert!(matches!(refused.detail(), ErrorDetail::TooLarge { .. }), "{refused}");
     }
+    // The figure is that of all matrices.
+    for batch in [1 << 61, usize::MAX] {
+        let refused = blas.gemm::<f32>(2, 2, 2).batch(batch).plan_blocking().unwrap_err();
+        let expected = batch.saturating_mul(4);
+        assert!(
+            matches!(refused.detail(), ErrorDetail::TooLarge { len, .. } if *len == expected),
+            "{refused}"
+        );
+    }
+    // Nothing overlaps, but that is not looked for.
+    let refused = blas.gemm::<f32>(3, 3, 3).batch(3).strides_c(7, 10).plan_blocking().unwrap_err();
+    let said = refused.detail().to_string();
+    assert!(said.contains("neither follow nor interleave"), "{said}");
     // A distance that there is none of does not matter.
     let one = blas.gemm::<f32>(1, 8, 16).strides_a(usize::MAX, usize::MAX).plan_blocking()?;
     let (a, b) = (stream.ones::<f32>(16).queued()?, stream.ones::<f32>(128).queued()?);
