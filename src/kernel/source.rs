@@ -80,7 +80,9 @@ impl CudaSource {
         }
         let named = |error: Error| match error.detail() {
             ErrorDetail::Compile { reason, log, .. } => {
-                let (file, reason, log) = (kernel.to_owned(), reason.clone(), log.clone());
+                // To the compiler it has the name that they share.
+                let (file, log) = (kernel.to_owned(), log.replace(UNNAMED, kernel));
+                let reason = reason.clone();
                 ErrorDetail::Compile { file, reason, log }.into()
             }
             _ => error,
