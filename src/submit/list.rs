@@ -354,12 +354,10 @@ impl List {
         operation.at = at;
         let words = &mut words[operation.words.range()];
         let slots = &mut slots[operation.slots.range()];
-        let has_slots = same_slots(slots, args.slots);
-        if *words != *args.words || !has_slots || operation.shape != launch.shape {
+        let is_same = *words == *args.words && same_slots(slots, args.slots);
+        if !is_same || operation.shape != launch.shape {
             words.copy_from_slice(args.words);
-            if !has_slots {
-                slots.copy_from_slice(args.slots);
-            }
+            slots.copy_from_slice(args.slots);
             operation.shape = launch.shape;
             if !operation.is_changed {
                 operation.is_changed = true;

@@ -202,13 +202,19 @@ impl Machine {
                 let span = Span { memory, range, tracking, named: Some(uses) };
                 footprint.touches_named(&span, *mode);
             }
+            // At another place, so that the slots differ as well.
+            if *value == 1 {
+                args.push_value(&[*value]);
+            }
             for (buffer, range, mode, tracking) in accesses {
                 let memory = &self.buffers[*buffer];
                 let span = Span { memory, range: range.clone(), tracking: *tracking, named: None };
                 footprint.touches(&span, *mode);
                 args.push_memory(span.address(), span.size_bytes());
             }
-            args.push_value(&[*value]);
+            if *value != 1 {
+                args.push_value(&[*value]);
+            }
             let (code, function) = &self.kernels[*kernel];
             let mut shape = LaunchShape::NONE;
             shape.grid.grid_dim[0] = *blocks;
