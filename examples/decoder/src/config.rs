@@ -60,7 +60,14 @@ impl ModelConfig for Config {
         // So that no number of elements overflows, and those of a block of the cache fit a `u32`.
         let most = u32::MAX as usize / hidden.saturating_mul(4 * BLOCK).max(1);
         let has_width = HEAD_WIDTHS.iter().any(|width| heads.checked_mul(*width) == Some(hidden));
+        let eps = config.layer_norm_epsilon;
         let checks = [
+            (
+                "layer_norm_epsilon",
+                eps.to_string(),
+                eps.is_finite() && eps > 0.0,
+                "positive numbers".to_owned(),
+            ),
             is("activation_function", config.activation_function.clone(), "gelu_new"),
             is("scale_attn_weights", config.scale_attn_weights.to_string(), "true"),
             is("tie_word_embeddings", config.tie_word_embeddings.to_string(), "true"),

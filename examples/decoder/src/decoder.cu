@@ -765,7 +765,7 @@ __device__ u32 kth(const float* logits, u32 vocabulary, u32 k, u32 (&counts)[256
     return prefix;
 }
 
-// Of equal ones the first token. A row of no sequence gives 0. `stride` is a multiple of 4.
+// Of equal ones the first token; ~0 if a logit is not finite. A row of no sequence gives 0. `stride` is a multiple of 4.
 // Launch: block_dim 1024; grid_dim sequences.
 extern "C" __global__ void __launch_bounds__(1024)
     choose(const float* logits, const u32* rows, u32* chosen, u32* out, u32 row_len, u32 vocabulary, u32 stride, u32 streams) {
@@ -789,7 +789,9 @@ extern "C" __global__ void __launch_bounds__(1024)
         for (u32 j = 0; j < 4; ++j) {
             const u32 at = first + j;
             float x = four.x[j];
-            if (at >= vocabulary || ordered(x) < least_ordered) continue;
+            if (at >= vocabulary) continue;
+            if (!(x - x == 0.0f)) best = ~0ull;
+            if (ordered(x) < least_ordered) continue;
             if (temperature > 0.0f) x = x / temperature + noise(at, sequence->seed, sequence->more_seed, position);
             const u64 mine = (u64)ordered(x) << 32 | (u32)~at;
             best = mine > best ? mine : best;
@@ -804,7 +806,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     if (threadIdx.x > 0) return;
     for (u32 i = 1; i < blockDim.x / 32; ++i) best = best_of[i] > best ? best_of[i] : best;
     const u32 token = least(~(u32)best, vocabulary - 1);
-    out[blockIdx.x] = token;
+    out[blockIdx.x] = best == ~0ull ? ~0u : token;
     if (sequence->slot < streams) chosen[sequence->slot] = token;
 }
 

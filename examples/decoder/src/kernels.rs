@@ -540,9 +540,10 @@ fn choose_twin(
             }
             Some((ordered(*x), !id))
         });
-        *out = scored.max().map_or(0, |(_, id)| !id);
+        let token = scored.max().map_or(0, |(_, id)| !id);
+        *out = if logits.iter().all(|x| x.is_finite()) { token } else { NONE };
         if let Some(chosen) = chosen.get_mut(slot as usize) {
-            *chosen = *out;
+            *chosen = token;
         }
     }
 }

@@ -21,10 +21,10 @@ mod service;
 mod steps;
 
 pub use config::Config;
-pub use encoder::{Folder, LoadError, ModelConfig};
+pub use encoder::{Folder, LoadError, ModelConfig, serve, up_to};
 pub use kernels::{Kernels, Launches};
 pub use model::Model;
-pub use schedule::Request;
+pub use schedule::{Broken, Request};
 pub use serve::router;
 pub use service::{Decoder, Refused, Tokens};
 pub use steps::{Limits, Row, Sampling, Step, Steps};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use decoder::{Decoder, Folder, Launches, Limits, Model, Request, Sampling, router};
+use decoder::{Decoder, Folder, Launches, Limits, Model, Request, Sampling, router, serve, up_to};
 use gpu_await::Device;
 use gpu_await::half::f16;
 
@@ -30,14 +30,17 @@ struct Options {
     #[arg(long, global = true, default_value = "auto")]
     device: String,
     /// Sequences at once
-    #[arg(long, global = true, value_name = "N", default_value = "64")]
+    #[arg(long, global = true, value_name = "N", default_value = "64", value_parser = up_to(4096))]
     streams: usize,
     /// Tokens of the prompts that start in one step
-    #[arg(long, global = true, value_name = "N", default_value = "8192")]
+    #[arg(long, global = true, value_name = "N", default_value = "8192", value_parser = up_to(1 << 20))]
     prompt_tokens: usize,
     /// Blocks of the cache, of 16 tokens each; by default what all sequences can need
-    #[arg(long, global = true, value_name = "N")]
+    #[arg(long, global = true, value_name = "N", value_parser = up_to(1 << 31))]
     blocks: Option<usize>,
+    /// Requests that have not started; further ones get a 503
+    #[arg(long, global = true, value_name = "N", default_value = "1024", value_parser = up_to(1 << 20))]
+    waiting: usize,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -61,12 +64,12 @@ enum Command {
     /// Measures as many sequences at once as there are streams
     Bench {
         /// Tokens of a prompt
-        #[arg(long, default_value = "128")]
+        #[arg(long, default_value = "128", value_parser = up_to(1 << 20))]
         prompt: usize,
         /// New tokens of each
-        #[arg(long, default_value = "256")]
+        #[arg(long, default_value = "256", value_parser = up_to(1 << 20))]
         new: usize,
-        #[arg(long, default_value = "5")]
+        #[arg(long, default_value = "5", value_parser = up_to(1 << 20))]
         rounds: usize,
         #[command(flatten)]
         sample: Sample,
@@ -75,6 +78,9 @@ enum Command {
     Serve {
         #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8080")]
         addr: SocketAddr,
+        /// How long a client may take for a head, and for a body
+        #[arg(long, value_name = "MS", default_value = "10000")]
+        client_timeout: u64,
     },
 }
 
@@ -127,7 +133,12 @@ async fn run<T: Launches>(options: Options, start: Instant) -> Result<(), Failed
     eprintln!("loaded {:.1} ms", ms(start.elapsed()));
     let positions = model.config().n_positions;
     let blocks = options.blocks.unwrap_or(options.streams * positions.div_ceil(16));
-    let limits = Limits { streams: options.streams, prompt_tokens: options.prompt_tokens, blocks };
+    let limits = Limits {
+        streams: options.streams,
+        prompt_tokens: options.prompt_tokens,
+        blocks,
+        waiting: options.waiting,
+    };
     // Who asks once waits less without.
     let is_warmed = !matches!(options.command, Command::Generate { .. });
     let (decoder, worker) = Decoder::new(&model, limits, is_warmed).await?;
@@ -148,10 +159,12 @@ async fn run<T: Launches>(options: Options, start: Instant) -> Result<(), Failed
                 let prompts: Vec<Vec<u32>> = (0..options.streams).map(prompt).collect();
                 bench(&decoder, &prompts, new, rounds, sample).await
             }
-            Command::Serve { addr } => {
+            Command::Serve { addr, client_timeout } => {
                 let listener = tokio::net::TcpListener::bind(addr).await?;
                 println!("listening on http://{}", listener.local_addr()?);
-                Ok(axum::serve(listener, router(decoder)).await?)
+                let patience = Duration::from_millis(client_timeout);
+                serve(listener, router(decoder), patience).await;
+                Ok(())
             }
         }
     };

@@ -10,7 +10,8 @@
 //!
 //! # Invariants
 //! 1. Blocks and slots are free or have one owner (`blocks_come_back_whenever_a_client_leaves`).
-//! 2. A token is delivered to the request that it was computed for, or to nobody (`joining_and_leaving`).
+//! 2. Behind a step of prompts, running requests get a token (`prompts_starve_nobody`).
+//! 3. A token is delivered to the request that it was computed for, or to nobody (`joining_and_leaving`).
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, VecDeque};
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use gpu_await::Error;
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::kernels::BLOCK;
+use crate::kernels::{BLOCK, NONE};
 use crate::steps::{Limits, Row, Sampling, Step};
 
 /// What is asked for.
@@ -35,7 +36,17 @@ pub struct Request {
     pub sampling: Sampling,
 }
 
-pub(crate) type Answer = UnboundedSender<Result<u32, Error>>;
+/// Why tokens end before the last.
+#[derive(Clone, Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum Broken {
+    #[error("not finite: weights or f16 range")]
+    NotFinite,
+    #[error(transparent)]
+    Device(#[from] Error),
+}
+
+pub(crate) type Answer = UnboundedSender<Result<u32, Broken>>;
 
 pub(crate) struct Schedule {
     limits: Limits,
@@ -44,6 +55,8 @@ pub(crate) struct Schedule {
     waiting: VecDeque<(u64, Request, Answer)>,
     running: BTreeMap<u64, Running>,
     entered: u64,
+    /// The last step was.
+    was_of_prompts: bool,
 }
 
 struct Running {
@@ -68,11 +81,17 @@ impl Schedule {
             waiting: VecDeque::new(),
             running: BTreeMap::new(),
             entered: 0,
+            was_of_prompts: false,
         }
     }
 
     pub(crate) fn free_blocks(&self) -> usize {
         self.free_blocks.len()
+    }
+
+    /// Requests that have not started.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len()
     }
 
     /// Enters a request, which fits the limits, and returns its number.
@@ -82,8 +101,20 @@ impl Schedule {
         self.entered
     }
 
-    /// The next step: of prompts if one can start, of next tokens otherwise; `None` if no request needs one.
+    /// The next step, `None` if no request needs one: of prompts if one can start, but behind such a step first one of next tokens, so that prompts that
+    /// keep coming starve nobody.
     pub(crate) fn next_step(&mut self) -> Option<Step> {
+        let rows = match self.was_of_prompts {
+            true => Some(self.next_tokens()).filter(|rows| !rows.is_empty()),
+            false => None,
+        };
+        let rows = rows.unwrap_or_else(|| self.prompts());
+        self.was_of_prompts = rows.first().is_some_and(|row| !row.prompt.is_empty());
+        let rows = if rows.is_empty() { self.next_tokens() } else { rows };
+        (!rows.is_empty()).then_some(Step { rows })
+    }
+
+    fn prompts(&mut self) -> Vec<Row> {
         let (mut rows, mut tokens) = (Vec::new(), 0);
         while let Some((_, request, _)) = self.waiting.front() {
             let (prompt_len, blocks) = (request.ids.len(), blocks_of(request));
@@ -123,20 +154,23 @@ impl Schedule {
                 },
             );
         }
-        if rows.is_empty() {
-            for (id, running) in self.running.iter_mut().filter(|(_, it)| it.launched < it.new) {
-                rows.push(Row {
-                    request: *id,
-                    slot: running.slot,
-                    prompt: Vec::new(),
-                    position: (running.prompt_len + running.launched - 1) as u32,
-                    blocks: running.blocks.clone(),
-                    sampling: running.sampling,
-                });
-                running.launched += 1;
-            }
+        rows
+    }
+
+    fn next_tokens(&mut self) -> Vec<Row> {
+        let mut rows = Vec::new();
+        for (id, running) in self.running.iter_mut().filter(|(_, it)| it.launched < it.new) {
+            rows.push(Row {
+                request: *id,
+                slot: running.slot,
+                prompt: Vec::new(),
+                position: (running.prompt_len + running.launched - 1) as u32,
+                blocks: running.blocks.clone(),
+                sampling: running.sampling,
+            });
+            running.launched += 1;
         }
-        (!rows.is_empty()).then_some(Step { rows })
+        rows
     }
 
     /// Sends each its token. Requests that have ended give back what they had.
@@ -144,9 +178,12 @@ impl Schedule {
         for (row, token) in step.rows.iter().zip(tokens) {
             let Some(running) = self.running.get_mut(&row.request) else { continue };
             running.delivered += 1;
+            let token = if *token == NONE { Err(Broken::NotFinite) } else { Ok(*token) };
+            let is_last = running.delivered == running.new
+                || token.as_ref().map_or(true, |token| running.stop == Some(*token));
             // Whoever left has cancelled it, or is about to.
-            running.answer.send(Ok(*token)).ok();
-            if running.delivered == running.new || running.stop == Some(*token) {
+            running.answer.send(token).ok();
+            if is_last {
                 self.cancel(row.request);
             }
         }
@@ -170,7 +207,7 @@ impl Schedule {
             .chain(self.running.iter().map(|(id, it)| (*id, it.answer.clone())))
             .collect::<Vec<_>>()
         {
-            answer.send(Err(error.clone())).ok();
+            answer.send(Err(error.clone().into())).ok();
             self.cancel(id);
         }
     }
@@ -179,4 +216,30 @@ impl Schedule {
 /// Blocks for its prompt and all new tokens; the last one needs no place.
 pub(crate) fn blocks_of(request: &Request) -> usize {
     (request.ids.len() + request.new - 1).div_ceil(BLOCK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_starve_nobody() {
+        let mut schedule =
+            Schedule::new(Limits { streams: 8, prompt_tokens: 4, blocks: 80, waiting: 80 });
+        let (answer, _received) = tokio::sync::mpsc::unbounded_channel();
+        let enter = |schedule: &mut Schedule, new| {
+            let sampling = Sampling::default();
+            schedule.enter(Request { ids: vec![0; 4], new, stop: None, sampling }, answer.clone())
+        };
+        let running = enter(&mut schedule, 100);
+        let mut kinds = Vec::new();
+        for _ in 0..40 {
+            enter(&mut schedule, 1);
+            let step = schedule.next_step().expect("one runs");
+            kinds.push(step.rows.iter().any(|row| row.request == running));
+            schedule.deliver(&step, &vec![0; step.rows.len()]);
+        }
+        // Its prompt; then each second step has its next token.
+        assert_eq!(kinds, (0..40).map(|at| at == 0 || at % 2 == 1).collect::<Vec<_>>());
+    }
 }

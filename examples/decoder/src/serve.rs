@@ -1,18 +1,21 @@
-//! Over HTTP: `POST /generate` answers with a line for each token, as it comes. A client that leaves cancels its request.
+//! Over HTTP: `POST /generate` answers with a line for each token, as it comes; if they break off, the last line is `{"error": ".."}`. A client that leaves cancels its request.
 #![forbid(unsafe_code)]
 
+use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use axum::body::Body;
 use axum::extract::State;
+use axum::extract::rejection::JsonRejection;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
+use axum::routing::{get, post};
 use axum::{Json, Router};
+use encoder::Failure;
 use futures_core::Stream;
-use gpu_await::Result;
 use serde::Deserialize;
+use serde_json::json;
 
 use crate::schedule::Request;
 use crate::service::{Decoder, Refused, Tokens};
@@ -35,29 +38,48 @@ struct Lines(Tokens);
 
 /// The routes.
 pub fn router(decoder: Decoder) -> Router {
-    Router::new().route("/generate", post(generate)).with_state(decoder)
+    Router::new()
+        .route("/generate", post(generate))
+        .route("/healthz", get(health))
+        .with_state(decoder)
 }
 
-async fn generate(State(decoder): State<Decoder>, Json(asked): Json<Asked>) -> Response {
+async fn health(State(decoder): State<Decoder>) -> Result<Response, Failure> {
+    match decoder.is_serving() {
+        true => Ok(Json(json!({ "status": "ok" })).into_response()),
+        false => Err(Failure(StatusCode::SERVICE_UNAVAILABLE, Refused::Ended.to_string())),
+    }
+}
+
+async fn generate(
+    State(decoder): State<Decoder>,
+    asked: Result<Json<Asked>, JsonRejection>,
+) -> Result<Response, Failure> {
+    let Json(asked) = asked?;
     let Asked { ids, new, stop, temperature, top_k, seed } = asked;
     let sampling = Sampling { temperature, top_k, seed };
     match decoder.generate(Request { ids, new, stop, sampling }) {
-        Ok(tokens) => Body::from_stream(Lines(tokens)).into_response(),
+        Ok(tokens) => Ok(Body::from_stream(Lines(tokens)).into_response()),
         Err(refused) => {
             let status = match refused {
-                Refused::Ended => StatusCode::SERVICE_UNAVAILABLE,
+                Refused::Ended | Refused::Waiting { .. } => StatusCode::SERVICE_UNAVAILABLE,
                 _ => StatusCode::BAD_REQUEST,
             };
-            (status, format!("{refused}\n")).into_response()
+            Err(Failure(status, refused.to_string()))
         }
     }
 }
 
 impl Stream for Lines {
-    type Item = Result<String>;
+    type Item = Result<String, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let token = ready!(Pin::new(&mut self.0).poll_next(cx));
-        Poll::Ready(token.map(|token| token.map(|token| format!("{token}\n"))))
+        Poll::Ready(token.map(|token| {
+            Ok(match token {
+                Ok(token) => format!("{token}\n"),
+                Err(broken) => format!("{}\n", json!({ "error": broken.to_string() })),
+            })
+        }))
     }
 }

@@ -11,8 +11,11 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::kernels::Launches;
 use crate::model::Model;
-use crate::schedule::{Request, Schedule, blocks_of};
+use crate::schedule::{Broken, Request, Schedule, blocks_of};
 use crate::steps::{Limits, Steps};
+
+/// Logits divided by less would not be finite.
+const LEAST_TEMPERATURE: f32 = 1e-4;
 
 /// Why a request is refused.
 #[derive(Debug, thiserror::Error)]
@@ -26,8 +29,10 @@ pub enum Refused {
     Id { found: u32, vocabulary: u32 },
     #[error("it needs {needed} blocks of the cache, which has {blocks}")]
     Blocks { needed: usize, blocks: usize },
-    #[error("the temperature is {found}, and must be a number from 0 on")]
+    #[error("the temperature is {found}, and must be 0, or a number from {LEAST_TEMPERATURE} on")]
     Temperature { found: f32 },
+    #[error("{waiting} requests wait already")]
+    Waiting { waiting: usize },
     #[error("the worker has ended")]
     Ended,
 }
@@ -52,7 +57,7 @@ struct Shared {
 pub struct Tokens {
     shared: Arc<Shared>,
     id: u64,
-    received: UnboundedReceiver<Result<u32>>,
+    received: UnboundedReceiver<Result<u32, Broken>>,
 }
 
 /// Launches steps and delivers their tokens; to be spawned. Dropped, it fails all requests.
@@ -95,8 +100,8 @@ impl Decoder {
     /// Enters a request. It joins the other ones in the next step for which there are blocks.
     ///
     /// # Errors
-    /// [`Refused`]: it can never run.
-    pub fn generate(&self, request: Request) -> std::result::Result<Tokens, Refused> {
+    /// [`Refused`]: it can never run, or too many wait.
+    pub fn generate(&self, request: Request) -> Result<Tokens, Refused> {
         let Request { ids, new, sampling, .. } = &request;
         let most = self.limits.prompt_tokens.min(self.positions);
         if ids.is_empty() || ids.len() > most {
@@ -110,17 +115,31 @@ impl Decoder {
         if let Some(found) = ids.iter().find(|id| **id >= self.vocabulary) {
             return Err(Refused::Id { found: *found, vocabulary: self.vocabulary });
         }
-        if !(sampling.temperature.is_finite() && sampling.temperature >= 0.0) {
-            return Err(Refused::Temperature { found: sampling.temperature });
+        let found = sampling.temperature;
+        if !(found == 0.0 || found.is_finite() && found >= LEAST_TEMPERATURE) {
+            return Err(Refused::Temperature { found });
         }
         let (needed, blocks) = (blocks_of(&request), self.limits.blocks);
         if needed > blocks {
             return Err(Refused::Blocks { needed, blocks });
         }
         let (answer, received) = unbounded_channel();
-        let id = self.shared.schedule().as_mut().ok_or(Refused::Ended)?.enter(request, answer);
+        let id = {
+            let mut schedule = self.shared.schedule();
+            let schedule = schedule.as_mut().ok_or(Refused::Ended)?;
+            if schedule.waiting() >= self.limits.waiting {
+                return Err(Refused::Waiting { waiting: schedule.waiting() });
+            }
+            schedule.enter(request, answer)
+        };
         self.shared.came.notify_one();
         Ok(Tokens { shared: self.shared.clone(), id, received })
+    }
+
+    /// Whether the worker has not ended.
+    #[must_use]
+    pub fn is_serving(&self) -> bool {
+        self.shared.schedule().is_some()
     }
 
     /// How many blocks of the cache no request has; 0 when the worker has ended.
@@ -134,14 +153,14 @@ impl Tokens {
     /// The next token; `None` behind the last one. Dropped, the future loses nothing.
     ///
     /// # Errors
-    /// The device failed; the worker was dropped.
-    pub async fn next(&mut self) -> Option<Result<u32>> {
+    /// Logits that are not finite; the device failed; the worker was dropped.
+    pub async fn next(&mut self) -> Option<Result<u32, Broken>> {
         self.received.recv().await
     }
 }
 
 impl futures_core::Stream for Tokens {
-    type Item = Result<u32>;
+    type Item = Result<u32, Broken>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.received.poll_recv(cx)

@@ -24,7 +24,7 @@ use crate::model::{Core, Memory, Model};
 /// How a sequence's tokens are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sampling {
-    /// What logits are divided by; 0 for the most likely token, always.
+    /// What logits are divided by, from 1e-4 on; 0 for the most likely token, always.
     pub temperature: f32,
     /// From so many of the most likely tokens, and those as likely as the last of them; 0 for all.
     pub top_k: u32,
@@ -148,6 +148,8 @@ pub struct Limits {
     pub prompt_tokens: usize,
     /// Blocks of the cache, of 16 tokens each.
     pub blocks: usize,
+    /// Requests that have not started.
+    pub waiting: usize,
 }
 
 /// A stream with the cache, and memory for two steps.
@@ -241,7 +243,7 @@ impl<T: Launches> Steps<T> {
         self.in_flight.len()
     }
 
-    /// Waits for the oldest step in flight; returns it, with a token for each of its rows. `None` if there is none. Dropped, the future leaves the step in
+    /// Waits for the oldest step in flight; returns it, with a token for each of its rows, `u32::MAX` where a logit is not finite. `None` if there is none. Dropped, the future leaves the step in
     /// flight.
     ///
     /// # Errors

@@ -13,7 +13,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand, ValueEnum};
-use encoder::{Folder, Lane, Model, Precision, Service, Serving, router};
+use encoder::{
+    Folder, Lane, Model, NOT_FINITE, Precision, Service, Serving, is_embedding, router, serve,
+    up_to,
+};
 use gpu_await::Device;
 use gpu_await::half::f16;
 
@@ -37,7 +40,7 @@ struct Options {
     #[arg(long, global = true, default_value = "auto")]
     device: String,
     /// Tokens of a batch
-    #[arg(long, global = true, value_name = "N", default_value = "8192")]
+    #[arg(long, global = true, value_name = "N", default_value = "8192", value_parser = up_to(1 << 20))]
     max_tokens: usize,
 }
 
@@ -71,11 +74,11 @@ enum Command {
     Load(clients::Traffic),
     /// Measures one batch after the other, and two at a time
     Bench {
-        #[arg(long, default_value = "1")]
+        #[arg(long, default_value = "1", value_parser = up_to(4096))]
         batch: usize,
-        #[arg(long, default_value = "128")]
+        #[arg(long, default_value = "128", value_parser = up_to(1 << 20))]
         tokens: usize,
-        #[arg(long, default_value = "200")]
+        #[arg(long, default_value = "200", value_parser = up_to(1 << 20))]
         rounds: usize,
     },
 }
@@ -108,6 +111,7 @@ async fn run<T: Precision>(options: Options, start: Instant) -> Result<(), Faile
     eprintln!("loaded {:.1} ms", ms(start.elapsed()));
     match options.command {
         Command::Serve { addr, serving } => {
+            let patience = Duration::from_millis(serving.client_timeout);
             let service = Service::new(&model, options.max_tokens, serving).await?;
             #[cfg(feature = "tokenizers")]
             let service = if options.model.join("tokenizer.json").exists() {
@@ -118,7 +122,8 @@ async fn run<T: Precision>(options: Options, start: Instant) -> Result<(), Faile
             };
             let listener = tokio::net::TcpListener::bind(addr).await?;
             println!("listening on http://{}", listener.local_addr()?);
-            Ok(axum::serve(listener, router(service)).await?)
+            serve(listener, router(service), patience).await;
+            Ok(())
         }
         Command::Embed { ids, out, layers } => {
             let texts: Vec<Vec<u32>> = serde_json::from_slice(&std::fs::read(ids)?)?;
@@ -144,6 +149,10 @@ async fn embed<T: Precision>(
     if let Some(text) = texts.iter().find(|text| text.is_empty() || text.len() > most) {
         return Err(format!("a text of {} tokens: 1 to {most} are possible", text.len()).into());
     }
+    let vocabulary = model.config().vocab_size;
+    if let Some(id) = texts.iter().flatten().find(|id| **id as usize >= vocabulary) {
+        return Err(format!("id {id}: the vocabulary has {vocabulary}").into());
+    }
     let mut out = BufWriter::new(File::create(out)?);
     let mut layers = layers.map(|file| File::create(file).map(BufWriter::new)).transpose()?;
     let mut lane = model.lane(model.device().stream()?, max_tokens, MOST_TEXTS).await?;
@@ -156,7 +165,11 @@ async fn embed<T: Precision>(
         };
         let count = rest.iter().take(MOST_TEXTS).take_while(fits).count();
         let batch: Vec<&[u32]> = rest.drain(..count).collect();
-        out.write_all(bytemuck::cast_slice(lane.embed(&batch).await?))?;
+        let rows = lane.embed(&batch).await?;
+        if !rows.chunks(hidden).all(is_embedding) {
+            return Err(NOT_FINITE.into());
+        }
+        out.write_all(bytemuck::cast_slice(rows))?;
         if rest.len() + count == texts.len() {
             println!("first_answer {:.1} ms", ms(start.elapsed()));
         }

@@ -1,15 +1,15 @@
 //! Requests gathered into batches, over HTTP.
 //!
 //! `POST /embed` with `{"ids": [[101, 2054, 102], ..]}` answers `{"embeddings": [[..], ..]}`, a row for each text; with
-//! `accept: application/octet-stream` the rows are raw `f32`, little-endian. `x-timeout-ms` bounds the wait, which the server bounds as well.
+//! `accept: application/octet-stream` the rows are raw `f32`, little-endian. `x-timeout-ms` bounds the time to the answer, which the server bounds as well.
 //! With a tokenizer, `{"texts": ["..", ..]}` does as well: its rows come behind those of the ids.
 //! Requests with `x-priority: interactive` go in front of others, or into a partition of their own.
 //!
 //! | what happened | status |
 //! |---|---|
 //! | no texts, an empty one, one that is too long, an id that the model does not have, a timeout that is no number | 400 |
-//! | too many requests wait, or no result within the time limit | 503 |
-//! | the device failed | 500 |
+//! | too many requests wait, or no result within the time limit | 503, with `retry-after` |
+//! | the device failed; an embedding is not finite, by the weights or the range of f16 | 500 |
 //!
 //! Each text is a request of the batcher, and weighs its tokens. A batch starts when a lane is free, with whatever waits by then.
 #![forbid(unsafe_code)]
@@ -18,13 +18,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::extract::State;
+use axum::extract::rejection::JsonRejection;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
+use axum::routing::{get, post};
 use axum::{Json, Router};
+use futures_util::future::try_join_all;
 use gpu_await::{Batcher, Error, ErrorKind, Partition, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tokio::time::timeout;
 
 use crate::kernels::Precision;
 use crate::model::{Lane, Model, Shape};
@@ -32,20 +35,31 @@ use crate::model::{Lane, Model, Shape};
 /// Texts of a request.
 const MOST_TEXTS: usize = 64;
 const MAX_WAITING: usize = 4096;
+/// What an embedding is that is none.
+pub const NOT_FINITE: &str = "not finite: weights or f16 range";
 /// Answers that are the numbers' bytes.
 const RAW: &str = "application/octet-stream";
+
+/// Parses numbers from 1 on.
+#[must_use]
+pub fn up_to(most: u64) -> clap::builder::RangedU64ValueParser<usize> {
+    clap::builder::RangedU64ValueParser::new().range(1..=most)
+}
 
 /// How requests are served.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Serving {
-    /// How long callers wait
+    /// How long a client may take for a head, and for a body
+    #[arg(long, value_name = "MS", default_value = "10000")]
+    pub client_timeout: u64,
+    /// How long callers wait for an answer
     #[arg(long, value_name = "MS", default_value = "1000")]
     pub patience: u64,
     /// Batches at once: one is computed while the next is packed
-    #[arg(long, value_name = "N", default_value = "2")]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = up_to(64))]
     pub lanes: usize,
     /// Texts of a batch
-    #[arg(long, value_name = "N", default_value = "64")]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = up_to(4096))]
     pub max_texts: usize,
     /// Launch kernel after kernel, instead of a graph
     #[arg(long)]
@@ -139,6 +153,13 @@ impl Service {
     }
 }
 
+/// Whether it has a length: the device gives zeros where that is 0 or not finite.
+#[must_use]
+pub fn is_embedding(row: &[f32]) -> bool {
+    let square = row.iter().map(|x| x * x).sum::<f32>();
+    square > 0.0 && square.is_finite()
+}
+
 async fn batcher<T: Precision>(
     model: &Model<T>,
     max_tokens: usize,
@@ -197,7 +218,8 @@ async fn batcher<T: Precision>(
 
 /// The routes.
 pub fn router(service: Service) -> Router {
-    Router::new().route("/embed", post(embed)).with_state(service)
+    let health = || async { Json(json!({ "status": "ok" })) };
+    Router::new().route("/embed", post(embed)).route("/healthz", get(health)).with_state(service)
 }
 
 #[derive(Deserialize)]
@@ -217,8 +239,9 @@ struct Answer {
 async fn embed(
     State(service): State<Service>,
     headers: HeaderMap,
-    Json(Request { mut ids, texts }): Json<Request>,
+    asked: Result<Json<Request>, JsonRejection>,
 ) -> Result<Response, Failure> {
+    let Json(Request { mut ids, texts }) = asked?;
     let checked = service.ids(&texts).and_then(|more| {
         ids.extend(more);
         service.check(&ids, &headers)
@@ -228,11 +251,13 @@ async fn embed(
     let batcher = if is_interactive { &service.interactive } else { &service.batcher };
     let batcher = batcher.with_patience(patience);
     // All of them wait at once; the first error takes the others back.
-    let calls: Vec<_> =
-        ids.into_iter().map(|ids| batcher.with_weight(ids.len() as u64).call(ids)).collect();
-    let mut embeddings = Vec::with_capacity(calls.len());
-    for call in calls {
-        embeddings.push(call.await?);
+    let calls = ids.into_iter().map(|ids| batcher.with_weight(ids.len() as u64).call(ids));
+    // The batcher's patience ends with the wait, this one with the answer.
+    let embeddings = timeout(patience, try_join_all(calls)).await.map_err(|_| {
+        Failure(StatusCode::SERVICE_UNAVAILABLE, format!("no result within {patience:?}"))
+    })??;
+    if !embeddings.iter().all(|row| is_embedding(row)) {
+        return Err(Failure(StatusCode::INTERNAL_SERVER_ERROR, NOT_FINITE.into()));
     }
     Ok(if headers.get(header::ACCEPT).is_some_and(|accept| accept == RAW) {
         let bytes = bytemuck::cast_slice(&embeddings.concat()).to_vec();
@@ -242,7 +267,14 @@ async fn embed(
     })
 }
 
-struct Failure(StatusCode, String);
+/// What a client gets in place of an answer: `{"error": ".."}`, with `retry-after` if the status is 503.
+pub struct Failure(pub StatusCode, pub String);
+
+impl From<JsonRejection> for Failure {
+    fn from(refused: JsonRejection) -> Failure {
+        Failure(refused.status(), refused.body_text())
+    }
+}
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
@@ -259,6 +291,12 @@ impl From<Error> for Failure {
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        (self.0, Json(json!({ "error": self.1 }))).into_response()
+        let answer = (self.0, Json(json!({ "error": self.1 })));
+        match self.0 {
+            StatusCode::SERVICE_UNAVAILABLE => {
+                ([(header::RETRY_AFTER, "1")], answer).into_response()
+            }
+            _ => answer.into_response(),
+        }
     }
 }

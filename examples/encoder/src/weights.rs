@@ -79,7 +79,14 @@ impl Config {
         // So that no number of elements, nor of bytes, overflows.
         let most = u32::MAX as usize / hidden.max(1);
         let has_width = HEAD_WIDTHS.iter().any(|width| heads.checked_mul(*width) == Some(hidden));
+        let eps = config.layer_norm_eps;
         let checks = [
+            (
+                "layer_norm_eps",
+                eps.to_string(),
+                eps.is_finite() && eps > 0.0,
+                "positive numbers".to_owned(),
+            ),
             is_text("hidden_act", &config.hidden_act, "gelu"),
             is_text("position_embedding_type", &config.position_embedding_type, "absolute"),
             is_within("hidden_size", hidden, LANES, MAX_HIDDEN),
@@ -139,6 +146,34 @@ struct Header {
     data_offsets: [usize; 2],
 }
 
+/// The entries of a header in their order, so that one that comes twice is seen.
+struct Named(Vec<(String, serde_json::Value)>);
+
+impl<'de> Deserialize<'de> for Named {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Named, D::Error> {
+        struct Entries;
+        impl<'de> serde::de::Visitor<'de> for Entries {
+            type Value = Named;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a map of tensors")
+            }
+
+            fn visit_map<M: serde::de::MapAccess<'de>>(
+                self,
+                mut map: M,
+            ) -> Result<Named, M::Error> {
+                let mut all = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    all.push(entry);
+                }
+                Ok(Named(all))
+            }
+        }
+        from.deserialize_map(Entries)
+    }
+}
+
 /// The bytes of a tensor.
 #[expect(missing_docs, reason = "the names say it")]
 pub enum Tensor<'f> {
@@ -171,14 +206,31 @@ impl<C: ModelConfig> Folder<C> {
             )));
         }
         let data = 8 + len as usize;
-        let mut all: HashMap<String, serde_json::Value> =
+        let Named(all) =
             serde_json::from_slice(&file[8..data]).map_err(|error| header(error.to_string()))?;
-        all.remove("__metadata__");
-        let mut tensors = HashMap::with_capacity(all.len());
-        for (name, value) in all {
+        let mut tensors: HashMap<String, Header> = HashMap::with_capacity(all.len());
+        for (name, value) in all.into_iter().filter(|(name, _)| name != "__metadata__") {
             let tensor = Header::deserialize(value)
                 .map_err(|error| header(format!("tensor `{name}`: {error}")))?;
+            if tensors.contains_key(&name) {
+                return Err(header(format!("tensor `{name}`: named twice")));
+            }
             tensors.insert(name, tensor);
+        }
+        // One behind the other, to the end of the file.
+        let mut sorted: Vec<_> = tensors.iter().map(|(name, it)| (it.data_offsets, name)).collect();
+        sorted.sort_unstable();
+        let (mut last, available) = (0, file.len() - data);
+        for ([begin, end], name) in &sorted {
+            if *begin != last || end < begin || *end > available {
+                return Err(header(format!(
+                    "tensor `{name}`: its bytes {begin}..{end} begin at {last}, and end within the file's {available}"
+                )));
+            }
+            last = *end;
+        }
+        if last != available {
+            return Err(header(format!("its tensors have {last} bytes, and the file {available}")));
         }
         Ok(Folder { config, file, data, tensors })
     }

@@ -5,8 +5,8 @@ mod naive;
 use std::sync::Arc;
 
 use decoder::{
-    Decoder, Folder, Launches, Limits, LoadError, Model, Refused, Request, Row, Sampling, Step,
-    Steps, router,
+    Broken, Decoder, Folder, Launches, Limits, LoadError, Model, Refused, Request, Row, Sampling,
+    Step, Steps, router,
 };
 use gpu_await::Device;
 use gpu_await::half::f16;
@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
-const LIMITS: Limits = Limits { streams: 6, prompt_tokens: 256, blocks: 40 };
+const LIMITS: Limits = Limits { streams: 6, prompt_tokens: 256, blocks: 40, waiting: 20 };
 const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, seed: 0 };
 
 async fn model<T: Launches>(tiny: &Tiny) -> Result<Model<T>, Failed> {
@@ -211,6 +211,27 @@ async fn sampled_tokens_follow_the_seed() -> Result<(), Failed> {
     Ok(())
 }
 
+/// Where a logit is not a number no token is the most likely one.
+#[tokio::test]
+async fn what_is_not_finite_ends_the_request() -> Result<(), Failed> {
+    let tiny = Tiny::new("nan", "", "F32")?;
+    let path = tiny.folder().join("model.safetensors");
+    let mut bytes = std::fs::read(&path)?;
+    // The last tensor has an embedding for each token.
+    let end = bytes.len();
+    bytes[end - 4..].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    std::fs::write(&path, bytes)?;
+    let decoder = serving(&model(&tiny).await?, LIMITS).await?;
+    for temperature in [0.0, 1.0] {
+        let sampling = Sampling { temperature, top_k: 3, seed: 1 };
+        let mut tokens = decoder.generate(Request { sampling, ..greedy(prompt(1, 9), 40) })?;
+        assert!(matches!(tokens.next().await, Some(Err(Broken::NotFinite))));
+        assert!(tokens.next().await.is_none());
+        assert_eq!(decoder.free_blocks(), LIMITS.blocks);
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_stop_token_is_the_last() -> Result<(), Failed> {
     let tiny = Tiny::new("stop", "", "F32")?;
@@ -236,9 +257,18 @@ async fn what_can_never_run_is_refused() -> Result<(), Failed> {
     assert!(matches!(refused(greedy(vec![0], 0)), Some(Refused::New { .. })));
     assert!(matches!(refused(greedy(vec![50], 1)), Some(Refused::Id { found: 50, .. })));
     assert!(matches!(refused(greedy(vec![0; 60], 6)), Some(Refused::Blocks { needed: 5, .. })));
-    let sampling = Sampling { temperature: f32::NAN, ..GREEDY };
-    let request = Request { sampling, ..greedy(vec![0], 1) };
-    assert!(matches!(refused(request), Some(Refused::Temperature { .. })));
+    for temperature in [f32::NAN, f32::INFINITY, -1.0, 1e-5, 1e-45] {
+        let sampling = Sampling { temperature, ..GREEDY };
+        let request = Request { sampling, ..greedy(vec![0], 1) };
+        assert!(matches!(refused(request), Some(Refused::Temperature { .. })), "{temperature}");
+    }
+
+    // Nobody starts them.
+    let limits = Limits { waiting: 1, ..LIMITS };
+    let (busy, _worker) = Decoder::new(&model, limits, false).await?;
+    let _waits = busy.generate(greedy(vec![0], 1))?;
+    let refused_now = busy.generate(greedy(vec![0], 1)).err();
+    assert!(matches!(refused_now, Some(Refused::Waiting { waiting: 1 })));
 
     // A worker that is dropped leaves nobody waiting.
     let mut tokens = decoder.generate(greedy(vec![0; 60], 5))?;
@@ -283,6 +313,7 @@ fn other_models_are_refused() {
         (r#""n_positions":128"#, r#""n_positions":32"#, "n_positions"),
         (r#""n_inner":null"#, r#""n_inner":0"#, "n_inner"),
         (r#""n_layer":2"#, r#""n_layer":0"#, "n_layer"),
+        (r#""layer_norm_epsilon":"#, r#""layer_norm_epsilon":-"#, "layer_norm_epsilon"),
     ] {
         let json = naive::config().to_string().replace(from, to);
         let parsed = <decoder::Config as decoder::ModelConfig>::parse(json.as_bytes());
@@ -301,7 +332,7 @@ async fn tokens_come_as_lines() -> Result<(), Failed> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     let routes = router(decoder);
-    tokio::spawn(async move { axum::serve(listener, routes).await });
+    tokio::spawn(decoder::serve(listener, routes, std::time::Duration::from_secs(60)));
     let post = async |body: &str| {
         let head = "POST /generate HTTP/1.1\r\nhost: here\r\nconnection: close\r\ncontent-type: application/json\r\n";
         let request = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
@@ -320,7 +351,10 @@ async fn tokens_come_as_lines() -> Result<(), Failed> {
         let at = rest.find(&line).ok_or_else(|| format!("no {token} in {answer}"))?;
         rest = &rest[at + line.len() - 1..];
     }
-    let answer = post(r#"{"ids": [3], "new": 1000}"#).await?;
-    assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+    for (wrong, status) in [(r#"{"ids": [3], "new": 1000}"#, 400), (r#"{"ids": [3]}"#, 422)] {
+        let answer = post(wrong).await?;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+        assert!(answer.contains(r#"{"error":""#), "{answer}");
+    }
     Ok(())
 }

@@ -3,8 +3,10 @@
 mod naive;
 
 use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use encoder::{Folder, Lane, LoadError, Model, Precision, Service, Serving, Shape, router};
 use gpu_await::Device;
@@ -166,17 +168,35 @@ async fn malformed_files_name_the_tensor() -> Result<(), Failed> {
     let error = refusal(&tiny("dtype")?, swap(r#""dtype":"F32""#, r#""dtype":"I32""#)).await?;
     assert!(matches!(&error, LoadError::Dtype { found, .. } if found == "I32"), "{error}");
 
-    let error = refusal(&tiny("short")?, |bytes| bytes.truncate(bytes.len() - 4)).await?;
-    assert!(matches!(&error, LoadError::Range { .. }), "{error}");
-
-    // Of the first tensor.
-    for (name, to) in [("fewer", "[0,252]"), ("backwards", "[9,  8]")] {
-        let error = refusal(&tiny(name)?, swap("[0,256]", to)).await?;
+    for (name, change) in [("short", -4), ("behind", 4)] {
+        let change = |bytes: &mut Vec<u8>| bytes.resize(bytes.len().wrapping_add_signed(change), 0);
+        let error = refusal(&tiny(name)?, change).await?;
+        assert!(matches!(&error, LoadError::Header { .. }), "{error}");
+    }
+    // Of the first tensor: a hole behind it, or one that ends before it begins. Of the second: an overlap, a hole in front.
+    let (first, second) = ("`embeddings.LayerNorm.bias`", "`embeddings.LayerNorm.weight`");
+    for (name, from, to, named) in [
+        ("fewer", "[0,256]", "[0,252]", second),
+        ("backwards", "[0,256]", "[9,  8]", first),
+        ("overlap", "[256,512]", "[252,512]", second),
+        ("hole", "[256,512]", "[260,512]", second),
+    ] {
+        let error = refusal(&tiny(name)?, swap(from, to)).await?;
         assert!(
-            matches!(&error, LoadError::Range { tensor, .. } if tensor == "embeddings.LayerNorm.bias"),
-            "{error}"
+            matches!(&error, LoadError::Header { reason } if reason.contains(named)),
+            "{name}: {error}"
         );
     }
+    let error = refusal(
+        &tiny("twice")?,
+        swap(r#""encoder.layer.0.output.dense.bias""#, r#""encoder.layer.1.output.dense.bias""#),
+    )
+    .await?;
+    assert!(
+        error.to_string().contains("`encoder.layer.1.output.dense.bias`: named twice"),
+        "{error}"
+    );
+
     for (name, len) in [("cut", 100), ("empty", 0), ("seven", 7), ("eight", 8)] {
         let error = refusal(&tiny(name)?, |bytes| bytes.truncate(len)).await?;
         assert!(matches!(&error, LoadError::Header { .. }), "{error}");
@@ -195,6 +215,8 @@ fn other_models_are_refused() {
         (r#""hidden_size":64"#, r#""hidden_size":65"#, "hidden_size"),
         (r#""num_attention_heads":4"#, r#""num_attention_heads":3"#, "num_attention_heads"),
         (r#""type_vocab_size":2"#, r#""type_vocab_size":0"#, "type_vocab_size"),
+        (r#""layer_norm_eps":"#, r#""layer_norm_eps":-"#, "layer_norm_eps"),
+        (r#""layer_norm_eps":"#, r#""layer_norm_eps":1e39,"was":"#, "layer_norm_eps"),
     ] {
         let json = naive::config().to_string().replace(from, to);
         let error = encoder::Config::parse(json.as_bytes()).expect_err(field);
@@ -206,28 +228,41 @@ fn other_models_are_refused() {
 }
 
 /// The status and the answer.
-async fn post(address: std::net::SocketAddr, body: Value) -> Result<(u16, Value), Failed> {
+async fn post(address: SocketAddr, body: Value) -> Result<(u16, Value), Failed> {
     post_with(address, body, "").await
 }
 
 async fn post_with(
-    address: std::net::SocketAddr,
+    address: SocketAddr,
     body: Value,
     headers: &str,
 ) -> Result<(u16, Value), Failed> {
     let body = body.to_string();
-    let mut stream = TcpStream::connect(address).await?;
     let head = "POST /embed HTTP/1.1\r\nhost: here\r\nconnection: close\r\ncontent-type: application/json\r\n";
-    stream
-        .write_all(
-            format!("{head}{headers}content-length: {}\r\n\r\n{body}", body.len()).as_bytes(),
-        )
-        .await?;
+    exchange(
+        address,
+        &format!("{head}{headers}content-length: {}\r\n\r\n{body}", body.len()),
+        false,
+    )
+    .await
+}
+
+/// Sends, and reads until the server closes. The status is 0 if there is no answer.
+async fn exchange(
+    address: SocketAddr,
+    request: &str,
+    is_half_closed: bool,
+) -> Result<(u16, Value), Failed> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream.write_all(request.as_bytes()).await?;
+    if is_half_closed {
+        stream.shutdown().await?;
+    }
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).await?;
-    let status = answer.get(9..12).ok_or("no status")?.parse()?;
-    let (_, body) = answer.split_once("\r\n\r\n").ok_or("no body")?;
-    Ok((status, serde_json::from_str(body).unwrap_or(Value::Null)))
+    tokio::time::timeout(Duration::from_secs(60), stream.read_to_string(&mut answer)).await??;
+    let Some((head, body)) = answer.split_once("\r\n\r\n") else { return Ok((0, Value::Null)) };
+    assert!(!head.contains(" 503 ") || head.contains("retry-after: "), "{head}");
+    Ok((head[9..12].parse()?, serde_json::from_str(body).unwrap_or(Value::Null)))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -267,12 +302,65 @@ async fn requests_are_answered_each_with_its_own() -> Result<(), Failed> {
         let (status, answer) = post_with(address, json!({ "ids": [[1]] }), &headers).await?;
         assert_eq!(status, expected, "{timeout}: {answer}");
     }
+    // Half a second of work for every core, in a batch that starts at once.
+    let many = json!({ "ids": [vec![1; 512], vec![2; 512]] });
+    let (status, answer) = post_with(address, many, "x-timeout-ms: 1\r\n").await?;
+    assert_eq!(status, 503, "{answer}");
+    Ok(())
+}
+
+/// Neither numbers that are none nor an overflow become an embedding.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_finite_is_an_error() -> Result<(), Failed> {
+    let tiny = Tiny::new("nan", "", "F32")?;
+    let path = tiny.folder().join("model.safetensors");
+    let mut bytes = std::fs::read(&path)?;
+    // Of the last layer's product.
+    let end = bytes.len();
+    bytes[end - 64..].fill(0xFF);
+    std::fs::write(&path, bytes)?;
+    let address = serve(Service::new(&model::<f32>(&tiny).await?, 64, serving()).await?).await?;
+    let (status, answer) = post(address, json!({ "ids": [[1, 2]] })).await?;
+    assert_eq!(status, 500, "{answer}");
+    assert_eq!(answer, json!({ "error": "not finite: weights or f16 range" }));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_client_gets_an_answer_or_is_left() -> Result<(), Failed> {
+    let tiny = Tiny::new("clients", "", "F32")?;
+    let service = Service::new(&model::<f32>(&tiny).await?, 64, serving()).await?;
+    let address = serve(service.clone()).await?;
+    let head = "POST /embed HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\n";
+    // Closed for sending, it still reads.
+    for _ in 0..10 {
+        let whole =
+            format!("{head}connection: close\r\ncontent-length: 13\r\n\r\n{{\"ids\":[[5]]}}");
+        let (status, answer) = exchange(address, &whole, true).await?;
+        assert_eq!(status, 200, "{answer}");
+    }
+    let health = "GET /healthz HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n";
+    assert_eq!(exchange(address, health, false).await?, (200, json!({ "status": "ok" })));
+    // Each error has one form.
+    for (other, expected) in [("GET /embed", 405), ("GET /", 404), ("POST /embed", 415)] {
+        let request = format!("{other} HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n");
+        let (status, answer) = exchange(address, &request, false).await?;
+        assert_eq!(status, expected, "{answer}");
+        assert!(answer["error"].is_string(), "{other}: {answer}");
+    }
+    // A body that does not come, and a head.
+    let address = serve_with(service, Duration::from_millis(100)).await?;
+    let (status, answer) =
+        exchange(address, &format!("{head}content-length: 9\r\n\r\n["), false).await?;
+    assert_eq!(status, 408, "{answer}");
+    assert_eq!(exchange(address, head, false).await?.0, 0);
     Ok(())
 }
 
 fn serving() -> Serving {
     Serving {
         patience: 60_000,
+        client_timeout: 60_000,
         lanes: 2,
         max_texts: 64,
         without_graphs: false,
@@ -282,10 +370,14 @@ fn serving() -> Serving {
 }
 
 /// A server on a port of its own.
-async fn serve(service: Service) -> std::io::Result<std::net::SocketAddr> {
+async fn serve(service: Service) -> std::io::Result<SocketAddr> {
+    serve_with(service, Duration::from_secs(60)).await
+}
+
+async fn serve_with(service: Service, patience: Duration) -> std::io::Result<SocketAddr> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
-    tokio::spawn(async move { axum::serve(listener, router(service)).await });
+    tokio::spawn(encoder::serve(listener, router(service), patience));
     Ok(address)
 }
 
@@ -399,8 +491,9 @@ fn clients_know_their_answers() -> Result<(), Failed> {
     let other = Tiny::new("other", "", "F32")?;
     let path = other.folder().join("model.safetensors");
     let mut bytes = std::fs::read(&path)?;
+    // Other signs of half of the weights.
     let weights = bytes.len() / 2;
-    bytes[weights..].fill(0);
+    bytes[weights..].rchunks_exact_mut(4).for_each(|weight| weight[3] ^= 0x80);
     std::fs::write(&path, bytes)?;
     let seen = seen_by_clients(&other, &tiny)?;
     assert!(seen("wrong.4") > 0.0);

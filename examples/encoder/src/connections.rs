@@ -1,0 +1,67 @@
+//! Connections, HTTP/1. `axum::serve` has no timeouts, and takes a client that closed for sending as left; so this is the same loop on hyper.
+//!
+//! | a client | gets |
+//! |---|---|
+//! | whose head does not arrive in time, or that is idle for as long | its connection closed |
+//! | whose body does not | 408 |
+//! | that closed for sending | its answer; that it has left shows when a write fails |
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{FromRequest as _, Request};
+use axum::http::StatusCode;
+use axum::middleware::{Next, from_fn};
+use axum::response::IntoResponse as _;
+use hyper::server::conn::http1::Builder;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::TcpListener;
+use tokio::time::{sleep, timeout};
+
+use crate::serve::Failure;
+
+/// Serves connections until it is dropped. A client has so much time for a request's head, and for its body.
+pub async fn serve(listener: TcpListener, routes: Router, patience: Duration) {
+    let read = move |request: Request, next: Next| async move {
+        let whole = timeout(patience, whole(request)).await;
+        match whole {
+            Ok(Ok(request)) => next.run(request).await,
+            Ok(Err(refused)) => refused.into_response(),
+            Err(_) => {
+                let reason = format!("the body did not arrive within {patience:?}");
+                Failure(StatusCode::REQUEST_TIMEOUT, reason).into_response()
+            }
+        }
+    };
+    let none = |status: StatusCode| async move { Failure(status, status.to_string()) };
+    let routes = routes.fallback(move || none(StatusCode::NOT_FOUND));
+    let routes = routes.method_not_allowed_fallback(move || none(StatusCode::METHOD_NOT_ALLOWED));
+    let routes = TowerToHyperService::new(routes.layer(from_fn(read)));
+    let mut builder = Builder::new();
+    builder.half_close(true).timer(TokioTimer::new()).header_read_timeout(patience);
+    loop {
+        match listener.accept().await {
+            Ok((socket, _)) => {
+                // Tokens leave at once.
+                socket.set_nodelay(true).ok();
+                tokio::spawn(builder.serve_connection(TokioIo::new(socket), routes.clone()));
+            }
+            // One that is gone already, or too many open files.
+            Err(error) => {
+                eprintln!("cannot accept a connection: {error}");
+                sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// The request with its whole body in memory.
+async fn whole(request: Request) -> Result<Request, Failure> {
+    let (head, body) = request.into_parts();
+    let bytes = Bytes::from_request(Request::from_parts(head.clone(), body), &()).await;
+    let bytes = bytes.map_err(|refused| Failure(refused.status(), refused.body_text()))?;
+    Ok(Request::from_parts(head, bytes.into()))
+}
