@@ -389,7 +389,7 @@ mod tests {
         // Registers in a row, none of which has a table in the end.
         let a_sum = |n: usize| {
             let mut code = "ld.global.nc.u32 %r1, [%rd0]; mov.f32 %f0, 0f00000000;".to_owned();
-            (0..n).for_each(|i| _ = write!(code, "add.f32 %f{}, %f{i}, %g{i};\n", i + 1));
+            (0..n).for_each(|i| _ = writeln!(code, "add.f32 %f{}, %f{i}, %g{i};", i + 1));
             entry("it", &format!("mov.u64 %rd0, __cudart_i2opi_f; {code}"))
         };
         let addresses = |n: usize| {
@@ -420,7 +420,7 @@ mod tests {
         for (name, text) in texts {
             let steps = |n: usize| {
                 STEPS.set(0);
-                let _ = Verdicts::of(&format!(".target sm_90\n{}", text(n))).check("it");
+                drop(Verdicts::of(&format!(".target sm_90\n{}", text(n))).check("it"));
                 STEPS.get()
             };
             let (once, twice) = (steps(500), steps(1000));

@@ -119,9 +119,9 @@ struct Operation {
     is_barrier: bool,
     is_changed: bool,
     shape: LaunchShape,
-    words: Part,
-    slots: Part,
-    touches: Part,
+    words: Stretch,
+    slots: Stretch,
+    touches: Stretch,
     /// The line that called it.
     at: &'static Location<'static>,
 }
@@ -148,11 +148,11 @@ struct Piece {
     /// Where it is, or was in the last run.
     addresses: Range<u64>,
     /// Of a slab: the blocks that were named last, for each mode.
-    named: Vec<Named>,
+    named: Vec<SharedBlocks>,
 }
 
 /// Blocks that a launch named.
-struct Named {
+struct SharedBlocks {
     mode: Mode,
     blocks: Vec<u32>,
     /// It was a launch of this run.
@@ -188,14 +188,14 @@ fn key(memory: &Arc<Allocation>, range: &Range<u64>, tracking: Tracking) -> Key 
 /// No piece.
 const NONE: u32 = u32::MAX;
 
-/// An operation's part of an array.
+/// A stretch of an array: what is an operation's.
 #[derive(Clone, Copy)]
-struct Part {
+struct Stretch {
     start: u32,
     len: u32,
 }
 
-impl Part {
+impl Stretch {
     #[inline]
     fn range(self) -> Range<usize> {
         let start = self.start as usize;
@@ -434,10 +434,10 @@ impl List {
         footprint: &Footprint<'_>,
         at: &'static Location<'static>,
     ) {
-        fn extended<T: Clone>(all: &mut Vec<T>, more: impl Iterator<Item = T>) -> Part {
+        fn extended<T: Clone>(all: &mut Vec<T>, more: impl Iterator<Item = T>) -> Stretch {
             let start = all.len() as u32;
             all.extend(more);
-            Part { start, len: all.len() as u32 - start }
+            Stretch { start, len: all.len() as u32 - start }
         }
         let address = launch.code.address();
         let is_it = |known: &ListedKernel| std::ptr::addr_eq(Arc::as_ptr(&known.code), address);
@@ -691,10 +691,10 @@ impl Piece {
         let Some(BlockSet(blocks)) = access.named else { return false };
         let mode = access.mode;
         let at = self.named.iter().position(|named| named.mode == mode).unwrap_or_else(|| {
-            self.named.push(Named { mode, blocks: Vec::new(), is_entered: false });
+            self.named.push(SharedBlocks { mode, blocks: Vec::new(), is_entered: false });
             self.named.len() - 1
         });
-        let Named { blocks: known, is_entered, .. } = &mut self.named[at];
+        let SharedBlocks { blocks: known, is_entered, .. } = &mut self.named[at];
         // They are many: comparing is much less than entering.
         if std::mem::replace(is_entered, true) && known == blocks {
             return false;
