@@ -163,8 +163,7 @@ async fn run<T: Launches>(options: Options, start: Instant) -> Result<(), Failed
                 let listener = tokio::net::TcpListener::bind(addr).await?;
                 println!("listening on http://{}", listener.local_addr()?);
                 let patience = Duration::from_millis(client_timeout);
-                serve(listener, router(decoder), patience).await;
-                Ok(())
+                Ok(serve(listener, router(decoder), patience).await?)
             }
         }
     };

@@ -5,8 +5,10 @@
 //! | whose head does not arrive in time, or that is idle for as long | its connection closed |
 //! | whose body does not | 408 |
 //! | that closed for sending | its answer; that it has left shows when a write fails |
+//! | that asked before SIGTERM or SIGINT | its answer, within the time of a drain; its connection is closed behind it |
 #![forbid(unsafe_code)]
 
+use std::io;
 use std::time::Duration;
 
 use axum::Router;
@@ -17,14 +19,22 @@ use axum::middleware::{Next, from_fn};
 use axum::response::IntoResponse as _;
 use hyper::server::conn::http1::Builder;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{sleep, timeout};
 
 use crate::serve::Failure;
 
-/// Serves connections until it is dropped. A client has so much time for a request's head, and for its body.
-pub async fn serve(listener: TcpListener, routes: Router, patience: Duration) {
+/// How long answers that are on their way at a signal may take.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// Serves connections until a signal asks the process to end, and then what was asked before. A client has so much time for a request's head,
+/// and for its body.
+pub async fn serve(listener: TcpListener, routes: Router, patience: Duration) -> io::Result<()> {
+    // From here on the signals end nothing by themselves, also where this is the first process of a container.
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let read = move |request: Request, next: Next| async move {
         let whole = timeout(patience, whole(request)).await;
         match whole {
@@ -42,12 +52,19 @@ pub async fn serve(listener: TcpListener, routes: Router, patience: Duration) {
     let routes = TowerToHyperService::new(routes.layer(from_fn(read)));
     let mut builder = Builder::new();
     builder.half_close(true).timer(TokioTimer::new()).header_read_timeout(patience);
+    let open = GracefulShutdown::new();
     loop {
-        match listener.accept().await {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = term.recv() => break,
+            _ = int.recv() => break,
+        };
+        match accepted {
             Ok((socket, _)) => {
                 // Tokens leave at once.
                 socket.set_nodelay(true).ok();
-                tokio::spawn(builder.serve_connection(TokioIo::new(socket), routes.clone()));
+                let connection = builder.serve_connection(TokioIo::new(socket), routes.clone());
+                tokio::spawn(open.watch(connection));
             }
             // One that is gone already, or too many open files.
             Err(error) => {
@@ -56,6 +73,15 @@ pub async fn serve(listener: TcpListener, routes: Router, patience: Duration) {
             }
         }
     }
+    drop(listener);
+    eprintln!(
+        "asked to end: {} connections are served to their end, for {DRAIN:?} at most",
+        open.count()
+    );
+    if timeout(DRAIN, open.shutdown()).await.is_err() {
+        eprintln!("some were not");
+    }
+    Ok(())
 }
 
 /// The request with its whole body in memory.

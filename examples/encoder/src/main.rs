@@ -122,8 +122,7 @@ async fn run<T: Precision>(options: Options, start: Instant) -> Result<(), Faile
             };
             let listener = tokio::net::TcpListener::bind(addr).await?;
             println!("listening on http://{}", listener.local_addr()?);
-            serve(listener, router(service), patience).await;
-            Ok(())
+            Ok(serve(listener, router(service), patience).await?)
         }
         Command::Embed { ids, out, layers } => {
             let texts: Vec<Vec<u32>> = serde_json::from_slice(&std::fs::read(ids)?)?;
