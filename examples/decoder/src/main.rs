@@ -160,7 +160,8 @@ async fn run<T: Launches>(options: Options, start: Instant) -> Result<(), Failed
                 bench(&decoder, &prompts, new, rounds, sample).await
             }
             Command::Serve { addr, client_timeout } => {
-                let listener = tokio::net::TcpListener::bind(addr).await?;
+                let listener = tokio::net::TcpListener::bind(addr).await;
+                let listener = listener.map_err(|error| format!("{addr}: {error}"))?;
                 println!("listening on http://{}", listener.local_addr()?);
                 let patience = Duration::from_millis(client_timeout);
                 Ok(serve(listener, router(decoder), patience).await?)

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use axum::body::Body;
 use axum::extract::State;
 use axum::extract::rejection::JsonRejection;
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -59,7 +59,10 @@ async fn generate(
     let Asked { ids, new, stop, temperature, top_k, seed } = asked;
     let sampling = Sampling { temperature, top_k, seed };
     match decoder.generate(Request { ids, new, stop, sampling }) {
-        Ok(tokens) => Ok(Body::from_stream(Lines(tokens)).into_response()),
+        Ok(tokens) => {
+            let lines = [(header::CONTENT_TYPE, "application/x-ndjson")];
+            Ok((lines, Body::from_stream(Lines(tokens))).into_response())
+        }
         Err(refused) => {
             let status = match refused {
                 Refused::Ended | Refused::Waiting { .. } => StatusCode::SERVICE_UNAVAILABLE,

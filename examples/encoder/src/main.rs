@@ -120,7 +120,8 @@ async fn run<T: Precision>(options: Options, start: Instant) -> Result<(), Faile
             } else {
                 service
             };
-            let listener = tokio::net::TcpListener::bind(addr).await?;
+            let listener = tokio::net::TcpListener::bind(addr).await;
+            let listener = listener.map_err(|error| format!("{addr}: {error}"))?;
             println!("listening on http://{}", listener.local_addr()?);
             Ok(serve(listener, router(service), patience).await?)
         }
