@@ -139,7 +139,7 @@ async fn run<T: Launches>(options: Options, start: Instant) -> Result<(), Failed
         blocks,
         waiting: options.waiting,
     };
-    // Who asks once waits less without.
+    // `generate` asks once: compiling every graph first would take longer than it saves.
     let is_warmed = !matches!(options.command, Command::Generate { .. });
     let (decoder, worker) = Decoder::new(&model, limits, is_warmed).await?;
     let worker = tokio::spawn(worker);

@@ -1,4 +1,4 @@
-//! Which sequences are in the next step (pure): slots, blocks, and who waits for them.
+//! The scheduler, without I/O or device: it decides which sequences run in the next step, and assigns slots and blocks to requests in the queue.
 //!
 //! | a request is | it has | until |
 //! |---|---|---|

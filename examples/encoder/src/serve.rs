@@ -86,7 +86,7 @@ pub struct Service {
 
 type Texts = Batcher<Vec<u32>, Vec<f32>>;
 
-/// The ids of a text, or what is wrong with it.
+/// Turns a text into its ids; the error says what is wrong with the text.
 pub type TextToIds = Arc<dyn Fn(&str) -> Result<Vec<u32>, String> + Send + Sync>;
 
 impl Service {
@@ -134,7 +134,7 @@ impl Service {
         texts.iter().map(|text| tokenizer(text)).collect()
     }
 
-    /// How long a request waits, or what is wrong with it.
+    /// Checks a request and returns its time limit; the error says what is wrong with the request.
     fn check(&self, ids: &[Vec<u32>], headers: &HeaderMap) -> Result<Duration, String> {
         if ids.is_empty() || ids.len() > MOST_TEXTS {
             return Err(format!("{} texts: 1 to {MOST_TEXTS} are possible", ids.len()));
