@@ -6,6 +6,7 @@
 //! | [`crew`] | which work of a device is done off the executor, and by how many threads |
 //! | [`reaper`] | a thread that drops users' values |
 //! | [`inbox`] | how a thread waits for its next task |
+//! | [`turn`] | when a thread holds no lock, so that the process may fork |
 //! | [`relax`] | how a thread that looks again and again lets others run |
 //! | [`native`] | how a thread starts and ends |
 //! | [`contain`] | a panic of foreign code ends no thread |
@@ -23,4 +24,5 @@ pub(crate) mod native;
 pub(crate) mod reaper;
 pub(crate) mod relax;
 pub(crate) mod role;
+pub(crate) mod turn;
 pub(crate) mod worker;

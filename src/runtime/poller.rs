@@ -18,7 +18,7 @@ use crate::error::{ErrorDetail, Result};
 use crate::runtime::coop;
 use crate::system;
 use crate::thread::role::Role;
-use crate::thread::{contain, native, role};
+use crate::thread::{contain, native, role, turn};
 use gpu_await_protocol::cadence;
 use gpu_await_protocol::owed::Owed;
 use gpu_await_protocol::park::Rounds;
@@ -56,6 +56,7 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>, clock: &Clock) {
     coop::prepare();
     let mut poller = Poller::new();
     while !attention.must_stop() {
+        turn::pause();
         // A subscriber of `tracing` may panic anywhere; wakers and destructors are contained where they
         // are called.
         let looked = contain::contain("what a poller called", || {
@@ -72,7 +73,7 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>, clock: &Clock) {
             && !attention.must_stop()
             && attention.park.commit(until)
         {
-            poller.sleep(now, until, clock);
+            turn::rest(|| poller.sleep(now, until, clock));
         }
         attention.park.resume();
     }

@@ -68,7 +68,16 @@ pub(crate) fn in_child(run: fn()) {
     debug_assert!(is_there, "no place is left");
 }
 
-/// Has the system call [`after_fork`] in each child.
+/// What a thread does in front of a fork, and in the parent behind it.
+static AROUND: OnceLock<[fn(); 2]> = OnceLock::new();
+
+/// Has each thread that forks call `before` in front of it, and `in_parent` behind it. There is one place.
+pub(crate) fn around_forks(before: fn(), in_parent: fn()) {
+    AROUND.get_or_init(|| [before, in_parent]);
+    count_forks();
+}
+
+/// Has the system call [`after_fork`] in each child, and what is around forks.
 fn count_forks() {
     #[cfg(all(unix, not(miri)))]
     {
@@ -79,10 +88,20 @@ fn count_forks() {
         // Registered before it is said to be: two threads may do it twice, which does no harm.
         if !COUNTED.load(Ordering::SeqCst) {
             // SAFETY: a plain function lives as long as the program. If it is refused, a child counts as its parent.
-            unsafe { pthread_atfork(None, None, Some(after_fork)) };
+            unsafe { pthread_atfork(Some(before_fork), Some(in_parent), Some(after_fork)) };
             COUNTED.store(true, Ordering::SeqCst);
         }
     }
+}
+
+#[cfg_attr(any(not(unix), miri), expect(dead_code, reason = "there are no forks"))]
+extern "C" fn before_fork() {
+    AROUND.get().into_iter().for_each(|[before, _]| before());
+}
+
+#[cfg_attr(any(not(unix), miri), expect(dead_code, reason = "there are no forks"))]
+extern "C" fn in_parent() {
+    AROUND.get().into_iter().for_each(|[_, in_parent]| in_parent());
 }
 
 #[cfg_attr(any(not(unix), miri), expect(dead_code, reason = "there are no forks"))]

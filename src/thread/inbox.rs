@@ -12,6 +12,9 @@ use std::time::Instant;
 
 use crossbeam_channel::TryRecvError;
 
+use super::turn;
+use crate::system::process::Process;
+
 /// Looks before a receiver sleeps, some µs of a caller that sends again and again.
 const LOOKS: u32 = 100;
 
@@ -19,7 +22,7 @@ const LOOKS: u32 = 100;
 pub(crate) fn inbox<T>() -> (Sender<T>, Receiver<T>) {
     let (items, taken) = crossbeam_channel::unbounded();
     let sleepers = Arc::new(Sleepers::default());
-    let ring = Ring(sleepers.clone());
+    let ring = Ring { sleepers: sleepers.clone(), process: Process::remembered() };
     (Sender { items, ring }, Receiver { items: taken, sleepers })
 }
 
@@ -39,12 +42,23 @@ impl Sleepers {
 }
 
 /// Wakes all receivers when it is dropped, behind the sender that goes with it.
-struct Ring(Arc<Sleepers>);
+struct Ring {
+    sleepers: Arc<Sleepers>,
+    /// Where the receivers are, of which one may hold the lock as the process forks: it rests with it.
+    process: Process,
+}
+
+impl Ring {
+    /// Whether a receiver of this process sleeps.
+    fn is_awaited(&self) -> bool {
+        self.process.is_here() && *self.sleepers.count() > 0
+    }
+}
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        if *self.0.count() > 0 {
-            self.0.wakes.notify_all();
+        if self.is_awaited() {
+            self.sleepers.wakes.notify_all();
         }
     }
 }
@@ -60,8 +74,8 @@ impl<T> Sender<T> {
     /// Sends an item, or returns it if all receivers are gone.
     pub(crate) fn send(&self, item: T) -> Result<(), T> {
         self.items.send(item).map_err(|unsent| unsent.0)?;
-        if *self.ring.0.count() > 0 {
-            self.ring.0.wakes.notify_one();
+        if self.ring.is_awaited() {
+            self.ring.sleepers.wakes.notify_one();
         }
         Ok(())
     }
@@ -96,6 +110,7 @@ impl<T> Receiver<T> {
 
     /// Blocks until there is an item, at most until then.
     pub(crate) fn recv_until(&self, until: Option<Instant>) -> Result<T, Nothing> {
+        turn::pause();
         for _ in 0..LOOKS {
             match self.items.try_recv() {
                 Ok(item) => return Ok(item),
@@ -113,10 +128,11 @@ impl<T> Receiver<T> {
             }
             let wakes = &self.sleepers.wakes;
             count = match until.map(|until| until.saturating_duration_since(Instant::now())) {
-                None => wakes.wait(count).unwrap_or_else(PoisonError::into_inner),
+                None => turn::rest(|| wakes.wait(count)).unwrap_or_else(PoisonError::into_inner),
                 Some(left) if left.is_zero() => break Err(Nothing::Yet),
                 Some(left) => {
-                    wakes.wait_timeout(count, left).unwrap_or_else(PoisonError::into_inner).0
+                    let slept = turn::rest(|| wakes.wait_timeout(count, left));
+                    slept.unwrap_or_else(PoisonError::into_inner).0
                 }
             };
         };

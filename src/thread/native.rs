@@ -21,6 +21,7 @@ use gpu_await_protocol::sync::Mutex;
 
 use super::contain::contain;
 use super::exit::{self, ExitGuard};
+use super::turn;
 use crate::system::process::PerProcess;
 
 /// The last thread that began to end, having done its work. It joins the one that was here before.
@@ -31,7 +32,9 @@ static LAST: PerProcess<Mutex<Option<JoinHandle<()>>>> = PerProcess::new(Mutex::
 pub(crate) fn spawn(name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<Thread> {
     let (sender, own_handle) = bounded(1);
     let contained = move || {
+        turn::enter();
         contain("a thread of this crate", work);
+        turn::leave();
         // Sent as soon as this thread was started.
         own_handle.recv().into_iter().for_each(end);
     };

@@ -608,12 +608,12 @@ fn futures_behind_the_end_resolve() {
 #[cfg(target_os = "linux")]
 mod growth {
     use std::future::Future;
-    use std::io::{Read, Write};
     use std::pin::Pin;
 
     use gpu_await::{Batcher, Error, StreamPool};
 
     use super::*;
+    use crate::under_test::child::fork::{forked, forked_in_quiet, others_sleep};
 
     /// What the exit of a process may take that waits for nothing: half of the shortest wait.
     const AT_ONCE: Duration = Duration::from_millis(100);
@@ -634,42 +634,6 @@ mod growth {
         let limit = libc::rlimit { rlim_cur: most, rlim_max: libc::RLIM_INFINITY };
         // SAFETY: the limit is read for the length of the call.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
-    }
-
-    /// Whether all other threads sleep, in two scans. (A scan reads one thread after another: it may see a thread asleep on a lock, and
-    /// then the owner asleep as well, which has released the lock in between.)
-    fn others_sleep() -> bool {
-        let states = || {
-            let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
-            tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok())
-        };
-        (0..2).all(|_| states().filter(|state| !state.contains(") S ")).count() == 1)
-    }
-
-    /// Forks, and runs `child` in the child, which then exits. Returns how long its exit took.
-    fn forked(child: impl FnOnce()) -> Duration {
-        let (mut exits, exit) = std::io::pipe().expect("a pipe");
-        wait_until(
-            "no thread is starting or ending: it may hold a lock of the standard library",
-            others_sleep,
-        );
-        // SAFETY: the other threads of this process sleep, and hold no lock that the child needs.
-        let forked = unsafe { libc::fork() };
-        if forked == 0 {
-            // If the child hangs, it is killed with its parent, which has a time limit.
-            // SAFETY: the call takes integers, and affects this process alone.
-            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
-            (&exit).write_all(&[1]).expect("the parent reads");
-            std::process::exit(i32::from(done.is_err()));
-        }
-        drop(exit);
-        exits.read_exact(&mut [0]).expect("the child comes to its end");
-        let (mut status, start) = (-1, Instant::now());
-        // SAFETY: the status is written for the length of the call.
-        assert_eq!(unsafe { libc::waitpid(forked, &raw mut status, 0) }, forked);
-        assert_eq!(status, 0);
-        start.elapsed()
     }
 
     /// The quickest waits for nothing, and none for a thread.
@@ -765,11 +729,11 @@ mod growth {
             device
         });
         let busy = (parameter == "busy").then(busy);
-        let exits = [0; 3].map(|_| forked(use_a_device));
+        let exits = [0; 3].map(|_| forked_in_quiet(use_a_device));
         // A child of a child as well.
-        let child_of_a_child = forked(|| {
+        let child_of_a_child = forked_in_quiet(|| {
             use_a_device();
-            let exits = [0; 3].map(|_| forked(use_a_device));
+            let exits = [0; 3].map(|_| forked_in_quiet(use_a_device));
             assert_at_once(&exits);
         });
         assert_at_once(&exits);
@@ -800,7 +764,7 @@ mod growth {
         stream.synchronize().expect("no failure");
         let handles = (device.clone(), stream.clone(), device.stream().expect("a stream"));
         let (gate, mut pending) = pending(&device);
-        let exit = forked(|| {
+        let exit = forked_in_quiet(|| {
             let refused = [
                 block_on(&mut pending).err(),
                 block_on(stream.download(&x)).err(),
@@ -827,6 +791,37 @@ mod growth {
         assert!(exit < Duration::from_secs(5), "{exit:?}");
         gate.open();
         assert_eq!(block_on(pending).expect("the parent goes on")[0], 1);
+    }
+
+    /// The poller takes locks all the time while work completes and memory is freed: a fork waits until it holds none.
+    #[test]
+    fn a_child_of_a_busy_parent_waits_for_no_lock() {
+        const NAME: &str = concat!(module_path!(), "::a_child_of_a_busy_parent_waits_for_no_lock");
+        if child::parameter().is_none() {
+            child::run(NAME, "");
+            return;
+        }
+        let device = Device::host();
+        let streams = [device.stream().unwrap(), device.stream().unwrap()];
+        let kept = streams[0].full(1000, 7u8).queued().unwrap();
+        let mut cx = Context::from_waker(Waker::noop());
+        for round in 0..200 {
+            // Awaited, dropped while it runs, freed, and a value that the reaper drops.
+            let upload = |n: u8| streams[usize::from(n % 2)].upload(vec![n; 1 + 100 * round]);
+            let mut ops: Vec<_> = (0..40).map(upload).collect();
+            ops.iter_mut().for_each(|op| drop(op.poll_unpin(&mut cx)));
+            drop(ops.split_off(20));
+            let mut freed = streams[0].zeros::<u8>(1 << 16).queued().unwrap();
+            streams[1].fill(&mut freed, 1).abandon();
+            drop(freed);
+            forked(|| {
+                assert!(block_on(streams[0].download(&kept)).is_err());
+                assert!(streams[1].zeros::<u8>(1).queued().is_err());
+                assert!(block_on(device.close(Duration::from_secs(5))).is_err());
+                drop((device.stats(), std::mem::take(&mut ops)));
+            });
+        }
+        assert_eq!(block_on(streams[0].download(&kept)).unwrap(), [7; 1000]);
     }
 
     /// What waits for a thread of the parent fails there, whether it is called in the child or was pending at the fork.
@@ -878,7 +873,7 @@ mod growth {
         wait_until("all is quiet", others_sleep);
         all_wait();
         let mut drained = pool.drained();
-        let exit = forked(|| {
+        let exit = forked_in_quiet(|| {
             assert_forked(&mut pending);
             assert_forked(&mut waiting());
             assert_forked(&mut [

@@ -15,6 +15,7 @@
 //! | [`cadence`], [`estimator`] | when a wait is looked at, and by whom; how long work took |
 //! | [`checkers`], [`owed`] | which tasks check for themselves, and which one stays awake; what the poller leaves its neighbours where cores are busy |
 //! | [`ready_tasks`] | whether woken tasks wait for a worker |
+//! | [`turn`] | whether a thread of the runtime may hold a lock as the process forks |
 //! | [`linked_outcome`] | whether work failed, or work that it read from |
 //! | [`event_pool`] | which events may be used again |
 //! | [`device_clock`] | times of the device on the host's clock |
@@ -59,5 +60,6 @@ pub mod submission;
 pub mod sweep;
 pub mod sync;
 pub mod timeline;
+pub mod turn;
 pub mod wait_queue;
 pub mod waiters;

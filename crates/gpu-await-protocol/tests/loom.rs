@@ -34,6 +34,7 @@ use protocol::sharing::Sharing;
 use protocol::submission::{Markable, SubmissionLock};
 use protocol::sweep::SweepGate;
 use protocol::timeline::Timeline;
+use protocol::turn::Turn;
 use protocol::wait_queue::{Entry, LossFlag, Notify, Registered, WaitQueue, Wakes};
 use protocol::waiters::WaiterKey;
 use sync::{AtomicBool, AtomicU64, Ordering, Plain};
@@ -1525,5 +1526,40 @@ fn a_failure_reaches_a_reader_that_is_linked_beside_it() {
         let spread = library.join().unwrap();
         assert!(reader.failure().is_some());
         assert_eq!(poisoned.is_some(), spread.is_empty());
+    });
+}
+
+#[test]
+fn a_fork_finds_no_thread_in_its_turn() {
+    explore(3, || {
+        let turn = Arc::new(Turn::new(0));
+        // What a lock protects, and how often it was changed.
+        let state = Arc::new(AtomicU64::new(0));
+        let (begun, ended) = (Arc::new(Record::new(0)), Arc::new(Record::new(0)));
+        let works = {
+            let (turn, state) = (turn.clone(), state.clone());
+            let (begun, ended) = (begun.clone(), ended.clone());
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    if turn.try_begin() {
+                        begun.fetch_add(1, Seen);
+                        state.fetch_add(1, Ordering::Relaxed);
+                        ended.fetch_add(1, Seen);
+                        turn.end();
+                    }
+                }
+            })
+        };
+        turn.hold();
+        if turn.is_at_rest() {
+            let turns = ended.load(Seen);
+            assert_eq!(begun.load(Seen), turns, "it is in its turn");
+            assert_eq!(state.load(Ordering::Relaxed), turns, "what it did is seen");
+            thread::yield_now();
+            assert_eq!(begun.load(Seen), turns, "it has begun another turn");
+        }
+        turn.let_go();
+        works.join().unwrap();
+        assert!(turn.try_begin(), "it goes on");
     });
 }

@@ -31,6 +31,7 @@ PUBLISHED = "a_marker_is_published_after_its_call"
 LOANS = "what_a_loan_left_is_covered"
 TOLD = "what_a_told_reader_descends_from_does_not_fail"
 THROUGH = "a_failure_is_seen_through_what_it_has_reached"
+FORK = "a_fork_finds_no_thread_in_its_turn"
 
 # (file, the text that precedes it, what, instead, the test that fails)
 MUTATIONS = [
@@ -54,6 +55,11 @@ MUTATIONS = [
      "{ has_work(); true }", GIVEN_UP),
     ("wait_queue", "fn give_up", "Ordering::Acquire", "Ordering::Relaxed", OTHER_WORK),
     ("wait_queue", "fn hand_over", "Ordering::Release", "Ordering::Relaxed", OTHER_WORK),
+    # A turn, and a fork beside it.
+    ("turn", "fn end(", "Ordering::Release", "Ordering::Relaxed", FORK),
+    ("turn", "fn hold(", "self.0.fetch_add(HOLD, Ordering::Relaxed);", "", FORK),
+    ("turn", "fn is_at_rest(", "Ordering::Acquire", "Ordering::Relaxed", FORK),
+    ("turn", "fn is_at_rest(", "self.0.load(Ordering::Acquire) & TAKEN == 0", "true", FORK),
     # A loan of a stream that ends beside a submitter.
     ("sharing", "fn end", "self.0.fetch_or(OWED, Ordering::Release);", "", LOANS),
     ("sharing", "fn end", "self.0.fetch_or(OWED, Ordering::Release);",

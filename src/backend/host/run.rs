@@ -14,9 +14,8 @@ use crate::backend::{
 };
 use crate::error::DriverCode;
 use crate::error::image::ParamLayout;
-use crate::thread::contain;
-use crate::thread::role;
 use crate::thread::role::Role;
+use crate::thread::{contain, role, turn};
 
 pub(super) enum Command {
     Alloc(DevicePtr),
@@ -193,7 +192,7 @@ impl Command {
                         }
                     }
                     // The limit only bounds how late a fault elsewhere is noticed.
-                    event.changed.wait_for(&mut reached, Duration::from_millis(20));
+                    turn::rest(|| event.changed.wait_for(&mut reached, Duration::from_millis(20)));
                 }
                 // It goes on, or discards what is left. ORDERING: Relaxed, see `stand_still`.
                 books.stands_still.store(false, Ordering::Relaxed);
@@ -247,7 +246,7 @@ impl Launch {
             let touched = shared.touch(DevicePtr(address), bytes);
             touched.map_err(|what| format!("kernel `{}`: {what}", self.kernel))?;
         }
-        contain::catch(|| (self.function)(&self.shape.grid, &self.args))
+        turn::rest(|| contain::catch(|| (self.function)(&self.shape.grid, &self.args)))
             .map_err(|message| format!("the host twin of `{}` panicked: {message}", self.kernel))
     }
 }

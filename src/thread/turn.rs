@@ -1,0 +1,136 @@
+//! A fork waits for the threads of this crate.
+//!
+//! A lock that another thread holds at a fork stays locked in the child. A program knows what its own threads are at, but not what a poller
+//! is, which takes locks all the time. So a thread of this crate has a [`Turn`] while it runs, and none while it [rests](rest): as it
+//! sleeps, or runs a kernel's twin. A fork begins when all have ended theirs, and they begin no other before it is over.
+//!
+//! | who | does |
+//! |---|---|
+//! | a thread of this crate | [`enter`], [`rest`] and [`pause`], [`leave`] |
+//! | a thread that forks, in front of it | [`hold`] |
+//! | the same, in the parent behind it | [`let_go`] |
+//! | the child | nothing: it has no such threads |
+//!
+//! # Invariants
+//! 1. At a fork no thread of this crate holds a lock, unless one has been at a single task for all of [`PATIENCE`], as in a call of the driver
+//!    (`a_child_of_a_busy_parent_waits_for_no_lock`).
+#![forbid(unsafe_code)]
+
+use std::cell::{Cell, OnceCell};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use gpu_await_protocol::sync::Mutex;
+use gpu_await_protocol::turn::Turn;
+
+use super::relax::Relax;
+use crate::system::process::{self, PerProcess, Process};
+
+/// How long a fork waits for turns: a driver may keep a thread for as long as a kernel runs.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+static THREADS: PerProcess<Mutex<OurThreads>> = PerProcess::new(Mutex::default);
+
+/// The threads of this crate in a process.
+#[derive(Default)]
+struct OurThreads {
+    turns: Vec<Weak<Turn>>,
+    /// How many forks are under way.
+    forks: u64,
+}
+
+impl OurThreads {
+    /// The turns of all threads but the calling one, which may fork as well: in a waker.
+    fn others(&self) -> Vec<Arc<Turn>> {
+        let is_own = |turn: &Arc<Turn>| {
+            OWN.with(|own| own.get().is_some_and(|own| Arc::ptr_eq(&own.turn, turn)))
+        };
+        self.turns.iter().filter_map(Weak::upgrade).filter(|turn| !is_own(turn)).collect()
+    }
+}
+
+/// The calling thread's, if it is one of this crate.
+struct OwnTurn {
+    turn: Arc<Turn>,
+    process: Process,
+}
+
+thread_local! {
+    static OWN: OnceCell<OwnTurn> = const { OnceCell::new() };
+    /// How often the thread holds the others: the functions below may be registered, also twice, in the middle of its fork.
+    static HOLDS: Cell<u32> = const { Cell::new(0) };
+}
+
+impl OwnTurn {
+    fn begin(&self) {
+        let mut relax = Relax::default();
+        // A child that was forked on this thread has the turn as it was.
+        while !self.turn.try_begin() && self.process.is_here() {
+            relax.pause();
+        }
+    }
+}
+
+/// The calling thread is one of this crate, which has just started.
+pub(super) fn enter() {
+    process::around_forks(hold, let_go);
+    let mut threads = THREADS.get().lock();
+    let turn = Arc::new(Turn::new(threads.forks));
+    threads.turns.retain(|turn| turn.strong_count() > 0);
+    threads.turns.push(Arc::downgrade(&turn));
+    drop(threads);
+    OWN.with(|own| own.get_or_init(|| OwnTurn { turn, process: Process::this() }).begin());
+}
+
+/// The calling thread, which has entered, runs nothing more of this crate that takes a lock.
+pub(super) fn leave() {
+    OWN.with(|own| own.get().into_iter().for_each(|own| own.turn.end()));
+}
+
+/// Sleeps, or runs foreign code that may take long, between two turns. The caller holds no lock that the child of a fork may want.
+pub(crate) fn rest<R>(sleep: impl FnOnce() -> R) -> R {
+    leave();
+    // Foreign code is contained by the caller.
+    let slept = sleep();
+    OWN.with(|own| own.get().into_iter().for_each(OwnTurn::begin));
+    slept
+}
+
+/// For a thread that does not sleep: ends its turn and begins another if a fork waits.
+#[inline]
+pub(crate) fn pause() {
+    if OWN.with(|own| own.get().is_some_and(|own| own.turn.is_wanted())) {
+        rest(|| ());
+    }
+}
+
+/// Runs in front of a fork.
+fn hold() {
+    let Some(threads) = THREADS.made() else { return };
+    let others = {
+        let mut threads = threads.lock();
+        threads.forks += 1;
+        HOLDS.with(|holds| holds.set(holds.get() + 1));
+        let others = threads.others();
+        others.iter().for_each(|turn| turn.hold());
+        others
+    };
+    let (end, mut relax) = (Instant::now() + PATIENCE, Relax::default());
+    while others.iter().any(|turn| !turn.is_at_rest()) && Instant::now() < end {
+        relax.pause();
+    }
+}
+
+/// Runs in the parent behind a fork.
+fn let_go() {
+    let holds = HOLDS.with(Cell::get);
+    let Some(threads) = THREADS.made().filter(|_| holds > 0) else { return };
+    HOLDS.with(|left| left.set(holds - 1));
+    let mut threads = threads.lock();
+    if threads.forks == 0 {
+        // This is a child that was forked on this thread, and then registered them.
+        return;
+    }
+    threads.forks -= 1;
+    threads.others().iter().for_each(|turn| turn.let_go());
+}
