@@ -226,7 +226,7 @@ async fn onboard(stream: Stream, slab: Arc<Mutex<DeviceSlab<f32>>>, by: CopyBy) 
 fn steps(runtime: &Runtime, mut cache: Cache) -> Result<(Sorted, Cache)> {
     measure::on_worker(runtime, async move {
         let (mut times, end) = (Vec::new(), Instant::now() + window(PHASE));
-        while times.len() < 20 || Instant::now() < end {
+        while times.len() < rounds(20, 2) || Instant::now() < end {
             let start = Instant::now();
             cache.replayed(true).await?;
             times.push(us(start.elapsed()));
@@ -250,7 +250,7 @@ fn main() -> Result<()> {
         made => made?,
     };
     let mut times = [const { Vec::new() }; 4];
-    for _ in 0..rounds(2000, 10) {
+    for _ in 0..rounds(2000, 3) {
         for (way, times) in times.iter_mut().enumerate() {
             let (is_tracked, start) = (way % 2 == 0, Instant::now());
             runtime.block_on(async {

@@ -34,7 +34,7 @@ impl Compiler {
         if let Some(named) = named {
             let libraries = LIBRARIES.map(|name| named.join(name));
             let libraries = if named.is_dir() { &libraries[..] } else { &[named] };
-            return Self::first(&[], libraries);
+            return Self::first(&[], libraries, LIMIT);
         }
         // The empty one is `PATH`, and the loader's path.
         let mut folders = vec![PathBuf::new()];
@@ -45,7 +45,7 @@ impl Compiler {
         let programs = |folders: &[PathBuf]| -> Vec<_> {
             folders.iter().map(|folder| folder.join("nvcc")).collect()
         };
-        let mut tried = match Self::first(&programs(&folders), &[]) {
+        let mut tried = match Self::first(&programs(&folders), &[], LIMIT) {
             Ok(nvcc) => return Ok(nvcc),
             Err(tried) => tried,
         };
@@ -66,16 +66,18 @@ impl Compiler {
         }
         let libraries = folders.iter().flat_map(|folder| LIBRARIES.map(|name| folder.join(name)));
         let libraries: Vec<_> = libraries.collect();
-        Self::first(&programs(&folders[known..]), &libraries).map_err(|more| [tried, more].concat())
+        Self::first(&programs(&folders[known..]), &libraries, LIMIT)
+            .map_err(|more| [tried, more].concat())
     }
 
     pub(crate) fn first(
         programs: &[PathBuf],
         libraries: &[PathBuf],
+        limit: Duration,
     ) -> std::result::Result<Compiler, Vec<String>> {
         let mut tried = Vec::new();
         for program in programs {
-            match answer(Command::new(program).arg("--version"), LIMIT) {
+            match answer(Command::new(program).arg("--version"), limit) {
                 Ok(_) => return Ok(Compiler::Nvcc(program.clone())),
                 Err(why) => tried.push(format!("{}{why}", program.display())),
             }

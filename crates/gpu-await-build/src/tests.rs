@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;
+use std::time::Duration;
 
 use super::*;
 
@@ -63,7 +64,7 @@ fn root() -> PathBuf {
 
 fn nvrtc_12_0() -> Option<Compiler> {
     let library = root().join("target/nvrtc-12.0/nvidia/cuda_nvrtc/lib/libnvrtc.so.12");
-    Compiler::first(&[], &[library]).ok()
+    Compiler::first(&[], &[library], Duration::ZERO).ok()
 }
 
 /// All that are there.
@@ -417,8 +418,8 @@ fn python_is_not_asked_without_need() {
 fn a_program_that_hangs() {
     let package = Package::new("hangs");
     let nvcc = shell(&package, "nvcc", "exec sleep 1000");
-    let tried = Compiler::first(&[nvcc], &[]).err().unwrap();
-    assert!(tried[0].ends_with("nvcc (no answer in 10 s)"), "{tried:?}");
+    let tried = Compiler::first(&[nvcc], &[], Duration::from_secs(1)).err().unwrap();
+    assert!(tried[0].ends_with("nvcc (no answer in 1 s)"), "{tried:?}");
 }
 
 #[test]

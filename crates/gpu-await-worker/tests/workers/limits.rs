@@ -410,33 +410,39 @@ fn one_that_was_given_up_is_closed() {
 /// One that runs alone holds up the others for as long as somebody waits for it.
 #[test]
 fn a_suspect_that_nobody_waits_for_ends() {
-    run(async {
-        for (standby, deadline) in [(false, true), (false, false), (true, true), (true, false)] {
-            let restart = Restart { first_delay: Duration::ZERO, ..Restart::default() };
-            let worker = worker().restart(restart).standby(standby).spawn().await.unwrap();
-            let is_ready = || worker.stats().standby.is_some() == standby;
-            eventually("it is ready", is_ready);
-            let endless = worker.call(Do::Later(0, LONG)).idempotent();
-            let limit = Duration::from_secs(3);
-            let endless = if deadline { endless.deadline(limit) } else { endless }.send();
-            let other = worker.call(Do::Later(2, Duration::from_secs(1))).idempotent().send();
-            eventually("they run", || worker.stats().running == 2);
-            lost(worker.call(Do::Abort).await);
-            eventually("it runs alone", || {
-                let stats = worker.stats();
-                (stats.running, stats.suspects) == (1, 1)
-            });
-            match deadline {
-                true => assert_eq!(endless.await, Err(Error::Deadline)),
-                false => drop(endless),
-            }
-            assert!(worker.call(Do::Pid).await.is_ok());
-            assert_eq!(other.await, Ok(Done::Number(2)));
-            let stats = worker.stats();
-            let cause = if standby { stats.last_standby_cause } else { stats.last_cause };
-            assert_eq!((cause, stats.suspects), (Some(Cause::Abandoned), 0));
+    // All at once: each takes the seconds of its limit.
+    let ways = [(false, true), (false, false), (true, true), (true, false)];
+    std::thread::scope(|scope| {
+        for (standby, deadline) in ways {
+            scope.spawn(move || run(a_suspect_without_callers_ends(standby, deadline)));
         }
     });
+}
+
+async fn a_suspect_without_callers_ends(standby: bool, deadline: bool) {
+    let restart = Restart { first_delay: Duration::ZERO, ..Restart::default() };
+    let worker = worker().restart(restart).standby(standby).spawn().await.unwrap();
+    let is_ready = || worker.stats().standby.is_some() == standby;
+    eventually("it is ready", is_ready);
+    let endless = worker.call(Do::Later(0, LONG)).idempotent();
+    let limit = Duration::from_secs(3);
+    let endless = if deadline { endless.deadline(limit) } else { endless }.send();
+    let other = worker.call(Do::Later(2, Duration::from_secs(1))).idempotent().send();
+    eventually("they run", || worker.stats().running == 2);
+    lost(worker.call(Do::Abort).await);
+    eventually("it runs alone", || {
+        let stats = worker.stats();
+        (stats.running, stats.suspects) == (1, 1)
+    });
+    match deadline {
+        true => assert_eq!(endless.await, Err(Error::Deadline)),
+        false => drop(endless),
+    }
+    assert!(worker.call(Do::Pid).await.is_ok());
+    assert_eq!(other.await, Ok(Done::Number(2)));
+    let stats = worker.stats();
+    let cause = if standby { stats.last_standby_cause } else { stats.last_cause };
+    assert_eq!((cause, stats.suspects), (Some(Cause::Abandoned), 0));
 }
 
 #[test]
