@@ -76,6 +76,15 @@ impl CudaCode {
         CudaCode::Programmatic(Box::new(self))
     }
 
+    /// PTX, if that is what it is.
+    fn text(self) -> Option<Cow<'static, str>> {
+        match self {
+            CudaCode::Ptx(text) => Some(text),
+            CudaCode::Source(_) => None,
+            CudaCode::Programmatic(code) => code.text(),
+        }
+    }
+
     /// The image that has the entry. A name with `<` is an instance of a template.
     fn image(self, name: &str, entry: &str, home: &Home) -> Result<Image> {
         match self {
@@ -103,7 +112,7 @@ impl<K: Declaration<S>, S: Signature> Declared<K, S> {
     /// # Errors
     /// As [`Module::load`], [`Module::compile`] and [`Module::kernel`];
     /// [`ErrorDetail::NoImplementation`](crate::ErrorDetail::NoImplementation) where the declaration has no
-    /// code for the device's kind.
+    /// code for the device's kind. A host device tells as well that PTX has no such entry.
     pub async fn load(device: &Device) -> Result<Self> {
         coop::proceed().await;
         role::check_driver("loading a kernel")?;
@@ -132,7 +141,10 @@ impl<K: Declaration<S>, S: Signature> Declared<K, S> {
         let engine = &home.engine;
         engine.check_open()?;
         let kernel = match (engine.backend.kind(), code.cuda, code.twin) {
-            (crate::DeviceKind::Host, _, Some(twin)) => {
+            (crate::DeviceKind::Host, cuda, Some(twin)) => {
+                if let Some(text) = cuda.and_then(CudaCode::text) {
+                    SharedModules::find_entry(home, code.name, text, code.entry)?;
+                }
                 Kernel::host_erased(engine, code.name, twin)?
             }
             (crate::DeviceKind::Cuda, Some(cuda), _) => {

@@ -104,7 +104,8 @@ impl Image {
     }
 }
 
-fn check_text(text: &[u8]) -> Result<Vec<String>, ImageProblem> {
+/// The names of the kernels of PTX. Refuses what the driver would read wrongly.
+pub(super) fn check_text(text: &[u8]) -> Result<Vec<String>, ImageProblem> {
     let printable = |byte: u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
     let wrong = match text.first() {
         Some(first) if !printable(*first) => Some(0),

@@ -53,7 +53,8 @@
 ///
 /// `ptx` is PTX text; `cuda` is CUDA C++, as text or as a [`CudaSource`](crate::CudaSource), which NVRTC
 /// compiles when the kernel is loaded ([`Module::compile`](crate::Module::compile)). In it the entry is
-/// `extern "C"`, or an instance of a template: `entry = "scale<float>"`.
+/// `extern "C"`, or an instance of a template: `entry = "scale<float>"`. PTX without the entry is refused on a host
+/// device too ([`ErrorDetail::NoSuchKernel`](crate::ErrorDetail::NoSuchKernel), with the entries that it has).
 ///
 /// Kernels over the same text are one module, loaded with the first of them and unloaded behind the last: they share its `__device__` variables, as in
 /// one `.cu` file, and one load waits for the GPU.

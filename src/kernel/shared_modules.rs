@@ -7,6 +7,8 @@
 //!
 //! Loading waits for everything that runs on the GPU, so it is done once a text, not once a kernel. A text with kernels that are declared to wait first
 //! is read once for all of them: what it says of them stays with the module.
+//!
+//! A host device loads no text. It reads of which entries a text is, once for all of its kernels, so that a wrong name is told there as well.
 #![forbid(unsafe_code)]
 
 use std::borrow::Cow;
@@ -15,15 +17,26 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::image::{Form, Image};
+use super::image::{Form, Image, check_text};
 use super::module::{LoadedModule, Module};
 use super::programmatic::ImageVerdicts;
 use crate::device::home::Home;
+use crate::error::image::ImageProblem;
 use crate::error::{ErrorDetail, Result};
 
 /// The modules of a device's declared kernels.
 #[derive(Default)]
-pub(super) struct SharedModules(Mutex<HashMap<Key, Arc<Place>>>);
+pub(super) struct SharedModules {
+    places: Mutex<HashMap<Key, Arc<Place>>>,
+    /// Of a host device: the entries of texts that live for ever, by their addresses and lengths.
+    entries: Mutex<HashMap<Address, Entries>>,
+}
+
+/// Where a text begins, and its length.
+type Address = (usize, usize);
+
+/// The names of a text's kernels.
+type Entries = Arc<[String]>;
 
 /// Held while it is loaded: it is none of the locks that are counted.
 type Place = Mutex<Weak<LoadedModule>>;
@@ -57,10 +70,7 @@ impl SharedModules {
         waits_first: Option<WaitsFirst<'_>>,
     ) -> Result<Module> {
         home.engine.check_open()?;
-        let all = home.modules.get_or_init(|| Box::new(SharedModules::default()));
-        let Some(all) = all.downcast_ref::<SharedModules>() else {
-            unreachable!("nobody else has this place")
-        };
+        let all = SharedModules::of(home);
         let place = all.place((image.form, image.bytes.clone(), image.instances.clone()));
         let mut place = place.lock();
         let check = |verdicts: &ImageVerdicts, image: &Image| {
@@ -78,13 +88,74 @@ impl SharedModules {
         Ok(module)
     }
 
+    /// Whether PTX has an entry, without a driver.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::NoSuchKernel`]; [`ErrorDetail::BadImage`], what a driver would read wrongly.
+    pub(super) fn find_entry(
+        home: &Home,
+        name: &str,
+        text: Cow<'static, str>,
+        entry: &str,
+    ) -> Result<()> {
+        let there = SharedModules::of(home).entries(text).map_err(|problem| {
+            ErrorDetail::BadImage { image: name.to_owned(), problem, log: String::new() }
+        })?;
+        if there.iter().any(|there| there == entry) {
+            return Ok(());
+        }
+        let (image, kernel, there) = (name.to_owned(), entry.to_owned(), there.to_vec());
+        Err(ErrorDetail::NoSuchKernel { image, kernel, there }.into())
+    }
+
+    fn entries(&self, text: Cow<'static, str>) -> std::result::Result<Entries, ImageProblem> {
+        let text = match text {
+            Cow::Borrowed(text) => text,
+            Cow::Owned(text) => return Ok(check_text(text.as_bytes())?.into()),
+        };
+        // Others wait, so that it is read once.
+        let mut entries = self.entries.lock();
+        let address = (text.as_ptr().addr(), text.len());
+        if let Some(known) = entries.get(&address) {
+            return Ok(known.clone());
+        }
+        let there = Entries::from(check_text(text.as_bytes())?);
+        Ok(entries.entry(address).or_insert(there).clone())
+    }
+
+    fn of(home: &Home) -> &SharedModules {
+        let all = home.modules.get_or_init(|| Box::new(SharedModules::default()));
+        let Some(all) = all.downcast_ref::<SharedModules>() else {
+            unreachable!("nobody else has this place")
+        };
+        all
+    }
+
     fn place(&self, key: Key) -> Arc<Place> {
-        let mut places = self.0.lock();
+        let mut places = self.places.lock();
         if let Some(place) = places.get(&key) {
             return place.clone();
         }
         // Whoever loads one has a share of its place.
         places.retain(|_, place| Arc::strong_count(place) > 1 || place.lock().strong_count() > 0);
         places.entry(key).or_default().clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_read_once() {
+        let (all, text) = (SharedModules::default(), ".entry one() .entry two()");
+        let read = |text| all.entries(text).expect("it is text");
+        let first = read(Cow::Borrowed(text));
+        assert_eq!(*first, ["one", "two"]);
+        assert!(Arc::ptr_eq(&first, &read(Cow::Borrowed(text))));
+        assert_eq!(*read(Cow::Borrowed(&text[..12])), ["one"]);
+        // One that is made anew may be another one at the same address.
+        assert_eq!(read(Cow::Owned(text.to_owned())), first);
+        assert_eq!(all.entries.lock().len(), 2);
     }
 }

@@ -68,8 +68,8 @@ use gpu_await_protocol::batching::{
 ///
 /// # Deadlines, priority and weight
 /// [`call_by`](Self::call_by), or a [`patience`](builder::BatcherBuilder::patience) for all, sets a deadline
-/// for the answer. Requests that cannot be answered in time, judged by how long batches took lately, are
-/// refused at once; none is computed after its deadline. [`with_high_priority`](Self::with_high_priority) and
+/// for the answer. Requests that cannot be answered in time, judged by how long batches of such a weight took
+/// lately, are refused at once; none is computed after its deadline. [`with_high_priority`](Self::with_high_priority) and
 /// [`with_weight`](Self::with_weight) are handles of the same batcher.
 ///
 /// A refusal names the batcher, if it has a [name](builder::BatcherBuilder::name), is counted in
@@ -238,7 +238,7 @@ impl<Q, R, E> Batcher<Q, R, E> {
     /// the caller gives up.
     ///
     /// The wait for a batch is bounded exactly, the batch itself by an estimate: a request that cannot be
-    /// answered in time, judged by how long batches took lately, is refused at once
+    /// answered in time, judged by how long batches of such a weight took lately, is refused at once
     /// ([`ErrorDetail::TooLate`]), and one that waits fails at its deadline at the latest
     /// ([`ErrorDetail::Expired`]), on any executor, whatever the worker does meanwhile: a batch that blocks the
     /// worker's thread delays it no more. A batch that has begun goes on.

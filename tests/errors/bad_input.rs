@@ -400,6 +400,33 @@ async fn a_kernel_without_code_for_the_device_is_refused() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
 }
 
+/// On a host device as well, which runs the twin: the mistake would show on a GPU alone.
+#[tokio::test]
+async fn an_entry_that_the_ptx_does_not_have() {
+    gpu_await::kernel! {
+        unsafe fn scales(a: f32, x: &mut [f32], n: u64 = x.len());
+        launch = LaunchConfig::for_elements(x.len());
+        ptx = include_str!("../../kernels/scale.ptx");
+        host = |_, _, _, _| ();
+    }
+    gpu_await::kernel! {
+        unsafe fn early(a: f32, x: &mut [f32], n: u64 = x.len());
+        launch = LaunchConfig::for_elements(x.len());
+        ptx = include_str!("../../kernels/scale.ptx").to_owned();
+        programmatic = true;
+        host = |_, _, _, _| ();
+    }
+    let device = testing::device();
+    let errors =
+        [scales::load(&device).await.unwrap_err(), early::load_blocking(&device).unwrap_err()];
+    for (error, name) in errors.iter().zip(["scales", "early"]) {
+        assert!(
+            matches!(error.detail(), ErrorDetail::NoSuchKernel { kernel, there, .. } if kernel == name && *there == ["scale"]),
+            "{error}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn ptx_that_does_not_compile_comes_with_the_log() {
     let device = testing::device();

@@ -83,7 +83,7 @@ impl fmt::Display for Error {
 }
 
 const INSTALL: &str = "Install a compiler, for which no GPU is needed:
-    pip install nvidia-cuda-nvrtc-cu12        (NVRTC alone; nvidia-cuda-runtime-cu12 has its headers)
+    pip install nvidia-cuda-nvrtc-cu12        (NVRTC alone; headers such as cuda_fp16.h are in nvidia-cuda-runtime-cu12)
     conda install -c conda-forge cuda-nvrtc
     apt install nvidia-cuda-toolkit           (nvcc, on Debian and Ubuntu)
     or the CUDA toolkit: https://developer.nvidia.com/cuda-downloads

@@ -114,9 +114,13 @@ fn no_compiler_says_what_to_install() {
     let mut ptx = package.ptx();
     let none = || Err(vec!["nvcc".to_owned(), "/opt/libnvrtc.so.12".to_owned()]);
     let told = format!("{:?}", ptx.made(none).unwrap_err());
-    for what in
-        ["mine.cu", "mine.ptx was missing", "pip install nvidia-cuda-nvrtc-cu12", "/opt/libnvrtc"]
-    {
+    for what in [
+        "mine.cu",
+        "mine.ptx was missing",
+        "pip install nvidia-cuda-nvrtc-cu12",
+        "nvidia-cuda-runtime-cu12",
+        "/opt/libnvrtc",
+    ] {
         assert!(told.contains(what), "{what}: {told}");
     }
     // Without a committed one nothing is said of it.
@@ -176,11 +180,13 @@ fn a_mistake_is_told_with_its_line() {
 /// What `kernels/build.py` wrote.
 #[test]
 fn an_example_needs_no_compiler() {
-    let source = root().join("examples/encoder/src/encoder.cu");
-    if source.exists() {
-        let options = ["--std=c++03", "--fmad=false", "--ftz=false"];
-        let encoder = options.into_iter().fold(ptx(source).arch("compute_80"), Ptx::option);
-        encoder.committed().made(|| panic!("no compiler is looked for")).unwrap();
+    for name in ["encoder", "decoder"] {
+        let source = root().join(format!("examples/{name}/src/{name}.cu"));
+        if source.exists() {
+            let options = ["--std=c++03", "--fmad=false", "--ftz=false"];
+            let kernels = options.into_iter().fold(ptx(source).arch("compute_80"), Ptx::option);
+            kernels.committed().made(|| panic!("no compiler is looked for")).unwrap();
+        }
     }
 }
 

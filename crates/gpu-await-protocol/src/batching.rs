@@ -12,8 +12,8 @@
 //! | none | none in flight, no further request can come | the batcher has finished |
 //!
 //! A request has waited long enough after `max_delay` (the oldest), after half of its time, or as long as its deadline allows. A deadline
-//! is that of the answer, as in [`admission`](super::admission): a request that cannot be answered by then, judging by recent batches, is
-//! refused when it arrives; one that waited too long is in no batch.
+//! is that of the answer, as in [`admission`](super::admission): a request that cannot be answered by then, judging by how long recent batches of
+//! such a weight took, is refused when it arrives; one that waited too long is in no batch.
 //!
 //! # Invariants
 //! 1. Within a priority requests are batched in FIFO order, and no batch exceeds `max_len`, or `max_weight` with more than one request
@@ -25,6 +25,8 @@
 //!    (`the_late_are_told_when_a_batch_begins`).
 //! 5. While both priorities wait, every ninth request is a normal one (`priority_in_batches`); whether a high-priority request is too late
 //!    depends only on the requests in front of it (`high_priority_is_judged_by_what_is_in_front_of_it`).
+//! 6. A light request is not refused because heavy ones take long (`light_requests_beside_a_heavy_one`), but because it waits behind them
+//!    (`behind_a_heavy_batch_there_is_no_time`).
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -125,6 +127,9 @@ pub struct Begun {
     /// When it had its permit.
     pub at_ns: u64,
     in_flight: u64,
+    weight: u64,
+    /// When it is likely to end.
+    ends_ns: u64,
     /// The earliest of its requests' deadlines; `u64::MAX` if there is none.
     deadline: u64,
 }
@@ -163,6 +168,8 @@ pub struct Gather<T> {
     high: Load,
     came: u64,
     in_flight: usize,
+    /// When the batches in flight are likely to end.
+    ends: BTreeMap<u64, usize>,
     /// Since when the next batch's needs are asked for.
     asked_ns: Option<u64>,
     /// Durations of batches from the request for a permit, and from the taking, to the end.
@@ -185,6 +192,7 @@ impl<T> Gather<T> {
             high: Load::default(),
             came: 0,
             in_flight: 0,
+            ends: BTreeMap::new(),
             asked_ns: None,
             turns: ServiceTimes::default(),
             runs: ServiceTimes::default(),
@@ -274,15 +282,20 @@ impl<T> Gather<T> {
             asked_ns: self.asked_ns.take().unwrap_or(now),
             at_ns: now,
             in_flight: self.in_flight as u64 + 1,
+            weight: 0,
+            ends_ns: now,
             deadline: u64::MAX,
         };
-        // Alone, it may be late by an estimate that is wrong: that is how it mends.
-        let likely_ns = if self.in_flight == 0 { 0 } else { self.takes_ns() };
         while requests.len() < self.limits.max_len
             && let Some((key, gathered)) = self.first()
         {
             let with_it = weight + u128::from(gathered.weight);
             let fits = with_it <= u128::from(self.limits.max_weight) || requests.is_empty();
+            // Alone, it may be late by an estimate that is wrong: that is how it mends.
+            let likely_ns = match self.in_flight {
+                0 => 0,
+                _ => self.runs.likely_ns_of(begun.in_flight, saturated(with_it)),
+            };
             let is_late =
                 now.saturating_add(likely_ns) >= gathered.deadline && gathered.deadline != u64::MAX;
             if !is_late && !fits {
@@ -300,15 +313,28 @@ impl<T> Gather<T> {
                 requests.push(gathered);
             }
         }
-        self.in_flight += usize::from(!requests.is_empty());
+        if !requests.is_empty() {
+            begun.weight = saturated(weight);
+            let likely_ns = self.runs.likely_ns_of(begun.in_flight, begun.weight);
+            begun.ends_ns = now.saturating_add(likely_ns);
+            self.in_flight += 1;
+            *self.ends.entry(begun.ends_ns).or_default() += 1;
+        }
         TakenBatch { requests, late, begun }
     }
 
     /// A batch has ended.
     pub fn finished(&mut self, now: u64, begun: Begun) {
         self.in_flight -= 1;
-        self.turns.add(begun.in_flight, now.saturating_sub(begun.asked_ns));
-        self.runs.add(begun.in_flight, now.saturating_sub(begun.at_ns));
+        if let Some(count) = self.ends.get_mut(&begun.ends_ns) {
+            *count -= 1;
+            if *count == 0 {
+                self.ends.remove(&begun.ends_ns);
+            }
+        }
+        let Begun { in_flight, weight, asked_ns, at_ns, .. } = begun;
+        self.turns.add_of(in_flight, weight, now.saturating_sub(asked_ns));
+        self.runs.add_of(in_flight, weight, now.saturating_sub(at_ns));
         if begun.deadline < u64::MAX {
             let late = now > begun.deadline;
             self.turns.judge(late);
@@ -382,18 +408,26 @@ impl<T> Gather<T> {
     /// Whether a request that comes now cannot be answered by its deadline.
     fn too_late(&self, now: u64, demand: &Demand) -> Option<NotGathered> {
         let remaining_ns = demand.deadline?.saturating_sub(now);
-        let mean_ns = self.turns.mean_ns().unwrap_or(0);
-        // As in `take`.
-        let is_alone = self.in_flight == 0 && self.waiting.is_empty();
-        let likely_ns =
-            if is_alone { 0 } else { self.turns.likely_ns(self.limits.max_in_flight as u64) };
         // The batches in front of it, which run this many at a time. (That includes one in nine of the other
         // priority.)
         let Load { len, weight } = if demand.high_priority { self.high } else { self.all };
-        let in_front = (len / self.limits.max_len) as u64;
-        let by_weight = weight / u128::from(self.limits.max_weight);
-        let by_weight = u64::try_from(by_weight).unwrap_or(u64::MAX).max(in_front);
-        let expected_ns = mean_ns.saturating_mul(by_weight) / self.limits.max_in_flight as u64;
+        let in_front = (len / self.limits.max_len) as u128;
+        let in_front = in_front.max(weight / u128::from(self.limits.max_weight));
+        // What is left in front of it is in its batch.
+        let whole = weight.saturating_mul(self.limits.max_len as u128).checked_div(len as u128);
+        let whole = whole.unwrap_or(0).min(self.limits.max_weight.into());
+        let own = weight - in_front * whole + u128::from(demand.weight);
+        // As in `take`.
+        let is_alone = self.in_flight == 0 && self.waiting.is_empty();
+        let in_flight = self.limits.max_in_flight as u64;
+        let likely_ns =
+            if is_alone { 0 } else { self.turns.likely_ns_of(in_flight, saturated(own)) };
+        // None of them begins before one ends that is in flight.
+        let first_end = self.ends.keys().next().filter(|_| !self.may_start());
+        let behind_ns = first_end.map_or(0, |ends| ends.saturating_sub(now));
+        let mean_ns = self.turns.mean_ns_of(saturated(whole));
+        let expected_ns = mean_ns.saturating_mul(saturated(in_front)) / in_flight;
+        let expected_ns = expected_ns.saturating_add(behind_ns);
         let is_late = remaining_ns == 0 || expected_ns.saturating_add(likely_ns) > remaining_ns;
         is_late.then_some(NotGathered::Late { remaining_ns, expected_ns, takes_ns: likely_ns })
     }
@@ -422,6 +456,10 @@ impl<T> Gather<T> {
         self.half_times.remove(&(half_time(gathered.since, gathered.deadline), key));
         Some(gathered)
     }
+}
+
+fn saturated(weight: u128) -> u64 {
+    u64::try_from(weight).unwrap_or(u64::MAX)
 }
 
 /// The middle between a request's coming and its deadline.

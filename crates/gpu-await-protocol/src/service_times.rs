@@ -1,8 +1,11 @@
-//! [`ServiceTimes`]: an estimator of recent durations, as a function of the number in flight (pure).
+//! [`ServiceTimes`]: an estimator of recent durations, as a function of the number in flight and of a weight (pure).
 //!
 //! How long a permit is held depends on how many are: on a full device twice as many take twice as long; on one with spare capacity, as
 //! long as one. So the estimate is a line, time over number in flight, from moving averages. Where the number hardly varied the line is
 //! flat, and it is never steeper than in proportion to the number.
+//!
+//! How long a batch takes depends on its weight as well, by a line of its own; the number in flight stretches that time. Deviations count in proportion
+//! to it.
 //!
 //! A *likely* duration adds a number of mean deviations, which follows from lateness: it rises each time a request that was expected to be
 //! in time was late, and falls a little each time one was not. A fixed number would refuse requests that can be in time where none is ever
@@ -19,7 +22,9 @@
 //! 2. Where no admitted request is late, the mean alone decides (`nobody_is_refused_who_can_be_in_time`); where some are, about one in
 //!    fifty is (`too_many_permits_cost_little_goodput`).
 //! 3. Full devices and devices with spare capacity are told apart (`a_line_is_learned`).
-//! 4. One slow sample is soon forgotten (`a_slow_first_request_is_soon_forgotten`, `a_slow_batch_is_soon_forgotten`).
+//! 4. What is light is not expected to take as long as what is heavy (`light_requests_beside_a_heavy_one`), nor what is heavy in proportion to light
+//!    ones that differ by chance (`weights_are_told_apart`).
+//! 5. One slow sample is soon forgotten (`a_slow_first_request_is_soon_forgotten`, `a_slow_batch_is_soon_forgotten`).
 #![forbid(unsafe_code)]
 
 const GAIN: f64 = 1.0 / 8.0;
@@ -36,39 +41,72 @@ const IN_TIME: f64 = 1.0 / 50.0;
 /// time.
 const LITTLE: f64 = 0.25;
 
+/// A weight further above the mean than so many standard deviations counts as that far: what is that heavy was not seen lately, and must not be
+/// refused for what light ones took.
+const FAR: f64 = 4.0;
+/// A part of the mean weight: at a standard deviation of as much the slope counts half.
+const LITTLE_PART: f64 = 1.0 / 8.0;
+
 /// How long requests took lately.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ServiceTimes {
     samples: u64,
     ns: f64,
-    in_flight: f64,
-    /// Variance of the number in flight, and its covariance with the time.
-    variance: f64,
-    covariance: f64,
+    in_flight: Varied,
+    weight: Varied,
     /// Mean deviation from the line.
     deviation_ns: f64,
     /// How many deviations are added.
     margin: f64,
 }
 
+/// What times depend on, by moving averages.
+#[derive(Clone, Copy, Debug, Default)]
+struct Varied {
+    mean: f64,
+    variance: f64,
+    /// With the time.
+    covariance: f64,
+}
+
+impl Varied {
+    fn add(&mut self, by: f64, ns: f64, gain: f64) {
+        self.mean += gain * by;
+        self.variance = (1.0 - GAIN) * (self.variance + GAIN * by * by);
+        self.covariance = (1.0 - GAIN) * (self.covariance + GAIN * by * ns);
+    }
+
+    /// Time for each more, at most in proportion; little of it where the variance is no more than `little`.
+    fn slope(&self, mean_ns: f64, little: f64) -> f64 {
+        let steepest = mean_ns / self.mean.max(1.0);
+        (self.covariance / (self.variance + little)).clamp(0.0, steepest)
+    }
+}
+
 impl ServiceTimes {
     /// Enters a sample: a duration, and the number in flight, itself included.
     pub fn add(&mut self, in_flight: u64, ns: u64) {
-        let (n, t) = (in_flight as f64, ns as f64);
+        self.add_of(in_flight, 1, ns);
+    }
+
+    /// [`add`](Self::add), of what has a weight.
+    pub fn add_of(&mut self, in_flight: u64, weight: u64, ns: u64) {
+        let (n, w, t) = (in_flight as f64, weight as f64, ns as f64);
         self.samples += 1;
         if self.samples == 1 {
-            (self.ns, self.in_flight, self.deviation_ns) = (t, n, t / 2.0);
+            (self.ns, self.in_flight.mean, self.weight.mean) = (t, n, w);
+            self.deviation_ns = t / 2.0;
             return;
         }
-        let expected = self.at(n);
+        let of_weight = self.of_weight(w);
+        let expected = self.part(w) * self.at(n);
         let gain = if t < expected / 2.0 { FALL_GAIN } else { GAIN };
-        let error = (t - expected).abs();
-        self.deviation_ns += DEVIATION_GAIN * (error - self.deviation_ns);
-        let (dn, dt) = (n - self.in_flight, t - self.ns);
-        self.in_flight += gain * dn;
+        self.deviation_ns += DEVIATION_GAIN * ((t - expected).abs() - self.deviation_ns);
+        let dt = t - self.ns;
+        // What the weight explains is not the number's.
+        self.in_flight.add(n - self.in_flight.mean, t - of_weight, gain);
+        self.weight.add(w - self.weight.mean, dt, gain);
         self.ns += gain * dt;
-        self.variance = (1.0 - GAIN) * (self.variance + GAIN * dn * dn);
-        self.covariance = (1.0 - GAIN) * (self.covariance + GAIN * dn * dt);
     }
 
     /// Records whether a request that was expected to be in time was late.
@@ -82,15 +120,38 @@ impl ServiceTimes {
         (self.samples > 0).then_some(self.ns as u64)
     }
 
-    /// The likely duration with this many in flight; 0 before the first sample.
+    /// The mean of what has that weight; 0 before the first sample.
+    pub fn mean_ns_of(&self, weight: u64) -> u64 {
+        self.of_weight(weight as f64) as u64
+    }
+
+    /// The likely duration with this many in flight, of what has the mean weight; 0 before the first sample.
     pub fn likely_ns(&self, in_flight: u64) -> u64 {
         // A float that is too large for the integer becomes the largest.
         (self.at(in_flight as f64) + self.margin * self.deviation_ns) as u64
     }
 
+    /// [`likely_ns`](Self::likely_ns), of what has that weight.
+    pub fn likely_ns_of(&self, in_flight: u64, weight: u64) -> u64 {
+        let at_mean = self.at(in_flight as f64) + self.margin * self.deviation_ns;
+        (self.part(weight as f64) * at_mean) as u64
+    }
+
+    /// Of the mean weight.
     fn at(&self, in_flight: f64) -> f64 {
-        let steepest = self.ns / self.in_flight.max(1.0);
-        let slope = (self.covariance / (self.variance + LITTLE)).clamp(0.0, steepest);
-        (self.ns + slope * (in_flight - self.in_flight)).max(0.0)
+        let slope = self.in_flight.slope(self.ns, LITTLE);
+        (self.ns + slope * (in_flight - self.in_flight.mean)).max(0.0)
+    }
+
+    /// With the mean number in flight.
+    fn of_weight(&self, weight: f64) -> f64 {
+        let Varied { mean, variance, .. } = self.weight;
+        let slope = self.weight.slope(self.ns, (mean * LITTLE_PART).powi(2));
+        (self.ns + slope * (weight.min(mean + FAR * variance.sqrt()) - mean)).max(0.0)
+    }
+
+    /// What a weight takes, as a part of what the mean one does.
+    fn part(&self, weight: f64) -> f64 {
+        if self.ns > 0.0 { self.of_weight(weight) / self.ns } else { 1.0 }
     }
 }

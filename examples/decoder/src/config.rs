@@ -1,10 +1,10 @@
 //! What `config.json` says, checked.
 #![forbid(unsafe_code)]
 
-use encoder::{LoadError, ModelConfig};
+use encoder::{Check, LANES, LoadError, MAX_HIDDEN, ModelConfig};
 use serde::Deserialize;
 
-use crate::kernels::{BLOCK, HEAD_WIDTHS};
+use crate::kernels::BLOCK;
 
 /// What `config.json` says.
 #[derive(Clone, Debug, Deserialize)]
@@ -49,44 +49,26 @@ impl ModelConfig for Config {
     fn parse(json: &[u8]) -> Result<Config, LoadError> {
         let config: Config = serde_json::from_slice(json)?;
         let (hidden, heads) = (config.n_embd, config.n_head);
-        let within = |field, found: usize, step: usize, most: usize| {
-            let is_good = found != 0 && found.is_multiple_of(step) && found <= most;
-            (field, found.to_string(), is_good, format!("multiples of {step} up to {most}"))
-        };
-        let is = |field, found: String, expected: &str| {
-            let is_good = found == expected;
-            (field, found, is_good, expected.into())
-        };
         // So that no number of elements overflows, and those of a block of the cache fit a `u32`.
         let most = u32::MAX as usize / hidden.saturating_mul(4 * BLOCK).max(1);
-        let has_width = HEAD_WIDTHS.iter().any(|width| heads.checked_mul(*width) == Some(hidden));
-        let eps = config.layer_norm_epsilon;
-        let checks = [
-            (
-                "layer_norm_epsilon",
-                eps.to_string(),
-                eps.is_finite() && eps > 0.0,
-                "positive numbers".to_owned(),
-            ),
-            is("activation_function", config.activation_function.clone(), "gelu_new"),
-            is("scale_attn_weights", config.scale_attn_weights.to_string(), "true"),
-            is("tie_word_embeddings", config.tie_word_embeddings.to_string(), "true"),
-            is(
+        Check::all([
+            Check::positive("layer_norm_epsilon", config.layer_norm_epsilon),
+            Check::is("activation_function", &config.activation_function, "gelu_new"),
+            Check::is("scale_attn_weights", config.scale_attn_weights, "true"),
+            Check::is("tie_word_embeddings", config.tie_word_embeddings, "true"),
+            Check::is(
                 "scale_attn_by_inverse_layer_idx",
-                config.scale_attn_by_inverse_layer_idx.to_string(),
+                config.scale_attn_by_inverse_layer_idx,
                 "false",
             ),
-            within("n_embd", hidden, 64, 1024),
-            ("n_head", heads.to_string(), has_width, format!("heads of {HEAD_WIDTHS:?}")),
-            within("n_inner", config.n_inner.unwrap_or(16), 16, most),
-            within("vocab_size", config.vocab_size, 1, most),
-            within("n_layer", config.n_layer, 1, most),
+            Check::within("n_embd", hidden, LANES, MAX_HIDDEN),
+            Check::heads("n_head", heads, hidden),
+            Check::within("n_inner", config.n_inner.unwrap_or(16), 16, most),
+            Check::within("vocab_size", config.vocab_size, 1, most),
+            Check::within("n_layer", config.n_layer, 1, most),
             // At least 64, as the rows that pad the vocabulary are those of positions.
-            within("n_positions", config.n_positions, 64, most),
-        ];
-        if let Some((field, found, _, supported)) = checks.into_iter().find(|check| !check.2) {
-            return Err(LoadError::Config { field, found, supported });
-        }
+            Check::within("n_positions", config.n_positions, 64, most),
+        ])?;
         Ok(config)
     }
 }

@@ -1,9 +1,9 @@
 //! The kernels of `decoder.cu`, with their twins; and [`Launches`], by which generic code launches them.
 //!
-//! `kernels/build.py` of the repository made the PTX beside the source, so nobody who builds this needs a CUDA compiler. The one file of
+//! The PTX beside the source is committed, so nobody who builds this needs a CUDA compiler (`build.rs`). The one file of
 //! this crate without `#![forbid(unsafe_code)]`: `unsafe fn` vouches for the PTX. More than 500 lines, as a declaration is read beside its twin.
 
-use encoder::Precision;
+use encoder::{HEAD_WIDTHS, LANES, MAX_HIDDEN, Precision, attend, launches, put};
 use gpu_await::bytemuck::{Pod, Zeroable};
 use gpu_await::half::f16;
 use gpu_await::{
@@ -20,15 +20,12 @@ pub(crate) const SEQUENCE: usize = 8;
 pub(crate) const NONE: u32 = u32::MAX;
 
 /// All of them: one module.
-static PTX: &str = include_str!("decoder.ptx");
+static PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/decoder.ptx"));
 
 /// Rows of a block, a warp each.
 const ROWS: i128 = 4;
-const LANES: usize = 64;
-const MAX_HIDDEN: usize = 1024;
 /// Rows of `product`.
 pub(crate) const FEW: [i128; 2] = [1, 2];
-pub(crate) const HEAD_WIDTHS: [usize; 3] = [16, 32, 64];
 
 /// Where a layer's keys and values are, and what they are of.
 #[repr(C)]
@@ -245,37 +242,6 @@ kernel! {
     host = choose_twin;
 }
 
-/// Makes [`Launches`]. A kernel with a type parameter is another type for each element, whose methods generic code cannot name; it can name
-/// those of a trait.
-macro_rules! launches {
-    ($($kernel:ident($($arg:ident: $taken:ty),+);)+) => {
-        /// Launches of the kernels, by their names.
-        #[expect(missing_docs, clippy::too_many_arguments, reason = "the kernels'")]
-        pub trait Launches: Precision {
-            fn kernels(device: &Device) -> impl Future<Output = Result<Kernels<Self>>> + Send;
-            $(fn $kernel(kernels: &Kernels<Self>, q: &Queue<'_>, $($arg: $taken),+) -> Result<()>;)+
-        }
-        /// The kernels for elements of one type: one module, as they have one text.
-        #[derive(Clone)]
-        pub struct Kernels<T: 'static> {
-            pub(crate) choose: choose,
-            $($kernel: $kernel<T>,)+
-        }
-        launches! { @for f32 $($kernel($($arg: $taken),+);)+ }
-        launches! { @for f16 $($kernel($($arg: $taken),+);)+ }
-    };
-    (@for $element:ident $($kernel:ident($($arg:ident: $taken:ty),+);)+) => {
-        impl Launches for $element {
-            async fn kernels(device: &Device) -> Result<Kernels<Self>> {
-                let choose = choose::load(device).await?;
-                Ok(Kernels { choose, $($kernel: $kernel::<$element>::load(device).await?,)+ })
-            }
-            $(fn $kernel(kernels: &Kernels<Self>, q: &Queue<'_>, $($arg: $taken),+) -> Result<()> {
-                kernels.$kernel.launch(q, $($arg),+)
-            })+
-        }
-    };
-}
 type Reads<'a, T> = &'a View<'a, T>;
 type Writes<'a, 'v, T> = &'a mut ViewMut<'v, T>;
 launches! {
@@ -332,10 +298,11 @@ fn product_twin<T: Precision>(
 ) {
     let outputs = p.outputs as usize;
     for (x, out) in x.chunks(p.inputs as usize).zip(out.chunks_mut(outputs)) {
-        let mut wide: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
-        if p.norms != 0 {
-            norm_row(x, norm_weight, norm_bias, p.eps, |i, x| wide[i] = x);
-        }
+        let wide = x.iter().map(|x| x.to_f32());
+        let wide: Vec<f32> = match p.norms {
+            0 => wide.collect(),
+            _ => encoder::norm(wide, norm_weight, norm_bias, p.eps).collect(),
+        };
         let mut sums: Vec<f32> = bias.iter().map(|bias| bias.to_f32()).collect();
         for (x, row) in wide.iter().zip(weight.chunks(outputs)) {
             sums.iter_mut().zip(row).for_each(|(sum, weight)| *sum += x * weight.to_f32());
@@ -360,8 +327,9 @@ fn norm_twin<T: Precision>(
     eps: f32,
 ) {
     let width = hidden as usize;
-    let rows = x.chunks(width).zip(y.chunks_mut(width));
-    rows.for_each(|(x, y)| norm_row(x, weight, bias, eps, |i, x| y[i] = T::from_f32(x)));
+    for (x, y) in x.chunks(width).zip(y.chunks_mut(width)) {
+        put(y, encoder::norm(x.iter().map(|x| x.to_f32()), weight, bias, eps));
+    }
 }
 
 #[expect(clippy::too_many_arguments, reason = "the kernel's")]
@@ -381,24 +349,8 @@ fn norm_last_twin<T: Precision>(
     let width = hidden as usize;
     for (y, row) in y.chunks_mut(width).zip(rows.chunks(row_len as usize)) {
         let last = row[1].wrapping_add(row[2]).wrapping_sub(1).min(tokens - 1) as usize;
-        let x = &x[last * width..][..width];
-        norm_row(x, weight, bias, eps, |i, x| y[i] = T::from_f32(x));
-    }
-}
-
-fn norm_row<T: Precision>(
-    x: &[T],
-    weight: &[T],
-    bias: &[T],
-    eps: f32,
-    mut to: impl FnMut(usize, f32),
-) {
-    let count = x.len() as f32;
-    let mean = x.iter().map(|x| x.to_f32()).sum::<f32>() / count;
-    let variance = x.iter().map(|x| (x.to_f32() - mean).powi(2)).sum::<f32>() / count;
-    let scale = 1.0 / (variance + eps).sqrt();
-    for (i, x) in x.iter().enumerate() {
-        to(i, (x.to_f32() - mean) * scale * weight[i].to_f32() + bias[i].to_f32());
+        let x = x[last * width..][..width].iter().map(|x| x.to_f32());
+        put(y, encoder::norm(x, weight, bias, eps));
     }
 }
 
@@ -415,24 +367,6 @@ fn places(
     let start = block as usize * block_len as usize + layer as usize * 2 * each;
     let keys = start + (head * BLOCK + position % BLOCK) * (hidden / heads) as usize;
     (block < blocks).then_some([keys, keys + each])
-}
-
-/// `out = softmax(q k^T / sqrt(d)) v`, for keys and values as pairs.
-fn attend<'a, T: Precision>(
-    q: &[T],
-    each: impl Iterator<Item = (&'a [T], &'a [T])> + Clone,
-    out: &mut [T],
-) {
-    let scale = 1.0 / (q.len() as f32).sqrt();
-    let dot = |k: &[T]| q.iter().zip(k).map(|(q, k)| q.to_f32() * k.to_f32()).sum::<f32>() * scale;
-    let mut weights: Vec<f32> = each.clone().map(|(k, _)| dot(k)).collect();
-    let most = weights.iter().copied().fold(f32::MIN, f32::max);
-    weights.iter_mut().for_each(|weight| *weight = (*weight - most).exp());
-    let total: f32 = weights.iter().sum();
-    for (i, out) in out.iter_mut().enumerate() {
-        let value: f32 = each.clone().zip(&weights).map(|((_, v), w)| w * v[i].to_f32()).sum();
-        *out = T::from_f32(value / total);
-    }
 }
 
 #[expect(clippy::too_many_arguments, reason = "the kernel's")]

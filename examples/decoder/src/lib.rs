@@ -21,7 +21,7 @@ mod service;
 mod steps;
 
 pub use config::Config;
-pub use encoder::{Folder, LoadError, ModelConfig, serve, up_to};
+pub use encoder::{Folder, LoadError, ModelConfig};
 pub use kernels::{Kernels, Launches};
 pub use model::Model;
 pub use schedule::{Broken, Request};

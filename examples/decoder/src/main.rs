@@ -5,30 +5,27 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use decoder::{Decoder, Folder, Launches, Limits, Model, Request, Sampling, router, serve, up_to};
-use gpu_await::Device;
+use clap::{Args, Parser, Subcommand};
+use decoder::{Config, Decoder, Launches, Limits, Model, Request, Sampling, router};
+use encoder::{Dtype, Failed, Place, Routes, listen, ms, up_to};
 use gpu_await::half::f16;
-
-type Failed = Box<dyn std::error::Error + Send + Sync>;
 
 /// A transformer decoder on a GPU
 #[derive(Parser)]
 struct Options {
     #[command(subcommand)]
     command: Command,
-    /// The folder with config.json and model.safetensors
-    #[arg(long, global = true, value_name = "DIR", default_value = ".")]
-    model: PathBuf,
-    /// What the model computes in; sums are in f32
-    #[arg(long, global = true, value_enum, default_value = "f16")]
-    dtype: Dtype,
-    /// cuda:N, host, or auto
-    #[arg(long, global = true, default_value = "auto")]
-    device: String,
+    #[command(flatten)]
+    place: Place,
+    #[command(flatten)]
+    room: Room,
+}
+
+/// What fits.
+#[derive(Args)]
+struct Room {
     /// Sequences at once
     #[arg(long, global = true, value_name = "N", default_value = "64", value_parser = up_to(4096))]
     streams: usize,
@@ -41,12 +38,6 @@ struct Options {
     /// Requests that have not started; further ones get a 503
     #[arg(long, global = true, value_name = "N", default_value = "1024", value_parser = up_to(1 << 20))]
     waiting: usize,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Dtype {
-    F16,
-    F32,
 }
 
 #[derive(Subcommand)]
@@ -107,70 +98,58 @@ impl Sample {
 
 fn main() -> ExitCode {
     let start = Instant::now();
-    let options = Options::parse();
-    let ended = tokio::runtime::Runtime::new().map_err(Failed::from).and_then(|runtime| {
-        runtime.block_on(async {
-            match options.dtype {
-                Dtype::F16 => run::<f16>(options, start).await,
-                Dtype::F32 => run::<f32>(options, start).await,
-            }
-        })
-    });
-    ended.map_or_else(
-        |error| {
-            eprintln!("decoder: {error}");
-            ExitCode::FAILURE
-        },
-        |()| ExitCode::SUCCESS,
-    )
+    let Options { command, place, room } = Options::parse();
+    encoder::run("decoder", async {
+        match place.dtype {
+            Dtype::F16 => run::<f16>(command, &place, &room, start).await,
+            Dtype::F32 => run::<f32>(command, &place, &room, start).await,
+        }
+    })
 }
 
-async fn run<T: Launches>(options: Options, start: Instant) -> Result<(), Failed> {
-    let folder = Arc::new(Folder::open(&options.model)?);
-    let device = Device::builder().named(&options.device)?;
-    eprintln!("device {device}");
-    let model = Model::<T>::load(&device, &folder).await?;
-    eprintln!("loaded {:.1} ms", ms(start.elapsed()));
-    let positions = model.config().n_positions;
-    let blocks = options.blocks.unwrap_or(options.streams * positions.div_ceil(16));
-    let limits = Limits {
-        streams: options.streams,
-        prompt_tokens: options.prompt_tokens,
-        blocks,
-        waiting: options.waiting,
-    };
+async fn run<T: Launches>(
+    command: Command,
+    place: &Place,
+    room: &Room,
+    start: Instant,
+) -> Result<(), Failed> {
     // `generate` asks once: compiling every graph first would take longer than it saves.
-    let is_warmed = !matches!(options.command, Command::Generate { .. });
-    let (decoder, worker) = Decoder::new(&model, limits, is_warmed).await?;
-    let worker = tokio::spawn(worker);
-    let asked = async {
-        match options.command {
-            Command::Generate { ids, new, sample } => {
-                let prompts: Vec<Vec<u32>> = serde_json::from_slice(&std::fs::read(ids)?)?;
-                for ids in generate(&decoder, prompts, new, sample).await?.0 {
-                    println!("{}", serde_json::to_string(&ids)?);
-                }
-                Ok(())
-            }
-            Command::Bench { prompt, new, rounds, sample } => {
-                let vocabulary = model.config().vocab_size;
-                let id = |text: usize, at: usize| (text * 7919 + at * 104_729 + 11) % vocabulary;
-                let prompt = |text| (0..prompt).map(|at| id(text, at) as u32).collect();
-                let prompts: Vec<Vec<u32>> = (0..options.streams).map(prompt).collect();
-                bench(&decoder, &prompts, new, rounds, sample).await
-            }
-            Command::Serve { addr, client_timeout } => {
-                let listener = tokio::net::TcpListener::bind(addr).await;
-                let listener = listener.map_err(|error| format!("{addr}: {error}"))?;
-                println!("listening on http://{}", listener.local_addr()?);
-                let patience = Duration::from_millis(client_timeout);
-                Ok(serve(listener, router(decoder), patience).await?)
-            }
-        }
+    let is_warmed = !matches!(command, Command::Generate { .. });
+    let load = async || {
+        let (device, folder) = place.open::<Config>()?;
+        let model = Model::<T>::load(&device, &folder).await?;
+        eprintln!("loaded {:.1} ms", ms(start.elapsed()));
+        let Room { streams, prompt_tokens, blocks, waiting } = *room;
+        let blocks = blocks.unwrap_or(streams * model.config().n_positions.div_ceil(16));
+        let limits = Limits { streams, prompt_tokens, blocks, waiting };
+        let (decoder, worker) = Decoder::new(&model, limits, is_warmed).await?;
+        Ok::<_, Failed>((model, decoder, tokio::spawn(worker)))
     };
-    tokio::select! {
-        asked = asked => asked,
-        ended = worker => Ok(ended??),
+    match command {
+        Command::Generate { ids, new, sample } => {
+            let prompts: Vec<Vec<u32>> = serde_json::from_slice(&std::fs::read(ids)?)?;
+            let (_, decoder, _) = load().await?;
+            for ids in generate(&decoder, prompts, new, sample).await?.0 {
+                println!("{}", serde_json::to_string(&ids)?);
+            }
+            Ok(())
+        }
+        Command::Bench { prompt, new, rounds, sample } => {
+            let (model, decoder, _) = load().await?;
+            let vocabulary = model.config().vocab_size;
+            let id = |text: usize, at: usize| (text * 7919 + at * 104_729 + 11) % vocabulary;
+            let prompt = |text| (0..prompt).map(|at| id(text, at) as u32).collect();
+            let prompts: Vec<Vec<u32>> = (0..room.streams).map(prompt).collect();
+            bench(&decoder, &prompts, new, rounds, sample).await
+        }
+        Command::Serve { addr, client_timeout } => {
+            let serve = async |routes: &Routes| {
+                let (_, decoder, worker) = load().await?;
+                routes.set(router(decoder)).ok();
+                Ok::<_, Failed>(worker.await??)
+            };
+            listen(addr, Duration::from_millis(client_timeout), serve).await
+        }
     }
 }
 
@@ -244,8 +223,4 @@ async fn bench(
 fn percentile(mut of: Vec<f64>, percent: usize) -> f64 {
     of.sort_unstable_by(f64::total_cmp);
     if of.is_empty() { 0.0 } else { of[(of.len() - 1) * percent / 100] }
-}
-
-fn ms(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
 }

@@ -11,12 +11,12 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use encoder::{Folder, LoadError, Piece, upload};
+use encoder::{Affine, Folder, LoadError, Piece, frozen};
 use gpu_await::{Device, Frozen, Queue, Result, View, ViewMut};
 use gpu_await_libs::{Activation, Blas, Gemm};
 
 use crate::config::Config;
-use crate::kernels::{BLOCK, Cached, FEW, Kernels, Launches, Product, SEQUENCE};
+use crate::kernels::{BLOCK, Cached, FEW, Kernels, Launches, Product, SEQUENCE, choose};
 use crate::steps::Shape;
 
 /// Of a product, at most. In a graph each keeps what its algorithm needs, and there are many shapes of prompts.
@@ -29,6 +29,7 @@ pub(crate) struct Core<T: Launches> {
     pub(crate) config: Config,
     pub(crate) device: Device,
     kernels: Kernels<T>,
+    choose: choose,
     weights: Weights<Frozen<T>>,
     /// The embeddings once more, with what lies behind them: rows of logits are aligned with some that mean nothing.
     head: Frozen<T>,
@@ -42,12 +43,6 @@ struct Weights<P> {
     places: P,
     layers: Vec<Layer<P>>,
     norm: Affine<P>,
-}
-
-/// A weight and a bias: of a product, whose weight has a row for each input, or of a norm.
-struct Affine<P> {
-    weight: P,
-    bias: P,
 }
 
 struct Layer<P> {
@@ -131,20 +126,20 @@ impl<T: Launches> Model<T> {
         device: &Device,
         folder: &Arc<Folder<Config>>,
     ) -> Result<Model<T>, LoadError> {
-        let (on, of) = (device.clone(), folder.clone());
-        let weights = tokio::task::spawn_blocking(move || {
+        let weights = frozen::<_, T>(device, folder, |folder| {
             let mut pieces = Vec::new();
-            Weights::of(&of.config, |name, shape| {
-                let (tensor, len) = (of.tensor(name, shape)?, shape.iter().product());
+            Weights::of(&folder.config, |name, shape| {
+                let (tensor, len) = (folder.tensor(name, shape)?, shape.iter().product());
                 pieces.push(Piece { tensor, len, table: None });
                 Ok::<_, LoadError>(())
             })?;
-            Ok::<_, LoadError>(upload::<T>(&on, &pieces)?)
+            Ok(pieces)
         });
-        let (kernels, blas) = tokio::try_join!(T::kernels(device), Blas::load(device))?;
-        let weights =
-            weights.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
-        let (config, all, mut next) = (folder.config.clone(), weights.freeze().await?, 0);
+        let kernels =
+            async { Ok::<_, LoadError>((T::load(device).await?, choose::load(device).await?)) };
+        let blas = async { Ok(Blas::load(device).await?) };
+        let (all, (kernels, choose), blas) = tokio::try_join!(weights, kernels, blas)?;
+        let (config, mut next) = (folder.config.clone(), 0);
         let weights = Weights::of(&config, |_, shape| {
             let start = next;
             next += shape.iter().product::<usize>();
@@ -152,7 +147,7 @@ impl<T: Launches> Model<T> {
         })?;
         let head = all.part(..config.padded_vocabulary() * config.n_embd)?;
         let (device, plans) = (device.clone(), Mutex::default());
-        Ok(Model(Arc::new(Core { config, device, kernels, weights, head, blas, plans })))
+        Ok(Model(Arc::new(Core { config, device, kernels, choose, weights, head, blas, plans })))
     }
 
     /// What the model is.
@@ -307,6 +302,14 @@ impl<T: Launches> Core<T> {
             eps,
         )?;
         plans.head.launch(q, 1.0, &last.view(), &self.head, 0.0, &mut logits)?;
-        k.choose.launch(q, &logits.view(), &sequences, &mut chosen, &mut out, row_len, vocabulary)
+        self.choose.launch(
+            q,
+            &logits.view(),
+            &sequences,
+            &mut chosen,
+            &mut out,
+            row_len,
+            vocabulary,
+        )
     }
 }

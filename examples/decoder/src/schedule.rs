@@ -2,8 +2,11 @@
 //!
 //! | a request is | it has | until |
 //! |---|---|---|
-//! | waiting | its place in the queue | there is a slot, and blocks for its prompt and all its new tokens: first come, first served |
+//! | waiting | its place in the queue | there is a slot, and blocks for its prompt and all its new tokens: first come, first served, but see below |
 //! | running | a slot and its blocks | its last token or its stop token is delivered, or it is cancelled |
+//!
+//! A request for which there are not enough blocks is passed by later ones for which there are, at most [`PASSES`] times. Then nobody starts before it does, and
+//! what runs gives it its blocks.
 //!
 //! A request runs in steps while its earlier tokens are still on their way to it, so that after a stop token, or when it is cancelled, steps in flight still
 //! have it. They write to blocks that may have another owner by then, whose steps are behind them on the stream.
@@ -11,17 +14,20 @@
 //! # Invariants
 //! 1. Blocks and slots are free or have one owner (`blocks_come_back_whenever_a_client_leaves`).
 //! 2. Behind a step of prompts, running requests get a token (`prompts_starve_nobody`).
-//! 3. A token is delivered to the request that it was computed for, or to nobody (`joining_and_leaving`).
+//! 3. No more than [`PASSES`] requests start before one that came earlier (`a_large_one_is_passed_so_often`).
+//! 4. A token is delivered to the request that it was computed for, or to nobody (`joining_and_leaving`).
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 
 use gpu_await::Error;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::kernels::{BLOCK, NONE};
 use crate::steps::{Limits, Row, Sampling, Step};
+
+/// How many requests may start before an earlier one that needs more blocks than there are.
+const PASSES: u32 = 8;
 
 /// What is asked for.
 #[derive(Clone, Debug)]
@@ -52,21 +58,28 @@ pub(crate) struct Schedule {
     limits: Limits,
     free_blocks: Vec<u32>,
     free_slots: Vec<u32>,
-    waiting: VecDeque<(u64, Request, Answer)>,
+    waiting: VecDeque<Waiting>,
     running: BTreeMap<u64, Running>,
     entered: u64,
     /// The last step was.
     was_of_prompts: bool,
 }
 
+struct Waiting {
+    id: u64,
+    request: Request,
+    answer: Answer,
+    /// Later ones that have started.
+    passed: u32,
+}
+
 struct Running {
     answer: Answer,
-    slot: u32,
-    blocks: Arc<[u32]>,
+    /// Its row in a step of next tokens, but for the position.
+    row: Row,
     prompt_len: usize,
     new: usize,
     stop: Option<u32>,
-    sampling: Sampling,
     /// Tokens of steps that were launched, and those delivered.
     launched: usize,
     delivered: usize,
@@ -97,7 +110,7 @@ impl Schedule {
     /// Enters a request, which fits the limits, and returns its number.
     pub(crate) fn enter(&mut self, request: Request, answer: Answer) -> u64 {
         self.entered += 1;
-        self.waiting.push_back((self.entered, request, answer));
+        self.waiting.push_back(Waiting { id: self.entered, request, answer, passed: 0 });
         self.entered
     }
 
@@ -115,62 +128,47 @@ impl Schedule {
     }
 
     fn prompts(&mut self) -> Vec<Row> {
-        let (mut rows, mut tokens) = (Vec::new(), 0);
-        while let Some((_, request, _)) = self.waiting.front() {
+        let (mut rows, mut tokens, mut at, mut may_pass) = (Vec::new(), 0, 0, PASSES);
+        while let Some(Waiting { request, passed, .. }) = self.waiting.get(at) {
             let (prompt_len, blocks) = (request.ids.len(), blocks_of(request));
-            let fits = tokens + prompt_len <= self.limits.prompt_tokens;
-            if !fits || self.free_slots.is_empty() || blocks > self.free_blocks.len() {
+            if may_pass == 0 || self.free_slots.is_empty() {
                 break;
             }
-            let (Some((id, request, answer)), Some(slot)) =
-                (self.waiting.pop_front(), self.free_slots.pop())
+            if blocks > self.free_blocks.len() {
+                (at, may_pass) = (at + 1, may_pass.min(PASSES - passed));
+                continue;
+            }
+            // In the next step it does.
+            if tokens + prompt_len > self.limits.prompt_tokens {
+                break;
+            }
+            let (Some(Waiting { id, request, answer, .. }), Some(slot)) =
+                (self.waiting.remove(at), self.free_slots.pop())
             else {
                 break;
             };
+            self.waiting.range_mut(..at).for_each(|earlier| earlier.passed += 1);
+            may_pass -= u32::from(at > 0);
             let blocks = self.free_blocks.split_off(self.free_blocks.len() - blocks);
-            let Request { ids, new, stop, sampling } = request;
-            let (blocks, launched, delivered): (Arc<[u32]>, _, _) = (blocks.into(), 1, 0);
+            let Request { ids: prompt, new, stop, sampling } = request;
+            let (blocks, launched, delivered) = (blocks.into(), 1, 0);
             tokens += prompt_len;
-            rows.push(Row {
-                request: id,
-                slot,
-                prompt: ids,
-                position: 0,
-                blocks: blocks.clone(),
-                sampling,
-            });
-            self.running.insert(
-                id,
-                Running {
-                    answer,
-                    slot,
-                    blocks,
-                    prompt_len,
-                    new,
-                    stop,
-                    sampling,
-                    launched,
-                    delivered,
-                },
-            );
+            let first = Row { request: id, slot, prompt, position: 0, blocks, sampling };
+            let row = Row { prompt: Vec::new(), blocks: first.blocks.clone(), ..first };
+            rows.push(first);
+            let running = Running { answer, row, prompt_len, new, stop, launched, delivered };
+            self.running.insert(id, running);
         }
         rows
     }
 
     fn next_tokens(&mut self) -> Vec<Row> {
-        let mut rows = Vec::new();
-        for (id, running) in self.running.iter_mut().filter(|(_, it)| it.launched < it.new) {
-            rows.push(Row {
-                request: *id,
-                slot: running.slot,
-                prompt: Vec::new(),
-                position: (running.prompt_len + running.launched - 1) as u32,
-                blocks: running.blocks.clone(),
-                sampling: running.sampling,
-            });
-            running.launched += 1;
-        }
-        rows
+        let running = self.running.values_mut().filter(|it| it.launched < it.new);
+        let row = |it: &mut Running| {
+            it.launched += 1;
+            Row { position: (it.prompt_len + it.launched - 2) as u32, ..it.row.clone() }
+        };
+        running.map(row).collect()
     }
 
     /// Sends each its token. Requests that have ended give back what they had.
@@ -191,10 +189,10 @@ impl Schedule {
 
     /// Ends a request, if it has not ended.
     pub(crate) fn cancel(&mut self, id: u64) {
-        self.waiting.retain(|(waiting, ..)| *waiting != id);
-        if let Some(Running { slot, blocks, .. }) = self.running.remove(&id) {
-            self.free_slots.push(slot);
-            self.free_blocks.extend_from_slice(&blocks);
+        self.waiting.retain(|waiting| waiting.id != id);
+        if let Some(Running { row, .. }) = self.running.remove(&id) {
+            self.free_slots.push(row.slot);
+            self.free_blocks.extend_from_slice(&row.blocks);
         }
     }
 
@@ -203,7 +201,7 @@ impl Schedule {
         for (id, answer) in self
             .waiting
             .iter()
-            .map(|(id, _, answer)| (*id, answer.clone()))
+            .map(|it| (it.id, it.answer.clone()))
             .chain(self.running.iter().map(|(id, it)| (*id, it.answer.clone())))
             .collect::<Vec<_>>()
         {
@@ -222,24 +220,57 @@ pub(crate) fn blocks_of(request: &Request) -> usize {
 mod tests {
     use super::*;
 
+    /// A schedule with so many blocks, and how a request for a prompt of so many tokens and as many new ones enters it.
+    fn schedule(blocks: usize) -> (Schedule, impl Fn(&mut Schedule, usize, usize) -> u64) {
+        let limits = Limits { streams: 8, prompt_tokens: 64, blocks, waiting: 80 };
+        let (answer, received) = tokio::sync::mpsc::unbounded_channel();
+        let enter = move |schedule: &mut Schedule, len, new| {
+            let _is_open = &received;
+            let sampling = Sampling::default();
+            let request = Request { ids: vec![0; len], new, stop: None, sampling };
+            schedule.enter(request, answer.clone())
+        };
+        (Schedule::new(limits), enter)
+    }
+
     #[test]
     fn prompts_starve_nobody() {
-        let mut schedule =
-            Schedule::new(Limits { streams: 8, prompt_tokens: 4, blocks: 80, waiting: 80 });
-        let (answer, _received) = tokio::sync::mpsc::unbounded_channel();
-        let enter = |schedule: &mut Schedule, new| {
-            let sampling = Sampling::default();
-            schedule.enter(Request { ids: vec![0; 4], new, stop: None, sampling }, answer.clone())
-        };
-        let running = enter(&mut schedule, 100);
+        let (mut schedule, enter) = schedule(80);
+        let running = enter(&mut schedule, 64, 100);
         let mut kinds = Vec::new();
         for _ in 0..40 {
-            enter(&mut schedule, 1);
+            enter(&mut schedule, 64, 1);
             let step = schedule.next_step().expect("one runs");
             kinds.push(step.rows.iter().any(|row| row.request == running));
             schedule.deliver(&step, &vec![0; step.rows.len()]);
         }
         // Its prompt; then each second step has its next token.
         assert_eq!(kinds, (0..40).map(|at| at == 0 || at % 2 == 1).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_large_one_is_passed_so_often() {
+        let (mut schedule, enter) = schedule(8);
+        // Six of eight blocks, for a while.
+        let running = enter(&mut schedule, 16, 81);
+        let large = [enter(&mut schedule, 48, 1), enter(&mut schedule, 49, 1)];
+        let mut started = Vec::new();
+        for step in 0..200 {
+            // Two small ones keep waiting.
+            if step % 2 == 0 {
+                enter(&mut schedule, 16, 1);
+            }
+            let Some(step) = schedule.next_step() else { continue };
+            let new = step.rows.iter().filter(|row| !row.prompt.is_empty());
+            started.extend(new.map(|row| row.request));
+            schedule.deliver(&step, &vec![0; step.rows.len()]);
+        }
+        // Eight small ones, then both large ones, and all others behind them.
+        let small = large[1] + 1..;
+        let expected = [running].into_iter().chain(small.clone().take(PASSES as usize));
+        let expected = expected.chain(large).chain(small.skip(PASSES as usize));
+        let expected: Vec<_> = expected.take(started.len()).collect();
+        assert!(started.len() > 50, "{started:?}");
+        assert_eq!(started, expected);
     }
 }

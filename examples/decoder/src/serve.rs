@@ -12,7 +12,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use encoder::Failure;
+use encoder::{Failure, METRICS, Watched, with_metrics};
 use futures_core::Stream;
 use serde::Deserialize;
 use serde_json::json;
@@ -34,14 +34,18 @@ struct Asked {
     seed: u64,
 }
 
-struct Lines(Tokens);
+struct Lines(Tokens, Watched);
 
 /// The routes.
 pub fn router(decoder: Decoder) -> Router {
-    Router::new()
-        .route("/generate", post(generate))
-        .route("/healthz", get(health))
-        .with_state(decoder)
+    let routes = Router::new().route("/generate", post(generate)).route("/healthz", get(health));
+    let looked_up = decoder.clone();
+    let look = move || {
+        let [waiting, used] = looked_up.waiting_and_used_blocks();
+        METRICS.waiting.set(waiting as i64);
+        METRICS.blocks_used.set(used as i64);
+    };
+    with_metrics(routes.with_state(decoder), look)
 }
 
 async fn health(State(decoder): State<Decoder>) -> Result<Response, Failure> {
@@ -55,22 +59,21 @@ async fn generate(
     State(decoder): State<Decoder>,
     asked: Result<Json<Asked>, JsonRejection>,
 ) -> Result<Response, Failure> {
-    let Json(asked) = asked?;
-    let Asked { ids, new, stop, temperature, top_k, seed } = asked;
-    let sampling = Sampling { temperature, top_k, seed };
-    match decoder.generate(Request { ids, new, stop, sampling }) {
-        Ok(tokens) => {
-            let lines = [(header::CONTENT_TYPE, "application/x-ndjson")];
-            Ok((lines, Body::from_stream(Lines(tokens))).into_response())
-        }
-        Err(refused) => {
+    let mut watched = Watched::now();
+    let tokens = asked.map_err(Failure::from).and_then(|Json(asked)| {
+        let Asked { ids, new, stop, temperature, top_k, seed } = asked;
+        let sampling = Sampling { temperature, top_k, seed };
+        decoder.generate(Request { ids, new, stop, sampling }).map_err(|refused| {
             let status = match refused {
                 Refused::Ended | Refused::Waiting { .. } => StatusCode::SERVICE_UNAVAILABLE,
                 _ => StatusCode::BAD_REQUEST,
             };
-            Err(Failure(status, refused.to_string()))
-        }
-    }
+            Failure(status, refused.to_string())
+        })
+    });
+    let tokens = tokens.inspect_err(|failure| watched.ends(failure.0.as_str()))?;
+    let lines = [(header::CONTENT_TYPE, "application/x-ndjson")];
+    Ok((lines, Body::from_stream(Lines(tokens, watched))).into_response())
 }
 
 impl Stream for Lines {
@@ -78,11 +81,20 @@ impl Stream for Lines {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let token = ready!(Pin::new(&mut self.0).poll_next(cx));
-        Poll::Ready(token.map(|token| {
-            Ok(match token {
-                Ok(token) => format!("{token}\n"),
-                Err(broken) => format!("{}\n", json!({ "error": broken.to_string() })),
-            })
-        }))
+        let line = match token {
+            Some(Ok(token)) => {
+                METRICS.tokens.inc();
+                format!("{token}\n")
+            }
+            Some(Err(broken)) => {
+                self.1.ends("broken");
+                format!("{}\n", json!({ "error": broken.to_string() }))
+            }
+            None => {
+                self.1.ends(StatusCode::OK.as_str());
+                return Poll::Ready(None);
+            }
+        };
+        Poll::Ready(Some(Ok(line)))
     }
 }

@@ -147,6 +147,13 @@ impl Decoder {
     pub fn free_blocks(&self) -> usize {
         self.shared.schedule().as_ref().map_or(0, Schedule::free_blocks)
     }
+
+    /// How many requests have not started, and how many blocks those have that have; 0 when the worker has ended.
+    pub(crate) fn waiting_and_used_blocks(&self) -> [usize; 2] {
+        let schedule = self.shared.schedule();
+        let each = |it: &Schedule| [it.waiting(), self.limits.blocks - it.free_blocks()];
+        schedule.as_ref().map_or([0; 2], each)
+    }
 }
 
 impl Tokens {

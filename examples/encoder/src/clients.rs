@@ -18,14 +18,12 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use encoder::{Model, Precision};
+use encoder::{Failed, Launches, Model};
 use gpu_await::Device;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, sleep_until};
-
-use crate::Failed;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// Of two embeddings, which have the length 1. f16 differs from f32 by a tenth of it; the output has the distance of the nearest texts.
 const SAME: f32 = 0.02;
@@ -84,11 +82,20 @@ struct Seen {
 }
 
 /// Asks, and prints `name value unit` lines.
-pub(crate) async fn run<T: Precision>(
-    traffic: Traffic,
-    device: &Device,
-    model: Model<T>,
-) -> Result<(), Failed> {
+pub(crate) async fn run<T: Launches>(traffic: Traffic, model: Model<T>) -> Result<(), Failed> {
+    let device = &model.device().clone();
+    // Closed by the server, before what it has is looked at.
+    let health = "GET /healthz HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n";
+    let is_loading = async || -> Result<bool, Failed> {
+        let (mut stream, mut answer) = (TcpStream::connect(&traffic.addr).await?, Vec::new());
+        stream.write_all(health.as_bytes()).await?;
+        // One that does not answer has no such path, and is ready.
+        timeout(Duration::from_secs(1), stream.read_to_end(&mut answer)).await.ok();
+        Ok(answer.starts_with(b"HTTP/1.1 503"))
+    };
+    while is_loading().await? {
+        sleep(PAUSE).await;
+    }
     let questions = Arc::new(questions(&traffic, &model).await?);
     drop(model);
     let traffic = Arc::new(traffic);
@@ -147,7 +154,7 @@ pub(crate) async fn run<T: Precision>(
     Ok(())
 }
 
-async fn questions<T: Precision>(
+async fn questions<T: Launches>(
     traffic: &Traffic,
     model: &Model<T>,
 ) -> Result<Vec<Question>, Failed> {

@@ -5,10 +5,12 @@
 //! | whose head does not arrive in time, or that is idle for as long | its connection closed |
 //! | whose body does not | 408 |
 //! | that closed for sending | its answer; that it has left shows when a write fails |
+//! | that comes before there is a model | 503, on `/healthz` as anywhere |
 //! | that asked before SIGTERM or SIGINT | its answer, within the time of a drain; its connection is closed behind it |
 #![forbid(unsafe_code)]
 
 use std::io;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::Router;
@@ -18,6 +20,7 @@ use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn};
 use axum::response::IntoResponse as _;
 use hyper::server::conn::http1::Builder;
+use hyper::service::Service as _;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
@@ -30,9 +33,12 @@ use crate::serve::Failure;
 /// How long answers that are on their way at a signal may take.
 const DRAIN: Duration = Duration::from_secs(10);
 
+/// What is served, once it is there.
+pub type Routes = Arc<OnceLock<Router>>;
+
 /// Serves connections until a signal asks the process to end, and then what was asked before. A client has so much time for a request's head,
 /// and for its body.
-pub async fn serve(listener: TcpListener, routes: Router, patience: Duration) -> io::Result<()> {
+pub async fn serve(listener: TcpListener, routes: Routes, patience: Duration) -> io::Result<()> {
     // From here on the signals end nothing by themselves, also where this is the first process of a container.
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let read = move |request: Request, next: Next| async move {
@@ -46,10 +52,18 @@ pub async fn serve(listener: TcpListener, routes: Router, patience: Duration) ->
             }
         }
     };
-    let none = |status: StatusCode| async move { Failure(status, status.to_string()) };
-    let routes = routes.fallback(move || none(StatusCode::NOT_FOUND));
-    let routes = routes.method_not_allowed_fallback(move || none(StatusCode::METHOD_NOT_ALLOWED));
-    let routes = TowerToHyperService::new(routes.layer(from_fn(read)));
+    let each = move |request: Request| {
+        let routes = routes.get().cloned();
+        async move {
+            let Some(routes) = routes else {
+                let status = StatusCode::SERVICE_UNAVAILABLE;
+                return Failure(status, "the model is loading".into()).into_response();
+            };
+            let Ok(response) = TowerToHyperService::new(routes).call(request).await;
+            response
+        }
+    };
+    let routes = TowerToHyperService::new(Router::new().fallback(each).layer(from_fn(read)));
     let mut builder = Builder::new();
     builder.half_close(true).timer(TokioTimer::new()).header_read_timeout(patience);
     let open = GracefulShutdown::new();

@@ -1,4 +1,5 @@
-//! The kernels of `encoder.cu`, with their twins; and [`Launches`], by which generic code launches them.
+//! The kernels of `encoder.cu`, with their twins; and [`Launches`], by which generic code launches them. The decoder has the macro, norms and attention of
+//! twins from here.
 //!
 //! The PTX beside the source is committed, so nobody who builds this needs a CUDA compiler (`build.rs`). The one file of
 //! this crate without `#![forbid(unsafe_code)]`, beside the mapping of a file in `weights.rs`: `unsafe fn` vouches for the PTX.
@@ -10,9 +11,11 @@ use gpu_await_libs::GemmElement;
 /// Queries of an attention block; see [`crate::model::Packed`].
 pub(crate) const TILE: usize = 64;
 /// Rows have a multiple of this many elements.
-pub(crate) const LANES: usize = 64;
-pub(crate) const MAX_HIDDEN: usize = 1024;
-pub(crate) const HEAD_WIDTHS: [usize; 3] = [16, 32, 64];
+pub const LANES: usize = 64;
+/// Rows have at most so many.
+pub const MAX_HIDDEN: usize = 1024;
+/// Elements of a head.
+pub const HEAD_WIDTHS: [usize; 3] = [16, 32, 64];
 
 /// All of them: one module.
 static PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/encoder.ptx"));
@@ -126,7 +129,7 @@ kernel! {
 }
 
 /// An element type that the model computes in: `f32` or `f16`, with sums in `f32`.
-pub trait Precision: GemmElement<Scale = f32> + Launches {
+pub trait Precision: GemmElement<Scale = f32> {
     #[expect(missing_docs, reason = "its name says it")]
     fn from_f32(x: f32) -> Self;
     #[expect(missing_docs, reason = "its name says it")]
@@ -151,13 +154,14 @@ impl Precision for f16 {
     }
 }
 
-/// Makes [`Launches`]. A kernel with a type parameter is another type for each element, whose methods generic code cannot name; it can name
+/// Makes `Launches`. A kernel with a type parameter is another type for each element, whose methods generic code cannot name; it can name
 /// those of a trait.
+#[macro_export]
 macro_rules! launches {
     ($($kernel:ident($($arg:ident: $taken:ty),+);)+) => {
         /// Launches of the kernels, by their names.
-        #[expect(clippy::too_many_arguments, reason = "the kernels'")]
-        pub trait Launches: Sized + 'static {
+        #[expect(missing_docs, clippy::too_many_arguments, reason = "the kernels'")]
+        pub trait Launches: $crate::Precision {
             fn load(device: &Device) -> impl Future<Output = Result<Kernels<Self>>> + Send;
             $(fn $kernel(kernels: &Kernels<Self>, q: &Queue<'_>, $($arg: $taken),+) -> Result<()>;)+
         }
@@ -166,8 +170,8 @@ macro_rules! launches {
         pub struct Kernels<T: 'static> {
             $($kernel: $kernel<T>,)+
         }
-        launches! { @for f32 $($kernel($($arg: $taken),+);)+ }
-        launches! { @for f16 $($kernel($($arg: $taken),+);)+ }
+        $crate::launches! { @for f32 $($kernel($($arg: $taken),+);)+ }
+        $crate::launches! { @for f16 $($kernel($($arg: $taken),+);)+ }
     };
     (@for $element:ident $($kernel:ident($($arg:ident: $taken:ty),+);)+) => {
         impl Launches for $element {
@@ -208,16 +212,15 @@ fn embed_norm_twin<T: Precision>(
     max_positions: u32,
     eps: f32,
 ) {
-    let hidden = hidden as usize;
+    let width = hidden as usize;
     let row = |table: &[T], at: u32, most: u32| -> Vec<f32> {
-        let start = at.min(most - 1) as usize * hidden;
-        table[start..start + hidden].iter().map(|x| x.to_f32()).collect()
+        let row = &table[at.min(most - 1) as usize * width..][..width];
+        row.iter().map(|x| x.to_f32()).collect()
     };
-    for (out, (id, position)) in out.chunks_mut(hidden).zip(ids.iter().zip(positions)) {
-        let mut sum = row(words, *id, vocabulary);
-        let place = row(places, *position, max_positions);
-        sum.iter_mut().zip(place).for_each(|(sum, place)| *sum += place);
-        norm(&sum, weight, bias, eps, out);
+    for (out, (id, position)) in out.chunks_mut(width).zip(ids.iter().zip(positions)) {
+        let rows =
+            row(words, *id, vocabulary).into_iter().zip(row(places, *position, max_positions));
+        put(out, norm(rows.map(|(word, place)| word + place), weight, bias, eps));
     }
 }
 
@@ -237,19 +240,31 @@ fn add_norm_twin<T: Precision>(
     for (out, (x, residual)) in
         out.chunks_mut(width).zip(x.chunks(width).zip(residual.chunks(width)))
     {
-        let sum: Vec<f32> = x.iter().zip(residual).map(|(x, y)| x.to_f32() + y.to_f32()).collect();
-        norm(&sum, weight, bias, eps, out);
+        let sum = x.iter().zip(residual).map(|(x, y)| x.to_f32() + y.to_f32());
+        put(out, norm(sum, weight, bias, eps));
     }
 }
 
-fn norm<T: Precision>(x: &[f32], weight: &[T], bias: &[T], eps: f32, out: &mut [T]) {
-    let count = x.len() as f32;
-    let mean = x.iter().sum::<f32>() / count;
-    let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / count;
+/// A row, normed.
+pub fn norm<T: Precision>(
+    row: impl Iterator<Item = f32>,
+    weight: &[T],
+    bias: &[T],
+    eps: f32,
+) -> impl Iterator<Item = f32> {
+    let row: Vec<f32> = row.collect();
+    let count = row.len() as f32;
+    let mean = row.iter().sum::<f32>() / count;
+    let variance = row.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / count;
     let scale = 1.0 / (variance + eps).sqrt();
-    for (i, out) in out.iter_mut().enumerate() {
-        *out = T::from_f32((x[i] - mean) * scale * weight[i].to_f32() + bias[i].to_f32());
-    }
+    let affine = weight.iter().zip(bias);
+    let each = row.into_iter().zip(affine);
+    each.map(move |(x, (weight, bias))| (x - mean) * scale * weight.to_f32() + bias.to_f32())
+}
+
+/// Rounds numbers into place.
+pub fn put<T: Precision>(out: &mut [T], from: impl Iterator<Item = f32>) {
+    out.iter_mut().zip(from).for_each(|(out, x)| *out = T::from_f32(x));
 }
 
 fn gelu_twin<T: Precision>(_: &Grid, x: &mut [T], _eights: u64) {
@@ -282,8 +297,6 @@ fn attention_twin<T: Precision>(
 ) {
     let (width, heads) = (hidden as usize, heads as usize);
     let d = width / heads;
-    let scale = 1.0 / (d as f32).sqrt();
-    let mut scores = Vec::new();
     for tile in tiles.chunks(2).filter(|tile| tile[0] < texts) {
         let end = starts[tile[0] as usize + 1].min(tokens) as usize;
         let start = (starts[tile[0] as usize] as usize).min(end);
@@ -294,21 +307,27 @@ fn attention_twin<T: Precision>(
             // Part 0 is the query, 1 the key, 2 the value.
             let part =
                 |token: usize, part: usize| &qkv[(3 * token + part) * width + head * d..][..d];
-            scores.clear();
-            scores.extend((start..end).map(|key| {
-                let products = part(query, 0).iter().zip(part(key, 1));
-                products.map(|(q, k)| q.to_f32() * k.to_f32()).sum::<f32>() * scale
-            }));
-            let most = scores.iter().copied().fold(f32::MIN, f32::max);
-            scores.iter_mut().for_each(|score| *score = (*score - most).exp());
-            let sum: f32 = scores.iter().sum();
-            for i in 0..d {
-                let weighted = scores.iter().enumerate();
-                let value: f32 =
-                    weighted.map(|(key, w)| w * part(start + key, 2)[i].to_f32()).sum();
-                out[query * width + head * d + i] = T::from_f32(value / sum);
-            }
+            let each = (start..end).map(|key| (part(key, 1), part(key, 2)));
+            attend(part(query, 0), each, &mut out[query * width + head * d..][..d]);
         }
+    }
+}
+
+/// `out = softmax(q k^T / sqrt(d)) v`, for keys and values as pairs.
+pub fn attend<'a, T: Precision>(
+    q: &[T],
+    each: impl Iterator<Item = (&'a [T], &'a [T])> + Clone,
+    out: &mut [T],
+) {
+    let scale = 1.0 / (q.len() as f32).sqrt();
+    let dot = |k: &[T]| q.iter().zip(k).map(|(q, k)| q.to_f32() * k.to_f32()).sum::<f32>() * scale;
+    let mut weights: Vec<f32> = each.clone().map(|(k, _)| dot(k)).collect();
+    let most = weights.iter().copied().fold(f32::MIN, f32::max);
+    weights.iter_mut().for_each(|weight| *weight = (*weight - most).exp());
+    let total: f32 = weights.iter().sum();
+    for (i, out) in out.iter_mut().enumerate() {
+        let value: f32 = each.clone().zip(&weights).map(|((_, v), w)| w * v[i].to_f32()).sum();
+        *out = T::from_f32(value / total);
     }
 }
 

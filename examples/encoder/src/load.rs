@@ -1,9 +1,9 @@
 //! From the mapped file to the device: a few threads convert parts into pinned memory while others are on the link.
 #![forbid(unsafe_code)]
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use gpu_await::{Device, DeviceBuffer, Result};
+use gpu_await::{Device, DeviceBuffer, Frozen, Result};
 
 use crate::kernels::Precision;
 use crate::model::Weights;
@@ -39,14 +39,23 @@ pub(crate) fn pieces(folder: &Folder) -> Result<Vec<Piece<'_>>, LoadError> {
     Ok(pieces)
 }
 
-/// Uploads tensors, one behind the other.
-///
-/// # Blocking
-/// Yes, until all is on the device.
+/// Uploads tensors, one behind the other, off the executor; nothing changes them any more.
 ///
 /// # Errors
-/// Out of device or pinned memory.
-pub fn upload<T: Precision>(device: &Device, pieces: &[Piece<'_>]) -> Result<DeviceBuffer<T>> {
+/// What `pieces` says; out of device or pinned memory.
+pub async fn frozen<C: Send + Sync + 'static, T: Precision>(
+    device: &Device,
+    folder: &Arc<Folder<C>>,
+    pieces: impl FnOnce(&Folder<C>) -> Result<Vec<Piece<'_>>, LoadError> + Send + 'static,
+) -> Result<Frozen<T>, LoadError> {
+    let (device, folder) = (device.clone(), folder.clone());
+    let uploaded = move || Ok::<_, LoadError>(upload(&device, &pieces(&folder)?)?);
+    let uploaded = tokio::task::spawn_blocking(uploaded).await;
+    let uploaded = uploaded.unwrap_or_else(|end| std::panic::resume_unwind(end.into_panic()))?;
+    Ok(uploaded.freeze().await?)
+}
+
+fn upload<T: Precision>(device: &Device, pieces: &[Piece<'_>]) -> Result<DeviceBuffer<T>> {
     let stream = device.stream()?;
     let mut buffer = stream.empty::<T>(pieces.iter().map(|piece| piece.len).sum()).queued()?;
     let mut parts = Vec::new();

@@ -9,45 +9,28 @@ use std::io::{BufWriter, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 use encoder::{
-    Folder, Lane, Model, NOT_FINITE, Precision, Service, Serving, is_embedding, router, serve,
-    up_to,
+    Dtype, Failed, Lane, Launches, Model, NOT_FINITE, Place, Service, Serving, is_embedding,
+    listen, ms, router, up_to,
 };
-use gpu_await::Device;
 use gpu_await::half::f16;
 
 /// Texts of a batch of `embed`.
 const MOST_TEXTS: usize = 64;
-
-type Failed = Box<dyn std::error::Error + Send + Sync>;
 
 /// A transformer encoder on a GPU
 #[derive(Parser)]
 struct Options {
     #[command(subcommand)]
     command: Command,
-    /// The folder with config.json and model.safetensors
-    #[arg(long, global = true, value_name = "DIR", default_value = ".")]
-    model: PathBuf,
-    /// What the model computes in; sums are in f32
-    #[arg(long, global = true, value_enum, default_value = "f16")]
-    dtype: Dtype,
-    /// cuda:N, host, or auto
-    #[arg(long, global = true, default_value = "auto")]
-    device: String,
+    #[command(flatten)]
+    place: Place,
     /// Tokens of a batch
     #[arg(long, global = true, value_name = "N", default_value = "8192", value_parser = up_to(1 << 20))]
     max_tokens: usize,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Dtype {
-    F16,
-    F32,
 }
 
 #[derive(Subcommand)]
@@ -85,59 +68,58 @@ enum Command {
 
 fn main() -> ExitCode {
     let start = Instant::now();
-    let options = Options::parse();
-    let ended = tokio::runtime::Runtime::new().map_err(Failed::from).and_then(|runtime| {
-        runtime.block_on(async {
-            match options.dtype {
-                Dtype::F16 => run::<f16>(options, start).await,
-                Dtype::F32 => run::<f32>(options, start).await,
-            }
-        })
-    });
-    ended.map_or_else(
-        |error| {
-            eprintln!("encoder: {error}");
-            ExitCode::FAILURE
-        },
-        |()| ExitCode::SUCCESS,
-    )
+    let Options { command, place, max_tokens } = Options::parse();
+    encoder::run("encoder", async {
+        match place.dtype {
+            Dtype::F16 => run::<f16>(command, &place, max_tokens, start).await,
+            Dtype::F32 => run::<f32>(command, &place, max_tokens, start).await,
+        }
+    })
 }
 
-async fn run<T: Precision>(options: Options, start: Instant) -> Result<(), Failed> {
-    let folder = Arc::new(Folder::open(&options.model)?);
-    let device = Device::builder().named(&options.device)?;
-    eprintln!("device {device}");
-    let model = Model::<T>::load(&device, &folder).await?;
-    eprintln!("loaded {:.1} ms", ms(start.elapsed()));
-    match options.command {
+async fn run<T: Launches>(
+    command: Command,
+    place: &Place,
+    max_tokens: usize,
+    start: Instant,
+) -> Result<(), Failed> {
+    let load = async || {
+        let (device, folder) = place.open()?;
+        let model = Model::<T>::load(&device, &folder).await?;
+        eprintln!("loaded {:.1} ms", ms(start.elapsed()));
+        Ok::<_, Failed>(model)
+    };
+    match command {
         Command::Serve { addr, serving } => {
             let patience = Duration::from_millis(serving.client_timeout);
-            let service = Service::new(&model, options.max_tokens, serving).await?;
-            #[cfg(feature = "tokenizers")]
-            let service = if options.model.join("tokenizer.json").exists() {
-                let max_len = model.config().max_position_embeddings.min(options.max_tokens);
-                service.with_tokenizer(encoder::tokenizer(&options.model, max_len)?)
-            } else {
-                service
+            let serve = async |routes: &encoder::Routes| {
+                let model = load().await?;
+                let service = Service::new(&model, max_tokens, serving).await?;
+                #[cfg(feature = "tokenizers")]
+                let service = if place.model.join("tokenizer.json").exists() {
+                    let max_len = model.config().max_position_embeddings.min(max_tokens);
+                    service.with_tokenizer(encoder::tokenizer(&place.model, max_len)?)
+                } else {
+                    service
+                };
+                routes.set(router(service)).ok();
+                std::future::pending::<Result<(), Failed>>().await
             };
-            let listener = tokio::net::TcpListener::bind(addr).await;
-            let listener = listener.map_err(|error| format!("{addr}: {error}"))?;
-            println!("listening on http://{}", listener.local_addr()?);
-            Ok(serve(listener, router(service), patience).await?)
+            listen(addr, patience, serve).await
         }
         Command::Embed { ids, out, layers } => {
             let texts: Vec<Vec<u32>> = serde_json::from_slice(&std::fs::read(ids)?)?;
-            embed(&model, options.max_tokens, &texts, (&out, layers.as_deref()), start).await
+            embed(&load().await?, max_tokens, &texts, (&out, layers.as_deref()), start).await
         }
-        Command::Load(traffic) => clients::run(traffic, &device, model).await,
+        Command::Load(traffic) => clients::run(traffic, load().await?).await,
         Command::Bench { batch, tokens, rounds } => {
-            bench(&model, [batch, tokens], rounds, start).await
+            bench(&load().await?, [batch, tokens], rounds, start).await
         }
     }
 }
 
 /// Texts one behind the other, in batches of at most so many tokens.
-async fn embed<T: Precision>(
+async fn embed<T: Launches>(
     model: &Model<T>,
     max_tokens: usize,
     texts: &[Vec<u32>],
@@ -191,7 +173,7 @@ async fn embed<T: Precision>(
 }
 
 /// Prints `name value unit` lines.
-async fn bench<T: Precision>(
+async fn bench<T: Launches>(
     model: &Model<T>,
     [batch, tokens]: [usize; 2],
     rounds: usize,
@@ -224,7 +206,7 @@ async fn bench<T: Precision>(
     Ok(())
 }
 
-async fn one_by_one<T: Precision>(
+async fn one_by_one<T: Launches>(
     lane: &mut Lane<T>,
     texts: &[&[u32]],
     rounds: usize,
@@ -236,8 +218,4 @@ async fn one_by_one<T: Precision>(
         times.push(start.elapsed());
     }
     Ok(times)
-}
-
-fn ms(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
 }

@@ -19,7 +19,7 @@ use gpu_await::{
 };
 use gpu_await_libs::{Blas, Gemm};
 
-use crate::kernels::{Kernels, Precision, TILE};
+use crate::kernels::{Kernels, Launches, TILE};
 use crate::load;
 use crate::weights::{Config, Folder, LoadError};
 
@@ -27,9 +27,9 @@ use crate::weights::{Config, Folder, LoadError};
 const WORKSPACE_BYTES: usize = 1 << 20;
 
 /// Weights and code on one device. Cheap to clone; nothing in it changes.
-pub struct Model<T: Precision>(Arc<Core<T>>);
+pub struct Model<T: Launches>(Arc<Core<T>>);
 
-struct Core<T: Precision> {
+struct Core<T: Launches> {
     config: Config,
     device: Device,
     kernels: Kernels<T>,
@@ -46,10 +46,11 @@ pub(crate) struct Weights<P> {
     layers: Vec<Layer<P>>,
 }
 
-/// A weight and a bias: of a product, whose weight has a row for each output, or of a norm.
-struct Affine<P> {
-    weight: P,
-    bias: P,
+/// A weight and a bias, of a product or of a norm.
+#[expect(missing_docs, reason = "the names say it")]
+pub struct Affine<P> {
+    pub weight: P,
+    pub bias: P,
 }
 
 struct Layer<P> {
@@ -188,8 +189,8 @@ impl Shape {
     }
 }
 
-impl<T: Precision> Affine<Frozen<T>> {
-    /// Puts the product on the queue: `to = x * weight^T + bias`.
+impl<T: Launches> Affine<Frozen<T>> {
+    /// Puts the product on the queue: `to = x * weight^T + bias`, of a weight with a row for each output.
     fn put(
         &self,
         q: &Queue<'_>,
@@ -201,20 +202,17 @@ impl<T: Precision> Affine<Frozen<T>> {
     }
 }
 
-impl<T: Precision> Model<T> {
+impl<T: Launches> Model<T> {
     /// Loads kernels and weights. Before serving: on a GPU loading waits for everything that runs.
     ///
     /// # Errors
     /// A tensor is missing or has a wrong shape or type ([`LoadError`]); cuBLASLt is not found; device memory is short.
     pub async fn load(device: &Device, folder: &Arc<Folder>) -> Result<Model<T>, LoadError> {
-        let (on, of) = (device.clone(), folder.clone());
-        let weights = tokio::task::spawn_blocking(move || {
-            Ok::<_, LoadError>(load::upload::<T>(&on, &load::pieces(&of)?)?)
-        });
-        let (kernels, blas) = tokio::try_join!(T::load(device), Blas::load(device))?;
-        let weights =
-            weights.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
-        let (weights, mut next) = (weights.freeze().await?, 0);
+        let weights = load::frozen::<_, T>(device, folder, load::pieces);
+        let kernels = async { Ok::<_, LoadError>(T::load(device).await?) };
+        let blas = async { Ok(Blas::load(device).await?) };
+        let (weights, kernels, blas) = tokio::try_join!(weights, kernels, blas)?;
+        let mut next = 0;
         let weights = Weights::of(&folder.config, |names, shape| {
             let start = next;
             next += names.len() * shape.iter().product::<usize>();
@@ -256,13 +254,13 @@ impl<T: Precision> Model<T> {
     }
 }
 
-impl<T: Precision> Clone for Model<T> {
+impl<T: Launches> Clone for Model<T> {
     fn clone(&self) -> Self {
         Model(self.0.clone())
     }
 }
 
-impl<T: Precision> Core<T> {
+impl<T: Launches> Core<T> {
     /// The library keeps those of its last shapes, and searches for none of them twice.
     async fn plans(&self, tokens: usize) -> Result<Plans<T>> {
         let (hidden, wide) = (self.config.hidden_size, self.config.intermediate_size);
@@ -332,7 +330,7 @@ impl<T: Precision> Core<T> {
 }
 
 /// A stream with memory for one batch at a time.
-pub struct Lane<T: Precision> {
+pub struct Lane<T: Launches> {
     core: Arc<Core<T>>,
     stream: Stream,
     /// In host memory, which kernels use in place: a batch is one launch, without copies around it.
@@ -346,7 +344,7 @@ pub struct Lane<T: Precision> {
 /// The packed batch, scratch memory, the embeddings.
 type Slots<T> = (In<u32>, InOut<T>, Out<f32>);
 
-impl<T: Precision> Lane<T> {
+impl<T: Launches> Lane<T> {
     /// Embeds texts, a row for each. At least one text, each with at least one token; ids beyond the vocabulary count as its last. Resolves
     /// when the embeddings are on the host. Dropped, it leaves the device working, for which the next batch waits.
     ///

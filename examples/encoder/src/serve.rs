@@ -29,8 +29,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::time::timeout;
 
-use crate::kernels::Precision;
+use crate::kernels::Launches;
+use crate::metrics::{METRICS, Watched, with_metrics};
 use crate::model::{Lane, Model, Shape};
+use crate::program::up_to;
 
 /// Texts of a request.
 const MOST_TEXTS: usize = 64;
@@ -39,12 +41,6 @@ const MAX_WAITING: usize = 4096;
 pub const NOT_FINITE: &str = "not finite: weights or f16 range";
 /// Answers that are the numbers' bytes.
 const RAW: &str = "application/octet-stream";
-
-/// Parses numbers from 1 on.
-#[must_use]
-pub fn up_to(most: u64) -> clap::builder::RangedU64ValueParser<usize> {
-    clap::builder::RangedU64ValueParser::new().range(1..=most)
-}
 
 /// How requests are served.
 #[derive(Clone, Debug, clap::Args)]
@@ -76,8 +72,9 @@ pub struct Serving {
 #[derive(Clone)]
 pub struct Service {
     batcher: Texts,
-    /// In a partition of its own.
     interactive: Texts,
+    /// Those have a partition, and a batcher of their own.
+    is_divided: bool,
     tokenizer: Option<TextToIds>,
     patience: Duration,
     max_len: usize,
@@ -94,7 +91,7 @@ impl Service {
     ///
     /// # Errors
     /// Out of device memory; fewer multiprocessors than the partition needs; the device is lost or closed.
-    pub async fn new<T: Precision>(
+    pub async fn new<T: Launches>(
         model: &Model<T>,
         max_tokens: usize,
         serving: Serving,
@@ -108,6 +105,7 @@ impl Service {
         }
         let batcher = batcher(model, max_tokens, &serving, rest.as_ref()).await?;
         Ok(Service {
+            is_divided: own.is_some(),
             interactive: match own {
                 Some(own) => self::batcher(model, max_tokens, &serving, Some(&own)).await?,
                 None => batcher.with_high_priority(),
@@ -160,7 +158,7 @@ pub fn is_embedding(row: &[f32]) -> bool {
     square > 0.0 && square.is_finite()
 }
 
-async fn batcher<T: Precision>(
+async fn batcher<T: Launches>(
     model: &Model<T>,
     max_tokens: usize,
     serving: &Serving,
@@ -219,7 +217,14 @@ async fn batcher<T: Precision>(
 /// The routes.
 pub fn router(service: Service) -> Router {
     let health = || async { Json(json!({ "status": "ok" })) };
-    Router::new().route("/embed", post(embed)).route("/healthz", get(health)).with_state(service)
+    let texts = [service.batcher.clone(), service.interactive.clone()];
+    let looked_up = if service.is_divided { &texts[..] } else { &texts[..1] }.to_vec();
+    let look = move || {
+        let waiting: usize = looked_up.iter().map(|texts| texts.stats().waiting).sum();
+        METRICS.waiting.set(waiting as i64);
+    };
+    let routes = Router::new().route("/embed", post(embed)).route("/healthz", get(health));
+    with_metrics(routes.with_state(service), look)
 }
 
 #[derive(Deserialize)]
@@ -241,16 +246,29 @@ async fn embed(
     headers: HeaderMap,
     asked: Result<Json<Request>, JsonRejection>,
 ) -> Result<Response, Failure> {
+    let mut watched = Watched::now();
+    let answer = answer(&service, &headers, asked).await;
+    let status = answer.as_ref().map_or_else(|failure| failure.0, Response::status);
+    watched.ends(status.as_str());
+    answer
+}
+
+async fn answer(
+    service: &Service,
+    headers: &HeaderMap,
+    asked: Result<Json<Request>, JsonRejection>,
+) -> Result<Response, Failure> {
     let Json(Request { mut ids, texts }) = asked?;
     let checked = service.ids(&texts).and_then(|more| {
         ids.extend(more);
-        service.check(&ids, &headers)
+        service.check(&ids, headers)
     });
     let patience = checked.map_err(|reason| Failure(StatusCode::BAD_REQUEST, reason))?;
     let is_interactive = headers.get("x-priority").is_some_and(|is| is == "interactive");
     let batcher = if is_interactive { &service.interactive } else { &service.batcher };
     let batcher = batcher.with_patience(patience);
     // All of them wait at once; the first error takes the others back.
+    let tokens: usize = ids.iter().map(Vec::len).sum();
     let calls = ids.into_iter().map(|ids| batcher.with_weight(ids.len() as u64).call(ids));
     // The batcher's patience ends with the wait, this one with the answer.
     let embeddings = timeout(patience, try_join_all(calls)).await.map_err(|_| {
@@ -259,6 +277,7 @@ async fn embed(
     if !embeddings.iter().all(|row| is_embedding(row)) {
         return Err(Failure(StatusCode::INTERNAL_SERVER_ERROR, NOT_FINITE.into()));
     }
+    METRICS.tokens.inc_by(tokens as u64);
     Ok(if headers.get(header::ACCEPT).is_some_and(|accept| accept == RAW) {
         let bytes = bytemuck::cast_slice(&embeddings.concat()).to_vec();
         ([(header::CONTENT_TYPE, RAW)], bytes).into_response()

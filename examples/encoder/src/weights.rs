@@ -1,19 +1,15 @@
 //! A model's folder, as `transformers` writes it: `config.json`, and `model.safetensors`, which is mapped.
 //!
-//! A safetensors file is the length of its header in 8 bytes, the header in JSON, and the tensors' bytes. All of it is checked before a byte is
-//! used: an [`LoadError`] names the file, or the tensor.
+//! All of the file's header is checked before a byte is used, by the format's own library; a [`LoadError`] names the file, or the tensor.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use gpu_await::half::f16;
+use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorInfo};
 use serde::Deserialize;
 
 use crate::kernels::{HEAD_WIDTHS, LANES, MAX_HIDDEN, Precision};
-
-/// Longer headers are refused, as by the format's own library.
-const MOST_HEADER_BYTES: u64 = 100_000_000;
 
 /// Why a model cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -25,18 +21,14 @@ pub enum LoadError {
     Json(#[from] serde_json::Error),
     #[error("config.json: `{field}` is {found}; this program has {supported}")]
     Config { field: &'static str, found: String, supported: String },
-    #[error("the safetensors header: {reason}")]
-    Header { reason: String },
+    #[error("model.safetensors: {0}")]
+    Header(#[from] SafeTensorError),
     #[error("no tensor `{tensor}`, nor `{prefix}{tensor}`")]
     Missing { tensor: String, prefix: &'static str },
     #[error("tensor `{tensor}` has the shape {found:?}; the config makes it {expected:?}")]
     Shape { tensor: String, expected: Vec<usize>, found: Vec<usize> },
     #[error("tensor `{tensor}` has elements of type {found}; this program reads F32 and F16")]
-    Dtype { tensor: String, found: String },
-    #[error(
-        "tensor `{tensor}`: its bytes {begin}..{end} are not the {expected} of its shape within the file's {available}"
-    )]
-    Range { tensor: String, begin: usize, end: usize, expected: usize, available: usize },
+    Dtype { tensor: String, found: Dtype },
     #[error(transparent)]
     Device(#[from] gpu_await::Error),
 }
@@ -62,50 +54,40 @@ fn absolute() -> String {
     "absolute".into()
 }
 
-impl Config {
-    /// Parses and checks it.
-    ///
-    /// # Errors
-    /// [`LoadError::Json`]; [`LoadError::Config`]: a value that this program does not have.
-    pub fn parse(json: &[u8]) -> Result<Config, LoadError> {
-        let config: Config = serde_json::from_slice(json)?;
-        let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
-        let is_text =
-            |field, found: &String, is: &str| (field, found.clone(), found == is, is.into());
-        let is_within = |field, found: usize, step: usize, most: usize| {
-            let is_good = found != 0 && found.is_multiple_of(step) && found <= most;
-            (field, found.to_string(), is_good, format!("multiples of {step} up to {most}"))
-        };
-        // So that no number of elements, nor of bytes, overflows.
-        let most = u32::MAX as usize / hidden.max(1);
-        let has_width = HEAD_WIDTHS.iter().any(|width| heads.checked_mul(*width) == Some(hidden));
-        let eps = config.layer_norm_eps;
-        let checks = [
-            (
-                "layer_norm_eps",
-                eps.to_string(),
-                eps.is_finite() && eps > 0.0,
-                "positive numbers".to_owned(),
-            ),
-            is_text("hidden_act", &config.hidden_act, "gelu"),
-            is_text("position_embedding_type", &config.position_embedding_type, "absolute"),
-            is_within("hidden_size", hidden, LANES, MAX_HIDDEN),
-            (
-                "num_attention_heads",
-                heads.to_string(),
-                has_width,
-                format!("heads of {HEAD_WIDTHS:?}"),
-            ),
-            is_within("intermediate_size", config.intermediate_size, 8, most),
-            is_within("vocab_size", config.vocab_size, 1, most),
-            is_within("num_hidden_layers", config.num_hidden_layers, 1, most),
-            is_within("max_position_embeddings", config.max_position_embeddings, 1, most),
-            is_within("type_vocab_size", config.type_vocab_size, 1, most),
-        ];
-        if let Some((field, found, _, supported)) = checks.into_iter().find(|check| !check.2) {
-            return Err(LoadError::Config { field, found, supported });
+/// A field of a config: its name, what it is, whether the program has that, and what it has.
+pub struct Check(&'static str, String, bool, String);
+
+#[expect(missing_docs, reason = "the names say it")]
+impl Check {
+    pub fn is(field: &'static str, found: impl ToString, expected: &str) -> Check {
+        let found = found.to_string();
+        let is_good = found == expected;
+        Check(field, found, is_good, expected.into())
+    }
+
+    pub fn within(field: &'static str, found: usize, step: usize, most: usize) -> Check {
+        let is_good = found != 0 && found.is_multiple_of(step) && found <= most;
+        Check(field, found.to_string(), is_good, format!("multiples of {step} up to {most}"))
+    }
+
+    pub fn positive(field: &'static str, found: f32) -> Check {
+        let is_good = found.is_finite() && found > 0.0;
+        Check(field, found.to_string(), is_good, "positive numbers".into())
+    }
+
+    pub fn heads(field: &'static str, heads: usize, hidden: usize) -> Check {
+        let is_good = HEAD_WIDTHS.iter().any(|width| heads.checked_mul(*width) == Some(hidden));
+        Check(field, heads.to_string(), is_good, format!("heads of {HEAD_WIDTHS:?}"))
+    }
+
+    /// The first that the program does not have is the error.
+    pub fn all(checks: impl IntoIterator<Item = Check>) -> Result<(), LoadError> {
+        match checks.into_iter().find(|Check(_, _, is_good, _)| !is_good) {
+            Some(Check(field, found, _, supported)) => {
+                Err(LoadError::Config { field, found, supported })
+            }
+            None => Ok(()),
         }
-        Ok(config)
     }
 }
 
@@ -125,7 +107,23 @@ impl ModelConfig for Config {
     const PREFIX: &'static str = "bert.";
 
     fn parse(json: &[u8]) -> Result<Config, LoadError> {
-        Config::parse(json)
+        let config: Config = serde_json::from_slice(json)?;
+        let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
+        // So that no number of elements, nor of bytes, overflows.
+        let most = u32::MAX as usize / hidden.max(1);
+        Check::all([
+            Check::positive("layer_norm_eps", config.layer_norm_eps),
+            Check::is("hidden_act", &config.hidden_act, "gelu"),
+            Check::is("position_embedding_type", &config.position_embedding_type, "absolute"),
+            Check::within("hidden_size", hidden, LANES, MAX_HIDDEN),
+            Check::heads("num_attention_heads", heads, hidden),
+            Check::within("intermediate_size", config.intermediate_size, 8, most),
+            Check::within("vocab_size", config.vocab_size, 1, most),
+            Check::within("num_hidden_layers", config.num_hidden_layers, 1, most),
+            Check::within("max_position_embeddings", config.max_position_embeddings, 1, most),
+            Check::within("type_vocab_size", config.type_vocab_size, 1, most),
+        ])?;
+        Ok(config)
     }
 }
 
@@ -134,44 +132,9 @@ pub struct Folder<C = Config> {
     /// Its configuration.
     pub config: C,
     file: memmap2::Mmap,
-    /// Where the tensors begin.
-    data: usize,
-    tensors: HashMap<String, Header>,
-}
-
-#[derive(Deserialize)]
-struct Header {
-    dtype: String,
-    shape: Vec<usize>,
-    data_offsets: [usize; 2],
-}
-
-/// The entries of a header in their order, so that one that comes twice is seen.
-struct Named(Vec<(String, serde_json::Value)>);
-
-impl<'de> Deserialize<'de> for Named {
-    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Named, D::Error> {
-        struct Entries;
-        impl<'de> serde::de::Visitor<'de> for Entries {
-            type Value = Named;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("a map of tensors")
-            }
-
-            fn visit_map<M: serde::de::MapAccess<'de>>(
-                self,
-                mut map: M,
-            ) -> Result<Named, M::Error> {
-                let mut all = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    all.push(entry);
-                }
-                Ok(Named(all))
-            }
-        }
-        from.deserialize_map(Entries)
-    }
+    tensors: Metadata,
+    /// Where the first one begins.
+    start: usize,
 }
 
 /// The bytes of a tensor.
@@ -195,44 +158,8 @@ impl<C: ModelConfig> Folder<C> {
         // SAFETY: nobody writes the file of a model that is being served; whoever did would change weights, which any bits are.
         let file = unsafe { memmap2::Mmap::map(&file) }.map_err(|error| named(&path, error))?;
 
-        let header = |reason: String| LoadError::Header { reason };
-        let len = file.first_chunk::<8>().map(|len| u64::from_le_bytes(*len));
-        let len =
-            len.ok_or_else(|| header(format!("the file has {} bytes, and needs 8", file.len())))?;
-        if len > MOST_HEADER_BYTES || len > file.len() as u64 - 8 {
-            return Err(header(format!(
-                "it has {len} bytes by its first 8, and the file {}",
-                file.len()
-            )));
-        }
-        let data = 8 + len as usize;
-        let Named(all) =
-            serde_json::from_slice(&file[8..data]).map_err(|error| header(error.to_string()))?;
-        let mut tensors: HashMap<String, Header> = HashMap::with_capacity(all.len());
-        for (name, value) in all.into_iter().filter(|(name, _)| name != "__metadata__") {
-            let tensor = Header::deserialize(value)
-                .map_err(|error| header(format!("tensor `{name}`: {error}")))?;
-            if tensors.contains_key(&name) {
-                return Err(header(format!("tensor `{name}`: named twice")));
-            }
-            tensors.insert(name, tensor);
-        }
-        // One behind the other, to the end of the file.
-        let mut sorted: Vec<_> = tensors.iter().map(|(name, it)| (it.data_offsets, name)).collect();
-        sorted.sort_unstable();
-        let (mut last, available) = (0, file.len() - data);
-        for ([begin, end], name) in &sorted {
-            if *begin != last || end < begin || *end > available {
-                return Err(header(format!(
-                    "tensor `{name}`: its bytes {begin}..{end} begin at {last}, and end within the file's {available}"
-                )));
-            }
-            last = *end;
-        }
-        if last != available {
-            return Err(header(format!("its tensors have {last} bytes, and the file {available}")));
-        }
-        Ok(Folder { config, file, data, tensors })
+        let (header_len, tensors) = SafeTensors::read_metadata(&file)?;
+        Ok(Folder { config, file, tensors, start: 8 + header_len })
     }
 
     /// The tensor of that name, with or without [`PREFIX`](ModelConfig::PREFIX) in front, and of that shape.
@@ -241,36 +168,21 @@ impl<C: ModelConfig> Folder<C> {
     /// [`LoadError`]: there is none, or it is another one.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, LoadError> {
         let prefix = C::PREFIX;
-        let found = self.tensors.get(name).or_else(|| self.tensors.get(&format!("{prefix}{name}")));
+        let found = self.tensors.info(name);
+        let found = found.or_else(|| self.tensors.info(&format!("{prefix}{name}")));
         let tensor = name.to_owned();
-        let Some(Header { dtype, shape: found, data_offsets: [begin, end] }) = found else {
+        let Some(TensorInfo { dtype, shape: found, data_offsets: (begin, end) }) = found else {
             return Err(LoadError::Missing { tensor, prefix });
         };
         if found != shape {
-            return Err(LoadError::Shape {
-                tensor,
-                expected: shape.to_vec(),
-                found: found.clone(),
-            });
+            let (expected, found) = (shape.to_vec(), found.clone());
+            return Err(LoadError::Shape { tensor, expected, found });
         }
-        let element_bytes = match dtype.as_str() {
-            "F32" => 4,
-            "F16" => 2,
-            _ => return Err(LoadError::Dtype { tensor, found: dtype.clone() }),
-        };
-        let data = &self.file[self.data..];
-        // The config's check bounds the product.
-        let expected = shape.iter().product::<usize>() * element_bytes;
-        match data.get(*begin..*end).filter(|bytes| bytes.len() == expected) {
-            Some(bytes) if element_bytes == 4 => Ok(Tensor::F32(bytes)),
-            Some(bytes) => Ok(Tensor::F16(bytes)),
-            None => Err(LoadError::Range {
-                tensor,
-                begin: *begin,
-                end: *end,
-                expected,
-                available: data.len(),
-            }),
+        let bytes = &self.file[self.start..][*begin..*end];
+        match dtype {
+            Dtype::F32 => Ok(Tensor::F32(bytes)),
+            Dtype::F16 => Ok(Tensor::F16(bytes)),
+            _ => Err(LoadError::Dtype { tensor, found: *dtype }),
         }
     }
 }

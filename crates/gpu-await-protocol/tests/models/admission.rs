@@ -374,6 +374,27 @@ fn a_line_is_learned() {
     }
 }
 
+/// Times follow the weight where it says something, and light ones that differ by chance say nothing of heavy ones.
+#[test]
+fn weights_are_told_apart() {
+    let mut mixed = service_times::ServiceTimes::default();
+    for at in 0..100 {
+        let (weight, ns) = if at % 9 == 0 { (8000, 100 * MS) } else { (10, MS) };
+        mixed.add_of(1, weight, ns);
+    }
+    let (light, heavy) = (mixed.likely_ns_of(1, 10), mixed.likely_ns_of(1, 8000));
+    assert!((MS / 2..4 * MS).contains(&light), "{light}");
+    assert!((80 * MS..=120 * MS).contains(&heavy), "{heavy}");
+
+    let (mut light, mut random) = (service_times::ServiceTimes::default(), 1u64);
+    for _ in 0..1000 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        light.add_of(1, 10 + (random >> 33) % 5, MS + (random >> 40) % MS);
+        let heavy = light.likely_ns_of(1, 8000);
+        assert!(heavy < 8 * MS, "{heavy}");
+    }
+}
+
 #[test]
 fn high_priority_does_not_starve_the_others() {
     let mut admission = Admission::new(1, usize::MAX, SLOTS, ONE);
@@ -733,6 +754,53 @@ fn the_late_are_told_when_a_batch_begins() {
         gathered.iter().map(|one| one.request).collect()
     };
     assert_eq!((of(&third.requests), of(&third.late)), (vec![3], vec![2]));
+}
+
+/// Heavy requests of 100 ms, and beside each fourth of them eight light ones of 1 ms, with time for themselves and not for a heavy one. How many of
+/// these are refused, of how many.
+fn refused_beside_heavy_ones(max_in_flight: usize) -> (usize, usize) {
+    let mut gather = Gather::new(limits(64, 8192, max_in_flight));
+    let (mut now, mut refused, mut count) = (0, 0, 0);
+    for round in 0..160 {
+        let _ = gather.add(now, demand(8192, None), ()).expect("it has no deadline");
+        let heavy = gather.take(now);
+        if round % 4 == 3 {
+            let deadline = Some(now + 20 * MS);
+            for _ in 0..8 {
+                // The first are what it learns from.
+                count += usize::from(round > 20);
+                let is_refused = gather.add(now, demand(12, deadline), ()).is_err();
+                refused += usize::from(is_refused && round > 20);
+            }
+            if gather.waiting() > 0 && gather.in_flight() < max_in_flight {
+                let light = gather.take(now);
+                gather.finished(now + MS, light.begun);
+            }
+        }
+        now += 100 * MS;
+        drop(gather.expire(now));
+        gather.finished(now, heavy.begun);
+        // Alone, none is refused.
+        if round % 4 == 0 {
+            let _ = gather.add(now, demand(12, Some(now + 20 * MS)), ()).expect("it is alone");
+            let alone = gather.take(now);
+            now += MS;
+            gather.finished(now, alone.begun);
+        }
+    }
+    (refused, count)
+}
+
+#[test]
+fn light_requests_beside_a_heavy_one() {
+    let (refused, of) = refused_beside_heavy_ones(2);
+    assert_eq!(refused, 0, "of {of}");
+}
+
+#[test]
+fn behind_a_heavy_batch_there_is_no_time() {
+    let (refused, of) = refused_beside_heavy_ones(1);
+    assert_eq!(refused, of);
 }
 
 /// What waits with normal priority is behind it, but for one in nine.

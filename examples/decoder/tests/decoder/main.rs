@@ -1,8 +1,10 @@
 //! The decoder on the host device, beside a slow implementation over `Vec`s.
 
 mod naive;
+#[path = "../../../encoder/tests/encoder/tiny.rs"]
+mod tiny;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use decoder::{
     Broken, Decoder, Folder, Launches, Limits, LoadError, Model, Refused, Request, Row, Sampling,
@@ -300,7 +302,10 @@ async fn malformed_files_name_the_tensor() -> Result<(), Failed> {
     assert!(matches!(&error, LoadError::Shape { expected, .. } if *expected == [64, 192]));
     assert!(error.to_string().contains("attn.c_attn.weight"), "{error}");
     let error = refusal("dtype", r#""dtype":"F32""#, r#""dtype":"I32""#).await?;
-    assert!(matches!(&error, LoadError::Dtype { found, .. } if found == "I32"), "{error}");
+    assert!(
+        matches!(&error, LoadError::Dtype { found, .. } if found.to_string() == "I32"),
+        "{error}"
+    );
     Ok(())
 }
 
@@ -331,17 +336,19 @@ async fn tokens_come_as_lines() -> Result<(), Failed> {
     let decoder = serving(&model(&tiny).await?, LIMITS).await?;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
-    let routes = router(decoder);
-    tokio::spawn(decoder::serve(listener, routes, std::time::Duration::from_secs(60)));
-    let post = async |body: &str| {
-        let head = "POST /generate HTTP/1.1\r\nhost: here\r\nconnection: close\r\ncontent-type: application/json\r\n";
-        let request = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
+    let routes = Arc::new(OnceLock::from(router(decoder)));
+    tokio::spawn(encoder::serve(listener, routes, std::time::Duration::from_secs(60)));
+    let ask = async |path: &str, body: &str| {
+        let head =
+            "HTTP/1.1\r\nhost: here\r\nconnection: close\r\ncontent-type: application/json\r\n";
+        let request = format!("{path} {head}content-length: {}\r\n\r\n{body}", body.len());
         let mut stream = TcpStream::connect(address).await?;
         stream.write_all(request.as_bytes()).await?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await?;
         Ok::<_, Failed>(answer)
     };
+    let post = async |body: &str| ask("POST /generate", body).await;
     let answer = post(r#"{"ids": [3, 14, 15], "new": 5}"#).await?;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     let mut rest = answer.as_str();
@@ -355,6 +362,18 @@ async fn tokens_come_as_lines() -> Result<(), Failed> {
         let answer = post(wrong).await?;
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
         assert!(answer.contains(r#"{"error":""#), "{answer}");
+    }
+    let metrics = ask("GET /metrics", "").await?;
+    for line in [
+        "model_tokens_total 5",
+        "model_requests_total{outcome=\"200\"} 1",
+        "model_requests_total{outcome=\"400\"} 1",
+        "model_requests_total{outcome=\"422\"} 1",
+        "model_request_seconds_count 3",
+        "model_waiting 0",
+        "model_blocks_used 0",
+    ] {
+        assert!(metrics.lines().any(|found| found == line), "{line}: {metrics}");
     }
     Ok(())
 }

@@ -1,0 +1,81 @@
+//! `GET /metrics`, for Prometheus. Both servers use it.
+#![forbid(unsafe_code)]
+
+use std::sync::LazyLock;
+use std::time::Instant;
+
+use axum::Router;
+use axum::http::{StatusCode, header};
+use axum::routing::get;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
+use prometheus_client::registry::Registry;
+
+use crate::serve::Failure;
+
+/// What a process has done.
+#[expect(missing_docs, reason = "Prometheus is told")]
+pub struct Metrics {
+    pub tokens: Counter,
+    pub waiting: Gauge,
+    pub blocks_used: Gauge,
+    requests: Family<[(&'static str, String); 1], Counter>,
+    seconds: Histogram,
+    registry: Registry,
+}
+
+/// The metrics of this process.
+pub static METRICS: LazyLock<Metrics> = LazyLock::new(|| {
+    let (tokens, waiting, blocks_used) = <(Counter, Gauge, Gauge)>::default();
+    // 100 µs to 52 s.
+    let seconds = Histogram::new(exponential_buckets(1e-4, 2.0, 20));
+    let (requests, mut registry) = (Family::default(), Registry::with_prefix("model"));
+    let outcomes = "by status; `left`: the client did; `broken`: the answer ended early";
+    registry.register("requests", outcomes, Family::clone(&requests));
+    registry.register("request_seconds", "to the end of the answer", seconds.clone());
+    registry.register("tokens", "of texts that were embedded, or new ones", tokens.clone());
+    registry.register("waiting", "requests that have not begun", waiting.clone());
+    registry.register("blocks_used", "of a decoder's cache", blocks_used.clone());
+    Metrics { tokens, waiting, blocks_used, requests, seconds, registry }
+});
+
+/// Adds `GET /metrics`, and an error for what is not there. `look` sets the metrics that are looked up.
+pub fn with_metrics(routes: Router, look: impl Fn() + Clone + Send + Sync + 'static) -> Router {
+    let metrics = move || async move {
+        look();
+        let mut text = String::new();
+        encode(&mut text, &METRICS.registry).expect("a `String` takes any text");
+        ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0")], text)
+    };
+    let none = |status: StatusCode| async move { Failure(status, status.to_string()) };
+    let routes = routes.route("/metrics", get(metrics));
+    let routes = routes.fallback(move || none(StatusCode::NOT_FOUND));
+    routes.method_not_allowed_fallback(move || none(StatusCode::METHOD_NOT_ALLOWED))
+}
+
+/// A request since its head, counted when this is dropped.
+pub struct Watched(Instant, String);
+
+impl Watched {
+    /// Its client leaves, unless it [ends](Watched::ends).
+    #[must_use]
+    pub fn now() -> Watched {
+        Watched(Instant::now(), "left".into())
+    }
+
+    /// Says how it ends, unless that was said.
+    pub fn ends(&mut self, outcome: &str) {
+        if self.1 == "left" {
+            self.1 = outcome.into();
+        }
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        METRICS.seconds.observe(self.0.elapsed().as_secs_f64());
+        let outcome = [("outcome", std::mem::take(&mut self.1))];
+        METRICS.requests.get_or_create(&outcome).inc();
+    }
+}

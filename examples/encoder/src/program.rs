@@ -1,0 +1,98 @@
+//! What programs around a model have in common: where it is, how they start, and a server that listens before the model is loaded. Both examples use it.
+#![forbid(unsafe_code)]
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::builder::RangedU64ValueParser;
+use gpu_await::Device;
+use tokio::net::TcpListener;
+
+use crate::connections::{Routes, serve};
+use crate::weights::{Folder, ModelConfig};
+
+/// What ends a program.
+pub type Failed = Box<dyn std::error::Error + Send + Sync>;
+
+/// The model, and what computes it.
+#[derive(Clone, clap::Args)]
+pub struct Place {
+    /// The folder with config.json and model.safetensors
+    #[arg(long, global = true, value_name = "DIR", default_value = ".")]
+    pub model: PathBuf,
+    /// What the model computes in; sums are in f32
+    #[arg(long, global = true, value_enum, default_value = "f16")]
+    pub dtype: Dtype,
+    /// cuda:N, host, or auto
+    #[arg(long, global = true, default_value = "auto")]
+    pub device: String,
+}
+
+/// An element type.
+#[derive(Clone, Copy, clap::ValueEnum)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Dtype {
+    F16,
+    F32,
+}
+
+impl Place {
+    /// Opens both, and says which device it is.
+    ///
+    /// # Errors
+    /// There is no such device; the folder is not one of such a model.
+    pub fn open<C: ModelConfig>(&self) -> Result<(Device, Arc<Folder<C>>), Failed> {
+        let (folder, device) = (Folder::open(&self.model)?, Device::builder().named(&self.device)?);
+        eprintln!("device {device}");
+        Ok((device, Arc::new(folder)))
+    }
+}
+
+/// Parses numbers from 1 on.
+#[must_use]
+pub fn up_to(most: u64) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=most)
+}
+
+/// Runs a program on a runtime of its own, and prints what ended it.
+pub fn run(name: &str, program: impl Future<Output = Result<(), Failed>>) -> ExitCode {
+    let ended = tokio::runtime::Runtime::new().map_err(Failed::from).and_then(|runtime| {
+        let ended = runtime.block_on(program);
+        // Weights that are still being read keep nobody waiting.
+        runtime.shutdown_background();
+        ended
+    });
+    if let Err(error) = &ended {
+        eprintln!("{name}: {error}");
+    }
+    ended.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS)
+}
+
+/// Listens at once, so that an orchestrator sees a server that is loading: it answers 503 until `model` has set the routes. Ends with a signal, or with
+/// `model`.
+///
+/// # Errors
+/// The address is taken; what `model` says.
+pub async fn listen(
+    address: SocketAddr,
+    patience: Duration,
+    model: impl AsyncFnOnce(&Routes) -> Result<(), Failed>,
+) -> Result<(), Failed> {
+    let listener = TcpListener::bind(address).await;
+    let listener = listener.map_err(|error| format!("{address}: {error}"))?;
+    println!("listening on http://{}", listener.local_addr()?);
+    let routes = Routes::default();
+    tokio::select! {
+        served = serve(listener, routes.clone(), patience) => Ok(served?),
+        ended = model(&routes) => ended,
+    }
+}
+
+/// Milliseconds.
+#[must_use]
+pub fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
