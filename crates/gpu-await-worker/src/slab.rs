@@ -162,6 +162,8 @@ impl Drop for Slab {
         }
         // SAFETY: the mapping is this slab's, and nothing refers to it any more. What fails stays mapped.
         let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
+        #[cfg(test)]
+        crate::supervisor::tests::unmaps(self.len);
     }
 }
 
