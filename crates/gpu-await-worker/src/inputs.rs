@@ -12,6 +12,7 @@ use gpu_await::{DeviceBuffer, Element, Op, Readable, Stream};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::calls::CallId;
 use crate::frame::{ChildTerms, ToSupervisor};
 use crate::leases::{LeaseId, Leases, Part, Returned};
 use crate::link::Link;
@@ -24,11 +25,12 @@ pub struct Payloads {
     request: Option<RequestPayload>,
     response: Option<ResponsePayload>,
     room: Arc<Room>,
+    id: CallId,
 }
 
 impl Payloads {
-    pub(crate) fn new(request: Option<RequestPayload>, room: Arc<Room>) -> Self {
-        Payloads { request, response: None, room }
+    pub(crate) fn new(request: Option<RequestPayload>, room: Arc<Room>, id: CallId) -> Self {
+        Payloads { request, response: None, room, id }
     }
 
     /// Takes what came with the request.
@@ -51,8 +53,56 @@ impl Payloads {
         self.response = Some(response);
     }
 
+    /// Stops the limit of the call ([`Call::within`](crate::Call::within)) until what this returns is dropped, and has it count anew from then on:
+    /// for a service that has calls wait for a stream or a batch, which says nothing about them. A call that waits so is not
+    /// [suspected](crate::Guilt) when another one is over its limit.
+    ///
+    /// # Examples
+    /// ```
+    /// use gpu_await::StreamPool;
+    /// use gpu_await_worker::{Failure, Host, Payloads, Service};
+    ///
+    /// struct Double(StreamPool);
+    ///
+    /// impl Service for Double {
+    /// #   type Config = ();
+    /// #   type Request = Vec<f32>;
+    /// #   type Response = Vec<f32>;
+    /// #   async fn start((): (), host: &Host) -> Result<Self, Failure> {
+    /// #       Ok(Double(StreamPool::builder().streams(host.device(), 4).build()?))
+    /// #   }
+    ///     async fn call(&self, x: Vec<f32>, payloads: &mut Payloads) -> Result<Vec<f32>, Failure> {
+    ///         let waits = payloads.pause_limit();
+    ///         let stream = self.0.acquire().await?;
+    ///         drop(waits);
+    ///         let x = stream.upload(x).queued()?;
+    ///         Ok(stream.download(&x).await?.iter().map(|x| 2.0 * x).collect())
+    ///     }
+    /// }
+    /// ```
+    pub fn pause_limit(&self) -> PausedLimit {
+        self.room.slab.begun(self.id.slot()).pauses();
+        PausedLimit { room: self.room.clone(), id: self.id }
+    }
+
     pub(crate) fn into_response(self) -> Option<ResponsePayload> {
         self.response
+    }
+}
+
+/// The limit of a call while it does not count: see [`Payloads::pause_limit`]. When it is dropped, wherever that is, the limit counts from the beginning.
+#[derive(Debug)]
+#[must_use = "the limit counts again when this is dropped"]
+pub struct PausedLimit {
+    room: Arc<Room>,
+    id: CallId,
+}
+
+impl Drop for PausedLimit {
+    fn drop(&mut self) {
+        if self.room.slab.is_here() {
+            self.room.slab.begun(self.id.slot()).restarts(self.id.generation());
+        }
     }
 }
 

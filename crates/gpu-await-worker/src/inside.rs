@@ -111,6 +111,8 @@ pub(crate) struct After {
     pub(crate) readers: Vec<(Reader, Result<Option<Timeline>>)>,
     pub(crate) payloads: Vec<Payload>,
     pub(crate) dropped: Vec<Ticket>,
+    /// Processes that were reaped.
+    pub(crate) gone: Vec<Process>,
     pub(crate) events: Vec<Box<dyn FnOnce() + Send>>,
     /// The supervisor has something to do that it does not know of.
     pub(crate) wake: bool,
@@ -154,6 +156,7 @@ impl After {
         self.rooms.into_iter().for_each(|room| contain(|| drop(room)));
         self.payloads.into_iter().for_each(|payload| contain(|| drop(payload)));
         self.dropped.into_iter().for_each(|ticket| contain(|| drop(ticket)));
+        supervisor::free(self.gone);
         self.events.into_iter().for_each(contain);
         if self.wake {
             supervisor::wake();

@@ -14,6 +14,7 @@
 //! | have one on each GPU, called as one | [`Group`] |
 //! | call it | [`Worker::call`], [`Call`], [`Answer`]; with tower (feature `tower`), `Worker::service` |
 //! | refuse what killed processes | [`WorkerBuilder::blame`], [`Blame`], [`Call::key`], [`Call::client`] |
+//! | end a call that takes too long, with its process | [`Call::within`]; in the process [`Payloads::pause_limit`] |
 //! | send and get large data | [`Lease`], [`Payload`]; in the process [`Payloads`] |
 //! | keep weights on the GPU across deaths | [`Host::keep`], [`kept`], [`forget_kept`] |
 //! | keep state on the GPU that processes write | [`Host::keep_mut`], [`KeptMut`], [`KeptState`] |
@@ -202,7 +203,7 @@ pub use health::{GroupHealth, Health, WorkerHealth};
 #[cfg(target_os = "linux")]
 pub use host::{Filling, Host};
 #[cfg(target_os = "linux")]
-pub use inputs::{Payloads, RequestPayload, ResponsePayload};
+pub use inputs::{PausedLimit, Payloads, RequestPayload, ResponsePayload};
 #[cfg(target_os = "linux")]
 pub use keep::{KeptMemory, forget_kept, kept};
 #[cfg(target_os = "linux")]

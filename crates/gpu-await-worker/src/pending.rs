@@ -112,7 +112,7 @@ impl<S: Service> Call<S> {
     /// [`Lost`](Error::Lost), and so do other calls, unless they are [idempotent](Self::idempotent).
     ///
     /// It is counted from when the process begins with the call. Waiting is not: for a process that takes calls, for room for its payload,
-    /// and, in the process, for its first turn. A [`deadline`](Self::deadline) bounds all of that. One that waits behind a call which has no
+    /// in the process for its first turn, and for what its service says ([`Payloads::pause_limit`](crate::Payloads::pause_limit)). A [`deadline`](Self::deadline) bounds all of that. One that waits behind a call which has no
     /// limit, and blocks the executor, waits with it: see [`executor_limit`](crate::WorkerBuilder::executor_limit).
     ///
     /// A call that has begun counts on while it waits for others: for the stream that it shares with them, or for code that blocks the executor.

@@ -331,7 +331,7 @@ impl Serving {
         let (service, link, running) = (service.clone(), self.link.clone(), self.running.clone());
         let payload = payload
             .map(|(id, part)| RequestPayload::new(link.clone(), self.requests.clone(), id, part));
-        let (payloads, room) = (Payloads::new(payload, self.room.clone()), self.room.clone());
+        let (payloads, room) = (Payloads::new(payload, self.room.clone(), id), self.room.clone());
         let most_response = self.most_response;
         let (device, holds) = (self.device.clone(), self.holds);
         let (unpolled, runs) = (running.unpolled.clone(), running.begins());

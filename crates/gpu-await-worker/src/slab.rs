@@ -24,6 +24,8 @@ use crate::system;
 /// The page that a process publishes about itself in, and what a call takes behind it.
 const PAGE: u64 = 4096;
 const CALL_BYTES: u64 = size_of::<[AtomicU64; 2]>() as u64;
+/// No moment: a call that has begun and waits.
+const WAITS: u64 = u64::MAX;
 
 /// The part of a slab of responses that is no lease, for so many calls.
 pub(crate) fn status_bytes(most_calls: usize) -> u64 {
@@ -160,6 +162,8 @@ impl Drop for Slab {
             std::mem::forget(self.fd.take());
             return;
         }
+        #[cfg(test)]
+        crate::supervisor::tests::unmaps(self.len);
         // SAFETY: the mapping is this slab's, and nothing refers to it any more. What fails stays mapped.
         let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
     }
@@ -200,12 +204,58 @@ impl Begun<'_> {
         self.0[1].store(generation.wrapping_add(1), Ordering::Release);
     }
 
-    /// How long ago that was; `None` before.
+    /// The call that began last waits.
+    pub(crate) fn pauses(&self) {
+        self.0[0].store(WAITS, Ordering::Relaxed);
+    }
+
+    /// This one goes on, if it is the one that began last.
+    pub(crate) fn restarts(&self, generation: u64) {
+        // ORDERING: Relaxed: if another call begins in its slot at this very moment, the other one counts from now.
+        if self.0[1].load(Ordering::Relaxed) == generation.wrapping_add(1) {
+            self.0[0].store(system::monotonic_ns(), Ordering::Relaxed);
+        }
+    }
+
+    /// How long ago that was; `None` before, and while it waits.
     pub(crate) fn age(&self, generation: u64) -> Option<Duration> {
         // ORDERING: Acquire, as above.
         let is_it = self.0[1].load(Ordering::Acquire) == generation.wrapping_add(1);
         // A process may write any moment: one that is to come is now.
-        let age = || system::monotonic_ns().saturating_sub(self.0[0].load(Ordering::Relaxed));
-        is_it.then(|| Duration::from_nanos(age()))
+        let since = is_it.then(|| self.0[0].load(Ordering::Relaxed)).filter(|at| *at != WAITS)?;
+        Some(Duration::from_nanos(system::monotonic_ns().saturating_sub(since)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_call_in_a_slot_begins() {
+        let bytes = PAGE + status_bytes(1);
+        let slab = Slab::new("begun", bytes, false).unwrap();
+        let begun = slab.begun(0);
+        let long_ago = |generation| {
+            begun.begins(generation);
+            begun.0[0].store(0, Ordering::Relaxed);
+            begun.age(generation).unwrap()
+        };
+        let age = long_ago(7);
+        for other in [6, 8, u64::MAX] {
+            begun.restarts(other);
+            assert!(begun.age(7).unwrap() >= age && begun.age(other).is_none());
+        }
+        begun.pauses();
+        assert_eq!(begun.age(7), None);
+        begun.restarts(6);
+        assert_eq!(begun.age(7), None);
+        begun.restarts(7);
+        assert!(begun.age(7).unwrap() < age);
+        // The next one in the slot does not wait.
+        begun.pauses();
+        begun.begins(8);
+        begun.restarts(7);
+        assert!(begun.age(7).is_none() && begun.age(8).is_some());
     }
 }

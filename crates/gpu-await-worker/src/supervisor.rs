@@ -1,7 +1,8 @@
 //! The one thread that hears, kills and reaps the processes of all workers of this process, and the one that starts them.
 //!
 //! Both begin with the first worker and never end: the kernel signals a process of a worker when the thread that started it ends. Starting is
-//! a thread of its own because it waits for the new process to execute its program: on a cold disk, or when that is stopped, for long. The
+//! a thread of its own because it waits for the new process to execute its program: on a cold disk, or when that is stopped, for long. That
+//! one also frees what a process that is gone leaves: the memory of its answers goes with its last mapping, 0.1 ms and more a MiB. The
 //! other one waits in one `poll` for the sockets, handles and pipes of all, and blocks nowhere else: a death is seen by the handle, `waitid` is asked
 //! without waiting, pipes are read as far as they go.
 //!
@@ -10,11 +11,13 @@
 //!    call of theirs. The thread goes on (`a_panic_ends_one_worker`, `a_panic_between_workers_ends_all`).
 //! 2. What cannot be waited for is looked at: a system that refuses `poll` hides no death (`each_state_cause_and_step_is_told_once`).
 //! 3. A process that is slow to start holds up no other worker's calls, and no handle of its own (`a_slow_start_holds_up_nobody`).
+//! 4. No memory is unmapped under a worker's lock, or on the thread that hears calls (`what_a_process_leaves_is_freed_elsewhere`).
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
 pub(crate) mod tests;
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,9 +39,17 @@ use crate::system;
 struct Supervisor {
     event: OwnedFd,
     new: Mutex<Vec<Arc<Inside>>>,
-    /// What the other thread starts next: a worker's process, with its number.
-    starts: Mutex<VecDeque<(Arc<Inside>, u32)>>,
-    more_starts: Condvar,
+    errands: Mutex<Errands>,
+    more_errands: Condvar,
+}
+
+/// What the other thread does next.
+#[derive(Debug, Default)]
+struct Errands {
+    /// Starts a worker's process, with its number.
+    starts: VecDeque<(Arc<Inside>, u32)>,
+    /// Drops processes that were reaped, and workers that have ended.
+    gone: Vec<Box<dyn Any + Send>>,
 }
 
 static SUPERVISOR: OnceLock<Result<Supervisor>> = OnceLock::new();
@@ -54,8 +65,17 @@ pub(crate) fn supervise(inside: Arc<Inside>) -> Result<()> {
 /// Has a process of this worker started, which hears of it.
 pub(crate) fn start(inside: Arc<Inside>, incarnation: u32) {
     if let Some(Ok(supervisor)) = SUPERVISOR.get() {
-        supervisor.starts.lock().push_back((inside, incarnation));
-        supervisor.more_starts.notify_one();
+        supervisor.errands.lock().starts.push_back((inside, incarnation));
+        supervisor.more_errands.notify_one();
+    }
+}
+
+/// Has these dropped.
+pub(crate) fn free<T: Send + 'static>(gone: impl IntoIterator<Item = T>) {
+    let mut gone = gone.into_iter().map(|it| -> Box<dyn Any + Send> { Box::new(it) }).peekable();
+    if let Some(Ok(supervisor)) = SUPERVISOR.get().filter(|_| gone.peek().is_some()) {
+        supervisor.errands.lock().gone.extend(gone);
+        supervisor.more_errands.notify_one();
     }
 }
 
@@ -75,8 +95,8 @@ fn begin() -> Result<Supervisor> {
     thread.spawn(run).map_err(refused)?;
     starter.spawn(run_starts).map_err(refused)?;
     warn_of_group_kills();
-    let (new, starts, more_starts) = (Mutex::default(), Mutex::default(), Condvar::new());
-    Ok(Supervisor { event, new, starts, more_starts })
+    let (new, errands, more_errands) = (Mutex::default(), Mutex::default(), Condvar::new());
+    Ok(Supervisor { event, new, errands, more_errands })
 }
 
 /// With `memory.oom.group`, the kernel kills the supervisor with a process that has too much memory.
@@ -94,31 +114,37 @@ struct Supervised {
     watch: Watch,
 }
 
-/// Starts processes, one after the other; no lock is held meanwhile.
+/// Starts processes, one after the other, and frees what others left; no lock is held meanwhile.
 fn run_starts() {
     let Ok(supervisor) = SUPERVISOR.wait() else { return };
     loop {
-        let (inside, incarnation) = {
-            let mut starts = supervisor.starts.lock();
-            loop {
-                match starts.pop_front() {
-                    Some(next) => break next,
-                    None => supervisor.more_starts.wait(&mut starts),
-                }
+        let (start, gone) = {
+            let mut errands = supervisor.errands.lock();
+            while errands.starts.is_empty() && errands.gone.is_empty() {
+                supervisor.more_errands.wait(&mut errands);
             }
+            (errands.starts.pop_front(), std::mem::take(&mut errands.gone))
         };
-        let start = || {
-            #[cfg(test)]
-            inside.trips.slow();
-            Process::start(&inside, incarnation, Instant::now())
-        };
-        let started = catch_unwind(AssertUnwindSafe(start))
-            .unwrap_or_else(|panic| Err(std::io::Error::other(panic_text(panic))));
-        // A panic there has ended the worker.
-        let hears = || inside.started(incarnation, started);
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(hears)) {
-            drop(panic_text(panic));
+        if let Some((inside, incarnation)) = start {
+            start_one(&inside, incarnation);
         }
+        // Each on its own: a panic leaves the others to be dropped.
+        gone.into_iter().for_each(|it| drop(catch_unwind(AssertUnwindSafe(|| drop(it)))));
+    }
+}
+
+fn start_one(inside: &Inside, incarnation: u32) {
+    let start = || {
+        #[cfg(test)]
+        inside.trips.slow();
+        Process::start(inside, incarnation, Instant::now())
+    };
+    let started = catch_unwind(AssertUnwindSafe(start))
+        .unwrap_or_else(|panic| Err(std::io::Error::other(panic_text(panic))));
+    // A panic there has ended the worker.
+    let hears = || inside.started(incarnation, started);
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(hears)) {
+        drop(panic_text(panic));
     }
 }
 
@@ -156,7 +182,7 @@ fn look_after(supervisor: &Supervisor, workers: &mut Vec<Supervised>, buffer: &m
         let bytes = packet_bytes(&worker.inside.options);
         worker.watch = worker.inside.turn(now, &ready, &mut buffer[..bytes]);
     }
-    workers.retain(|worker| !worker.watch.ended);
+    free(workers.extract_if(.., |worker| worker.watch.ended).map(|worker| worker.inside));
     #[cfg(test)]
     tests::trip();
     wait(supervisor, workers);

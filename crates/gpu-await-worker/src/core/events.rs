@@ -68,18 +68,15 @@ impl Core {
         self.fall(inside, now, after);
         let is_there =
             |process: &Process| system::reap(process.ends.handle.as_fd(), process.pid).is_none();
-        self.unwanted.retain(is_there);
-        self.stuck.retain(|process| {
-            let is_there = is_there(process);
-            if !is_there {
-                self.life.unstuck();
-                let (service, pid) = (inside.service, process.number());
-                after.log(move || {
-                    tracing::info!(service, pid, "a process that was set aside is gone");
-                });
-            }
-            is_there
-        });
+        after.gone.extend(self.unwanted.extract_if(.., |process| !is_there(process)));
+        for process in self.stuck.extract_if(.., |process| !is_there(process)) {
+            self.life.unstuck();
+            let (service, pid) = (inside.service, process.number());
+            after.log(move || {
+                tracing::info!(service, pid, "a process that was set aside is gone");
+            });
+            after.gone.push(process);
+        }
         #[cfg(test)]
         inside.trips.trip(crate::supervisor::tests::Trip::Turn);
         for role in Role::ALL {

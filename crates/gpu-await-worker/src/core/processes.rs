@@ -257,6 +257,7 @@ impl Core {
         let sign = if excused { Sign::None } else { self.sign(of.0) };
         self.lose(inside, role, of, (cause, culprit), now, after);
         self.gone(inside, role, now, sign, after);
+        after.gone.push(process);
     }
 
     /// Keeps what a process wrote, to its end.

@@ -43,6 +43,18 @@ pub(super) fn trip() {
     assert!(!BETWEEN.swap(false, Ordering::SeqCst), "injected between");
 }
 
+/// The thread that unmapped a slab of [`RARE`] bytes last.
+static UNMAPPED: parking_lot::Mutex<Option<String>> = parking_lot::Mutex::new(None);
+
+/// The slab of responses that one test has.
+const RARE: usize = 29 * 4096;
+
+pub(crate) fn unmaps(bytes: usize) {
+    if bytes == RARE {
+        *UNMAPPED.lock() = std::thread::current().name().map(str::to_owned);
+    }
+}
+
 /// Answers later.
 #[derive(Debug)]
 struct Later;
@@ -192,4 +204,39 @@ fn a_slow_start_holds_up_nobody() {
         closing.await.unwrap();
         assert_eq!(inside.stats().starts, 3);
     });
+}
+
+#[test]
+fn what_a_process_leaves_is_freed_elsewhere() {
+    run(async {
+        let rare = RARE as u64 - crate::slab::status_bytes(4096);
+        let mut worker =
+            Some(Worker::<Later>::builder(()).payload_bytes(4096, rare).spawn().await.unwrap());
+        for round in 0..3 {
+            if let Some(worker) = &worker {
+                worker.serving().await.unwrap();
+            }
+            // One that dies, one that is replaced, one that is closed.
+            match (&worker, round) {
+                (Some(worker), 0) => drop(worker.call(None).await),
+                (Some(worker), 1) => worker.replace().await.unwrap(),
+                _ => drop(worker.take()),
+            }
+            assert_eq!(unmapped().await, "gpu-await-starts", "{round}");
+        }
+        // The memory of requests goes with the last that has the worker: that may be this thread.
+        let worker = Worker::<Later>::builder(()).payload_bytes(RARE as u64, 4096).spawn().await;
+        drop(worker.unwrap());
+        assert_ne!(unmapped().await, "gpu-await-workers");
+    });
+}
+
+async fn unmapped() -> String {
+    loop {
+        let thread = UNMAPPED.lock().take();
+        if let Some(thread) = thread {
+            return thread;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }

@@ -43,6 +43,23 @@ fn a_call_over_its_own_limit_is_guilty() {
 }
 
 #[test]
+fn a_limit_does_not_count_what_the_service_waits_for() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let limit = Duration::from_millis(200);
+        let waits = worker.call(Do::WaitsItsTurn(3 * limit, true)).within(limit);
+        assert_eq!(waits.await, Ok(Done::Nothing));
+        // Behind that it counts; and who still waits is not why.
+        let begun = Instant::now();
+        let endless = worker.call(Do::WaitsItsTurn(2 * limit, false)).within(limit).send();
+        let waits = worker.call(Do::WaitsItsTurn(LONG, true)).within(limit).send();
+        assert_eq!(lost(endless.await).cause, Cause::CallLimit(limit));
+        assert!(begun.elapsed() >= 3 * limit, "{:?}", begun.elapsed());
+        assert_eq!(lost(waits.await).guilt, Guilt::Innocent);
+    });
+}
+
+#[test]
 fn a_limit_does_not_count_the_calls_in_front() {
     run(async {
         let worker = worker().threads(1).spawn().await.unwrap();

@@ -17,6 +17,8 @@ pub(crate) enum Do {
     DoubleOften(Vec<f32>, Duration),
     /// Answers with its argument, later.
     Later(u32, Duration),
+    /// Answers so much later; its limit does not count until then. Or counts, and it never answers.
+    WaitsItsTurn(Duration, bool),
     /// Answers when this file is gone.
     OnceGone(String),
     /// Blocks the thread that polls it, and answers with its argument.
@@ -298,6 +300,15 @@ impl Service for Twin {
                 while std::time::Instant::now() < until {
                     let y = self.stream.upload(x.clone()).queued()?;
                     drop(self.stream.download(&y).await?);
+                }
+                Done::Nothing
+            }
+            Do::WaitsItsTurn(time, answers) => {
+                let waits = payloads.pause_limit();
+                tokio::time::sleep(time).await;
+                drop(waits);
+                if !answers {
+                    std::future::pending::<()>().await;
                 }
                 Done::Nothing
             }
