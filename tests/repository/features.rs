@@ -25,7 +25,7 @@ const ROWS: [(&str, RangeInclusive<usize>); 8] = [
     ("004", 1..=70),
     ("P", 101..=107),
     ("P", 111..=111),
-    ("W", 1..=16),
+    ("W", 1..=17),
 ];
 
 struct Row {

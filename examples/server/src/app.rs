@@ -3,20 +3,18 @@
 //! Every route of work has the same shape:
 //!
 //! 1. read and check the body (`wire`), within the body timeout;
-//! 2. wait for a stream, put the work on it (`model`), await the one future, encode the answer: all
-//!    within the request timeout;
+//! 2. have it computed (`engine`): wait for a stream, put the work on it (`model`), await the one future,
+//!    encode the answer: all within the request timeout;
 //! 3. hand back the answer with the times that it took (`observe` logs and counts them).
 //!
 //! A client that goes away, or a time limit that passes, drops the handler wherever it is. Nothing has
-//! to be cleaned up for that: what is on the device goes on, its memory comes back when the device has
-//! finished, and the permit of the pool only then.
+//! to be cleaned up for that.
 #![forbid(unsafe_code)]
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
-use ::metrics::histogram;
 use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
@@ -24,83 +22,39 @@ use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Router, middleware};
-use gpu_await::{Batcher, Device, PinnedBuffer, PoolShare, StreamPool};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tower_http::catch_panic::CatchPanicLayer;
 use tracing_appender::non_blocking::ErrorCounter;
 
-use crate::budget::{Budget, Reserved};
+use crate::budget::Budget;
 use crate::embed_mean::WIDTH;
-use crate::embedder::{self, Embed, Embedded};
 use crate::failure::Failure;
-use crate::health::Health;
-use crate::model::Model;
-use crate::observe::{self, Times};
 use crate::options::Options;
-use crate::wire::{self, Extents, Format, Matmul, Matrices, Tokens};
-use crate::{metrics, open_inference};
+use crate::wire::{self, Extents, Format, Input, Matmul, Matrices, Tokens};
+use crate::{Compute, metrics, observe, open_inference};
 
 /// What all requests share.
 pub(crate) struct App {
-    pub device: Device,
-    pub pool: StreamPool,
-    products: StreamPool,
-    pub model: Arc<Model>,
-    pub embedder: Batcher<Embed, Embedded, gpu_await::Error>,
+    pub compute: Compute,
     pub metrics: PrometheusHandle,
     /// Lines of the log that nobody read in time.
     pub dropped: ErrorCounter,
     pub budget: Budget,
-    pub health: Arc<Health>,
     pub options: Options,
     /// Why no more requests should come; unset while they should.
     pub stopping: OnceLock<&'static str>,
 }
 
 impl App {
-    /// Loads the model and makes what serves it. Inside the runtime: it starts tasks.
-    ///
-    /// # Errors
-    /// A model that does not load; a device without room for it.
-    pub(crate) async fn start(
-        device: Device,
+    pub(crate) fn new(
+        compute: Compute,
         metrics: PrometheusHandle,
         dropped: ErrorCounter,
         options: Options,
-    ) -> gpu_await::Result<Arc<App>> {
-        let model = Arc::new(Model::load(&device).await?);
-        let pool = StreamPool::builder()
-            .streams(&device, options.streams)
-            .max_in_flight(options.max_in_flight)
-            .max_waiting(options.max_waiting)
-            // A request that cannot be answered by then is refused at once, and nobody computes for callers that have gone.
-            .patience(options.request_timeout_ms)
-            // Products take long, and others stand behind them on the device: half of the permits are never theirs.
-            .share(PoolShare::new("matmul").max_in_flight(options.max_in_flight.div_ceil(2)))
-            .share(PoolShare::new("embed"))
-            .build()?;
-        let (embedder, worker) = embedder::start(
-            &pool.with_share("embed")?,
-            model.clone(),
-            options.max_waiting,
-            options.request_timeout_ms,
-        );
-        tokio::spawn(worker);
-        let health = Health::watch(model.clone(), device.stream()?, options.health_timeout_ms);
-        let products = pool.with_share("matmul")?;
-        Ok(Arc::new(App {
-            device,
-            pool,
-            products,
-            model,
-            embedder,
-            metrics,
-            dropped,
-            budget: Budget::new(options.buffer_budget_mib << 20),
-            health,
-            options,
-            stopping: OnceLock::new(),
-        }))
+    ) -> Arc<App> {
+        let budget = Budget::new(options.buffer_budget_mib << 20);
+        let stopping = OnceLock::new();
+        Arc::new(App { compute, metrics, dropped, budget, options, stopping })
     }
 
     /// The routes of work.
@@ -137,47 +91,11 @@ impl App {
     }
 
     /// Why requests should go elsewhere.
-    pub(crate) fn not_ready(&self) -> Option<&'static str> {
-        let stalled = (!self.health.is_good()).then_some("the device is stalled");
-        self.stopping.get().copied().or(stalled)
+    pub(crate) fn not_ready(&self) -> Option<Cow<'static, str>> {
+        let state = self.compute.state();
+        let stopping = self.stopping.get().copied().map(Cow::Borrowed);
+        stopping.or((!state.is_ready).then_some(Cow::Owned(state.text)))
     }
-
-    /// The GPU's part of a product. What is `reserved` is for `input`, which goes as soon as it is in pinned memory.
-    async fn multiply(
-        &self,
-        input: Matmul,
-        reserved: Reserved,
-    ) -> Result<(PinnedBuffer<f32>, Times), Failure> {
-        let stream = self.products.acquire().await?;
-        let queue = stream.waited();
-        histogram!("server_queue_seconds").record(queue);
-        // Pinned, so that copies need no thread; where its pool has to grow, that is off the executor. Behind the wait for a stream: pinned
-        // memory is bounded by what is in flight.
-        let Matmul { shape: [m, k, n], a, b } = input;
-        let mut pinned = self.device.pinned_async(m * k + k * n).await?;
-        pinned[..m * k].copy_from_slice(&a);
-        pinned[m * k..].copy_from_slice(&b);
-        let c = self.device.pinned_async(m * n).await?;
-        drop((a, b, reserved));
-        let result = self.model.matmul(&stream, [m, k, n], pinned, c); // on the device from here on
-        let (c, gpu) = result.await?; // the one wait for it
-        histogram!("server_gpu_seconds", "route" => "/matmul").record(gpu);
-        Ok((c, Times { queue, gpu }))
-    }
-
-    /// Waits with others for a batch; a request that is dropped before leaves it.
-    async fn look_up(&self, tokens: Vec<u32>) -> Result<([f32; WIDTH], Times), Failure> {
-        let embedder = self.embedder.with_weight(tokens.len() as u64);
-        let request = Embed { tokens, since: Instant::now() };
-        let Embedded { embedding, times } = embedder.call(request).await?;
-        Ok((embedding, times))
-    }
-}
-
-/// What a request asks for, checked.
-pub(crate) enum Input {
-    Matmul(Matmul),
-    Embed(Vec<u32>),
 }
 
 /// What every route of work does. `check` looks at the head, `decode` at the body; `encode` writes a result of this shape down, with what
@@ -203,17 +121,8 @@ pub(crate) async fn answer<C, K>(
         let encode = |values: &[f32]| {
             wire::compute(size_of_val(values), || encode(kept, format, &shape, values))
         };
-        let (encoded, times) = match input {
-            Input::Matmul(input) => {
-                let (c, times) = app.multiply(input, reserved).await?;
-                (encode(&c)?, times)
-            }
-            Input::Embed(tokens) => {
-                let (embedding, times) = app.look_up(tokens).await?;
-                (encode(&embedding)?, times)
-            }
-        };
-        let body = Body::from(answer_bytes.hold(encoded));
+        let (encoded, times) = app.compute.compute(input, reserved, encode).await?;
+        let body = Body::from(answer_bytes.hold(encoded?));
         let mut response = ([(header::CONTENT_TYPE, format.content_type())], body).into_response();
         response.extensions_mut().insert(times);
         Ok(response)
@@ -261,9 +170,9 @@ async fn embed(State(app): State<Arc<App>>, request: Request) -> Result<Response
 }
 
 /// Whether whoever runs this should let it live.
-pub(crate) async fn healthy(State(app): State<Arc<App>>) -> Result<&'static str, Failure> {
-    let stalled = || Failure::new(503, "unhealthy", "the device is stalled");
-    if app.health.is_good() { Ok("ok") } else { Err(stalled()) }
+pub(crate) async fn healthy(State(app): State<Arc<App>>) -> Result<String, Failure> {
+    let state = app.compute.state();
+    if state.is_live { Ok(state.text) } else { Err(Failure::new(503, "unhealthy", state.text)) }
 }
 
 /// Whether a load balancer should send requests here.

@@ -2,7 +2,7 @@
 //!
 //! The source is `embed_mean.cu`; `kernels/build.py` of the repository made the PTX beside it, so nobody who
 //! builds this needs a CUDA compiler. The twin does the same sums in the same order, and gives the same bits.
-//! The one file of this example without `#![forbid(unsafe_code)]`: `unsafe fn` vouches for the PTX.
+//! Without `#![forbid(unsafe_code)]`, as `drill.rs`: `unsafe fn` vouches for the PTX.
 
 use gpu_await::{Grid, LaunchConfig, kernel};
 

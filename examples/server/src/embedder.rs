@@ -25,6 +25,8 @@ const IN_FLIGHT: usize = 2;
 pub(crate) struct Embed {
     pub tokens: Vec<u32>,
     pub since: Instant,
+    /// Dropped when its batch has a stream.
+    pub waits: Box<dyn Send + Sync>,
 }
 
 /// Its result, and how long it waited and its batch took.
@@ -60,11 +62,15 @@ async fn run(
     model: &Model,
     requests: Batch<Embed>,
 ) -> Result<Vec<Result<Embedded>>> {
-    let queues: Vec<_> = requests.iter().map(|request| request.since.elapsed()).collect();
+    let has_a_stream = |Embed { tokens, since, waits }: Embed| {
+        drop(waits);
+        (tokens, since.elapsed())
+    };
+    let (tokens, queues): (Vec<_>, Vec<_>) = requests.into_iter().map(has_a_stream).unzip();
     queues.iter().for_each(|queue| histogram!("server_queue_seconds").record(*queue));
-    histogram!("server_batch_requests").record(requests.len() as f64);
+    histogram!("server_batch_requests").record(tokens.len() as f64);
 
-    let tokens: Vec<&[u32]> = requests.iter().map(|request| &request.tokens[..]).collect();
+    let tokens: Vec<&[u32]> = tokens.iter().map(Vec::as_slice).collect();
     let (rows, gpu) = model.embed(stream, &tokens).await?;
     histogram!("server_gpu_seconds", "route" => "/embed").record(gpu);
 

@@ -51,6 +51,11 @@ impl Failure {
         Failure::new(503, "timed_out", "no result within the time limit")
     }
 
+    /// The device has no memory for it: 503.
+    pub(crate) fn out_of_memory() -> Failure {
+        Failure::new(503, "out_of_memory", "no memory for this request now")
+    }
+
     /// A mistake of ours: 500, and a line in the log.
     pub(crate) fn internal(error: &dyn std::fmt::Display) -> Failure {
         tracing::error!(%error, "a request failed");
@@ -65,7 +70,7 @@ impl From<gpu_await::Error> for Failure {
             ErrorKind::TimedOut => Failure::timed_out(),
             ErrorKind::OutOfMemory => {
                 tracing::warn!(%error, "out of memory");
-                Failure::new(503, "out_of_memory", "no memory for this request now")
+                Failure::out_of_memory()
             }
             ErrorKind::DeviceLost => Failure::new(503, "device_lost", "the device is lost"),
             ErrorKind::Closed => Failure::new(503, "shutting_down", "the server is shutting down"),

@@ -4,10 +4,15 @@
 mod app;
 mod budget;
 mod connections;
+#[cfg(target_os = "linux")]
+mod drill;
 mod embed_mean;
 mod embedder;
+mod engine;
 mod failure;
 mod health;
+#[cfg(target_os = "linux")]
+mod isolated;
 mod metrics;
 mod model;
 mod observe;
@@ -29,9 +34,15 @@ use tokio_util::sync::CancellationToken;
 use tracing_appender::non_blocking::ErrorCounter;
 
 use crate::app::App;
+use crate::engine::Engine;
+#[cfg(not(target_os = "linux"))]
+use crate::engine::Engine as Compute;
+#[cfg(target_os = "linux")]
+use crate::isolated::{Compute, Isolated};
 pub use crate::options::Options;
 
-type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
+type Error = Box<dyn std::error::Error + Send + Sync>;
+type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// How long the device may be at work behind the last answer.
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
@@ -43,8 +54,14 @@ const TOGETHER: Duration = Duration::from_millis(200);
 pub enum Stop {
     /// It was told to, by a signal.
     Asked,
-    /// The device is lost, which a process cannot mend.
-    Lost(gpu_await::Error),
+    /// The device is lost, which a process cannot mend, or its worker is given up.
+    Lost(Error),
+}
+
+/// The first statement of `main`: in a worker's process it serves, and does not return.
+pub fn init() {
+    #[cfg(target_os = "linux")]
+    gpu_await_worker::init::<isolated::Process>();
 }
 
 /// What the process ends with.
@@ -70,11 +87,8 @@ pub async fn run(
     // From here on a signal is an orderly end.
     let mut signals = Signals::new()?;
     let start = async {
-        // The first use of a driver takes seconds, and blocks.
-        let device = tokio::task::spawn_blocking(open).await??;
-        Ok::<_, Box<dyn std::error::Error + Send + Sync>>(
-            App::start(device, metrics::install()?, dropped, options).await?,
-        )
+        let compute = compute(&options, open).await?;
+        Ok::<_, Error>(App::new(compute, metrics::install()?, dropped, options))
     };
     let app = tokio::select! {
         app = start => app?,
@@ -94,6 +108,22 @@ pub async fn run(
     }
 }
 
+async fn compute(
+    options: &Options,
+    open: impl FnOnce() -> gpu_await::Result<Device> + Send + 'static,
+) -> Result<Compute> {
+    #[cfg(target_os = "linux")]
+    if options.isolate.isolate {
+        return Ok(Compute::Isolated(Isolated::begin(options)?));
+    }
+    // The first use of a driver takes seconds, and blocks.
+    let device = tokio::task::spawn_blocking(open).await??;
+    let engine = Engine::start(device, options).await?.watched(options.health_timeout_ms)?;
+    #[cfg(target_os = "linux")]
+    let engine = Compute::Here(Box::new(engine));
+    Ok(engine)
+}
+
 async fn serve(app: &Arc<App>, asked: &CancellationToken) -> Result<Stop> {
     let options = &app.options;
     let listen = |address| {
@@ -101,7 +131,7 @@ async fn serve(app: &Arc<App>, asked: &CancellationToken) -> Result<Stop> {
     };
     let listener = listen(options.listen)?;
     let health = options.health_listen.map(listen).transpose()?;
-    tracing::info!(device = %app.device, "ready");
+    tracing::info!(device = app.compute.name(), "ready");
     let mut lines = format!("listening on http://{}\n", listener.local_addr()?);
     if let Some(health) = &health {
         lines += &format!("health on http://{}\n", health.local_addr()?);
@@ -112,11 +142,11 @@ async fn serve(app: &Arc<App>, asked: &CancellationToken) -> Result<Stop> {
     let stop = async {
         let stop = tokio::select! {
             () = asked.cancelled() => Stop::Asked,
-            error = app.device.lost() => Stop::Lost(error),
+            error = app.compute.lost() => Stop::Lost(error),
         };
         let why = match stop {
             Stop::Asked => "shutting down",
-            Stop::Lost(_) => "the device is lost",
+            Stop::Lost(_) => "the device is lost, or its worker given up",
         };
         app.stopping.get_or_init(|| why);
         tracing::info!(why, "not ready any more");
@@ -138,10 +168,8 @@ async fn serve(app: &Arc<App>, asked: &CancellationToken) -> Result<Stop> {
     if let Stop::Lost(_) = stop {
         return Ok(stop);
     }
-    app.pool.close();
-    // Requests that were given up may still be on the device.
-    match app.device.close(CLOSE_LIMIT).await {
-        Err(error) if error.is_device_lost() => Ok(Stop::Lost(error)),
+    match app.compute.close(CLOSE_LIMIT).await {
+        Err(error) if error.is_device_lost() => Ok(Stop::Lost(error.into())),
         closed => Ok(closed.map(|()| stop)?),
     }
 }

@@ -13,6 +13,8 @@
 //! | `main.rs` | the log, exit codes |
 //! | `lib.rs` | starts, waits for a reason to stop, stops |
 //! | `app.rs` | the state, the routes, and what they do: read this first |
+//! | `engine.rs` | what computes: admission, micro-batches and the model on one device |
+//! | `isolated.rs`, `drill.rs` | `--isolate`: the engine in another process, which a GPU fault ends alone; requests that end it, for tests |
 //! | `model.rs`, `embed_mean.rs`, `.cu`, `.ptx` | the GPU work: plain functions that queue and never wait; a kernel |
 //! | `embedder.rs` | requests gathered into micro-batches |
 //! | `wire.rs`, `failure.rs` | from bytes to checked requests and back; errors as answers |
@@ -29,7 +31,7 @@
 //! | 0 | SIGTERM or ctrl-c: not ready for the lame duck period, then no new connections, and requests in flight were answered within `--drain-timeout-ms`; a signal while it starts ends it at once |
 //! | 1 | it could not start, or the device was not idle 10 s after the last answer, or a second signal ended it at once (within 200 ms two are one) |
 //! | 2 | options that make no sense |
-//! | 3 | the device is lost: a process cannot get it back, so whoever runs this starts another one |
+//! | 3 | the device is lost: a process cannot get it back, so whoever runs this starts another one; with `--isolate`: the worker is given up |
 
 #![forbid(unsafe_code)]
 
@@ -46,6 +48,7 @@ use tracing_subscriber::EnvFilter;
 const LOG_LINES: usize = 4096;
 
 fn main() -> ExitCode {
+    service::init();
     let options = Options::parse();
     // A reader of stderr that stalls must not stall a request.
     let (mut log, flush) =
@@ -65,7 +68,7 @@ fn main() -> ExitCode {
     });
     let written = match &ended {
         Ok(Stop::Asked) => Ok(()),
-        Ok(Stop::Lost(error)) => writeln!(log, "server: the device is lost: {error}"),
+        Ok(Stop::Lost(error)) => writeln!(log, "server: nothing computes any more: {error}"),
         Err(error) => writeln!(log, "server: {error}"),
     };
     written.ok();

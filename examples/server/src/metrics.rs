@@ -66,37 +66,21 @@ pub(crate) fn install() -> Result<PrometheusHandle, BuildError> {
 
 /// The text for Prometheus.
 pub(crate) fn scrape(app: &App) -> String {
-    let (pool, device, embed) = (app.pool.stats(), app.device.stats(), app.embedder.stats());
     let (bodies, answers) = app.budget.used();
-    for (name, value, help) in [
-        ("server_pool_in_flight", pool.in_flight as u64, "requests on the device"),
-        ("server_pool_waiting", pool.waiting as u64, "requests that wait for a stream"),
-        ("server_embed_waiting", embed.waiting as u64, "requests that wait for a batch"),
+    let gauges = [
         ("server_body_bytes", bodies as u64, "reserved for bodies"),
         ("server_answer_bytes", answers as u64, "reserved for answers"),
         ("server_ready", app.not_ready().is_none().into(), "1 while readiness is"),
-        ("server_healthy", app.health.is_good().into(), "1 while the device runs launches in time"),
-        ("server_device_operations_in_flight", device.in_flight, "operations on the device"),
-        ("server_device_allocated_bytes", device.allocated_bytes, "device memory"),
-        ("server_device_allocations", device.allocations, "buffers"),
-        ("server_device_pending_bytes", device.pending_bytes, "memory that waits to be freed"),
-        ("server_device_lent_bytes", device.lent_bytes, "host memory lent to operations"),
-        ("server_device_pinned_bytes", device.pinned_bytes, "pinned memory"),
-        ("server_device_pinned_used_bytes", device.pinned_used_bytes, "pinned memory in use"),
-    ] {
+        ("server_healthy", app.compute.state().is_live.into(), "1 while health is"),
+    ];
+    for (name, value, help) in app.compute.gauges().into_iter().chain(gauges) {
         describe_gauge!(name, help);
         gauge!(name).set(value as f64);
     }
     let dropped = app.dropped.dropped_lines() as u64;
-    let expired = "requests that waited until it was too late: 429, or 503 once their time is over";
-    for (name, value, help) in [
-        ("server_pool_refused_total", pool.refused, "requests that the pool refused: 429"),
-        ("server_pool_expired_total", pool.expired, expired),
-        ("server_embed_refused_total", embed.refused, "requests that the batcher refused: 429"),
-        ("server_embed_expired_total", embed.expired, expired),
-        ("server_device_wake_ups_total", device.wake_ups, "tasks woken by the device's poller"),
-        ("server_log_lines_dropped_total", dropped, "lines of the log that nobody read in time"),
-    ] {
+    let dropped =
+        ("server_log_lines_dropped_total", dropped, "lines of the log that nobody read in time");
+    for (name, value, help) in app.compute.counters().into_iter().chain([dropped]) {
         describe_counter!(name, help);
         counter!(name).absolute(value);
     }

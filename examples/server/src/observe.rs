@@ -10,6 +10,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, Version, header};
 use axum::middleware::Next;
 use axum::response::Response;
+use serde::{Deserialize, Serialize};
 use tracing::Instrument;
 
 use crate::app::App;
@@ -18,7 +19,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// How long a request waited for its stream, and how long the device was at work on it. A handler
 /// leaves it in its response.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Times {
     pub queue: Duration,
     pub gpu: Duration,

@@ -28,10 +28,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use crate::app::{self, App, Input};
+use crate::app::{self, App};
 use crate::embed_mean::WIDTH;
 use crate::failure::Failure;
-use crate::wire::{self, Format, Matmul, Matrix};
+use crate::wire::{self, Format, Input, Matmul, Matrix};
 
 /// How long the JSON is, where bytes follow it.
 const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");

@@ -7,11 +7,15 @@ use std::time::Duration;
 
 use clap::Parser;
 use clap::builder::{RangedU64ValueParser, TypedValueParser};
+use serde::{Deserialize, Serialize};
 
-const DAY_MS: u64 = 86_400_000;
+#[cfg(target_os = "linux")]
+use crate::isolated::IsolateOptions;
+
+pub(crate) const DAY_MS: u64 = 86_400_000;
 
 /// An inference service on one GPU
-#[derive(Clone, Debug, Parser)]
+#[derive(Clone, Debug, Parser, Serialize, Deserialize)]
 #[command(
     name = "server",
     after_help = "GPU_AWAIT_DEVICE=cuda:0|host|auto names the device, RUST_LOG what is logged."
@@ -61,12 +65,16 @@ pub struct Options {
     /// For open requests, after that
     #[arg(long, value_name = "N", default_value = "10000", value_parser = ms(1..=DAY_MS))]
     pub(crate) drain_timeout_ms: Duration,
+
+    #[cfg(target_os = "linux")]
+    #[command(flatten)]
+    pub(crate) isolate: IsolateOptions,
 }
 
 fn number(range: RangeInclusive<u64>) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(range)
 }
 
-fn ms(range: RangeInclusive<u64>) -> impl TypedValueParser<Value = Duration> {
+pub(crate) fn ms(range: RangeInclusive<u64>) -> impl TypedValueParser<Value = Duration> {
     RangedU64ValueParser::<u64>::new().range(range).map(Duration::from_millis)
 }

@@ -38,6 +38,12 @@ pub(crate) enum Format {
     Raw,
 }
 
+/// What a request asks for, checked.
+pub(crate) enum Input {
+    Matmul(Matmul),
+    Embed(Vec<u32>),
+}
+
 /// `c[m, n] = a[m, k] b[k, n]`, row-major.
 pub(crate) struct Matmul {
     pub shape: [usize; 3],

@@ -21,7 +21,7 @@ const WIDTH: usize = 64;
 
 // ---- what is right ----------------------------------------------------------------------------
 
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
     fn below(&mut self, end: u64) -> u64 {
@@ -35,19 +35,19 @@ impl Random {
         (0..len).map(|_| self.below(2001) as f32 / 100.0 - 10.0).collect()
     }
 
-    fn tokens(&mut self, len: u64) -> Vec<u32> {
+    pub(crate) fn tokens(&mut self, len: u64) -> Vec<u32> {
         (0..len).map(|_| self.below(4096) as u32).collect()
     }
 }
 
-struct Product {
+pub(crate) struct Product {
     shape: [usize; 3],
     a: Vec<f32>,
     b: Vec<f32>,
 }
 
 impl Product {
-    fn new(shape: [usize; 3], random: &mut Random) -> Product {
+    pub(crate) fn new(shape: [usize; 3], random: &mut Random) -> Product {
         let [m, k, n] = shape;
         Product { shape, a: random.numbers(m * k), b: random.numbers(k * n) }
     }
@@ -61,7 +61,7 @@ impl Product {
         (0..m * n).map(|at| dot(at / n, at % n)).collect()
     }
 
-    fn json(&self) -> String {
+    pub(crate) fn json(&self) -> String {
         let [_, k, n] = self.shape;
         let rows = |values: &[f32], columns| -> Vec<Vec<f32>> {
             values.chunks(columns).map(<[f32]>::to_vec).collect()
@@ -69,16 +69,16 @@ impl Product {
         json!({ "a": rows(&self.a, k), "b": rows(&self.b, n) }).to_string()
     }
 
-    fn path(&self) -> String {
+    pub(crate) fn path(&self) -> String {
         let [m, k, n] = self.shape;
         format!("/matmul?m={m}&k={k}&n={n}")
     }
 
-    fn raw(&self) -> Vec<u8> {
+    pub(crate) fn raw(&self) -> Vec<u8> {
         self.a.iter().chain(&self.b).flat_map(|value| value.to_le_bytes()).collect()
     }
 
-    fn check_raw(&self, reply: &Reply) {
+    pub(crate) fn check_raw(&self, reply: &Reply) {
         assert_eq!(reply.status, StatusCode::OK, "{reply:?}");
         assert_eq!(reply.header("content-type"), RAW);
         let right: Vec<u8> = self.right().iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -103,7 +103,7 @@ fn embedding(tokens: &[u32]) -> Vec<f64> {
     means.iter().map(|mean| mean / norm).collect()
 }
 
-fn check_embedding(reply: &Reply, tokens: &[u32]) {
+pub(crate) fn check_embedding(reply: &Reply, tokens: &[u32]) {
     assert_eq!(reply.status, StatusCode::OK, "{reply:?}");
     let found: Vec<f64> =
         serde_json::from_value(reply.json()["embedding"].clone()).expect("numbers");
@@ -114,7 +114,7 @@ fn check_embedding(reply: &Reply, tokens: &[u32]) {
 }
 
 /// A good request of each kind.
-async fn works(server: &Server) {
+pub(crate) async fn works(server: &Server) {
     let product = Product::new([3, 4, 5], &mut Random(7));
     product.check_json(&server.post("/matmul", JSON, product.json()).await);
     product.check_raw(&server.post(&product.path(), RAW, product.raw()).await);
@@ -328,13 +328,13 @@ async fn a_body_without_a_length_is_limited_as_well() {
 // ---- slow clients, and clients that leave -----------------------------------------------------
 
 /// Sends so much of a request, and leaves the connection open.
-async fn begin(server: &Server, part: &[u8]) -> TcpStream {
+pub(crate) async fn begin(server: &Server, part: &[u8]) -> TcpStream {
     let mut socket = TcpStream::connect(server.addr).await.expect("it accepts");
     socket.write_all(part).await.expect("a part");
     socket
 }
 
-fn embed_bytes(tokens: &[u32]) -> Vec<u8> {
+pub(crate) fn embed_bytes(tokens: &[u32]) -> Vec<u8> {
     let body = json!({ "tokens": tokens }).to_string();
     let len = body.len();
     format!(
@@ -345,7 +345,7 @@ fn embed_bytes(tokens: &[u32]) -> Vec<u8> {
 }
 
 /// Everything until the server closes the connection.
-async fn rest_of(mut socket: TcpStream) -> String {
+pub(crate) async fn rest_of(mut socket: TcpStream) -> String {
     let mut answer = Vec::new();
     let read = tokio::time::timeout(SOON, socket.read_to_end(&mut answer)).await;
     read.expect("it closes the connection").ok();

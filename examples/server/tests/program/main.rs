@@ -9,4 +9,5 @@ mod under_test;
 mod attacks;
 mod failing;
 mod http;
+mod isolated;
 mod open_inference;
