@@ -14,6 +14,8 @@ mod under_test {
 
 mod drop_points;
 mod drops;
+#[cfg(target_os = "linux")]
+mod fork;
 mod kept_handles;
 mod random_drops;
 mod shutdown;

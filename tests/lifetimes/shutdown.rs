@@ -613,7 +613,7 @@ mod growth {
     use gpu_await::{Batcher, Error, StreamPool};
 
     use super::*;
-    use crate::under_test::child::fork::{forked, forked_in_quiet, others_sleep};
+    use crate::fork::{forked, forked_in_quiet, others_sleep};
 
     /// What the exit of a process may take that waits for nothing: half of the shortest wait.
     const AT_ONCE: Duration = Duration::from_millis(100);
