@@ -1,4 +1,5 @@
-//! [`Mesh`]: the connections between the processes of a [`Group`](crate::Group), and the communicators that share them.
+//! [`Mesh`]: the connections between the processes of a [`Group`](crate::Group), or of an id, and the communicators that share them. A process
+//! that has all ranks has none.
 //!
 //! | a peer's connection | means | what its channels see |
 //! |---|---|---|
@@ -27,11 +28,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use self::frame::{Frame, Introduction, Kind, Label, Unread};
+pub(crate) use self::frame::Arrival;
+use self::frame::{Frame, Kind, Label, Unread};
 use self::link::{Link, Written};
 use self::registry::{End, Inboxes, Party, Registry};
 use crate::error::{CollectiveLost, Error, LostCause, Result};
-use crate::exchange::{Arrival, Gathered, Inbox, Message, Patience, Purpose, Wire};
+use crate::exchange::{Inbox, Message, Purpose};
+use crate::patience::Patience;
 use crate::rendezvous::Peer;
 use crate::stats;
 
@@ -56,7 +59,7 @@ impl Drop for Calling {
 }
 
 /// The connections as a communicator has them.
-pub(crate) struct MeshChannel {
+pub(crate) struct Channel {
     mesh: Arc<Mesh>,
     number: u64,
     /// Which agreement its members come from; 0 is none.
@@ -109,10 +112,10 @@ impl Mesh {
     }
 
     /// Opens the next channel of these members, in ascending order.
-    pub(crate) fn open_next(self: &Arc<Self>, epoch: u64, members: &Arc<[usize]>) -> MeshChannel {
+    pub(crate) fn open_next(self: &Arc<Self>, epoch: u64, members: &Arc<[usize]>) -> Arc<Channel> {
         let (number, inboxes) = self.registry.open_next(epoch, members, &self.own);
         let (mesh, members, is_settled) = (self.clone(), members.clone(), AtomicBool::new(false));
-        MeshChannel { mesh, number, epoch, members, inboxes, is_settled }
+        Arc::new(Channel { mesh, number, epoch, members, inboxes, is_settled })
     }
 
     /// Writes a small frame; a peer that does not take it is found to be gone.
@@ -133,7 +136,104 @@ impl Drop for Mesh {
     }
 }
 
-impl MeshChannel {
+impl Channel {
+    /// Waits until every rank has come and says that it goes on; returns what each process said, and the channel that they are in.
+    /// One that gives up tells the others.
+    pub(crate) fn gather(
+        self: Arc<Self>,
+        hello: &Arrival,
+        patience: &Patience,
+    ) -> Result<(Arc<[Arrival]>, Arc<Channel>)> {
+        let mut channel = self;
+        loop {
+            let gathered = channel.gather_once(hello, patience);
+            channel.settle();
+            match gathered {
+                Ok(Some(hellos)) => return Ok((hellos, channel)),
+                // All of them go on to the next one.
+                Ok(None) => {
+                    let Channel { mesh, epoch, members, .. } = &*channel;
+                    channel = mesh.open_next(*epoch, members);
+                }
+                Err(error) => {
+                    channel.tell_others(Kind::GaveUp, 0, &[]);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// The inbox of a rank of this process.
+    pub(crate) fn inbox(&self, rank: usize) -> Arc<Inbox> {
+        self.own(rank).cloned().unwrap_or_else(Inbox::new)
+    }
+
+    pub(crate) fn send(
+        &self,
+        from: usize,
+        to: usize,
+        message: Message,
+    ) -> std::result::Result<(), LostCause> {
+        if let Some(inbox) = self.own(to) {
+            inbox.push(from, message);
+            return Ok(());
+        }
+        let failed = || self.own(from).and_then(|inbox| inbox.failed());
+        let gone = || failed().unwrap_or_else(|| self.end_of(to));
+        let Some(link) = self.link_to(to) else { return Err(gone()) };
+        let Message { purpose, head, data } = message;
+        let head = head.to_bytes();
+        let (kind, rest) = match purpose {
+            Purpose::Data => (Kind::Data, head.to_vec()),
+            Purpose::Signature => (Kind::Signature, head.to_vec()),
+            Purpose::Waits(number) => {
+                (Kind::Waits, [&number.to_le_bytes()[..], &head[..]].concat())
+            }
+        };
+        let label = Label { from, to, ..Label::of(self.number, kind) };
+        match link.write(label, [&rest, &data], || failed().is_none()) {
+            Written::Whole => Ok(()),
+            Written::NotBegun => Err(gone()),
+            Written::Broken => {
+                // In front of who hears of it.
+                self.mesh.registry.await_end(&link.ranks);
+                Err(gone())
+            }
+        }
+    }
+
+    /// Tells `from` that `by` has taken so many bytes of it.
+    pub(crate) fn taken(&self, by: usize, from: usize, bytes: u64) {
+        match (self.own(from), self.link_to(from)) {
+            (Some(inbox), _) => inbox.took(by, bytes),
+            (None, Some(link)) => {
+                let label = Label { from: by, to: from, ..Label::of(self.number, Kind::Taken) };
+                self.mesh.tell(link, label, &bytes.to_le_bytes());
+            }
+            (None, None) => {}
+        }
+    }
+
+    /// Tells the other ranks that these lost the communicator, and why.
+    pub(crate) fn fail(&self, own: &[usize], cause: &LostCause) {
+        self.tell_others(Kind::Lost, own[0], &cause.told(own[0]).to_bytes());
+    }
+
+    /// Tells the other ranks that these send nothing more.
+    pub(crate) fn leave(&self, own: &[usize]) {
+        for rank in own {
+            let calls = self.own(*rank).map_or(0, |inbox| inbox.calls());
+            self.tell_others(Kind::Leave, *rank, &calls.to_le_bytes());
+        }
+    }
+
+    /// The next channel of the ranks that are left when some are excluded, whatever became of this one.
+    pub(crate) fn without(&self, excluded: &[usize]) -> Arc<Channel> {
+        let is_left = |(rank, _): &(usize, &usize)| !excluded.contains(rank);
+        let members = self.members.iter().enumerate().filter(is_left).map(|(_, member)| *member);
+        self.mesh.open_next(self.epoch, &members.collect())
+    }
+
     /// The other processes with ranks in the channel.
     fn others(&self) -> impl Iterator<Item = (usize, &Link)> {
         let is_in = |rank: &usize| self.members.binary_search(rank).is_ok();
@@ -165,8 +265,7 @@ impl MeshChannel {
 
     /// Waits until every rank is connected; none if one gave up.
     fn gather_once(&self, hello: &Arrival, patience: &Patience) -> Result<Option<Arc<[Arrival]>>> {
-        let Arrival { is_gpu, shrink, id, .. } = *hello;
-        self.tell_others(Kind::Hello, 0, &Introduction { is_gpu, shrink, id }.to_bytes());
+        self.tell_others(Kind::Hello, 0, &hello.to_bytes());
         if !self.wait_for(hello, patience, |party| party.hello.is_some(), false)? {
             return Ok(None);
         }
@@ -178,8 +277,7 @@ impl MeshChannel {
         let Some(channel) = state.open.get(&self.number) else { return Ok(None) };
         let introduced = |(at, link): (usize, &Link)| {
             let hello = channel.parties.get(&at)?.hello.clone()?;
-            let Introduction { is_gpu, shrink, id } = hello;
-            Some(Arrival { ranks: self.ranks_of(link), is_gpu, shrink, id })
+            Some(Arrival { ranks: self.ranks_of(link), ..hello })
         };
         Ok(Some(self.others().filter_map(introduced).chain([hello.clone()]).collect()))
     }
@@ -233,8 +331,7 @@ impl MeshChannel {
         let mut missing: Vec<_> =
             missing.into_iter().flat_map(|(_, link)| self.ranks_of(link)).collect();
         missing.sort_unstable();
-        let (world, limit, refused) = (self.members.len(), patience.limit, Vec::new());
-        Err(Error::MissingRanks { missing, world, limit, refused })
+        Err(patience.missing(missing, self.members.len()))
     }
 
     /// How the process of a rank ended.
@@ -250,91 +347,8 @@ impl MeshChannel {
     }
 }
 
-impl Wire for MeshChannel {
-    fn gather(self: Arc<Self>, hello: Arrival, patience: &Patience) -> Result<Gathered> {
-        let mut channel = self;
-        loop {
-            let gathered = channel.gather_once(&hello, patience);
-            channel.settle();
-            match gathered {
-                Ok(Some(hellos)) => return Ok(Gathered { hellos, wire: channel }),
-                // All of them go on to the next one.
-                Ok(None) => {
-                    let MeshChannel { mesh, epoch, members, .. } = &*channel;
-                    channel = Arc::new(mesh.open_next(*epoch, members));
-                }
-                Err(error) => {
-                    channel.tell_others(Kind::GaveUp, 0, &[]);
-                    return Err(error);
-                }
-            }
-        }
-    }
-
-    fn inbox(&self, rank: usize) -> Arc<Inbox> {
-        self.own(rank).cloned().unwrap_or_else(Inbox::new)
-    }
-
-    fn send(&self, from: usize, to: usize, message: Message) -> std::result::Result<(), LostCause> {
-        if let Some(inbox) = self.own(to) {
-            inbox.push(from, message);
-            return Ok(());
-        }
-        let failed = || self.own(from).and_then(|inbox| inbox.failed());
-        let gone = || failed().unwrap_or_else(|| self.end_of(to));
-        let Some(link) = self.link_to(to) else { return Err(gone()) };
-        let Message { purpose, head, data } = message;
-        let head = head.to_bytes();
-        let (kind, rest) = match purpose {
-            Purpose::Data => (Kind::Data, head.to_vec()),
-            Purpose::Signature => (Kind::Signature, head.to_vec()),
-            Purpose::Waits(number) => {
-                (Kind::Waits, [&number.to_le_bytes()[..], &head[..]].concat())
-            }
-        };
-        let label = Label { from, to, ..Label::of(self.number, kind) };
-        match link.write(label, [&rest, &data], || failed().is_none()) {
-            Written::Whole => Ok(()),
-            Written::NotBegun => Err(gone()),
-            Written::Broken => {
-                // In front of who hears of it.
-                self.mesh.registry.await_end(&link.ranks);
-                Err(gone())
-            }
-        }
-    }
-
-    fn taken(&self, by: usize, from: usize, bytes: u64) {
-        match (self.own(from), self.link_to(from)) {
-            (Some(inbox), _) => inbox.took(by, bytes),
-            (None, Some(link)) => {
-                let label = Label { from: by, to: from, ..Label::of(self.number, Kind::Taken) };
-                self.mesh.tell(link, label, &bytes.to_le_bytes());
-            }
-            (None, None) => {}
-        }
-    }
-
-    fn fail(&self, own: &[usize], cause: &LostCause) {
-        self.tell_others(Kind::Lost, own[0], &cause.told(own[0]).to_bytes());
-    }
-
-    fn leave(&self, own: &[usize]) {
-        for rank in own {
-            let calls = self.own(*rank).map_or(0, |inbox| inbox.calls());
-            self.tell_others(Kind::Leave, *rank, &calls.to_le_bytes());
-        }
-    }
-
-    fn without(&self, excluded: &[usize], _ranks: &[usize]) -> Arc<dyn Wire> {
-        let is_left = |(rank, _): &(usize, &usize)| !excluded.contains(rank);
-        let members = self.members.iter().enumerate().filter(is_left).map(|(_, member)| *member);
-        Arc::new(self.mesh.open_next(self.epoch, &members.collect()))
-    }
-}
-
 /// One that was never gathered is given up, or the others would wait for it.
-impl Drop for MeshChannel {
+impl Drop for Channel {
     fn drop(&mut self) {
         let (mesh, number) = (self.mesh.clone(), self.number);
         mesh.registry.close(number);
@@ -350,10 +364,10 @@ impl Drop for MeshChannel {
     }
 }
 
-impl fmt::Debug for MeshChannel {
+impl fmt::Debug for Channel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (number, members) = (self.number, &self.members);
-        write!(f, "MeshChannel({number:#x} of {members:?})")
+        write!(f, "Channel({number:#x} of {members:?})")
     }
 }
 
@@ -410,10 +424,10 @@ mod tests {
         let rest = called.to_bytes();
         let header = Label::of(0, Kind::Agree).to_bytes(rest.len());
         zero.write_all(&[&header[..], &rest].concat()).expect("it is read");
-        let channel = Arc::new(mesh.open_next(0, &[0, 1, 2].into()));
+        let channel = mesh.open_next(0, &[0, 1, 2].into());
         let (ranks, id) = (vec![2], UniqueId::of_group());
         let hello = Arrival { ranks, is_gpu: false, shrink: false, id };
-        let lost = channel.gather(hello, &Patience::of(Duration::from_secs(60)));
+        let lost = channel.gather(&hello, &Patience::of(Duration::from_secs(60)));
         let Err(Error::Lost(CollectiveLost { cause, .. })) = lost else { panic!("it is lost") };
         assert!(matches!(cause, LostCause::PeerRecovers { rank: 1 }), "{cause:?}");
 

@@ -27,7 +27,7 @@ use super::frame::{Kind, Label, Proposal, Step};
 use super::registry::{End, RegistryState};
 use super::{Link, Mesh};
 use crate::error::{Error, Result};
-use crate::exchange::Patience;
+use crate::patience::Patience;
 
 /// Who has not looked for so long was stopped, and reads for so long what the others said meanwhile.
 const STOPPED: Duration = Duration::from_millis(500);
@@ -49,9 +49,7 @@ impl Mesh {
         loop {
             // Nobody is agreed with on behalf of a call that was given up: the error is for nobody.
             if !patience.is_wanted() {
-                let (world, limit) = (members.len(), patience.limit);
-                let (missing, refused) = (Vec::new(), Vec::new());
-                return Err(Error::MissingRanks { missing, world, limit, refused });
+                return Err(patience.missing(Vec::new(), members.len()));
             }
             let now = Instant::now();
             if now - looked > STOPPED {

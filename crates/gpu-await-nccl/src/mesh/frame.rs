@@ -93,12 +93,16 @@ impl Label {
     }
 }
 
-/// What a process is, without its ranks, which the others know.
+/// What a process says of itself when the ranks of a channel come together.
 #[derive(Clone, Debug)]
-pub(super) struct Introduction {
-    pub(super) is_gpu: bool,
-    pub(super) shrink: bool,
-    pub(super) id: UniqueId,
+pub(crate) struct Arrival {
+    /// As the channel numbers them; the others know them, and are not told.
+    pub(crate) ranks: Vec<usize>,
+    pub(crate) is_gpu: bool,
+    /// It can have NCCL shrink the communicator.
+    pub(crate) shrink: bool,
+    /// NCCL's, of the one with rank 0.
+    pub(crate) id: UniqueId,
 }
 
 /// Who goes on, as a process sees it; ranks of the mesh.
@@ -127,7 +131,7 @@ pub(super) enum Step {
 pub(super) enum Frame {
     Message(Message),
     Taken(u64),
-    Hello(Introduction),
+    Hello(Arrival),
     Ready,
     GaveUp,
     /// A cause, as bytes.
@@ -231,7 +235,8 @@ fn small(kind: Kind, rest: &[u8]) -> Option<Frame> {
             if *is_gpu > 1 || *shrink > 1 {
                 return None;
             }
-            Some(Frame::Hello(Introduction { is_gpu: *is_gpu == 1, shrink: *shrink == 1, id }))
+            let (ranks, is_gpu, shrink) = (Vec::new(), *is_gpu == 1, *shrink == 1);
+            Some(Frame::Hello(Arrival { ranks, is_gpu, shrink, id }))
         }
         Kind::Ready => Some(Frame::Ready),
         Kind::GaveUp => Some(Frame::GaveUp),
@@ -242,7 +247,7 @@ fn small(kind: Kind, rest: &[u8]) -> Option<Frame> {
     }
 }
 
-impl Introduction {
+impl Arrival {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         [&[u8::from(self.is_gpu), u8::from(self.shrink)][..], &self.id.to_bytes()].concat()
     }

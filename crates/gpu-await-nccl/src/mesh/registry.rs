@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::frame::{Frame, Introduction, Label, Proposal};
+use super::frame::{Arrival, Frame, Label, Proposal};
 use crate::error::LostCause;
 use crate::exchange::Inbox;
 
@@ -72,7 +72,7 @@ impl End {
 /// What another process has said of a channel.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Party {
-    pub(super) hello: Option<Introduction>,
+    pub(super) hello: Option<Arrival>,
     pub(super) is_ready: bool,
     pub(super) gave_up: bool,
 }
@@ -302,7 +302,7 @@ mod tests {
         registry.close(first);
         let hello = || {
             let id = UniqueId::of_group();
-            Frame::Hello(Introduction { is_gpu: false, shrink: false, id })
+            Frame::Hello(Arrival { ranks: Vec::new(), is_gpu: false, shrink: false, id })
         };
         for at in 0..3 * MOST_EARLY as u64 {
             assert!(registry.deliver(0, Label::of(first + 1 + at, Kind::Hello), hello()));
