@@ -246,7 +246,8 @@ impl Group {
     ///
     /// # Ranks that do not call
     /// Ranks that are alive and do not call within a minute, as their process is stopped for example, are left out, and told so: when they
-    /// call, they get [`Error::Excluded`]. So every process that calls ends in the same group, or with that error. Only processes that
+    /// call, they get [`Error::Excluded`]. The others go on when those know it, or have been stopped for three seconds more. So every process
+    /// that calls ends in the same group, or with that error. Only processes that
     /// cannot reach one another any more end in two groups: a program that needs a quorum checks [`world`](Self::world).
     ///
     /// # Cancel safety

@@ -20,6 +20,7 @@
 mod agreement;
 mod frame;
 mod link;
+mod reader;
 mod registry;
 
 use std::fmt;
@@ -29,8 +30,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 pub(crate) use self::frame::Arrival;
-use self::frame::{Frame, Kind, Label, Unread};
+use self::frame::{Kind, Label};
 use self::link::{Link, Written};
+use self::reader::Reader;
 use self::registry::{End, Inboxes, Party, Registry};
 use crate::error::{CollectiveLost, Error, LostCause, Result};
 use crate::exchange::{Inbox, Message, Purpose};
@@ -41,10 +43,10 @@ use crate::stats;
 /// A process's connections to the others.
 pub(crate) struct Mesh {
     own: Vec<usize>,
-    links: Vec<Link>,
+    links: Vec<Arc<Link>>,
     registry: Arc<Registry>,
     /// One at a time.
-    agreeing: Mutex<()>,
+    agreeing: Arc<Mutex<()>>,
     /// This process calls for an agreement.
     is_calling: Arc<AtomicBool>,
 }
@@ -75,20 +77,20 @@ impl Mesh {
     pub(crate) fn new(own: Vec<usize>, peers: Vec<Peer>) -> Result<Arc<Mesh>> {
         let registry = Arc::new(Registry::default());
         registry.state.lock().links = peers.iter().map(|peer| peer.ranks.clone()).collect();
-        let mut links = Vec::new();
+        let (mut links, agreeing) = (Vec::new(), Arc::<Mutex<()>>::default());
         for (at, Peer { ranks, stream }) in peers.into_iter().enumerate() {
             // A connection whose options cannot be set ends, and its peer with it: it is found by reading.
-            let link = Link::new(ranks.clone(), stream);
+            let link = Arc::new(Link::new(ranks.clone(), stream));
             let reading = link.reader().map_err(|error| {
                 // Too many open files: no fault of the peer's.
                 Error::Thread { what: "reader", reason: error.to_string() }
             })?;
-            let registry = registry.clone();
-            drop(stats::spawn("reader", move || read_all(at, &ranks, reading, &registry))?);
+            let (registry, own, agreeing) = (registry.clone(), own.clone(), agreeing.clone());
+            let reader = Reader { at, ranks, link: Arc::downgrade(&link), registry, own, agreeing };
             links.push(link);
+            drop(stats::spawn("reader", move || reader.read_all(reading))?);
         }
-        let (agreeing, is_calling) = (Mutex::default(), Arc::default());
-        Ok(Arc::new(Mesh { own, links, registry, agreeing, is_calling }))
+        Ok(Arc::new(Mesh { own, links, registry, agreeing, is_calling: Arc::default() }))
     }
 
     /// Begins a call for an agreement, with what follows it. The others take a second one for the next.
@@ -235,14 +237,14 @@ impl Channel {
     }
 
     /// The other processes with ranks in the channel.
-    fn others(&self) -> impl Iterator<Item = (usize, &Link)> {
+    fn others(&self) -> impl Iterator<Item = (usize, &Arc<Link>)> {
         let is_in = |rank: &usize| self.members.binary_search(rank).is_ok();
         let links = self.mesh.links.iter().enumerate();
         links.filter(move |(_, link)| link.ranks.iter().any(is_in))
     }
 
     /// The connection to a rank of another process.
-    fn link_to(&self, to: usize) -> Option<&Link> {
+    fn link_to(&self, to: usize) -> Option<&Arc<Link>> {
         let member = self.members.get(to)?;
         self.mesh.links.iter().find(|link| link.ranks.contains(member))
     }
@@ -275,7 +277,7 @@ impl Channel {
         }
         let state = self.mesh.registry.state.lock();
         let Some(channel) = state.open.get(&self.number) else { return Ok(None) };
-        let introduced = |(at, link): (usize, &Link)| {
+        let introduced = |(at, link): (usize, &Arc<Link>)| {
             let hello = channel.parties.get(&at)?.hello.clone()?;
             Some(Arrival { ranks: self.ranks_of(link), ..hello })
         };
@@ -315,8 +317,9 @@ impl Channel {
                 channel.is_complete = is_last;
                 return Ok(true);
             }
-            let called =
-                |(at, link): &(usize, &Link)| Some((state.caller(*at)?, self.ranks_of(link)[0]));
+            let called = |(at, link): &(usize, &Arc<Link>)| {
+                Some((state.caller(*at)?, self.ranks_of(link)[0]))
+            };
             if let Some((caller, teller)) = missing.iter().find_map(called) {
                 // The caller need not be in the channel.
                 let rank = self.members.binary_search(&caller).unwrap_or(teller);
@@ -371,32 +374,13 @@ impl fmt::Debug for Channel {
     }
 }
 
-/// Reads until the connection ends.
-fn read_all(at: usize, ranks: &[usize], mut reading: link::Reading, registry: &Registry) {
-    let end = loop {
-        match frame::read(reading.stream(), |number| registry.takes(at, number)) {
-            Ok((_, Frame::Goodbye)) => break End::Left,
-            Ok((_, Frame::Unwanted)) => {}
-            Ok((label, frame)) => {
-                if !registry.deliver(at, label, frame) {
-                    break End::Junk("a frame for ranks that are not its own".to_owned());
-                }
-            }
-            Err(Unread::Ended) => break End::Gone,
-            Err(Unread::Junk(reason)) => break End::Junk(reason),
-        }
-    };
-    registry.end(ranks, &end);
-    reading.drain(matches!(end, End::Junk(_)));
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
     use std::time::Duration;
 
-    use super::frame::{Proposal, Step};
+    use super::frame::{Frame, Proposal, Step};
     use super::*;
     use crate::unique_id::UniqueId;
 
@@ -411,7 +395,7 @@ mod tests {
     #[test]
     fn the_first_caller_is_named() {
         let (to_zero, mut zero) = connection();
-        let (to_one, _one) = connection();
+        let (to_one, mut one) = connection();
         let peer = |rank, stream| Peer { ranks: vec![rank], stream };
         let mesh = Mesh::new(vec![2], vec![peer(0, to_zero), peer(1, to_one)]).expect("a mesh");
         let called = Proposal {
@@ -421,9 +405,7 @@ mod tests {
             gone: Vec::new(),
             caller: 1,
         };
-        let rest = called.to_bytes();
-        let header = Label::of(0, Kind::Agree).to_bytes(rest.len());
-        zero.write_all(&[&header[..], &rest].concat()).expect("it is read");
+        tell(&mut zero, Kind::Agree, &called.to_bytes());
         let channel = mesh.open_next(0, &[0, 1, 2].into());
         let (ranks, id) = (vec![2], UniqueId::of_group());
         let hello = Arrival { ranks, is_gpu: false, shrink: false, id };
@@ -433,12 +415,56 @@ mod tests {
 
         // Then it calls as well.
         let patience = Patience::of(Duration::from_millis(1));
+        tell(&mut zero, Kind::Noted, &[]);
+        tell(&mut one, Kind::Noted, &[]);
         mesh.agree(&[0, 1, 2], &patience).expect("alone, as the others say nothing");
+        let told = hear(&mut zero);
+        assert_eq!((told.generation, told.caller), (1, 1));
+    }
+
+    /// What it had agreed to before counts, and not that it was taken to be gone then.
+    #[test]
+    fn one_that_agrees_as_it_is_left_out() {
+        let (to_one, mut one) = connection();
+        let mesh =
+            Mesh::new(vec![0], vec![Peer { ranks: vec![1], stream: to_one }]).expect("a mesh");
+        let agreeing = std::thread::spawn(move || {
+            mesh.agree(&[0, 1], &Patience::of(Duration::from_millis(1)))
+        });
+        let (left, gone) = (vec![0, 1], Vec::new());
+        let first = hear(&mut one);
+        assert_eq!((&first.left, &first.gone), (&left, &gone));
+        while hear(&mut one).gone != [1] {}
+        let agreed = Proposal { step: Step::Agreed, ..first };
+        tell(&mut one, Kind::Agree, &agreed.to_bytes());
+        tell(&mut one, Kind::Noted, &[]);
+        let (members, _) = agreeing.join().expect("no panic").expect("one group");
+        assert_eq!(members, left);
+    }
+
+    #[test]
+    fn who_is_left_out_notes_it() {
+        let (to_zero, mut zero) = connection();
+        let mesh =
+            Mesh::new(vec![1], vec![Peer { ranks: vec![0], stream: to_zero }]).expect("a mesh");
+        let (left, gone) = (vec![0], vec![1]);
+        let alone = Proposal { generation: 1, step: Step::Called, left, gone, caller: 0 };
+        tell(&mut zero, Kind::Agree, &alone.to_bytes());
+        assert!(matches!(frame::read(&mut zero, |_| false), Ok((_, Frame::Noted))));
+        let late = mesh.agree(&[0, 1], &Patience::of(Duration::from_secs(60)));
+        assert!(matches!(late, Err(Error::Excluded { by: 0 })), "{late:?}");
+    }
+
+    fn tell(stream: &mut TcpStream, kind: Kind, rest: &[u8]) {
+        let header = Label::of(0, kind).to_bytes(rest.len());
+        stream.write_all(&[&header[..], rest].concat()).expect("it is read");
+    }
+
+    /// What is proposed next.
+    fn hear(stream: &mut TcpStream) -> Proposal {
         loop {
-            match frame::read(&mut zero, |_| false) {
-                Ok((_, Frame::Agree(told))) => {
-                    break assert_eq!((told.generation, told.caller), (1, 1));
-                }
+            match frame::read(stream, |_| false) {
+                Ok((_, Frame::Agree(told))) => break told,
                 Ok(_) => {}
                 Err(_) => panic!("it tells"),
             }

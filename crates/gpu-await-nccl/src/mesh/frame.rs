@@ -40,10 +40,11 @@ pub(super) enum Kind {
     Leave,
     Agree,
     Goodbye,
+    Noted,
 }
 
 impl Kind {
-    const ALL: [Kind; 11] = [
+    const ALL: [Kind; 12] = [
         Kind::Data,
         Kind::Signature,
         Kind::Waits,
@@ -55,6 +56,7 @@ impl Kind {
         Kind::Leave,
         Kind::Agree,
         Kind::Goodbye,
+        Kind::Noted,
     ];
 
     /// The longest rest of a frame.
@@ -140,6 +142,8 @@ pub(super) enum Frame {
     Leave(u64),
     Agree(Proposal),
     Goodbye,
+    /// The process knows that it is left out, and agrees no more.
+    Noted,
     /// For a channel that does not take it.
     Unwanted,
 }
@@ -244,6 +248,7 @@ fn small(kind: Kind, rest: &[u8]) -> Option<Frame> {
         Kind::Leave => Some(Frame::Leave(u64::from_le_bytes(rest.try_into().ok()?))),
         Kind::Agree => Some(Frame::Agree(Proposal::from_bytes(rest)?)),
         Kind::Goodbye => Some(Frame::Goodbye),
+        Kind::Noted => Some(Frame::Noted),
     }
 }
 
