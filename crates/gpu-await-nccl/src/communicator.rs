@@ -20,7 +20,7 @@ use self::builder::CommunicatorBuilder;
 use self::group::{GroupCalls, Recorded};
 use self::shared::Shared;
 use crate::error::{CollectiveLost, Error, LostCause, Result};
-use crate::exchange::{Hub, Wire};
+use crate::mesh::Mesh;
 use crate::unique_id::UniqueId;
 
 /// A set of ranks, one per device, that run collectives together: within a process, across processes, across hosts.
@@ -110,12 +110,15 @@ impl Communicator {
             return Err(Error::NoRanks { world: 0, local: 0 });
         };
         let world = devices.len();
-        let (id, hub): (_, Option<Arc<dyn Wire>>) = match first.kind() {
+        let ranks: Vec<usize> = (0..world).collect();
+        let (id, channel) = match first.kind() {
             DeviceKind::Cuda => (UniqueId::new(DeviceKind::Cuda)?, None),
-            _ => (UniqueId::of_group(), Some(Hub::new(world))),
+            _ => {
+                let alone = Mesh::new(ranks.clone(), Vec::new())?;
+                (UniqueId::of_group(), Some(alone.open_next(0, &ranks.clone().into())))
+            }
         };
-        let builder = Communicator::builder(id, world);
-        builder.of((0..world).collect(), devices, hub).connect().await
+        Communicator::builder(id, world).of(ranks, devices, channel).connect().await
     }
 
     /// Starts building a communicator of `world` ranks, some of which are in this process. All ranks use the same [id](UniqueId).

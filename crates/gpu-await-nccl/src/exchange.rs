@@ -1,4 +1,4 @@
-//! How ranks of a host twin exchange elements: an [`Inbox`] a rank, and a [`Wire`] that puts messages into those of others.
+//! How ranks of a host twin exchange elements: an [`Inbox`] a rank, into which a [channel](crate::mesh::Channel) puts the messages of others.
 //!
 //! | a peer | messages that came | after them |
 //! |---|---|---|
@@ -13,20 +13,14 @@
 //! 3. Who waits is woken by a message, by the end of the peer, and by the failure of its communicator.
 #![forbid(unsafe_code)]
 
-pub(crate) mod hub;
-
 use std::collections::{HashMap, VecDeque};
-use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-pub(crate) use self::hub::Hub;
 use crate::call::Head;
-use crate::error::{LostCause, Result};
-use crate::unique_id::UniqueId;
+use crate::error::LostCause;
 
 /// What may be on its way from a rank to another one before the sender waits, in bytes.
 pub(crate) const ROOM: u64 = 4 << 20;
@@ -64,118 +58,6 @@ impl Message {
             Purpose::Signature | Purpose::Waits(_) => 0,
         }
     }
-}
-
-/// What a process, or one of several communicators that are made in one, says while ranks come together.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Arrival {
-    /// Its ranks.
-    pub(crate) ranks: Vec<usize>,
-    pub(crate) is_gpu: bool,
-    /// It can have NCCL shrink the communicator.
-    pub(crate) shrink: bool,
-    /// NCCL's, of the one with rank 0.
-    pub(crate) id: UniqueId,
-}
-
-/// How long ranks wait for one another.
-#[derive(Clone, Debug)]
-pub(crate) struct Patience {
-    pub(crate) end: Instant,
-    pub(crate) limit: Duration,
-    /// Nobody waits for the result any more.
-    given_up: Arc<AtomicBool>,
-}
-
-/// How often one who waits looks whether it is still wanted.
-pub(crate) const LOOK: Duration = Duration::from_millis(20);
-
-impl Patience {
-    pub(crate) fn of(limit: Duration) -> Patience {
-        let now = Instant::now();
-        // A limit that the clock cannot express is none.
-        let far = || now + Duration::from_secs(u64::from(u32::MAX));
-        let end = now.checked_add(limit).unwrap_or_else(far);
-        Patience { end, limit, given_up: Arc::default() }
-    }
-
-    /// The same limit, from now on.
-    pub(crate) fn again(&self) -> Patience {
-        Patience { given_up: self.given_up.clone(), ..Patience::of(self.limit) }
-    }
-
-    /// Whether somebody waits for the result.
-    pub(crate) fn is_wanted(&self) -> bool {
-        // ORDERING: Relaxed: only its value counts.
-        !self.given_up.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn is_over(&self) -> bool {
-        !self.is_wanted() || Instant::now() >= self.end
-    }
-
-    pub(crate) fn rest(&self) -> Duration {
-        self.end.saturating_duration_since(Instant::now())
-    }
-
-    /// When to look again.
-    pub(crate) fn next_look(&self) -> Instant {
-        self.end.min(Instant::now() + LOOK)
-    }
-
-    /// Gives up when the guard is dropped, unless it is [kept](GiveUp::keep).
-    pub(crate) fn give_up_on_drop(&self) -> GiveUp {
-        GiveUp(Some(self.given_up.clone()))
-    }
-}
-
-/// Of a future that waits: dropped with it.
-pub(crate) struct GiveUp(Option<Arc<AtomicBool>>);
-
-impl GiveUp {
-    /// It has what it waited for.
-    pub(crate) fn keep(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for GiveUp {
-    fn drop(&mut self) {
-        if let Some(given_up) = &self.0 {
-            // ORDERING: Relaxed: only its value counts.
-            given_up.store(true, Ordering::Relaxed);
-        }
-    }
-}
-
-/// What the ranks have said, and how they reach one another from now on.
-pub(crate) struct Gathered {
-    pub(crate) hellos: Arc<[Arrival]>,
-    pub(crate) wire: Arc<dyn Wire>,
-}
-
-/// How the ranks of a communicator reach one another.
-pub(crate) trait Wire: fmt::Debug + Send + Sync {
-    /// Waits until every rank has come and says that it goes on. One that gives up tells the others.
-    fn gather(self: Arc<Self>, hello: Arrival, patience: &Patience) -> Result<Gathered>;
-
-    /// The inbox of a rank of this process.
-    fn inbox(&self, rank: usize) -> Arc<Inbox>;
-
-    fn send(&self, from: usize, to: usize, message: Message) -> std::result::Result<(), LostCause>;
-
-    /// Tells `from` that `by` has taken so many bytes of it.
-    fn taken(&self, by: usize, from: usize, bytes: u64);
-
-    /// Tells the other ranks that these lost the communicator, and why.
-    fn fail(&self, own: &[usize], cause: &LostCause);
-
-    /// Tells the other ranks that these send nothing more.
-    fn leave(&self, own: &[usize]);
-
-    /// The next way between the ranks that are left when some are excluded, whatever became of this one. Those of this process that
-    /// are left, at least one, take it together.
-    fn without(&self, excluded: &[usize], ranks: &[usize]) -> Arc<dyn Wire>;
 }
 
 /// What a rank was sent.

@@ -1,21 +1,17 @@
 //! [`Group`]: a TCP rendezvous of processes, each with one rank or several.
 #![forbid(unsafe_code)]
 
-use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::channel::oneshot;
-
 use crate::communicator::Communicator;
 use crate::communicator::builder::CommunicatorBuilder;
 use crate::error::{Error, Result};
-use crate::exchange::Patience;
 use crate::local::LocalDevices;
 use crate::mesh::Mesh;
-use crate::rendezvous::{MOST_RANKS, Meeting, Tag};
-use crate::stats;
+use crate::patience::Patience;
+use crate::rendezvous::{Meeting, check_ranks};
 use crate::unique_id::UniqueId;
 
 /// How long [`Group::join`] waits.
@@ -153,33 +149,13 @@ impl Group {
     ) -> Result<Group> {
         // One that is too many is enough to see that.
         let ranks: Vec<usize> = ranks.into_iter().take(world.saturating_add(1)).collect();
-        if world == 0 || ranks.is_empty() {
-            return Err(Error::NoRanks { world, local: ranks.len() });
-        }
-        if world > MOST_RANKS {
-            return Err(Error::WorldTooLarge { world, most: MOST_RANKS });
-        }
-        if let Some(rank) = ranks.iter().copied().find(|rank| *rank >= world) {
-            return Err(Error::BadRank { rank, world });
-        }
-        let mut taken = HashSet::new();
-        if let Some(rank) = ranks.iter().find(|rank| !taken.insert(**rank)) {
-            return Err(Error::DuplicateRank { rank: *rank });
-        }
-        let (address, own, tag) = (address.to_owned(), ranks.clone(), Tag::default());
-        let patience = Patience::of(limit);
-        let waits = patience.give_up_on_drop();
-        let meeting = Meeting { address, ranks, world, patience, tag };
-        let (send, receive) = oneshot::channel();
-        drop(stats::spawn("rendezvous", move || {
-            let met = meeting.meet().and_then(|connections| Mesh::new(own, connections));
-            // Nobody waits any more: the connections end.
-            drop(send.send(met));
-        })?);
-        let mesh = receive.await.unwrap_or_else(|_| {
-            Err(Error::Thread { what: "rendezvous", reason: "it ended".to_owned() })
-        })?;
-        waits.keep();
+        check_ranks(&ranks, world)?;
+        let address = address.to_owned();
+        let meet = move |patience: &Patience| {
+            let meeting = Meeting::at(address, ranks.clone(), world, patience.clone());
+            Mesh::new(ranks, meeting.meet()?)
+        };
+        let mesh = Patience::of(limit).on_thread("rendezvous", meet).await?;
         Ok(Group { mesh, epoch: 0, members: (0..world).collect() })
     }
 
@@ -253,7 +229,7 @@ impl Group {
     /// [ranks](Self::ranks). A group can have any number of communicators; every process makes them in the same order.
     /// [`connect`](CommunicatorBuilder::connect) reports devices that are too few or too many.
     pub fn builder<'d>(&self, devices: impl LocalDevices<'d>) -> CommunicatorBuilder {
-        let channel = Arc::new(self.mesh.open_next(self.epoch, &self.members));
+        let channel = self.mesh.open_next(self.epoch, &self.members);
         let builder = Communicator::builder(UniqueId::of_group(), self.world());
         builder.of(self.ranks(), devices.into_devices(), Some(channel))
     }
@@ -270,7 +246,8 @@ impl Group {
     ///
     /// # Ranks that do not call
     /// Ranks that are alive and do not call within a minute, as their process is stopped for example, are left out, and told so: when they
-    /// call, they get [`Error::Excluded`]. So every process that calls ends in the same group, or with that error. Only processes that
+    /// call, they get [`Error::Excluded`]. The others go on when those know it, or have been stopped for three seconds more. So every process
+    /// that calls ends in the same group, or with that error. Only processes that
     /// cannot reach one another any more end in two groups: a program that needs a quorum checks [`world`](Self::world).
     ///
     /// # Cancel safety
@@ -367,16 +344,8 @@ impl Group {
 
     async fn agree_within(&self, limit: Duration) -> Result<Group> {
         let (mesh, members) = (self.mesh.clone(), self.members.clone());
-        let patience = Patience::of(limit);
-        let waits = patience.give_up_on_drop();
-        let (send, receive) = oneshot::channel();
-        drop(stats::spawn("survivors", move || {
-            drop(send.send(mesh.agree(&members, &patience)));
-        })?);
-        let (members, epoch) = receive.await.unwrap_or_else(|_| {
-            Err(Error::Thread { what: "survivors", reason: "it ended".to_owned() })
-        })?;
-        waits.keep();
+        let agree = move |patience: &Patience| mesh.agree(&members, patience);
+        let (members, epoch) = Patience::of(limit).on_thread("survivors", agree).await?;
         Ok(Group { mesh: self.mesh.clone(), epoch, members: members.into() })
     }
 

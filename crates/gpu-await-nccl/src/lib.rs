@@ -54,6 +54,7 @@ mod group;
 mod local;
 mod mesh;
 mod nccl;
+mod patience;
 mod process;
 mod quiet;
 mod rendezvous;

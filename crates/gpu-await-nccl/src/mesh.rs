@@ -1,4 +1,5 @@
-//! [`Mesh`]: the connections between the processes of a [`Group`](crate::Group), and the communicators that share them.
+//! [`Mesh`]: the connections between the processes of a [`Group`](crate::Group), or of an id, and the communicators that share them. A process
+//! that has all ranks has none.
 //!
 //! | a peer's connection | means | what its channels see |
 //! |---|---|---|
@@ -19,6 +20,7 @@
 mod agreement;
 mod frame;
 mod link;
+mod reader;
 mod registry;
 
 use std::fmt;
@@ -27,21 +29,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use self::frame::{Frame, Introduction, Kind, Label, Unread};
+pub(crate) use self::frame::Arrival;
+use self::frame::{Kind, Label};
 use self::link::{Link, Written};
+use self::reader::Reader;
 use self::registry::{End, Inboxes, Party, Registry};
 use crate::error::{CollectiveLost, Error, LostCause, Result};
-use crate::exchange::{Arrival, Gathered, Inbox, Message, Patience, Purpose, Wire};
+use crate::exchange::{Inbox, Message, Purpose};
+use crate::patience::Patience;
 use crate::rendezvous::Peer;
 use crate::stats;
 
 /// A process's connections to the others.
 pub(crate) struct Mesh {
     own: Vec<usize>,
-    links: Vec<Link>,
+    links: Vec<Arc<Link>>,
     registry: Arc<Registry>,
     /// One at a time.
-    agreeing: Mutex<()>,
+    agreeing: Arc<Mutex<()>>,
     /// This process calls for an agreement.
     is_calling: Arc<AtomicBool>,
 }
@@ -56,7 +61,7 @@ impl Drop for Calling {
 }
 
 /// The connections as a communicator has them.
-pub(crate) struct MeshChannel {
+pub(crate) struct Channel {
     mesh: Arc<Mesh>,
     number: u64,
     /// Which agreement its members come from; 0 is none.
@@ -72,20 +77,20 @@ impl Mesh {
     pub(crate) fn new(own: Vec<usize>, peers: Vec<Peer>) -> Result<Arc<Mesh>> {
         let registry = Arc::new(Registry::default());
         registry.state.lock().links = peers.iter().map(|peer| peer.ranks.clone()).collect();
-        let mut links = Vec::new();
+        let (mut links, agreeing) = (Vec::new(), Arc::<Mutex<()>>::default());
         for (at, Peer { ranks, stream }) in peers.into_iter().enumerate() {
             // A connection whose options cannot be set ends, and its peer with it: it is found by reading.
-            let link = Link::new(ranks.clone(), stream);
+            let link = Arc::new(Link::new(ranks.clone(), stream));
             let reading = link.reader().map_err(|error| {
                 // Too many open files: no fault of the peer's.
                 Error::Thread { what: "reader", reason: error.to_string() }
             })?;
-            let registry = registry.clone();
-            drop(stats::spawn("reader", move || read_all(at, &ranks, reading, &registry))?);
+            let (registry, own, agreeing) = (registry.clone(), own.clone(), agreeing.clone());
+            let reader = Reader { at, ranks, link: Arc::downgrade(&link), registry, own, agreeing };
             links.push(link);
+            drop(stats::spawn("reader", move || reader.read_all(reading))?);
         }
-        let (agreeing, is_calling) = (Mutex::default(), Arc::default());
-        Ok(Arc::new(Mesh { own, links, registry, agreeing, is_calling }))
+        Ok(Arc::new(Mesh { own, links, registry, agreeing, is_calling: Arc::default() }))
     }
 
     /// Begins a call for an agreement, with what follows it. The others take a second one for the next.
@@ -109,10 +114,10 @@ impl Mesh {
     }
 
     /// Opens the next channel of these members, in ascending order.
-    pub(crate) fn open_next(self: &Arc<Self>, epoch: u64, members: &Arc<[usize]>) -> MeshChannel {
+    pub(crate) fn open_next(self: &Arc<Self>, epoch: u64, members: &Arc<[usize]>) -> Arc<Channel> {
         let (number, inboxes) = self.registry.open_next(epoch, members, &self.own);
         let (mesh, members, is_settled) = (self.clone(), members.clone(), AtomicBool::new(false));
-        MeshChannel { mesh, number, epoch, members, inboxes, is_settled }
+        Arc::new(Channel { mesh, number, epoch, members, inboxes, is_settled })
     }
 
     /// Writes a small frame; a peer that does not take it is found to be gone.
@@ -133,16 +138,113 @@ impl Drop for Mesh {
     }
 }
 
-impl MeshChannel {
+impl Channel {
+    /// Waits until every rank has come and says that it goes on; returns what each process said, and the channel that they are in.
+    /// One that gives up tells the others.
+    pub(crate) fn gather(
+        self: Arc<Self>,
+        hello: &Arrival,
+        patience: &Patience,
+    ) -> Result<(Arc<[Arrival]>, Arc<Channel>)> {
+        let mut channel = self;
+        loop {
+            let gathered = channel.gather_once(hello, patience);
+            channel.settle();
+            match gathered {
+                Ok(Some(hellos)) => return Ok((hellos, channel)),
+                // All of them go on to the next one.
+                Ok(None) => {
+                    let Channel { mesh, epoch, members, .. } = &*channel;
+                    channel = mesh.open_next(*epoch, members);
+                }
+                Err(error) => {
+                    channel.tell_others(Kind::GaveUp, 0, &[]);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// The inbox of a rank of this process.
+    pub(crate) fn inbox(&self, rank: usize) -> Arc<Inbox> {
+        self.own(rank).cloned().unwrap_or_else(Inbox::new)
+    }
+
+    pub(crate) fn send(
+        &self,
+        from: usize,
+        to: usize,
+        message: Message,
+    ) -> std::result::Result<(), LostCause> {
+        if let Some(inbox) = self.own(to) {
+            inbox.push(from, message);
+            return Ok(());
+        }
+        let failed = || self.own(from).and_then(|inbox| inbox.failed());
+        let gone = || failed().unwrap_or_else(|| self.end_of(to));
+        let Some(link) = self.link_to(to) else { return Err(gone()) };
+        let Message { purpose, head, data } = message;
+        let head = head.to_bytes();
+        let (kind, rest) = match purpose {
+            Purpose::Data => (Kind::Data, head.to_vec()),
+            Purpose::Signature => (Kind::Signature, head.to_vec()),
+            Purpose::Waits(number) => {
+                (Kind::Waits, [&number.to_le_bytes()[..], &head[..]].concat())
+            }
+        };
+        let label = Label { from, to, ..Label::of(self.number, kind) };
+        match link.write(label, [&rest, &data], || failed().is_none()) {
+            Written::Whole => Ok(()),
+            Written::NotBegun => Err(gone()),
+            Written::Broken => {
+                // In front of who hears of it.
+                self.mesh.registry.await_end(&link.ranks);
+                Err(gone())
+            }
+        }
+    }
+
+    /// Tells `from` that `by` has taken so many bytes of it.
+    pub(crate) fn taken(&self, by: usize, from: usize, bytes: u64) {
+        match (self.own(from), self.link_to(from)) {
+            (Some(inbox), _) => inbox.took(by, bytes),
+            (None, Some(link)) => {
+                let label = Label { from: by, to: from, ..Label::of(self.number, Kind::Taken) };
+                self.mesh.tell(link, label, &bytes.to_le_bytes());
+            }
+            (None, None) => {}
+        }
+    }
+
+    /// Tells the other ranks that these lost the communicator, and why.
+    pub(crate) fn fail(&self, own: &[usize], cause: &LostCause) {
+        self.tell_others(Kind::Lost, own[0], &cause.told(own[0]).to_bytes());
+    }
+
+    /// Tells the other ranks that these send nothing more.
+    pub(crate) fn leave(&self, own: &[usize]) {
+        for rank in own {
+            let calls = self.own(*rank).map_or(0, |inbox| inbox.calls());
+            self.tell_others(Kind::Leave, *rank, &calls.to_le_bytes());
+        }
+    }
+
+    /// The next channel of the ranks that are left when some are excluded, whatever became of this one.
+    pub(crate) fn without(&self, excluded: &[usize]) -> Arc<Channel> {
+        let is_left = |(rank, _): &(usize, &usize)| !excluded.contains(rank);
+        let members = self.members.iter().enumerate().filter(is_left).map(|(_, member)| *member);
+        self.mesh.open_next(self.epoch, &members.collect())
+    }
+
     /// The other processes with ranks in the channel.
-    fn others(&self) -> impl Iterator<Item = (usize, &Link)> {
+    fn others(&self) -> impl Iterator<Item = (usize, &Arc<Link>)> {
         let is_in = |rank: &usize| self.members.binary_search(rank).is_ok();
         let links = self.mesh.links.iter().enumerate();
         links.filter(move |(_, link)| link.ranks.iter().any(is_in))
     }
 
     /// The connection to a rank of another process.
-    fn link_to(&self, to: usize) -> Option<&Link> {
+    fn link_to(&self, to: usize) -> Option<&Arc<Link>> {
         let member = self.members.get(to)?;
         self.mesh.links.iter().find(|link| link.ranks.contains(member))
     }
@@ -165,8 +267,7 @@ impl MeshChannel {
 
     /// Waits until every rank is connected; none if one gave up.
     fn gather_once(&self, hello: &Arrival, patience: &Patience) -> Result<Option<Arc<[Arrival]>>> {
-        let Arrival { is_gpu, shrink, id, .. } = *hello;
-        self.tell_others(Kind::Hello, 0, &Introduction { is_gpu, shrink, id }.to_bytes());
+        self.tell_others(Kind::Hello, 0, &hello.to_bytes());
         if !self.wait_for(hello, patience, |party| party.hello.is_some(), false)? {
             return Ok(None);
         }
@@ -176,10 +277,9 @@ impl MeshChannel {
         }
         let state = self.mesh.registry.state.lock();
         let Some(channel) = state.open.get(&self.number) else { return Ok(None) };
-        let introduced = |(at, link): (usize, &Link)| {
+        let introduced = |(at, link): (usize, &Arc<Link>)| {
             let hello = channel.parties.get(&at)?.hello.clone()?;
-            let Introduction { is_gpu, shrink, id } = hello;
-            Some(Arrival { ranks: self.ranks_of(link), is_gpu, shrink, id })
+            Some(Arrival { ranks: self.ranks_of(link), ..hello })
         };
         Ok(Some(self.others().filter_map(introduced).chain([hello.clone()]).collect()))
     }
@@ -217,8 +317,9 @@ impl MeshChannel {
                 channel.is_complete = is_last;
                 return Ok(true);
             }
-            let called =
-                |(at, link): &(usize, &Link)| Some((state.caller(*at)?, self.ranks_of(link)[0]));
+            let called = |(at, link): &(usize, &Arc<Link>)| {
+                Some((state.caller(*at)?, self.ranks_of(link)[0]))
+            };
             if let Some((caller, teller)) = missing.iter().find_map(called) {
                 // The caller need not be in the channel.
                 let rank = self.members.binary_search(&caller).unwrap_or(teller);
@@ -233,8 +334,7 @@ impl MeshChannel {
         let mut missing: Vec<_> =
             missing.into_iter().flat_map(|(_, link)| self.ranks_of(link)).collect();
         missing.sort_unstable();
-        let (world, limit, refused) = (self.members.len(), patience.limit, Vec::new());
-        Err(Error::MissingRanks { missing, world, limit, refused })
+        Err(patience.missing(missing, self.members.len()))
     }
 
     /// How the process of a rank ended.
@@ -250,91 +350,8 @@ impl MeshChannel {
     }
 }
 
-impl Wire for MeshChannel {
-    fn gather(self: Arc<Self>, hello: Arrival, patience: &Patience) -> Result<Gathered> {
-        let mut channel = self;
-        loop {
-            let gathered = channel.gather_once(&hello, patience);
-            channel.settle();
-            match gathered {
-                Ok(Some(hellos)) => return Ok(Gathered { hellos, wire: channel }),
-                // All of them go on to the next one.
-                Ok(None) => {
-                    let MeshChannel { mesh, epoch, members, .. } = &*channel;
-                    channel = Arc::new(mesh.open_next(*epoch, members));
-                }
-                Err(error) => {
-                    channel.tell_others(Kind::GaveUp, 0, &[]);
-                    return Err(error);
-                }
-            }
-        }
-    }
-
-    fn inbox(&self, rank: usize) -> Arc<Inbox> {
-        self.own(rank).cloned().unwrap_or_else(Inbox::new)
-    }
-
-    fn send(&self, from: usize, to: usize, message: Message) -> std::result::Result<(), LostCause> {
-        if let Some(inbox) = self.own(to) {
-            inbox.push(from, message);
-            return Ok(());
-        }
-        let failed = || self.own(from).and_then(|inbox| inbox.failed());
-        let gone = || failed().unwrap_or_else(|| self.end_of(to));
-        let Some(link) = self.link_to(to) else { return Err(gone()) };
-        let Message { purpose, head, data } = message;
-        let head = head.to_bytes();
-        let (kind, rest) = match purpose {
-            Purpose::Data => (Kind::Data, head.to_vec()),
-            Purpose::Signature => (Kind::Signature, head.to_vec()),
-            Purpose::Waits(number) => {
-                (Kind::Waits, [&number.to_le_bytes()[..], &head[..]].concat())
-            }
-        };
-        let label = Label { from, to, ..Label::of(self.number, kind) };
-        match link.write(label, [&rest, &data], || failed().is_none()) {
-            Written::Whole => Ok(()),
-            Written::NotBegun => Err(gone()),
-            Written::Broken => {
-                // In front of who hears of it.
-                self.mesh.registry.await_end(&link.ranks);
-                Err(gone())
-            }
-        }
-    }
-
-    fn taken(&self, by: usize, from: usize, bytes: u64) {
-        match (self.own(from), self.link_to(from)) {
-            (Some(inbox), _) => inbox.took(by, bytes),
-            (None, Some(link)) => {
-                let label = Label { from: by, to: from, ..Label::of(self.number, Kind::Taken) };
-                self.mesh.tell(link, label, &bytes.to_le_bytes());
-            }
-            (None, None) => {}
-        }
-    }
-
-    fn fail(&self, own: &[usize], cause: &LostCause) {
-        self.tell_others(Kind::Lost, own[0], &cause.told(own[0]).to_bytes());
-    }
-
-    fn leave(&self, own: &[usize]) {
-        for rank in own {
-            let calls = self.own(*rank).map_or(0, |inbox| inbox.calls());
-            self.tell_others(Kind::Leave, *rank, &calls.to_le_bytes());
-        }
-    }
-
-    fn without(&self, excluded: &[usize], _ranks: &[usize]) -> Arc<dyn Wire> {
-        let is_left = |(rank, _): &(usize, &usize)| !excluded.contains(rank);
-        let members = self.members.iter().enumerate().filter(is_left).map(|(_, member)| *member);
-        Arc::new(self.mesh.open_next(self.epoch, &members.collect()))
-    }
-}
-
 /// One that was never gathered is given up, or the others would wait for it.
-impl Drop for MeshChannel {
+impl Drop for Channel {
     fn drop(&mut self) {
         let (mesh, number) = (self.mesh.clone(), self.number);
         mesh.registry.close(number);
@@ -350,30 +367,11 @@ impl Drop for MeshChannel {
     }
 }
 
-impl fmt::Debug for MeshChannel {
+impl fmt::Debug for Channel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (number, members) = (self.number, &self.members);
-        write!(f, "MeshChannel({number:#x} of {members:?})")
+        write!(f, "Channel({number:#x} of {members:?})")
     }
-}
-
-/// Reads until the connection ends.
-fn read_all(at: usize, ranks: &[usize], mut reading: link::Reading, registry: &Registry) {
-    let end = loop {
-        match frame::read(reading.stream(), |number| registry.takes(at, number)) {
-            Ok((_, Frame::Goodbye)) => break End::Left,
-            Ok((_, Frame::Unwanted)) => {}
-            Ok((label, frame)) => {
-                if !registry.deliver(at, label, frame) {
-                    break End::Junk("a frame for ranks that are not its own".to_owned());
-                }
-            }
-            Err(Unread::Ended) => break End::Gone,
-            Err(Unread::Junk(reason)) => break End::Junk(reason),
-        }
-    };
-    registry.end(ranks, &end);
-    reading.drain(matches!(end, End::Junk(_)));
 }
 
 #[cfg(test)]
@@ -382,7 +380,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::time::Duration;
 
-    use super::frame::{Proposal, Step};
+    use super::frame::{Frame, Proposal, Step};
     use super::*;
     use crate::unique_id::UniqueId;
 
@@ -397,7 +395,7 @@ mod tests {
     #[test]
     fn the_first_caller_is_named() {
         let (to_zero, mut zero) = connection();
-        let (to_one, _one) = connection();
+        let (to_one, mut one) = connection();
         let peer = |rank, stream| Peer { ranks: vec![rank], stream };
         let mesh = Mesh::new(vec![2], vec![peer(0, to_zero), peer(1, to_one)]).expect("a mesh");
         let called = Proposal {
@@ -407,24 +405,66 @@ mod tests {
             gone: Vec::new(),
             caller: 1,
         };
-        let rest = called.to_bytes();
-        let header = Label::of(0, Kind::Agree).to_bytes(rest.len());
-        zero.write_all(&[&header[..], &rest].concat()).expect("it is read");
-        let channel = Arc::new(mesh.open_next(0, &[0, 1, 2].into()));
+        tell(&mut zero, Kind::Agree, &called.to_bytes());
+        let channel = mesh.open_next(0, &[0, 1, 2].into());
         let (ranks, id) = (vec![2], UniqueId::of_group());
         let hello = Arrival { ranks, is_gpu: false, shrink: false, id };
-        let lost = channel.gather(hello, &Patience::of(Duration::from_secs(60)));
+        let lost = channel.gather(&hello, &Patience::of(Duration::from_secs(60)));
         let Err(Error::Lost(CollectiveLost { cause, .. })) = lost else { panic!("it is lost") };
         assert!(matches!(cause, LostCause::PeerRecovers { rank: 1 }), "{cause:?}");
 
         // Then it calls as well.
         let patience = Patience::of(Duration::from_millis(1));
+        tell(&mut zero, Kind::Noted, &[]);
+        tell(&mut one, Kind::Noted, &[]);
         mesh.agree(&[0, 1, 2], &patience).expect("alone, as the others say nothing");
+        let told = hear(&mut zero);
+        assert_eq!((told.generation, told.caller), (1, 1));
+    }
+
+    /// What it had agreed to before counts, and not that it was taken to be gone then.
+    #[test]
+    fn one_that_agrees_as_it_is_left_out() {
+        let (to_one, mut one) = connection();
+        let mesh =
+            Mesh::new(vec![0], vec![Peer { ranks: vec![1], stream: to_one }]).expect("a mesh");
+        let agreeing = std::thread::spawn(move || {
+            mesh.agree(&[0, 1], &Patience::of(Duration::from_millis(1)))
+        });
+        let (left, gone) = (vec![0, 1], Vec::new());
+        let first = hear(&mut one);
+        assert_eq!((&first.left, &first.gone), (&left, &gone));
+        while hear(&mut one).gone != [1] {}
+        let agreed = Proposal { step: Step::Agreed, ..first };
+        tell(&mut one, Kind::Agree, &agreed.to_bytes());
+        tell(&mut one, Kind::Noted, &[]);
+        let (members, _) = agreeing.join().expect("no panic").expect("one group");
+        assert_eq!(members, left);
+    }
+
+    #[test]
+    fn who_is_left_out_notes_it() {
+        let (to_zero, mut zero) = connection();
+        let mesh =
+            Mesh::new(vec![1], vec![Peer { ranks: vec![0], stream: to_zero }]).expect("a mesh");
+        let (left, gone) = (vec![0], vec![1]);
+        let alone = Proposal { generation: 1, step: Step::Called, left, gone, caller: 0 };
+        tell(&mut zero, Kind::Agree, &alone.to_bytes());
+        assert!(matches!(frame::read(&mut zero, |_| false), Ok((_, Frame::Noted))));
+        let late = mesh.agree(&[0, 1], &Patience::of(Duration::from_secs(60)));
+        assert!(matches!(late, Err(Error::Excluded { by: 0 })), "{late:?}");
+    }
+
+    fn tell(stream: &mut TcpStream, kind: Kind, rest: &[u8]) {
+        let header = Label::of(0, kind).to_bytes(rest.len());
+        stream.write_all(&[&header[..], rest].concat()).expect("it is read");
+    }
+
+    /// What is proposed next.
+    fn hear(stream: &mut TcpStream) -> Proposal {
         loop {
-            match frame::read(&mut zero, |_| false) {
-                Ok((_, Frame::Agree(told))) => {
-                    break assert_eq!((told.generation, told.caller), (1, 1));
-                }
+            match frame::read(stream, |_| false) {
+                Ok((_, Frame::Agree(told))) => break told,
                 Ok(_) => {}
                 Err(_) => panic!("it tells"),
             }

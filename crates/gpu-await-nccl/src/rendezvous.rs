@@ -1,40 +1,40 @@
-//! How processes find one another by one address: the one with rank 0 listens there, and every other one connects.
+//! How processes find one another: at an address, where the process with rank 0 of a group listens, or by an [id](root), at the process that
+//! made it. Whom they come to is their [`Coordinator`](coordinator::Coordinator).
 //!
-//! | step | the process with rank 0 | another process |
+//! | step | the coordinator | another process |
 //! |---|---|---|
 //! | 1 | accepts, reads a hello | connects until somebody listens; says which ranks it has, and where it listens itself |
-//! | 2 | answers: welcome, or what is wrong with the hello | ends with that error |
-//! | 3 | when all ranks are there, sends where each process listens; or which are missing, at its limit | ends with that error |
+//! | 2 | answers, for an id with its proof in front: welcome, or what is wrong with the hello | ends with that error |
+//! | 3 | when all ranks are there, sends where each process listens; or which are missing, at the limit of either | ends with that error |
 //! | 4 | – | connects to processes in front of it in that table, and is connected to by those behind it; says that it is connected |
 //! | 5 | when all are connected, tells them to go on; or who has ended | goes on |
 //!
 //! A stranger that says nothing, or something else, is disconnected, and a second hello of a rank is refused; the others are not disturbed,
-//! nor do they wait for it. All of it has one deadline, the caller's limit.
+//! nor do they wait for it. All of it has one deadline, the caller's limit; only to be told who is missing may take [a moment](LATE) longer.
 #![forbid(unsafe_code)]
 
 mod acceptor;
 mod attempt;
-mod first;
+mod coordinator;
+mod hello;
 mod line;
 pub(crate) mod root;
 
 use std::collections::HashSet;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-use self::acceptor::Acceptor;
+use self::acceptor::{Acceptor, Come};
 use self::attempt::Attempt;
+use self::hello::{Entry, Hello, Tag, read_bytes, read_number, read_ranks};
 use self::line::Line;
+use self::root::Place;
 use crate::error::{Error, Result};
-use crate::exchange::Patience;
+use crate::patience::Patience;
 use crate::stats;
 
-const MAGIC: &[u8; 8] = b"gpuawait";
-const VERSION: u32 = 6;
-/// A hello without its ranks.
-const HELLO_BYTES: usize = 8 + 4 + 16 + 4 + 4 + 2 + 8 + 4;
 /// The largest world.
 pub(crate) const MOST_RANKS: usize = 1 << 16;
 /// Between two looks at who has come.
@@ -43,13 +43,17 @@ const NAP: Duration = Duration::from_millis(2);
 const HELLO: Duration = Duration::from_secs(2);
 /// How long one try to connect may take.
 const TRY: Duration = Duration::from_secs(2);
+/// How long past its limit one that is welcome waits to be told who is missing, as it should have been before.
+const LATE: Duration = Duration::from_millis(500);
+/// How long last words may take.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 
 const WELCOME: u8 = 0;
 const DUPLICATE: u8 = 1;
 const OTHER_WORLD: u8 = 2;
 const MISSING: u8 = 3;
 const TABLE: u8 = 4;
-/// Who is missing at the visitor's limit; rank 0 goes on.
+/// Who is missing at the visitor's limit; the coordinator goes on.
 const STATUS: u8 = 5;
 const GO: u8 = 6;
 const ENDED: u8 = 7;
@@ -58,18 +62,32 @@ const USED: u8 = 8;
 /// What a visitor says.
 const CONNECTED: u8 = 1;
 
-/// What the processes of one rendezvous say to one another; a group's is zero.
-pub(crate) type Tag = [u8; 16];
-
 /// Who meets whom, where, and until when.
 #[derive(Clone, Debug)]
 pub(crate) struct Meeting {
-    pub(crate) address: String,
+    address: String,
+    /// Of an id.
+    place: Option<Place>,
     /// Of this process.
-    pub(crate) ranks: Vec<usize>,
-    pub(crate) world: usize,
-    pub(crate) patience: Patience,
-    pub(crate) tag: Tag,
+    ranks: Vec<usize>,
+    world: usize,
+    patience: Patience,
+}
+
+/// Whether a process can have these ranks.
+pub(crate) fn check_ranks(ranks: &[usize], world: usize) -> Result<()> {
+    if world == 0 || ranks.is_empty() {
+        return Err(Error::NoRanks { world, local: ranks.len() });
+    }
+    if world > MOST_RANKS {
+        return Err(Error::WorldTooLarge { world, most: MOST_RANKS });
+    }
+    let mut taken = HashSet::new();
+    ranks.iter().try_for_each(|&rank| match taken.insert(rank) {
+        _ if rank >= world => Err(Error::BadRank { rank, world }),
+        true => Ok(()),
+        false => Err(Error::DuplicateRank { rank }),
+    })
 }
 
 /// Another process.
@@ -87,65 +105,92 @@ enum Answer {
     Table(Vec<Entry>),
 }
 
-struct Hello {
-    tag: Tag,
-    world: usize,
-    /// How long it waits.
-    limit: Duration,
-    port: u16,
-    process: u64,
-    ranks: Vec<usize>,
-}
-
-/// A process in the table.
-#[derive(Clone, Debug)]
-struct Entry {
-    /// Where it listens.
-    address: String,
-    process: u64,
-    ranks: Vec<usize>,
-}
-
 impl Meeting {
+    /// Of a group, at an address.
+    pub(crate) fn at(
+        address: String,
+        ranks: Vec<usize>,
+        world: usize,
+        patience: Patience,
+    ) -> Meeting {
+        Meeting { address, place: None, ranks, world, patience }
+    }
+
+    /// Of an id.
+    pub(crate) fn of_id(
+        place: Place,
+        ranks: Vec<usize>,
+        world: usize,
+        patience: Patience,
+    ) -> Meeting {
+        Meeting { address: place.to_string(), place: Some(place), ranks, world, patience }
+    }
+
     /// Blocks until every process is connected with every other one.
     pub(crate) fn meet(&self) -> Result<Vec<Peer>> {
         let _attempt = Attempt::begin(self);
-        if self.ranks.contains(&0) { self.listen() } else { self.visit() }
+        match self.place.is_none() && self.ranks.contains(&0) {
+            true => self.listen(),
+            false => self.visit(),
+        }
     }
 
     fn visit(&self) -> Result<Vec<Peer>> {
         let closed = |error: std::io::Error| self.closed(&error);
-        let zero = self.call(&self.address, None)?;
-        let (table, listener) = self.enter(&zero)?;
+        let (coordinator, listener) = self.reach()?;
+        let table = self.answer(&coordinator, TABLE)?;
+        let mut peers = self.gather(listener, &table, &coordinator)?;
+        let mut line = Line::new(&coordinator, &self.patience).map_err(closed)?;
+        line.write_all(&[CONNECTED]).map_err(closed)?;
+        self.answer(&coordinator, GO)?;
         let visitors = table.iter().flat_map(|entry| &entry.ranks);
         let visitors: HashSet<usize> = visitors.copied().collect();
-        let ranks = (0..self.world).filter(|rank| !visitors.contains(rank)).collect();
-        let mut peers = self.gather(listener, &table, Some(&zero))?;
-        let mut line = Line::new(&zero, &self.patience).map_err(closed)?;
-        line.write_all(&[CONNECTED]).map_err(closed)?;
-        self.answer(line, GO)?;
-        peers.push(Peer { ranks, stream: zero });
+        let ranks: Vec<usize> = (0..self.world).filter(|rank| !visitors.contains(rank)).collect();
+        // Of an id all ranks are visitors.
+        if !ranks.is_empty() {
+            peers.push(Peer { ranks, stream: coordinator });
+        }
         Ok(peers)
     }
 
-    /// Says hello to the process that others come to as well; returns the table, and where this one listens.
-    fn enter(&self, root: &TcpStream) -> Result<(Vec<Entry>, TcpListener)> {
-        let closed = |error: std::io::Error| self.closed(&error);
-        // Where the others can reach it: the address by which it reaches that process.
-        let local = root.local_addr().map_err(closed)?;
-        let listener = TcpListener::bind((local.ip(), 0)).map_err(closed)?;
-        let port = listener.local_addr().map_err(closed)?.port();
-        self.write_hello(root, port).map_err(closed)?;
-        let line = Line::new(root, &self.patience).map_err(closed)?;
-        Ok((self.answer(line, TABLE)?, listener))
+    /// What its processes say to one another.
+    fn tag(&self) -> Tag {
+        self.place.as_ref().map_or(Tag::default(), Place::password)
     }
 
-    /// Connects with the others in the table, unless the process with rank 0 tells that one of them has ended.
+    /// Connects to the coordinator, and says hello; returns where this process listens, too.
+    fn reach(&self) -> Result<(TcpStream, TcpListener)> {
+        let Some(place) = &self.place else {
+            let zero = self.call(&self.resolve(&self.address)?, None, connect)?;
+            let listener =
+                self.greet(&zero, &self.patience).map_err(|error| self.closed(&error))?;
+            return Ok((zero, listener));
+        };
+        // One of these addresses may be another host's.
+        self.call(&place.socket_addresses(), None, |address, wait| {
+            let (stream, hello) = (connect(address, wait)?, self.patience.at_most(HELLO));
+            let listener = self.greet(&stream, &hello)?;
+            match read_bytes(&mut Line::new(&stream, &hello)?)? {
+                proof if proof == place.proof.to_le_bytes() => Ok((stream, listener)),
+                _ => Err(ErrorKind::InvalidData.into()),
+            }
+        })
+    }
+
+    /// Says hello to the coordinator, and listens where the others can reach this process: at the address by which it reaches that one.
+    fn greet(&self, coordinator: &TcpStream, patience: &Patience) -> std::io::Result<TcpListener> {
+        let listener = TcpListener::bind((coordinator.local_addr()?.ip(), 0))?;
+        let hello = self.hello(listener.local_addr()?.port());
+        Line::new(coordinator, patience)?.write_all(&hello)?;
+        Ok(listener)
+    }
+
+    /// Connects with the others in the table, unless the coordinator tells that one of them has ended.
     fn gather(
         &self,
         listener: TcpListener,
         table: &[Entry],
-        zero: Option<&TcpStream>,
+        coordinator: &TcpStream,
     ) -> Result<Vec<Peer>> {
         let mut peers = Vec::new();
         let closed = |error: std::io::Error| self.closed(&error);
@@ -154,20 +199,21 @@ impl Meeting {
         };
         // The system accepts for those who listen later.
         for Entry { address, ranks, .. } in &table[..own] {
-            let stream = self.call(address, zero)?;
-            self.write_hello(&stream, 0).map_err(closed)?;
+            let stream = self.call(&self.resolve(address)?, Some(coordinator), connect)?;
+            let mut line = Line::new(&stream, &self.patience).map_err(closed)?;
+            line.write_all(&self.hello(0)).map_err(closed)?;
             peers.push(Peer { ranks: ranks.clone(), stream });
         }
         let behind = table[own + 1..].iter().map(|entry| entry.ranks.clone());
         let mut behind: HashSet<Vec<usize>> = behind.collect();
         let mut acceptor = Acceptor::new(listener).map_err(closed)?;
         while !behind.is_empty() {
-            for (Hello { tag, world, ranks, .. }, stream, _) in acceptor.poll() {
-                if (tag, world) == (self.tag, self.world) && behind.remove(&ranks) {
+            for Come { hello: Hello { tag, world, ranks, .. }, stream, .. } in acceptor.poll() {
+                if (tag, world) == (self.tag(), self.world) && behind.remove(&ranks) {
                     peers.push(Peer { ranks, stream });
                 }
             }
-            self.hear(zero)?;
+            self.hear(coordinator)?;
             if self.patience.is_over() {
                 let mut missing: Vec<usize> = behind.into_iter().flatten().collect();
                 missing.sort_unstable();
@@ -196,15 +242,14 @@ impl Meeting {
         }
     }
 
-    /// What the process with rank 0 tells meanwhile. Without one nobody does.
-    fn hear(&self, zero: Option<&TcpStream>) -> Result<()> {
-        let Some(zero) = zero else { return Ok(()) };
+    /// What the coordinator tells meanwhile.
+    fn hear(&self, coordinator: &TcpStream) -> Result<()> {
         let closed = |error: std::io::Error| self.closed(&error);
-        zero.set_nonblocking(true).map_err(closed)?;
-        match zero.peek(&mut [0]) {
+        coordinator.set_nonblocking(true).map_err(closed)?;
+        match coordinator.peek(&mut [0]) {
             Err(error) if is_not_yet(&error) => Ok(()),
             _ => {
-                let mut line = Line::new(zero, &self.patience).map_err(closed)?;
+                let mut line = Line::new(coordinator, &self.patience).map_err(closed)?;
                 match self.read_answer(&mut line, GO).map_err(closed)? {
                     Answer::No(error) => Err(error),
                     // Who is missing is known here.
@@ -214,34 +259,40 @@ impl Meeting {
         }
     }
 
-    /// Connects, until somebody listens.
-    fn call(&self, address: &str, zero: Option<&TcpStream>) -> Result<TcpStream> {
-        let candidates = self.resolve(address)?;
-        loop {
-            for candidate in &candidates {
-                let rest = self.patience.rest();
-                match connect(candidate, rest.clamp(NAP, TRY)) {
-                    Ok(stream) => return Ok(stream),
-                    Err(error) if self.patience.is_over() => return Err(self.closed(&error)),
-                    Err(_) => std::thread::sleep(NAP.min(rest)),
-                }
+    /// Tries addresses, until one answers.
+    fn call<T>(
+        &self,
+        addresses: &[SocketAddr],
+        coordinator: Option<&TcpStream>,
+        once: impl Fn(&SocketAddr, Duration) -> std::io::Result<T>,
+    ) -> Result<T> {
+        for address in addresses.iter().cycle() {
+            let rest = self.patience.rest();
+            match once(address, rest.clamp(NAP, TRY)) {
+                Ok(reached) => return Ok(reached),
+                Err(error) if self.patience.is_over() => return Err(self.closed(&error)),
+                Err(_) => std::thread::sleep(NAP.min(rest)),
             }
-            self.hear(zero)?;
+            coordinator.map_or(Ok(()), |coordinator| self.hear(coordinator))?;
         }
+        Err(self.bad(&ErrorKind::AddrNotAvailable.into()))
     }
 
     /// Reads answers, up to the one that is wanted: the table, or to go on.
-    fn answer(&self, mut line: Line<'_>, wanted: u8) -> Result<Vec<Entry>> {
-        let mut status = None;
+    fn answer(&self, coordinator: &TcpStream, wanted: u8) -> Result<Vec<Entry>> {
+        let (late, mut is_welcome, mut status) = (self.patience.longer(LATE), false, None);
         loop {
-            match (self.read_answer(&mut line, wanted), status.take()) {
+            let is_told = !is_welcome || status.is_some();
+            let patience = if is_told { &self.patience } else { &late };
+            let line = Line::new(coordinator, patience);
+            match (line.and_then(|mut line| self.read_answer(&mut line, wanted)), status.take()) {
                 (Ok(Answer::Table(table)), _) => return Ok(table),
-                (Ok(Answer::Welcome), told) => status = told,
+                (Ok(Answer::Welcome), told) => (is_welcome, status) = (true, told),
                 (Ok(Answer::Status(missing)), _) => status = Some(missing),
                 (Ok(Answer::No(error)), _) => return Err(error),
                 (Err(error), Some(missing)) if error.kind() == ErrorKind::TimedOut => {
                     // It may come again at once, and is no duplicate of itself then.
-                    line.leave();
+                    line::leave(coordinator);
                     return Err(self.missing(missing));
                 }
                 (Err(error), _) => return Err(self.closed(&error)),
@@ -260,7 +311,7 @@ impl Meeting {
             }
             STATUS => Answer::Status(read_ranks(line, self.world)?),
             MISSING => Answer::No(self.missing(read_ranks(line, self.world)?)),
-            ENDED => Answer::No(self.ended(&read_ranks(line, self.world)?)),
+            ENDED => Answer::No(self.ended(read_ranks(line, self.world)?)),
             USED => {
                 let reason = "it has connected a communicator already; make another one";
                 Answer::No(Error::BadId { expected: "host devices", reason })
@@ -271,14 +322,7 @@ impl Meeting {
                 if count > self.world {
                     return Err(ErrorKind::InvalidData.into());
                 }
-                let read = |_| {
-                    let [len] = read_bytes(line)?;
-                    let mut text = vec![0; usize::from(len)];
-                    line.read_exact(&mut text)?;
-                    let address = String::from_utf8_lossy(&text).into_owned();
-                    let process = u64::from_le_bytes(read_bytes(line)?);
-                    Ok(Entry { address, process, ranks: read_ranks(line, self.world)? })
-                };
+                let read = |_| Entry::read(line, self.world);
                 Answer::Table((0..count).map(read).collect::<std::io::Result<_>>()?)
             }
             _ => return Err(ErrorKind::InvalidData.into()),
@@ -286,27 +330,22 @@ impl Meeting {
     }
 
     fn missing(&self, missing: Vec<usize>) -> Error {
-        let (world, limit, refused) = (self.world, self.patience.limit, Vec::new());
-        Error::MissingRanks { missing, world, limit, refused }
+        self.patience.missing(missing, self.world)
     }
 
     /// Some ranks have ended while all connected.
-    fn ended(&self, ranks: &[usize]) -> Error {
+    fn ended(&self, ranks: Vec<usize>) -> Error {
+        if self.place.is_some() {
+            return self.missing(ranks);
+        }
         let reason = format!("ranks {ranks:?} disconnected while all were connecting");
         Error::Closed { address: self.address.clone(), reason }
     }
 
-    fn write_hello(&self, stream: &TcpStream, port: u16) -> std::io::Result<()> {
-        let mut hello = MAGIC.to_vec();
-        hello.extend(VERSION.to_le_bytes());
-        hello.extend(self.tag);
-        hello.extend((self.world as u32).to_le_bytes());
-        let rest = self.patience.rest().as_millis();
-        hello.extend(u32::try_from(rest).unwrap_or(u32::MAX).to_le_bytes());
-        hello.extend(port.to_le_bytes());
-        hello.extend(root::process().to_le_bytes());
-        put_ranks(&mut hello, &self.ranks);
-        Line::new(stream, &self.patience)?.write_all(&hello)
+    /// Of a process that listens at that port.
+    fn hello(&self, port: u16) -> Vec<u8> {
+        let (tag, world, limit) = (self.tag(), self.world, self.patience.rest());
+        Hello { tag, world, limit, port, ranks: self.ranks.clone() }.to_bytes()
     }
 
     fn bad(&self, error: &std::io::Error) -> Error {
@@ -332,9 +371,9 @@ impl Meeting {
 
     fn closed(&self, error: &std::io::Error) -> Error {
         let (address, reason) = (self.address.clone(), self.reason(error));
-        match self.tag == Tag::default() {
-            true => Error::Closed { address, reason },
-            false => Error::NoRoot { address, reason },
+        match self.place {
+            None => Error::Closed { address, reason },
+            Some(_) => Error::NoRoot { address, reason },
         }
     }
 }
@@ -354,76 +393,6 @@ fn no_own(stream: TcpStream) -> std::io::Result<TcpStream> {
         true => Err(ErrorKind::ConnectionRefused.into()),
         false => Ok(stream),
     }
-}
-
-fn read_hello(stream: &mut impl Read) -> std::io::Result<Hello> {
-    let magic: [u8; 8] = read_bytes(stream)?;
-    let version = read_number(stream)?;
-    if magic != *MAGIC || version != VERSION as usize {
-        return Err(ErrorKind::InvalidData.into());
-    }
-    let tag = read_bytes(stream)?;
-    let (world, limit) = (read_number(stream)?, read_number(stream)?);
-    let port = u16::from_le_bytes(read_bytes(stream)?);
-    let process = u64::from_le_bytes(read_bytes(stream)?);
-    let (limit, ranks) = (Duration::from_millis(limit as u64), read_ranks(stream, world)?);
-    if ranks.is_empty() {
-        return Err(ErrorKind::InvalidData.into());
-    }
-    Ok(Hello { tag, world, limit, port, process, ranks })
-}
-
-impl Entry {
-    fn put(&self, bytes: &mut Vec<u8>) {
-        bytes.push(self.address.len() as u8);
-        bytes.extend(self.address.as_bytes());
-        bytes.extend(self.process.to_le_bytes());
-        put_ranks(bytes, &self.ranks);
-    }
-}
-
-fn put_ranks(bytes: &mut Vec<u8>, ranks: &[usize]) {
-    bytes.extend((ranks.len() as u32).to_le_bytes());
-    ranks.iter().for_each(|rank| bytes.extend((*rank as u32).to_le_bytes()));
-}
-
-/// How long before its limit a process is told who is missing: early enough to reach it.
-fn margin(limit: Duration) -> Duration {
-    (limit / 8).clamp(NAP, Duration::from_millis(500))
-}
-
-/// An answer with ranks.
-fn ranks_of(code: u8, ranks: &[usize]) -> Vec<u8> {
-    let mut bytes = vec![code];
-    put_ranks(&mut bytes, ranks);
-    bytes
-}
-
-/// Ranks of a world: how many, and each.
-fn read_ranks(stream: &mut impl Read, world: usize) -> std::io::Result<Vec<usize>> {
-    let count = read_number(stream)?;
-    if count > world.min(MOST_RANKS) {
-        return Err(ErrorKind::InvalidData.into());
-    }
-    let mut bytes = vec![0; 4 * count];
-    stream.read_exact(&mut bytes)?;
-    let number =
-        |bytes: &[u8]| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | usize::from(*byte));
-    let ranks: Vec<usize> = bytes.chunks_exact(4).map(number).collect();
-    match ranks.iter().all(|rank| *rank < world) {
-        true => Ok(ranks),
-        false => Err(ErrorKind::InvalidData.into()),
-    }
-}
-
-fn read_bytes<const N: usize>(stream: &mut impl Read) -> std::io::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    stream.read_exact(&mut bytes)?;
-    Ok(bytes)
-}
-
-fn read_number(stream: &mut impl Read) -> std::io::Result<usize> {
-    Ok(u32::from_le_bytes(read_bytes(stream)?) as usize)
 }
 
 #[cfg(test)]

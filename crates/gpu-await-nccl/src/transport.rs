@@ -11,7 +11,7 @@ use gpu_await::{Device, MemoryLoan, RawQueue, Stream};
 use crate::call::Call;
 use crate::communicator::shared::Shared;
 use crate::error::{LostCause, Result};
-use crate::exchange::Wire;
+use crate::mesh::Channel;
 
 /// A rank of this process.
 pub(crate) struct LocalRank {
@@ -38,7 +38,7 @@ pub(crate) struct Shrink<'a> {
     pub(crate) aborts: bool,
     pub(crate) world: usize,
     pub(crate) contexts: Vec<u64>,
-    pub(crate) wire: Option<Arc<dyn Wire>>,
+    pub(crate) channel: Option<Arc<Channel>>,
     pub(crate) end: Instant,
 }
 

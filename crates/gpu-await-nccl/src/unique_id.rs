@@ -32,8 +32,9 @@ impl UniqueId {
     /// The size of an id in bytes.
     pub const BYTES: usize = ID_BYTES;
 
-    /// Creates an id for a kind of device. It works within a process, across processes, and across hosts: the other ranks connect to
-    /// this process, which has to run until all of them are connected, and may have ranks or none. Who knows the id can connect, so
+    /// Creates an id for a kind of device. It works within a process, across processes, and across hosts: the ranks connect to
+    /// this process, which has to run until all of them are connected, and may have ranks or none. Those of host devices then exchange elements
+    /// over TCP, also within a process; [`Communicator::all`](crate::Communicator::all) does that in memory. Who knows the id can connect, so
     /// it is a secret of the program.
     ///
     /// An id of host devices has the IPv4 addresses of this host. This process listens at one port for all of its ids.

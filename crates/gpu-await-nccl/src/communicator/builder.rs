@@ -1,12 +1,11 @@
 //! [`CommunicatorBuilder`]: the local ranks of a communicator, its options, and connecting it.
 #![forbid(unsafe_code)]
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-use futures::channel::oneshot;
 use gpu_await::{Device, DeviceBuffer, DeviceKind};
 
 use super::meeting::{self, Met};
@@ -14,8 +13,9 @@ use super::shared::{Origin, Shared};
 use super::shrink::Parent;
 use super::{Communicator, context_of, warm_up};
 use crate::error::{Error, Result};
-use crate::exchange::{Gathered, Patience, Wire};
-use crate::rendezvous::{MOST_RANKS, root};
+use crate::mesh::{Channel, Mesh};
+use crate::patience::Patience;
+use crate::rendezvous::{Meeting, check_ranks};
 use crate::stats;
 use crate::transport::gpu::GpuTransport;
 use crate::transport::host::HostTransport;
@@ -38,7 +38,7 @@ pub struct CommunicatorBuilder {
     connect_limit: Duration,
     connects_pairs: bool,
     /// Of a group: how its other ranks are reached.
-    channel: Option<Arc<dyn Wire>>,
+    channel: Option<Arc<Channel>>,
     /// Of a group: the ranks of this process, and how many devices were given for them.
     joined: Option<(Vec<usize>, usize)>,
     /// What NCCL makes it of.
@@ -67,7 +67,7 @@ impl CommunicatorBuilder {
         mut self,
         ranks: Vec<usize>,
         devices: &[Device],
-        channel: Option<Arc<dyn Wire>>,
+        channel: Option<Arc<Channel>>,
     ) -> Self {
         self.channel = channel;
         self.ranks.extend(ranks.iter().copied().zip(devices.iter().cloned()));
@@ -77,7 +77,7 @@ impl CommunicatorBuilder {
 
     /// With the options of what it is made of.
     pub(super) fn like(mut self, shared: &Shared) -> Self {
-        let Origin { wire: _, connect_limit, pairs } = shared.origin;
+        let Origin { channel: _, connect_limit, pairs } = shared.origin;
         (self.limit, self.connect_limit, self.connects_pairs) =
             (shared.limit(), connect_limit, pairs);
         self
@@ -165,18 +165,13 @@ impl CommunicatorBuilder {
             enable_peers(&devices).await?;
         }
         let (pairs, scratch) = (connects_pairs, (scratch, order));
-        let patience = Patience::of(connect_limit);
-        let waits = patience.give_up_on_drop();
-        let made =
-            Making { id, world, locals, scratch, contexts, channel, patience, pairs, parent };
-        let (send, receive) = oneshot::channel();
-        stats::spawn("connect", move || {
-            let connected = made.within(connect_limit);
-            // Nobody waits any more: it is dropped, and ended.
-            drop(send.send(connected));
-        })?;
-        let comm = receive.await.unwrap_or(Err(Error::NotConnected { limit: connect_limit }))?;
-        waits.keep();
+        let make = move |patience: &Patience| {
+            let patience = patience.clone();
+            let made =
+                Making { id, world, locals, scratch, contexts, channel, patience, pairs, parent };
+            made.within(connect_limit)
+        };
+        let comm = Patience::of(connect_limit).on_thread("connect", make).await?;
         comm.set_limit(limit);
         Ok(comm)
     }
@@ -191,26 +186,16 @@ impl CommunicatorBuilder {
                 return Err(Error::NotLocal { rank: *rank, local: local.clone() });
             }
         }
-        let Some((_, first)) = ranks.first().filter(|_| world > 0) else {
-            return Err(Error::NoRanks { world, local: ranks.len() });
-        };
-        if world > MOST_RANKS {
-            return Err(Error::WorldTooLarge { world, most: MOST_RANKS });
-        }
+        let local: Vec<usize> = ranks.iter().map(|(rank, _)| *rank).collect();
+        check_ranks(&local, world)?;
         if ranks.len() > 1 && ranks.iter().any(|(_, device)| device.verifies()) {
-            return Err(Error::VerifyMode { ranks: ranks.iter().map(|(rank, _)| *rank).collect() });
+            return Err(Error::VerifyMode { ranks: local });
         }
-        let (mut taken, mut gpus) = (HashSet::new(), HashMap::new());
+        let ((_, first), mut gpus) = (&ranks[0], HashMap::new());
         for (rank, device) in ranks {
-            if *rank >= world {
-                return Err(Error::BadRank { rank: *rank, world });
-            }
             if device.kind() != first.kind() {
                 let (first, second) = (first.to_string(), device.to_string());
                 return Err(Error::MixedDevices { first, second });
-            }
-            if !taken.insert(*rank) {
-                return Err(Error::DuplicateRank { rank: *rank });
             }
             if device.kind() == DeviceKind::Cuda
                 && let Some(first) = gpus.insert(device.ordinal(), *rank)
@@ -249,7 +234,7 @@ struct Making {
     scratch: (Vec<DeviceBuffer<f32>>, Vec<DeviceBuffer<u8>>),
     /// Of GPUs.
     contexts: Vec<u64>,
-    channel: Option<Arc<dyn Wire>>,
+    channel: Option<Arc<Channel>>,
     patience: Patience,
     pairs: bool,
     parent: Option<Arc<Parent>>,
@@ -285,24 +270,25 @@ impl Making {
             self;
         let ranks: Vec<usize> = locals.iter().map(|local| local.rank).collect();
         let (is_gpu, end, shrink) = (!contexts.is_empty(), patience.end, parent.is_some());
-        let (Met { id, shrink }, wire) = match (channel, is_gpu) {
-            (None, true) => (Met { id, shrink }, None),
-            (channel, _) => {
+        let channel = match channel {
+            None if !is_gpu => Some(meet(id, &ranks, world, &patience)?),
+            channel => channel,
+        };
+        let (Met { id, shrink }, channel) = match channel {
+            None => (Met { id, shrink }, None),
+            Some(channel) => {
                 let own = meeting::hello(&ranks, is_gpu, shrink)?;
-                let Gathered { hellos, wire } = match channel {
-                    Some(wire) => wire.gather(own.clone(), &patience)?,
-                    None => root::meet(id, own.clone(), world, &patience)?,
-                };
-                (meeting::met(&own, &hellos)?, Some(wire))
+                let (hellos, channel) = channel.gather(&own, &patience)?;
+                (meeting::met(&own, &hellos)?, Some(channel))
             }
         };
         let connect_limit = patience.limit;
-        let origin = Origin { wire: wire.clone(), connect_limit, pairs };
-        let transport: Box<dyn Transport> = match (wire, parent.filter(|_| shrink)) {
-            (wire, Some(parent)) => parent.shrink(&locals, (world, contexts), wire, end)?,
-            (Some(wire), None) if !is_gpu => Box::new(HostTransport::new(wire, world, ranks)),
-            (wire, None) => {
-                Box::new(GpuTransport::connect(id.for_gpus()?, world, &locals, contexts, wire)?)
+        let origin = Origin { channel: channel.clone(), connect_limit, pairs };
+        let transport: Box<dyn Transport> = match (channel, parent.filter(|_| shrink)) {
+            (channel, Some(parent)) => parent.shrink(&locals, (world, contexts), channel, end)?,
+            (Some(channel), None) if !is_gpu => Box::new(HostTransport::new(channel, world, ranks)),
+            (channel, None) => {
+                Box::new(GpuTransport::connect(id.for_gpus()?, world, &locals, contexts, channel)?)
             }
         };
         let shared: Arc<Shared> = Shared::new(world, locals, (transport, origin), scratch);
@@ -313,4 +299,11 @@ impl Making {
         }
         Ok(comm)
     }
+}
+
+/// Blocks until the processes with the ranks of an id are connected with one another.
+fn meet(id: UniqueId, ranks: &[usize], world: usize, patience: &Patience) -> Result<Arc<Channel>> {
+    let meeting = Meeting::of_id(id.place()?, ranks.to_vec(), world, patience.clone());
+    let mesh = Mesh::new(ranks.to_vec(), meeting.meet()?)?;
+    Ok(mesh.open_next(0, &(0..world).collect()))
 }

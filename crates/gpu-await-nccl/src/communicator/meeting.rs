@@ -5,7 +5,7 @@
 use gpu_await::DeviceKind;
 
 use crate::error::{Error, Result};
-use crate::exchange::Arrival;
+use crate::mesh::Arrival;
 use crate::unique_id::UniqueId;
 
 /// What the ranks have told.

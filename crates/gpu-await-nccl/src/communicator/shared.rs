@@ -45,7 +45,7 @@ pub(crate) use self::pending_calls::PendingCalls;
 use self::watched::Watched;
 use crate::call::Call;
 use crate::error::{CollectiveLost, Error, LostCause};
-use crate::exchange::Wire;
+use crate::mesh::Channel;
 use crate::process::PerProcess;
 use crate::stats::{self, COUNTS, Counted};
 use crate::transport::{LocalRank, Placed, Transport};
@@ -82,7 +82,7 @@ pub(crate) struct Shared {
 #[derive(Clone)]
 pub(crate) struct Origin {
     /// How its ranks reach one another; NCCL's have none without a group.
-    pub(crate) wire: Option<Arc<dyn Wire>>,
+    pub(crate) channel: Option<Arc<Channel>>,
     pub(crate) connect_limit: Duration,
     pub(crate) pairs: bool,
 }

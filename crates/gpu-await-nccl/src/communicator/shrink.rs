@@ -17,7 +17,7 @@ use gpu_await::Device;
 
 use super::Communicator;
 use crate::error::{Error, LostCause, Result, ShrinkRefusal};
-use crate::exchange::Wire;
+use crate::mesh::Channel;
 use crate::nccl::Nccl;
 use crate::transport::{LocalRank, Shrink, Transport};
 use crate::unique_id::UniqueId;
@@ -37,12 +37,12 @@ impl Parent {
         &self,
         ranks: &[LocalRank],
         (world, contexts): (usize, Vec<u64>),
-        wire: Option<Arc<dyn Wire>>,
+        channel: Option<Arc<Channel>>,
         end: Instant,
     ) -> Result<Box<dyn Transport>> {
         let Parent { comm, excluded, places, aborts } = self;
         let aborts = *aborts;
-        let shrink = Shrink { excluded, places, aborts, world, contexts, wire, end };
+        let shrink = Shrink { excluded, places, aborts, world, contexts, channel, end };
         comm.shared().transport().shrink(ranks, shrink)
     }
 
@@ -146,7 +146,7 @@ impl Communicator {
         let split = self.split(excluded)?;
         let shared = self.shared();
         // Ranks that have a way tell one another of an abort, and some have aborted by then.
-        let is_alone = shared.origin.wire.is_none() && !split.excluded.is_empty();
+        let is_alone = shared.origin.channel.is_none() && !split.excluded.is_empty();
         let aborts =
             is_alone && shared.transport().can_shrink() && shared.lose(LostCause::Aborted).is_ok();
         if !aborts {
@@ -178,14 +178,14 @@ impl Communicator {
         let can = aborts || works;
         let locals: Vec<&LocalRank> = places.iter().map(|place| &shared.ranks[*place]).collect();
         let ranks: Vec<usize> = locals.iter().map(|local| local.rank).collect();
-        let wire = shared.origin.wire.as_ref().map(|wire| wire.without(&excluded, &ranks));
+        let channel = shared.origin.channel.as_ref().map(|channel| channel.without(&excluded));
         let world = left.len();
         let refusal = match lost {
             Some(lost) => ShrinkRefusal::Lost { cause: lost.cause },
             None if excluded.is_empty() => ShrinkRefusal::NothingExcluded,
             None => ShrinkRefusal::OldLibrary { found: Nccl::get().map_or(0, Nccl::version) },
         };
-        let id = match &wire {
+        let id = match &channel {
             None if !can && ranks.len() == world => UniqueId::new(locals[0].device.kind())?,
             None if !can => return Err(Error::CannotShrink { reason: refusal }),
             _ => UniqueId::of_group(),
@@ -196,7 +196,7 @@ impl Communicator {
         let ranks: Vec<usize> = ranks.into_iter().map(new_rank).collect();
         let devices: Vec<Device> = locals.iter().map(|local| local.device.clone()).collect();
         let builder = Communicator::builder(id, world).like(shared).shrunk(parent);
-        let shrunk = builder.of(ranks, &devices, wire).connect().await;
+        let shrunk = builder.of(ranks, &devices, channel).connect().await;
         let (limit, world) = (shared.origin.connect_limit, self.world());
         shrunk.map_err(|error| error.of_call(limit, world, |rank| left[rank]))
     }

@@ -8,16 +8,21 @@
 //! |---|---|---|
 //! | [`Called`](Step::Called) | proposes | waits until all that it takes to be left propose the same |
 //! | [`Heard`](Step::Heard) | has heard that | waits until all of them have heard it |
-//! | [`Agreed`](Step::Agreed) | has heard that, or that one of them has agreed | returns |
+//! | [`Agreed`](Step::Agreed) | has heard that, and that those who are left out know it; or that one of them has agreed | returns |
 //!
 //! When a process's limit is over, it takes those that have not called to be gone, tells them, too, and goes on with the others. From
 //! then on each change of its proposal starts the limit again, and when it is over those that do not agree are gone.
+//!
+//! A process that is left out and alive [notes](Kind::Noted) it, behind whatever it has agreed to before, so that this is heard first. One
+//! that does not for [a while](NOTED) is stopped, or cut off.
 //!
 //! # Invariants
 //! 1. Nobody agrees to a group with a process that may still take one of its members to be gone for not calling: it has to have heard
 //!    all of them first (`a_call_at_the_limit`).
 //! 2. A process that another one took to be gone does not agree any more, also when that one has ended since (`one_group_or_left_out`).
-//! 3. A process that was stopped reads what the others said meanwhile before it agrees, or takes anybody to be gone (`one_is_stopped`).
+//! 3. Of two processes that take each other to be gone neither agrees, and what one had agreed to before counts
+//!    (`one_that_agrees_as_it_is_left_out`).
+//! 4. A process that was stopped reads what the others said meanwhile before it agrees, or takes anybody to be gone (`one_is_stopped`).
 #![forbid(unsafe_code)]
 
 use std::collections::HashSet;
@@ -27,10 +32,13 @@ use super::frame::{Kind, Label, Proposal, Step};
 use super::registry::{End, RegistryState};
 use super::{Link, Mesh};
 use crate::error::{Error, Result};
-use crate::exchange::Patience;
+use crate::patience::Patience;
 
 /// Who has not looked for so long was stopped, and reads for so long what the others said meanwhile.
 const STOPPED: Duration = Duration::from_millis(500);
+
+/// How long those who are left out may take to note it.
+const NOTED: Duration = Duration::from_secs(3);
 
 impl Mesh {
     /// Waits until all members that are left agree on who that is; returns them, and the generation of the agreement.
@@ -42,6 +50,7 @@ impl Mesh {
         let _agreeing = self.agreeing.lock();
         let (mut told, mut limit, mut is_late) = (Proposal::default(), patience.again(), false);
         let (mut looked, mut agrees_from) = (Instant::now(), Instant::now());
+        let mut noted_by = Instant::now();
         let mut state = self.registry.state.lock();
         let heard = (0..self.links.len()).find_map(|at| state.caller(at));
         let caller = heard.unwrap_or(self.own[0]);
@@ -49,9 +58,7 @@ impl Mesh {
         loop {
             // Nobody is agreed with on behalf of a call that was given up: the error is for nobody.
             if !patience.is_wanted() {
-                let (world, limit) = (members.len(), patience.limit);
-                let (missing, refused) = (Vec::new(), Vec::new());
-                return Err(Error::MissingRanks { missing, world, limit, refused });
+                return Err(patience.missing(Vec::new(), members.len()));
             }
             let now = Instant::now();
             if now - looked > STOPPED {
@@ -59,14 +66,19 @@ impl Mesh {
             }
             looked = now;
             let mut others = Vec::new();
-            let mut proposal =
-                self.propose(&mut state, members, &mut others, now >= agrees_from)?;
+            let may_agree =
+                now >= agrees_from && (now >= noted_by || self.is_noted(&state, members));
+            let told_before = if may_agree { Some(&told) } else { None };
+            let mut proposal = self.propose(&mut state, members, &mut others, told_before)?;
             proposal.caller = caller;
             if told != proposal {
                 drop(state);
                 self.tell_proposal(&proposal, &told.gone, &others);
                 if proposal.step == Step::Agreed {
                     return Ok((proposal.left, proposal.generation));
+                }
+                if !told.is(&proposal, Step::Called) {
+                    noted_by = now + NOTED;
                 }
                 told = proposal;
                 if is_late {
@@ -106,13 +118,24 @@ impl Mesh {
         others.chain(gone).for_each(|link| self.tell(link, label, &bytes));
     }
 
-    /// What this process proposes, or agrees to, and the connections to the others that it takes to be left.
+    /// Whether those that this process takes to be gone have ended, or know it.
+    fn is_noted(&self, state: &RegistryState, members: &[usize]) -> bool {
+        let is_gone = |link: &Link| {
+            let mut ranks = link.ranks.iter();
+            ranks.any(|rank| state.ended.contains_key(rank) && members.binary_search(rank).is_ok())
+        };
+        let mut links = self.links.iter().enumerate();
+        links.all(|(at, link)| !is_gone(link) || state.noted.contains(&at))
+    }
+
+    /// What this process proposes, or agrees to, and the connections to the others that it takes to be left. It agrees to what it has `told`
+    /// before, so that those who are left out can know.
     fn propose(
         &self,
         state: &mut RegistryState,
         members: &[usize],
         others: &mut Vec<usize>,
-        may_agree: bool,
+        told: Option<&Proposal>,
     ) -> Result<Proposal> {
         let is_member = |rank: &usize| members.binary_search(rank).is_ok();
         let has_ended = |state: &RegistryState, link: &Link| {
@@ -169,7 +192,8 @@ impl Mesh {
             let mut proposal = Proposal { generation, step: Step::Called, left, gone, caller: 0 };
             for (step, next) in [(Step::Called, Step::Heard), (Step::Heard, Step::Agreed)] {
                 let is_at = |at| state.proposals.get(at).is_some_and(|p| p.is(&proposal, step));
-                let may_go = next != Step::Agreed || may_agree;
+                let was_told = told.is_some_and(|told| told.is(&proposal, Step::Called));
+                let may_go = next != Step::Agreed || was_told;
                 if proposal.step == step && may_go && others.iter().all(is_at) {
                     proposal.step = next;
                 }

@@ -40,10 +40,11 @@ pub(super) enum Kind {
     Leave,
     Agree,
     Goodbye,
+    Noted,
 }
 
 impl Kind {
-    const ALL: [Kind; 11] = [
+    const ALL: [Kind; 12] = [
         Kind::Data,
         Kind::Signature,
         Kind::Waits,
@@ -55,6 +56,7 @@ impl Kind {
         Kind::Leave,
         Kind::Agree,
         Kind::Goodbye,
+        Kind::Noted,
     ];
 
     /// The longest rest of a frame.
@@ -93,12 +95,16 @@ impl Label {
     }
 }
 
-/// What a process is, without its ranks, which the others know.
+/// What a process says of itself when the ranks of a channel come together.
 #[derive(Clone, Debug)]
-pub(super) struct Introduction {
-    pub(super) is_gpu: bool,
-    pub(super) shrink: bool,
-    pub(super) id: UniqueId,
+pub(crate) struct Arrival {
+    /// As the channel numbers them; the others know them, and are not told.
+    pub(crate) ranks: Vec<usize>,
+    pub(crate) is_gpu: bool,
+    /// It can have NCCL shrink the communicator.
+    pub(crate) shrink: bool,
+    /// NCCL's, of the one with rank 0.
+    pub(crate) id: UniqueId,
 }
 
 /// Who goes on, as a process sees it; ranks of the mesh.
@@ -127,7 +133,7 @@ pub(super) enum Step {
 pub(super) enum Frame {
     Message(Message),
     Taken(u64),
-    Hello(Introduction),
+    Hello(Arrival),
     Ready,
     GaveUp,
     /// A cause, as bytes.
@@ -136,6 +142,8 @@ pub(super) enum Frame {
     Leave(u64),
     Agree(Proposal),
     Goodbye,
+    /// The process knows that it is left out, and agrees no more.
+    Noted,
     /// For a channel that does not take it.
     Unwanted,
 }
@@ -231,7 +239,8 @@ fn small(kind: Kind, rest: &[u8]) -> Option<Frame> {
             if *is_gpu > 1 || *shrink > 1 {
                 return None;
             }
-            Some(Frame::Hello(Introduction { is_gpu: *is_gpu == 1, shrink: *shrink == 1, id }))
+            let (ranks, is_gpu, shrink) = (Vec::new(), *is_gpu == 1, *shrink == 1);
+            Some(Frame::Hello(Arrival { ranks, is_gpu, shrink, id }))
         }
         Kind::Ready => Some(Frame::Ready),
         Kind::GaveUp => Some(Frame::GaveUp),
@@ -239,10 +248,11 @@ fn small(kind: Kind, rest: &[u8]) -> Option<Frame> {
         Kind::Leave => Some(Frame::Leave(u64::from_le_bytes(rest.try_into().ok()?))),
         Kind::Agree => Some(Frame::Agree(Proposal::from_bytes(rest)?)),
         Kind::Goodbye => Some(Frame::Goodbye),
+        Kind::Noted => Some(Frame::Noted),
     }
 }
 
-impl Introduction {
+impl Arrival {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         [&[u8::from(self.is_gpu), u8::from(self.shrink)][..], &self.id.to_bytes()].concat()
     }

@@ -11,12 +11,12 @@
 //! 2. The end of a process is entered before anything fails of it: who awaits that finds the rank in `gone`.
 #![forbid(unsafe_code)]
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::frame::{Frame, Introduction, Label, Proposal};
+use super::frame::{Arrival, Frame, Label, Proposal};
 use crate::error::LostCause;
 use crate::exchange::Inbox;
 
@@ -44,6 +44,8 @@ pub(super) struct RegistryState {
     made: HashMap<u32, u32>,
     /// Ranks whose processes have ended.
     pub(super) ended: HashMap<usize, End>,
+    /// Connections that have ended, or whose process knows that it is left out.
+    pub(super) noted: HashSet<usize>,
     /// By the connections.
     pub(super) proposals: HashMap<usize, Proposal>,
     pub(super) generation: u64,
@@ -72,7 +74,7 @@ impl End {
 /// What another process has said of a channel.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Party {
-    pub(super) hello: Option<Introduction>,
+    pub(super) hello: Option<Arrival>,
     pub(super) is_ready: bool,
     pub(super) gave_up: bool,
 }
@@ -145,9 +147,12 @@ impl Registry {
         }
     }
 
-    /// A process has ended.
-    pub(super) fn end(&self, ranks: &[usize], end: &End) {
-        self.state.lock().end(ranks, end);
+    /// The connection to a process has ended.
+    pub(super) fn end(&self, link: usize, ranks: &[usize], end: &End) {
+        let mut state = self.state.lock();
+        state.noted.insert(link);
+        state.end(ranks, end);
+        drop(state);
         self.changed.notify_all();
     }
 }
@@ -190,6 +195,10 @@ impl RegistryState {
         let Label { number, from, to, .. } = label;
         if let Frame::Agree(proposal) = frame {
             self.proposals.insert(link, proposal);
+            return true;
+        }
+        if let Frame::Noted = frame {
+            self.noted.insert(link);
             return true;
         }
         let Some(channel) = self.open.get_mut(&number) else {
@@ -302,7 +311,7 @@ mod tests {
         registry.close(first);
         let hello = || {
             let id = UniqueId::of_group();
-            Frame::Hello(Introduction { is_gpu: false, shrink: false, id })
+            Frame::Hello(Arrival { ranks: Vec::new(), is_gpu: false, shrink: false, id })
         };
         for at in 0..3 * MOST_EARLY as u64 {
             assert!(registry.deliver(0, Label::of(first + 1 + at, Kind::Hello), hello()));

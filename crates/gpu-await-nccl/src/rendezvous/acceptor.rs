@@ -6,7 +6,8 @@ use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Instant;
 
-use super::{HELLO, HELLO_BYTES, Hello, MAGIC, MOST_RANKS, read_hello};
+use super::HELLO;
+use super::hello::Hello;
 
 /// Connections that have not said who they are. Where there are more, the oldest is disconnected.
 const MOST: usize = 128;
@@ -14,6 +15,13 @@ const MOST: usize = 128;
 pub(super) struct Acceptor {
     listener: TcpListener,
     callers: VecDeque<Caller>,
+}
+
+/// Somebody who has said who it is. Its stream does not block.
+pub(super) struct Come {
+    pub(super) hello: Hello,
+    pub(super) stream: TcpStream,
+    pub(super) from: SocketAddr,
 }
 
 /// Somebody who has not said everything yet.
@@ -37,19 +45,35 @@ impl Acceptor {
         Ok(Acceptor { listener, callers: VecDeque::new() })
     }
 
-    /// Those who have said who they are since the last time. Their streams do not block.
-    pub(super) fn poll(&mut self) -> Vec<(Hello, TcpStream, SocketAddr)> {
-        for _ in 0..MOST {
-            let Ok((stream, from)) = self.listener.accept() else { break };
-            if stream.set_nonblocking(true).is_ok() {
-                let (bytes, end) = (Vec::new(), Instant::now() + HELLO);
-                self.callers.push_back(Caller { stream, from, bytes, end });
-            }
+    /// Blocks until somebody comes, unless somebody has and says who it is.
+    pub(super) fn wait(&mut self) {
+        if self.callers.is_empty() && self.listener.set_nonblocking(false).is_ok() {
+            self.accept();
+            self.listener.set_nonblocking(true).ok();
         }
+    }
+
+    /// False: nobody has come.
+    fn accept(&mut self) -> bool {
+        let Ok((stream, from)) = self.listener.accept() else { return false };
+        if stream.set_nonblocking(true).is_ok() {
+            let (bytes, end) = (Vec::new(), Instant::now() + HELLO);
+            self.callers.push_back(Caller { stream, from, bytes, end });
+        }
+        true
+    }
+
+    /// Those who have said who they are since the last time.
+    pub(super) fn poll(&mut self) -> Vec<Come> {
+        // More come in the next turn.
+        let _all = (0..MOST).all(|_| self.accept());
         let mut come = Vec::new();
         for mut caller in std::mem::take(&mut self.callers) {
             match caller.hear() {
-                Heard::All(hello) => come.push((hello, caller.stream, caller.from)),
+                Heard::All(hello) => {
+                    let Caller { stream, from, .. } = caller;
+                    come.push(Come { hello, stream, from });
+                }
                 Heard::Part if Instant::now() < caller.end => self.callers.push_back(caller),
                 Heard::Part | Heard::Nothing => {}
             }
@@ -63,10 +87,10 @@ impl Acceptor {
 impl Caller {
     fn hear(&mut self) -> Heard {
         loop {
-            let Some(wanted) = self.wanted() else { return Heard::Nothing };
+            let Some(wanted) = Hello::length(&self.bytes) else { return Heard::Nothing };
             let have = self.bytes.len();
             if have == wanted {
-                return read_hello(&mut &self.bytes[..]).map_or(Heard::Nothing, Heard::All);
+                return Hello::read(&mut &self.bytes[..]).map_or(Heard::Nothing, Heard::All);
             }
             self.bytes.resize(wanted, 0);
             let read = self.stream.read(&mut self.bytes[have..]);
@@ -79,17 +103,5 @@ impl Caller {
                 Err(_) => return Heard::Nothing,
             }
         }
-    }
-
-    /// How long its hello is, as far as it is known; none if this is no hello.
-    fn wanted(&self) -> Option<usize> {
-        let start = MAGIC.len().min(self.bytes.len());
-        if self.bytes[..start] != MAGIC[..start] {
-            return None;
-        }
-        let fixed = self.bytes.get(..HELLO_BYTES).and_then(|fixed| fixed.split_last_chunk());
-        let Some((_, count)) = fixed else { return Some(HELLO_BYTES) };
-        let count = u32::from_le_bytes(*count) as usize;
-        (count <= MOST_RANKS).then_some(HELLO_BYTES + 4 * count)
     }
 }

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
+use super::hello::Tag;
 use super::{Meeting, NAP};
-use crate::exchange::Patience;
+use crate::patience::Patience;
 use crate::process::PerProcess;
 
 static ATTEMPTS: PerProcess<Mutex<Vec<Known>>> = PerProcess::new(Mutex::default);
@@ -15,7 +16,7 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 
 struct Known {
     number: u64,
-    address: String,
+    place: (String, Tag),
     patience: Patience,
 }
 
@@ -23,17 +24,16 @@ struct Known {
 pub(super) struct Attempt(u64);
 
 impl Attempt {
-    /// Blocks while one runs at that address that was given up.
+    /// Blocks while one runs at that place that was given up.
     pub(super) fn begin(meeting: &Meeting) -> Attempt {
         // ORDERING: Relaxed: each gets another number.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let Meeting { address, patience, .. } = meeting;
+        let (place, patience) = ((meeting.address.clone(), meeting.tag()), &meeting.patience);
         loop {
             let mut known = ATTEMPTS.get().lock();
-            let is_ending =
-                |other: &Known| other.address == *address && !other.patience.is_wanted();
+            let is_ending = |other: &Known| other.place == place && !other.patience.is_wanted();
             if !known.iter().any(is_ending) || patience.is_over() {
-                known.push(Known { number, address: address.clone(), patience: patience.clone() });
+                known.push(Known { number, place, patience: patience.clone() });
                 return Attempt(number);
             }
             drop(known);

@@ -5,10 +5,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::exchange::{LOOK, Patience};
-
-/// How long the other side may take to hear that this one goes.
-const LAST_WORDS: Duration = Duration::from_millis(100);
+use super::LAST_WORDS;
+use crate::patience::{LOOK, Patience};
 
 /// A blocking stream, and how long it may take.
 pub(super) struct Line<'a> {
@@ -20,19 +18,6 @@ impl<'a> Line<'a> {
     pub(super) fn new(stream: &'a TcpStream, patience: &'a Patience) -> std::io::Result<Self> {
         stream.set_nonblocking(false)?;
         Ok(Line { stream, patience })
-    }
-
-    /// Says that it goes, and waits a moment for the other side to hear it.
-    pub(super) fn leave(&self) {
-        let mut stream = self.stream;
-        stream.shutdown(Shutdown::Write).ok();
-        let end = Instant::now() + LAST_WORDS;
-        while Instant::now() < end {
-            stream.set_read_timeout(Some(LOOK)).ok();
-            if let Ok(0) = stream.read(&mut [0; 64]) {
-                return;
-            }
-        }
     }
 
     /// Tries until the deadline; each try is as long as the stream waits.
@@ -67,5 +52,17 @@ impl Write for Line<'_> {
 
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
+    }
+}
+
+/// Says that this side goes, and waits a moment for the other one to hear it.
+pub(super) fn leave(mut stream: &TcpStream) {
+    stream.shutdown(Shutdown::Write).ok();
+    let end = Instant::now() + LAST_WORDS;
+    while Instant::now() < end {
+        stream.set_read_timeout(Some(LOOK)).ok();
+        if let Ok(0) = stream.read(&mut [0; 64]) {
+            return;
+        }
     }
 }

@@ -35,7 +35,8 @@ use super::{LocalRank, Placed, Shrink, Transport};
 use crate::call::{Call, Verb};
 use crate::communicator::shared::Shared;
 use crate::error::{CollectiveLost, Error, LostCause, Result};
-use crate::exchange::{Inbox, LAST_WORK, Wire};
+use crate::exchange::{Inbox, LAST_WORK};
+use crate::mesh::Channel;
 use crate::nccl::driver::{Current, Driver};
 use crate::nccl::{Addresses, Comm, Lane, Nccl, RawId};
 use crate::{stats, system, watchdog};
@@ -50,7 +51,7 @@ pub(crate) struct GpuTransport {
 
 /// The other ranks of a group, whose end NCCL may not see.
 struct Peers {
-    wire: Arc<dyn Wire>,
+    channel: Arc<Channel>,
     /// Of the first of them: the end of another process is told to all.
     inbox: Arc<Inbox>,
     /// When the end of one was seen first.
@@ -58,9 +59,9 @@ struct Peers {
 }
 
 impl Peers {
-    fn new(wire: Arc<dyn Wire>, rank: usize) -> Peers {
-        let inbox = wire.inbox(rank);
-        Peers { wire, inbox, ended: Mutex::default() }
+    fn new(channel: Arc<Channel>, rank: usize) -> Peers {
+        let inbox = channel.inbox(rank);
+        Peers { channel, inbox, ended: Mutex::default() }
     }
 
     /// Why what is pending will not end.
@@ -100,7 +101,7 @@ impl GpuTransport {
         world: usize,
         ranks: &[LocalRank],
         contexts: Vec<u64>,
-        wire: Option<Arc<dyn Wire>>,
+        channel: Option<Arc<Channel>>,
     ) -> Result<GpuTransport> {
         let (nccl, driver) = (Nccl::get()?, Driver::get()?);
         system::wait_at_exit();
@@ -129,7 +130,7 @@ impl GpuTransport {
             // What the handles of a failed initialization still have is NCCL's to know; nobody uses them.
             return Err(error);
         }
-        GpuTransport::of(handles, world, ranks, contexts, wire)
+        GpuTransport::of(handles, world, ranks, contexts, channel)
     }
 
     /// Of handles that are connected.
@@ -138,7 +139,7 @@ impl GpuTransport {
         world: usize,
         ranks: &[LocalRank],
         contexts: Vec<u64>,
-        wire: Option<Arc<dyn Wire>>,
+        channel: Option<Arc<Channel>>,
     ) -> Result<GpuTransport> {
         let comms = Comms {
             nccl: Nccl::get()?,
@@ -152,7 +153,7 @@ impl GpuTransport {
             freed: Mutex::new(false),
             graphs: Arc::default(),
         };
-        let group = wire.map(|wire| Peers::new(wire, ranks[0].rank));
+        let group = channel.map(|channel| Peers::new(channel, ranks[0].rank));
         let ranks = ranks.iter().map(|local| local.rank).collect();
         Ok(GpuTransport { comms: Arc::new(comms), world, ranks, group })
     }
@@ -309,7 +310,7 @@ impl Transport for GpuTransport {
         let comms = self.comms.clone();
         stats::on_thread_that_may_be_lost("abort", move || comms.abort());
         if let Some(group) = &self.group {
-            group.wire.fail(&self.ranks, cause);
+            group.channel.fail(&self.ranks, cause);
         }
     }
 
@@ -319,7 +320,7 @@ impl Transport for GpuTransport {
         let finalized = is_orderly.then(|| self.comms.finalize()).flatten();
         // Before the handles are freed, which waits for communicators that may wait for a call of these ranks.
         if let Some(group) = &self.group {
-            group.wire.leave(&self.ranks);
+            group.channel.leave(&self.ranks);
         }
         match finalized {
             Some(current) => self.comms.destroy(current),

@@ -23,12 +23,13 @@ use crate::call::{Call, Verb};
 use crate::communicator::shared::Shared;
 use crate::element::reduce;
 use crate::error::{CollectiveLost, Error, LostCause, ShrinkRefusal};
-use crate::exchange::{Inbox, Message, Purpose, Wire};
+use crate::exchange::{Inbox, Message, Purpose};
+use crate::mesh::Channel;
 
 type Lost<T> = std::result::Result<T, LostCause>;
 
 pub(crate) struct HostTransport {
-    wire: Arc<dyn Wire>,
+    channel: Arc<Channel>,
     ranks: Vec<usize>,
     inboxes: Vec<Arc<Inbox>>,
     world: usize,
@@ -36,7 +37,7 @@ pub(crate) struct HostTransport {
 
 /// A rank's calls of a group, on their way to its stream.
 struct Work {
-    wire: Arc<dyn Wire>,
+    channel: Arc<Channel>,
     inbox: Arc<Inbox>,
     rank: usize,
     world: usize,
@@ -46,9 +47,9 @@ struct Work {
 }
 
 impl HostTransport {
-    pub(crate) fn new(wire: Arc<dyn Wire>, world: usize, ranks: Vec<usize>) -> Self {
-        let inboxes = ranks.iter().map(|rank| wire.inbox(*rank)).collect();
-        HostTransport { wire, ranks, inboxes, world }
+    pub(crate) fn new(channel: Arc<Channel>, world: usize, ranks: Vec<usize>) -> Self {
+        let inboxes = ranks.iter().map(|rank| channel.inbox(*rank)).collect();
+        HostTransport { channel, ranks, inboxes, world }
     }
 }
 
@@ -67,7 +68,7 @@ impl Transport for HostTransport {
         for &Placed { at, calls, loan } in parts {
             let local = &ranks[at];
             let work = Work {
-                wire: self.wire.clone(),
+                channel: self.channel.clone(),
                 inbox: self.inboxes[at].clone(),
                 rank: local.rank,
                 world: self.world,
@@ -94,7 +95,7 @@ impl Transport for HostTransport {
         shared: &Weak<Shared>,
     ) -> Result<(), Error> {
         let work = Work {
-            wire: self.wire.clone(),
+            channel: self.channel.clone(),
             inbox: self.inboxes[at].clone(),
             rank: local.rank,
             world: self.world,
@@ -114,7 +115,7 @@ impl Transport for HostTransport {
         false
     }
 
-    /// Its ranks meet again by their wire.
+    /// Its ranks meet again by their channel.
     fn shrink(&self, _: &[LocalRank], _: Shrink<'_>) -> Result<Box<dyn Transport>, Error> {
         Err(Error::CannotShrink { reason: ShrinkRefusal::NotLinked })
     }
@@ -130,11 +131,11 @@ impl Transport for HostTransport {
 
     fn abort(&self, cause: &LostCause) {
         self.inboxes.iter().for_each(|inbox| inbox.fail(cause.clone()));
-        self.wire.fail(&self.ranks, cause);
+        self.channel.fail(&self.ranks, cause);
     }
 
     fn finish(&self) {
-        self.wire.leave(&self.ranks);
+        self.channel.leave(&self.ranks);
     }
 }
 
@@ -232,7 +233,7 @@ impl Work {
     fn post_to(&self, call: &Call, peer: usize, data: Arc<[u8]>) -> Lost<()> {
         let message = Message { purpose: Purpose::Data, head: call.head(), data };
         self.inbox.sends(peer, &message, matches!(call.verb, Verb::Send(_)));
-        self.wire.send(self.rank, peer, message)
+        self.channel.send(self.rank, peer, message)
     }
 
     /// Of what all ranks have to call alike.
@@ -247,7 +248,7 @@ impl Work {
         }
         self.inbox.calls_one();
         let (purpose, head, data) = (Purpose::Signature, call.head(), Arc::new([]));
-        self.wire.send(self.rank, (self.rank + 1) % self.world, Message { purpose, head, data })
+        self.channel.send(self.rank, (self.rank + 1) % self.world, Message { purpose, head, data })
     }
 
     /// Compares a call with that of the previous rank.
@@ -266,7 +267,7 @@ impl Work {
         }
         let Some(number) = self.inbox.begins_to_receive(peer) else { return Ok(()) };
         let (purpose, head, data) = (Purpose::Waits(number), call.signature(), Arc::new([]));
-        self.wire.send(self.rank, peer, Message { purpose, head, data })
+        self.channel.send(self.rank, peer, Message { purpose, head, data })
     }
 
     /// The next message of a rank, which has to be of the same call.
@@ -274,7 +275,7 @@ impl Work {
         loop {
             let (message, told) = self.inbox.receive(peer, self.is_collective(call))?;
             if told > 0 {
-                self.wire.taken(self.rank, peer, told);
+                self.channel.taken(self.rank, peer, told);
             }
             let Message { purpose: theirs, head, data } = message;
             let waits_in_vain = match theirs {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use gpu_await::{Device, DeviceKind, testing};
-use gpu_await_nccl::{Communicator, Error, Group, LostCause};
+use gpu_await_nccl::{Communicator, Error, Group, LostCause, UniqueId};
 
 use crate::support::{LIMIT, Random, address, groups, within};
 
@@ -145,6 +145,22 @@ async fn a_join_that_is_given_up() {
                 within(zero).await.expect("a task").expect("they meet");
             }
         }
+    }
+}
+
+/// As a join: the ranks of the first attempt are not taken when the next one begins.
+#[tokio::test]
+async fn a_connect_by_an_id_that_is_given_up() {
+    let device = Device::host();
+    for _ in 0..20 {
+        let id = UniqueId::new(DeviceKind::Host).expect("an id");
+        let connect =
+            |rank| Communicator::builder(id, 2).rank(rank, &device).connect_limit(LIMIT).connect();
+        for _ in 0..3 {
+            drop(tokio::time::timeout(Duration::from_millis(5), connect(0)).await);
+        }
+        let both = futures::future::try_join(connect(0), connect(1));
+        within(both).await.expect("they meet");
     }
 }
 

@@ -18,32 +18,36 @@ const SOON: Duration = Duration::from_millis(300);
 struct Raw(TcpStream);
 
 impl Raw {
-    fn hello(world: u32, ranks: &[u32]) -> Vec<u8> {
+    fn hello(world: u32, limit_ms: u32, ranks: &[u32]) -> Vec<u8> {
         let mut hello = b"gpuawait".to_vec();
-        hello.extend(6u32.to_le_bytes());
+        hello.extend(7u32.to_le_bytes());
         hello.extend([0; 16]);
         hello.extend(world.to_le_bytes());
-        hello.extend(30_000u32.to_le_bytes());
-        hello.extend([0; 2 + 8]);
+        hello.extend(limit_ms.to_le_bytes());
+        hello.extend([0; 2]);
         hello.extend((ranks.len() as u32).to_le_bytes());
         ranks.iter().for_each(|rank| hello.extend(rank.to_le_bytes()));
         hello
     }
 
-    /// Rank 1 of two.
-    fn join(address: &str) -> Raw {
-        let mut stream = loop {
+    fn reach(address: &str) -> TcpStream {
+        loop {
             match TcpStream::connect(address) {
-                Ok(stream) => break stream,
+                Ok(stream) => return stream,
                 Err(_) => std::thread::yield_now(),
             }
-        };
-        stream.write_all(&Raw::hello(2, &[1])).expect("sent");
-        // Welcome, and a table of one: an address, a process, a rank.
+        }
+    }
+
+    /// Rank 1 of two.
+    fn join(address: &str) -> Raw {
+        let mut stream = Raw::reach(address);
+        stream.write_all(&Raw::hello(2, 30_000, &[1])).expect("sent");
+        // Welcome, and a table of one: an address, a rank.
         let mut start = [0; 1 + 1 + 4 + 1];
         stream.read_exact(&mut start).expect("an answer");
         assert_eq!(start[..2], [0, 4]);
-        stream.read_exact(&mut vec![0; usize::from(start[6]) + 8 + 4 + 4]).expect("a table");
+        stream.read_exact(&mut vec![0; usize::from(start[6]) + 4 + 4]).expect("a table");
         stream.write_all(&[1]).expect("sent");
         let mut go = [0];
         stream.read_exact(&mut go).expect("an answer");
@@ -272,6 +276,36 @@ async fn visitors_that_end() {
         matches!(refused[..], [Error::WrongWorld { rank: 2, expected: 3, found: 4 }]),
         "{error}"
     );
+}
+
+/// Its process is stopped, for example: its rank is free for one that started again.
+#[tokio::test]
+async fn a_visitor_that_stays_past_its_limit() {
+    let address = address();
+    let zero = tokio::spawn({
+        let address = address.clone();
+        async move { Group::join_within(LIMIT, &address, 0, 3).await }
+    });
+    let stopped = tokio::task::spawn_blocking({
+        let address = address.clone();
+        move || {
+            let mut stream = Raw::reach(&address);
+            stream.write_all(&Raw::hello(3, 1, &[1])).expect("sent");
+            stream.read_exact(&mut [0]).expect("it is welcome");
+            stream
+        }
+    });
+    let _stopped = within(stopped).await.expect("a thread");
+    let error = loop {
+        match within(Group::join_within(LIMIT / 10, &address, 1, 3)).await.unwrap_err() {
+            Error::DuplicateRank { rank: 1 } => {}
+            error => break error,
+        }
+    };
+    assert!(matches!(&error, Error::MissingRanks { missing, .. } if *missing == [2]), "{error}");
+    let others = [1, 2].map(|rank| Group::join_within(LIMIT, &address, rank, 3));
+    within(futures::future::try_join_all(others)).await.expect("they meet");
+    within(zero).await.expect("a task").expect("they meet");
 }
 
 /// One that gives up connecting says so, and the next time all meet.

@@ -96,7 +96,7 @@ fn communicator(transport: Stuck) -> (Communicator, Device) {
     let scratch = vec![stream.zeros::<f32>(1).queued().expect("memory")];
     let order = vec![stream.zeros::<u8>(1).queued().expect("memory")];
     let local = LocalRank { rank: 0, device: device.clone(), stream };
-    let origin = Origin { wire: None, connect_limit: LATE, pairs: false };
+    let origin = Origin { channel: None, connect_limit: LATE, pairs: false };
     let shared = Shared::new(2, vec![local], (Box::new(transport), origin), (scratch, order));
     (Communicator::of(shared), device)
 }

@@ -21,7 +21,7 @@ const CALL: Duration = Duration::from_secs(1);
 
 impl GpuTransport {
     pub(super) fn shrunk(&self, ranks: &[LocalRank], shrink: Shrink<'_>) -> Result<GpuTransport> {
-        let Shrink { excluded, places, aborts, world, contexts, wire, end } = shrink;
+        let Shrink { excluded, places, aborts, world, contexts, channel, end } = shrink;
         let comms = &*self.comms;
         let end = if aborts { end.min(Instant::now() + CALL) } else { end };
         let Some(_calling) = comms.calling.try_lock_until(end) else {
@@ -56,6 +56,6 @@ impl GpuTransport {
             // As of a failed initialization.
             return Err(error);
         }
-        GpuTransport::of(handles, world, ranks, contexts, wire)
+        GpuTransport::of(handles, world, ranks, contexts, channel)
     }
 }
