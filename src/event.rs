@@ -286,13 +286,13 @@ impl Event {
             }
         };
         let ticket = submit::<false>(
-            stream,
+            &stream.state,
             Location::caller(),
             (&mut Footprint::new("event"), true),
             1,
             &mut |raw| Ok(raw.wait_shared(&shared.event)?),
         )?;
-        Ok(Op::pending(stream, ticket, HostValue::here(())))
+        Ok(Op::pending(&stream.state, ticket, HostValue::here(())))
     }
 
     /// The mark that a stream waits for; none if it was never recorded.

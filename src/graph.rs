@@ -260,7 +260,7 @@ impl<S: GraphSlots> Graph<S> {
         let mut passed = Passed::default();
         S::enter(&slots, &mut passed);
         role::check("submitting work").map_err(|error| self.refuse(&passed, error))?;
-        let engine = queue.stream().engine();
+        let engine = &queue.stream.engine;
         if engine.state.id != self.engine.state.id {
             return Err(self.refuse(&passed, wrong_device(NAME, engine, &self.engine)));
         }
@@ -269,7 +269,7 @@ impl<S: GraphSlots> Graph<S> {
         }
         // Not under the instance's lock: what the list kept ends with it.
         queue.end_list(Name::Verb(NAME));
-        let instance = self.instance(queue.handle());
+        let instance = self.instance(queue.handle);
         let submitted = {
             let mut instance = instance.lock();
             match instance.is_recorded_for(&passed) {
@@ -325,7 +325,7 @@ impl<S: GraphSlots> Graph<S> {
         let submitted = instance.submit(queue, passed, &self.kept, &mut report);
         self.report.lock().add(&report);
         if let Ok(Untold::Launch(ticket)) = submitted {
-            across::enter(queue.stream(), ticket, self.definition.others());
+            across::enter(queue.stream, ticket, self.definition.others());
         }
         submitted.map_err(|error| poisoned(passed, error))
     }
@@ -357,7 +357,7 @@ impl<S: GraphSlots> Graph<S> {
 /// Notifies subscribers, which are foreign code, under no lock.
 fn tell(queue: &Queue<'_>, submitted: Untold) -> Result<()> {
     match submitted {
-        Untold::Launch(ticket) => Name::Verb(NAME).told(queue.stream(), ticket),
+        Untold::Launch(ticket) => Name::Verb(NAME).told(queue.stream, ticket),
         Untold::Events(events) => events.iter().try_for_each(|event| event.record_in(queue))?,
     }
     Ok(())

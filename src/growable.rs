@@ -31,7 +31,7 @@ use crate::memory::reclaim::prospect::Reclaimer;
 use crate::memory::view::{Extent, Readable, Span, ViewMut, Writable, sealed};
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, coop};
-use crate::system::process::Process;
+use crate::thread::process::Process;
 use crate::thread::role;
 use crate::thread::worker::{Unwanted, package};
 
@@ -176,7 +176,7 @@ impl<T: Element> GrowableBuffer<T> {
     ) -> Result<()> {
         coop::proceed().await;
         role::check_driver("growing memory")?;
-        let engine = self.buffer.memory().engine().clone();
+        let engine = self.buffer.memory().engine.clone();
         engine.check_open()?;
         if len > self.reserved_len {
             let (start, unit) = (self.buffer.len(), "elements that are reserved");
@@ -222,7 +222,7 @@ impl<T: Element> GrowableBuffer<T> {
     pub async fn shrink(&mut self, len: usize) -> Result<u64> {
         coop::proceed().await;
         role::check_driver("shrinking memory")?;
-        let engine = self.buffer.memory().engine().clone();
+        let engine = self.buffer.memory().engine.clone();
         engine.check_open()?;
         self.buffer.set_len(len.min(self.buffer.len()));
         let in_use = self.buffer.cut_off();
@@ -286,7 +286,7 @@ impl Reservation {
     ) -> Result<()> {
         let allowance = self.allowance();
         let engine = allowance.engine();
-        let found = buffer.memory().engine();
+        let found = &buffer.memory().engine;
         if engine.state.id != found.state.id {
             let (expected, found) = (engine.label().to_owned(), found.label().to_owned());
             return Err(ErrorDetail::WrongDevice { what: "the buffer", expected, found }.into());

@@ -226,8 +226,8 @@ impl<S: Signature> Kernel<S> {
     }
 
     #[inline(always)]
-    fn check(&self, config: &LaunchConfig, shapes: &S::Shapes) -> Result<()> {
-        self.core.check_limits(config)?;
+    fn check(&self, config: &LaunchConfig, is_simple: bool, shapes: &S::Shapes) -> Result<()> {
+        self.core.check_limits(config, is_simple)?;
         if self.requirements.is_empty() {
             return Ok(());
         }
@@ -280,8 +280,8 @@ impl<S: Signature> Kernel<S> {
         let shapes = args.collect(&mut list);
         let ArgList { block, footprint, waits } = &mut list;
         footprint.launches(&core.name);
-        let stream = queue.stream();
-        let engine = stream.engine();
+        let stream = queue.stream;
+        let engine = &stream.engine;
         if !Arc::ptr_eq(&core.engine, engine) && core.engine.state.id != engine.state.id {
             return Err(footprint.poison(wrong_device("the kernel", engine, &core.engine)));
         }
@@ -292,7 +292,7 @@ impl<S: Signature> Kernel<S> {
         };
         // Not again behind the check, which calls foreign code.
         let is_simple = config.is_simple();
-        let mut checked = self.check(&config, &shapes);
+        let mut checked = self.check(&config, is_simple, &shapes);
         if !is_simple {
             checked = checked.and_then(|()| core.admit(&config, stream));
         }

@@ -15,6 +15,7 @@
 //! | [`Room`](pageable::Room) | a `Vec` that several threads fill |
 //! | [`PinnedFlag`](pinned::PinnedFlag) | a word that the host and a running kernel share |
 
+pub(crate) mod accesses;
 pub(crate) mod allocation;
 pub(crate) mod beside_pool;
 pub(crate) mod buffer;
@@ -160,7 +161,7 @@ impl MemoryInfo {
         asked_bytes: u64,
         budget: Option<usize>,
     ) -> Error {
-        let engine = stream.engine();
+        let engine = &stream.engine;
         let reach = match Reach::of(engine) {
             Ok(reach) => reach,
             Err(error) => return error,

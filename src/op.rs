@@ -522,7 +522,7 @@ impl Drop for Interest {
     fn drop(&mut self) {
         self.stop_waiting();
         for point in self.points.as_slice() {
-            point.stream.release(point.ticket);
+            point.stream.timeline.release(point.ticket);
         }
     }
 }

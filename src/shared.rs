@@ -98,7 +98,7 @@ impl Device {
         let bytes = bytes_of::<T>(len)?;
         let stream = self.default_stream().state().clone();
         offload(move || {
-            let engine = stream.engine();
+            let engine = &stream.engine;
             engine.check_open()?;
             let granularity_bytes =
                 engine.backend.shared_granularity().map_err(|code| refused(engine, code))?;
@@ -222,9 +222,9 @@ impl<T: Element> SharedBuffer<T> {
         role::check_driver("sealing shared memory")?;
         let SharedBuffer { buffer, mapping, info, descriptors } = self;
         let engine = device.engine().clone();
-        if buffer.memory().engine().state.id != engine.state.id {
+        if buffer.memory().engine.state.id != engine.state.id {
             let (expected, found) =
-                (engine.label().to_owned(), buffer.memory().engine().label().to_owned());
+                (engine.label().to_owned(), buffer.memory().engine.label().to_owned());
             return Err(
                 ErrorDetail::WrongDevice { what: "the shared buffer", expected, found }.into()
             );

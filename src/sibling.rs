@@ -18,7 +18,7 @@ pub use crate::memory::view::Span;
 pub use crate::shared::mutable;
 pub use crate::submit::{Footprint, KernelChain, is_captured, partition_of, refuse};
 pub use crate::system::library::{NotFound, Search, once, opened};
-pub use crate::system::process::Process;
 pub use crate::thread::exit::register_again;
+pub use crate::thread::process::Process;
 pub use crate::thread::role::check as check_thread;
 pub use gpu_await_protocol::sync::{Mutex, MutexGuard};

@@ -77,7 +77,7 @@ use crate::thread::worker::Unwanted;
 /// ```
 #[derive(Clone)]
 pub struct Stream {
-    state: Arc<StreamHandle>,
+    handle: Arc<StreamHandle>,
     home: Arc<Home>,
     /// The error of a scope whose stream could not be ordered behind the current one: the stream refuses
     /// work.
@@ -112,8 +112,8 @@ pub(crate) mod sealed {
 }
 
 impl Stream {
-    pub(crate) fn new(state: Arc<StreamHandle>, home: Arc<Home>) -> Self {
-        Stream { state, home, refused: None, lease: None, allowance: None }
+    pub(crate) fn new(handle: Arc<StreamHandle>, home: Arc<Home>) -> Self {
+        Stream { handle, home, refused: None, lease: None, allowance: None }
     }
 
     /// A handle of the same stream through which it refuses work with `error`.
@@ -142,11 +142,11 @@ impl Stream {
     }
 
     pub(crate) fn state(&self) -> &Arc<StreamState> {
-        &self.state
+        &self.handle.state
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
-        self.state.engine()
+        &self.handle.state.engine
     }
 
     // ---- completion -----------------------------------------------------------------------
@@ -160,7 +160,7 @@ impl Stream {
         if let Some(lost) = self.engine().state.lost() {
             return Op::failed(lost.clone().called_at(Location::caller()));
         }
-        Op::pending(&self.state, self.state.tail(), HostValue::here(()))
+        Op::pending(&self.handle.state, self.handle.state.tail(), HostValue::here(()))
     }
 
     /// Asks the device whether everything submitted so far is complete. Inside a host function the answer is
@@ -170,10 +170,10 @@ impl Stream {
     /// Only if the stream is shared with other libraries and its queue is full.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.state.is_idle_shared().unwrap_or_else(|| {
-            let tail = self.state.submitted();
-            self.state.ask_after_all();
-            self.state.is_settled(tail)
+        self.handle.state.is_idle_shared().unwrap_or_else(|| {
+            let tail = self.handle.state.progress.timeline.submitted();
+            self.handle.state.ask_after_all();
+            self.handle.state.is_settled(tail)
         })
     }
 
@@ -217,14 +217,14 @@ impl Stream {
     #[track_caller]
     pub fn fork(&self, n: usize) -> Result<Vec<Stream>> {
         role::check("submitting work").here()?;
-        if self.state.driver.is_confined_by_others() {
+        if self.handle.state.driver.is_confined_by_others() {
             let what = "a fork of a stream that another library confined";
             let device = self.engine().label().to_owned();
             return Err(ErrorDetail::Unsupported { what, device }.into()).here();
         }
-        let partition = self.state.driver.partition();
+        let partition = self.handle.state.driver.partition();
         let branch = |_| {
-            let (engine, options) = (self.engine(), self.state.driver.options());
+            let (engine, options) = (self.engine(), self.handle.state.driver.options());
             let stream = StreamState::open_in(engine, partition.cloned(), options, None)?;
             let branch = Stream::new(stream, self.home.clone());
             Ok(Stream { allowance: self.allowance.clone(), ..branch })
@@ -283,13 +283,13 @@ impl Stream {
     /// however it is launched; any other batch counts each operation of its closure.
     #[must_use]
     pub fn submitted(&self) -> u64 {
-        self.state.submitted()
+        self.handle.state.progress.timeline.submitted()
     }
 
     /// Returns how many operations are known to be complete; the number lags until the device is asked.
     #[must_use]
     pub fn completed(&self) -> u64 {
-        self.state.completed()
+        self.handle.state.progress.timeline.completed()
     }
 
     /// Asks the device how many operations are in flight, counted as by [`submitted`](Self::submitted). Never
@@ -297,9 +297,9 @@ impl Stream {
     /// device it keeps its last value.
     #[must_use]
     pub fn backlog(&self) -> u64 {
-        let submitted = self.state.submitted();
-        self.state.ask_after_all();
-        submitted - self.state.completed().min(submitted)
+        let submitted = self.handle.state.progress.timeline.submitted();
+        self.handle.state.ask_after_all();
+        submitted - self.handle.state.progress.timeline.completed().min(submitted)
     }
 
     /// Waits until at most `max` operations are in flight, so that a producer stays below the driver's limit
@@ -320,11 +320,11 @@ impl Stream {
     /// # Cancel safety
     /// Yes.
     pub async fn throttle(&self, max: u64) -> Result<()> {
-        let submitted = self.state.submitted();
+        let submitted = self.handle.state.progress.timeline.submitted();
         // So that the next call finds a marker there, and need not wait for later work.
-        self.state.mark_within(max / 4);
-        if submitted.saturating_sub(self.state.completed()) > max {
-            return Op::pending(&self.state, submitted - max, HostValue::here(())).await;
+        self.handle.state.mark_within(max / 4);
+        if submitted.saturating_sub(self.handle.state.progress.timeline.completed()) > max {
+            return Op::pending(&self.handle.state, submitted - max, HostValue::here(())).await;
         }
         coop::proceed().await;
         self.engine().state.lost().map_or(Ok(()), |lost| Err(lost.clone()))
@@ -335,13 +335,13 @@ impl Stream {
     /// Returns the stream's id, which is unique in the process and never reused.
     #[must_use]
     pub fn id(&self) -> u64 {
-        self.state.id()
+        self.handle.state.progress.id
     }
 
     /// Returns the stream's priority: lower numbers go first; 0 where the device has none.
     #[must_use]
     pub fn priority(&self) -> i32 {
-        self.state.driver.options().priority
+        self.handle.state.driver.options().priority
     }
 
     /// Asks the driver whether the stream ignores the [legacy default stream](crate::Device::legacy_stream).
@@ -353,14 +353,14 @@ impl Stream {
     /// `cuStreamGetFlags`.
     pub fn is_non_blocking(&self) -> Result<bool> {
         role::check("asking how a stream was made")?;
-        let blocking = self.state.driver.is_blocking(&*self.engine().backend);
-        blocking.map(|blocking| !blocking).map_err(|code| self.state.refused(code))
+        let blocking = self.handle.state.driver.is_blocking(&*self.engine().backend);
+        blocking.map(|blocking| !blocking).map_err(|code| self.handle.state.refused(code))
     }
 
     /// Returns the stream's name, if it was given one.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
-        self.state.driver.name()
+        self.handle.state.driver.name()
     }
 
     /// Takes a pinned host buffer of `len` zeros from the device's pool.
@@ -387,7 +387,7 @@ impl Stream {
 
     /// The handle that keeps the stream open.
     pub(crate) fn handle(&self) -> &Arc<StreamHandle> {
-        &self.state
+        &self.handle
     }
 
     /// For a batch.
@@ -407,7 +407,7 @@ impl Stream {
     #[inline]
     fn queue_for(&self, one_verb: bool) -> Queue<'_> {
         let (refused, lease) = (self.refused.as_ref(), self.lease.as_deref());
-        Queue::new(&self.state, &self.home, refused, lease, one_verb)
+        Queue::new(&self.handle, &self.home, refused, lease, one_verb)
             .drawing_from(self.allowance.as_ref())
     }
 
@@ -420,16 +420,16 @@ impl Stream {
         if let Some(error) = &self.refused {
             return Err(error.without_line());
         }
-        let ticket = self.state.here();
-        let point = self.state.point(ticket);
-        Ok(MarkedPoint { point, marker: self.state.event_behind(ticket)? })
+        let ticket = self.handle.state.here();
+        let point = self.handle.state.point(ticket);
+        Ok(MarkedPoint { point, marker: self.handle.state.event_behind(ticket)? })
     }
 
     /// The same, with a time stamp.
     #[track_caller]
     pub(crate) fn mark_timed(&self) -> Result<MarkedPoint> {
         let at = self.queue_of_one().mark_in_queue("record_timed", true)?;
-        self.state.progress().release(at.point.ticket);
+        self.handle.state.progress.timeline.release(at.point.ticket);
         Ok(at)
     }
 
@@ -447,8 +447,10 @@ impl Stream {
         let result = queue.wait_for(marks);
         let op = queue.finish(result);
         // Nothing to wait for: the point is already behind everything on the stream.
-        let nothing = op.points().first().is_some_and(|point| point.ticket == 0);
-        if nothing { Op::pending(&self.state, self.state.tail(), HostValue::here(())) } else { op }
+        if op.points().first().is_some_and(|point| point.ticket == 0) {
+            return Op::pending(&self.handle.state, self.handle.state.tail(), HostValue::here(()));
+        }
+        op
     }
 }
 

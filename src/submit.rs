@@ -24,8 +24,6 @@
 //!
 //! [`submit_as`] is the frame. What it asks of the [`Footprint`] follows in the order in which it asks: before the operation's turn, in the
 //! turn, and after a failure.
-//!
-//! More than 500 lines: one submission.
 
 mod captured;
 mod code;
@@ -60,7 +58,7 @@ pub use self::enqueue::{Append, Uses, refuse};
 pub(crate) use self::event_node::EventNode;
 pub use self::footprint::Footprint;
 pub(crate) use self::footprint::Name;
-use self::footprint::{Access, Edges, LoanPhase, Makes};
+use self::footprint::{LoanPhase, Makes};
 pub(crate) use self::graph::{CompiledGraph, GraphCell, Kept};
 pub use self::kernel_chain::{KernelChain, is_captured, partition_of};
 pub(crate) use self::lent::SubmitError;
@@ -78,15 +76,13 @@ pub(crate) use self::summary::Summary;
 use self::traced::{Traced, TracedAs};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::memory::MemoryInfo;
-use crate::memory::allocation::{AllocationHazards, BlockSet, Poison};
+use crate::memory::accesses::{Access, Edges};
 use crate::memory::view::Tracking;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::stream_state::StreamState;
-use crate::runtime::{Engine, MarkedPoint, Point, Progress};
+use crate::runtime::{Engine, MarkedPoint, Point};
 use crate::thread::role;
-use gpu_await_protocol::block_hazards::Blocks;
-use gpu_await_protocol::hazard::{Content, Mode};
-use gpu_await_protocol::point::Track;
+use gpu_await_protocol::hazard::Mode;
 
 /// The driver calls of an operation; they are made once. One type for all but launches, so that a program compiles submission
 /// once and not for each operation that it contains.
@@ -106,7 +102,7 @@ pub(crate) fn submit<const IS_LAUNCH: bool>(
     commands: u32,
     calls: &mut (impl FnMut(&Raw<'_>) -> std::result::Result<(), Refusal> + ?Sized),
 ) -> Result<u64, SubmitError> {
-    if stream.engine().tracer.is_on() {
+    if stream.engine.tracer.is_on() {
         return submit_traced::<IS_LAUNCH>(stream, at, footprint, commands, calls);
     }
     submit_as::<IS_LAUNCH, _>(stream, at, footprint, commands, calls, ())
@@ -136,7 +132,7 @@ fn submit_as<const IS_LAUNCH: bool, T: TracedAs>(
     calls: &mut (impl FnMut(&Raw<'_>) -> std::result::Result<(), Refusal> + ?Sized),
     traced: T,
 ) -> Result<u64, SubmitError> {
-    let engine = stream.engine();
+    let engine = &stream.engine;
     let commands = commands + T::COMMANDS;
     if footprint.peers {
         footprint.enter_frozen_peers(engine);
@@ -167,8 +163,9 @@ fn submit_as<const IS_LAUNCH: bool, T: TracedAs>(
                 }
             })?;
         }
-        let progress = turn.stream.progress();
-        footprint.entered().for_each(|access| access.enter(progress, ticket));
+        if footprint.is_entered() {
+            footprint.accesses.enter(&turn.stream.progress, ticket);
+        }
         let raw = Raw::noting(turn, traced.note());
         traced.starts(&raw);
         let result = calls(&raw);
@@ -184,7 +181,8 @@ fn submit_as<const IS_LAUNCH: bool, T: TracedAs>(
             }
             None => result,
         };
-        let touched = footprint.makes_buffer() || footprint.entered().next().is_some();
+        let touched = footprint.makes_buffer()
+            || (footprint.is_entered() && footprint.accesses.are_tracked());
         if !IS_LAUNCH {
             // Memory from the stream's cache puts nothing on the stream, and a fill of it is the driver's own kernel.
             match footprint.only_makes_a_buffer() {
@@ -220,7 +218,7 @@ pub(crate) fn submit_nothing(
     footprint: &Footprint<'_>,
 ) -> Result<()> {
     put_list_in_front(stream, footprint, at);
-    footprint.validate(stream.engine())?;
+    footprint.validate(&stream.engine)?;
     footprint.check_contents()
 }
 
@@ -256,21 +254,16 @@ impl<'a> Footprint<'a> {
     /// and is the stream's alone. Then [`prepare`](Self::prepare) has nothing to look for.
     #[inline]
     pub(crate) fn is_plain(&self, stream: &StreamState) -> bool {
-        let (engine, id) = (stream.engine(), stream.id());
-        let is_plain = |Access { memory, tracking, .. }: &Access<'_>| {
-            Arc::ptr_eq(memory.engine(), engine)
-                && (!matches!(tracking, Tracking::Tracked) || memory.is_only_used_by(id))
-        };
         matches!(self.loan, LoanPhase::Neither)
             && !self.is_lent()
             && self.after().is_empty()
-            && self.accesses.iter().all(is_plain)
+            && self.accesses.are_plain(&stream.engine, stream.progress.id)
     }
 
     /// Everything before an operation takes its ticket: the checks, and the points of other streams that it must wait for.
     #[inline]
     fn prepare(&mut self, stream: &Arc<StreamState>, is_plain: bool) -> Result<()> {
-        let engine = stream.engine();
+        let engine = &stream.engine;
         if is_plain {
             self.validate_place(engine)?;
             return stream.check_moves();
@@ -283,19 +276,18 @@ impl<'a> Footprint<'a> {
     #[inline]
     fn validate_place(&self, engine: &Engine) -> Result<()> {
         role::check("submitting work")?;
-        match engine.state.lost() {
-            Some(lost) => Err(lost.clone()),
-            None if self.ends_loan() || !engine.ending.is_closed() => Ok(()),
-            None => Err(engine.closed()),
+        if !self.ends_loan() {
+            return engine.check_open();
         }
+        engine.state.lost().map_or(Ok(()), |lost| Err(lost.clone()))
     }
 
     /// Rejects arguments that are invalid on every device, whatever the contents.
     #[inline]
     pub(crate) fn validate(&self, engine: &Engine) -> Result<()> {
         self.validate_place(engine)?;
-        for Access { memory, .. } in &self.accesses {
-            let theirs = memory.engine();
+        for Access { memory, .. } in &self.accesses.all {
+            let theirs = &memory.engine;
             if theirs.state.id != engine.state.id {
                 check_device("a buffer", engine, theirs, self.peers)?;
                 check_is_there(engine, theirs)?;
@@ -316,8 +308,8 @@ impl<'a> Footprint<'a> {
     /// Enters reads of other devices' frozen memory: its drop asks its own device's streams alone.
     fn enter_frozen_peers(&mut self, engine: &Engine) {
         let frozen = |access: &&mut Access<'_>| access.tracking == Tracking::Frozen;
-        for access in self.accesses.iter_mut().filter(frozen) {
-            if access.memory.engine().state.id != engine.state.id {
+        for access in self.accesses.all.iter_mut().filter(frozen) {
+            if access.memory.engine.state.id != engine.state.id {
                 access.tracking = Tracking::Tracked;
             }
         }
@@ -329,62 +321,36 @@ impl<'a> Footprint<'a> {
     fn find_edges(&mut self, stream: &Arc<StreamState>) -> Result<()> {
         if self.ends_loan() {
             // Its beginning waited. A failure from here on reaches it through what it reads.
-            if let Some(error) = self.failed_content() {
+            if let Some(error) = self.accesses.failed(|| self.name.to_arc()) {
                 self.extras().failed_input = Some(error);
             }
             return Ok(());
         }
         stream.check_moves()?;
-        let id = stream.id();
-        let waits_for_nothing = self.after().is_empty()
-            && self.tracked().all(|access| access.memory.is_only_used_by(id));
-        if waits_for_nothing { Ok(()) } else { self.edges(stream) }
-    }
-
-    fn edges(&mut self, stream: &Arc<StreamState>) -> Result<()> {
         let mut edges = match &mut self.extras {
             Some(extras) => std::mem::take(&mut extras.after),
             None => Edges::new(),
         };
-        let (engine, id) = (stream.engine(), stream.id());
-        edges.retain(|edge| edge.point.stream.id() != id);
-        for access in self.tracked() {
-            let add = |used: &Point| match edges
-                .iter_mut()
-                .find(|edge| edge.point.stream.id() == used.stream.id())
-            {
-                Some(edge) if edge.point.ticket >= used.ticket => {}
-                Some(edge) => {
-                    edge.point.ticket = used.ticket;
-                    edge.marker = None;
-                }
-                // The stream's reference count is shared: it is left alone where nothing is waited for.
-                None if used.is_complete() => {}
-                None => edges.push(used.clone().into()),
-            };
-            access.memory.with_hazards(|hazards| {
-                self.check_content(access, hazards)?;
-                hazards.dependencies(&access.order(), access.mode, id, add);
-                Ok::<_, Error>(())
-            })?;
-        }
+        let (engine, id) = (&stream.engine, stream.progress.id);
+        edges.retain(|edge| edge.point.stream.id != id);
+        self.accesses.find_edges(id, &mut edges, || self.name.to_arc())?;
         edges.retain(|edge| !edge.point.is_complete());
         if edges.is_empty() {
             return Ok(());
         }
-        if self.tracked().next().is_some() {
+        if self.accesses.are_tracked() {
             engine.registry.set_exact();
         }
         // Ours, for a look only, and never together with the other stream's lock below.
         stream.with(|turn| {
-            edges.retain(|edge| turn.waited_for(edge.point.stream.id()) < edge.point.ticket);
+            edges.retain(|edge| turn.waited_for(edge.point.stream.id) < edge.point.ticket);
         });
         for edge in &mut edges {
             let Point { stream: on, ticket } = &edge.point;
             let pending = on.pending_for(&engine.state, *ticket)?;
             let Some(other) = pending else { continue };
-            if other.engine().state.id != engine.state.id {
-                other.engine().registry.set_exact();
+            if other.engine.state.id != engine.state.id {
+                other.engine.registry.set_exact();
             }
             if edge.marker.is_none() {
                 let marker = other.event_behind(*ticket);
@@ -401,37 +367,10 @@ impl<'a> Footprint<'a> {
         self.check_contents()
     }
 
-    /// Whether work that can still fail may have written what it reads.
-    #[inline]
-    fn may_be_late(&self) -> bool {
-        self.entered().any(Access::may_be_late)
-    }
-
-    /// Whether an access finds contents that it can use.
-    fn check_content(&self, access: &Access<'_>, hazards: &AllocationHazards) -> Result<()> {
-        // The contents that a loan reads were checked when it began; its end must succeed whatever happened to them since.
-        if matches!(access.mode, Mode::Overwrite) || self.ends_loan() {
-            return Ok(());
-        }
-        hazards.check(&access.part(), || self.name.to_arc())
-    }
-
     /// Whether all that would be read is worth reading.
     pub(crate) fn check_contents(&self) -> Result<()> {
-        self.tracked().try_for_each(|access| {
-            access.memory.with_hazards(|hazards| self.check_content(access, hazards))
-        })
-    }
-
-    /// The failure of its inputs, if there was one.
-    fn failed_content(&self) -> Option<Error> {
-        let mut reads = self.tracked().filter(|access| access.mode != Mode::Overwrite);
-        reads.find_map(|access| {
-            access.memory.with_hazards(|hazards| match hazards.unreadable(&access.part()) {
-                Some((_, Content::Poisoned { by, .. })) => Some(by.upstream(self.name.to_arc())),
-                _ => None,
-            })
-        })
+        // The contents that a loan reads were checked when it began; its end must succeed whatever happened to them since.
+        if self.ends_loan() { Ok(()) } else { self.accesses.check(|| self.name.to_arc()) }
     }
 
     /// The failure of an input that a submitted end of a loan found.
@@ -443,16 +382,10 @@ impl<'a> Footprint<'a> {
 // ---- in its turn -----------------------------------------------------------------------------
 
 impl<'a> Footprint<'a> {
-    /// The uses that are entered.
+    /// Whether later uses of the memory are ordered with it.
     #[inline]
-    fn tracked(&self) -> impl Iterator<Item = &Access<'a>> {
-        self.accesses.iter().filter(|access| matches!(access.tracking, Tracking::Tracked))
-    }
-
-    /// The accesses that later uses of the memory are ordered with.
-    #[inline]
-    fn entered(&self) -> impl Iterator<Item = &Access<'a>> {
-        self.tracked().filter(|_| !matches!(self.loan, LoanPhase::Begins))
+    fn is_entered(&self) -> bool {
+        !matches!(self.loan, LoanPhase::Begins)
     }
 
     /// Whether it is lent anything.
@@ -494,40 +427,6 @@ impl<'a> Footprint<'a> {
     }
 }
 
-impl Access<'_> {
-    /// Enters the use by `ticket` of `stream`.
-    #[inline(always)]
-    fn enter(&self, stream: &Arc<Progress>, ticket: u64) {
-        match self.named {
-            Some(BlockSet(blocks)) if !self.is_open => {
-                self.memory.enter_blocks(blocks, self.mode, (stream, ticket));
-            }
-            _ => self.memory.enter(&self.range, self.mode, stream, ticket),
-        }
-    }
-
-    /// Whether work that can still fail may have written what it reads.
-    #[inline]
-    fn may_be_late(&self) -> bool {
-        !matches!(self.mode, Mode::Overwrite) && self.memory.late().is_used()
-    }
-
-    /// What it is ordered by.
-    #[inline]
-    fn order(&self) -> Blocks<'_> {
-        if self.is_open { Blocks::Range(&self.range) } else { self.part() }
-    }
-
-    /// What it touches of the memory.
-    #[inline]
-    pub(crate) fn part(&self) -> Blocks<'_> {
-        match self.named {
-            None => Blocks::Range(&self.range),
-            Some(BlockSet(blocks)) => Blocks::Named(blocks),
-        }
-    }
-}
-
 // ---- after a failure ----------------------------------------------------------------------------
 
 impl Footprint<'_> {
@@ -542,17 +441,13 @@ impl Footprint<'_> {
     }
 
     fn poison_all(&self, error: Error, leaves_data: impl Fn(Mode) -> bool) -> Error {
-        let mut poison = None;
-        for access in self.tracked().filter(|access| access.mode.writes()) {
-            let poison = poison.get_or_insert_with(|| Poison::of(&error, || self.name.to_arc()));
-            access.memory.poison(&access.part(), leaves_data(access.mode), poison);
-        }
+        self.accesses.poison(&error, leaves_data, || self.name.to_arc());
         error
     }
 
     /// Leaks the memory and the lent values: it is unknown when the device stops using them.
     fn leak(&mut self) {
-        self.accesses.iter().for_each(|access| access.memory.never_free());
+        self.accesses.all.iter().for_each(|access| access.memory.never_free());
         std::mem::forget(self.take_lent());
     }
 }
@@ -565,7 +460,7 @@ fn verify(
     ticket: u64,
     footprint: &Footprint<'_>,
 ) -> Result<()> {
-    let outcome = stream.block_until(ticket).and_then(|()| stream.engine().check_health());
+    let outcome = stream.block_until(ticket).and_then(|()| stream.engine.check_health());
     outcome.map_err(|cause| {
         let op = footprint.name.to_arc();
         let failed = Error::from(ErrorDetail::Verify { op, cause });
@@ -588,9 +483,9 @@ fn explain(stream: &Arc<StreamState>, name: Name<'_>, refusal: Refusal) -> Error
         Refusal::OutOfMemory { asked_bytes } => {
             MemoryInfo::out_of_memory(stream, name.to_arc(), asked_bytes, None)
         }
-        Refusal::Closed => stream.engine().closed(),
+        Refusal::Closed => stream.engine.closed(),
         // The other library may have met the loss of the device first.
-        Refusal::Foreign(error) => stream.engine().check_health().err().unwrap_or(error),
+        Refusal::Foreign(error) => stream.engine.check_health().err().unwrap_or(error),
     };
     match error.detail() {
         ErrorDetail::Driver { code, .. } if code.code == DriverCode::ILLEGAL_STATE => {

@@ -1,6 +1,6 @@
 //! Calls to the operating system.
 //!
-//! They are hints that may be refused, a memory size, and handlers: of the end of the process, and of forks ([`process`]). Under Miri, which runs the host device to
+//! They are hints that may be refused, a memory size, and a handler of the end of the process. Under Miri, which runs the host device to
 //! check its memory accesses, the hints do nothing, the machine has [`MIRI_MEMORY`] bytes, and no handler runs.
 //!
 //! | call | Linux | other Unix | Windows |
@@ -16,7 +16,6 @@
 pub(crate) mod library;
 #[cfg(target_os = "linux")]
 pub(crate) mod memfd;
-pub(crate) mod process;
 
 use std::fs::{DirBuilder, Metadata, OpenOptions};
 #[cfg(unix)]

@@ -8,12 +8,12 @@
 //! | [`inbox`] | how a thread waits for its next task |
 //! | [`turn`] | when a thread holds no lock, so that the process may fork |
 //! | [`relax`] | how a thread that looks again and again lets others run |
+//! | [`process`] | what a forked child begins anew, and what runs around a fork |
 //! | [`native`] | how a thread starts and ends |
 //! | [`contain`] | a panic of foreign code ends no thread |
 //! | [`role`] | what code on this thread may do |
 //! | [`locks`] | nothing ends under a lock |
 //! | [`exit`] | what ends before `main` has returned |
-#![forbid(unsafe_code)]
 
 pub(crate) mod contain;
 pub(crate) mod crew;
@@ -21,6 +21,7 @@ pub(crate) mod exit;
 pub(crate) mod inbox;
 pub(crate) mod locks;
 pub(crate) mod native;
+pub(crate) mod process;
 pub(crate) mod reaper;
 pub(crate) mod relax;
 pub(crate) mod role;

@@ -122,7 +122,11 @@ impl DeviceTimeline {
         let engine = &self.engine;
         for stream in engine.registry.streams() {
             stream.sweep();
-            engine.tracer.seen(stream.id(), stream.completed(), engine.pacing.now());
+            engine.tracer.seen(
+                stream.progress.id,
+                stream.progress.timeline.completed(),
+                engine.pacing.now(),
+            );
         }
         if engine.check_health().is_ok() && !engine.options.stepped {
             engine.tracer.look(&**engine, || engine.pacing.now());

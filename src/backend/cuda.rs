@@ -51,8 +51,8 @@ use gpu_await_protocol::sync::Mutex;
 
 use super::{Backend, DeviceKind, DriverResult, Limits, NOT_READY, Query, RawEvent, RawStream};
 use crate::error::{DriverCode, ErrorDetail, Result};
-use crate::system::process::Process;
 use crate::thread::exit::ExitGuard;
+use crate::thread::process::Process;
 use crate::thread::{role, worker};
 
 /// A flag of `cuStreamCreate`.

@@ -164,7 +164,7 @@ impl<'s> Queue<'s> {
     ) -> Result<DeviceBuffer<T>, SubmitError> {
         role::check("submitting work")?;
         let bytes = bytes_of::<T>(len)? as u64;
-        let engine = self.stream.engine();
+        let engine = &self.stream.engine;
         if bytes == 0 {
             engine.check_open()?;
             Claim::of_nothing(engine);
@@ -238,7 +238,7 @@ impl<'s> Queue<'s> {
 
     /// What allocations draw from: on a stream of another device not from this one's.
     fn allowance(&self) -> Option<&'s Arc<Allowance>> {
-        let here = self.stream.engine().state.id;
+        let here = self.stream.engine.state.id;
         self.draws.filter(|allowance| allowance.engine().state.id == here)
     }
 
@@ -251,7 +251,7 @@ impl<'s> Queue<'s> {
         let mut bytes = [0; 16];
         let Some(head) = bytes.get_mut(..source.len()) else {
             let what = "filling with elements of more than 16 bytes";
-            let device = self.stream.engine().label().to_owned();
+            let device = self.stream.engine.label().to_owned();
             return Err(ErrorDetail::Unsupported { what, device }.into());
         };
         head.copy_from_slice(source);

@@ -7,13 +7,9 @@ use crate::batch::settle::{Settle, Settled};
 use crate::error::refused::{AtLine, Refused};
 use crate::error::{Error, ErrorDetail, Result};
 use crate::op::{HostValue, Op, Points};
-use crate::submit::{Dependencies, LateOutcomes};
+use crate::submit::Dependencies;
 
 impl Queue<'_> {
-    pub(crate) fn outcomes(&self) -> &LateOutcomes {
-        &self.outcomes
-    }
-
     /// A host value of the last submitted operation: valid if nothing that the operation read fails, whichever future
     /// returns it.
     #[inline]
@@ -28,7 +24,7 @@ impl Queue<'_> {
                 let Settled { value, points } = value.settle();
                 // Nothing was submitted that could have failed.
                 if self.last.get() == 0
-                    && let Some(lost) = self.stream.engine().state.lost()
+                    && let Some(lost) = self.stream.engine.state.lost()
                 {
                     return Op::failed(lost.clone().called_at(self.at.get()));
                 }
@@ -38,7 +34,7 @@ impl Queue<'_> {
                 Op::at(points.reaching(self.stream, self.last.get()), value)
             }
             Err(error) => {
-                self.stream.progress().release(self.last.get());
+                self.stream.progress.timeline.release(self.last.get());
                 Op::failed(error.called_at(self.at.get()))
             }
         }
@@ -52,7 +48,7 @@ impl Queue<'_> {
         match result {
             Ok(value) => self.finish(Ok(value)),
             Err(refused) => {
-                self.stream.progress().release(self.last.get());
+                self.stream.progress.timeline.release(self.last.get());
                 Op::refused(refused.at_line(self.at.get()))
             }
         }
@@ -67,7 +63,7 @@ impl Queue<'_> {
         points: Points,
         outcomes: Box<Dependencies>,
     ) -> Op<T> {
-        if self.stream.engine().options.verify {
+        if self.stream.engine.options.verify {
             // They have run.
             let failed =
                 outcomes.iter().find_map(|outcome| Some((outcome, outcome.check().err()?)));

@@ -78,7 +78,7 @@ impl GraphList {
         let entry = LaunchEntry { at, is_barrier: self.barrier.replace(false) };
         let mut is_across = engine.state.id != self.home;
         record(&mut list, engine, footprint, (launch, entry), |access| {
-            is_across |= access.memory.engine().state.id != self.home;
+            is_across |= access.memory.engine.state.id != self.home;
             if !is_passed(access.memory, &access.range) {
                 let mut part = KeptByGraph::new(access.memory);
                 part.keep(&access.range);

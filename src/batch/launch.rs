@@ -38,26 +38,26 @@ impl<'s> Queue<'s> {
 
     /// A queue of the same stream whose launches are recorded in a graph's list.
     pub(crate) fn recording<'d>(&'d self, graph_list: &'d GraphList) -> Queue<'d> {
-        self.recorded_by(Some(Writer::Graph(graph_list)), self.stream, self.home)
+        self.recorded_by(Some(Writer::Graph(graph_list)), self.handle, self.home)
     }
 
     /// A queue of another stream whose launches are recorded where this one's are.
     pub(crate) fn beside<'d>(
         &'d self,
-        stream: &'d Arc<StreamHandle>,
+        handle: &'d Arc<StreamHandle>,
         home: &'d Arc<Home>,
     ) -> Queue<'d> {
-        self.recorded_by(self.writer, stream, home)
+        self.recorded_by(self.writer, handle, home)
     }
 
     /// Opened at the same line.
     fn recorded_by<'d>(
         &'d self,
         writer: Option<Writer<'d>>,
-        stream: &'d Arc<StreamHandle>,
+        handle: &'d Arc<StreamHandle>,
         home: &'d Arc<Home>,
     ) -> Queue<'d> {
-        let queue = Queue::new(stream, home, None, None, false).drawing_from(self.draws);
+        let queue = Queue::new(handle, home, None, None, false).drawing_from(self.draws);
         Queue { writer, at: self.at.clone(), ..queue }
     }
 
@@ -154,7 +154,7 @@ impl<'s> Queue<'s> {
     /// to put on the stream: it counts as done only after them. Memory that a graph's closure is given has no contents yet.
     #[cold]
     pub(crate) fn submit_nothing(&self, footprint: &Footprint<'_>) -> Result<()> {
-        let engine = self.stream.engine();
+        let engine = &self.stream.engine;
         let checked = match (self.refused, self.writer) {
             (Some(error), _) => Err(error.without_line()),
             (None, None) => submit_nothing(self.stream, self.at.get(), footprint),
@@ -199,12 +199,12 @@ impl<'s> Queue<'s> {
         let run = match writer {
             Writer::Replay(run) => run,
             Writer::Graph(graph_list) => {
-                return graph_list.write(self.stream.engine(), footprint, launch, self.at.get());
+                return graph_list.write(&self.stream.engine, footprint, launch, self.at.get());
             }
         };
         if !launch.can_be_listed()
             || !footprint.can_be_listed()
-            || self.stream.engine().options.verify
+            || self.stream.engine.options.verify
         {
             return self.launch_unlisted(run, footprint, launch);
         }
@@ -215,7 +215,7 @@ impl<'s> Queue<'s> {
             self.release_last();
         }
         let (op, at) = (footprint.name(), self.at.get());
-        let is_plain = self.look(footprint);
+        let is_plain = self.outcomes.look(footprint, self.stream);
         let written = run.write((footprint, is_plain), launch, at);
         self.outcomes.enter(footprint, self.stream, &written, at);
         let ticket = self.note(written)?;
@@ -265,7 +265,7 @@ impl<'s> Queue<'s> {
             return Err(graph_list::refused(footprint));
         };
         let work = capture(self.stream, footprint, recorder, calls)?;
-        graph_list.write(self.stream.engine(), footprint, &work.launch(), self.at.get())
+        graph_list.write(&self.stream.engine, footprint, &work.launch(), self.at.get())
     }
 
     /// Writes the record of an event to the list of the graph.
@@ -273,7 +273,7 @@ impl<'s> Queue<'s> {
     pub(crate) fn record_event(&self, event: &Event) -> Result<()> {
         match self.writer {
             Some(Writer::Graph(graph_list)) => {
-                graph_list.record(self.stream.engine(), event, self.at.get())
+                graph_list.record(&self.stream.engine, event, self.at.get())
             }
             _ => event.record_in(self),
         }

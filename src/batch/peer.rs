@@ -35,10 +35,10 @@ impl Queue<'_> {
         from: &Span<'_>,
         to: &Span<'_>,
     ) -> Result<()> {
-        let source = from.memory.engine();
-        let same_kind = source.backend.kind() == self.stream.engine().backend.kind();
+        let source = &from.memory.engine;
+        let same_kind = source.backend.kind() == self.stream.engine.backend.kind();
         let bytes = to.range.end - to.range.start;
-        let is_there = || check_is_there(self.stream.engine(), source);
+        let is_there = || check_is_there(&self.stream.engine, source);
         let reaches = || self.home.reaches(source);
         match role::check("submitting work").and_then(|()| is_there()).and_then(|()| reaches()) {
             Ok(true) if self.is_recording_graph() => {
@@ -55,13 +55,13 @@ impl Queue<'_> {
             Ok(_) => self
                 .copy_through_host(from, to)
                 // This may be the first call to see the source's loss.
-                .map_err(|error| footprint.poison(of_dependency(self.stream.engine(), error))),
+                .map_err(|error| footprint.poison(of_dependency(&self.stream.engine, error))),
             Err(error) => Err(footprint.poison(error)),
         }
     }
 
     fn copy_through_host(&self, from: &Span<'_>, to: &Span<'_>) -> Result<()> {
-        let source = from.memory.engine();
+        let source = &from.memory.engine;
         let bytes = to.range.end - to.range.start;
         let relay = StreamState::open(source, StreamOptions::default(), Some("relay".into()))?;
         let block = || self.home.pinned.get(PART_BYTES.min(bytes as usize));
@@ -70,7 +70,7 @@ impl Queue<'_> {
             (0..parts.min(BLOCKS)).map(|_| block()).collect::<Result<_>>()?;
         // The two streams wait for single parts of each other's work, not for what lies behind them.
         source.registry.set_exact();
-        self.stream.engine().registry.set_exact();
+        self.stream.engine.registry.set_exact();
         let mut emptied = [0; BLOCKS];
         for part in 0..parts {
             let start = (part * PART_BYTES) as u64;
@@ -85,9 +85,9 @@ impl Queue<'_> {
                 down.comes_after(self.stream.point(*emptied));
             }
             // The second half writes the data that the first half reads.
-            self.outcomes.look(&down);
+            self.outcomes.look(&down, &relay.state);
             let down = (&mut down, false);
-            let filled = submit::<false>(&relay, self.at.get(), down, 1, &mut |raw| {
+            let filled = submit::<false>(&relay.state, self.at.get(), down, 1, &mut |raw| {
                 Ok(raw.copy_to_host(block.host(), from.ptr().offset(start), part_bytes)?)
             });
             let filled = filled.inspect_err(|_| self.outcomes.forget_read())?;
@@ -95,7 +95,7 @@ impl Queue<'_> {
             let mut up = Footprint::new("copy");
             up.overwrites(to);
             up.lends(block);
-            up.comes_after(relay.point(filled));
+            up.comes_after(relay.state.point(filled));
             *emptied = self.submit(&mut up, 1, &mut |raw| {
                 Ok(raw.copy_to_device(to.ptr().offset(start), block.host(), part_bytes)?)
             })?;

@@ -118,9 +118,9 @@ impl Queue<'_> {
             let (source_len, destination_len) = (from.len(), to.len());
             return Err(bad(piece, PieceProblem::Lengths { source_len, destination_len }).into());
         }
-        let engine = self.stream.engine();
+        let engine = &self.stream.engine;
         for Group { span, mode, .. } in &pieces.groups {
-            let theirs = span.memory.engine();
+            let theirs = &span.memory.engine;
             if theirs.state.id == engine.state.id {
                 continue;
             }
@@ -165,7 +165,7 @@ impl Queue<'_> {
 
     /// Whether the device reaches the memory itself; another kind of device's counts as reached, and is refused later.
     fn is_reached(&self, from: &Span<'_>) -> Result<bool> {
-        let (engine, source) = (self.stream.engine(), from.memory.engine());
+        let (engine, source) = (&self.stream.engine, &from.memory.engine);
         if source.state.id == engine.state.id || source.backend.kind() != engine.backend.kind() {
             return Ok(true);
         }
@@ -206,7 +206,7 @@ impl Queue<'_> {
             table = Some(pinned.block().device());
         }
         let driver = &self.stream.driver;
-        let all = driver.multiprocessors(&*self.stream.engine().backend);
+        let all = driver.multiprocessors(&*self.stream.engine.backend);
         let multiprocessors = match driver.partition() {
             Some(_) => all,
             None => MULTIPROCESSORS.min(all),
@@ -215,7 +215,7 @@ impl Queue<'_> {
             Some(launch) => self.submit_launch(footprint, &launch.launch()),
             None => {
                 let what = "a copy of many pieces by a kernel, which did not load";
-                let device = self.stream.engine().label().to_owned();
+                let device = self.stream.engine.label().to_owned();
                 Err(crate::Error::from(ErrorDetail::Unsupported { what, device }).into())
             }
         }

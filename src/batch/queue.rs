@@ -49,10 +49,11 @@ use crate::thread::role;
 ///
 /// It is not `Send`: one thread puts a batch on its stream, in program order.
 pub struct Queue<'s> {
-    pub(super) stream: &'s Arc<StreamHandle>,
-    pub(super) home: &'s Arc<Home>,
+    pub(crate) handle: &'s Arc<StreamHandle>,
+    pub(crate) stream: &'s Arc<StreamState>,
+    pub(crate) home: &'s Arc<Home>,
     /// The last ticket that this queue submitted; 0 before.
-    pub(super) last: Cell<u64>,
+    pub(crate) last: Cell<u64>,
     /// Why it takes no work.
     pub(super) refused: Option<&'s Error>,
     /// The lease that is notified of each ticket.
@@ -66,33 +67,22 @@ pub struct Queue<'s> {
     /// What is put on it is a part of one verb, whose line is known.
     pub(super) in_verb: Cell<bool>,
     /// The outcomes of work that can fail when it runs, and of its readers.
-    pub(super) outcomes: LateOutcomes,
+    pub(crate) outcomes: LateOutcomes,
     pub(super) not_send: PhantomData<*const ()>,
 }
 
 impl fmt::Debug for Queue<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let stream: &StreamState = self.stream;
-        f.debug_struct("Queue").field("stream", stream).finish_non_exhaustive()
+        f.debug_struct("Queue").field("stream", self.stream).finish_non_exhaustive()
     }
 }
 
 impl<'s> Queue<'s> {
-    /// State that the streams of the device share.
-    pub(crate) fn home(&self) -> &'s Arc<Home> {
-        self.home
-    }
-
-    /// The last ticket that it submitted; 0 before.
-    pub(crate) fn last_ticket(&self) -> u64 {
-        self.last.get()
-    }
-
     /// For a batch, or for a single verb, whose caller opens it.
     #[track_caller]
     #[inline]
     pub(crate) fn new(
-        stream: &'s Arc<StreamHandle>,
+        handle: &'s Arc<StreamHandle>,
         home: &'s Arc<Home>,
         refused: Option<&'s Error>,
         lease: Option<&'s Lease>,
@@ -101,16 +91,21 @@ impl<'s> Queue<'s> {
         let (at, in_verb) = (Cell::new(Location::caller()), Cell::new(of_one_verb));
         let (last, writer) = (Cell::new(0), None);
         let (outcomes, not_send) = (LateOutcomes::default(), PhantomData);
-        let draws = None;
-        Queue { stream, home, last, refused, lease, draws, writer, at, in_verb, outcomes, not_send }
-    }
-
-    pub(crate) fn stream(&self) -> &'s Arc<StreamState> {
-        self.stream
-    }
-
-    pub(crate) fn handle(&self) -> &'s Arc<StreamHandle> {
-        self.stream
+        let (stream, draws) = (&handle.state, None);
+        Queue {
+            handle,
+            stream,
+            home,
+            last,
+            refused,
+            lease,
+            draws,
+            writer,
+            at,
+            in_verb,
+            outcomes,
+            not_send,
+        }
     }
 
     /// `pinned`, lent to the ticket (to nothing if that is 0), or handed back.
@@ -179,29 +174,19 @@ impl<'s> Queue<'s> {
         calls: &mut (impl FnMut(&Raw<'_>) -> std::result::Result<(), Refusal> + ?Sized),
     ) -> Result<u64, SubmitError> {
         self.release_last();
-        put_list_in_front(self.stream, footprint, self.at.get());
-        let is_plain = self.look(footprint);
         let (stream, at) = (self.stream, self.at.get());
+        put_list_in_front(stream, footprint, at);
+        let is_plain = self.outcomes.look(footprint, stream);
         let submitted = submit::<IS_LAUNCH>(stream, at, (footprint, is_plain), commands, calls);
-        self.outcomes.enter(footprint, self.stream, &submitted, self.at.get());
+        self.outcomes.enter(footprint, stream, &submitted, at);
         submitted
-    }
-
-    /// Finds the outcomes that the operation's inputs depend on; whether there is [nothing to look for](Footprint::is_plain).
-    #[inline(always)]
-    pub(super) fn look(&self, footprint: &mut Footprint<'_>) -> bool {
-        let is_plain = !self.outcomes.is_used() && footprint.is_plain(self.stream);
-        if !is_plain {
-            self.outcomes.look(footprint);
-        }
-        is_plain
     }
 
     /// Drops interest in the last operation's marker: another follows.
     #[inline]
     pub(crate) fn release_last(&self) {
         if self.last.get() != 0 {
-            self.stream.progress().release(self.last.get());
+            self.stream.progress.timeline.release(self.last.get());
         }
     }
 
@@ -380,18 +365,18 @@ impl<'s> Queue<'s> {
             if source_len != destination_len {
                 return Err(footprint.poison(lengths("copy", source_len, destination_len)));
             }
-            if to.memory.engine().state.id != self.stream.engine().state.id {
-                let found = to.memory.engine().clone();
+            if to.memory.engine.state.id != self.stream.engine.state.id {
+                let found = to.memory.engine.clone();
                 return Err(footprint.poison(wrong_device(
                     "the destination",
-                    self.stream.engine(),
+                    &self.stream.engine,
                     &found,
                 )));
             }
             if from.range.is_empty() {
                 return self.submit_nothing(&footprint);
             }
-            if from.memory.engine().state.id != self.stream.engine().state.id {
+            if from.memory.engine.state.id != self.stream.engine.state.id {
                 return self.copy_from_peer(&mut footprint, &from, &to);
             }
             let copy = RowCopy::whole(to.ptr(), from.ptr(), to.range.end - to.range.start);
@@ -409,7 +394,7 @@ impl<'s> Queue<'s> {
         function: impl FnOnce() -> R + Send + 'static,
     ) -> Result<Lent<R>> {
         self.verb(|| {
-            let host_fn = HostFn::new(self.stream.engine(), function);
+            let host_fn = HostFn::new(&self.stream.engine, function);
             let mut footprint = Footprint::new("host_fn");
             footprint.may_be_held_up = true;
             // While it is lent, the driver's share is not the last.
@@ -431,7 +416,7 @@ impl<'s> Queue<'s> {
     /// A lost or closed device.
     #[track_caller]
     pub fn record_timed(&self) -> Result<Event> {
-        Ok(Event::recorded(self.stream.engine(), self.mark_in_queue("record_timed", true)?, true))
+        Ok(Event::recorded(&self.stream.engine, self.mark_in_queue("record_timed", true)?, true))
     }
 
     /// The point behind everything on the queue, with an event of its own.
@@ -439,14 +424,14 @@ impl<'s> Queue<'s> {
     pub(crate) fn mark_in_queue(&self, op: &'static str, timing: bool) -> Result<MarkedPoint> {
         self.verb(|| {
             role::check("submitting work")?;
-            let engine = self.stream.engine();
+            let engine = &self.stream.engine;
             engine.check_open()?;
             let event = if timing { engine.pools.timed_event() } else { engine.pools.event() };
             let event = event.map_err(|code| engine.refused(code))?;
             let mut footprint = Footprint::new(op);
             footprint.records(event.clone());
             let ticket = self.submit(&mut footprint, 1, &mut |_| Ok(()))?;
-            Ok(MarkedPoint::at(self.stream.progress().clone(), Marker { ticket, event }))
+            Ok(MarkedPoint::at(self.stream.progress.clone(), Marker { ticket, event }))
         })
     }
 
@@ -459,7 +444,7 @@ impl<'s> Queue<'s> {
             let at = match mark {
                 Mark::Point(at) => at,
                 Mark::Shared(event) => {
-                    let (engine, theirs) = (self.stream.engine(), event.engine());
+                    let (engine, theirs) = (&self.stream.engine, event.engine());
                     check_can_wait(engine, &theirs.state)?;
                     // The driver's own crashes the process on a stream of another GPU.
                     if theirs.backend.ordinal() != engine.backend.ordinal() {
@@ -470,7 +455,7 @@ impl<'s> Queue<'s> {
                 }
             };
             let point = &at.point;
-            if point.stream.device().id != self.stream.engine().state.id || !point.is_complete() {
+            if point.stream.device().id != self.stream.engine.state.id || !point.is_complete() {
                 waits = true;
                 footprint.comes_after(at);
             }

@@ -216,7 +216,7 @@ impl Region {
             None => match graph.as_mut().and_then(|graph| graph.as_mut()) {
                 Some(graph) => slot.set(&Raw::of(turn), graph, list, report),
                 None => {
-                    new = GraphCell::new(handle.engine());
+                    new = GraphCell::new(&handle.state.engine);
                     graph = new.enter(handle, false);
                     slot.graph = graph.is_some().then(|| new.clone());
                     let place = graph.as_deref_mut();
@@ -319,7 +319,7 @@ impl fmt::Debug for Region {
 
 /// A run of a replayed batch: the lists of its queue.
 pub(crate) struct Run<'s> {
-    stream: &'s Arc<StreamHandle>,
+    handle: &'s Arc<StreamHandle>,
     region: RefCell<Region>,
     /// The number of its next list, and how often that was opened.
     number: Cell<usize>,
@@ -339,8 +339,8 @@ pub(crate) struct RunOf<'r, 's> {
 }
 
 impl<'r, 's> RunOf<'r, 's> {
-    pub(crate) fn new(stream: &'s Arc<StreamHandle>, region: &'r mut Region) -> Self {
-        RunOf { run: Run::new(stream, std::mem::take(region)), region }
+    pub(crate) fn new(handle: &'s Arc<StreamHandle>, region: &'r mut Region) -> Self {
+        RunOf { run: Run::new(handle, std::mem::take(region)), region }
     }
 
     pub(crate) fn run(&self) -> &Run<'s> {
@@ -356,17 +356,18 @@ impl Drop for RunOf<'_, '_> {
 }
 
 impl<'s> Run<'s> {
-    fn new(stream: &'s Arc<StreamHandle>, mut region: Region) -> Self {
+    fn new(handle: &'s Arc<StreamHandle>, mut region: Region) -> Self {
         region.last.clear();
         region.runs += 1;
-        let is_its = |on: &&mut OnStream| std::ptr::eq(on.stream.as_ptr(), Arc::as_ptr(stream));
+        let is_its =
+            |on: &&mut OnStream| std::ptr::eq(on.stream.as_ptr(), Arc::as_ptr(&handle.state));
         if let Some(on) = region.streams.iter_mut().find(is_its) {
             on.run = region.runs;
         }
         let (region, refused) = (RefCell::new(region), RefCell::new(None));
         let (number, parts) = (Cell::new(0), Cell::new(0));
         let (is_open, barrier) = (Cell::new(false), Cell::new(false));
-        Run { stream, region, number, parts, is_open, barrier, refused }
+        Run { handle, region, number, parts, is_open, barrier, refused }
     }
 
     /// The identity of its lists to the stream.
@@ -378,7 +379,7 @@ impl<'s> Run<'s> {
     fn fresh(&self) -> Box<List> {
         let part = self.parts.replace(self.parts.get() + 1);
         let mut region = self.region.borrow_mut();
-        let (slot, _) = region.slot(self.stream, (self.number.get(), part));
+        let (slot, _) = region.slot(&self.handle.state, (self.number.get(), part));
         let mut list = slot.list.take().unwrap_or_else(|| {
             // A list has this one only before it is written: no graph is taken for its own.
             slot.shape = 0;
@@ -398,7 +399,7 @@ impl<'s> Run<'s> {
         self.is_open.set(true);
         let fresh = || self.fresh();
         let entry = LaunchEntry { at, is_barrier: self.barrier.replace(false) };
-        submit_listed(self.stream, footprint, self.owner(), fresh, (launch, entry))
+        submit_listed(&self.handle.state, footprint, self.owner(), fresh, (launch, entry))
     }
 
     /// Submits an operation that touches fresh memory only, with the recorded list's ticket.
@@ -410,7 +411,7 @@ impl<'s> Run<'s> {
     ) -> Result<u64, SubmitError> {
         let fresh = || self.fresh();
         let owner = (self.owner(), at);
-        submit_in_front(self.stream, footprint, owner, fresh, (commands, calls))
+        submit_in_front(&self.handle.state, footprint, owner, fresh, (commands, calls))
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -428,7 +429,7 @@ impl<'s> Run<'s> {
     fn tell(&self, region: &Region, first: usize) {
         for (list, report) in region.last.iter().enumerate().skip(first) {
             contain::log(|| {
-                tracing::trace!(target: "gpu_await::replay", stream = self.stream.id(), list, %report);
+                tracing::trace!(target: "gpu_await::replay", stream = self.handle.state.progress.id, list, %report);
             });
         }
     }
@@ -449,7 +450,7 @@ impl<'s> Run<'s> {
         let mut done: SmallVec<[Box<dyn Listed>; 2]> = SmallVec::new();
         let number = self.number.replace(self.number.get() + 1);
         self.parts.set(0);
-        let is_launched = self.stream.with(|turn| {
+        let is_launched = self.handle.state.with(|turn| {
             while let Some(list) = turn.fetch_list(self.owner()) {
                 if let Some(list) = (&*list as &dyn Any).downcast_ref::<List>() {
                     region.enter_interrupted(list);
@@ -458,9 +459,9 @@ impl<'s> Run<'s> {
             }
             let Some(mut list) = turn.take_list(self.owner()) else { return false };
             let place = (number, done.len());
-            let ticket = turn.stream.submitted() + 1;
+            let ticket = turn.stream.progress.timeline.submitted() + 1;
             let commands = match (&mut *list as &mut dyn Any).downcast_mut::<List>() {
-                Some(list) => region.launch((turn, self.stream), list, place),
+                Some(list) => region.launch((turn, self.handle), list, place),
                 None => 0,
             };
             turn.publish_list(ticket, commands);
@@ -474,7 +475,7 @@ impl<'s> Run<'s> {
                 self.refused.borrow_mut().get_or_insert_with(|| error.clone());
             }
             list.release();
-            region.slot(self.stream, (number, part)).0.list = Some(list);
+            region.slot(&self.handle.state, (number, part)).0.list = Some(list);
         }
         if is_launched && let Some(last) = region.last.last_mut() {
             last.ended_by = ended_by();

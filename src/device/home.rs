@@ -175,7 +175,7 @@ impl Home {
             return Ok(self.ours());
         }
         let stream = self.whole_device()?;
-        if stream.mark_everything()?.is_none() {
+        if stream.state.mark_everything()?.is_none() {
             // Its tail is a point behind all of those.
             self.legacy()?;
         }
@@ -188,8 +188,8 @@ impl Home {
         role::check("marking a whole device")?;
         if !self.has_given_up_streams() {
             let stream = self.whole_device()?;
-            if let Some(ticket) = stream.mark_everything()? {
-                return Ok(vec![stream.point(ticket)]);
+            if let Some(ticket) = stream.state.mark_everything()? {
+                return Ok(vec![stream.state.point(ticket)]);
             }
         }
         self.legacy()?;

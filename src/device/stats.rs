@@ -109,7 +109,7 @@ impl Device {
         let mut left = Unfinished::default();
         for stream in self.engine().registry.streams() {
             stream.ask_after_all();
-            let operations = stream.in_flight();
+            let operations = stream.progress.timeline.in_flight();
             left.streams += u64::from(operations > 0);
             left.operations += operations;
         }
@@ -128,7 +128,7 @@ impl Device {
         let mut in_flight = 0;
         for stream in &streams {
             stream.ask_after_all();
-            in_flight += stream.in_flight();
+            in_flight += stream.progress.timeline.in_flight();
         }
         engine.collect_freed();
         let memory = engine.memory.account.lock().figures();

@@ -162,7 +162,7 @@ impl Event {
     #[track_caller]
     pub fn record_in(&self, queue: &Queue<'_>) -> Result<()> {
         queue.verb(|| {
-            self.check_device(queue.stream().engine())?;
+            self.check_device(&queue.stream.engine)?;
             if queue.is_recording_graph() {
                 return queue.record_event(self);
             }

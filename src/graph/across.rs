@@ -40,7 +40,7 @@ where
         let others = self.open_beside(queue)?;
         let recorded = (self.closure)(queue, others.each_ref(), &self.state, slots);
         others.iter().for_each(Queue::release_last);
-        recorded.map_err(|error| of_dependency(queue.stream().engine(), error))
+        recorded.map_err(|error| of_dependency(&queue.stream.engine, error))
     }
 
     fn others(&self) -> &[Device] {
@@ -51,7 +51,7 @@ where
 impl<State, F, const N: usize> Across<State, F, N> {
     /// A queue for each of the other devices, whose launches are written to the same list.
     fn open_beside<'q>(&'q self, queue: &'q Queue<'_>) -> Result<[Queue<'q>; N]> {
-        let engine = queue.stream().engine();
+        let engine = &queue.stream.engine;
         for device in &self.others {
             if device.engine().shares.partition.is_some() {
                 let what = "a graph's node on another device whose streams are in a partition";
@@ -63,7 +63,7 @@ impl<State, F, const N: usize> Across<State, F, N> {
             }
             // A host device's memory is its own until another one reaches it.
             let reached = check_is_there(engine, device.engine())
-                .and_then(|()| queue.home().reaches(device.engine()));
+                .and_then(|()| queue.home.reaches(device.engine()));
             reached.map_err(|error| of_dependency(engine, error))?;
         }
         Ok(self.others.each_ref().map(|device| {
@@ -147,8 +147,9 @@ impl Device {
 /// The ticket of the stream is complete only if none of these is lost before.
 pub(super) fn enter(stream: &StreamState, ticket: u64, others: &[Device]) {
     if !others.is_empty() {
-        let states =
-            others.iter().map(|device| Arc::clone(device.default_stream().handle().progress()));
+        let states = others
+            .iter()
+            .map(|device| Arc::clone(&device.default_stream().handle().state.progress));
         stream.foreign.is_lost_with(ticket, states);
     }
 }

@@ -198,15 +198,15 @@ impl Instance {
         let mut graph = known.as_ref().and_then(|cell| cell.lock());
         if graph.is_none() && !*is_refused {
             footprint.may_block = true;
-            new = GraphCell::new(queue.handle().engine());
-            graph = new.enter(queue.handle(), list.needs_graph());
+            new = GraphCell::new(&queue.handle.state.engine);
+            graph = new.enter(queue.handle, list.needs_graph());
             *compiled = graph.is_some().then(|| new.clone());
         }
         let mut graph = graph.as_deref_mut();
         let commands = if graph.is_some() { 1 } else { list.len() as u32 };
         // If a node was refused before any driver call, the nodes are unchanged.
         let (mut was_told, mut was_prepared, mut was_plain) = (false, false, false);
-        let outcomes = queue.outcomes();
+        let outcomes = &queue.outcomes;
         let submitted = queue.submit_untold(&mut footprint, commands, &mut |raw| {
             if *is_told {
                 was_told = true;
@@ -225,10 +225,10 @@ impl Instance {
         });
         if was_plain {
             // The compiled graph keeps its values; of a list refused in the middle, a part may run.
-            let stream = queue.stream();
-            let users = UserList::from_iter([stream.point(stream.submitted())]);
+            let stream = queue.stream;
+            let users = UserList::from_iter([stream.point(stream.progress.timeline.submitted())]);
             stream
-                .engine()
+                .engine
                 .retire_owner((state.clone(), list.code().cloned().collect::<Vec<_>>()), users);
         }
         if was_prepared {
@@ -247,7 +247,7 @@ impl Instance {
         }
         let ticket = submitted?;
         for event in events {
-            event.set_last(Recorded::in_front_of(queue.stream().point(ticket), event.node()?));
+            event.set_last(Recorded::in_front_of(queue.stream.point(ticket), event.node()?));
         }
         Ok(Untold::Launch(ticket))
     }

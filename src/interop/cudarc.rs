@@ -154,8 +154,8 @@ impl Device {
         stream: &Arc<CudaStream>,
     ) -> Result<CudaSlice<T>> {
         let engine = self.engine();
-        if buffer.memory().engine().state.id != engine.state.id {
-            return Err(wrong_device("the buffer", engine, buffer.memory().engine()));
+        if buffer.memory().engine.state.id != engine.state.id {
+            return Err(wrong_device("the buffer", engine, &buffer.memory().engine));
         }
         let unsupported = |what| -> Error {
             ErrorDetail::Unsupported { what, device: engine.label().to_owned() }.into()

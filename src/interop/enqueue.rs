@@ -160,7 +160,7 @@ impl Queue<'_> {
                 self.submit(footprint, commands, calls)?;
                 Ok(())
             };
-            let put = uses.put(self.stream(), (), Some(self.outcomes()), call, submit);
+            let put = uses.put(self.stream, (), Some(&self.outcomes), call, submit);
             put.unwrap_or_else(|panic| resume_unwind(panic))
         })
     }
@@ -179,7 +179,7 @@ impl Queue<'_> {
         let record = |footprint: &mut Footprint<'_>, _: u32, calls: &mut Calls<'_>| {
             Ok(self.record_captured(footprint, &recorder, calls)?)
         };
-        let put = uses.put(self.stream(), &recorder, None, call, record);
+        let put = uses.put(self.stream, &recorder, None, call, record);
         put.unwrap_or_else(|panic| resume_unwind(panic))
     }
 }

@@ -55,7 +55,7 @@ impl LibraryDevice {
     /// # Errors
     /// [`ErrorDetail::WrongDevice`].
     pub fn check_queue(&self, queue: &Queue<'_>) -> Result<()> {
-        let engine = queue.stream().engine();
+        let engine = &queue.stream.engine;
         match engine.state.id == self.engine.state.id {
             true => Ok(()),
             false => Err(wrong_device("the plan", engine, &self.engine)),

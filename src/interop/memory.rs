@@ -482,17 +482,17 @@ impl<P> MemoryLoan<'_, P> {
         let Some(open) = open.take() else { return then(queue, Ok(None)) };
         if !is_awaited.get() {
             // It needs no marker in front of the end.
-            stream.state().progress().release(*begins);
+            stream.state().progress.timeline.release(*begins);
         }
         let (outcome, name, commands) = (outcome.get(), uses.name(), uses.commands());
         let ended = uses.close(stream.engine(), |footprint| {
             queue.submit(footprint, commands, &mut |_| {
                 if let Some(own) = outcome {
                     inputs.iter().for_each(|inputs| own.inherits(inputs));
-                    queue.outcomes().push(own.dependency());
+                    queue.outcomes.push(own.dependency());
                 }
                 let also_reads = also_reads.take();
-                also_reads.iter().for_each(|inputs| queue.outcomes().push_reader_of(name, inputs));
+                also_reads.iter().for_each(|inputs| queue.outcomes.push_reader_of(name, inputs));
                 Ok(())
             })?;
             Ok(())

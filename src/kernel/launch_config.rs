@@ -235,7 +235,7 @@ impl LaunchConfig {
 impl Core {
     /// Checks everything about a launch's geometry that needs no driver call.
     #[inline]
-    pub(super) fn check_limits(&self, config: &LaunchConfig) -> Result<()> {
+    pub(super) fn check_limits(&self, config: &LaunchConfig, is_simple: bool) -> Result<()> {
         let limits = self.engine.backend.limits();
         // Of most launches all at once.
         let fits = |asked: [u32; 3], most: [u32; 3]| {
@@ -246,7 +246,7 @@ impl Core {
         let is_plain = fits(config.grid_dim(), limits.grid_dim)
             & fits(block, limits.block_dim)
             & (threads_of(block) <= u64::from(most));
-        if is_plain && config.is_simple() {
+        if is_plain && is_simple {
             return Ok(());
         }
         self.check_each_limit(limits, config)

@@ -91,8 +91,8 @@ impl<'k> Occupancy<'k> {
     fn multiprocessors(&self) -> Result<u32> {
         let engine = &self.core.engine;
         match self.stream {
-            Some(stream) if stream.engine().state.id != engine.state.id => {
-                Err(wrong_device("the stream", engine, stream.engine()))
+            Some(stream) if stream.engine.state.id != engine.state.id => {
+                Err(wrong_device("the stream", engine, &stream.engine))
             }
             stream => Ok(self.core.multiprocessors(stream)),
         }
@@ -120,7 +120,7 @@ impl<'k> Occupancy<'k> {
         let [x, y, z] = config.cluster_dim();
         let most = self.multiprocessors()? * MOST_BLOCKS;
         let config = config.with_grid_dim([x.saturating_mul(most), y, z]);
-        self.core.check_limits(&config)?;
+        self.core.check_limits(&config, config.is_simple())?;
         self.core.resident_blocks(&config.grid(), self.stream)
     }
 

@@ -158,8 +158,8 @@ impl<'a> Table<'a> {
         let engine = stream.engine();
         let spans = spans.inspect(|span| {
             addresses.push(span.address());
-            if span.memory.engine().state.id != engine.state.id {
-                elsewhere = Some(span.memory.engine());
+            if span.memory.engine.state.id != engine.state.id {
+                elsewhere = Some(&span.memory.engine);
             }
         });
         let groups = grouped(spans, mode);

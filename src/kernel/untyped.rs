@@ -240,7 +240,7 @@ pub trait VerbParts {
 
 impl VerbParts for Queue<'_> {
     fn home(&self) -> &Arc<Home> {
-        Queue::home(self)
+        self.home
     }
 
     fn is_recording_graph(&self) -> bool {
@@ -248,12 +248,12 @@ impl VerbParts for Queue<'_> {
     }
 
     fn multiprocessors(&self) -> u32 {
-        let stream = self.stream();
-        stream.driver.multiprocessors(&*stream.engine().backend).max(1)
+        let stream = self.stream;
+        stream.driver.multiprocessors(&*stream.engine.backend).max(1)
     }
 
     fn multiprocessors_of_device(&self) -> u32 {
-        self.stream().engine().backend.limits().multiprocessors.max(1)
+        self.stream.engine.backend.limits().multiprocessors.max(1)
     }
 
     fn verb<R>(&self, put: impl FnOnce() -> Result<R>) -> Result<R> {
@@ -265,7 +265,7 @@ impl VerbParts for Queue<'_> {
     }
 
     fn is_free<T: Element>(&self, buffer: &DeviceBuffer<T>) -> bool {
-        let stream = self.stream().id();
+        let stream = self.stream.progress.id;
         buffer.memory().is_only_used_by(stream) || {
             let users = buffer.memory().with_hazards(AllocationHazards::users);
             users.iter().all(|used| used.stream.id() == stream || used.is_complete())
@@ -273,9 +273,9 @@ impl VerbParts for Queue<'_> {
     }
 
     fn check_memory<'m>(&self, memory: impl IntoIterator<Item = &'m Span<'m>>) -> Result<()> {
-        let engine = self.stream().engine();
-        match memory.into_iter().find(|span| span.memory.engine().state.id != engine.state.id) {
-            Some(other) => Err(wrong_device("a buffer", engine, other.memory.engine())),
+        let engine = &self.stream.engine;
+        match memory.into_iter().find(|span| span.memory.engine.state.id != engine.state.id) {
+            Some(other) => Err(wrong_device("a buffer", engine, &other.memory.engine)),
             None => Ok(()),
         }
     }
@@ -290,18 +290,18 @@ impl VerbParts for Queue<'_> {
         put: impl FnOnce(&ResultTarget<'_>) -> Result<()>,
         read: impl FnOnce(R) -> Result<H> + Send + 'static,
     ) -> Result<Lent<H>> {
-        if Queue::home(self).kind() == DeviceKind::Host {
+        if self.home.kind() == DeviceKind::Host {
             let mut out = self.empty::<R>(1)?;
             put(&ResultTarget::memory(out.span_mut()))?;
             let Lent(Settled { value, points }) = self.download(&out)?;
             let value = value.make(|value| read(value[0]));
             return Ok(Lent(Settled { value, points }));
         }
-        let mut result = PinnedBuffer::<R>::new(&Queue::home(self).pinned, 1)?;
+        let mut result = PinnedBuffer::<R>::new(&self.home.pinned, 1)?;
         result[0] = unwritten;
         put(&ResultTarget(Destination::Pinned(result.block(), result.size_bytes())))?;
         let value = HostValue::later(move || read(result[0]));
-        Ok(Lent::to(self.stream(), self.last_ticket(), self.proved(value)))
+        Ok(Lent::to(self.stream, self.last.get(), self.proved(value)))
     }
 }
 

@@ -59,9 +59,9 @@ enum Backing {
 
 /// Device memory and its hazards.
 pub(crate) struct Allocation {
-    engine: Arc<Engine>,
+    pub(crate) engine: Arc<Engine>,
     backing: Backing,
-    ptr: DevicePtr,
+    pub(crate) ptr: DevicePtr,
     /// Of pinned memory: where the host finds it.
     host: Option<HostPtr>,
     /// Of a slab.
@@ -77,7 +77,8 @@ pub(crate) struct Allocation {
     in_use_for_ever: AtomicBool,
     /// The parts that lists of graphs will use again, even after the buffer has moved on; one entry per list.
     kept_by_graphs: Mutex<KeptParts>,
-    late: LateWork,
+    /// The work that wrote it, or a reader of such work's outputs did, and that can fail when it runs.
+    pub(crate) late: LateWork,
 }
 
 impl Allocation {
@@ -94,7 +95,7 @@ impl Allocation {
         let content = if written { Content::Valid } else { Content::Unwritten };
         let writer = (bytes > 0).then(|| home.point(ticket));
         let backing = Backing::Pool { home: Arc::downgrade(home), block, drawn };
-        Allocation::over(home.engine(), backing, ptr, Hazards::new(bytes, writer, content), bytes)
+        Allocation::over(&home.engine, backing, ptr, Hazards::new(bytes, writer, content), bytes)
     }
 
     /// Adopted memory, behind `writer`.
@@ -196,14 +197,6 @@ impl Allocation {
         }
     }
 
-    pub(crate) fn engine(&self) -> &Arc<Engine> {
-        &self.engine
-    }
-
-    pub(crate) fn ptr(&self) -> DevicePtr {
-        self.ptr
-    }
-
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -218,7 +211,7 @@ impl Allocation {
     pub(crate) fn never_free(&self) {
         // ORDERING: Relaxed, here and below: the caller has a share, whose drop orders this before the drop of the last.
         self.in_use_for_ever.store(true, Ordering::Relaxed);
-        self.engine().state.count_unreturned();
+        self.engine.state.count_unreturned();
     }
 
     /// Whether it is known when the work that uses it ends.
@@ -277,7 +270,8 @@ impl Drop for Allocation {
             Backing::Pool { home, block, drawn } => {
                 let home = if is_frozen { None } else { home.upgrade() };
                 if let Some(home) = home.filter(|home| !home.is_deserted()) {
-                    let mine = |used: &Point| used.stream.id() == home.id() || used.is_complete();
+                    let mine =
+                        |used: &Point| used.stream.id() == home.progress.id || used.is_complete();
                     if users.iter().all(mine) {
                         return home.free_in_order(ptr, *block, number(drawn));
                     }
@@ -305,6 +299,6 @@ impl Drop for Allocation {
 
 impl std::fmt::Debug for Allocation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} bytes on {}", self.bytes, self.engine().label())
+        write!(f, "{} bytes on {}", self.bytes, self.engine.label())
     }
 }

@@ -20,7 +20,7 @@ pub(super) fn claim(
     budget: Option<usize>,
     take: impl Fn(&mut Account) -> bool,
 ) -> bool {
-    let (engine, mut backoff) = (stream.engine(), Backoff::default());
+    let (engine, mut backoff) = (&stream.engine, Backoff::default());
     let is_claimed = || take(&mut engine.memory.account.lock());
     if is_claimed() {
         return true;

@@ -34,7 +34,7 @@ impl SharedMemory {
     /// # Errors
     /// Out of memory, after all that streams keep and the pool reserves was returned; a driver's refusal; the system refuses a descriptor.
     pub(crate) fn create(stream: &Arc<StreamState>, bytes: u64) -> Result<(SharedMemory, OwnedFd)> {
-        let engine = stream.engine();
+        let engine = &stream.engine;
         engine.check_open()?;
         let full = || MemoryInfo::out_of_memory(stream, "shared".into(), bytes, None);
         if !beside_pool::claim(stream, bytes, None, |account| account.share(bytes)) {

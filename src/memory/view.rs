@@ -64,7 +64,7 @@ impl Tracking {
 impl<'a> Span<'a> {
     /// The address of its beginning.
     pub(crate) fn ptr(&self) -> DevicePtr {
-        self.memory.ptr().offset(self.range.start)
+        self.memory.ptr.offset(self.range.start)
     }
 
     /// Where the host finds it, if it is pinned memory.
@@ -412,7 +412,7 @@ fn cast_len<T, U>(memory: &Allocation, start: u64, len: usize) -> Result<usize> 
     let bytes = bytes_of_elements::<T>(len);
     let (element_bytes, alignment) = (size_of::<U>(), align_of::<U>());
     // The address of an empty buffer is 0.
-    let aligned = memory.ptr().offset(start).0.is_multiple_of(alignment as u64);
+    let aligned = memory.ptr.offset(start).0.is_multiple_of(alignment as u64);
     match bytes.checked_div(element_bytes as u64) {
         Some(len) if aligned && bytes.is_multiple_of(element_bytes as u64) => Ok(len as usize),
         _ => Err(ErrorDetail::Reinterpret { start, bytes, element_bytes, alignment }.into()),

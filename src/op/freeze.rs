@@ -52,7 +52,7 @@ pub(crate) fn before_host(
     mode: Mode,
 ) -> Result<(Vec<Point>, Option<Box<Dependencies>>)> {
     let Span { memory: allocation, range, .. } = memory;
-    allocation.engine().check_open()?;
+    allocation.engine.check_open()?;
     allocation.check_is_in_no_graph(range, op)?;
     let mut footprint = Footprint::new(op);
     footprint.reads(memory);

@@ -53,7 +53,7 @@ impl Points {
         if ticket == 0 {
             return;
         }
-        match self.on(stream.id()) {
+        match self.on(stream.progress.id) {
             Some(known) => known.ticket = known.ticket.max(ticket),
             None => self.push(stream.point(ticket)),
         }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::attention::Attention;
 use crate::error::Result;
-use crate::system::process::{self, PerProcess};
+use crate::thread::process::{self, PerProcess};
 use crate::thread::{exit, native};
 
 /// The devices that must end, and their pollers, before the driver is torn down. The child of a fork looks at its parent's before

@@ -45,8 +45,8 @@ use gpu_await_protocol::wait_queue::LossFlag;
 
 /// A stream's id, its tickets, and a reference to it while it exists.
 pub(crate) struct Progress<S> {
-    pub(super) id: u64,
-    pub(super) timeline: Timeline,
+    pub(crate) id: u64,
+    pub(crate) timeline: Timeline,
     pub(super) device: Arc<DeviceState>,
     pub(super) stream: Weak<S>,
     /// Whether the stream waits for another device, as far as is known. Written under the lock of the
@@ -127,14 +127,9 @@ impl<S> Progress<S> {
         &self.device
     }
 
-    /// The last ticket handed out.
-    pub(crate) fn submitted(&self) -> u64 {
-        self.timeline.submitted()
-    }
-
     /// Whether everything that was submitted is known to be complete.
     pub(crate) fn is_idle(&self) -> bool {
-        self.is_complete(self.submitted())
+        self.is_complete(self.timeline.submitted())
     }
 
     /// Whether something on the stream waits for another device, as far as is known.
@@ -146,12 +141,6 @@ impl<S> Progress<S> {
     pub(super) fn set_waits_for_others(&self, waits: bool) {
         // ORDERING: Relaxed: read by futures of this or a later ticket.
         self.waits_for_others.store(waits, Ordering::Relaxed);
-    }
-
-    /// Drops a future's interest in a marker of its own.
-    #[inline]
-    pub(crate) fn release(&self, ticket: u64) {
-        self.timeline.release(ticket);
     }
 
     /// The end of `ticket` of a stream that is gone.

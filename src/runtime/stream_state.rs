@@ -43,7 +43,6 @@ mod poll;
 mod submitter;
 
 use std::fmt;
-use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Waker;
@@ -70,8 +69,9 @@ use gpu_await_protocol::sync::Mutex;
 use gpu_await_protocol::wait_queue::WaitQueue;
 
 pub(crate) struct StreamState {
-    progress: Arc<Progress<StreamState>>,
-    engine: Arc<Engine<StreamState>>,
+    /// The part that users keep, which may outlive the stream.
+    pub(crate) progress: Arc<Progress<StreamState>>,
+    pub(crate) engine: Arc<Engine<StreamState>>,
     pub(crate) driver: DriverStream,
     submission: SubmissionLock<Submitter>,
     pub(crate) markers: Markers,
@@ -90,36 +90,6 @@ pub(crate) struct StreamState {
 type Point = gpu_await_protocol::point::Point<Arc<Progress<StreamState>>>;
 
 impl StreamState {
-    pub(crate) fn id(&self) -> u64 {
-        self.progress.id
-    }
-
-    pub(crate) fn engine(&self) -> &Arc<Engine<StreamState>> {
-        &self.engine
-    }
-
-    #[inline]
-    pub(crate) fn submitted(&self) -> u64 {
-        self.progress.timeline.submitted()
-    }
-
-    pub(crate) fn completed(&self) -> u64 {
-        self.progress.timeline.completed()
-    }
-
-    pub(crate) fn in_flight(&self) -> u64 {
-        self.progress.timeline.in_flight()
-    }
-
-    pub(crate) fn is_complete(&self, ticket: u64) -> bool {
-        self.progress.timeline.is_complete(ticket)
-    }
-
-    /// The part that users keep, which may outlive the stream.
-    pub(crate) fn progress(&self) -> &Arc<Progress<StreamState>> {
-        &self.progress
-    }
-
     /// Ticket `ticket` of this stream.
     #[inline]
     pub(crate) fn point(&self, ticket: u64) -> Point {
@@ -157,7 +127,7 @@ impl StreamState {
     fn owes(&self) -> bool {
         !self.lent.is_empty()
             || self.memory.has_deferred()
-            || (self.is_deserted() && self.in_flight() > 0)
+            || (self.is_deserted() && self.progress.timeline.in_flight() > 0)
     }
 
     /// After a submission: leaves the owed work to the poller. Memory lent during a loss, unseen by `mourn`,
@@ -193,7 +163,7 @@ impl StreamState {
             let others = streams.iter().map(|stream| stream.progress());
             let others = others.filter(|other| other.waits_for_others());
             let on = |other: &Arc<Progress<StreamState>>| Point {
-                ticket: other.submitted(),
+                ticket: other.timeline.submitted(),
                 stream: other.clone(),
             };
             self.foreign.add(ticket, others.map(on));
@@ -214,15 +184,17 @@ impl StreamState {
 
 impl PartialEq for StreamState {
     fn eq(&self, other: &Self) -> bool {
-        self.id() == other.id()
+        self.progress.id == other.progress.id
     }
 }
 
 impl fmt::Debug for StreamState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.driver.name() {
-            Some(name) => write!(f, "stream {} \"{name}\" of {}", self.id(), self.engine.label()),
-            None => write!(f, "stream {} of {}", self.id(), self.engine.label()),
+            Some(name) => {
+                write!(f, "stream {} \"{name}\" of {}", self.progress.id, self.engine.label())
+            }
+            None => write!(f, "stream {} of {}", self.progress.id, self.engine.label()),
         }
     }
 }
@@ -237,7 +209,7 @@ impl Drop for StreamState {
             share.stream_ended();
         }
         // Last: `close` waits for a stream that is registered and has no owner, which frees what it has.
-        self.engine.registry.remove(self.id());
+        self.engine.registry.remove(self.progress.id);
     }
 }
 
@@ -311,9 +283,9 @@ impl PointStream for StreamState {
     }
 
     fn expect(&self, ticket: u64) {
-        let tail = self.submitted();
+        let tail = self.progress.timeline.submitted();
         self.want(ticket);
-        if !self.is_complete(ticket) {
+        if !self.progress.timeline.is_complete(ticket) {
             self.markers.expect(ticket, tail);
         }
     }
@@ -325,7 +297,7 @@ impl PointStream for StreamState {
 
 impl DeviceStream for StreamState {
     fn progress(&self) -> &Arc<Progress<StreamState>> {
-        StreamState::progress(self)
+        &self.progress
     }
 
     fn sweep(&self) -> bool {
@@ -349,7 +321,8 @@ impl DeviceStream for StreamState {
     }
 
     fn may_sit_in_driver(self: &Arc<Self>) -> bool {
-        self.announced.may_block_behind(self.submitted()) && self.is_submitted_to()
+        self.announced.may_block_behind(self.progress.timeline.submitted())
+            && self.is_submitted_to()
     }
 }
 
@@ -362,13 +335,13 @@ pub(crate) trait OfStream: Send + Sync {
 
 /// The right to put work on a stream.
 pub(crate) struct StreamHandle {
-    stream: Arc<StreamState>,
+    pub(crate) state: Arc<StreamState>,
     belongings: Mutex<WeakList<dyn OfStream>>,
 }
 
 impl StreamHandle {
-    fn new(stream: Arc<StreamState>) -> Arc<Self> {
-        Arc::new(StreamHandle { stream, belongings: Mutex::default() })
+    fn new(state: Arc<StreamState>) -> Arc<Self> {
+        Arc::new(StreamHandle { state, belongings: Mutex::default() })
     }
 
     /// Registers an object to be released when the stream is gone.
@@ -379,15 +352,7 @@ impl StreamHandle {
 
 impl fmt::Debug for StreamHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.stream.fmt(f)
-    }
-}
-
-impl Deref for StreamHandle {
-    type Target = Arc<StreamState>;
-
-    fn deref(&self) -> &Arc<StreamState> {
-        &self.stream
+        self.state.fmt(f)
     }
 }
 
@@ -432,6 +397,6 @@ impl Drop for StreamHandle {
         locks::assert_none("a stream");
         // First of all: this retires objects behind the stream's work, which the following looks at.
         self.belongings.get_mut().alive().iter().for_each(|belonging| belonging.stream_is_gone());
-        self.stream.desert();
+        self.state.desert();
     }
 }

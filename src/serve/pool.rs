@@ -728,7 +728,7 @@ impl PoolCore {
             wakers.into_iter().flatten().for_each(contain::wake);
             return None;
         }
-        let progress = stream.state().progress().clone();
+        let progress = stream.state().progress.clone();
         Some(stream.leased(Lease::new(progress, number, weight, self.clone())))
     }
 

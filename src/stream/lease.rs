@@ -77,7 +77,7 @@ impl Lease {
     /// A submission failed, perhaps with a part of it on the stream.
     pub(crate) fn failed(&self) {
         if let Some(held) = &self.held {
-            self.submitted(held.stream.submitted());
+            self.submitted(held.stream.timeline.submitted());
         }
     }
 }

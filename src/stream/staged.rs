@@ -208,8 +208,8 @@ impl Stream {
         let events = staged_events(window);
         // Before pinned memory is taken, so that a waiting call leaves it to others.
         self.throttle(MOST_IN_FLIGHT).await?;
-        if !self.state.markers.has_events(events) {
-            let stream = self.state.clone();
+        if !self.handle.state.markers.has_events(events) {
+            let stream = self.handle.state.clone();
             let stock = move || stock(&stream, events);
             self.home.crew.offload(self.line(), Unwanted::IsLeft, stock).await?;
         }
@@ -256,7 +256,7 @@ impl Stream {
 
     /// The line for work that this stream may hold up.
     pub(crate) fn line(&self) -> Line {
-        Line::Stream(self.state.id())
+        Line::Stream(self.handle.state.progress.id)
     }
 
     /// How many parts may be with the crew; as many more may be with the device.
@@ -367,7 +367,7 @@ fn block_len<T>(len: usize) -> usize {
 /// it marks is complete.
 fn stock(stream: &StreamState, events: usize) {
     if !stream.markers.has_events(events) {
-        stream.markers.stock_events(stream.engine(), events + 1);
+        stream.markers.stock_events(&stream.engine, events + 1);
     }
 }
 

@@ -80,7 +80,7 @@ pub(crate) fn capture(
     recorder: &Recorder,
     calls: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
 ) -> Result<Arc<Captured>, SubmitError> {
-    let engine = stream.engine();
+    let engine = &stream.engine;
     footprint.validate(engine).map_err(|error| footprint.poison(error))?;
     let Some(mut kept) = only_kept(footprint.take_lent()) else {
         // Lent memory is the caller's again when the first launch is complete.
@@ -131,7 +131,7 @@ pub(super) fn captured(
         let (call, code) = ("cuStreamBeginCapture", DriverCode::NOT_SUPPORTED);
         return Err(Refusal::Driver(DriverCode { call, code }));
     }
-    let engine = stream.engine();
+    let engine = &stream.engine;
     let backend = &*engine.backend;
     let mut spare = stream.captures().lock();
     let raw = match *spare {
@@ -224,7 +224,7 @@ impl CapturedGraph {
     }
 
     pub(super) fn new(stream: &StreamState, raw: RawGraph, kept: Vec<Box<dyn Any + Send>>) -> Self {
-        let (engine, _partition) = (stream.engine().clone(), stream.driver.partition().cloned());
+        let (engine, _partition) = (stream.engine.clone(), stream.driver.partition().cloned());
         let _kept = Mutex::new(kept);
         CapturedGraph { remains: Some(CaptureRemains { engine, _partition, raw, _kept }) }
     }

@@ -317,8 +317,8 @@ impl<'a, P> Uses<'a, P> {
             // Waiters for earlier work do not wait for the library.
             footprint.may_block = true;
         }
-        let is_timed = takes_long || stream.submitted().is_multiple_of(TIMED);
-        let (name, engine) = (footprint.name(), stream.engine());
+        let is_timed = takes_long || stream.progress.timeline.submitted().is_multiple_of(TIMED);
+        let (name, engine) = (footprint.name(), &stream.engine);
         let mut call = Some((call, self.pointers));
         let (mut returned, mut thrown) = (None, None);
         let mut calls = |raw: &Raw<'_>| {

@@ -1,4 +1,4 @@
-//! [`Footprint`]: what an operation says of itself: its [`Name`], the parts of memory that it touches ([`Access`]), what it waits for and what it
+//! [`Footprint`]: what an operation says of itself: its [`Name`], the parts of memory that it touches ([`Accesses`]), what it waits for and what it
 //! is lent. The stages of the [submission](super) read it.
 //!
 //! A part is a range, or blocks of a slab:
@@ -14,17 +14,17 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use smallvec::SmallVec;
 use tracing::level_filters::LevelFilter;
 
 use super::lent::{LentValue, LentValues};
 use crate::DeviceKind;
 use crate::error::Error;
+use crate::memory::accesses::{Access, Accesses, Edges};
 use crate::memory::allocation::{Allocation, BlockSet, NamedUses};
 use crate::memory::grouped::Group;
 use crate::memory::pinned_pool::PinnedBlock;
 use crate::memory::reclaim::claim::Claim;
-use crate::memory::view::{Span, Tracking};
+use crate::memory::view::Span;
 use crate::runtime::MarkedPoint;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::stream_state::{Callback, StreamState};
@@ -34,7 +34,7 @@ use gpu_await_protocol::hazard::Mode;
 /// The memory and values that an operation touches.
 pub struct Footprint<'a> {
     pub(super) name: Name<'a>,
-    pub(super) accesses: SmallVec<[Access<'a>; 6]>,
+    pub(super) accesses: Accesses<'a>,
     /// Most launches have nothing of it.
     pub(super) extras: Option<Extras>,
     pub(super) makes: Makes,
@@ -76,27 +76,13 @@ pub(super) struct Extras {
     pub(super) failed_input: Option<Error>,
 }
 
-/// Points of other streams.
-pub(super) type Edges = SmallVec<[MarkedPoint; 2]>;
-
-pub(crate) struct Access<'a> {
-    pub(crate) memory: &'a Arc<Allocation>,
-    pub(crate) range: Range<u64>,
-    pub(super) mode: Mode,
-    pub(super) tracking: Tracking,
-    /// The blocks of a slab that it touches; the range is all of the slab then, which is what lists order by.
-    pub(super) named: Option<&'a BlockSet>,
-    /// It may touch others as well, and is ordered as if it did.
-    pub(super) is_open: bool,
-}
-
 impl<'a> Footprint<'a> {
     /// An operation of that name, which touches nothing yet.
     #[inline(always)]
     pub fn new(verb: &'static str) -> Self {
         Footprint {
             name: Name::Verb(verb),
-            accesses: SmallVec::new(),
+            accesses: Accesses::default(),
             extras: None,
             makes: Makes::Nothing,
             loan: LoanPhase::Neither,
@@ -134,7 +120,14 @@ impl<'a> Footprint<'a> {
     #[inline(always)]
     pub(crate) fn touches(&mut self, span: &Span<'a>, mode: Mode) {
         let (memory, range, tracking) = (span.memory, span.range.clone(), span.tracking);
-        self.accesses.push(Access { memory, range, mode, tracking, named: None, is_open: false });
+        self.accesses.all.push(Access {
+            memory,
+            range,
+            mode,
+            tracking,
+            named: None,
+            is_open: false,
+        });
     }
 
     /// What a launch is passed: memory, or a slab with the blocks that the launch names. The kernel may overwrite no more than these, and
@@ -165,8 +158,8 @@ impl<'a> Footprint<'a> {
 
     fn touches_open(&mut self, span: &Span<'a>, blocks: &'a BlockSet, mode: Mode) {
         self.touches_blocks(span, blocks, mode);
-        if let Some(access) = self.accesses.last_mut() {
-            access.is_open = span.memory.engine().backend.kind() == DeviceKind::Host;
+        if let Some(access) = self.accesses.all.last_mut() {
+            access.is_open = span.memory.engine.backend.kind() == DeviceKind::Host;
         }
     }
 
@@ -184,12 +177,12 @@ impl<'a> Footprint<'a> {
         &mut self,
         is_passed: impl Fn(&Arc<Allocation>, &Range<u64>) -> bool,
     ) {
-        if self.accesses.iter().all(|access| access.named.is_none()) {
+        if self.accesses.all.iter().all(|access| access.named.is_none()) {
             return;
         }
-        for access in std::mem::take(&mut self.accesses) {
+        for access in std::mem::take(&mut self.accesses.all) {
             let Some(BlockSet(blocks)) = access.named.filter(|_| !access.is_open) else {
-                self.accesses.push(access);
+                self.accesses.all.push(access);
                 continue;
             };
             let Access { memory, mode, tracking, .. } = access;
@@ -198,10 +191,10 @@ impl<'a> Footprint<'a> {
             if blocks.iter().any(|block| is_passed(memory, &range(block))) {
                 let part =
                     |range| Access { memory, range, mode, tracking, named: None, is_open: false };
-                self.accesses.extend(blocks.iter().map(range).map(part));
+                self.accesses.all.extend(blocks.iter().map(range).map(part));
             } else {
                 let mode = if mode.writes() { Mode::ReadWrite } else { mode };
-                self.accesses.push(Access { mode, ..access });
+                self.accesses.all.push(Access { mode, ..access });
             }
         }
     }
@@ -209,7 +202,7 @@ impl<'a> Footprint<'a> {
     /// Touches blocks of a slab, all of which the span is.
     fn touches_blocks(&mut self, slab: &Span<'a>, blocks: &'a BlockSet, mode: Mode) {
         self.touches(slab, mode);
-        if let Some(access) = self.accesses.last_mut() {
+        if let Some(access) = self.accesses.all.last_mut() {
             access.named = Some(blocks);
         }
     }
@@ -218,7 +211,7 @@ impl<'a> Footprint<'a> {
     pub(super) fn includes<'b: 'a>(&mut self, mut part: Footprint<'b>) {
         let lent = part.take_lent();
         // One by one: the part's may last longer.
-        part.accesses.into_iter().for_each(|access| self.accesses.push(access));
+        part.accesses.all.into_iter().for_each(|access| self.accesses.all.push(access));
         if !lent.is_empty() {
             self.extras().lent.extend(lent);
         }
@@ -242,7 +235,7 @@ impl<'a> Footprint<'a> {
 
     /// Whether the operation may go in front of the recorded list: all memory that it touches is its own allocation.
     pub(crate) fn can_be_in_front(&self) -> bool {
-        self.makes_buffer() && self.accesses.is_empty() && self.is_of_the_stream_alone()
+        self.makes_buffer() && self.accesses.all.is_empty() && self.is_of_the_stream_alone()
     }
 
     /// Whether nothing else delays it, and nothing waits for it alone.
@@ -348,7 +341,7 @@ impl Name<'_> {
         let op = self;
         let early = stream.overlap.was_allowed(ticket);
         contain::log(|| {
-            tracing::trace!(target: "gpu_await::submit", stream = stream.id(), name = stream.driver.name(), ticket, %op, early);
+            tracing::trace!(target: "gpu_await::submit", stream = stream.progress.id, name = stream.driver.name(), ticket, %op, early);
         });
     }
 

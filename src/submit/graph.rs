@@ -210,7 +210,7 @@ impl Raw<'_> {
             });
         }
         let launches: Vec<_> = (0..list.len()).map(|number| list.launch(number)).collect();
-        let engine = self.stream.engine().clone();
+        let engine = self.stream.engine.clone();
         let may_overlap = engine.options.overlap == Overlap::LaunchesAndEdges;
         let mut fates = EdgeFates { is_off: !may_overlap, ..EdgeFates::default() };
         let mut edges = Vec::new();
@@ -253,7 +253,7 @@ impl Raw<'_> {
         let Some(raw) = &graph.raw else { unreachable!("taken by the drop only") };
         self.moved(TracedWork::List, 0);
         // Even if it is refused: it may have begun.
-        let ticket = self.stream.submitted() + 1;
+        let ticket = self.stream.progress.timeline.submitted() + 1;
         graph.last = Some(self.stream.point(ticket));
         self.stream.overlap.demand_full(ticket);
         // SAFETY: as in `Raw::launch`, for each of the list's; its edges order accesses to the same memory, and the
@@ -267,7 +267,7 @@ impl Raw<'_> {
 impl CompiledGraph {
     /// Launches it, which has the launches of the list, as the turn's next ticket; returns how many commands that were.
     pub(crate) fn launch(&mut self, list: &mut List, turn: &mut Turn<'_, '_>) -> u32 {
-        let (stream, engine) = (turn.stream, turn.stream.engine());
+        let (stream, engine) = (turn.stream, &turn.stream.engine);
         if engine.ending.is_closed() {
             list.refuse(stream, 0, Refusal::Closed);
             return 0;

@@ -27,7 +27,7 @@ impl KernelChain {
     ) -> Option<Self> {
         let stream = queue.raw.stream;
         let calls = |raw: &Raw<'_>| call(raw.handle()).map_err(Refusal::Foreign);
-        let engine = stream.engine();
+        let engine = &stream.engine;
         let note = |refusal: &Refusal| {
             if let Refusal::Driver(code) = refusal {
                 engine.does_without(*code);

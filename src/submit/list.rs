@@ -51,9 +51,10 @@ use std::sync::Arc;
 
 use super::code::{KernelCode, KernelLaunch};
 use super::edges::{Edge, EdgeKind, Edges, Node, kinds};
-use super::footprint::{Access, Footprint};
+use super::footprint::Footprint;
 use crate::backend::{ArgSlot, Arguments, Function, LaunchShape, NodeLaunch};
 use crate::error::Error;
+use crate::memory::accesses::Access;
 use crate::memory::allocation::{Allocation, BlockSet};
 use crate::memory::view::Tracking;
 use gpu_await_protocol::hazard::Mode;
@@ -342,7 +343,7 @@ impl List {
         holds: bool,
         mut used: impl FnMut(&Access<'_>),
     ) {
-        let (args, accesses) = (launch.args.arguments(), &footprint.accesses[..]);
+        let (args, accesses) = (launch.args.arguments(), &footprint.accesses.all[..]);
         let number = self.written;
         if !self.is_in_place(launch.code.address(), args, accesses) {
             self.cut();
@@ -447,7 +448,7 @@ impl List {
             self.kernels.len() - 1
         });
         let args = launch.args.arguments();
-        let touches = footprint.accesses.iter().map(|access| {
+        let touches = footprint.accesses.all.iter().map(|access| {
             let Access { mode, tracking, .. } = *access;
             Touch { piece: NONE, mode, tracking }
         });
@@ -706,7 +707,7 @@ impl Piece {
     /// This run touches it there; returns what that means for the edges.
     fn find(&mut self, access: &Access<'_>) -> EdgesAre {
         let Access { memory, range, .. } = access;
-        let base = memory.ptr();
+        let base = memory.ptr;
         let addresses = base.offset(range.start).0..base.offset(range.end).0;
         (self.memory, self.range) = (Some(Arc::clone(memory)), range.clone());
         if addresses == self.addresses {

@@ -17,7 +17,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use super::code::KernelLaunch;
-use super::footprint::{Access, Footprint, Name};
+use super::footprint::{Footprint, Name};
 use super::lent::lend;
 use super::list::{Interruption, LaunchEntry, List};
 use super::outcome::LateOutcomes;
@@ -25,6 +25,7 @@ use super::raw::{Raw, Refusal};
 use super::traced::{Traced, TracedAs};
 use super::{Calls, SubmitError, explain};
 use crate::error::{DriverCode, Error};
+use crate::memory::accesses::Access;
 use crate::memory::allocation::Poison;
 use crate::memory::view::Tracking;
 use crate::runtime::Engine;
@@ -78,7 +79,7 @@ impl List {
         put: impl FnOnce(&List, &Raw<'_>) -> R,
     ) -> (R, u32) {
         let stream = turn.stream;
-        let is_on = self.len() > 0 && stream.engine().tracer.is_on();
+        let is_on = self.len() > 0 && stream.engine.tracer.is_on();
         let of_list = || Traced::of_list(stream, self.name(0), self.len(), self.at(0));
         let traced = is_on.then(of_list).flatten();
         let commands = commands + if traced.is_some() { Traced::COMMANDS } else { 0 };
@@ -91,7 +92,7 @@ impl List {
         let result = put(self, &raw);
         traced.launched(self.len());
         traced.ends(&raw);
-        traced.enter(stream, stream.submitted() + 1, &[]);
+        traced.enter(stream, stream.progress.timeline.submitted() + 1, &[]);
         (result, commands)
     }
 
@@ -112,7 +113,7 @@ impl List {
 
 impl Listed for List {
     fn put(&mut self, turn: &mut Turn<'_, '_>) -> u32 {
-        let (stream, engine) = (turn.stream, turn.stream.engine());
+        let (stream, engine) = (turn.stream, &turn.stream.engine);
         if engine.ending.is_closed() {
             self.refuse(stream, 0, Refusal::Closed);
             return 0;
@@ -122,7 +123,7 @@ impl Listed for List {
         match put {
             Ok(()) => commands,
             Err((at, code)) => {
-                stream.overlap.demand_full(stream.submitted() + 1);
+                stream.overlap.demand_full(stream.progress.timeline.submitted() + 1);
                 self.refuse(stream, at, code.into());
                 at as u32
             }
@@ -139,7 +140,7 @@ pub(crate) fn submit_listed(
     fresh: impl FnOnce() -> Box<List>,
     (launch, entry): (&KernelLaunch<'_>, LaunchEntry),
 ) -> Result<u64, SubmitError> {
-    let engine = stream.engine();
+    let engine = &stream.engine;
     if is_plain {
         // Mostly the list is open.
         let checked = footprint.validate_place(engine).and_then(|()| stream.check_moves());
@@ -173,13 +174,13 @@ fn write(
     entry: LaunchEntry,
 ) -> u64 {
     let stream = turn.stream;
-    let ticket = stream.submitted() + 1;
+    let ticket = stream.progress.timeline.submitted() + 1;
     let list = turn.list().and_then(|list| (list as &mut dyn Any).downcast_mut::<List>());
     let Some(list) = list else { unreachable!("the owner opened it") };
     // What the list entered holds if nothing else has used the memory since, or has failed to.
     list.write(launch, footprint, entry, is_plain, |access| {
         if access.tracking == Tracking::Tracked {
-            access.enter(stream.progress(), ticket);
+            access.enter(&stream.progress, ticket);
         }
     });
     ticket
@@ -201,7 +202,7 @@ pub(crate) fn submit_in_front(
         wait_in_front(turn, footprint)?;
         let result = calls(&Raw::of(turn));
         // The list's first launch is directly behind that.
-        turn.stream.overlap.demand_full(turn.stream.submitted());
+        turn.stream.overlap.demand_full(turn.stream.progress.timeline.submitted());
         if !matches!(result, Err(Refusal::OutOfMemory { .. })) {
             lend(footprint.take_lent(), turn, ticket);
         }
@@ -232,10 +233,10 @@ fn open_list(
     fresh: impl FnOnce() -> Box<List>,
 ) -> Result<u64, Refusal> {
     if turn.has_list_of(owner) {
-        return Ok(turn.stream.submitted() + 1);
+        return Ok(turn.stream.progress.timeline.submitted() + 1);
     }
     interrupt(turn, footprint, at);
-    let next = turn.stream.submitted() + 1;
+    let next = turn.stream.progress.timeline.submitted() + 1;
     let ticket = turn.open_list(owner, || fresh());
     if ticket != next {
         footprint.check_contents().map_err(Refusal::Foreign)?;
@@ -257,7 +258,7 @@ fn in_turn(
     (footprint, is_plain): (&mut Footprint<'_>, bool),
     put: impl FnOnce(&mut Turn<'_, '_>, &mut Footprint<'_>) -> Result<u64, Refusal>,
 ) -> Result<u64, SubmitError> {
-    let engine = stream.engine();
+    let engine = &stream.engine;
     if footprint.peers {
         footprint.enter_frozen_peers(engine);
     }

@@ -12,10 +12,11 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::enqueue::{DeclaredUses, Uses};
-use super::footprint::{Access, Footprint, Name};
+use super::footprint::{Footprint, Name};
 use super::lent::LentValues;
 use super::outcome::{Dependencies, LateOutcomes, foreign};
 use crate::error::{Error, Result};
+use crate::memory::accesses::Access;
 use crate::memory::allocation::Allocation;
 use crate::memory::view::{Span, Tracking};
 use crate::runtime::Engine;
@@ -54,7 +55,7 @@ impl<'a, P> Uses<'a, P> {
     ) -> Result<(OpenUses<'a>, Option<Box<Dependencies>>, P)> {
         let footprint = &mut self.declared.footprint;
         footprint.check_lent(engine)?;
-        for access in footprint.tracked() {
+        for access in footprint.accesses.tracked() {
             access.memory.check_is_in_no_graph(&access.range, "lending memory")?;
         }
         // Before the contents are checked: a failure in between is told as well. Nobody else writes the inputs from here on.
@@ -86,7 +87,7 @@ impl OpenUses<'_> {
     pub(crate) fn share(&mut self) -> OpenUses<'static> {
         let (name, commands) = (self.name(), self.commands());
         let (held, lent) = self.with_footprint(|footprint| {
-            (footprint.accesses.iter().map(Held::of).collect(), footprint.take_lent())
+            (footprint.accesses.all.iter().map(Held::of).collect(), footprint.take_lent())
         });
         OpenUses::Shared(Box::new(SharedUses { name, held, lent, commands }))
     }

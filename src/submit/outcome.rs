@@ -32,8 +32,9 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use smallvec::SmallVec;
 
-use super::footprint::{Access, Footprint, Name, OwnedName};
+use super::footprint::{Footprint, Name, OwnedName};
 use crate::error::{Error, ErrorDetail, Result};
+use crate::memory::accesses::Access;
 use crate::memory::allocation::{Allocation, AnyWork, LatePart, Poison};
 use crate::runtime::Point;
 use crate::runtime::stream_state::StreamState;
@@ -266,7 +267,10 @@ impl WorkOfOutcome for RunOutcome {
     }
 
     fn of_next(op: Name<'_>, stream: &StreamState) -> Arc<Self> {
-        RunOutcome::of(op.to_owned(), OnceLock::from(stream.point(stream.submitted() + 1)))
+        RunOutcome::of(
+            op.to_owned(),
+            OnceLock::from(stream.point(stream.progress.timeline.submitted() + 1)),
+        )
     }
 
     fn is_over(&self) -> bool {
@@ -294,7 +298,7 @@ impl WorkOfOutcome for RunOutcome {
     }
 
     fn poison(self: &Arc<Self>, memory: &Allocation, poison: &Poison) {
-        memory.late().take(self, |range, by| memory.poison_written(range, by, poison));
+        memory.late.take(self, |range, by| memory.poison_written(range, by, poison));
     }
 
     fn enter_written(self: &Arc<Self>, memory: &Arc<Allocation>) {
@@ -365,24 +369,30 @@ impl LateOutcomes {
     }
 
     /// Finds the outcomes that an operation depends on through its inputs. Called before the operation checks the contents: a
-    /// failure in between is found here, and an earlier one is seen there.
-    #[inline]
-    pub(crate) fn look(&self, footprint: &Footprint<'_>) {
-        if self.is_used() || footprint.may_be_late() {
+    /// failure in between is found here, and an earlier one is seen there. Returns whether there is
+    /// [nothing to look for](Footprint::is_plain).
+    #[inline(always)]
+    pub(crate) fn look(&self, footprint: &Footprint<'_>, stream: &StreamState) -> bool {
+        let is_used = self.is_used();
+        if !is_used && footprint.is_plain(stream) {
+            return true;
+        }
+        if is_used || (footprint.is_entered() && footprint.accesses.may_be_late()) {
             self.find_read(footprint);
         }
+        false
     }
 
     #[cold]
     #[inline(never)]
     fn find_read(&self, footprint: &Footprint<'_>) {
         let mut found = Read::new();
-        for access in footprint.tracked().filter(|access| access.memory.late().is_used()) {
+        for access in footprint.accesses.tracked().filter(|access| access.memory.late.is_used()) {
             if access.mode == Mode::Overwrite {
                 // If it is refused, it poisons the range itself. A list's ticket does not tell it from an earlier writer.
-                access.memory.late().leave(&access.range);
+                access.memory.late.leave(&access.range);
             } else {
-                access.find_late(&mut found);
+                find_late(access, &mut found);
             }
         }
         let mut all = self.0.borrow_mut();
@@ -398,8 +408,8 @@ impl LateOutcomes {
     /// The outcomes that the inputs of an operation depend on, for one that is not submitted and reads when they are complete.
     pub(crate) fn of_inputs(footprint: &Footprint<'_>) -> Option<Box<Dependencies>> {
         let mut found = Read::new();
-        let late = footprint.tracked().filter(|access| access.may_be_late());
-        late.for_each(|access| access.find_late(&mut found));
+        let late = footprint.accesses.tracked().filter(|access| access.may_be_late());
+        late.for_each(|access| find_late(access, &mut found));
         let reader = |outcome| Dependency::of_reader(outcome, footprint.name(), None);
         Dependencies::of(found.into_iter().map(reader).collect())
     }
@@ -470,27 +480,25 @@ impl LateOutcomes {
         if late.is_empty() {
             return;
         }
-        for access in footprint.tracked().filter(|access| access.mode.writes()) {
+        for access in footprint.accesses.tracked().filter(|access| access.mode.writes()) {
             let work = late.iter().map(|late| Arc::downgrade(&late.outcome) as Weak<AnyWork>);
-            access.memory.enter_late(&access.range, (stream.id(), ticket), work);
+            access.memory.enter_late(&access.range, (stream.progress.id, ticket), work);
             late.iter().for_each(|late| late.outcome.enter_written(access.memory));
         }
     }
 }
 
-impl Access<'_> {
-    /// Adds the outcomes that its range depends on.
-    fn find_late(&self, found: &mut Read) {
-        let late = self.memory.late();
-        for LatePart { part, by, work } in late.of::<RunOutcome>(&self.range) {
-            let part = if self.named.is_some() { self.part() } else { Blocks::Range(&part) };
-            if !work.is_open(|| work.is_over()) {
-                late.take(&work, |_, _| ());
-            } else if self.memory.with_hazards(|all| all.is_written_by(&part, by))
-                && !found.iter().any(|known| Arc::ptr_eq(known, &work))
-            {
-                found.push(work);
-            }
+/// Adds the outcomes that the access's range depends on.
+fn find_late(access: &Access<'_>, found: &mut Read) {
+    let late = &access.memory.late;
+    for LatePart { part, by, work } in late.of::<RunOutcome>(&access.range) {
+        let part = if access.named.is_some() { access.part() } else { Blocks::Range(&part) };
+        if !work.is_open(|| work.is_over()) {
+            late.take(&work, |_, _| ());
+        } else if access.memory.with_hazards(|all| all.is_written_by(&part, by))
+            && !found.iter().any(|known| Arc::ptr_eq(known, &work))
+        {
+            found.push(work);
         }
     }
 }

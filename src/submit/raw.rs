@@ -61,7 +61,7 @@ impl<'a> Raw<'a> {
     #[inline(always)]
     pub(super) fn noting(turn: &Turn<'a, '_>, note: Option<&'a Cell<Note>>) -> Self {
         let stream = turn.stream;
-        Raw { stream, backend: &*stream.engine().backend, raw: stream.driver.raw, note }
+        Raw { stream, backend: &*stream.engine.backend, raw: stream.driver.raw, note }
     }
 }
 
@@ -154,8 +154,8 @@ impl Raw<'_> {
         let bytes = dst.range.end - dst.range.start;
         self.moved(TracedWork::Copy, bytes);
         let (to, from) = (dst.ptr(), src.ptr());
-        let peer = src.memory.engine();
-        if peer.state.id == self.stream.engine().state.id {
+        let peer = &src.memory.engine;
+        if peer.state.id == self.stream.engine.state.id {
             // SAFETY: both ranges are in the footprint and hold `bytes` bytes.
             return unsafe { self.backend.copy_on_device(self.raw, to, from, bytes) };
         }
@@ -228,29 +228,30 @@ impl Raw<'_> {
         shape: &LaunchShape,
         args: Arguments<'_>,
     ) -> DriverResult<()> {
-        let (overlap, ticket) = (&self.stream.overlap, self.stream.submitted() + 1);
+        let (overlap, ticket) =
+            (&self.stream.overlap, self.stream.progress.timeline.submitted() + 1);
         if shape.cooperative || shape.grid.has_clusters() {
             overlap.demand_full(ticket);
             return self.launch_as(function, shape, args);
         }
         let fate = match () {
-            () if self.stream.engine().options.overlap == Overlap::Off => Overlapping::SwitchedOff,
+            () if self.stream.engine.options.overlap == Overlap::Off => Overlapping::SwitchedOff,
             () if self.stream.driver.may_have_work_of_others() => Overlapping::Shared,
-            () if self.stream.engine().tracer.is_on() => Overlapping::Traced,
+            () if self.stream.engine.tracer.is_on() => Overlapping::Traced,
             () if overlap.may_overlap(ticket) => Overlapping::Overlaps,
             () => Overlapping::BehindOtherWork,
         };
         let overlaps = fate == Overlapping::Overlaps;
         self.launch_as(function, &LaunchShape { overlaps, ..*shape }, args)?;
         overlap.launched(ticket, overlaps);
-        self.stream.engine().state.counters.overlaps.count(fate, 1);
+        self.stream.engine.state.counters.overlaps.count(fate, 1);
         Ok(())
     }
 
     /// What is in front of a refused launch is in front of the next one.
     #[cold]
     pub(crate) fn launch_refused(&self, code: DriverCode) -> Refusal {
-        self.stream.overlap.demand_full(self.stream.submitted() + 1);
+        self.stream.overlap.demand_full(self.stream.progress.timeline.submitted() + 1);
         code.into()
     }
 

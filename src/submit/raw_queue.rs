@@ -41,7 +41,7 @@ impl fmt::Debug for RawQueue<'_> {
 
 impl RawQueue<'_> {
     pub(crate) fn engine(&self) -> &Arc<Engine> {
-        self.raw.stream.engine()
+        &self.raw.stream.engine
     }
 
     /// The operation's declared ranges, as arguments.

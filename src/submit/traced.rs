@@ -52,7 +52,7 @@ impl Traced {
         footprint: &Footprint<'_>,
         at: &'static Location<'static>,
     ) -> Option<Self> {
-        if !stream.engine().tracer.takes(stream.submitted() + 1) {
+        if !stream.engine.tracer.takes(stream.progress.timeline.submitted() + 1) {
             return None;
         }
         let span = contain::catch(|| tracing::Span::current().id().map(|id| id.into_u64()));
@@ -69,7 +69,7 @@ impl Traced {
         launches: usize,
         at: &'static Location<'static>,
     ) -> Option<Self> {
-        if !stream.engine().tracer.takes(stream.submitted() + 1) {
+        if !stream.engine.tracer.takes(stream.progress.timeline.submitted() + 1) {
             return None;
         }
         let name = match launches {
@@ -85,9 +85,9 @@ impl Traced {
         at: &'static Location<'static>,
         span: Option<u64>,
     ) -> Self {
-        let (note, submitted_ns) = (Cell::default(), stream.engine().pacing.now());
-        let event = || stream.engine().timed_event_now();
-        let is_timed = !stream.engine().options.stepped;
+        let (note, submitted_ns) = (Cell::default(), stream.engine.pacing.now());
+        let event = || stream.engine.timed_event_now();
+        let is_timed = !stream.engine.options.stepped;
         let events = is_timed.then(|| event().zip(event())).flatten();
         let (task, is_untimed) = (coop::task(), Cell::new(false));
         Traced { name, at, span, task, submitted_ns, note, events, is_untimed }
@@ -103,7 +103,7 @@ impl Traced {
     fn record(&self, raw: &Raw<'_>, which: impl FnOnce(&Between) -> &EventHandle) {
         let Some(event) = self.events.as_ref().map(which) else { return };
         if let Err(code) = raw.record(event) {
-            raw.stream.engine().does_without(code);
+            raw.stream.engine.does_without(code);
             self.is_untimed.set(true);
         }
     }
@@ -145,7 +145,7 @@ impl TracedAs for Traced {
         let submission = TracedSubmission {
             name,
             note: note.get(),
-            stream: stream.id(),
+            stream: stream.progress.id,
             stream_name: stream.driver.name().map(Arc::from),
             partition: stream.driver.partition().map(|share| share.multiprocessors()),
             ticket,
@@ -154,7 +154,7 @@ impl TracedAs for Traced {
             task,
             waits_for: waits_for.collect(),
             submitted_ns,
-            buffers_bytes: stream.engine().memory.account.lock().figures().of_buffers(),
+            buffers_bytes: stream.engine.memory.account.lock().figures().of_buffers(),
         };
         let events = events.filter(|(start, end)| {
             if is_untimed.get() {
@@ -164,6 +164,6 @@ impl TracedAs for Traced {
             }
             !is_untimed.get()
         });
-        stream.engine().tracer.enter(submission, events);
+        stream.engine.tracer.enter(submission, events);
     }
 }

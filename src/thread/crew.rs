@@ -16,7 +16,7 @@ use gpu_await_protocol::sync::Mutex;
 use super::inbox::Receiver;
 use super::native;
 use super::worker::{Offloaded, Task, Unwanted, Worker, detach, package, run};
-use crate::system::process::Process;
+use crate::thread::process::Process;
 
 /// The name of its threads.
 const NAME: &str = "gpu-await-staging";

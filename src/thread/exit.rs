@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use gpu_await_protocol::sync::Mutex;
 
 use crate::error::{ErrorDetail, Result};
-use crate::system::process::PerProcess;
+use crate::thread::process::PerProcess;
 
 static STATE: PerProcess<ExitState> = PerProcess::new(ExitState::default);
 

@@ -13,7 +13,7 @@ use std::time::Instant;
 use crossbeam_channel::TryRecvError;
 
 use super::turn;
-use crate::system::process::Process;
+use crate::thread::process::Process;
 
 /// Looks before a receiver sleeps, some µs of a caller that sends again and again.
 const LOOKS: u32 = 100;

@@ -22,7 +22,7 @@ use gpu_await_protocol::sync::Mutex;
 use super::contain::contain;
 use super::exit::{self, ExitGuard};
 use super::turn;
-use crate::system::process::PerProcess;
+use crate::thread::process::PerProcess;
 
 /// The last thread that began to end, having done its work. It joins the one that was here before.
 static LAST: PerProcess<Mutex<Option<JoinHandle<()>>>> = PerProcess::new(Mutex::default);

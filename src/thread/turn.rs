@@ -24,7 +24,7 @@ use gpu_await_protocol::sync::Mutex;
 use gpu_await_protocol::turn::Turn;
 
 use super::relax::Relax;
-use crate::system::process::{self, PerProcess, Process};
+use crate::thread::process::{self, PerProcess, Process};
 
 /// How long a fork waits for turns: a driver may keep a thread for as long as a kernel runs.
 const PATIENCE: Duration = Duration::from_millis(20);

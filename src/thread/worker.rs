@@ -22,9 +22,9 @@ use futures::channel::oneshot;
 use gpu_await_protocol::sync::Mutex;
 
 use crate::error::{ErrorDetail, Result};
-use crate::system::process::Process;
 use crate::thread::exit::{self, ExitGuard};
 use crate::thread::inbox::{Receiver, Sender, inbox};
+use crate::thread::process::Process;
 use crate::thread::{contain, native};
 
 /// Something to be done elsewhere.

@@ -68,11 +68,18 @@ pub enum Content<P> {
     },
 }
 
+/// A use, with its stream's id: telling streams apart looks at none of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Used<S> {
+    id: u64,
+    at: Point<S>,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Tracked<S, P> {
     end: u64,
-    writer: Option<Point<S>>,
-    readers: SmallVec<[Point<S>; 2]>,
+    writer: Option<Used<S>>,
+    readers: SmallVec<[Used<S>; 2]>,
     content: Content<P>,
 }
 
@@ -90,6 +97,7 @@ impl<S: Track + Clone + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
     /// An allocation of `len` bytes; `writer` is the operation that made it.
     #[inline]
     pub fn new(len: u64, writer: Option<Point<S>>, content: Content<P>) -> Self {
+        let writer = writer.map(|at| Used { id: at.stream.id(), at });
         Hazards {
             spans: smallvec![Tracked { end: len, writer, readers: SmallVec::new(), content }],
             keeps_writers: false,
@@ -107,12 +115,9 @@ impl<S: Track + Clone + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
         mut visit: impl FnMut(&Point<S>),
     ) {
         for span in self.overlapping(range) {
-            if let Some(writer) = span.writer.as_ref().filter(|w| w.stream.id() != stream) {
-                visit(writer);
-            }
-            if mode.writes() {
-                span.readers.iter().filter(|r| r.stream.id() != stream).for_each(&mut visit);
-            }
+            let readers = if mode.writes() { &span.readers[..] } else { &[] };
+            let uses = span.writer.iter().chain(readers);
+            uses.filter(|used| used.id != stream).for_each(|used| visit(&used.at));
         }
     }
 
@@ -135,7 +140,7 @@ impl<S: Track + Clone + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
     #[inline]
     pub fn only_user(&self) -> Option<u64> {
         let users = self.spans.iter().flat_map(|span| span.writer.iter().chain(&span.readers));
-        let mut pending = users.filter(|used| !used.is_complete()).map(|used| used.stream.id());
+        let mut pending = users.filter(|used| !used.at.is_complete()).map(|used| used.id);
         let first = pending.next()?;
         let is_valid = |span: &Tracked<S, P>| span.content == Content::Valid;
         (pending.all(|stream| stream == first) && self.spans.iter().all(is_valid)).then_some(first)
@@ -182,11 +187,10 @@ impl<S: Track + Clone + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
     }
 
     /// Whether a ticket of a stream was the last to write a part of the range.
-    #[cfg_attr(test, allow(dead_code, reason = "`tests/models/hazard.rs` compiles this file"))]
     #[inline]
     pub fn is_written_by(&self, range: &Range<u64>, by: (u64, u64)) -> bool {
         let mut writers = self.overlapping(range).filter_map(|span| span.writer.as_ref());
-        writers.any(|writer| (writer.stream.id(), writer.ticket) == by)
+        writers.any(|writer| (writer.id, writer.at.ticket) == by)
     }
 
     /// Marks the ranges whose last writer is a ticket of a stream as not readable.
@@ -194,7 +198,7 @@ impl<S: Track + Clone + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
     pub fn poison_written(&mut self, range: &Range<u64>, by: (u64, u64), poison: &P) {
         self.change(range, |span, replaced| {
             let writer = span.writer.as_ref();
-            if writer.is_some_and(|writer| (writer.stream.id(), writer.ticket) == by) {
+            if writer.is_some_and(|writer| (writer.id, writer.at.ticket) == by) {
                 let poisoned = Content::Poisoned { by: poison.clone(), has_data: false };
                 span.content.turn_into(poisoned, replaced);
             }
@@ -206,10 +210,10 @@ impl<S: Track + Clone + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
     pub fn users(&self) -> SmallVec<[Point<S>; 2]> {
         let mut users: SmallVec<[Point<S>; 2]> = SmallVec::new();
         for span in &self.spans {
-            for used in span.writer.iter().chain(&span.readers) {
-                match users.iter_mut().find(|u| u.stream.id() == used.stream.id()) {
-                    Some(known) => known.ticket = known.ticket.max(used.ticket),
-                    None => users.push(used.clone()),
+            for Used { id, at } in span.writer.iter().chain(&span.readers) {
+                match users.iter_mut().find(|known| known.stream.id() == *id) {
+                    Some(known) => known.ticket = known.ticket.max(at.ticket),
+                    None => users.push(at.clone()),
                 }
             }
         }
@@ -222,8 +226,8 @@ impl<S: Track + Clone + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
         let all = from..self.spans.last().map_or(from, |span| span.end);
         self.change(&all, |span, replaced| {
             span.content.turn_into(Content::Unwritten, replaced);
-            span.writer.take_if(|writer| writer.is_complete());
-            span.readers.retain(|reader| !reader.is_complete());
+            span.writer.take_if(|writer| writer.at.is_complete());
+            span.readers.retain(|reader| !reader.at.is_complete());
         });
         let in_use = |span: &&Tracked<S, P>| span.writer.is_some() || !span.readers.is_empty();
         self.spans.iter().rev().find(in_use).map_or(from, |span| span.end.max(from))
@@ -314,10 +318,12 @@ impl<S: Track + Clone, P> Tracked<S, P> {
         keeps_writer: bool,
         replaced: &mut Vec<P>,
     ) {
+        let id = stream.id();
+        let used = || Used { id, at: Point { stream: stream.clone(), ticket } };
         if mode.writes() {
             match &mut self.writer {
-                Some(writer) if writer.stream.id() == stream.id() => writer.ticket = ticket,
-                writer => *writer = Some(Point { stream: stream.clone(), ticket }),
+                Some(writer) if writer.id == id => writer.at.ticket = ticket,
+                writer => *writer = Some(used()),
             }
             self.readers.clear();
             if mode == Mode::Overwrite {
@@ -325,15 +331,16 @@ impl<S: Track + Clone, P> Tracked<S, P> {
             }
             return;
         }
-        match self.readers.iter().position(|reader| reader.stream.id() == stream.id()) {
-            Some(0) => self.readers[0].ticket = ticket,
+        match self.readers.iter().position(|reader| reader.id == id) {
+            Some(0) => self.readers[0].at.ticket = ticket,
             // Asking costs a look at each stream: while the first of them reads, it is left alone.
-            Some(at) if !self.readers[0].is_complete() => self.readers[at].ticket = ticket,
+            Some(place) if !self.readers[0].at.is_complete() => {
+                self.readers[place].at.ticket = ticket;
+            }
             _ => {
-                self.readers
-                    .retain(|reader| reader.stream.id() != stream.id() && !reader.is_complete());
-                self.readers.push(Point { stream: stream.clone(), ticket });
-                self.writer.take_if(|writer| !keeps_writer && writer.is_complete());
+                self.readers.retain(|reader| reader.id != id && !reader.at.is_complete());
+                self.readers.push(used());
+                self.writer.take_if(|writer| !keeps_writer && writer.at.is_complete());
             }
         }
     }

@@ -24,9 +24,10 @@ pub trait Markable {
     type Context: ?Sized;
     /// The last ticket that was submitted.
     fn tail(&self, context: &Self::Context) -> u64;
-    /// Places a marker behind everything submitted so far and returns the ticket that it credits;
-    /// `None` if that failed (the caller's wait is then served by a later marker or the loss).
-    fn mark_tail(&mut self, context: &Self::Context) -> Option<u64>;
+    /// Places a marker behind `tail`, the last ticket; `false` if that failed (the caller's wait is then served by a later marker or
+    /// the loss).
+    #[must_use]
+    fn mark_tail(&mut self, context: &Self::Context, tail: u64) -> bool;
 }
 
 /// The lock of those who submit to a stream, and what waiters ask of whoever has it.
@@ -161,11 +162,11 @@ impl<S: Markable> Locked<'_, S> {
         if self.is_marked(tail) {
             return Some(tail);
         }
-        let placed = self.state.mark_tail(cx);
-        if let Some(ticket) = placed {
-            self.publish_mark(ticket);
+        if !self.state.mark_tail(cx, tail) {
+            return None;
         }
-        placed
+        self.publish_mark(tail);
+        Some(tail)
     }
 
     /// Publishes a marker that was already placed at or behind `ticket`.

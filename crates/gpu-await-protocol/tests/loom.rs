@@ -604,14 +604,13 @@ impl Markable for Submitter {
         queue.timeline.submitted()
     }
 
-    fn mark_tail(&mut self, queue: &Queue) -> Option<u64> {
-        let tail = self.tail(queue);
+    fn mark_tail(&mut self, queue: &Queue, tail: u64) -> bool {
         if self.refusals > 0 {
             self.refusals -= 1;
-            return None;
+            return false;
         }
         queue.recorded.store(tail, Ordering::Relaxed);
-        Some(tail)
+        true
     }
 }
 
@@ -1391,14 +1390,13 @@ impl Markable for WordMarks {
         stream.timeline.submitted()
     }
 
-    fn mark_tail(&mut self, stream: &Worded) -> Option<u64> {
-        let tail = self.tail(stream);
+    fn mark_tail(&mut self, stream: &Worded, tail: u64) -> bool {
         if stream.timeline.is_complete(tail) {
-            return Some(tail);
+            return true;
         }
         stream.told.store(tail, Ordering::Relaxed);
         stream.device.queue.lock().unwrap().push_back(Command::Word(tail));
-        Some(tail)
+        true
     }
 }
 

@@ -19,7 +19,7 @@ use crate::backend::{DriverResult, HostCallback, Place, RowCopy};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::system;
 use crate::system::library;
-use crate::system::process;
+use crate::thread::process;
 
 /// A driver object.
 pub(super) type Handle = *mut c_void;

@@ -177,7 +177,7 @@ impl<T: DlpackElement> Exportable for DeviceBuffer<T> {
     }
 
     fn engine(&self) -> &Arc<Engine> {
-        self.memory().engine()
+        &self.memory().engine
     }
 
     fn device(&self) -> DLDevice {

@@ -261,7 +261,7 @@ impl Allocation {
     fn let_go(&self, hazards: &mut AllocationHazards) {
         let replaced = std::mem::take(hazards.replaced());
         if replaced.iter().any(|poison| poison.cause.is_foreign()) {
-            self.engine().background.drop_later(Box::new(replaced));
+            self.engine.background.drop_later(Box::new(replaced));
         }
     }
 
@@ -330,11 +330,6 @@ impl Allocation {
         self.note_only_user(&hazards);
         self.let_go(&mut hazards);
         hazards.check(&part, || op.into())
-    }
-
-    /// The work that wrote it, or a reader of such work's outputs did, and that can fail when it runs.
-    pub(crate) fn late(&self) -> &LateWork {
-        &self.late
     }
 }
 

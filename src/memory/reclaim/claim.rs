@@ -118,7 +118,7 @@ impl<'l> Claim<'l> {
         forced: bool,
         allowance: Option<&'l Arc<Allowance>>,
     ) -> Result<Option<Self>> {
-        let engine = stream.engine();
+        let engine = &stream.engine;
         let mut claim = Claim::of_nothing_yet(stream, bytes, allowance)?;
         if !forced {
             claim.ptr = stream.memory.reuse(&engine.memory.account, claim.block, claim.budget());
@@ -181,7 +181,7 @@ impl<'l> Claim<'l> {
             // From a budget that counts what is asked for: a larger block would be at the cost of the next ones.
             block: match allowance {
                 Some(_) => block(bytes),
-                None => block_bytes(stream.engine(), bytes),
+                None => block_bytes(&stream.engine, bytes),
             },
             ptr: None,
             freed: 0,
@@ -262,7 +262,7 @@ impl<'l> Claim<'l> {
                 Ok(()) => self.freed += bytes,
                 Err(code) => {
                     self.unclaim();
-                    drop(self.stream.engine().leaked(bytes, code));
+                    drop(self.stream.engine.leaked(bytes, code));
                     return Err(code);
                 }
             }
@@ -294,7 +294,7 @@ impl<'l> Claim<'l> {
         match forced {
             true => self.block.saturating_sub(taken),
             false => {
-                self.stream.engine().memory.account.lock().lacks(self.block, taken, self.budget())
+                self.stream.engine.memory.account.lock().lacks(self.block, taken, self.budget())
             }
         }
     }
@@ -304,19 +304,19 @@ impl<'l> Claim<'l> {
         self.freed += self.stream.take_freed(self.block.saturating_sub(self.taken()), None);
         let taken = self.taken();
         let budget = self.budget();
-        let claimed = self.stream.engine().memory.account.lock().claim(self.block, taken, budget);
+        let claimed = self.stream.engine.memory.account.lock().claim(self.block, taken, budget);
         self.claimed = claimed.then_some(taken);
         claimed
     }
 
     /// Steps 1 to 3.
     fn gather(&mut self, streams: &[StreamRef<StreamState>], forced: bool) {
-        let engine = self.stream.engine().clone();
+        let engine = self.stream.engine.clone();
         let others = streams.iter().map(|stream| &**stream);
-        let others = others.filter(|stream| stream.id() != self.stream.id());
+        let others = others.filter(|stream| stream.progress.id != self.stream.progress.id);
         for stream in std::iter::once(self.stream).chain(others.clone()) {
-            let own = stream.id() == self.stream.id();
-            let may_go = |block: &Block| own || stream.is_complete(block.ticket);
+            let own = stream.progress.id == self.stream.progress.id;
+            let may_go = |block: &Block| own || stream.progress.timeline.is_complete(block.ticket);
             let lacks = self.lacks(forced);
             for block in stream.memory.take_kept(&engine.memory.account, lacks, may_go) {
                 self.blocks.push(Taken::of(stream, block));
@@ -346,7 +346,7 @@ impl<'l> Claim<'l> {
                 let Some(ticket) = stream.unproven_free(may_wait) else { continue };
                 match stream.try_event_behind(ticket) {
                     Some(marker) => {
-                        self.waits.push(MarkedPoint::at(stream.progress().clone(), marker));
+                        self.waits.push(MarkedPoint::at(stream.progress.clone(), marker));
                     }
                     None => self.missed = true,
                 }
@@ -391,7 +391,7 @@ impl<'l> Claim<'l> {
                 None => return false,
             }
         }
-        let own = self.stream.id();
+        let own = self.stream.progress.id;
         let is_behind = |used: &Point| {
             let waited_for = |MarkedPoint { point, .. }: &MarkedPoint| {
                 point.stream == used.stream && point.ticket >= used.ticket
@@ -401,7 +401,7 @@ impl<'l> Claim<'l> {
         let taken = match &candidate.from {
             From::Kept(stream, block) => {
                 let same = |kept: &Block| kept.ptr == block.ptr && kept.ticket == block.ticket;
-                let account = &self.stream.engine().memory.account;
+                let account = &self.stream.engine.memory.account;
                 let block = stream.memory.take_kept(account, 1, same).pop();
                 block.map(|block| Taken::of(stream, block))
             }
@@ -409,7 +409,7 @@ impl<'l> Claim<'l> {
                 let block = stream.memory.take_deferred(block.ptr, block.ticket);
                 block.map(|block| Taken::of(stream, block))
             }
-            From::Retired(ptr) => self.stream.engine().memory.with_retired(|retired| {
+            From::Retired(ptr) => self.stream.engine.memory.with_retired(|retired| {
                 let index = retired.iter().position(|retired| {
                     matches!(retired.what, Remnant::Memory { ptr: there, .. } if there == *ptr)
                         // The address may have been reused meanwhile.
@@ -438,7 +438,7 @@ impl<'l> Claim<'l> {
     fn unclaim(&mut self) {
         if let Some(taken) = self.claimed.take() {
             let budget = self.budget();
-            self.stream.engine().memory.account.lock().unclaim(self.block, taken, budget);
+            self.stream.engine.memory.account.lock().unclaim(self.block, taken, budget);
         }
     }
 
@@ -468,7 +468,7 @@ impl Taken {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        let engine = self.stream.engine();
+        let engine = &self.stream.engine;
         if let Some(ptr) = self.ptr.take() {
             if self.claimed.is_some() {
                 self.put_rest();

@@ -73,13 +73,14 @@ impl Engine {
     ) -> Vec<Candidate> {
         let mut candidates = Vec::new();
         for other in streams {
-            if other.progress().waits_for_others() {
+            if other.progress.waits_for_others() {
                 // A stuck stream leaks the memory here, since waiting for it would never end.
                 other.collect_freed();
             }
-            let own = other.id() == stream.id();
+            let own = other.progress.id == stream.progress.id;
             let waits = |ticket| {
-                let waits = (!own && !other.is_complete(ticket)).then(|| other.point(ticket));
+                let waits = (!own && !other.progress.timeline.is_complete(ticket))
+                    .then(|| other.point(ticket));
                 UserList::from_iter(waits)
             };
             let candidate = |from: fn(StreamRef<StreamState>, Block) -> From, block: Block| {
@@ -108,8 +109,9 @@ impl Engine {
 
     fn candidate(&self, retired: &Retired, stream: &Arc<StreamState>) -> Candidate {
         let waits = retired.users.iter();
-        let waits =
-            waits.filter(|used| used.stream.id() != stream.id() && !used.is_complete()).cloned();
+        let waits = waits
+            .filter(|used| used.stream.id() != stream.progress.id && !used.is_complete())
+            .cloned();
         let waits = UserList::from_iter(waits);
         let ours = waits.iter().all(|used| used.stream.device().id == self.state.id);
         let hopeless = waits.iter().any(|used| used.stream.is_hopeless(used.ticket));
@@ -208,7 +210,7 @@ impl Engine {
         }
         // The ticket behind a free may not be issued yet: the one before it will do.
         for used in &mut waits {
-            used.ticket = used.ticket.min(used.stream.submitted());
+            used.ticket = used.ticket.min(used.stream.timeline.submitted());
         }
         is(Prospect::Later(waits))
     }

@@ -152,7 +152,7 @@ impl<S: DeviceStream> Engine<S> {
     pub(crate) fn retire_behind_all(self: &Arc<Self>, what: Remnant, mut users: UserList<S>) {
         for stream in self.registry.streams() {
             let stream = stream.progress().clone();
-            users.push(Point { ticket: stream.submitted(), stream });
+            users.push(Point { ticket: stream.timeline.submitted(), stream });
         }
         self.retire(what, users);
     }

@@ -191,12 +191,16 @@ impl StreamState {
     #[cold]
     #[inline(never)]
     fn check_moves_beside_a_loss(&self) -> Result<()> {
-        let tail = self.submitted();
+        let tail = self.progress.timeline.submitted();
         if self.foreign.dependency_lost(tail).is_some() && role::may_call_driver() {
             // It may be complete, and nobody has looked.
             self.ask_quietly();
         }
-        match self.foreign.dependency_lost(tail).filter(|_| !self.is_complete(tail)) {
+        match self
+            .foreign
+            .dependency_lost(tail)
+            .filter(|_| !self.progress.timeline.is_complete(tail))
+        {
             Some(lost) => Err(lost),
             None => Ok(()),
         }
@@ -209,9 +213,15 @@ impl StreamState {
             return false;
         }
         // Only a ticket with a marker in front of the wait can ever be seen complete.
-        let next = self.markers.next(self.completed()).unwrap_or_else(|| self.submitted());
+        let next = self
+            .markers
+            .next(self.progress.timeline.completed())
+            .unwrap_or_else(|| self.progress.timeline.submitted());
         // Kept for futures that ask after the stream is gone.
-        let why = self.foreign.dependency_lost(next).filter(|_| !self.is_complete(next));
+        let why = self
+            .foreign
+            .dependency_lost(next)
+            .filter(|_| !self.progress.timeline.is_complete(next));
         why.map(|why| self.progress.stuck.set(why)).is_some()
     }
 

@@ -175,7 +175,7 @@ impl StreamState {
     fn note_seen(&self) {
         // The time after the look: it may have been complete since the look began.
         if self.engine.tracer.seen(
-            self.id(),
+            self.progress.id,
             self.progress.timeline.completed(),
             self.engine.pacing.now(),
         ) {
@@ -206,7 +206,7 @@ impl StreamState {
         };
         self.waiters.settle(upto, |ticket, waker| {
             if self.engine.tracer.is_on() && self.progress.timeline.is_complete(ticket) {
-                self.engine.tracer.woken(self.id(), ticket, self.engine.pacing.now());
+                self.engine.tracer.woken(self.progress.id, ticket, self.engine.pacing.now());
             }
             // ORDERING: Relaxed: a statistic.
             self.engine.state.counters.wake_ups.fetch_add(1, Ordering::Relaxed);

@@ -368,7 +368,7 @@ impl StreamState {
         bytes: u64,
         budget: Option<usize>,
     ) {
-        let block = Block { ptr, bytes, ticket: self.submitted() };
+        let block = Block { ptr, bytes, ticket: self.progress.timeline.submitted() };
         let account = &self.engine.memory.account;
         if !self.memory.cache(account, block, budget, || self.engine.ending.is_closed()) {
             account.lock().retire(bytes, budget);
@@ -400,7 +400,7 @@ impl StreamState {
     /// Counts memory whose free is on the stream, or in front of something that it waits for.
     pub(crate) fn put_freed(self: &Arc<Self>, bytes: u64) {
         if bytes > 0 {
-            let tail = self.submitted();
+            let tail = self.progress.timeline.submitted();
             self.enter_freed(InOrder { bytes, ticket: tail, behind: tail + 1 });
         }
     }
@@ -417,7 +417,7 @@ impl StreamState {
             self.give_up_freed();
         }
         let lost = self.engine.state.lost().is_some();
-        let has_run = |ticket| lost || self.is_complete(ticket);
+        let has_run = |ticket| lost || self.progress.timeline.is_complete(ticket);
         if self.memory.release(&self.engine.memory.account, has_run) {
             self.engine.memory.moved();
         }
@@ -439,7 +439,7 @@ impl StreamState {
     /// it.
     #[cold]
     fn give_up_freed(&self) {
-        let never = |ticket: u64| !self.is_complete(ticket);
+        let never = |ticket: u64| !self.progress.timeline.is_complete(ticket);
         let freed: u64 = self.memory.take_frees(never).iter().map(|entry| entry.bytes).sum();
         if freed > 0 {
             self.engine.memory.leak(freed);
@@ -453,14 +453,16 @@ impl StreamState {
     /// A free that waits for something counts only if the caller `may_wait` as well.
     pub(crate) fn unproven_free(&self, may_wait: bool) -> Option<u64> {
         let last = self.memory.in_order.lock().last;
-        (last > self.completed() && (may_wait || self.is_complete(last - 1))).then_some(last)
+        (last > self.progress.timeline.completed()
+            && (may_wait || self.progress.timeline.is_complete(last - 1)))
+        .then_some(last)
     }
 
     /// The remaining blocks of a stream that goes away, whose work is complete or never will be.
     pub(super) fn take_left(&self) -> Vec<Block> {
         let lost = self.engine.state.lost().is_some();
         for InOrder { ticket, bytes, .. } in self.memory.take_frees(|_| true) {
-            if lost || self.is_complete(ticket) {
+            if lost || self.progress.timeline.is_complete(ticket) {
                 self.engine.memory.release(bytes);
             } else {
                 // The driver never runs this free.

@@ -88,7 +88,7 @@ impl StreamState {
         }
         let driver = DriverStream::new(raw, options, name, partition, Origin::Ours);
         let stream = StreamState::over(engine, driver, word);
-        stream.markers.stock_events(engine, EVENTS_IN_STOCK);
+        stream.state.markers.stock_events(engine, EVENTS_IN_STOCK);
         Ok(stream)
     }
 
@@ -150,7 +150,7 @@ impl StreamState {
                 announced: Announced::default(),
             }
         });
-        engine.registry.insert(stream.id(), Arc::downgrade(&stream));
+        engine.registry.insert(stream.progress.id, Arc::downgrade(&stream));
         StreamHandle::new(stream)
     }
 }

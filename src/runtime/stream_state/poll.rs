@@ -215,7 +215,7 @@ impl StreamState {
         }
         // While it checked, nothing else looked.
         self.trace_seen();
-        self.engine.tracer.polled(self.id(), ticket, self.engine.pacing.now());
+        self.engine.tracer.polled(self.progress.id, ticket, self.engine.pacing.now());
     }
 
     /// Has the task polled again once other tasks had their turn. Other threads run first if this one would keep the core

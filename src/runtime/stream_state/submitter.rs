@@ -72,10 +72,9 @@ impl Markable for Submitter {
         stream.progress.timeline.submitted()
     }
 
-    fn mark_tail(&mut self, stream: &StreamState) -> Option<u64> {
-        let tail = self.tail(stream);
+    fn mark_tail(&mut self, stream: &StreamState, tail: u64) -> bool {
         if stream.progress.timeline.is_complete(tail) {
-            return Some(tail);
+            return true;
         }
         let word = stream.markers.word().filter(|word| word.is_usable() && stream.prefers_words());
         let placed = match word {
@@ -86,16 +85,12 @@ impl Markable for Submitter {
             }),
             None => self.record_event(stream, tail),
         };
-        match placed {
-            Ok(()) => {
-                self.sent_at_mark = self.sent;
-                Some(tail)
-            }
-            Err(code) => {
-                stream.refused(code);
-                None
-            }
+        if let Err(code) = placed {
+            stream.refused(code);
+            return false;
         }
+        self.sent_at_mark = self.sent;
+        true
     }
 }
 
@@ -312,7 +307,7 @@ impl Turn<'_, '_> {
             self.stream.overlap.demand_full(ticket);
             self.stream.driver.sharing.settle();
             // Nothing holds it yet.
-            self.stream.progress.release(ticket);
+            self.stream.progress.timeline.release(ticket);
         }
     }
 
