@@ -10,7 +10,7 @@ use crate::backend::{Grid, NodeLaunch};
 use crate::submit::{EdgeKind, List};
 
 /// The outcomes of the lists of a [`Region`](crate::Region) (runs of launches between operations that a graph
-/// cannot contain), or of the launches of a [`Graph`](crate::Graph).
+/// cannot contain), or of the launches of a [`Graph`](crate::Graph). A list of nothing is not launched, and not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {

@@ -186,7 +186,7 @@ impl DeviceBuilder {
     /// ([`Report::plain`](crate::Report::plain), [`ListOutcome::NoPlace`](crate::ListOutcome::NoPlace)).
     /// Graphs of a stream that is gone do not count.
     ///
-    /// A graph with [events](crate::Event::record_in) or, on a GPU, [captured
+    /// A graph [of several devices](Device::graph_across), which counts on its own one, and a graph with [events](crate::Event::record_in) or, on a GPU, [captured
     /// work](crate::Uses::can_be_captured) cannot be launched operation by operation: it evicts the least
     /// recently launched graph even if that is in use, and exceeds the limit if none can be evicted at that
     /// moment. More such graphs in rotation than the limit allows are compiled at each launch. On a host

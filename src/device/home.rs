@@ -196,7 +196,7 @@ impl Home {
         Ok(self.ours())
     }
 
-    /// The tail of every stream.
+    /// The tail of every stream, and what streams of other devices have launched here.
     pub(crate) fn ours(&self) -> Vec<Point> {
         if self.has_given_up_streams() {
             // The point recorded for the whole device waits for those.
@@ -205,7 +205,8 @@ impl Home {
         }
         let streams = self.engine.registry.streams_unlocked();
         let streams = streams.iter().filter(|stream| !stream.is_given_up());
-        streams.map(|stream| stream.point(stream.tail())).collect()
+        let tails = streams.map(|stream| stream.point(stream.tail()));
+        tails.chain(self.engine.registry.visits()).collect()
     }
 
     /// The stream that marks everything on the device; made only while the device is open.

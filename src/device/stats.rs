@@ -11,7 +11,8 @@ use crate::runtime::progress::Overlapping;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Operations submitted and not known to be complete, on all streams. After the loss of the device it
+    /// Operations submitted and not known to be complete, on all streams, and of other devices the launches of
+    /// [graphs](Device::graph_across) with nodes on this one, one for each of their streams. After the loss of the device it
     /// keeps its last value.
     pub in_flight: u64,
     /// Streams alive: a handle exists, or their work goes on. A device has some of its own: compare with
@@ -113,10 +114,21 @@ impl Device {
             left.streams += u64::from(operations > 0);
             left.operations += operations;
         }
+        let visits = self.visits();
+        left.streams += visits;
+        left.operations += visits;
         let Stats { loans, permits, pending_bytes, .. } = self.stats();
         // ORDERING: Relaxed: a statistic.
         let drops = self.engine().background.values_to_drop();
         Unfinished { loans, permits, pending_bytes, drops, ..left }
+    }
+
+    /// How many streams of other devices have work here.
+    fn visits(&self) -> u64 {
+        for visit in self.engine().registry.visits() {
+            visit.stream.stream().iter().for_each(|stream| stream.ask_after_all());
+        }
+        self.engine().registry.visits().len() as u64
     }
 
     /// Asks what the device is doing. Inside a host function the answer is what is known, and the poller
@@ -125,7 +137,7 @@ impl Device {
     pub fn stats(&self) -> Stats {
         let engine = self.engine();
         let streams = engine.registry.streams();
-        let mut in_flight = 0;
+        let mut in_flight = self.visits();
         for stream in &streams {
             stream.ask_after_all();
             in_flight += stream.progress.timeline.in_flight();

@@ -20,6 +20,7 @@ use super::{Definition, Graph};
 use crate::batch::queue::Queue;
 use crate::device::Device;
 use crate::error::{ErrorDetail, Result};
+use crate::runtime::Point;
 use crate::runtime::stream_state::StreamState;
 use crate::submit::{check_is_there, of_dependency, wrong_device};
 
@@ -88,11 +89,13 @@ impl Device {
     /// None here; of a launch, besides those of [`Graph::launch`]: [`ErrorDetail::WrongDevice`] for a GPU beside a host device;
     /// [`ErrorDetail::NotInGraph`] for a copy between devices of which one
     /// does not reach the other's memory ([`enable_peer`](Self::enable_peer) tells), [`ErrorDetail::Unsupported`] for another device
-    /// whose streams are in a partition; [`ErrorDetail::DependencyLost`] if another device is lost or closed before the launch is complete.
+    /// whose streams are in a partition; [`ErrorDetail::DependencyLost`] if another device is lost before the launch is complete, and
+    /// [`ErrorDetail::Closed`] if it was closed before the launch.
     /// A graph that the driver does not compile is not launched.
     ///
     /// # Ownership
-    /// The graph keeps the other devices open.
+    /// The graph keeps handles of the other devices, and they do not close by themselves as long as it is there. [`Device::close`] and
+    /// [`done`](Self::done) of each wait for its launches.
     ///
     /// # Source
     /// `cuGraphAddKernelNode`, whose nodes name their context.
@@ -144,12 +147,16 @@ impl Device {
     }
 }
 
-/// The ticket of the stream is complete only if none of these is lost before.
+/// The ticket of the stream is complete only if none of these is lost before, and a wait for one of these as a whole waits for it.
 pub(super) fn enter(stream: &StreamState, ticket: u64, others: &[Device]) {
     if !others.is_empty() {
         let states = others
             .iter()
             .map(|device| Arc::clone(&device.default_stream().handle().state.progress));
         stream.foreign.is_lost_with(ticket, states);
+        for device in others {
+            let stream = stream.progress.clone();
+            device.engine().registry.visited(Point { stream, ticket });
+        }
     }
 }

@@ -12,10 +12,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use gpu_await_protocol::sync::Mutex;
+use gpu_await_protocol::point::{Point, Track};
+use gpu_await_protocol::sync::{Mutex, MutexGuard};
 
-use super::progress::{PointStream, StreamRef};
+use super::progress::{PointStream, Progress, StreamRef};
 use gpu_await_protocol::park::Inbox;
+
+/// A launch on a stream of another device.
+type VisitPoint<S> = Point<Arc<Progress<S>>>;
 
 /// The streams of a device, and what is known of all of them.
 pub(crate) struct Registry<S> {
@@ -25,6 +29,8 @@ pub(crate) struct Registry<S> {
     inbox: Inbox<Arc<S>>,
     /// Set once a stream went whose work will never be complete.
     gave_up: AtomicBool,
+    /// Launches on streams of other devices that have nodes on this one; of a stream the last.
+    visits: Mutex<Vec<VisitPoint<S>>>,
     /// Set once a buffer was used by two streams: from then on dependencies are exact, where streams depend on one another.
     crossed: AtomicBool,
 }
@@ -32,7 +38,8 @@ pub(crate) struct Registry<S> {
 impl<S: PointStream> Registry<S> {
     pub(crate) fn new() -> Self {
         let (gave_up, crossed) = (AtomicBool::new(false), AtomicBool::new(false));
-        Registry { streams: Mutex::default(), inbox: Inbox::new(), gave_up, crossed }
+        let (streams, visits) = (Mutex::default(), Mutex::default());
+        Registry { streams, inbox: Inbox::new(), gave_up, visits, crossed }
     }
 
     /// Hands a stream to the poller; false if that has ended, and the stream is let go of.
@@ -87,6 +94,37 @@ impl<S: PointStream> Registry<S> {
     pub(crate) fn has_given_up_streams(&self) -> bool {
         // ORDERING: Acquire, see above.
         self.gave_up.load(Ordering::Acquire)
+    }
+
+    /// A launch on a stream of another device has nodes on this one.
+    pub(crate) fn visited(&self, by: VisitPoint<S>) {
+        let stream = by.stream.id();
+        let (mut visits, over) = self.running(|visit| visit.stream.id() != stream);
+        visits.push(by);
+        // The last shares of them go under no lock.
+        drop((visits, over));
+    }
+
+    /// Those launches that are not complete. One whose device is lost never will be.
+    pub(crate) fn visits(&self) -> Vec<VisitPoint<S>> {
+        let (visits, over) = self.running(|_| true);
+        let running = visits.clone();
+        drop((visits, over));
+        running
+    }
+
+    /// The launches, and those among them that are over.
+    fn running(
+        &self,
+        stays: impl Fn(&VisitPoint<S>) -> bool,
+    ) -> (MutexGuard<'_, Vec<VisitPoint<S>>>, Vec<VisitPoint<S>>) {
+        let mut visits = self.visits.lock();
+        let runs = |visit: &VisitPoint<S>| {
+            stays(visit) && !visit.is_complete() && visit.stream.device().lost().is_none()
+        };
+        let (running, over) = std::mem::take(&mut *visits).into_iter().partition(runs);
+        *visits = running;
+        (visits, over)
     }
 
     /// Whether dependencies between streams are exact, so that operations are followed by events as long as these are used.

@@ -285,6 +285,39 @@ async fn a_device_that_goes_takes_the_launch_along() -> Result<()> {
     Ok(())
 }
 
+/// Its nodes are work of their devices, whichever stream launched them.
+#[tokio::test]
+async fn a_close_of_any_device_waits_for_the_launch() -> Result<()> {
+    for closed in 0..2 {
+        let devices = [testing::device(), testing::peer_device()];
+        let streams = [devices[0].stream()?, devices[1].stream()?];
+        let (graph, program) = of_both(&devices).await?;
+        let mut buffers = Vec::new();
+        for number in 0..ALL {
+            buffers.push(streams[number / HERE].full(LEN, 1.0f32).await?);
+        }
+        set(&program, vec![Step::Scale { a: 2.0, x: 0 }, Step::Scale { a: 2.0, x: HERE }]);
+        launch(&graph, &streams[0], &mut buffers, 0).await?;
+        let gate = Gate::close(&streams[0])?;
+        let launch = launch(&graph, &streams[0], &mut buffers, 0);
+        let device = &devices[closed];
+        assert!(device.stats().in_flight > 0);
+        let mut done = device.done();
+        let mut close = Box::pin(device.close(SOON));
+        assert!(futures::poll!(&mut done).is_pending(), "it is held up");
+        assert!(futures::poll!(&mut close).is_pending(), "it is held up");
+        let left = device.close(Duration::ZERO).await.unwrap_err();
+        let ErrorDetail::TimedOut { left, .. } = left.detail() else { panic!("{left}") };
+        assert!(left.operations > 0, "{left:?}");
+        gate.open();
+        timeout(SOON, launch).await.expect("it is launched")?;
+        timeout(SOON, done).await.expect("it is done")?;
+        close.await?;
+        assert_eq!(device.stats().in_flight, 0);
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn what_a_graph_of_two_devices_refuses() -> Result<()> {
     let devices = [testing::device(), testing::peer_device()];
