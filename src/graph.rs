@@ -26,6 +26,8 @@ use crate::batch::report::Report;
 use crate::device::Device;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::kernel::LaunchOn;
+use crate::memory::accesses;
+use crate::memory::view::Span;
 use crate::runtime::Engine;
 use crate::runtime::graph_memory::KeepsMemory;
 use crate::runtime::stream_state::{OfStream, StreamHandle};
@@ -221,7 +223,8 @@ impl<S: GraphSlots> Graph<S> {
     /// # Errors
     /// The error that the closure returns; [`ErrorDetail::NotInGraph`]; memory that would be read but was
     /// never written or whose producer failed; [`ErrorDetail::WrongDevice`]; a lost or closed device.
-    /// Arguments for `InOut` and `Out` then count as failed. A graph that the driver does not compile is
+    /// Arguments for `InOut` and `Out` then count as failed. If the closure ignores the error of a call, what that was to write counts as
+    /// failed, and if other launches of the list use it, the whole launch fails. A graph that the driver does not compile is
     /// launched operation by operation ([`report`](Self::report)).
     ///
     /// # Panics
@@ -243,7 +246,7 @@ impl<S: GraphSlots> Graph<S> {
 
     /// Draws the compiled graphs in the DOT language: for each stream the launches, with their configurations
     /// and memory ranges, and which of them wait for which. A stream on which the graph is being launched
-    /// right now is left out.
+    /// right now is left out, and a launch that failed in its closure has no edges.
     #[must_use]
     pub fn dot(&self) -> String {
         let (mut clusters, mut first) = (String::new(), 0);
@@ -286,18 +289,27 @@ impl<S: GraphSlots> Graph<S> {
         let spans = passed.arrays.iter().map(|(span, _)| span);
         let graph_list = GraphList::of(std::mem::take(&mut recorded.list), engine, spans);
         let recording = queue.recording(&graph_list);
+        let failures = accesses::failures();
         let closure = self.definition.record(&recording, slots);
         recording.release_last();
         let (list, shares, events) = graph_list.finish();
         recorded.list = list;
+        // A refused call whose error the closure ignores fails its outputs; and if the list uses them, the launch.
+        let closure = closure.and_then(|()| {
+            if accesses::failures() == failures {
+                return Ok(());
+            }
+            let used = |(array, _): &(&Span<'_>, _)| recorded.list.uses(array.memory, &array.range);
+            failed(&passed).find(used).map_or(Ok(()), |(_, error)| Err(error))
+        });
         if let Err(error) = closure {
             recorded.list.release();
             let outdated = instance.lock().return_recorded(recorded);
             drop((outdated, shares));
             return Err(self.refuse(&passed, error));
         }
-        // The closure continued after a failed launch: the next one fails as well.
-        let is_whole = !has_failed(&passed);
+        // In the next launch the closure runs again, and fails them again.
+        let is_whole = failed(&passed).next().is_none();
         let recorded = Instance::new(recorded, events, &passed, is_whole);
         let outdated;
         let submitted = {
@@ -363,10 +375,10 @@ fn tell(queue: &Queue<'_>, submitted: Untold) -> Result<()> {
     Ok(())
 }
 
-/// Whether any argument that may be written has failed.
-fn has_failed(passed: &Passed<'_>) -> bool {
-    let mut written = passed.arrays.iter().filter(|(_, written)| *written);
-    written.any(|(array, _)| array.memory.is_poisoned(&array.range))
+/// The arguments that may be written and have failed, and why.
+fn failed<'p>(passed: &'p Passed<'_>) -> impl Iterator<Item = (&'p Span<'p>, Error)> {
+    let written = passed.arrays.iter().filter(|(_, written)| *written);
+    written.filter_map(|(array, _)| Some((array, array.memory.failure(&array.range, NAME)?)))
 }
 
 /// Poisons every argument that may be written, and returns the error.

@@ -108,7 +108,7 @@ impl Region {
     /// Draws the last run on each stream in the DOT language: for each list the launches, with their
     /// configurations and memory ranges, and which of them wait for which. A dashed edge leads to a kernel that may start while the other
     /// one still ends, and waits itself: the list is compiled, and the driver took the edge, which
-    /// [`Overlap::LaunchesAndEdges`](crate::Overlap::LaunchesAndEdges) asks for.
+    /// [`Overlap::LaunchesAndEdges`](crate::Overlap::LaunchesAndEdges) asks for. A list that was interrupted has none.
     #[must_use]
     pub fn dot(&self) -> String {
         let (mut clusters, mut first) = (String::new(), 0);

@@ -214,7 +214,10 @@ pub(crate) fn cluster(
         let label = label.replace('"', "'");
         let _ = writeln!(into, "    n{} [label = \"{label}\"];", first + number);
     }
-    for ((before, behind), kind) in list.edge_kinds() {
+    // A run that was interrupted, or failed, has none.
+    for ((before, behind), kind) in
+        list.is_settled().then(|| list.edge_kinds()).into_iter().flatten()
+    {
         let (before, behind) = (first + before as usize, first + behind as usize);
         let is_early = is_programmatic && kind == EdgeKind::Programmatic;
         let style = if is_early { " [style = dashed]" } else { "" };

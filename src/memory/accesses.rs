@@ -11,6 +11,7 @@
 //! Only tracked accesses take part.
 #![forbid(unsafe_code)]
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -121,12 +122,22 @@ impl<'a> Accesses<'a> {
         leaves_data: impl Fn(Mode) -> bool,
         op: impl Fn() -> Arc<str>,
     ) {
+        FAILURES.with(|count| count.set(count.get() + 1));
         let mut poison = None;
         for access in self.tracked().filter(|access| access.mode.writes()) {
             let poison = poison.get_or_insert_with(|| Poison::of(error, &op));
             access.memory.poison(&access.part(), leaves_data(access.mode), poison);
         }
     }
+}
+
+thread_local! {
+    static FAILURES: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How many operations the calling thread has failed the outputs of.
+pub(crate) fn failures() -> u64 {
+    FAILURES.with(Cell::get)
 }
 
 /// Adds a point to the last ones of their streams.

@@ -226,6 +226,19 @@ impl List {
         &self.edges
     }
 
+    /// Whether this run touches a part of the range.
+    pub(crate) fn uses(&self, memory: &Arc<Allocation>, range: &Range<u64>) -> bool {
+        self.pieces.iter().any(|piece| {
+            let is_there = piece.memory.as_ref().is_some_and(|its| Arc::ptr_eq(its, memory));
+            is_there && piece.range.start < range.end && range.start < piece.range.end
+        })
+    }
+
+    /// Whether the edges are those of what it remembers: not before a run that changed it is [finished](Self::finish).
+    pub(crate) fn is_settled(&self) -> bool {
+        self.edges_are == EdgesAre::Holding
+    }
+
     /// The edges, with their kinds.
     pub(crate) fn edge_kinds(&self) -> impl Iterator<Item = (Edge, EdgeKind)> + '_ {
         kinds(&self.edges, |number| {

@@ -1135,6 +1135,76 @@ fn a_failure_that_the_closure_ignores_is_one_of_each_launch() -> Result<()> {
     Ok(())
 }
 
+/// What a refused call was to write is not what the rest of the list makes of it.
+#[test]
+fn a_failure_that_the_closure_ignores_fails_a_list_that_uses_its_output() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let axpy = kernels::axpy::load_blocking(&device)?;
+    let graph = device.graph::<(In<f32>, InOut<f32>, Out<f32>, u32), _, _>(
+        axpy,
+        |q, axpy, (x, mut y, mut z, way)| {
+            q.fill(&mut z, 1.0)?;
+            drop(axpy.launch(q, 1.0, &x.slice(1..)?, &mut z));
+            if way == 0 { axpy.launch(q, 1.0, &z, &mut y) } else { Ok(()) }
+        },
+    );
+    let x = stream.full(LEN, 1.0f32).queued()?;
+    let (mut y, mut z) = (stream.full(LEN, 0.0f32).queued()?, stream.full(LEN, 0.0f32).queued()?);
+    for way in [0, 1, 1, 0] {
+        let error = graph.launch(&stream, (&x, &mut y, &mut z, way)).queued().unwrap_err();
+        assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{error}");
+        assert!(stream.download(&z).synchronize().is_err());
+        assert!(stream.download(&y).synchronize().is_err());
+        stream.fill(&mut y, 0.0).queued()?;
+        stream.fill(&mut z, 0.0).queued()?;
+    }
+    assert_eq!(graph.report().failed, 4);
+    Ok(())
+}
+
+/// What a run left that failed or was interrupted is drawn without edges, which it has not.
+#[test]
+fn what_is_not_finished_has_no_edges() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let axpy = kernels::axpy::load_blocking(&device)?;
+    let scale = kernels::scale::load_blocking(&device)?;
+    let state = (axpy, scale.clone());
+    let graph = device.graph::<(In<f32>, InOut<f32>, u32), _, _>(
+        state,
+        |q, (axpy, scale), (x, mut y, way)| {
+            if way == 1 {
+                scale.launch(q, 2.0, &mut y)?;
+                return axpy.launch(q, 1.0, &x.slice(1..)?, &mut y);
+            }
+            (0..3).try_for_each(|_| axpy.launch(q, 1.0, &x, &mut y))
+        },
+    );
+    let x = stream.full(LEN, 1.0f32).queued()?;
+    let mut y = stream.full(LEN, 0.0f32).queued()?;
+    graph.launch(&stream, (&x, &mut y, 0)).queued()?;
+    assert_eq!(graph.dot().matches("->").count(), 2);
+    graph.launch(&stream, (&x, &mut y, 1)).queued().unwrap_err();
+    assert_eq!(graph.dot().matches("->").count(), 0);
+    let mut region = Region::new();
+    for way in [0, 0, 1, 0, 0] {
+        let mut z = stream.full(LEN, 0.0f32).queued()?;
+        stream
+            .replay(&mut region, |q| {
+                scale.launch(q, 2.0, &mut z)?;
+                if way == 1 {
+                    stream.fill(&mut y, 0.0).queued()?;
+                    return Ok(());
+                }
+                (0..3).try_for_each(|_| scale.launch(q, 2.0, &mut z))
+            })
+            .queued()?;
+        assert!(region.dot().matches("->").count() <= 3);
+    }
+    Ok(())
+}
+
 /// All that was passed to be written, and not only what the launches touch.
 #[test]
 fn a_failed_launch_fails_what_was_passed() -> Result<()> {

@@ -309,9 +309,12 @@ impl Allocation {
     }
 
     /// Whether the first part of the range that cannot be read is one whose producer failed.
-    pub(crate) fn is_poisoned(&self, range: &Range<u64>) -> bool {
-        let hazards = self.hazards.lock();
-        matches!(hazards.unreadable(&Blocks::Range(range)), Some((_, Content::Poisoned { .. })))
+    /// Why a part has failed, in the name of `op`, if it has.
+    pub(crate) fn failure(&self, range: &Range<u64>, op: &'static str) -> Option<Error> {
+        let (hazards, part) = (self.hazards.lock(), Blocks::Range(range));
+        let unreadable = hazards.unreadable(&part);
+        let has_failed = matches!(unreadable, Some((_, Content::Poisoned { .. })));
+        has_failed.then(|| hazards.check(&part, || op.into()).err()).flatten()
     }
 
     /// Poisons the outputs of a failed operation. `leaves_data`: it was never entered, and would have updated the range.
