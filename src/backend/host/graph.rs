@@ -3,6 +3,8 @@
 //! A graph launch is one command of its stream, as on a GPU. Its nodes run one after another, as far from program order as their edges
 //! allow, so that a missing edge shows. An edge that overlaps orders nothing, unless its second node waits first and is behind that one alone.
 
+use std::collections::BinaryHeap;
+
 use parking_lot::Mutex;
 
 use super::run::{Command, GraphStep, Launch};
@@ -137,13 +139,20 @@ fn kept(call: &'static str, node: NodeLaunch<'_>) -> DriverResult<HostNode> {
 fn last_first(nodes: usize, edges: &[GraphEdge]) -> Vec<usize> {
     let mut waits_for = vec![0; nodes];
     edges.iter().for_each(|edge| waits_for[edge.second as usize] += 1);
+    let mut edges = edges.to_vec();
+    edges.sort_unstable_by_key(|edge| edge.first);
     let mut order = Vec::with_capacity(nodes);
-    let mut is_done = vec![false; nodes];
-    while let Some(next) = (0..nodes).rev().find(|node| !is_done[*node] && waits_for[*node] == 0) {
-        is_done[next] = true;
+    let mut ready: BinaryHeap<usize> = (0..nodes).filter(|node| waits_for[*node] == 0).collect();
+    while let Some(next) = ready.pop() {
         order.push(next);
-        let behind = edges.iter().filter(|edge| edge.first as usize == next);
-        behind.for_each(|edge| waits_for[edge.second as usize] -= 1);
+        let behind = edges.partition_point(|edge| (edge.first as usize) < next);
+        for edge in edges[behind..].iter().take_while(|edge| edge.first as usize == next) {
+            let second = edge.second as usize;
+            waits_for[second] -= 1;
+            if waits_for[second] == 0 {
+                ready.push(second);
+            }
+        }
     }
     order
 }
