@@ -389,6 +389,15 @@ pub fn host_with(faults: Faults) -> Device {
     watched(Arc::new(HostBackend::new(None, true)), faults, EngineOptions::default())
 }
 
+/// [`host_with`], with completions learned in a given way.
+///
+/// # Panics
+/// If the system refuses a thread.
+#[must_use]
+pub fn host_with_completion(faults: Faults, completion: Completion) -> Device {
+    Device::builder().completion(completion).host_with(faults)
+}
+
 impl DeviceBuilder {
     /// Runs the kernels of this crate that every GPU runs, as PTX that the driver compiles, also where there
     /// is machine code for the GPU: algorithms, formulas, fills and copies. On a host device it changes nothing.
@@ -532,9 +541,15 @@ pub fn manual_with(completion: Completion) -> (Device, Stepper) {
     }
 }
 
-/// [`manual_with`], with its calls watched as those of [`host_with`].
+/// [`manual`], with its calls watched as those of [`host_with`].
 #[must_use]
-pub fn manual_with_faults(faults: Faults, completion: Completion) -> (Device, Stepper) {
+pub fn manual_with_faults(faults: Faults) -> (Device, Stepper) {
+    manual_with_faults_completion(faults, Completion::default())
+}
+
+/// [`manual_with_faults`], with completions learned in a given way.
+#[must_use]
+pub fn manual_with_faults_completion(faults: Faults, completion: Completion) -> (Device, Stepper) {
     let options = EngineOptions { completion, stepped: true, ..EngineOptions::default() };
     let device = watched(Arc::new(HostBackend::new(None, false)), faults, options);
     (device.clone(), Stepper::new(device))

@@ -115,7 +115,7 @@ fn in_time(what: &str, work: impl FnOnce() + Send + 'static) {
 
 fn with_device(completion: Completion, work: impl FnOnce(&Device, &Stream, &Stream, &FaultHandle)) {
     let (faults, handle) = testing::faults();
-    let device = Device::builder().completion(completion).host_with(faults);
+    let device = testing::host_with_completion(faults, completion);
     let (a, b) = (device.stream().unwrap(), device.stream().unwrap());
     *USED.lock().unwrap() = Some((device.clone(), a.clone()));
     work(&device, &a, &b, &handle);

@@ -316,7 +316,8 @@ async fn what_a_host_function_returned_is_dropped_off_the_drivers_thread() {
 #[test]
 fn a_stream_whose_marker_was_refused_goes_away() {
     let (faults, handle) = testing::faults();
-    let (device, step) = testing::manual_with_faults(faults, gpu_await::Completion::Word);
+    let (device, step) =
+        testing::manual_with_faults_completion(faults, gpu_await::Completion::Word);
     let streams = device.stats().streams;
     let stream = device.stream().unwrap();
     let empty = kernels::empty::load_blocking(&device).unwrap();
@@ -333,7 +334,8 @@ fn a_stream_whose_marker_was_refused_goes_away() {
 #[test]
 fn no_word_is_written_behind_a_refused_one() {
     let (faults, handle) = testing::faults();
-    let (device, step) = testing::manual_with_faults(faults, gpu_await::Completion::Word);
+    let (device, step) =
+        testing::manual_with_faults_completion(faults, gpu_await::Completion::Word);
     let stream = device.stream().unwrap();
     let empty = kernels::empty::load_blocking(&device).unwrap();
     handle.record();
@@ -353,7 +355,7 @@ fn no_word_is_written_behind_a_refused_one() {
 #[test]
 fn streams_that_come_and_go_leave_no_events() {
     let (faults, handle) = testing::faults();
-    let (device, step) = testing::manual_with_faults(faults, Default::default());
+    let (device, step) = testing::manual_with_faults(faults);
     let stays = device.stream().unwrap();
     handle.record();
     for _ in 0..100 {
@@ -391,7 +393,7 @@ fn an_op_that_outlives_its_device_leaves_no_events() {
 #[test]
 fn memory_lent_beside_a_loss_is_counted_when_its_stream_goes() {
     let (faults, handle) = testing::faults();
-    let (device, _step) = testing::manual_with_faults(faults, Default::default());
+    let (device, _step) = testing::manual_with_faults(faults);
     let stream = device.stream().unwrap();
     let pinned = stream.pinned::<u8>(100).unwrap();
     let held = kernels::empty::load_blocking(&device).unwrap().launch(&stream);

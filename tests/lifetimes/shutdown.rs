@@ -470,7 +470,7 @@ fn nothing_calls_the_driver_after_main() {
     assert!(WATCHED.set(handle).is_ok());
     // SAFETY: the handler is a function of this program, which stays loaded.
     assert_eq!(unsafe { libc::atexit(watch_for_calls) }, 0);
-    let device = Device::builder().completion(mode(&parameter)).host_with(faults);
+    let device = testing::host_with_completion(faults, mode(&parameter));
     let (gate, op) = pending(&device);
     // The poller has a future to look for, and memory to take back.
     std::mem::forget((gate, op, device));
@@ -520,7 +520,7 @@ fn a_driver_that_went_before_its_callers_is_no_loss() {
     assert!(WATCHED.set(handle).is_ok());
     // SAFETY: the handler is a function of this program, which stays loaded.
     assert_eq!(unsafe { libc::atexit(ask_a_driver_that_has_gone) }, 0);
-    let device = Device::builder().completion(Completion::Adaptive).host_with(faults);
+    let device = testing::host_with_completion(faults, Completion::Adaptive);
     assert!(KEPT_TO_THE_END.set(device).is_ok());
 }
 

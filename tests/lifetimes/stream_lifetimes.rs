@@ -386,7 +386,7 @@ fn a_dropped_stream_orders_what_comes_behind_stepped() {
 #[test]
 fn a_loss_resolves_points_of_dropped_streams() {
     let (faults, handle) = testing::faults();
-    let (device, step) = testing::manual_with_faults(faults, Default::default());
+    let (device, step) = testing::manual_with_faults(faults);
     let stream = device.stream().unwrap();
     let mut polled = stream.host_fn(|| ());
     assert!((&mut polled).now_or_never().is_none());

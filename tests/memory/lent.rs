@@ -420,7 +420,7 @@ fn in_batch(stream: &Stream, call: impl FnOnce(&Queue<'_>) -> Taken) -> Taken {
 fn memory_that_just_came_back_comes_back_again() -> Result<()> {
     for (name, call) in Impossible::CALLS {
         let (faults, handle) = testing::faults();
-        let (device, stepper) = testing::manual_with_faults(faults, Default::default());
+        let (device, stepper) = testing::manual_with_faults(faults);
         let stream = device.stream()?;
         let mut x = stream.zeros(100).queued()?;
         let short = stream.zeros(99).queued()?;
@@ -563,7 +563,7 @@ fn what_is_lent_beside_a_loss_does_not_stay() {
     for round in 0..100 {
         let mode = modes::ALL[round % modes::ALL.len()];
         let (faults, handle) = testing::faults();
-        let device = Device::builder().completion(mode).host_with(faults);
+        let device = testing::host_with_completion(faults, mode);
         let streams: Vec<_> = (0..THREADS).map(|_| device.stream().unwrap()).collect();
         let submitted = AtomicUsize::new(0);
         std::thread::scope(|scope| {

@@ -282,7 +282,7 @@ fn waits(handle: &testing::FaultHandle) -> usize {
 #[test]
 fn a_stream_waits_once_for_what_one_event_covers() {
     let (faults, handle) = testing::faults();
-    let (device, step) = testing::manual_with_faults(faults, Default::default());
+    let (device, step) = testing::manual_with_faults(faults);
     let (a, b, c) = (device.stream().unwrap(), device.stream().unwrap(), device.stream().unwrap());
     let mut x: Vec<_> = (0..6).map(|n| a.full(10, n as f32).queued().unwrap()).collect();
     handle.record();
@@ -333,7 +333,7 @@ proptest! {
         choices in prop::collection::vec(0..1000_usize, 200),
     ) {
         let (faults, handle) = testing::faults();
-        let (device, step) = testing::manual_with_faults(faults, Default::default());
+        let (device, step) = testing::manual_with_faults(faults);
         let machine = Machine::new(device);
         // Without delays: a manual device has no time to lose.
         let program: Program = program.into_iter().map(|(s, step)| match step {

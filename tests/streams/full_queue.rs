@@ -267,7 +267,7 @@ fn hold_up_with(
 fn the_loss_of_the_device_ends_who_is_held_up() {
     for completion in MODES {
         let (faults, handle) = testing::faults();
-        let device = Device::builder().completion(completion).host_with(faults);
+        let device = testing::host_with_completion(faults, completion);
         let stream = device.stream().unwrap();
         let gate = Gate::close(&stream).unwrap();
         let ended = hold_up(&stream);
@@ -284,10 +284,8 @@ fn the_loss_of_the_device_ends_who_is_held_up() {
 #[test]
 fn the_loss_of_another_device_ends_who_is_held_up() {
     for completion in MODES {
-        let (lost, device) = (
-            Device::host(),
-            Device::builder().completion(completion).host_with(testing::faults().0),
-        );
+        let (lost, device) =
+            (Device::host(), testing::host_with_completion(testing::faults().0, completion));
         let (gated, faulty) = (lost.stream().unwrap(), lost.stream().unwrap());
         let fault = Kernel::<()>::host(&lost, "fault", |_: &Grid| panic!("on purpose")).unwrap();
         let [waits, behind, whole, other] = [(); 4].map(|()| device.stream().unwrap());

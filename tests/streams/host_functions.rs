@@ -844,9 +844,11 @@ const CALL_NO_DRIVER: &[&str] = &[
     "testing::peer_device",
     // for tests: host devices, which open anywhere, and what makes their calls fail
     "testing::host_with",
+    "testing::host_with_completion",
     "testing::manual",
     "testing::manual_with",
     "testing::manual_with_faults",
+    "testing::manual_with_faults_completion",
     "testing::faults",
     "FaultHandle::fail_nth",
     "FaultHandle::fail_nth_after_effect",

@@ -446,7 +446,7 @@ async fn a_device_that_waited_for_a_lost_one_goes_away() {
             let a = testing::host_with(a);
             let (b, of_b) = testing::faults();
             of_b.record();
-            let b = Device::builder().completion(completion).host_with(b);
+            let b = testing::host_with_completion(b, completion);
             let (s, t) = (a.stream().unwrap(), b.stream().unwrap());
             let gate = Gate::close(&s).unwrap();
             let theirs = s.full(1000, 1u32).queued().unwrap();

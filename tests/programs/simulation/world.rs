@@ -95,7 +95,7 @@ impl World {
         let (faults, handle) = testing::faults();
         // Room for some of the buffers of a program, not for all.
         let faults = faults.spare_bytes_per_stream(1 << 10);
-        let (device, step) = testing::manual_with_faults(faults, mode);
+        let (device, step) = testing::manual_with_faults_completion(faults, mode);
         let on_purpose = |_: &Grid| std::panic::resume_unwind(Box::new(ON_PURPOSE));
         let axpy = block_on(kernels::axpy::load(&device)).expect("axpy loads");
         let scale = block_on(kernels::scale::load(&device)).expect("scale loads");
