@@ -1,5 +1,5 @@
-//! What `gpu-await-algorithms`, `gpu-await-libs` and `gpu-await-worker` are made of, and no public interface: it changes with every release, without a word in
-//! the change log.
+//! What `gpu-await-algorithms`, `gpu-await-libs`, `gpu-await-nccl` and `gpu-await-worker` are made of, and no public interface: it changes
+//! with every release, without a word in the change log.
 //!
 //! The kernels launched through it are nobody's to check: whoever uses it vouches that a kernel takes the arguments that it is passed,
 //! and touches the memory of its footprint alone.
@@ -19,6 +19,6 @@ pub use crate::shared::mutable;
 pub use crate::submit::{Footprint, KernelChain, is_captured, partition_of, refuse};
 pub use crate::system::library::{NotFound, Search, once, opened};
 pub use crate::thread::exit::register_again;
-pub use crate::thread::process::Process;
+pub use crate::thread::process::{PerProcess, Process};
 pub use crate::thread::role::check as check_thread;
 pub use gpu_await_protocol::sync::{Mutex, MutexGuard};

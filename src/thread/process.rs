@@ -112,7 +112,7 @@ extern "C" fn after_fork() {
 }
 
 /// A value that each process has of its own. Values are never dropped: a thread may use one at the end of the process.
-pub(crate) struct PerProcess<T: 'static> {
+pub struct PerProcess<T: 'static> {
     current: AtomicPtr<OfProcess<T>>,
     new: fn() -> T,
 }
@@ -124,19 +124,19 @@ struct OfProcess<T> {
 
 impl<T: Sync> PerProcess<T> {
     /// Values made by `new`.
-    pub(crate) const fn new(new: fn() -> T) -> Self {
+    pub const fn new(new: fn() -> T) -> Self {
         PerProcess { current: AtomicPtr::new(std::ptr::null_mut()), new }
     }
 
     /// This process's value.
     #[inline]
-    pub(crate) fn get(&self) -> &'static T {
+    pub fn get(&self) -> &'static T {
         self.made().unwrap_or_else(|| self.begin())
     }
 
     /// This process's value, if it has one.
     #[inline]
-    pub(crate) fn made(&self) -> Option<&'static T> {
+    pub fn made(&self) -> Option<&'static T> {
         // ORDERING: Acquire, of the store in `begin`: the value is seen as it was made.
         let current = self.current.load(Ordering::Acquire);
         // SAFETY: null, or a box that was made into a pointer below, and is never freed.

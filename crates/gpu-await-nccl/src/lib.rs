@@ -55,7 +55,6 @@ mod local;
 mod mesh;
 mod nccl;
 mod patience;
-mod process;
 mod quiet;
 mod rendezvous;
 mod stats;

@@ -7,8 +7,8 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::process::PerProcess;
 use crate::watchdog;
+use gpu_await::sibling::PerProcess;
 
 /// Counters of this process; see [`stats`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

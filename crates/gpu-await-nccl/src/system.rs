@@ -9,8 +9,8 @@ use std::time::Duration;
 #[cfg(unix)]
 use libc::c_int;
 
-use crate::process::PerProcess;
 use crate::stats;
+use gpu_await::sibling::PerProcess;
 
 /// How long process exit waits for threads that free communicators.
 const AT_EXIT: Duration = Duration::from_secs(2);

@@ -7,9 +7,9 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use crate::communicator::shared::Shared;
-use crate::process::PerProcess;
 use crate::quiet::Quiet;
 use crate::stats;
+use gpu_await::sibling::PerProcess;
 
 /// How often it looks: what an error, a lost peer or a limit takes longer to be seen.
 const EVERY: Duration = Duration::from_millis(20);

@@ -46,9 +46,9 @@ use self::watched::Watched;
 use crate::call::Call;
 use crate::error::{CollectiveLost, Error, LostCause};
 use crate::mesh::Channel;
-use crate::process::PerProcess;
 use crate::stats::{self, COUNTS, Counted};
 use crate::transport::{LocalRank, Placed, Transport};
+use gpu_await::sibling::PerProcess;
 
 /// Held while the work of a call is put on its streams, whatever the communicator: ranks of two communicators that share GPUs
 /// see one order, and cannot wait for one another in a circle.

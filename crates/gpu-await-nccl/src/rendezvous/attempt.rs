@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::hello::Tag;
 use super::{Meeting, NAP};
 use crate::patience::Patience;
-use crate::process::PerProcess;
+use gpu_await::sibling::PerProcess;
 
 static ATTEMPTS: PerProcess<Mutex<Vec<Known>>> = PerProcess::new(Mutex::default);
 static NEXT: AtomicU64 = AtomicU64::new(0);

@@ -15,8 +15,8 @@ use super::coordinator::{Coordinator, Turn};
 use super::hello::Tag;
 use super::{MOST_RANKS, NAP, USED};
 use crate::error::{Error, Result};
-use crate::process::PerProcess;
 use crate::{stats, system};
+use gpu_await::sibling::PerProcess;
 
 /// What an id tells of where its ranks meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
