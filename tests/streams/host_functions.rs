@@ -556,6 +556,9 @@ const PLAIN: &[&str] = &[
 /// Methods of other types that neither call the driver nor take a lock that is held over a driver call.
 const CALL_NO_DRIVER: &[&str] = &[
     // Of sibling crates.
+    "PerProcess::get",
+    "PerProcess::made",
+    "PerProcess::new",
     "Process::is_here",
     "Process::remembered",
     // Called with `reserved_len`.
