@@ -281,7 +281,7 @@ impl<S: GraphSlots> Graph<S> {
             }
         };
         let (released, mut recorded) = match submitted {
-            Ok(submitted) => return tell(queue, submitted?),
+            Ok(submitted) => return self.tell(queue, submitted),
             Err(taken) => taken,
         };
         // Not under the lock, as the drop may free; and the closure may launch other graphs elsewhere.
@@ -318,12 +318,12 @@ impl<S: GraphSlots> Graph<S> {
             self.submit(&mut instance, queue, &passed)
         };
         drop((outdated, shares));
-        tell(queue, submitted?)
+        self.tell(queue, submitted)
     }
 
     /// Counts a launch that submitted nothing, and poisons its outputs.
     fn refuse(&self, passed: &Passed<'_>, error: Error) -> Error {
-        self.report.lock().failed += 1;
+        self.count(Report { failed: 1, ..Report::default() });
         poisoned(passed, error)
     }
 
@@ -332,14 +332,29 @@ impl<S: GraphSlots> Graph<S> {
         instance: &mut Instance,
         queue: &Queue<'_>,
         passed: &Passed<'_>,
-    ) -> Result<Untold> {
+    ) -> (Report, Result<Untold>) {
         let mut report = Report::default();
         let submitted = instance.submit(queue, passed, &self.kept, &mut report);
-        self.report.lock().add(&report);
         if let Ok(Untold::Launch(ticket)) = submitted {
             across::enter(queue.stream, ticket, self.definition.others());
         }
-        submitted.map_err(|error| poisoned(passed, error))
+        (report, submitted.map_err(|error| poisoned(passed, error)))
+    }
+
+    /// Counts a launch, and notifies subscribers, which are foreign code, under no lock.
+    fn tell(&self, queue: &Queue<'_>, launch: (Report, Result<Untold>)) -> Result<()> {
+        let (report, submitted) = launch;
+        self.count(report);
+        match submitted? {
+            Untold::Launch(ticket) => Name::Verb(NAME).told(queue.stream, ticket),
+            Untold::Events(events) => events.iter().try_for_each(|event| event.record_in(queue))?,
+        }
+        Ok(())
+    }
+
+    fn count(&self, launch: Report) {
+        *self.report.lock() += launch;
+        report::count(&self.engine, &launch);
     }
 
     /// The graph's instance on the stream. Instances of streams that are gone are removed.
@@ -364,15 +379,6 @@ impl<S: GraphSlots> Graph<S> {
         drop(gone);
         instance
     }
-}
-
-/// Notifies subscribers, which are foreign code, under no lock.
-fn tell(queue: &Queue<'_>, submitted: Untold) -> Result<()> {
-    match submitted {
-        Untold::Launch(ticket) => Name::Verb(NAME).told(queue.stream, ticket),
-        Untold::Events(events) => events.iter().try_for_each(|event| event.record_in(queue))?,
-    }
-    Ok(())
 }
 
 /// The arguments that may be written and have failed, and why.

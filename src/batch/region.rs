@@ -12,6 +12,8 @@
 //! | has a list | the same | is compiled, and launched |
 //! | has a graph | the same; the graph is dropped | nodes that differ are set, and it is launched |
 //! | its graph was evicted, or exceeded the limit | the same | as for a slot with a list |
+//! | the driver refused to compile it | the same | is launched plainly; in the sixteenth run behind that, as for a slot with a list |
+//! | in neither of the last two runs on its stream | the slot is gone | |
 //! | a setter failed | | is launched plainly; the graph is dropped |
 //!
 //! A **shape** is the kernels, in order, and the edges between them. Arguments and launch configurations may differ. A list that is
@@ -20,6 +22,8 @@
 //! # Invariants
 //! 1. A graph launch runs exactly what the list contains: each node was compiled or set from it (`arguments_are_never_stale`).
 //! 2. A graph is launched on the stream that it was compiled for, under that stream's lock.
+//!
+//! More than 500 lines: a region and a run of it change the same slots.
 #![forbid(unsafe_code)]
 
 use std::any::Any;
@@ -33,6 +37,7 @@ use smallvec::SmallVec;
 use crate::batch::report;
 use crate::batch::report::{ListOutcome, ListReport, OpSite, Report};
 use crate::error::{DriverCode, Error, Result};
+use crate::runtime::graph_budget::Unserved;
 use crate::runtime::stream_state::{Listed, StreamHandle, StreamState, Turn};
 use crate::submit::{
     Calls, CompiledGraph, Footprint, GraphCell, KernelLaunch, LaunchEntry, List, ListShape, Raw,
@@ -43,7 +48,8 @@ use crate::thread::{contain, locks};
 /// What a replayed batch remembers; see [`Stream::replay`](crate::Stream::replay).
 ///
 /// It keeps the kernels of its last lists, and no buffers. It can be used on several streams and
-/// remembers each, without keeping any open: graphs that were compiled for a stream go with it.
+/// remembers each, without keeping any open: graphs that were compiled for a stream go with it. A list that two runs on a stream did
+/// not have is forgotten.
 ///
 /// A region is for one closure: it compares the lists of a run with those of the previous run, by position.
 /// Closures of different shapes that alternate in one region are launched operation by operation each time
@@ -65,8 +71,9 @@ struct OnStream {
     stream: Weak<StreamState>,
     /// For each list of a run: as a whole, and for what is left of it behind each interruption.
     lists: Vec<SmallVec<[ListSlot; 1]>>,
-    /// The last run on it.
+    /// The last run on it, and the one before that.
     run: u64,
+    before: u64,
 }
 
 /// A list of a run, or a rest of one, on one stream.
@@ -79,6 +86,7 @@ struct ListSlot {
     shape: u64,
     /// The last run that had it.
     run: u64,
+    unserved: Unserved,
 }
 
 /// The outcome of a list: launched as its graph, or else one by one.
@@ -99,7 +107,8 @@ impl Region {
 
     /// Returns what became of each list of the last run, in order, and why: for a list that was not replayed,
     /// what differed; for one that was cut short, what ended it. The same is reported as `tracing` events,
-    /// target `gpu_await::replay`, level `TRACE`.
+    /// target `gpu_await::replay`, level `TRACE`, where there was no room for a graph `DEBUG`. What the driver refused is
+    /// a `WARN`.
     #[must_use]
     pub fn last_run(&self) -> &[ListReport] {
         &self.last
@@ -141,12 +150,12 @@ impl Region {
             self.streams.push(OnStream {
                 stream: Arc::downgrade(stream),
                 lists: Vec::new(),
-                run: 0,
+                run: self.runs,
+                before: 0,
             });
             self.streams.len() - 1
         });
-        let OnStream { lists, run, .. } = &mut self.streams[at];
-        *run = self.runs;
+        let OnStream { lists, .. } = &mut self.streams[at];
         if lists.len() <= number {
             lists.resize_with(number + 1, Default::default);
         }
@@ -156,6 +165,19 @@ impl Region {
         }
         parts[part].run = self.runs;
         (&mut parts[part], &mut self.report)
+    }
+
+    /// Forgets lists that the last two runs on the stream did not have. One run may lack them that failed half way.
+    fn forget(&mut self, stream: &Arc<StreamState>) {
+        let is_its = |on: &&mut OnStream| std::ptr::eq(on.stream.as_ptr(), Arc::as_ptr(stream));
+        let Some(OnStream { lists, before, .. }) = self.streams.iter_mut().find(is_its) else {
+            return;
+        };
+        let is_known =
+            |parts: &SmallVec<_>| parts.iter().any(|slot: &ListSlot| slot.run >= *before);
+        while lists.last().is_some_and(|parts| !is_known(parts)) {
+            lists.pop();
+        }
     }
 
     /// Reports a list that another thread put on the stream.
@@ -191,7 +213,10 @@ impl Region {
             // It is already counted.
             Ok(_) => {}
             Err(ListOutcome::Interrupted) => report.interrupted += 1,
-            Err(_) => report.plain += 1,
+            Err(outcome) => {
+                report.plain += 1;
+                report.no_place += u64::from(*outcome == ListOutcome::NoPlace);
+            }
         }
         launched.unwrap_or_else(|outcome| outcome)
     }
@@ -206,7 +231,7 @@ impl Region {
         let difference = difference(list);
         let (slot, report) = self.slot(turn.stream, place);
         if slot.shape != list.shape() {
-            (slot.graph, slot.shape) = (None, list.shape());
+            (slot.graph, slot.shape, slot.unserved) = (None, list.shape(), Unserved::default());
         }
         let new: Arc<GraphCell>;
         let known = slot.graph.clone();
@@ -215,15 +240,18 @@ impl Region {
             Some(difference) => Err(difference),
             None => match graph.as_mut().and_then(|graph| graph.as_mut()) {
                 Some(graph) => slot.set(&Raw::of(turn), graph, list, report),
-                None => {
-                    new = GraphCell::new(&handle.state.engine);
-                    graph = new.enter(handle, false);
-                    slot.graph = graph.is_some().then(|| new.clone());
-                    let place = graph.as_deref_mut();
-                    place.map_or(Err(ListOutcome::NoPlace), |place| {
-                        slot.compile(&Raw::of(turn), place, list, report)
-                    })
-                }
+                None => match slot.unserved.claim(handle.state.engine.pacing.now()) {
+                    Some(claim) => {
+                        new = GraphCell::new(&handle.state.engine);
+                        graph = new.enter(handle, claim);
+                        slot.graph = graph.is_some().then(|| new.clone());
+                        let place = graph.as_deref_mut();
+                        place.map_or(Err(ListOutcome::NoPlace), |place| {
+                            slot.compile(&Raw::of(turn), place, list, report)
+                        })
+                    }
+                    None => Err(ListOutcome::Refused),
+                },
             },
         };
         let graph = graph.as_mut().and_then(|graph| graph.as_mut()).filter(|_| outcome.is_ok());
@@ -249,11 +277,15 @@ impl ListSlot {
         match raw.compile(list, None) {
             Ok(graph) => {
                 report.compiled += 1;
+                self.unserved = Unserved::default();
                 *place = Some(graph);
                 list.note_changes();
                 Ok(ListOutcome::Compiled)
             }
-            Err(code) => Err(self.refused(raw, code, list, report)),
+            Err(code) => {
+                self.unserved.is_refused = true;
+                Err(self.refused(raw, code, list, report))
+            }
         }
     }
 
@@ -330,6 +362,8 @@ pub(crate) struct Run<'s> {
     pub(super) barrier: Cell<bool>,
     /// The first refusal of a recorded operation.
     refused: RefCell<Option<Error>>,
+    /// What became of the lists of the region's earlier runs.
+    earlier: Report,
 }
 
 /// A run. Dropping it returns what it learned to the region, after a panic too; the recorded list is submitted before that.
@@ -351,7 +385,12 @@ impl<'r, 's> RunOf<'r, 's> {
 impl Drop for RunOf<'_, '_> {
     fn drop(&mut self) {
         self.run.end();
-        *self.region = self.run.region.take();
+        let Run { handle, earlier, .. } = self.run;
+        let mut region = self.run.region.take();
+        report::count(&handle.state.engine, &region.report);
+        region.report += earlier;
+        region.forget(&handle.state);
+        *self.region = region;
     }
 }
 
@@ -359,15 +398,16 @@ impl<'s> Run<'s> {
     fn new(handle: &'s Arc<StreamHandle>, mut region: Region) -> Self {
         region.last.clear();
         region.runs += 1;
+        let earlier = std::mem::take(&mut region.report);
         let is_its =
             |on: &&mut OnStream| std::ptr::eq(on.stream.as_ptr(), Arc::as_ptr(&handle.state));
         if let Some(on) = region.streams.iter_mut().find(is_its) {
-            on.run = region.runs;
+            (on.before, on.run) = (on.run, region.runs);
         }
         let (region, refused) = (RefCell::new(region), RefCell::new(None));
         let (number, parts) = (Cell::new(0), Cell::new(0));
         let (is_open, barrier) = (Cell::new(false), Cell::new(false));
-        Run { handle, region, number, parts, is_open, barrier, refused }
+        Run { handle, region, number, parts, is_open, barrier, refused, earlier }
     }
 
     /// The identity of its lists to the stream.
@@ -429,7 +469,13 @@ impl<'s> Run<'s> {
     fn tell(&self, region: &Region, first: usize) {
         for (list, report) in region.last.iter().enumerate().skip(first) {
             contain::log(|| {
-                tracing::trace!(target: "gpu_await::replay", stream = self.handle.state.progress.id, list, %report);
+                let stream = self.handle.state.progress.id;
+                match report.outcome {
+                    ListOutcome::NoPlace => {
+                        tracing::debug!(target: "gpu_await::replay", stream, list, %report);
+                    }
+                    _ => tracing::trace!(target: "gpu_await::replay", stream, list, %report),
+                }
             });
         }
     }

@@ -7,32 +7,10 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use crate::backend::{Grid, NodeLaunch};
+use crate::runtime::Engine;
+pub use crate::runtime::graph_budget::Report;
 use crate::submit::{EdgeKind, List};
-
-/// The outcomes of the lists of a [`Region`](crate::Region) (runs of launches between operations that a graph
-/// cannot contain), or of the launches of a [`Graph`](crate::Graph). A list of nothing is not launched, and not counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Report {
-    /// Launched as the graph that was compiled for their shape.
-    pub replayed: u64,
-    /// Nodes of replayed graphs whose arguments were updated.
-    pub nodes_set: u64,
-    /// Compiled, and launched for the first time; of a region, because the shape came twice.
-    pub compiled: u64,
-    /// Launched operation by operation: the shape was new, or there was no
-    /// [room](crate::DeviceBuilder::graph_limit) for its graph.
-    pub plain: u64,
-    /// Launched one by one, in the middle: something else used the stream, or waited for their work.
-    pub interrupted: u64,
-    /// Compilations and updates that the driver refused; the work was launched operation by operation
-    /// instead, where possible.
-    pub refused: u64,
-    /// Not launched, or only in part: the driver refused, the device is lost or closed, or a launch of a graph was refused
-    /// (a missing input, an error of its closure). Not included in other counts except `compiled`. Operations that were
-    /// refused inside a region's closure are not counted.
-    pub failed: u64,
-}
+use crate::thread::contain;
 
 /// The outcome of one list of a region's last run, or of a launch that was in none.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,11 +56,13 @@ pub enum ListOutcome {
     /// In no list, as nothing replays it: a cooperative launch or one with clusters, one that waits for a flag, or any on a device that
     /// verifies.
     Unlisted(OpSite),
-    /// Launched one by one: the driver refused to compile it or to set its nodes.
+    /// Launched one by one: the driver refused to set its nodes, or to compile it, now or in one of the last fifteen runs: it is asked
+    /// again in the sixteenth.
     Refused,
     /// Not launched, or in part: the driver refused that, or the device is lost or closed.
     Failed,
-    /// Launched one by one: the device has as many graphs as it [may](crate::DeviceBuilder::graph_limit), and those are in use.
+    /// Launched one by one: the device has as many graphs as it [may](crate::DeviceBuilder::graph_limit), and those are in use. In the
+    /// seventeenth such run the list gets the place of a graph that was not launched since the first, if there is one.
     NoPlace,
 }
 
@@ -183,15 +163,13 @@ impl fmt::Display for ListReport {
     }
 }
 
-impl Report {
-    pub(crate) fn add(&mut self, other: &Report) {
-        self.replayed += other.replayed;
-        self.nodes_set += other.nodes_set;
-        self.compiled += other.compiled;
-        self.plain += other.plain;
-        self.interrupted += other.interrupted;
-        self.refused += other.refused;
-        self.failed += other.failed;
+/// Counts what became of lists of the device, and warns of what the driver refused. A subscriber is foreign code: under no lock.
+pub(crate) fn count(engine: &Engine, lists: &Report) {
+    if let Some(code) = engine.graphs.count(lists) {
+        let device = engine.label();
+        contain::log(|| {
+            tracing::warn!(target: "gpu_await::replay", device, %code, "the driver refused a graph: its work is launched one by one");
+        });
     }
 }
 

@@ -183,8 +183,9 @@ impl DeviceBuilder {
     /// One more evicts the least recently launched graph, if its last launch was at least a second ago
     /// ([`Stats::graphs_evicted`](crate::Stats::graphs_evicted)); the evicted graph is compiled again when
     /// needed. If all are in use, the new list is launched operation by operation
-    /// ([`Report::plain`](crate::Report::plain), [`ListOutcome::NoPlace`](crate::ListOutcome::NoPlace)).
-    /// Graphs of a stream that is gone do not count.
+    /// ([`Report::no_place`](crate::Report::no_place), [`ListOutcome::NoPlace`](crate::ListOutcome::NoPlace)), until that was so
+    /// sixteen times while one with a graph was not launched once: then it gets that one's place. Lists that are launched equally
+    /// often leave one another their graphs. Graphs of a stream that is gone do not count.
     ///
     /// A graph [of several devices](Device::graph_across), which counts on its own one, and a graph with [events](crate::Event::record_in) or, on a GPU, [captured
     /// work](crate::Uses::can_be_captured) cannot be launched operation by operation: it evicts the least

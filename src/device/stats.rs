@@ -4,6 +4,7 @@
 use std::sync::atomic::Ordering;
 
 use super::Device;
+use crate::batch::report::Report;
 use crate::error::unfinished::Unfinished;
 use crate::runtime::progress::Overlapping;
 
@@ -67,6 +68,9 @@ pub struct Stats {
     pub graphs: u64,
     /// Graphs evicted so far to make room for others; each is compiled again when needed.
     pub graphs_evicted: u64,
+    /// What became of the lists of all regions on the device's streams, and of the launches of all graphs that were made for it: many
+    /// `compiled` say that shapes change all the time, `no_place` that the [limit](crate::DeviceBuilder::graph_limit) is low.
+    pub lists: Report,
     /// Resources that leaked because the driver refused them or must not get them back, and values that wait
     /// for a thread that the system refused.
     pub unreturned: u64,
@@ -175,6 +179,7 @@ impl Device {
             wake_ups: read(&counters.wake_ups),
             graphs: engine.graphs.graphs() as u64,
             graphs_evicted: engine.graphs.evicted(),
+            lists: engine.graphs.report(),
             unreturned: read(&counters.unreturned) + engine.background.left_without_a_thread(),
             overlaps: Overlaps {
                 allowed: counters.overlaps.of(Overlapping::Overlaps),

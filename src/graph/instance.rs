@@ -3,8 +3,8 @@
 //! | the instance | a launch with the same arguments | with other arguments |
 //! |---|---|---|
 //! | fresh | | the closure runs; compiled and launched |
-//! | not compiled: the driver refused, and not for memory | launched one by one; captured work: compiled | the closure runs; compiled if the shape changed |
-//! | its graph was evicted, exceeded the limit, or had no memory | compiled, or launched one by one | the closure runs; the same |
+//! | not compiled: the driver refused | launched one by one, and compiled in the sixteenth; captured work: compiled | the closure runs; the same, or compiled if the shape changed |
+//! | its graph was evicted, or exceeded the limit | compiled, or launched one by one | the closure runs; the same |
 //! | its stream is gone | | |
 //! | compiled | launched | the closure runs; nodes that differ are set, or all is compiled again if the shape changed |
 //!
@@ -26,11 +26,12 @@ use crate::backend::{ArgBlock, DriverResult};
 use crate::batch::queue::Queue;
 use crate::batch::report;
 use crate::batch::report::Report;
-use crate::error::{DriverCode, Result};
+use crate::error::Result;
 use crate::event::{Event, Recorded};
 use crate::memory::allocation::KeptByGraph;
 use crate::memory::view::{Span, Tracking};
 use crate::runtime::UserList;
+use crate::runtime::graph_budget::{PlaceClaim, Unserved};
 use crate::runtime::graph_memory::KeepsMemory;
 use crate::runtime::stream_state::OfStream;
 use crate::submit::{
@@ -58,8 +59,7 @@ pub(super) struct Instance {
 pub(super) struct RecordedList {
     pub(super) list: List,
     compiled: Option<Arc<GraphCell>>,
-    /// The driver refused to compile this shape.
-    is_refused: bool,
+    unserved: Unserved,
 }
 
 struct Use {
@@ -133,10 +133,11 @@ impl Instance {
     /// out of date, for the caller to drop under no lock.
     #[must_use]
     pub(super) fn replaces(mut self, place: &mut Instance) -> Instance {
-        let RecordedList { list, compiled, is_refused } = &mut self.recorded;
+        let RecordedList { list, compiled, unserved } = &mut self.recorded;
         let other = &mut place.recorded;
         if compiled.is_none() && other.compiled.is_some() && list.takes_place_of(&other.list) {
-            (*compiled, *is_refused) = (other.compiled.take(), other.is_refused);
+            *compiled = other.compiled.take();
+            *unserved = std::mem::take(&mut other.unserved);
         }
         std::mem::replace(place, self)
     }
@@ -149,7 +150,7 @@ impl Instance {
         is_whole: bool,
     ) -> Self {
         if recorded.list.finish() != ListShape::Same {
-            (recorded.compiled, recorded.is_refused) = (None, false);
+            (recorded.compiled, recorded.unserved) = (None, Unserved::default());
         }
         let (uses, kept) = summarized(&recorded.list, passed);
         let is_told = recorded.list.is_told();
@@ -174,7 +175,7 @@ impl Instance {
         report: &mut Report,
     ) -> Result<Untold> {
         let Instance { recorded, uses, kept, events, is_told, .. } = self;
-        let RecordedList { list, compiled, is_refused } = recorded;
+        let RecordedList { list, compiled, unserved } = recorded;
         if list.len() == 0 {
             return Ok(Untold::Events(events.clone()));
         }
@@ -196,11 +197,20 @@ impl Instance {
         let new: Arc<GraphCell>;
         let known = compiled.clone();
         let mut graph = known.as_ref().and_then(|cell| cell.lock());
-        if graph.is_none() && !*is_refused {
-            footprint.may_block = true;
-            new = GraphCell::new(&queue.handle.state.engine);
-            graph = new.enter(queue.handle, list.needs_graph());
-            *compiled = graph.is_some().then(|| new.clone());
+        let mut is_crowded_out = false;
+        if graph.is_none() {
+            let engine = &queue.handle.state.engine;
+            let claim = match list.needs_graph() {
+                true => Some(PlaceClaim::Any),
+                false => unserved.claim(engine.pacing.now()),
+            };
+            if let Some(claim) = claim {
+                footprint.may_block = true;
+                new = GraphCell::new(engine);
+                graph = new.enter(queue.handle, claim);
+                is_crowded_out = graph.is_none();
+                *compiled = graph.is_some().then(|| new.clone());
+            }
         }
         let mut graph = graph.as_deref_mut();
         let commands = if graph.is_some() { 1 } else { list.len() as u32 };
@@ -212,7 +222,7 @@ impl Instance {
                 was_told = true;
                 list.tell(raw, outcomes)?;
             }
-            let prepared = prepare(raw, list, graph.as_deref_mut(), is_refused, state, report);
+            let prepared = prepare(raw, list, graph.as_deref_mut(), unserved, state, report);
             was_prepared = true;
             match prepared? {
                 Some(graph) => raw.launch_graph(graph)?,
@@ -235,8 +245,9 @@ impl Instance {
             // They are set, or nothing is compiled.
             list.note_changes();
         }
-        if *is_refused || was_plain {
+        if was_plain {
             *compiled = None;
+            report.no_place += u64::from(is_crowded_out);
         }
         if let Err(refused) = &submitted {
             if *is_told && !was_told {
@@ -267,7 +278,7 @@ fn prepare<'p>(
     raw: &Raw<'_>,
     list: &List,
     place: Option<&'p mut Option<CompiledGraph>>,
-    is_refused: &mut bool,
+    unserved: &mut Unserved,
     state: &Kept,
     report: &mut Report,
 ) -> DriverResult<Option<&'p mut CompiledGraph>> {
@@ -297,6 +308,7 @@ fn prepare<'p>(
     match raw.compile(list, Some(state)) {
         Ok(graph) => {
             report.compiled += 1;
+            *unserved = Unserved::default();
             Ok(Some(place.insert(graph)))
         }
         Err(code) => {
@@ -304,8 +316,7 @@ fn prepare<'p>(
             if list.needs_graph() || code.is_sticky() {
                 return Err(code);
             }
-            // Memory may be there next time.
-            *is_refused = code.code != DriverCode::OUT_OF_MEMORY;
+            unserved.is_refused = true;
             report.plain += 1;
             Ok(None)
         }

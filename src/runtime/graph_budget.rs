@@ -1,17 +1,28 @@
 //! [`GraphBudget`]: how many compiled graphs a device may have at once, and which is evicted for another.
 //!
 //! A graph is idle if its last launch is at least a [`PERIOD`] ago. A request at the limit evicts the least recently launched idle graph;
-//! the scan is skipped until some graph can be idle. If none is idle the request is refused, unless the graph cannot run without being
-//! compiled. So graphs in use stay, however many take turns, and in each period at most as many graphs are compiled in vain as the limit
-//! allows.
+//! the scan is skipped until some graph can be idle. If none is idle, what happens depends on the [`PlaceClaim`]:
+//!
+//! | the list | evicts | if there is none |
+//! |---|---|---|
+//! | was launched less than [`OFTEN`] times without a graph | an idle graph | refused |
+//! | was launched that often | one that was not launched once meanwhile | refused, and begins to count anew |
+//! | cannot run without a graph | the least recently launched one that is not being launched | exceeds the limit |
+//!
+//! So graphs in use stay, however many take turns with them, and what is launched often gets the place of what is launched rarely.
+//!
+//! More than 500 lines: half of it tests.
 #![forbid(unsafe_code)]
 
 use std::any::Any;
+use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use gpu_await_protocol::sync::Mutex;
+
+use crate::error::DriverCode;
 
 /// The default limit.
 const LIMIT: usize = 1024;
@@ -21,6 +32,86 @@ const PERIOD: Duration = Duration::from_secs(1);
 
 /// The minimum time between two scans: a thousand graphs take tens of microseconds.
 const APART: Duration = Duration::from_millis(10);
+
+/// How often a list is launched without a graph before it claims the place of one that was not launched once meanwhile, or asks the driver
+/// again. Of a thousand lists that are launched at random moments, equally often, hardly one is not launched for that long.
+const OFTEN: u32 = 16;
+
+/// Whose place a graph may take at the limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PlaceClaim {
+    /// An idle one's.
+    Idle,
+    /// Also one's that was not launched since that time.
+    UnusedSince(u64),
+    /// Any one's, and if there is none, it exceeds the limit.
+    Any,
+}
+
+/// The launches of a list since it was to be compiled and was not.
+#[derive(Default)]
+pub(crate) struct Unserved {
+    launches: u32,
+    since_ns: u64,
+    /// The driver was asked, and refused.
+    pub(crate) is_refused: bool,
+}
+
+impl Unserved {
+    /// One more: what it may claim, or `None` if the driver is not to be asked again so soon.
+    pub(crate) fn claim(&mut self, now_ns: u64) -> Option<PlaceClaim> {
+        if self.launches < OFTEN {
+            if self.launches == 0 {
+                self.since_ns = now_ns;
+            }
+            self.launches += 1;
+            return (!self.is_refused).then_some(PlaceClaim::Idle);
+        }
+        let since_ns = std::mem::replace(&mut self.since_ns, now_ns);
+        (self.launches, self.is_refused) = (1, false);
+        Some(PlaceClaim::UnusedSince(since_ns))
+    }
+}
+
+/// The outcomes of the lists of a [`Region`](crate::Region) (runs of launches between operations that a graph
+/// cannot contain), or of the launches of a [`Graph`](crate::Graph). A list of nothing is not launched, and not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// Launched as the graph that was compiled for their shape.
+    pub replayed: u64,
+    /// Nodes of replayed graphs whose arguments were updated.
+    pub nodes_set: u64,
+    /// Compiled, and launched for the first time; of a region, because the shape came twice.
+    pub compiled: u64,
+    /// Launched operation by operation: the shape was new, or there was no
+    /// [room](crate::DeviceBuilder::graph_limit) for its graph, or the driver refused.
+    pub plain: u64,
+    /// Those among them that there was no room for.
+    pub no_place: u64,
+    /// Launched one by one, in the middle: something else used the stream, or waited for their work.
+    pub interrupted: u64,
+    /// Compilations and updates that the driver refused; the work was launched operation by operation
+    /// instead, where possible.
+    pub refused: u64,
+    /// Not launched, or only in part: the driver refused, the device is lost or closed, or a launch of a graph was refused
+    /// (a missing input, an error of its closure). Not included in other counts except `compiled`. Operations that were
+    /// refused inside a region's closure are not counted.
+    pub failed: u64,
+}
+
+impl AddAssign for Report {
+    fn add_assign(&mut self, other: Report) {
+        self.replayed += other.replayed;
+        self.nodes_set += other.nodes_set;
+        self.compiled += other.compiled;
+        self.plain += other.plain;
+        self.no_place += other.no_place;
+        self.interrupted += other.interrupted;
+        self.refused += other.refused;
+        self.failed += other.failed;
+    }
+}
 
 /// A compiled graph, where its owner keeps it.
 pub(crate) trait Evictable: Send + Sync {
@@ -44,6 +135,9 @@ pub(crate) struct GraphBudget {
     graphs: AtomicUsize,
     evicted: AtomicU64,
     known: Mutex<Known>,
+    /// What became of all lists.
+    report: Mutex<Report>,
+    refusal: Mutex<Option<DriverCode>>,
 }
 
 #[derive(Default)]
@@ -59,7 +153,14 @@ impl GraphBudget {
     pub(crate) fn new(limit: Option<usize>) -> Self {
         let limit = limit.unwrap_or(LIMIT).max(1);
         let (graphs, evicted) = (AtomicUsize::new(0), AtomicU64::new(0));
-        GraphBudget { limit, graphs, evicted, known: Mutex::default() }
+        GraphBudget {
+            limit,
+            graphs,
+            evicted,
+            known: Mutex::default(),
+            report: Mutex::default(),
+            refusal: Mutex::default(),
+        }
     }
 
     /// How many there are.
@@ -73,9 +174,8 @@ impl GraphBudget {
         self.evicted.load(Ordering::Relaxed)
     }
 
-    /// Takes a permit for a graph, which its owner keeps until it [leaves](Self::leave); false if there is none. A graph that
-    /// cannot run without one gets it in any case.
-    pub(crate) fn enter(&self, graph: Weak<dyn Evictable>, now_ns: u64, in_any_case: bool) -> bool {
+    /// Takes a permit for a graph, which its owner keeps until it [leaves](Self::leave); false if there is none.
+    pub(crate) fn enter(&self, graph: Weak<dyn Evictable>, now_ns: u64, claim: PlaceClaim) -> bool {
         // In front of the lock, and so dropped behind it.
         let (mut seen, mut evicted) = (Seen::new(), None);
         let mut known = self.known.lock();
@@ -90,16 +190,22 @@ impl GraphBudget {
                 }
                 seen.push(idle);
             }
-            if evicted.is_none() && in_any_case {
+            let unused_since_ns = match claim {
+                PlaceClaim::Idle => None,
+                PlaceClaim::UnusedSince(since_ns) => Some(since_ns),
+                PlaceClaim::Any => Some(u64::MAX),
+            };
+            if let Some(since_ns) = unused_since_ns.filter(|_| evicted.is_none()) {
                 let all = known.all.iter().filter_map(Weak::upgrade);
                 let mut all: Vec<_> = all.map(|graph| (graph.used_ns(), graph)).collect();
                 all.sort_by_key(|(used_ns, _)| *used_ns);
-                evicted = all.iter().find_map(|(_, graph)| graph.give_up());
+                let mut unused = all.iter().take_while(|(used_ns, _)| *used_ns < since_ns);
+                evicted = unused.find_map(|(_, graph)| graph.give_up());
                 seen.extend(all.into_iter().map(|(_, graph)| graph));
             }
             if evicted.is_some() {
                 self.evicted.fetch_add(1, Ordering::Relaxed);
-            } else if !in_any_case {
+            } else if claim != PlaceClaim::Any {
                 return false;
             }
         }
@@ -119,6 +225,37 @@ impl GraphBudget {
     /// Gives a place back.
     pub(crate) fn leave(&self) {
         self.graphs.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Evicts all that are idle, for their memory, and returns whether there were any.
+    pub(crate) fn evict_idle(&self, now_ns: u64) -> bool {
+        // Dropped behind the lock.
+        let (mut seen, mut known) = (Seen::new(), self.known.lock());
+        known.look_ns = 0;
+        known.look(now_ns, &mut seen);
+        let idle: Vec<_> = known.idle.drain(..).filter_map(|graph| graph.upgrade()).collect();
+        drop(known);
+        let evicted = idle.iter().filter_map(|graph| graph.give_up()).count() as u64;
+        self.evicted.fetch_add(evicted, Ordering::Relaxed);
+        evicted > 0
+    }
+
+    /// What became of the lists so far.
+    pub(crate) fn report(&self) -> Report {
+        *self.report.lock()
+    }
+
+    /// Counts what became of lists; returns what the driver refused last, if it refused any of them and nobody was told.
+    pub(crate) fn count(&self, lists: &Report) -> Option<DriverCode> {
+        let mut report = self.report.lock();
+        *report += *lists;
+        drop(report);
+        if lists.refused > 0 { self.refusal.lock().take() } else { None }
+    }
+
+    /// The driver refused to compile a graph, or to set its nodes. The loss of a device is told elsewhere.
+    pub(crate) fn refused(&self, code: DriverCode) {
+        *self.refusal.lock() = Some(code).filter(|code| !code.is_sticky());
     }
 }
 
@@ -182,7 +319,7 @@ mod tests {
         }
     }
 
-    fn enter(budget: &GraphBudget, now_ns: u64, in_any_case: bool) -> Option<Arc<Owned>> {
+    fn enter(budget: &GraphBudget, now_ns: u64, claim: PlaceClaim) -> Option<Arc<Owned>> {
         let graph = Arc::new(Owned {
             used_ns: AtomicU64::new(now_ns),
             is_held: AtomicBool::new(false),
@@ -190,7 +327,7 @@ mod tests {
         });
         let weak: Weak<dyn Evictable> = Arc::<Owned>::downgrade(&graph);
         let evicted = budget.evicted();
-        let entered = budget.enter(weak, now_ns, in_any_case).then_some(graph);
+        let entered = budget.enter(weak, now_ns, claim).then_some(graph);
         // Standing in for the evicted graphs, which would leave.
         (evicted..budget.evicted()).for_each(|_| budget.leave());
         entered
@@ -207,20 +344,20 @@ mod tests {
     #[test]
     fn what_is_in_use_stays_and_what_is_idle_goes() {
         let budget = GraphBudget::new(Some(3));
-        let kept: Vec<_> = (0..3).filter_map(|_| enter(&budget, 0, false)).collect();
+        let kept: Vec<_> = (0..3).filter_map(|_| enter(&budget, 0, PlaceClaim::Idle)).collect();
         assert_eq!(kept.len(), 3);
         // A hundred take turns with them in each period.
         for turn in 0..1000 {
             if turn % 100 == 0 {
                 use_all(&kept, turn * SECOND / 100);
             }
-            assert!(enter(&budget, turn * SECOND / 100, false).is_none());
+            assert!(enter(&budget, turn * SECOND / 100, PlaceClaim::Idle).is_none());
         }
         // One of them is not launched any more: it is evicted after a period.
         use_all(&kept, 10 * SECOND);
         let gone = (1000..).find(|turn| {
             use_all(&kept[1..], turn * SECOND / 100);
-            enter(&budget, turn * SECOND / 100, false).is_some()
+            enter(&budget, turn * SECOND / 100, PlaceClaim::Idle).is_some()
         });
         assert!(gone.is_some_and(|turn| (1100..=1101).contains(&turn)), "{gone:?}");
         assert!(!has_place(&kept[0]) && has_place(&kept[1]) && has_place(&kept[2]));
@@ -231,12 +368,15 @@ mod tests {
     #[test]
     fn the_time_counts_from_the_last_launch() {
         let budget = GraphBudget::new(Some(2));
-        let kept: Vec<_> =
-            [0, SECOND / 2].iter().filter_map(|now| enter(&budget, *now, false)).collect();
-        let third = enter(&budget, SECOND, false).expect("the first was not launched for a second");
+        let kept: Vec<_> = [0, SECOND / 2]
+            .iter()
+            .filter_map(|now| enter(&budget, *now, PlaceClaim::Idle))
+            .collect();
+        let third = enter(&budget, SECOND, PlaceClaim::Idle)
+            .expect("the first was not launched for a second");
         assert!(!has_place(&kept[0]) && has_place(&kept[1]));
-        assert!(enter(&budget, SECOND * 5 / 4, false).is_none());
-        assert!(enter(&budget, SECOND * 3 / 2, false).is_some());
+        assert!(enter(&budget, SECOND * 5 / 4, PlaceClaim::Idle).is_none());
+        assert!(enter(&budget, SECOND * 3 / 2, PlaceClaim::Idle).is_some());
         assert!(!has_place(&kept[1]) && has_place(&third));
     }
 
@@ -244,28 +384,114 @@ mod tests {
     #[test]
     fn what_is_used_again_stays() {
         let budget = GraphBudget::new(Some(2));
-        let kept: Vec<_> = (0..2).filter_map(|_| enter(&budget, 0, false)).collect();
-        assert!(enter(&budget, 0, false).is_none());
+        let kept: Vec<_> = (0..2).filter_map(|_| enter(&budget, 0, PlaceClaim::Idle)).collect();
+        assert!(enter(&budget, 0, PlaceClaim::Idle).is_none());
         kept[0].is_held.store(true, Ordering::Relaxed);
         kept[1].is_held.store(true, Ordering::Relaxed);
-        assert!(enter(&budget, SECOND, false).is_none(), "they cannot go");
+        assert!(enter(&budget, SECOND, PlaceClaim::Idle).is_none(), "they cannot go");
         kept[0].is_held.store(false, Ordering::Relaxed);
-        assert!(enter(&budget, SECOND + 1, false).is_none(), "they were asked just now");
+        assert!(enter(&budget, SECOND + 1, PlaceClaim::Idle).is_none(), "they were asked just now");
         use_all(&kept[..1], SECOND + 2);
-        assert!(enter(&budget, 2 * SECOND, false).is_none());
-        assert!(enter(&budget, 2 * SECOND + SECOND / 10, false).is_some());
+        assert!(enter(&budget, 2 * SECOND, PlaceClaim::Idle).is_none());
+        assert!(enter(&budget, 2 * SECOND + SECOND / 10, PlaceClaim::Idle).is_some());
         assert!(!has_place(&kept[0]) && has_place(&kept[1]));
+    }
+
+    /// Launcher of a device: how many launches had a graph.
+    struct Launcher {
+        budget: GraphBudget,
+        graphs: Vec<(Option<Arc<Owned>>, Unserved)>,
+        compiled: usize,
+    }
+
+    impl Launcher {
+        fn new(count: usize, limit: usize) -> Self {
+            let graphs = (0..count).map(|_| (None, Unserved::default())).collect();
+            Launcher { budget: GraphBudget::new(Some(limit)), graphs, compiled: 0 }
+        }
+
+        /// Launches it, and returns whether it had a graph or got one.
+        fn launch(&mut self, list: usize, now_ns: u64) -> bool {
+            let (graph, unserved) = &mut self.graphs[list];
+            if let Some(graph) = graph.as_ref().filter(|graph| has_place(graph)) {
+                graph.used_ns.store(now_ns, Ordering::Relaxed);
+                return true;
+            }
+            let Some(claim) = unserved.claim(now_ns) else { return false };
+            *graph = enter(&self.budget, now_ns, claim);
+            if graph.is_some() {
+                *unserved = Unserved::default();
+                self.compiled += 1;
+            }
+            graph.is_some()
+        }
+    }
+
+    #[test]
+    fn what_is_launched_often_takes_the_place_of_what_is_not() {
+        let mut lists = Launcher::new(5, 4);
+        let mut missed = 0;
+        // Each of the first four once in 400 ms, the last one each millisecond.
+        for ms in 0..10_000 {
+            let now_ns = ms * SECOND / 1000;
+            if ms % 100 == 0 {
+                lists.launch((ms / 100 % 4) as usize, now_ns);
+            }
+            missed += u64::from(ms > 400 && !lists.launch(4, now_ns));
+        }
+        assert_eq!(missed, u64::from(OFTEN), "then it has a graph");
+        // The first that is not launched for long loses its place, and finds none that is launched less.
+        assert_eq!(lists.compiled, 5);
+    }
+
+    #[test]
+    fn lists_that_are_launched_equally_often_leave_one_another_their_graphs() {
+        // In turn.
+        let mut lists = Launcher::new(33, 32);
+        (0..33_000).for_each(|turn| _ = lists.launch(turn as usize % 33, turn * SECOND / 10_000));
+        assert_eq!(lists.compiled, 32);
+        // At random.
+        let mut lists = Launcher::new(120, 100);
+        let mut seed = 1u64;
+        for turn in 0..240_000 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            lists.launch((seed >> 33) as usize % 120, turn * SECOND / 1_000_000);
+        }
+        // Hardly any: of 40,000 launches that find no place.
+        assert!(lists.compiled < 110, "{}", lists.compiled);
+    }
+
+    #[test]
+    fn a_driver_that_refused_is_asked_again_later() {
+        let mut unserved = Unserved::default();
+        for round in 1..=2 {
+            assert!(unserved.claim(round).is_some());
+            unserved.is_refused = true;
+            let asked = (1..OFTEN).filter(|_| unserved.claim(round).is_some()).count();
+            assert_eq!(asked, 0);
+        }
+        assert_eq!(unserved.claim(3), Some(PlaceClaim::UnusedSince(2)));
+        assert_eq!(unserved.claim(4), Some(PlaceClaim::Idle), "of the places that are free");
+    }
+
+    #[test]
+    fn idle_graphs_go_for_their_memory() {
+        let budget = GraphBudget::new(Some(8));
+        let kept: Vec<_> = (0..3).filter_map(|_| enter(&budget, 0, PlaceClaim::Idle)).collect();
+        kept[0].used_ns.store(SECOND, Ordering::Relaxed);
+        assert!(budget.evict_idle(SECOND) && !budget.evict_idle(SECOND));
+        assert!(has_place(&kept[0]) && !has_place(&kept[1]) && !has_place(&kept[2]));
     }
 
     #[test]
     fn what_cannot_do_without_gets_a_place() {
         let budget = GraphBudget::new(Some(2));
-        let kept: Vec<_> = (0..2).filter_map(|_| enter(&budget, 0, false)).collect();
+        let kept: Vec<_> = (0..2).filter_map(|_| enter(&budget, 0, PlaceClaim::Idle)).collect();
         kept[0].is_held.store(true, Ordering::Relaxed);
-        let third = enter(&budget, 0, true).expect("in any case");
+        let third = enter(&budget, 0, PlaceClaim::Any).expect("in any case");
         assert!(!has_place(&kept[1]) && has_place(&kept[0]));
         third.is_held.store(true, Ordering::Relaxed);
-        let fourth = enter(&budget, 0, true).expect("though none can go");
+        let fourth = enter(&budget, 0, PlaceClaim::Any).expect("though none can go");
         assert_eq!(budget.graphs(), 3);
         drop((kept, third, fourth));
     }
@@ -274,11 +500,11 @@ mod tests {
     fn what_is_gone_is_forgotten() {
         let budget = GraphBudget::new(Some(4));
         for _ in 0..1000 {
-            drop(enter(&budget, 0, false).expect("there is always a place"));
+            drop(enter(&budget, 0, PlaceClaim::Idle).expect("there is always a place"));
             budget.leave();
         }
         // Evicted graphs leave too, while their owners keep them.
-        let owned: Vec<_> = (0..1000).filter_map(|_| enter(&budget, 0, true)).collect();
+        let owned: Vec<_> = (0..1000).filter_map(|_| enter(&budget, 0, PlaceClaim::Any)).collect();
         assert_eq!((owned.len(), budget.graphs()), (1000, 4));
         owned.iter().filter(|graph| has_place(graph)).for_each(|_| budget.leave());
         assert!(budget.known.lock().all.len() <= 8);

@@ -35,7 +35,7 @@ use std::future::Future;
 use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock, Weak};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::{Duration, Instant};
 
 use gpu_await_protocol::sync::Mutex;
@@ -677,7 +677,13 @@ impl Future for DrainedWithin {
             if let Poll::Ready(drained) = shared.poll_drained(cx) {
                 return Poll::Ready(drained);
             }
-            Pin::new(deadline).poll(cx).map(|()| Err(shared.not_drained(*limit)))
+            ready!(Pin::new(deadline).poll(cx));
+            // Its end may come while it is asked what is left.
+            let left = shared.not_drained(*limit);
+            Poll::Ready(match shared.poll_drained(cx) {
+                Poll::Ready(drained) => drained,
+                Poll::Pending => Err(left),
+            })
         })
     }
 }

@@ -21,7 +21,7 @@ use super::list::List;
 use super::raw::{Raw, Refusal};
 use crate::backend::{DriverResult, GraphEdge, RawGraph};
 use crate::error::DriverCode;
-use crate::runtime::graph_budget::{Evictable, Evicted};
+use crate::runtime::graph_budget::{Evictable, Evicted, PlaceClaim};
 use crate::runtime::partitions::Share;
 use crate::runtime::progress::{Overlap, OverlapCounters, Overlapping};
 use crate::runtime::stream_state::{OfStream, StreamHandle, Turn};
@@ -124,13 +124,13 @@ impl GraphCell {
     pub(crate) fn enter(
         self: &Arc<Self>,
         stream: &StreamHandle,
-        in_any_case: bool,
+        claim: PlaceClaim,
     ) -> Option<MutexGuard<'_, Option<CompiledGraph>>> {
         let graph = self.graph.lock();
         let weak: Weak<dyn Evictable> = Arc::<GraphCell>::downgrade(self);
         // ORDERING: Relaxed, here and below: the lock orders it. In front of the request: the budget forgets those without.
         self.has_place.store(true, Ordering::Relaxed);
-        if !self.engine.graphs.enter(weak, self.engine.pacing.now(), in_any_case) {
+        if !self.engine.graphs.enter(weak, self.engine.pacing.now(), claim) {
             self.has_place.store(false, Ordering::Relaxed);
             return None;
         }
@@ -201,7 +201,7 @@ impl Drop for GraphCell {
 }
 
 impl Raw<'_> {
-    /// Compiles a list's launches for this stream.
+    /// Compiles a list's launches for this stream. Where the driver has no memory for it, idle graphs go: it has theirs for the next one.
     pub(crate) fn compile(&self, list: &List, keeps: Option<&Kept>) -> DriverResult<CompiledGraph> {
         if self.stream.driver.is_confined_by_others() {
             return Err(DriverCode {
@@ -224,8 +224,14 @@ impl Raw<'_> {
             let _alone = partition.as_ref().map(|share| share.compile());
             let confined = partition.as_ref().map(|share| share.raw());
             // SAFETY: nothing is launched. The code is kept by the graph.
-            unsafe { self.backend.graph_compile(&launches, &edges, confined) }?
+            unsafe { self.backend.graph_compile(&launches, &edges, confined) }
         };
+        let raw = raw.inspect_err(|code| {
+            engine.graphs.refused(*code);
+            if code.code == DriverCode::OUT_OF_MEMORY {
+                engine.graphs.evict_idle(engine.pacing.now());
+            }
+        })?;
         let (code, keeps) = (list.code().cloned().collect(), keeps.cloned());
         fates.is_refused = may_overlap && !raw.overlaps;
         Ok(CompiledGraph { engine, raw: Some(raw), code, keeps, partition, last: None, fates })
@@ -239,7 +245,8 @@ impl Raw<'_> {
         let _alone = graph.partition.as_ref().map(|share| share.compile());
         let confined = graph.partition.as_ref().map(|share| share.raw());
         // SAFETY: the graph is this stream's, whose lock the caller has, and its code is that of the nodes.
-        unsafe { self.backend.graph_set(raw, &mut changes, confined) }
+        let set = unsafe { self.backend.graph_set(raw, &mut changes, confined) };
+        set.inspect_err(|code| graph.engine.graphs.refused(*code))
     }
 
     /// Refuses a list of this stream, of which nothing was launched.

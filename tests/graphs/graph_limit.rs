@@ -120,6 +120,36 @@ async fn regions_in_use_keep_their_graphs_and_others_lose_them() -> Result<()> {
     Ok(())
 }
 
+/// What is replayed all the time gets the place of what is replayed now and then, in whatever order they came.
+#[tokio::test]
+async fn a_region_that_is_used_often_gets_a_place() -> Result<()> {
+    let (device, _turn) = device()?;
+    let stream = device.stream()?;
+    let scale = kernels::scale::load(&device).await?;
+    let mut x = stream.full(LEN, 1.0f32).queued()?;
+    scale.launch(&stream, 1.0, &mut x).queued()?;
+    let mut regions: Vec<Region> = (0..LIMIT).map(|_| Region::new()).collect();
+    for _ in 0..3 {
+        for region in &mut regions {
+            replay(&stream, region, &scale, &mut x, 1.0).await?;
+        }
+    }
+    let mut often = Region::new();
+    let before = device.stats().lists;
+    for _ in 0..40 {
+        replay(&stream, &mut often, &scale, &mut x, 1.0).await?;
+    }
+    // New; then at most sixteen times without a place: then another was not launched in all of them.
+    let report = often.report();
+    assert!(report.no_place <= 16 && report.plain == 1 + report.no_place, "{report:?}");
+    assert_eq!((report.compiled, report.replayed), (1, 38 - report.no_place), "{report:?}");
+    assert_eq!(device.stats().graphs_evicted, 1);
+    let mut of_device = before;
+    of_device += report;
+    assert_eq!(device.stats().lists, of_device);
+    Ok(())
+}
+
 /// One with something in it that only a graph runs takes a place in any case, from one whose launch is under way as well.
 #[tokio::test]
 async fn graphs_that_need_a_place_get_it() -> Result<()> {

@@ -1,6 +1,7 @@
 //! Replayed batches: the same results as without, whatever changes from run to run.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use futures::executor::block_on;
 use gpu_await::testing::{self, DriverCall, Gate};
@@ -999,6 +1000,106 @@ async fn refusals_are_counted_alike() -> Result<()> {
         assert_eq!(of_region.plain, of_graph.plain + 1, "{call:?}: {of_region:?} {of_graph:?}");
         assert_eq!(of_graph.plain, u64::from(!fails), "{call:?}: {of_graph:?}");
     }
+    Ok(())
+}
+
+/// A driver without memory for graphs is asked now and then, not at every run, and graphs that are not in use give theirs up.
+#[tokio::test]
+async fn a_driver_without_memory_for_graphs_is_left_in_peace() -> Result<()> {
+    const RUNS: u64 = 100;
+    let (faults, handle) = testing::faults();
+    let device = testing::host_with(faults);
+    let stream = device.stream()?;
+    let scale = kernels::scale::load(&device).await?;
+    let mut x = stream.full(LEN, 1.0f32).queued()?;
+    scale.launch(&stream, 1.0, &mut x).await?;
+    let graph = device.graph::<(InOut<f32>, f32), _, _>(scale.clone(), |q, scale, (mut x, a)| {
+        scale.launch(q, a, &mut x)?;
+        scale.launch(q, a, &mut x)
+    });
+    let mut region = Region::new();
+    for _ in 0..RUNS {
+        handle.fail_nth(DriverCall::GraphCompile, 1, ErrorKind::OutOfMemory);
+        let replayed = stream.replay(&mut region, |q| {
+            scale.launch(q, 2.0, &mut x)?;
+            scale.launch(q, 1.0, &mut x)
+        });
+        replayed.await?;
+        handle.fail_nth(DriverCall::GraphCompile, 1, ErrorKind::OutOfMemory);
+        graph.launch(&stream, (&mut x, 0.5)).await?;
+        graph.launch(&stream, (&mut x, 1.0)).await?;
+        stream.fill(&mut x, 1.0).await?;
+    }
+    assert_eq!(region.report().refused, RUNS.div_ceil(16));
+    assert_eq!(region.report().plain, RUNS);
+    assert_eq!(graph.report().refused, (2 * RUNS).div_ceil(16));
+    assert_eq!(graph.report().plain, 2 * RUNS);
+    let lists = device.stats().lists;
+    assert_eq!(lists.refused, region.report().refused + graph.report().refused);
+    Ok(())
+}
+
+#[test]
+fn idle_graphs_go_where_the_driver_has_no_memory_for_another() -> Result<()> {
+    let (faults, handle) = testing::faults();
+    let (device, stepper) = testing::manual_with_faults(faults);
+    let stream = device.stream()?;
+    let scale = kernels::scale::load_blocking(&device)?;
+    let mut x = stream.full(LEN, 1.0f32).queued()?;
+    scale.launch(&stream, 1.0, &mut x).queued()?;
+    let mut regions = [Region::new(), Region::new()];
+    let mut replay = |region: usize| {
+        let replayed = stream.replay(&mut regions[region], |q| {
+            scale.launch(q, 2.0, &mut x)?;
+            scale.launch(q, 0.5, &mut x)
+        });
+        replayed.queued()?;
+        stepper.run_until_idle();
+        Ok::<_, gpu_await::Error>((device.stats().graphs, device.stats().graphs_evicted))
+    };
+    replay(0)?;
+    assert_eq!(replay(0)?, (1, 0));
+    replay(1)?;
+    stepper.advance(Duration::from_secs(1));
+    handle.fail_nth(DriverCall::GraphCompile, 1, ErrorKind::OutOfMemory);
+    assert_eq!(replay(1)?, (0, 1));
+    Ok(())
+}
+
+fn own_error() -> gpu_await::Error {
+    let cause = gpu_await::ForeignError::from(std::sync::Arc::new(std::fmt::Error));
+    ErrorDetail::Foreign { op: "half way".into(), cause }.into()
+}
+
+/// Of a closure that wrote more of them once.
+#[tokio::test]
+async fn lists_that_are_not_written_any_more_are_forgotten() -> Result<()> {
+    let machine = Machine::new(testing::device());
+    let Machine { device, stream, scale, .. } = &machine;
+    let mut x = stream.full(LEN, 1.0f32).queued()?;
+    scale.launch(stream, 1.0, &mut x).await?;
+    let mut region = Region::new();
+    let mut replay = |lists: usize, fails: bool, x: &mut DeviceBuffer<f32>| {
+        let replayed = stream.replay(&mut region, |q| {
+            for _ in 0..lists {
+                scale.launch(q, 1.0, &mut *x)?;
+                scale.launch(q, 1.0, &mut *x)?;
+                let _nothing = q.host_fn(|| ())?;
+            }
+            if fails { Err(own_error()) } else { Ok(()) }
+        });
+        let _is_its_own = replayed.synchronize();
+        (device.stats().graphs, region.report().replayed)
+    };
+    replay(20, false, &mut x);
+    assert_eq!(replay(20, false, &mut x).0, 20);
+    // A run that ends half way forgets nothing.
+    assert_eq!(replay(1, true, &mut x).0, 20);
+    let replayed = replay(20, false, &mut x);
+    assert_eq!(replayed, (20, 21));
+    assert_eq!(replay(1, false, &mut x).0, 20);
+    assert_eq!(replay(1, false, &mut x).0, 1);
+    assert_eq!(stream.download(&x).await?, [1.0; LEN]);
     Ok(())
 }
 
