@@ -1,5 +1,7 @@
 //! Runs a kernel's text on the CPU for tests, one thread at a time: one that the generator wrote, or one of an image. It knows the instructions that are in
-//! these, checks each access against its array and for alignment, and refuses everything else.
+//! these, refuses a text with others, and checks each access against its array and for alignment.
+//!
+//! A text is read once: what is run has numbers for registers and names, and a function for each instruction that computes.
 //!
 //! | a thread of a block comes to | and goes on when |
 //! |---|---|
@@ -14,39 +16,97 @@ use std::collections::HashMap;
 
 use half::{bf16, f16};
 
-/// The first index of each class of registers.
-const CLASS: usize = 1 << 12;
+/// A register's number in a kernel.
+type RegisterNumber = usize;
 
-#[derive(Clone, Debug)]
+/// The result of an instruction's operands.
+type Computation = fn(&[u64]) -> u64;
+
+// Numbers of what has a name: a function's arguments come next, then shared memory and the kernel's parameters.
+const THREAD: usize = 0;
+const BLOCK: usize = 1;
+const BLOCKS: usize = 2;
+const RESULT: usize = 3;
+const ARGUMENT: usize = 4;
+const SHARED: usize = 6;
+
+#[derive(Clone, Copy)]
 enum ReadOperand {
-    Register(usize),
+    Register(RegisterNumber),
     Number(u64),
-    Registers(Vec<usize>),
-    /// A memory operand: a register and an offset.
-    Place(usize, u64),
-    /// A parameter, or a function's argument or result.
-    Named(String),
+    Named(usize),
 }
 
-#[derive(Debug)]
-struct Instruction<'t> {
-    guard: Option<usize>,
-    is_not: bool,
-    op: Vec<&'t str>,
-    operands: Vec<ReadOperand>,
+/// An address.
+#[derive(Clone, Copy)]
+struct Place {
+    base: ReadOperand,
+    offset: u64,
+}
+
+enum Action {
+    /// `griddepcontrol.wait`
+    WaitFirst,
+    Return,
+    Barrier,
+    Shuffle {
+        to: RegisterNumber,
+        value: ReadOperand,
+        xor: ReadOperand,
+        of: [ReadOperand; 2],
+    },
+    /// To an instruction.
+    Branch(usize),
+    Pass {
+        name: usize,
+        value: ReadOperand,
+    },
+    Call(fn(u64, u64) -> u64),
+    Load {
+        to: Vec<RegisterNumber>,
+        bytes: usize,
+        extended: Computation,
+        place: Place,
+    },
+    Store {
+        from: Vec<RegisterNumber>,
+        bytes: usize,
+        place: Place,
+    },
+    /// A register's lower and upper half.
+    Split {
+        to: [RegisterNumber; 2],
+        half_bits: usize,
+        value: ReadOperand,
+    },
+    Join {
+        to: RegisterNumber,
+        half_bits: usize,
+        from: [RegisterNumber; 2],
+    },
+    Compute {
+        to: RegisterNumber,
+        computation: Computation,
+        operands: Vec<ReadOperand>,
+    },
+}
+
+struct Instruction {
+    /// A register, and whether the instruction is skipped where it holds.
+    guard: Option<(RegisterNumber, bool)>,
+    action: Action,
 }
 
 /// A kernel's instructions.
-pub(super) struct KernelText<'t> {
-    instructions: Vec<Instruction<'t>>,
-    labels: HashMap<String, usize>,
-    name: String,
-    /// Names and bytes of shared memory.
-    shared: Vec<(String, usize)>,
+pub(super) struct KernelText {
+    instructions: Vec<Instruction>,
+    registers: usize,
+    /// Bytes of shared memory, of each array.
+    shared: Vec<usize>,
 }
 
 /// Arrays, far from one another.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct FakeMemory {
     pub(super) arrays: Vec<Vec<u8>>,
     starts: Vec<u64>,
@@ -71,123 +131,190 @@ impl FakeMemory {
         self.written.pop();
     }
 
-    fn find(&self, address: u64, bytes: usize, of: usize) -> (usize, usize) {
-        assert!(address.is_multiple_of(of as u64), "{address:#x} is not aligned to {of}");
-        let inside = |(start, array): (&u64, &Vec<u8>)| {
-            let at = address.checked_sub(*start)? as usize;
-            (at + bytes <= array.len()).then_some(at)
-        };
-        let mut all = self.starts.iter().zip(&self.arrays).enumerate();
-        let found = all.find_map(|(number, array)| Some((number, inside(array)?)));
-        found.unwrap_or_else(|| panic!("{bytes} bytes at {address:#x} are outside of the arrays"))
+    /// The array and the place in it.
+    fn find(&self, address: u64, bytes: usize) -> (usize, usize) {
+        assert!(address.is_multiple_of(bytes as u64), "{address:#x} is not aligned to {bytes}");
+        let array = ((address >> 40) as usize).wrapping_sub(1);
+        if let Some(start) = self.starts.get(array)
+            && address >= *start
+            && (address - start) as usize + bytes <= self.arrays[array].len()
+        {
+            return (array, (address - start) as usize);
+        }
+        panic!("{bytes} bytes at {address:#x} are outside of the arrays");
     }
 
-    fn read(&self, address: u64, bytes: usize) -> u64 {
-        let (array, at) = self.find(address, bytes, bytes);
+    fn read(&self, (array, at): (usize, usize), bytes: usize) -> u64 {
         let mut value = [0; 8];
         value[..bytes].copy_from_slice(&self.arrays[array][at..at + bytes]);
         u64::from_le_bytes(value)
     }
 
-    fn write(&mut self, address: u64, bytes: usize, value: u64) {
-        let (array, at) = self.find(address, bytes, bytes);
+    fn write(&mut self, (array, at): (usize, usize), bytes: usize, value: u64) {
         self.arrays[array][at..at + bytes].copy_from_slice(&value.to_le_bytes()[..bytes]);
-        let written = self.written[array][at..at + bytes].iter_mut();
-        written.for_each(|times| *times = times.saturating_add(1));
+        for times in &mut self.written[array][at..at + bytes] {
+            *times = times.saturating_add(1);
+        }
     }
 }
 
-/// The classes of the generator, `hrlfdp`; the compiler calls the first `rs`, and the third `rd`.
-fn register(name: &str) -> usize {
-    let digits = name.find(|letter: char| letter.is_ascii_digit()).expect("a number");
-    let class = match &name[1..digits] {
-        "h" | "rs" => 0,
-        "r" => 1,
-        "l" | "rd" => 2,
-        "f" => 3,
-        "d" | "fd" => 4,
-        "p" => 5,
-        other => panic!("registers of class {other}"),
-    };
-    CLASS * class + name[digits..].parse::<usize>().expect("a number")
+/// A text while it is read.
+struct Reader<'t> {
+    kernel: &'t str,
+    registers: HashMap<&'t str, RegisterNumber>,
+    labels: HashMap<&'t str, usize>,
+    /// Names of shared memory.
+    shared: Vec<&'t str>,
 }
 
-fn operand(text: &str) -> ReadOperand {
-    let text = text.trim();
-    if let Some(list) = text.strip_prefix('{') {
-        let list = list.trim_end_matches('}').split(',');
-        return ReadOperand::Registers(list.map(|name| register(name.trim())).collect());
+impl<'t> Reader<'t> {
+    fn register(&mut self, name: &'t str) -> RegisterNumber {
+        let name = name.trim();
+        assert!(name.starts_with('%'), "{name} is no register");
+        let number = self.registers.len();
+        *self.registers.entry(name).or_insert(number)
     }
-    if let Some(place) = text.strip_prefix('[') {
-        let place = place.trim_end_matches(']');
-        return match place.split_once('+') {
-            Some((base, offset)) => {
-                ReadOperand::Place(register(base), offset.parse::<i64>().expect("bytes") as u64)
+
+    /// One, or those of a vector.
+    fn registers(&mut self, text: &'t str) -> Vec<RegisterNumber> {
+        match text.strip_prefix('{') {
+            Some(list) => {
+                list.trim_end_matches('}').split(',').map(|name| self.register(name)).collect()
             }
-            None if place.starts_with('%') => ReadOperand::Place(register(place), 0),
-            None => ReadOperand::Named(place.to_owned()),
-        };
-    }
-    let hexadecimal = |digits| u64::from_str_radix(digits, 16).expect("digits");
-    match text {
-        _ if ["%tid", "%ctaid", "%nctaid"].iter().any(|name| text.starts_with(name)) => {
-            ReadOperand::Named(text.to_owned())
+            // Behind it is whether the partner takes part, as all do.
+            None => vec![self.register(text.split('|').next().expect("a register"))],
         }
-        // Behind it is whether the partner takes part, as all do.
-        _ if text.contains('|') => operand(text.split('|').next().expect("a register")),
-        _ if text.starts_with('%') => ReadOperand::Register(register(text)),
-        _ if ["0f", "0d", "0x"].iter().any(|prefix| text.starts_with(prefix)) => {
-            ReadOperand::Number(hexadecimal(&text[2..]))
-        }
-        _ => match text.parse::<i64>() {
-            Ok(number) => ReadOperand::Number(number as u64),
-            Err(_) => ReadOperand::Named(text.to_owned()),
-        },
     }
+
+    fn named(&self, name: &str) -> usize {
+        let parameter = name
+            .strip_prefix(self.kernel)
+            .and_then(|name| name.strip_prefix("_param_"))
+            .or_else(|| name.strip_prefix('p'))
+            .and_then(|digits| digits.parse::<usize>().ok());
+        let shared = || self.shared.iter().position(|shared| *shared == name);
+        match name {
+            "%tid.x" => THREAD,
+            "%ctaid.x" => BLOCK,
+            "%nctaid.x" => BLOCKS,
+            "result" => RESULT,
+            "a0" => ARGUMENT,
+            "a1" => ARGUMENT + 1,
+            _ => match parameter {
+                Some(number) => SHARED + self.shared.len() + number,
+                None => SHARED + shared().unwrap_or_else(|| panic!("{name}")),
+            },
+        }
+    }
+
+    fn operand(&mut self, text: &'t str) -> ReadOperand {
+        let hexadecimal = |digits| u64::from_str_radix(digits, 16).expect("digits");
+        match text {
+            _ if ["%tid", "%ctaid", "%nctaid"].iter().any(|name| text.starts_with(name)) => {
+                ReadOperand::Named(self.named(text))
+            }
+            _ if text.starts_with('%') => ReadOperand::Register(self.register(text)),
+            _ if ["0f", "0d", "0x"].iter().any(|prefix| text.starts_with(prefix)) => {
+                ReadOperand::Number(hexadecimal(&text[2..]))
+            }
+            _ => match text.parse::<i64>() {
+                Ok(number) => ReadOperand::Number(number as u64),
+                Err(_) => ReadOperand::Named(self.named(text)),
+            },
+        }
+    }
+
+    fn place(&mut self, text: &'t str) -> Place {
+        let place = inside(text);
+        match place.split_once('+') {
+            Some((base, offset)) => Place {
+                base: ReadOperand::Register(self.register(base)),
+                offset: offset.parse::<i64>().expect("bytes") as u64,
+            },
+            None => Place { base: self.operand(place), offset: 0 },
+        }
+    }
+
+    fn action(&mut self, op: &'t str, operands: &[&'t str]) -> Action {
+        let parts: Vec<&str> = op.split('.').collect();
+        match parts[..] {
+            ["griddepcontrol", "wait"] => Action::WaitFirst,
+            ["ret"] => Action::Return,
+            ["bar", "sync"] => Action::Barrier,
+            ["shfl", "sync", "bfly", "b32"] => Action::Shuffle {
+                to: self.registers(operands[0])[0],
+                value: self.operand(operands[1]),
+                xor: self.operand(operands[2]),
+                of: [3, 4].map(|at| self.operand(operands[at])),
+            },
+            ["bra"] | ["bra", "uni"] => Action::Branch(self.labels[operands[0]]),
+            ["st", "param", _] => Action::Pass {
+                name: self.named(inside(operands[0])),
+                value: self.operand(operands[1]),
+            },
+            ["call"] => Action::Call(function(operands[1])),
+            ["ld", "param", kind] => {
+                let name = ReadOperand::Named(self.named(inside(operands[1])));
+                Action::Compute {
+                    to: self.register(operands[0]),
+                    computation: extended(kind),
+                    operands: vec![name],
+                }
+            }
+            ["ld", "global" | "shared", .., kind] => Action::Load {
+                to: self.registers(operands[0]),
+                bytes: bytes_of(kind),
+                extended: extended(kind),
+                place: self.place(operands[1]),
+            },
+            ["st", "global" | "shared", .., kind] => Action::Store {
+                from: self.registers(operands[1]),
+                bytes: bytes_of(kind),
+                place: self.place(operands[0]),
+            },
+            ["mov", kind] if operands[0].starts_with('{') => Action::Split {
+                to: self.registers(operands[0]).try_into().expect("two halves"),
+                half_bits: 4 * bytes_of(kind),
+                value: self.operand(operands[1]),
+            },
+            ["mov", kind] if operands[1].starts_with('{') => Action::Join {
+                to: self.register(operands[0]),
+                half_bits: 4 * bytes_of(kind),
+                from: self.registers(operands[1]).try_into().expect("two halves"),
+            },
+            _ => Action::Compute {
+                to: self.register(operands[0]),
+                computation: computation(&parts),
+                operands: operands[1..].iter().map(|text| self.operand(text)).collect(),
+            },
+        }
+    }
+}
+
+/// What is between brackets.
+fn inside(text: &str) -> &str {
+    text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).expect("brackets")
 }
 
 /// Splits at commas outside of brackets.
-fn split(text: &str) -> Vec<ReadOperand> {
-    let (mut parts, mut depth, mut part) = (Vec::new(), 0, String::new());
-    for letter in text.chars() {
+fn split(text: &str) -> Vec<&str> {
+    let mut depth = 0;
+    let parts = text.split(|letter| {
         match letter {
             '{' | '(' => depth += 1,
             '}' | ')' => depth -= 1,
-            ',' if depth == 0 => {
-                parts.push(operand(&std::mem::take(&mut part)));
-                continue;
-            }
             _ => {}
         }
-        part.push(letter);
-    }
-    if !part.trim().is_empty() {
-        parts.push(operand(&part));
-    }
-    parts
-}
-
-/// A thread's registers, by class; reading one that was never set is an error.
-#[derive(Default)]
-struct Registers([Vec<Option<u64>>; 6]);
-
-impl Registers {
-    fn get(&self, register: usize) -> u64 {
-        let found = self.0[register / CLASS].get(register % CLASS).copied().flatten();
-        found.expect("a register that was set")
-    }
-
-    fn set(&mut self, register: usize, value: u64) {
-        let class = &mut self.0[register / CLASS];
-        class.resize(class.len().max(register % CLASS + 1), None);
-        class[register % CLASS] = Some(value);
-    }
+        letter == ',' && depth == 0
+    });
+    parts.map(str::trim).filter(|part| !part.is_empty()).collect()
 }
 
 /// A thread on its way.
 struct FakeThread {
-    registers: Registers,
-    passed: HashMap<String, u64>,
+    /// Reading one that was never set is an error, and so is the value of a name that was not passed.
+    registers: Vec<Option<u64>>,
+    passed: Vec<Option<u64>>,
     next: usize,
     steps: usize,
 }
@@ -200,79 +327,87 @@ enum Stop {
     Barrier(usize),
     Shuffle {
         at: usize,
-        to: usize,
+        to: RegisterNumber,
         value: u64,
         xor: u64,
     },
 }
 
 impl FakeThread {
-    fn new(params: &[u64], (block, thread): (u64, u64)) -> FakeThread {
-        let mut passed: HashMap<String, u64> = HashMap::new();
-        passed.insert("%tid.x".into(), thread);
-        passed.insert("%ctaid.x".into(), block);
-        for (number, value) in params.iter().enumerate() {
-            passed.insert(format!("p{number}"), *value);
+    fn register(&self, number: RegisterNumber) -> u64 {
+        self.registers[number].expect("a register that was set")
+    }
+
+    fn value(&self, operand: &ReadOperand) -> u64 {
+        match *operand {
+            ReadOperand::Register(number) => self.register(number),
+            ReadOperand::Number(number) => number,
+            ReadOperand::Named(name) => self.passed[name].expect("a value that was passed"),
         }
-        FakeThread { registers: Registers::default(), passed, next: 0, steps: 0 }
+    }
+
+    fn address(&self, place: &Place) -> u64 {
+        self.value(&place.base).wrapping_add(place.offset)
     }
 }
 
-impl<'t> KernelText<'t> {
-    pub(super) fn read(text: &'t str) -> KernelText<'t> {
+impl KernelText {
+    pub(super) fn read(text: &str) -> KernelText {
         let (_, kernel) = text.split_once(".visible .entry").expect("a kernel");
         let (_, body) = kernel.split_once('{').expect("a body");
-        KernelText::of_body(body)
+        KernelText::of_body("", body, &[])
     }
 
     /// One kernel of several.
-    pub(super) fn entry(text: &'t str, name: &str) -> KernelText<'t> {
+    pub(super) fn entry(text: &str, name: &str) -> KernelText {
         let (_, kernel) = text.split_once(&format!(".visible .entry {name}(")).expect("the kernel");
         let (_, body) = kernel.split_once("\n{").expect("a body");
-        let mut code = KernelText::of_body(body.split_once("\n}").expect("an end").0);
-        code.shared = text.lines().filter_map(shared).collect();
-        code.name = name.to_owned();
-        code
+        let shared: Vec<(&str, usize)> = text.lines().filter_map(shared).collect();
+        KernelText::of_body(name, body.split_once("\n}").expect("an end").0, &shared)
     }
 
-    fn of_body(body: &'t str) -> KernelText<'t> {
-        let mut code = KernelText {
-            instructions: Vec::new(),
-            labels: HashMap::new(),
-            name: String::new(),
-            shared: Vec::new(),
-        };
+    fn of_body(kernel: &str, body: &str, shared: &[(&str, usize)]) -> KernelText {
+        let (mut lines, mut labels) = (Vec::new(), HashMap::new());
         for line in body.lines().map(str::trim) {
             if let Some(label) = line.strip_suffix(':') {
-                code.labels.insert(label.to_owned(), code.instructions.len());
-                continue;
+                labels.insert(label, lines.len());
+            } else if let Some(line) = line.strip_suffix(';')
+                && !line.starts_with('.')
+            {
+                lines.push(line);
             }
-            let Some(line) = line.strip_suffix(';') else { continue };
-            if line.starts_with('.') {
-                continue;
-            }
-            let (guard, is_not, line) = match line.strip_prefix('@') {
+        }
+        let names = shared.iter().map(|(name, _)| *name).collect();
+        let mut reader = Reader { kernel, registers: HashMap::new(), labels, shared: names };
+        let mut instructions = Vec::new();
+        for line in lines {
+            let (guard, line) = match line.strip_prefix('@') {
                 Some(line) => {
                     let (guard, line) = line.split_once(' ').expect("an instruction");
                     let plain = guard.trim_start_matches('!');
-                    (Some(register(plain)), plain != guard, line)
+                    (Some((reader.register(plain), plain != guard)), line)
                 }
-                None => (None, false, line),
+                None => (None, line),
             };
             let (op, rest) = line.split_once([' ', '\t']).unwrap_or((line, ""));
-            code.instructions.push(Instruction {
-                guard,
-                is_not,
-                op: op.split('.').collect(),
-                operands: split(rest),
-            });
+            let action = reader.action(op, &split(rest));
+            instructions.push(Instruction { guard, action });
         }
-        code
+        let shared = shared.iter().map(|(_, bytes)| *bytes).collect();
+        KernelText { instructions, registers: reader.registers.len(), shared }
+    }
+
+    fn thread(&self, params: &[u64], block: u64, thread: u64) -> FakeThread {
+        let mut passed = vec![None; SHARED + self.shared.len()];
+        passed[THREAD] = Some(thread);
+        passed[BLOCK] = Some(block);
+        passed.extend(params.iter().map(|value| Some(*value)));
+        FakeThread { registers: vec![None; self.registers], passed, next: 0, steps: 0 }
     }
 
     /// Runs one thread.
-    pub(super) fn run(&self, memory: &mut FakeMemory, params: &[u64], at: (u64, u64)) {
-        let stop = self.advance(memory, &mut FakeThread::new(params, at));
+    pub(super) fn run(&self, memory: &mut FakeMemory, params: &[u64], (block, thread): (u64, u64)) {
+        let stop = self.advance(memory, &mut self.thread(params, block, thread));
         assert_eq!(stop, Stop::Returned, "it is alone");
     }
 
@@ -284,19 +419,16 @@ impl<'t> KernelText<'t> {
         (block, blocks): (u64, u64),
         threads: u64,
     ) {
-        let all = (0..threads).map(|thread| FakeThread::new(params, (block, thread)));
+        let all = (0..threads).map(|thread| self.thread(params, block, thread));
         let mut all: Vec<FakeThread> = all.collect();
         for thread in &mut all {
-            thread.passed.insert("%nctaid.x".into(), blocks);
-            for (number, value) in params.iter().enumerate() {
-                thread.passed.insert(format!("{}_param_{number}", self.name), *value);
-            }
+            thread.passed[BLOCKS] = Some(blocks);
         }
-        for (name, bytes) in &self.shared {
+        for (number, bytes) in self.shared.iter().enumerate() {
             // What was there before.
             let start = memory.add(vec![0xFF; *bytes], 0);
             for thread in &mut all {
-                thread.passed.insert(name.clone(), start);
+                thread.passed[SHARED + number] = Some(start);
             }
         }
         loop {
@@ -326,91 +458,67 @@ impl<'t> KernelText<'t> {
                 let Stop::Shuffle { value, .. } = stops[lane ^ xor as usize] else {
                     panic!("lanes part: {stops:?}")
                 };
-                warp[lane].registers.set(to, value);
+                warp[lane].registers[to] = Some(value);
             }
         }
     }
 
     /// Runs one thread as far as it comes alone.
     fn advance(&self, memory: &mut FakeMemory, thread: &mut FakeThread) -> Stop {
-        let FakeThread { registers, passed, next, steps } = thread;
-        while let Some(Instruction { guard, is_not, op, operands }) = self.instructions.get(*next) {
-            *next += 1;
-            *steps += 1;
-            assert!(*steps < 1_000_000, "it does not end");
-            if guard.is_some_and(|guard| (registers.get(guard) == 0) != *is_not) {
+        while let Some(Instruction { guard, action }) = self.instructions.get(thread.next) {
+            thread.next += 1;
+            thread.steps += 1;
+            assert!(thread.steps < 1_000_000, "it does not end");
+            if let Some((guard, is_not)) = guard
+                && (thread.register(*guard) == 0) != *is_not
+            {
                 continue;
             }
-            let value = |at: usize| -> u64 {
-                match &operands[at] {
-                    ReadOperand::Register(register) => registers.get(*register),
-                    ReadOperand::Number(number) => *number,
-                    ReadOperand::Named(name) => {
-                        *passed.get(name).unwrap_or_else(|| panic!("{op:?}: {name}"))
-                    }
-                    other => panic!("{op:?}: {other:?}"),
+            match action {
+                Action::WaitFirst => assert_eq!(thread.steps, 1, "it waits first"),
+                Action::Return => return Stop::Returned,
+                Action::Barrier => return Stop::Barrier(thread.next),
+                Action::Shuffle { to, value, xor, of: [lanes, members] } => {
+                    let of = (thread.value(lanes), thread.value(members) as u32);
+                    assert_eq!(of, (31, u32::MAX), "of a whole warp");
+                    let (value, xor) = (thread.value(value), thread.value(xor));
+                    return Stop::Shuffle { at: thread.next, to: *to, value, xor };
                 }
-            };
-            match op[..] {
-                ["griddepcontrol", "wait"] => assert_eq!(*steps, 1, "it waits first"),
-                ["ret"] => return Stop::Returned,
-                ["bar", "sync"] => return Stop::Barrier(*next),
-                ["shfl", "sync", "bfly", "b32"] => {
-                    assert_eq!((value(3), value(4) as u32), (31, u32::MAX), "of a whole warp");
-                    let to = targets(&operands[0])[0];
-                    return Stop::Shuffle { at: *next, to, value: value(1), xor: value(2) };
+                Action::Branch(next) => thread.next = *next,
+                Action::Pass { name, value } => thread.passed[*name] = Some(thread.value(value)),
+                Action::Call(function) => {
+                    let [x, y] = [0, 1].map(|at| thread.passed[ARGUMENT + at].unwrap_or(0));
+                    thread.passed[RESULT] = Some(function(x, y));
                 }
-                ["bra"] | ["bra", "uni"] => {
-                    let ReadOperand::Named(label) = &operands[0] else { panic!("a label") };
-                    *next = self.labels[label];
-                }
-                ["st", "param", _] => {
-                    let ReadOperand::Named(name) = &operands[0] else { panic!("a name") };
-                    let value = value(1);
-                    passed.insert(name.clone(), value);
-                }
-                ["call"] => {
-                    let ReadOperand::Named(name) = &operands[1] else { panic!("a name") };
-                    let result = function(name, |name| passed.get(name).copied().unwrap_or(0));
-                    passed.insert("result".into(), result);
-                }
-                ["ld", "param", kind] => {
-                    let value = extended(kind, value(1));
-                    let ReadOperand::Register(to) = operands[0] else { panic!("a register") };
-                    registers.set(to, value);
-                }
-                ["ld", "global" | "shared", .., kind] => {
-                    let (bytes, address) = (bytes_of(kind), place(registers, passed, &operands[1]));
-                    let to = targets(&operands[0]);
-                    memory.find(address, 1, bytes * to.len());
-                    for (at, to) in to.iter().enumerate() {
-                        let value = memory.read(address + (at * bytes) as u64, bytes);
-                        registers.set(*to, extended(kind, value));
+                Action::Load { to, bytes, extended, place } => {
+                    let (array, at) = memory.find(thread.address(place), bytes * to.len());
+                    for (lane, to) in to.iter().enumerate() {
+                        let value = memory.read((array, at + lane * bytes), *bytes);
+                        thread.registers[*to] = Some(extended(&[value]));
                     }
                 }
-                ["st", "global" | "shared", .., kind] => {
-                    let (bytes, address) = (bytes_of(kind), place(registers, passed, &operands[0]));
-                    let from = targets(&operands[1]);
-                    memory.find(address, 1, bytes * from.len());
-                    for (at, from) in from.iter().enumerate() {
-                        memory.write(address + (at * bytes) as u64, bytes, registers.get(*from));
+                Action::Store { from, bytes, place } => {
+                    let (array, at) = memory.find(thread.address(place), bytes * from.len());
+                    for (lane, from) in from.iter().enumerate() {
+                        let value = thread.register(*from);
+                        memory.write((array, at + lane * bytes), *bytes, value);
                     }
                 }
-                ["mov", kind] if matches!(operands[0], ReadOperand::Registers(_)) => {
-                    let (value, half) = (value(1), 4 * bytes_of(kind));
-                    let to = targets(&operands[0]);
-                    registers.set(to[0], value & !(u64::MAX << half));
-                    registers.set(to[1], value >> half);
+                Action::Split { to: [low, high], half_bits, value } => {
+                    let value = thread.value(value);
+                    thread.registers[*low] = Some(value & !(u64::MAX << half_bits));
+                    thread.registers[*high] = Some(value >> half_bits);
                 }
-                ["mov", kind] if matches!(operands[1], ReadOperand::Registers(_)) => {
-                    let from = targets(&operands[1]);
-                    let high = registers.get(from[1]) << (4 * bytes_of(kind));
-                    registers.set(targets(&operands[0])[0], registers.get(from[0]) | high);
+                Action::Join { to, half_bits, from: [low, high] } => {
+                    let high = thread.register(*high) << half_bits;
+                    thread.registers[*to] = Some(thread.register(*low) | high);
                 }
-                _ => {
-                    let values: Vec<u64> = (1..operands.len()).map(value).collect();
-                    let result = compute(op, &values);
-                    registers.set(targets(&operands[0])[0], result);
+                Action::Compute { to, computation, operands } => {
+                    let mut values = [0; 4];
+                    for (value, operand) in values.iter_mut().zip(operands) {
+                        *value = thread.value(operand);
+                    }
+                    thread.registers[*to] = Some(computation(&values[..operands.len()]));
                 }
             }
         }
@@ -418,28 +526,11 @@ impl<'t> KernelText<'t> {
     }
 }
 
-/// An address.
-fn place(registers: &Registers, passed: &HashMap<String, u64>, operand: &ReadOperand) -> u64 {
-    match operand {
-        ReadOperand::Place(base, offset) => registers.get(*base).wrapping_add(*offset),
-        ReadOperand::Named(name) => passed[name],
-        other => panic!("{other:?}"),
-    }
-}
-
 /// Name and bytes of the shared memory that a line declares.
-fn shared(line: &str) -> Option<(String, usize)> {
+fn shared(line: &str) -> Option<(&str, usize)> {
     let declared = line.trim_start().strip_prefix(".shared ")?.split(' ').next_back()?;
     let (name, bytes) = declared.trim_end_matches("];").split_once('[')?;
-    Some((name.to_owned(), bytes.parse().ok()?))
-}
-
-fn targets(operand: &ReadOperand) -> Vec<usize> {
-    match operand {
-        ReadOperand::Register(register) => vec![*register],
-        ReadOperand::Registers(registers) => registers.clone(),
-        other => panic!("{other:?}"),
-    }
+    Some((name, bytes.parse().ok()?))
 }
 
 fn bytes_of(kind: &str) -> usize {
@@ -447,14 +538,14 @@ fn bytes_of(kind: &str) -> usize {
 }
 
 /// The contents of a register after loading a value of that type.
-fn extended(kind: &str, value: u64) -> u64 {
+fn extended(kind: &str) -> Computation {
     match kind {
-        "s8" => value as i8 as u32 as u64,
-        "s16" => value as i16 as u32 as u64,
-        "u8" => value as u8 as u64,
-        "u16" | "b16" => value as u16 as u64,
-        "u32" | "s32" | "b32" | "f32" => value as u32 as u64,
-        _ => value,
+        "s8" => |v| v[0] as i8 as u32 as u64,
+        "s16" => |v| v[0] as i16 as u32 as u64,
+        "u8" => |v| v[0] as u8 as u64,
+        "u16" | "b16" => |v| v[0] as u16 as u64,
+        "u32" | "s32" | "b32" | "f32" => |v| v[0] as u32 as u64,
+        _ => |v| v[0],
     }
 }
 
@@ -507,24 +598,22 @@ impl Bits for i64 {
 }
 
 /// The functions that are not in the text: the host's.
-fn function(name: &str, passed: impl Fn(&str) -> u64) -> u64 {
-    let (x, y) = (passed("a0"), passed("a1"));
-    let (f, g, d, e) = (single(x), single(y), double(x), double(y));
+fn function(name: &str) -> fn(u64, u64) -> u64 {
     match name.trim_start_matches("gpu_await_") {
-        "exp_f32" => f.exp().bits(),
-        "exp_f64" => d.exp().bits(),
-        "ln_f32" => f.ln().bits(),
-        "ln_f64" => d.ln().bits(),
-        "sin_f32" => f.sin().bits(),
-        "sin_f64" => d.sin().bits(),
-        "cos_f32" => f.cos().bits(),
-        "cos_f64" => d.cos().bits(),
-        "tanh_f32" => f.tanh().bits(),
-        "tanh_f64" => d.tanh().bits(),
-        "powf_f32" => f.powf(g).bits(),
-        "powf_f64" => d.powf(e).bits(),
-        "rem_f32" => (f % g).bits(),
-        "rem_f64" => (d % e).bits(),
+        "exp_f32" => |x, _| single(x).exp().bits(),
+        "exp_f64" => |x, _| double(x).exp().bits(),
+        "ln_f32" => |x, _| single(x).ln().bits(),
+        "ln_f64" => |x, _| double(x).ln().bits(),
+        "sin_f32" => |x, _| single(x).sin().bits(),
+        "sin_f64" => |x, _| double(x).sin().bits(),
+        "cos_f32" => |x, _| single(x).cos().bits(),
+        "cos_f64" => |x, _| double(x).cos().bits(),
+        "tanh_f32" => |x, _| single(x).tanh().bits(),
+        "tanh_f64" => |x, _| double(x).tanh().bits(),
+        "powf_f32" => |x, y| single(x).powf(single(y)).bits(),
+        "powf_f64" => |x, y| double(x).powf(double(y)).bits(),
+        "rem_f32" => |x, y| (single(x) % single(y)).bits(),
+        "rem_f64" => |x, y| (double(x) % double(y)).bits(),
         other => panic!("{other}"),
     }
 }
@@ -542,109 +631,118 @@ macro_rules! least {
 }
 
 macro_rules! of_floats_of {
-    ($type:ident, $of:ident, $parts:ident, $v:ident) => {{
-        let x: Vec<$type> = $v.iter().map(|bits| $of(*bits)).collect();
+    ($type:ident, $of:ident, $parts:ident) => {
         match $parts[..$parts.len() - 1] {
-            ["cvt", "rmi", _] => x[0].floor().bits(),
-            ["cvt", "rpi", _] => x[0].ceil().bits(),
-            ["cvt", "rzi", _] => x[0].trunc().bits(),
-            ["add"] | ["add", "rn"] => (x[0] + x[1]).bits(),
-            ["sub"] | ["sub", "rn"] => (x[0] - x[1]).bits(),
-            ["mul"] | ["mul", "rn"] => (x[0] * x[1]).bits(),
-            ["div", "rn"] => (x[0] / x[1]).bits(),
-            ["fma", "rn"] => x[0].mul_add(x[1], x[2]).bits(),
-            ["sqrt", "rn"] => x[0].sqrt().bits(),
-            ["rcp", "rn"] => (1.0 / x[0]).bits(),
-            ["neg"] => (-x[0]).bits(),
-            ["abs"] => x[0].abs().bits(),
-            ["copysign"] => x[1].copysign(x[0]).bits(),
-            ["min"] => least!(x[0], x[1]).bits(),
-            ["max"] => (-least!(-x[0], -x[1])).bits(),
-            ["max", "NaN"] if x[0].is_nan() || x[1].is_nan() => $type::NAN.bits(),
-            ["max", "NaN"] => (-least!(-x[0], -x[1])).bits(),
-            ["setp", compare] => holds(compare, x[0].partial_cmp(&x[1])),
+            ["cvt", "rmi", _] => |v| $of(v[0]).floor().bits(),
+            ["cvt", "rpi", _] => |v| $of(v[0]).ceil().bits(),
+            ["cvt", "rzi", _] => |v| $of(v[0]).trunc().bits(),
+            ["add"] | ["add", "rn"] => |v| ($of(v[0]) + $of(v[1])).bits(),
+            ["sub"] | ["sub", "rn"] => |v| ($of(v[0]) - $of(v[1])).bits(),
+            ["mul"] | ["mul", "rn"] => |v| ($of(v[0]) * $of(v[1])).bits(),
+            ["div", "rn"] => |v| ($of(v[0]) / $of(v[1])).bits(),
+            ["fma", "rn"] => |v| $of(v[0]).mul_add($of(v[1]), $of(v[2])).bits(),
+            ["sqrt", "rn"] => |v| $of(v[0]).sqrt().bits(),
+            ["rcp", "rn"] => |v| (1.0 / $of(v[0])).bits(),
+            ["neg"] => |v| (-$of(v[0])).bits(),
+            ["abs"] => |v| $of(v[0]).abs().bits(),
+            ["copysign"] => |v| $of(v[1]).copysign($of(v[0])).bits(),
+            ["min"] => |v| least!($of(v[0]), $of(v[1])).bits(),
+            ["max"] => |v| (-least!(-$of(v[0]), -$of(v[1]))).bits(),
+            ["max", "NaN"] => |v| match ($of(v[0]), $of(v[1])) {
+                (a, b) if a.is_nan() || b.is_nan() => $type::NAN.bits(),
+                (a, b) => (-least!(-a, -b)).bits(),
+            },
+            ["setp", "lt"] => |v| ($of(v[0]) < $of(v[1])).bits(),
+            ["setp", "le"] => |v| ($of(v[0]) <= $of(v[1])).bits(),
+            ["setp", "gt"] => |v| ($of(v[0]) > $of(v[1])).bits(),
+            ["setp", "ge"] => |v| ($of(v[0]) >= $of(v[1])).bits(),
+            ["setp", "eq"] => |v| ($of(v[0]) == $of(v[1])).bits(),
+            // And so it is where one is NaN.
+            ["setp", "neu"] => |v| ($of(v[0]) != $of(v[1])).bits(),
+            ["setp", "leu"] => {
+                |v| $of(v[0]).partial_cmp(&$of(v[1])).is_none_or(|order| order.is_le()).bits()
+            }
+            ["setp", "num"] => |v| $of(v[0]).partial_cmp(&$of(v[1])).is_some().bits(),
+            ["setp", "nan"] => |v| $of(v[0]).partial_cmp(&$of(v[1])).is_none().bits(),
             _ => panic!("{:?}", $parts),
-        }
-    }};
-}
-
-macro_rules! of_integers {
-    ($parts:expr, $v:expr; $($name:literal $type:ident;)+) => {
-        match $parts {
-            $(
-                ["add", $name] => ($v[0] as $type).wrapping_add($v[1] as $type).bits(),
-                ["sub", $name] => ($v[0] as $type).wrapping_sub($v[1] as $type).bits(),
-                ["mul", "lo", $name] => ($v[0] as $type).wrapping_mul($v[1] as $type).bits(),
-                ["mad", "lo", $name] => {
-                    ($v[0] as $type).wrapping_mul($v[1] as $type).wrapping_add($v[2] as $type).bits()
-                }
-                // Division by zero panics, and so does the least number by -1: the text must avoid both.
-                ["div", $name] => ($v[0] as $type / $v[1] as $type).bits(),
-                ["rem", $name] => ($v[0] as $type % $v[1] as $type).bits(),
-                ["min", $name] => ($v[0] as $type).min($v[1] as $type).bits(),
-                ["max", $name] => ($v[0] as $type).max($v[1] as $type).bits(),
-                ["neg", $name] => ($v[0] as $type).wrapping_neg().bits(),
-                ["shr", $name] => (($v[0] as $type) >> $v[1]).bits(),
-                ["setp", "lt", $name] => (($v[0] as $type) < $v[1] as $type).bits(),
-                ["setp", "le", $name] => ($v[0] as $type <= $v[1] as $type).bits(),
-                ["setp", "gt", $name] => ($v[0] as $type > $v[1] as $type).bits(),
-                ["setp", "ge", $name] => ($v[0] as $type >= $v[1] as $type).bits(),
-                ["setp", "eq", $name] => ($v[0] as $type == $v[1] as $type).bits(),
-                ["setp", "ne", $name] => ($v[0] as $type != $v[1] as $type).bits(),
-                ["cvt", "rn", "f32", $name] => ($v[0] as $type as f32).bits(),
-                ["cvt", "rn", "f64", $name] => ($v[0] as $type as f64).bits(),
-                ["cvt", "rz", "f32", $name] => toward_zero($v[0] as $type as i128).bits(),
-                // The result for a NaN is 0 only where both have 32 bits.
-                ["cvt", "rzi", $name, "f32"] => match single($v[0]) {
-                    x if x.is_nan() && $type::BITS == 64 => 1 << 63,
-                    x => (x as $type).bits(),
-                },
-                ["cvt", "rzi", $name, "f64"] => match double($v[0]) {
-                    x if x.is_nan() => 1 << ($type::BITS - 1),
-                    x => (x as $type).bits(),
-                },
-            )+
-            _ => of_floats(&$parts, $v),
         }
     };
 }
 
-fn compute(parts: &[&str], v: &[u64]) -> u64 {
-    match *parts {
-        ["setp", "eq", "or", "u32"] => (v[0] as u32 == v[1] as u32 || v[2] != 0).bits(),
-        ["mul", "wide", "u32"] => u64::from(v[0] as u32) * u64::from(v[1] as u32),
-        ["mad", "wide", "u32"] => u64::from(v[0] as u32) * u64::from(v[1] as u32) + v[2],
-        ["cvta", ..] => v[0],
-        ["mov", "b32" | "u32" | "f32"] => (v[0] as u32).bits(),
-        ["mov", _] => v[0],
-        ["shl", "b32"] => ((v[0] as u32) << v[1]).bits(),
-        ["shl", "b64"] => v[0] << v[1],
-        ["shr", "b32"] => ((v[0] as u32) >> v[1]).bits(),
-        ["and", _] => v[0] & v[1],
-        ["or", _] => v[0] | v[1],
-        ["xor", _] => v[0] ^ v[1],
-        ["not", "pred"] => v[0] ^ 1,
-        ["not", "b32"] => (!v[0] as u32).bits(),
-        ["not", "b64"] => !v[0],
-        ["selp", "b32" | "f32"] => ((if v[2] != 0 { v[0] } else { v[1] }) as u32).bits(),
-        ["selp", _] => {
-            if v[2] != 0 {
-                v[0]
-            } else {
-                v[1]
-            }
+macro_rules! of_integers {
+    ($parts:expr; $($name:literal $type:ident;)+) => {
+        match $parts {
+            $(
+                ["add", $name] => |v| (v[0] as $type).wrapping_add(v[1] as $type).bits(),
+                ["sub", $name] => |v| (v[0] as $type).wrapping_sub(v[1] as $type).bits(),
+                ["mul", "lo", $name] => |v| (v[0] as $type).wrapping_mul(v[1] as $type).bits(),
+                ["mad", "lo", $name] => |v| {
+                    (v[0] as $type).wrapping_mul(v[1] as $type).wrapping_add(v[2] as $type).bits()
+                },
+                // Division by zero panics, and so does the least number by -1: the text must avoid both.
+                ["div", $name] => |v| (v[0] as $type / v[1] as $type).bits(),
+                ["rem", $name] => |v| (v[0] as $type % v[1] as $type).bits(),
+                ["min", $name] => |v| (v[0] as $type).min(v[1] as $type).bits(),
+                ["max", $name] => |v| (v[0] as $type).max(v[1] as $type).bits(),
+                ["neg", $name] => |v| (v[0] as $type).wrapping_neg().bits(),
+                ["shr", $name] => |v| ((v[0] as $type) >> v[1]).bits(),
+                ["setp", "lt", $name] => |v| ((v[0] as $type) < v[1] as $type).bits(),
+                ["setp", "le", $name] => |v| (v[0] as $type <= v[1] as $type).bits(),
+                ["setp", "gt", $name] => |v| (v[0] as $type > v[1] as $type).bits(),
+                ["setp", "ge", $name] => |v| (v[0] as $type >= v[1] as $type).bits(),
+                ["setp", "eq", $name] => |v| (v[0] as $type == v[1] as $type).bits(),
+                ["setp", "ne", $name] => |v| (v[0] as $type != v[1] as $type).bits(),
+                ["cvt", "rn", "f32", $name] => |v| (v[0] as $type as f32).bits(),
+                ["cvt", "rn", "f64", $name] => |v| (v[0] as $type as f64).bits(),
+                ["cvt", "rz", "f32", $name] => |v| toward_zero(v[0] as $type as i128).bits(),
+                // The result for a NaN is 0 only where both have 32 bits.
+                ["cvt", "rzi", $name, "f32"] => |v| match single(v[0]) {
+                    x if x.is_nan() && $type::BITS == 64 => 1 << 63,
+                    x => (x as $type).bits(),
+                },
+                ["cvt", "rzi", $name, "f64"] => |v| match double(v[0]) {
+                    x if x.is_nan() => 1 << ($type::BITS - 1),
+                    x => (x as $type).bits(),
+                },
+            )+
+            _ => of_floats(&$parts),
         }
-        ["bfe", "u32"] => ((v[0] as u32) >> v[1] & (u32::MAX >> (32 - v[2]))).bits(),
-        ["bfe", "s32"] => (((v[0] as i32) << (32 - v[1] - v[2])) >> (32 - v[2])).bits(),
-        ["prmt", "b32"] => {
-            let bytes = [(v[0] as u32).to_le_bytes(), (v[1] as u32).to_le_bytes()].concat();
+    };
+}
+
+/// What an instruction computes that writes one register.
+fn computation(parts: &[&str]) -> Computation {
+    match *parts {
+        ["setp", "eq", "or", "u32"] => |v| (v[0] as u32 == v[1] as u32 || v[2] != 0).bits(),
+        ["mul", "wide", "u32"] => |v| u64::from(v[0] as u32) * u64::from(v[1] as u32),
+        ["mad", "wide", "u32"] => |v| u64::from(v[0] as u32) * u64::from(v[1] as u32) + v[2],
+        ["cvta", ..] => |v| v[0],
+        ["mov", "b32" | "u32" | "f32"] => |v| (v[0] as u32).bits(),
+        ["mov", _] => |v| v[0],
+        ["shl", "b32"] => |v| ((v[0] as u32) << v[1]).bits(),
+        ["shl", "b64"] => |v| v[0] << v[1],
+        ["shr", "b32"] => |v| ((v[0] as u32) >> v[1]).bits(),
+        ["and", _] => |v| v[0] & v[1],
+        ["or", _] => |v| v[0] | v[1],
+        ["xor", _] => |v| v[0] ^ v[1],
+        ["not", "pred"] => |v| v[0] ^ 1,
+        ["not", "b32"] => |v| (!v[0] as u32).bits(),
+        ["not", "b64"] => |v| !v[0],
+        ["selp", "b32" | "f32"] => |v| ((if v[2] != 0 { v[0] } else { v[1] }) as u32).bits(),
+        ["selp", _] => |v| {
+            if v[2] != 0 { v[0] } else { v[1] }
+        },
+        ["bfe", "u32"] => |v| ((v[0] as u32) >> v[1] & (u32::MAX >> (32 - v[2]))).bits(),
+        ["bfe", "s32"] => |v| (((v[0] as i32) << (32 - v[1] - v[2])) >> (32 - v[2])).bits(),
+        ["prmt", "b32"] => |v| {
+            let bytes = (v[1] << 32 | u64::from(v[0] as u32)).to_le_bytes();
             let byte = |at: u32| bytes[(v[2] >> (4 * at) & 7) as usize];
             u32::from_le_bytes([0, 1, 2, 3].map(byte)).bits()
-        }
-        ["cvt", "u32", "u64" | "u16"] => (v[0] as u32).bits(),
-        ["cvt", "u64", "u32"] => u64::from(v[0] as u32),
-        ["cvt", "s64", "s32"] => i64::from(v[0] as i32).bits(),
-        _ => of_integers! { *parts, v; "u32" u32; "s32" i32; "u64" u64; "s64" i64; },
+        },
+        ["cvt", "u32", "u64" | "u16"] => |v| (v[0] as u32).bits(),
+        ["cvt", "u64", "u32"] => |v| u64::from(v[0] as u32),
+        ["cvt", "s64", "s32"] => |v| i64::from(v[0] as i32).bits(),
+        _ => of_integers! { *parts; "u32" u32; "s32" i32; "u64" u64; "s64" i64; },
     }
 }
 
@@ -655,54 +753,44 @@ fn toward_zero(value: i128) -> f32 {
     f32::from_bits(near.to_bits() - u32::from(is_farther))
 }
 
-fn of_floats(parts: &[&str], v: &[u64]) -> u64 {
-    let half = |value: u64| u64::from(f16::from_f32(single(value)).to_bits());
-    let brain = |value: u64| u64::from(bf16::from_f32(single(value)).to_bits());
+fn half(value: u64) -> u64 {
+    f16::from_f32(single(value)).to_bits().into()
+}
+
+fn brain(value: u64) -> u64 {
+    bf16::from_f32(single(value)).to_bits().into()
+}
+
+fn of_floats(parts: &[&str]) -> Computation {
     match *parts {
-        ["cvt", "f32", "f16"] => f16::from_bits(v[0] as u16).to_f32().bits(),
-        ["cvt", "rn", "f16", "f32"] => half(v[0]),
-        ["cvt", "sat", "f32", "f32"] => match single(v[0]) {
+        ["cvt", "f32", "f16"] => |v| f16::from_bits(v[0] as u16).to_f32().bits(),
+        ["cvt", "rn", "f16", "f32"] => |v| half(v[0]),
+        ["cvt", "sat", "f32", "f32"] => |v| match single(v[0]) {
             x if x.is_nan() => 0.0f32.bits(),
             x => x.clamp(0.0, 1.0).bits(),
         },
-        ["fma", "rm", "f32"] => {
+        ["fma", "rm", "f32"] => |v| {
             let [a, b, c] = [0, 1, 2].map(|at| f64::from(single(v[at])));
             let exact = a.mul_add(b, c);
             let near = exact as f32;
             if f64::from(near) > exact { near.next_down().bits() } else { near.bits() }
-        }
-        ["ex2", "approx", "ftz", "f32"] => match single(v[0]).exp2() {
+        },
+        ["ex2", "approx", "ftz", "f32"] => |v| match single(v[0]).exp2() {
             x if x.is_subnormal() => 0.0f32.bits(),
             x => x.bits(),
         },
-        ["cvt", "rn", "bf16", "f32"] => brain(v[0]),
-        ["cvt", "rn", "f16x2", "f32"] => half(v[0]) << 16 | half(v[1]),
-        ["cvt", "rn", "bf16x2", "f32"] => brain(v[0]) << 16 | brain(v[1]),
-        ["cvt", "f64", "f32"] => f64::from(single(v[0])).bits(),
-        ["cvt", "rn", "f32", "f64"] => (double(v[0]) as f32).bits(),
-        ["cvt", "rz", "f32", "f64"] => {
+        ["cvt", "rn", "bf16", "f32"] => |v| brain(v[0]),
+        ["cvt", "rn", "f16x2", "f32"] => |v| half(v[0]) << 16 | half(v[1]),
+        ["cvt", "rn", "bf16x2", "f32"] => |v| brain(v[0]) << 16 | brain(v[1]),
+        ["cvt", "f64", "f32"] => |v| f64::from(single(v[0])).bits(),
+        ["cvt", "rn", "f32", "f64"] => |v| (double(v[0]) as f32).bits(),
+        ["cvt", "rz", "f32", "f64"] => |v| {
             let (value, near) = (double(v[0]), double(v[0]) as f32);
             let is_farther = f64::from(near).abs() > value.abs();
             f32::from_bits(near.to_bits() - u32::from(is_farther)).bits()
-        }
-        [.., "f32"] => of_floats_of!(f32, single, parts, v),
-        [.., "f64"] => of_floats_of!(f64, double, parts, v),
+        },
+        [.., "f32"] => of_floats_of!(f32, single, parts),
+        [.., "f64"] => of_floats_of!(f64, double, parts),
         _ => panic!("{parts:?}"),
     }
-}
-
-fn holds(compare: &str, order: Option<std::cmp::Ordering>) -> u64 {
-    let holds = match compare {
-        "lt" => order.is_some_and(|order| order.is_lt()),
-        "le" => order.is_some_and(|order| order.is_le()),
-        "gt" => order.is_some_and(|order| order.is_gt()),
-        "ge" => order.is_some_and(|order| order.is_ge()),
-        "eq" => order.is_some_and(|order| order.is_eq()),
-        "leu" => order.is_none_or(|order| order.is_le()),
-        "num" => order.is_some(),
-        "neu" => order.is_none_or(|order| order.is_ne()),
-        "nan" => order.is_none(),
-        other => panic!("{other}"),
-    };
-    holds.bits()
 }

@@ -192,59 +192,53 @@ fn compare<T: Arithmetic, U: Arithmetic>(
 ) {
     let tile = recipe.tiling().tile() as usize;
     let scatters = matches!(recipe, Recipe::Scatter { .. });
-    for target in [Target::Pascal, Target::Ampere, Target::Hopper] {
-        let text = generate(recipe, target);
-        let code = KernelText::read(&text);
-        for (aligned, offset) in [(1_u32, 0), (0, 8)] {
-            let (mut memory, mut params, mut written) = (FakeMemory::default(), Vec::new(), None);
-            let (mut args, mut own) = (ArgBlock::default(), Vec::new());
-            let word = |bytes: &[u8]| {
-                let mut word = [0; 8];
-                word[..bytes.len()].copy_from_slice(bytes);
-                u64::from_le_bytes(word)
-            };
-            let mut arrays: Vec<&Vec<u8>> = Vec::new();
-            for argument in &passed {
-                match argument {
-                    PassedBytes::Number(bytes) => {
-                        args.push_value(bytes);
-                        params.push(word(bytes));
+    let codes = [Target::Pascal, Target::Ampere, Target::Hopper]
+        .map(|target| (target, KernelText::read(&generate(recipe, target))));
+    for (aligned, offset) in [(1_u32, 0), (0, 8)] {
+        let (mut memory, mut params, mut written) = (FakeMemory::default(), Vec::new(), None);
+        let (mut args, mut own) = (ArgBlock::default(), Vec::new());
+        let mut arrays: Vec<&Vec<u8>> = Vec::new();
+        for argument in &passed {
+            match argument {
+                PassedBytes::Number(bytes) => {
+                    args.push_value(bytes);
+                    params.push(words(bytes)[0]);
+                }
+                PassedBytes::Array(bytes) | PassedBytes::Written(bytes) => {
+                    if matches!(argument, PassedBytes::Written(_)) {
+                        written = Some(arrays.len());
                     }
-                    PassedBytes::Array(bytes) | PassedBytes::Written(bytes) => {
-                        if matches!(argument, PassedBytes::Written(_)) {
-                            written = Some(arrays.len());
-                        }
-                        arrays.push(bytes);
-                        params.push(memory.add(bytes.clone(), offset));
-                        // Aligned for any element.
-                        own.push(bytes.chunks(8).map(word).collect::<Vec<u64>>());
-                        let address = own.last_mut().expect("one").as_mut_ptr() as u64;
-                        args.push_memory(address, bytes.len() as u64);
-                    }
+                    arrays.push(bytes);
+                    params.push(memory.add(bytes.clone(), offset));
+                    // Aligned for any element.
+                    own.push(words(bytes));
+                    let address = own.last_mut().expect("one").as_mut_ptr() as u64;
+                    args.push_memory(address, bytes.len() as u64);
                 }
             }
-            args.push_value(&(count as u64).to_ne_bytes());
-            args.push_value(&aligned.to_ne_bytes());
-            params.extend([count as u64, aligned.into()]);
-            if let Some(bytes) = &elsewhere {
-                if scatters {
-                    written = Some(arrays.len());
-                }
-                arrays.push(bytes);
-                let len = (bytes.len() / size_of::<T>()) as u64;
-                params.extend([memory.add(bytes.clone(), offset), len]);
-                own.push(bytes.chunks(8).map(word).collect());
-                let address = own.last_mut().expect("one").as_mut_ptr() as u64;
-                args.push_memory(address, bytes.len() as u64);
-                args.push_value(&len.to_ne_bytes());
+        }
+        args.push_value(&(count as u64).to_ne_bytes());
+        args.push_value(&aligned.to_ne_bytes());
+        params.extend([count as u64, aligned.into()]);
+        if let Some(bytes) = &elsewhere {
+            if scatters {
+                written = Some(arrays.len());
             }
-            let grid = Grid {
-                grid_dim: [1; 3],
-                block_dim: [1; 3],
-                cluster_dim: [1; 3],
-                shared_mem_bytes: 0,
-            };
-            twin(&grid, &args);
+            arrays.push(bytes);
+            let len = (bytes.len() / size_of::<T>()) as u64;
+            params.extend([memory.add(bytes.clone(), offset), len]);
+            own.push(words(bytes));
+            let address = own.last_mut().expect("one").as_mut_ptr() as u64;
+            args.push_memory(address, bytes.len() as u64);
+            args.push_value(&len.to_ne_bytes());
+        }
+        let grid =
+            Grid { grid_dim: [1; 3], block_dim: [1; 3], cluster_dim: [1; 3], shared_mem_bytes: 0 };
+        twin(&grid, &args);
+        let written = written.expect("something is");
+        let expected: &[u8] = bytemuck::cast_slice(&own[written]);
+        for (target, code) in &codes {
+            let mut memory = memory.clone();
             let blocks = count.div_ceil(tile) as u64;
             for block in [0, blocks - 1] {
                 // The last block has three elements more than whole rows of threads: one of these threads is the first behind the end.
@@ -252,9 +246,6 @@ fn compare<T: Arithmetic, U: Arithmetic>(
                     code.run(&mut memory, &params, (block, thread));
                 }
             }
-            let written = written.expect("something is");
-            let expected: Vec<u8> =
-                own[written].iter().flat_map(|word| word.to_le_bytes()).collect();
             let (found, times) = (&memory.arrays[written], &memory.written[written]);
             let size = size_of::<U>();
             let mut seen = 0;
@@ -270,7 +261,7 @@ fn compare<T: Arithmetic, U: Arithmetic>(
                 seen += 1;
                 let number =
                     |bytes: &[u8]| bytemuck::pod_read_unaligned::<U>(&bytes[at..at + size]);
-                let (found, expected) = (number(found), number(&expected));
+                let (found, expected) = (number(found), number(expected));
                 let both_nan = found.partial_cmp(&found).is_none()
                     && expected.partial_cmp(&expected).is_none();
                 let same = bytemuck::bytes_of(&found) == bytemuck::bytes_of(&expected);
@@ -283,6 +274,13 @@ fn compare<T: Arithmetic, U: Arithmetic>(
             assert!(scatters || seen > 7 * recipe.tiling().lanes, "{what}: only {seen} elements");
         }
     }
+}
+
+/// Bytes as words, so that they are aligned for any element.
+fn words(bytes: &[u8]) -> Vec<u64> {
+    let mut words = vec![0; bytes.len().div_ceil(8)];
+    bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
+    words
 }
 
 /// Bits of any kind, and small numbers among them.
@@ -309,21 +307,30 @@ fn check<T: Arithmetic>() {
         let tile = recipe.tiling().tile() as usize;
         2 * tile + tile / 2 + 259
     };
-    for (expression, flags) in &expressions {
-        let scalars = [false, false, true];
-        let recipe =
-            Recipe::Formula { kind, expression, scalars: &scalars, flags: *flags, rows: false };
-        let count = count_of(&recipe);
+    let scalars = [false, false, true];
+    let recipes = expressions.iter().map(|(expression, flags)| Recipe::Formula {
+        kind,
+        expression,
+        scalars: &scalars,
+        flags: *flags,
+        rows: false,
+    });
+    let recipes: Vec<_> = recipes.collect();
+    let most = recipes.iter().map(count_of).max().expect("some");
+    let all = [3, 4].map(|seed| bytes::<T>(most, seed));
+    for ((expression, flags), recipe) in expressions.iter().zip(&recipes) {
+        let count = count_of(recipe);
         let twin = twin::formula::<T>(&Arc::new(expression.clone()), &scalars, *flags, false);
-        let arrays = [3, 4].map(|seed| PassedBytes::Array(bytes::<T>(count, seed)));
+        let arrays =
+            all.each_ref().map(|all| PassedBytes::Array(all[..count * size_of::<T>()].to_vec()));
         let number = bytes::<T>(5, 9)[4 * size_of::<T>()..][..size_of::<T>()].to_vec();
         let mut passed: Vec<PassedBytes> = arrays.into();
         passed.push(PassedBytes::Number(number));
         passed.push(written(count * if *flags { 1 } else { size_of::<T>() }));
         let what = format!("{kind:?}: {:?}", &expression.steps[3..]);
         match flags {
-            true => compare::<T, u8>(&what, &recipe, &twin, passed, None, count),
-            false => compare::<T, T>(&what, &recipe, &twin, passed, None, count),
+            true => compare::<T, u8>(&what, recipe, &twin, passed, None, count),
+            false => compare::<T, T>(&what, recipe, &twin, passed, None, count),
         }
     }
     let recipe = Recipe::Sequence { kind };
@@ -441,12 +448,7 @@ fn check_rows<T: Arithmetic>() {
                 let len = extent(*pitch);
                 let contents = if is_output { vec![0xA5; len * bytes] } else { small(len) };
                 params.push(memory.add(contents.clone(), offset));
-                let words = contents.chunks(8).map(|chunk| {
-                    let mut word = [0; 8];
-                    word[..chunk.len()].copy_from_slice(chunk);
-                    u64::from_le_bytes(word)
-                });
-                own.push(words.collect::<Vec<u64>>());
+                own.push(words(&contents));
                 let address = own.last_mut().expect("one").as_mut_ptr() as u64;
                 args.push_memory(address, contents.len() as u64);
             }
@@ -472,7 +474,7 @@ fn check_rows<T: Arithmetic>() {
                     }
                 }
                 let what = format!("{kind:?}, {rows} rows of {columns}, flags {flags}");
-                let expected: Vec<u8> = own[2].iter().flat_map(|word| word.to_le_bytes()).collect();
+                let expected: &[u8] = bytemuck::cast_slice(&own[2]);
                 let found = &memory.arrays[2];
                 assert_eq!(*found, expected[..found.len()], "{what}");
                 for (at, times) in memory.written[2].iter().enumerate() {
