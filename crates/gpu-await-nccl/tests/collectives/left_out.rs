@@ -75,12 +75,12 @@ async fn one_group_or_left_out() {
 #[tokio::test]
 async fn a_call_at_the_limit() {
     for _ in 0..10 {
-        for late in 97..=103 {
+        let all = (97..=103).flat_map(|late| {
             let some = [[ms(0), ms(0), ms(late)], [ms(0), ms(late), Calls::Last]];
-            let all = some.map(|calls| ends(Duration::from_millis(100), calls));
-            for ends in futures::future::join_all(all).await {
-                assert!(is_one_group(&ends), "{late} ms: {ends:?}");
-            }
+            some.map(|calls| async move { (late, ends(Duration::from_millis(100), calls).await) })
+        });
+        for (late, ends) in futures::future::join_all(all).await {
+            assert!(is_one_group(&ends), "{late} ms: {ends:?}");
         }
     }
 }
