@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     counting::main("replayed.txt", &ways, counted_work)
 }
 
-/// Replays of a chain of launches on a few buffers, as a layer of a model is.
+/// Replays of a chain of launches on a few buffers, as a layer of a model is, twice so many.
 fn counted_work(way: &str, lists: u32) {
     let driver = stand_in_cuda::StandIn::open();
     driver.instant(true);
@@ -38,47 +38,60 @@ fn counted_work(way: &str, lists: u32) {
     let axpy = kernels::axpy::load_blocking(&device).expect("loads");
     let mut region = Region::new();
     if way == "replay_named" {
-        name_blocks(&stream, &axpy, &mut region, lists + 64);
+        name_blocks(&stream, &axpy, &mut region, [lists + 64, lists]);
     } else {
-        chain(&stream, &axpy, &mut region, (way, lists + 64));
+        chain(&stream, &axpy, &mut region, (way, [lists + 64, lists]));
     }
     block_on(stream.done()).expect("completes");
     // The first launch of the kernel is in no list, so that the second list is longer.
-    assert_eq!(region.report().replayed, u64::from(lists + 64 - 3));
+    assert_eq!(region.report().replayed, u64::from(2 * lists + 64 - 3));
     assert_eq!(driver.misuse(), [""; 0]);
 }
 
-fn chain(stream: &Stream, axpy: &kernels::axpy, region: &mut Region, (way, runs): (&str, u32)) {
+fn chain(
+    stream: &Stream,
+    axpy: &kernels::axpy,
+    region: &mut Region,
+    (way, runs): (&str, [u32; 2]),
+) {
     let buffer = || stream.full(16, 1.0f32).queued().expect("is accepted");
     let mut buffers: [_; 8] = std::array::from_fn(|_| buffer());
     // Takes the place of the first in every other run.
     let mut other = buffer();
-    for run in 0..runs {
-        let a = if way == "replay_changed" { run as f32 } else { 1.0 };
-        if way == "replay_moved" {
-            std::mem::swap(&mut buffers[0], &mut other);
-        }
-        let op = stream.replay(region, |q| {
-            for node in 0..LIST as usize {
-                let at = node % (buffers.len() - 1);
-                let [x, y] = buffers.get_disjoint_mut([at, at + 1]).expect("two of them");
-                axpy.launch(q, a + node as f32, &*x, y)?;
+    let mut run = 0;
+    for runs in runs {
+        for _ in 0..runs {
+            let a = if way == "replay_changed" { run as f32 } else { 1.0 };
+            if way == "replay_moved" {
+                std::mem::swap(&mut buffers[0], &mut other);
             }
-            Ok(())
-        });
-        op.queued().expect("is accepted");
+            let op = stream.replay(region, |q| {
+                for node in 0..LIST as usize {
+                    let at = node % (buffers.len() - 1);
+                    let [x, y] = buffers.get_disjoint_mut([at, at + 1]).expect("two of them");
+                    axpy.launch(q, a + node as f32, &*x, y)?;
+                }
+                Ok(())
+            });
+            op.queued().expect("is accepted");
+            run += 1;
+        }
+        counting::mark();
     }
 }
 
-fn name_blocks(stream: &Stream, axpy: &kernels::axpy, region: &mut Region, runs: u32) {
+fn name_blocks(stream: &Stream, axpy: &kernels::axpy, region: &mut Region, runs: [u32; 2]) {
     let mut slab = stream.slab::<f32>(1024, 16).queued().expect("is accepted");
     let x = stream.full(slab.len(), 1.0f32).queued().expect("is accepted");
     let blocks: Vec<u32> = (0..256).map(|number| 4 * number).collect();
-    for _ in 0..runs {
-        let op = stream.replay(region, |q| {
-            let mut named = slab.naming_mut(&blocks)?;
-            (0..LIST).try_for_each(|_| axpy.launch(q, 1.0, &x, &mut named))
-        });
-        op.queued().expect("is accepted");
+    for runs in runs {
+        for _ in 0..runs {
+            let op = stream.replay(region, |q| {
+                let mut named = slab.naming_mut(&blocks)?;
+                (0..LIST).try_for_each(|_| axpy.launch(q, 1.0, &x, &mut named))
+            });
+            op.queued().expect("is accepted");
+        }
+        counting::mark();
     }
 }

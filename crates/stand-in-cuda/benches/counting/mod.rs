@@ -13,14 +13,26 @@ const WORK: &str = "GPU_AWAIT_COUNTED_WORK";
 /// A line of a program.
 pub(crate) struct Way {
     pub(crate) name: &'static str,
-    /// N, and how many operations each of them is.
+    /// N, which the work does twice, and how many operations each of them is.
     pub(crate) number: u32,
     pub(crate) operations: u32,
     /// How often it is counted; the lowest count is taken.
     pub(crate) runs: u32,
 }
 
-/// The program: `work` does so many of a way, under callgrind. The figures are in a file of `figures`' name.
+/// To be called behind the first N, and behind the second: what is between is counted.
+pub(crate) fn mark() {
+    counting_mark();
+}
+
+/// Callgrind knows it by this name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn counting_mark() {
+    std::hint::black_box(());
+}
+
+/// The program: `work` does twice so many of a way, under callgrind. The figures are in a file of `figures`' name.
 pub(crate) fn main(figures: &str, ways: &[Way], work: fn(&str, u32)) -> ExitCode {
     if let Ok(counted) = std::env::var(WORK) {
         let (way, number) = counted.split_once(' ').expect("a way and a number");
@@ -99,13 +111,11 @@ fn holds(figures: &Path, counts: &[(String, f64)]) -> bool {
 }
 
 fn per_operation(way: &Way) -> f64 {
-    let least = |number| (0..way.runs).map(|_| instructions(way.name, number)).min();
-    let (once, twice) = (least(way.number), least(2 * way.number));
-    let more = twice.expect("a run") as f64 - once.expect("a run") as f64;
-    more / f64::from(way.number * way.operations)
+    let least = (0..way.runs).map(|_| instructions(way.name, way.number)).min();
+    least.expect("a run") as f64 / f64::from(way.number * way.operations)
 }
 
-/// Runs this program again under callgrind, and returns what its main thread executed of it.
+/// Runs this program again under callgrind, and returns what its main thread executed of it between the marks.
 fn instructions(way: &str, number: u32) -> u64 {
     let this = std::env::current_exe().expect("this program has a path");
     let installed = stand_in_cuda::install();
@@ -113,6 +123,7 @@ fn instructions(way: &str, number: u32) -> u64 {
     out.push(installed.path().join("profile"));
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--separate-threads=yes", "--quiet"])
+        .arg("--dump-before=counting_mark")
         .arg(out)
         .arg(&this)
         .env(WORK, format!("{way} {number}"))
@@ -121,8 +132,8 @@ fn instructions(way: &str, number: u32) -> u64 {
         .output()
         .expect("valgrind runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    // The first thread's, which is the main one.
-    let profile = std::fs::read_to_string(installed.path().join("profile-01"));
+    // What was executed before the second mark and behind the first one; of the first thread, which is the main one.
+    let profile = std::fs::read_to_string(installed.path().join("profile.2-01"));
     executed(&profile.expect("callgrind wrote a profile"), &this)
 }
 
