@@ -3,7 +3,7 @@
 //! | a worker with | does |
 //! |---|---|
 //! | a command, nothing held, its device alive | runs it, unlocked where it waits |
-//! | a wait for a point that is not reached | sleeps until something is recorded |
+//! | a wait for a point that is not reached | sleeps until a point is reached |
 //! | nothing, or `standin_hold`, or a lost device | sleeps until rung |
 //! | a destroyed stream, drained or lost | ends |
 
@@ -269,7 +269,7 @@ impl World {
             stream.submitted += 1;
             stream.completed += 1;
             if self.streams.values().any(Stream::waits) {
-                self.ring();
+                self.reached();
             }
         }
         ran
@@ -363,7 +363,7 @@ fn run(mut world: Guard, key: Handle, command: Command) -> Guard {
         stream.completed += 1;
     }
     if recorded {
-        world.ring();
+        world.reached();
     } else {
         CHANGED.notify_all();
     }

@@ -491,8 +491,8 @@ impl Memory {
         self.put(to, &pattern.repeat(to.bytes / pattern.len()))
     }
 
-    /// Repeats the pattern over the first `row_bytes` of every `pitch` bytes; `false` if the place is
-    /// gone.
+    /// Repeats the pattern over the first `row_bytes` of every `pitch` bytes, the last of which end the place; `false`, and nothing is
+    /// touched, if the place is gone.
     pub(crate) fn fill_rows(
         &self,
         to: &Place,
@@ -500,10 +500,17 @@ impl Memory {
         row_bytes: usize,
         pitch: usize,
     ) -> bool {
-        (0..to.bytes).step_by(pitch).all(|start| {
-            let row = Place { address: to.address + start, bytes: row_bytes, ..*to };
-            self.fill(&row, pattern)
-        })
+        if !self.may_write(to) {
+            return false;
+        }
+        let row = pattern.repeat(row_bytes / pattern.len());
+        for start in (0..to.bytes).step_by(pitch) {
+            assert!(start + row.len() <= to.bytes, "the last row ends with the place");
+            let at = pointer(&Place { address: to.address + start, ..*to });
+            // SAFETY: the destination is live as in `copy`: it is in `to`, as was asserted. `row` is this function's, so they are apart.
+            unsafe { ptr::copy_nonoverlapping(row.as_ptr(), at, row.len()) };
+        }
+        true
     }
 
     /// Stores an aligned 4- or 8-byte word with Release; `false` if the place is gone.

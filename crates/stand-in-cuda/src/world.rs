@@ -593,6 +593,16 @@ impl World {
         CHANGED.notify_all();
     }
 
+    /// A point was reached: has the workers that may be waiting for it, and every waiting call, look again. Not the others: streams of a
+    /// lost device stay, and a test has hundreds.
+    pub(crate) fn reached(&self) {
+        let is_alive = |stream: &&Stream| self.devices[stream.device].lost.is_none();
+        for stream in self.streams.values().filter(|stream| stream.waits()).filter(is_alive) {
+            stream.bell.notify_all();
+        }
+        CHANGED.notify_all();
+    }
+
     /// `stream=3`; the default stream is 0.
     pub(crate) fn stream_label(&self, handle: Handle) -> String {
         match self.streams.get(&handle) {
