@@ -130,12 +130,6 @@ impl Device {
         self.engine().limits.compute_capability
     }
 
-    /// Returns the number of threads that run in lock-step.
-    #[must_use]
-    pub fn warp_size(&self) -> u32 {
-        self.engine().limits.warp_size
-    }
-
     /// Takes a pinned host buffer of `len` zeros from the device's pool.
     ///
     /// # Blocking
