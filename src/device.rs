@@ -121,19 +121,13 @@ impl Device {
     /// Returns the number of multiprocessors; on a host device, of cores.
     #[must_use]
     pub fn multiprocessors(&self) -> u32 {
-        self.engine().backend.limits().multiprocessors
+        self.engine().limits.multiprocessors
     }
 
     /// Returns the CUDA compute capability, (major, minor); (0, 0) on a host device.
     #[must_use]
     pub fn compute_capability(&self) -> (u32, u32) {
-        self.engine().backend.limits().compute_capability
-    }
-
-    /// Returns the number of threads that run in lock-step.
-    #[must_use]
-    pub fn warp_size(&self) -> u32 {
-        self.engine().backend.limits().warp_size
+        self.engine().limits.compute_capability
     }
 
     /// Takes a pinned host buffer of `len` zeros from the device's pool.

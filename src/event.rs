@@ -33,7 +33,6 @@ use crate::runtime::stream_state::{StreamHandle, StreamState};
 use crate::runtime::{Engine, MarkedPoint, Point};
 use crate::submit::{EventNode, Footprint, submit, wrong_device};
 use crate::thread::role;
-use gpu_await_protocol::point::Track;
 
 /// A point on a stream: other streams can wait for it, the host can await it, and the time between two timed
 /// events can be measured.
@@ -309,7 +308,7 @@ impl fmt::Debug for Event {
         match (&self.inner.shared, self.last()) {
             (Some(_), _) => f.write_str("Event(interprocess)"),
             (None, Some(Recorded { at: MarkedPoint { point, .. }, .. })) => {
-                write!(f, "Event(ticket {} of stream {})", point.ticket, point.stream.id())
+                write!(f, "Event(ticket {} of stream {})", point.ticket, point.stream.id)
             }
             (None, None) => f.write_str("Event(never recorded)"),
         }

@@ -113,12 +113,6 @@ impl Device {
 }
 
 impl<T: Element> GrowableBuffer<T> {
-    /// The most elements that it can have.
-    #[must_use]
-    pub fn reserved_len(&self) -> usize {
-        self.reserved_len
-    }
-
     /// How much memory it has, in bytes: whole steps.
     #[must_use]
     pub fn committed_bytes(&self) -> u64 {

@@ -148,7 +148,7 @@ impl<S: Signature> Kernel<S> {
         if engine.backend.kind() != crate::DeviceKind::Host {
             return Err(no_implementation(name, engine));
         }
-        let max_threads_per_block = engine.backend.limits().threads_per_block;
+        let max_threads_per_block = engine.limits.threads_per_block;
         let attributes = KernelAttributes { max_threads_per_block, ..KernelAttributes::default() };
         let function = Function::Host { twin, kernel: name.into(), waits_first: false };
         Ok(Kernel::new(engine, name, function, attributes, None))

@@ -50,7 +50,6 @@ use crate::runtime::Point;
 use crate::runtime::coop::Budget;
 use crate::runtime::stream_state::{StreamState, WaitState};
 use crate::thread::role;
-use gpu_await_protocol::point::Track;
 
 /// An operation that is already on its stream; resolves when it is complete on the device.
 ///
@@ -339,7 +338,7 @@ impl<T> Op<T> {
     #[must_use]
     pub fn ticket(&self) -> Option<Ticket> {
         let points = self.points();
-        points.last().map(|point| Ticket { stream: point.stream.id(), number: point.ticket })
+        points.last().map(|point| Ticket { stream: point.stream.id, number: point.ticket })
     }
 
     /// Joins two operations into one future with one waker.

@@ -134,12 +134,7 @@ fn submit_as<const IS_LAUNCH: bool, T: TracedAs>(
 ) -> Result<u64, SubmitError> {
     let engine = &stream.engine;
     let commands = commands + T::COMMANDS;
-    if footprint.peers {
-        footprint.enter_frozen_peers(engine);
-    }
-    if let Err(error) = footprint.prepare(stream, is_plain) {
-        return Err(footprint.poison(error).into());
-    }
+    footprint.prepare(stream, is_plain)?;
     let before = footprint.lent().len();
     let submitted = stream.with(|turn| {
         // A closing thread takes each stream's lock after setting the flag, and waits for the work submitted
@@ -260,16 +255,20 @@ impl<'a> Footprint<'a> {
             && self.accesses.are_plain(&stream.engine, stream.progress.id)
     }
 
-    /// Everything before an operation takes its ticket: the checks, and the points of other streams that it must wait for.
+    /// Everything before an operation takes its ticket: the checks, and the points of other streams that it must wait for. An error
+    /// poisons its outputs.
     #[inline]
     fn prepare(&mut self, stream: &Arc<StreamState>, is_plain: bool) -> Result<()> {
         let engine = &stream.engine;
-        if is_plain {
-            self.validate_place(engine)?;
-            return stream.check_moves();
-        }
-        self.validate(engine)?;
-        self.find_edges(stream)
+        let prepared = if is_plain {
+            self.validate_place(engine).and_then(|()| stream.check_moves())
+        } else {
+            if self.peers {
+                self.enter_frozen_peers(engine);
+            }
+            self.validate(engine).and_then(|()| self.find_edges(stream))
+        };
+        prepared.map_err(|error| self.poison(error))
     }
 
     /// Rejects a thread that must not submit, and a device that is lost or closed.
@@ -307,7 +306,7 @@ impl<'a> Footprint<'a> {
 
     /// Enters reads of other devices' frozen memory: its drop asks its own device's streams alone.
     fn enter_frozen_peers(&mut self, engine: &Engine) {
-        let frozen = |access: &&mut Access<'_>| access.tracking == Tracking::Frozen;
+        let frozen = |access: &&mut Access<'_>| matches!(access.tracking, Tracking::Frozen);
         for access in self.accesses.all.iter_mut().filter(frozen) {
             if access.memory.engine.state.id != engine.state.id {
                 access.tracking = Tracking::Tracked;

@@ -111,7 +111,7 @@ impl Home {
     /// The compute capability that kernels are chosen for: the device's, unless it is to run those of every GPU.
     #[must_use]
     pub fn capability_of_images(&self) -> (u32, u32) {
-        let capability = self.engine.backend.limits().compute_capability;
+        let capability = self.engine.limits.compute_capability;
         if self.engine.options.general_images { capability.min(GENERAL) } else { capability }
     }
 

@@ -159,7 +159,7 @@ impl Device {
             unreserved_multiprocessors: engine
                 .shares
                 .partitions
-                .free(engine.backend.limits().multiprocessors),
+                .free(engine.limits.multiprocessors),
             streams_outside_partitions: match engine.shares.partitions.shares() {
                 0 => 0,
                 _ => streams.iter().filter(|stream| stream.is_outside()).count(),

@@ -128,7 +128,7 @@ impl Device {
     /// Returns the lowest and the highest stream priority; the highest is the smaller number.
     #[must_use]
     pub fn priority_range(&self) -> (i32, i32) {
-        self.engine().backend.limits().priorities
+        self.engine().limits.priorities
     }
 
     /// Returns CUDA's *legacy default stream* (the NULL stream). Its work waits for that of every stream that

@@ -68,7 +68,7 @@ impl SharedEvent {
 fn check(engine: &Engine) -> Result<()> {
     role::check("making an event")?;
     engine.check_open()?;
-    if engine.backend.limits().interprocess_events {
+    if engine.limits.interprocess_events {
         return Ok(());
     }
     let (what, device) = ("an event shared between processes", engine.label().to_owned());

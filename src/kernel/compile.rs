@@ -32,7 +32,7 @@ impl CudaSource {
         let architecture = match &self.architecture {
             Some(architecture) => architecture.clone(),
             None => {
-                let (major, minor) = home.engine.backend.limits().compute_capability;
+                let (major, minor) = home.engine.limits.compute_capability;
                 self.target(10 * major + minor, &nvrtc.architectures())
             }
         };

@@ -148,7 +148,7 @@ impl<K: Declaration<S>, S: Signature> Declared<K, S> {
                 Kernel::host_erased(engine, code.name, twin)?
             }
             (crate::DeviceKind::Cuda, Some(cuda), _) => {
-                let starts_early = engine.backend.limits().compute_capability.0 >= 9;
+                let starts_early = engine.limits.compute_capability.0 >= 9;
                 let waits_first = starts_early && matches!(cuda, CudaCode::Programmatic(_));
                 let image = cuda.image(code.name, code.entry, home)?;
                 let (declaration, entry) = (type_name::<K>(), code.entry);

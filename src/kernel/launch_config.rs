@@ -236,7 +236,7 @@ impl Core {
     /// Checks everything about a launch's geometry that needs no driver call.
     #[inline]
     pub(super) fn check_limits(&self, config: &LaunchConfig, is_simple: bool) -> Result<()> {
-        let limits = self.engine.backend.limits();
+        let limits = &self.engine.limits;
         // Of most launches all at once.
         let fits = |asked: [u32; 3], most: [u32; 3]| {
             (0..3).fold(true, |fits, axis| fits & (asked[axis].wrapping_sub(1) < most[axis]))
@@ -293,7 +293,7 @@ impl Core {
 
     #[cold]
     fn check_cluster(&self, config: &LaunchConfig) -> Result<()> {
-        if !self.engine.backend.limits().clusters {
+        if !self.engine.limits.clusters {
             return Err(self.lacks("a launch with clusters", "compute capability 9.0"));
         }
         let (grid, cluster) = (config.grid_dim(), config.cluster_dim());
@@ -337,7 +337,7 @@ impl Core {
     pub(super) fn multiprocessors(&self, stream: Option<&StreamState>) -> u32 {
         let share = stream
             .map_or(self.engine.shares.partition.as_ref(), |stream| stream.driver.partition());
-        let all = || self.engine.backend.limits().multiprocessors;
+        let all = || self.engine.limits.multiprocessors;
         share.map_or_else(all, |share| share.multiprocessors())
     }
 
@@ -373,7 +373,7 @@ impl Core {
     }
 
     fn allow_dynamic_shared_mem(&self, dynamic_bytes: u32) -> Result<()> {
-        let default = self.engine.backend.limits().shared_mem_bytes;
+        let default = self.engine.limits.shared_mem_bytes;
         let asked = u64::from(dynamic_bytes) + u64::from(self.attributes.static_shared_mem_bytes);
         // ORDERING: Acquire: the driver's limit was raised before it says so.
         if asked <= u64::from(default) || self.shared_mem_allowed.load(Ordering::Acquire) {
@@ -400,7 +400,7 @@ impl Core {
 
     /// Dynamic shared memory that a block may have.
     pub(super) fn most_shared_mem(&self) -> u32 {
-        let limits = self.engine.backend.limits();
+        let limits = &self.engine.limits;
         let most = limits.shared_mem_optin_bytes.max(limits.shared_mem_bytes);
         most.saturating_sub(self.attributes.static_shared_mem_bytes)
     }

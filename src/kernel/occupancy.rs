@@ -104,7 +104,7 @@ impl<'k> Occupancy<'k> {
     /// A block that a launch would be refused for; the loss of the device.
     pub fn active_blocks(&self, block_dim: impl Into<Dim3>, shared_mem_bytes: u32) -> Result<u32> {
         let block_dim = block_dim.into().0;
-        let limits = self.core.engine.backend.limits();
+        let limits = &self.core.engine.limits;
         self.core.check_block(limits, block_dim, shared_mem_bytes)?;
         self.core.active_blocks(block_dim.iter().product(), shared_mem_bytes)
     }
@@ -141,7 +141,7 @@ impl<'k> Occupancy<'k> {
     ) -> Result<(u32, u32)> {
         role::check("asking the driver about a kernel")?;
         let (core, multiprocessors) = (self.core, self.multiprocessors()?);
-        let limits = core.engine.backend.limits();
+        let limits = &core.engine.limits;
         let most = core.attributes.max_threads_per_block;
         let most = match limit {
             None => most,

@@ -225,10 +225,11 @@ impl<T: 'static> Param for In<T> {
 impl<'k, T: 'static, B: Readable<T>> Arg<'k, In<T>> for &'k B {
     #[inline(always)]
     fn push(self, list: &mut ArgList<'k>) -> Len {
+        let len = Len::of(self);
         let span = self.span();
         list.footprint.touches_named(&span, Mode::Read);
         push_array(list, &span);
-        Len::of(self)
+        len
     }
 }
 

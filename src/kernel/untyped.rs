@@ -27,7 +27,6 @@ use crate::stream::Stream;
 use crate::submit::{Footprint, KernelCode, KernelLaunch, wrong_device};
 use crate::thread::role;
 use crate::thread::worker::offload;
-use gpu_await_protocol::point::Track;
 
 /// A kernel that is known by its name alone.
 pub struct UntypedKernel {
@@ -75,7 +74,7 @@ impl UntypedKernel {
         waits_first: bool,
     ) -> Result<Arc<Self>> {
         let found = module.function(entry)?;
-        let limits = module.loaded().engine().backend.limits();
+        let limits = &module.loaded().engine().limits;
         let waits_first = waits_first && limits.compute_capability.0 >= 9;
         let function = Function::Device(RawFunction { waits_first, ..found });
         let (launched, module) = (AtomicBool::new(false), Some(module.loaded().clone()));
@@ -253,7 +252,7 @@ impl VerbParts for Queue<'_> {
     }
 
     fn multiprocessors_of_device(&self) -> u32 {
-        self.stream.engine.backend.limits().multiprocessors.max(1)
+        self.stream.engine.limits.multiprocessors.max(1)
     }
 
     fn verb<R>(&self, put: impl FnOnce() -> Result<R>) -> Result<R> {
@@ -268,7 +267,7 @@ impl VerbParts for Queue<'_> {
         let stream = self.stream.progress.id;
         buffer.memory().is_only_used_by(stream) || {
             let users = buffer.memory().with_hazards(AllocationHazards::users);
-            users.iter().all(|used| used.stream.id() == stream || used.is_complete())
+            users.iter().all(|used| used.stream.id == stream || used.is_complete())
         }
     }
 

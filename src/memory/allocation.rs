@@ -41,7 +41,6 @@ use crate::runtime::{Engine, Point, Progress};
 use crate::thread::{exit, locks};
 use gpu_await_protocol::block_hazards::BlockHazards;
 use gpu_await_protocol::hazard::{Content, Hazards};
-use gpu_await_protocol::point::Track;
 
 /// The id of no stream: a use under this id waits for every stream.
 pub(crate) const NOBODY: u64 = 0;
@@ -271,7 +270,7 @@ impl Drop for Allocation {
                 let home = if is_frozen { None } else { home.upgrade() };
                 if let Some(home) = home.filter(|home| !home.is_deserted()) {
                     let mine =
-                        |used: &Point| used.stream.id() == home.progress.id || used.is_complete();
+                        |used: &Point| used.stream.id == home.progress.id || used.is_complete();
                     if users.iter().all(mine) {
                         return home.free_in_order(ptr, *block, number(drawn));
                     }

@@ -21,21 +21,10 @@ impl<T: Element> Mapped<T> {
     /// What should have written it failed ([`ErrorDetail::Upstream`](crate::ErrorDetail::Upstream)), until an
     /// operation overwrites all of it; a device that is lost or closed.
     pub async fn host(&mut self) -> Result<&mut [T]> {
-        self.used("host")?.await?;
+        let (uses, on) = before_host("host", &self.span(), Mode::ReadWrite)?;
+        // It fails if what wrote it did when it ran. The driver may still refuse a list that was not on its stream.
+        Op::behind_uses(uses, HostValue::Here((), on)).await?;
         check("host", &self.span())?;
-        Ok(self.host_mut())
-    }
-
-    /// [`host`](Self::host) in sync code.
-    ///
-    /// # Blocking
-    /// Until every use is complete: not from async code.
-    ///
-    /// # Errors
-    /// As [`host`](Self::host); a thread on which it would deadlock.
-    pub fn host_blocking(&mut self) -> Result<&mut [T]> {
-        self.used("host_blocking")?.synchronize()?;
-        check("host_blocking", &self.span())?;
         Ok(self.host_mut())
     }
 
@@ -56,12 +45,5 @@ impl<T: Element> Mapped<T> {
                 Op::behind_uses(uses, pinned.if_none_failed(on))
             }
         }
-    }
-
-    /// Resolves when every use is complete, and fails if what wrote it did when it ran. The driver may still refuse a list that was not on
-    /// its stream.
-    fn used(&self, op: &'static str) -> Result<Op<()>> {
-        let (uses, on) = before_host(op, &self.span(), Mode::ReadWrite)?;
-        Ok(Op::behind_uses(uses, HostValue::Here((), on)))
     }
 }

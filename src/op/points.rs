@@ -8,7 +8,6 @@ use std::task::{Context, Poll};
 use crate::error::Result;
 use crate::runtime::Point;
 use crate::runtime::stream_state::{StreamState, WaitState};
-use gpu_await_protocol::point::Track;
 
 /// Points of streams, the highest of each.
 pub(crate) enum Points {
@@ -67,7 +66,7 @@ impl Points {
     }
 
     pub(super) fn add(&mut self, point: Point) {
-        match self.on(point.stream.id()) {
+        match self.on(point.stream.id) {
             Some(known) => known.ticket = known.ticket.max(point.ticket),
             None => self.push(point),
         }
@@ -79,7 +78,7 @@ impl Points {
             Points::One(point) => std::slice::from_mut(point),
             Points::Many(points) => points,
         };
-        points.iter_mut().find(|point| point.stream.id() == stream)
+        points.iter_mut().find(|point| point.stream.id == stream)
     }
 
     fn push(&mut self, point: Point) {

@@ -41,7 +41,7 @@ use super::graph_budget::GraphBudget;
 use super::progress::{DeviceState, Overlap, PointStream, Progress};
 use super::registry::Registry;
 use super::tracer::Tracer;
-use crate::backend::{Backend, DeviceKind};
+use crate::backend::{Backend, DeviceKind, Limits};
 use crate::error::{DriverCode, Error, Result};
 use crate::memory::reclaim::pressure::Pressure;
 use crate::memory::reclaim::retired::Block;
@@ -81,6 +81,7 @@ pub(crate) struct EngineOptions {
 
 pub(crate) struct Engine<S: DeviceStream> {
     pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) limits: Limits,
     pub(crate) options: EngineOptions,
     pub(crate) state: Arc<DeviceState>,
     pub(crate) memory: DeviceMemory<S>,
@@ -149,6 +150,7 @@ impl<S: DeviceStream> Engine<S> {
             pacing,
             state,
             options,
+            limits: *backend.limits(),
             backend,
         });
         super::exit::watch(&engine.pacing.attention).map(|()| engine)

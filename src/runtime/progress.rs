@@ -344,7 +344,7 @@ pub(crate) struct DeviceState {
     /// Requests that hold a permit of a stream pool on one of its streams.
     pub(crate) permits: CachePadded<AtomicU64>,
     pub(crate) counters: CachePadded<Counters>,
-    loss: LossFlag,
+    pub(super) loss: LossFlag,
     /// Why it is lost; there before `loss` is set, unless a fork has set it.
     cause: OnceLock<Error>,
 }
@@ -358,8 +358,10 @@ impl DeviceState {
     }
 
     /// The loss, if it was declared.
+    #[inline]
     pub(crate) fn lost(&self) -> Option<&Error> {
-        if self.loss.is_set() { Some(self.cause()) } else { None }
+        // ORDERING: set before `loss`: a thread that could know of this one's sees it.
+        if any_lost() && self.loss.is_set() { Some(self.cause()) } else { None }
     }
 
     #[cold]
@@ -369,17 +371,17 @@ impl DeviceState {
 
     /// Declares it lost in the child of a fork. Neither locks nor allocates.
     pub(super) fn leave_to_the_parent(&self) {
-        self.loss.set();
-        // ORDERING: Relaxed, as above.
+        // ORDERING: Relaxed: in front of the store of `loss`, which releases.
         ANY_LOST.store(true, Ordering::Relaxed);
+        self.loss.set();
     }
 
     /// Declares the device lost, unless it is; returns the first cause.
     pub(crate) fn lose(&self, cause: impl FnOnce() -> Error) -> &Error {
         let cause = self.cause.get_or_init(cause);
-        self.loss.set();
         // ORDERING: Relaxed, as above.
         ANY_LOST.store(true, Ordering::Relaxed);
+        self.loss.set();
         cause
     }
 

@@ -12,7 +12,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use gpu_await_protocol::point::{Point, Track};
+use gpu_await_protocol::point::Point;
 use gpu_await_protocol::sync::{Mutex, MutexGuard};
 
 use super::progress::{PointStream, Progress, StreamRef};
@@ -98,8 +98,8 @@ impl<S: PointStream> Registry<S> {
 
     /// A launch on a stream of another device has nodes on this one.
     pub(crate) fn visited(&self, by: VisitPoint<S>) {
-        let stream = by.stream.id();
-        let (mut visits, over) = self.running(|visit| visit.stream.id() != stream);
+        let stream = by.stream.id;
+        let (mut visits, over) = self.running(|visit| visit.stream.id != stream);
         visits.push(by);
         // The last shares of them go under no lock.
         drop((visits, over));

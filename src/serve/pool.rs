@@ -373,11 +373,6 @@ impl StreamPool {
         self.enter(self.asks, Some(deadline), Patience::UpToTheLimit)
     }
 
-    /// [`with_high_priority`](Self::with_high_priority), then [`acquire`](Self::acquire).
-    pub fn acquire_high_priority(&self) -> Acquire {
-        self.with_high_priority().acquire()
-    }
-
     /// Returns a handle whose requests go ahead of those that wait, and on a high-priority stream if the pool
     /// has any: the device prefers work on these.
     ///

@@ -170,12 +170,6 @@ impl Stream {
         work()
     }
 
-    /// [`scope_sync`](Self::scope_sync) without the wait for the stream that was current.
-    pub fn scope_sync_unordered<R>(&self, work: impl FnOnce() -> R) -> R {
-        let _installed = Installed::new(self);
-        work()
-    }
-
     /// Returns the stream of the innermost scope, whatever its device; `None` outside of scopes.
     ///
     /// It lets code without a device or stream at hand record, wait and submit.

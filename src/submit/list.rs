@@ -391,7 +391,7 @@ impl List {
                 break;
             }
             // The order that the caller relies on is that of the stream.
-            is_barrier |= access.tracking == Tracking::ByCaller;
+            is_barrier |= matches!(access.tracking, Tracking::ByCaller);
             found += 1;
             if !holds {
                 used(access);
@@ -399,7 +399,7 @@ impl List {
         }
         if found < accesses.len() {
             for (at, access) in accesses.iter().enumerate().skip(found) {
-                is_barrier |= access.tracking == Tracking::ByCaller;
+                is_barrier |= matches!(access.tracking, Tracking::ByCaller);
                 if self.touch(places.start + at, access) || !holds {
                     used(access);
                 }
@@ -576,7 +576,7 @@ impl List {
                 continue;
             }
             let tracked = touches[operation.touches.range()].iter();
-            let tracked = tracked.filter(|touch| touch.tracking == Tracking::Tracked);
+            let tracked = tracked.filter(|touch| matches!(touch.tracking, Tracking::Tracked));
             builder.add(tracked.map(|touch| {
                 (pieces[touch.piece as usize].addresses.clone(), touch.mode.writes())
             }));
@@ -602,7 +602,7 @@ impl List {
         let tracked = pieces.iter().enumerate().filter(|(number, piece)| {
             counts(*number)
                 && piece.memory.is_some()
-                && piece.tracking == Tracking::Tracked
+                && matches!(piece.tracking, Tracking::Tracked)
                 && !piece.addresses.is_empty()
         });
         order.clear();

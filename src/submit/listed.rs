@@ -140,22 +140,18 @@ pub(crate) fn submit_listed(
     fresh: impl FnOnce() -> Box<List>,
     (launch, entry): (&KernelLaunch<'_>, LaunchEntry),
 ) -> Result<u64, SubmitError> {
-    let engine = &stream.engine;
+    footprint.prepare(stream, is_plain)?;
     if is_plain {
         // Mostly the list is open.
-        let checked = footprint.validate_place(engine).and_then(|()| stream.check_moves());
-        if let Err(error) = checked {
-            return Err(footprint.poison(error).into());
-        }
         let written = stream.with_list(|turn| {
-            let is_open = !engine.ending.is_closed() && turn.has_list_of(owner);
+            let is_open = !turn.stream.engine.ending.is_closed() && turn.has_list_of(owner);
             is_open.then(|| write(turn, (footprint, true), launch, entry))
         });
         if let Some(ticket) = written {
             return Ok(ticket);
         }
     }
-    in_turn(stream, (footprint, is_plain), |turn, footprint| {
+    in_turn(stream, footprint, |turn, footprint| {
         let ticket = open_list(turn, footprint, (owner, entry.at), fresh)?;
         if !is_plain {
             wait_in_front(turn, footprint)?;
@@ -179,7 +175,7 @@ fn write(
     let Some(list) = list else { unreachable!("the owner opened it") };
     // What the list entered holds if nothing else has used the memory since, or has failed to.
     list.write(launch, footprint, entry, is_plain, |access| {
-        if access.tracking == Tracking::Tracked {
+        if matches!(access.tracking, Tracking::Tracked) {
             access.enter(&stream.progress, ticket);
         }
     });
@@ -194,7 +190,8 @@ pub(crate) fn submit_in_front(
     fresh: impl FnOnce() -> Box<List>,
     (commands, calls): (u32, &mut Calls<'_>),
 ) -> Result<u64, SubmitError> {
-    in_turn(stream, (footprint, false), |turn, footprint| {
+    footprint.prepare(stream, false)?;
+    in_turn(stream, footprint, |turn, footprint| {
         let ticket = open_list(turn, footprint, owner, fresh)?;
         if footprint.may_block || turn.is_crowded(commands) {
             turn.expect_to_block();
@@ -255,19 +252,13 @@ fn wait_in_front(turn: &mut Turn<'_, '_>, footprint: &Footprint<'_>) -> Result<(
 
 fn in_turn(
     stream: &Arc<StreamState>,
-    (footprint, is_plain): (&mut Footprint<'_>, bool),
+    footprint: &mut Footprint<'_>,
     put: impl FnOnce(&mut Turn<'_, '_>, &mut Footprint<'_>) -> Result<u64, Refusal>,
 ) -> Result<u64, SubmitError> {
-    let engine = &stream.engine;
-    if footprint.peers {
-        footprint.enter_frozen_peers(engine);
-    }
-    if let Err(error) = footprint.prepare(stream, is_plain) {
-        return Err(footprint.poison(error).into());
-    }
     let before = footprint.lent().len();
-    let submitted = stream.with(|turn| {
-        if engine.ending.is_closed() { Err(Refusal::Closed) } else { put(turn, footprint) }
+    let submitted = stream.with(|turn| match turn.stream.engine.ending.is_closed() {
+        true => Err(Refusal::Closed),
+        false => put(turn, footprint),
     });
     submitted.map_err(|refusal| {
         let error = footprint.poison_entered(explain(stream, footprint.name, refusal));

@@ -139,7 +139,7 @@ type Images = [&'static [u8]; 4];
 
 fn load(engine: &Engine, entry: &str, images: Images) -> DriverResult<(Function, RawModule)> {
     let [volta, ampere, hopper, ptx] = images;
-    let (code, waits_first) = match engine.backend.limits().compute_capability.0 {
+    let (code, waits_first) = match engine.limits.compute_capability.0 {
         _ if engine.options.general_images => return load_image(engine, entry, ptx, false),
         7 => (volta, false),
         8 => (ampere, false),

@@ -13,7 +13,6 @@ use crate::runtime::traced_op::{Note, TracedSubmission};
 use crate::runtime::tracer::Between;
 use crate::runtime::{MarkedPoint, coop};
 use crate::thread::contain;
-use gpu_await_protocol::point::Track;
 
 /// No tracer, or the operation's: known at compile time, because extra instructions are too many.
 pub(super) trait TracedAs {
@@ -141,7 +140,7 @@ impl TracedAs for Traced {
 
     fn enter(self, stream: &StreamState, ticket: u64, waits_for: &[MarkedPoint]) {
         let Traced { name, at, span, task, submitted_ns, note, events, is_untimed } = self;
-        let waits_for = waits_for.iter().map(|on| (on.point.stream.id(), on.point.ticket));
+        let waits_for = waits_for.iter().map(|on| (on.point.stream.id, on.point.ticket));
         let submission = TracedSubmission {
             name,
             note: note.get(),

@@ -208,8 +208,7 @@ impl TracedOp {
     }
 
     /// Whether it was on the device when the trace was taken.
-    #[must_use]
-    pub fn is_running(&self) -> bool {
+    pub(super) fn is_running(&self) -> bool {
         self.started.is_some() && self.completed.is_none()
     }
 

@@ -73,7 +73,6 @@ async fn addresses_stay_while_it_lives() -> Result<()> {
     let range = address..address + (1 << 10) * STEP;
     assert!(others?.iter().all(|other| !range.contains(&other.device_ptr())));
     let more = soon(device.growable::<u32>(N)).await?;
-    assert_eq!(more.reserved_len(), N);
     drop((table, more));
     eventually("all of it is free", || allocated(&device) <= before + 20 * STEP);
     Ok(())

@@ -43,7 +43,7 @@ async fn the_host_gets_its_slice_behind_every_use() -> Result<()> {
     // The copy had what the kernel wrote, and the next kernel has what the host wrote.
     assert_eq!(b.download(&y).await?, [6.0; LEN]);
     scale.launch(&b, 5.0, &mut x).queued()?;
-    assert_eq!(*x.host_blocking()?, [5.0; LEN]);
+    assert_eq!(*x.host().await?, [5.0; LEN]);
     Ok(())
 }
 
@@ -131,7 +131,7 @@ fn a_lost_device_tells_its_loss() -> Result<()> {
     let pending = stream.fill(&mut x, 1);
     handle.lose_device("on purpose");
     assert_eq!(pending.synchronize().unwrap_err().kind(), ErrorKind::DeviceLost);
-    assert_eq!(x.host_blocking().unwrap_err().kind(), ErrorKind::DeviceLost);
+    assert_eq!(futures::executor::block_on(x.host()).unwrap_err().kind(), ErrorKind::DeviceLost);
     assert_eq!(stream.pinned::<u8>(LEN).unwrap_err().kind(), ErrorKind::DeviceLost);
     drop(gate);
     assert_eq!(x.into_pinned().synchronize().unwrap_err().kind(), ErrorKind::DeviceLost);

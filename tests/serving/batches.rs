@@ -411,28 +411,28 @@ fn a_request_is_told_at_its_deadline() -> Result<()> {
 }
 
 #[tokio::test]
-async fn batches_are_bounded_by_weight_and_padded() -> Result<()> {
+async fn batches_are_bounded_by_weight() -> Result<()> {
     let lens = Arc::new(std::sync::Mutex::new(Vec::new()));
     let device = testing::device();
     let pool = device.streams(1)?;
     let builder = Batcher::builder().max_len(4).max_weight(10).max_delay(LONG).pool(&pool);
     let kept = lens.clone();
     let run = move |stream: PooledStream, batch: Batch<u32>| {
-        let seen = (batch.len(), batch.weight(), batch.padded_len());
+        let seen = (batch.len(), batch.weight());
         kept.lock().expect("no panic").push(seen);
         async move {
             stream.done().await?;
             Ok::<_, Error>(batch.into_iter().map(Ok).collect())
         }
     };
-    let (batcher, worker) = builder.pad_to([4, 2]).build(run);
+    let (batcher, worker) = builder.build(run);
     let worker = tokio::spawn(worker);
     let weights = [4, 4, 4, 20, 1, 1, 1, 1];
     let calls: Vec<_> = weights.into_iter().map(|w| batcher.with_weight(w).call(1)).collect();
     drop(batcher);
     soon(futures::future::try_join_all(calls)).await?;
     soon(worker).await.expect("no panic");
-    let expected = [(2, 8, 2), (1, 4, 2), (1, 20, 2), (4, 4, 4)];
+    let expected = [(2, 8), (1, 4), (1, 20), (4, 4)];
     assert_eq!(*lens.lock().expect("no panic"), expected);
     Ok(())
 }

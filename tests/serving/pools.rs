@@ -209,7 +209,7 @@ async fn high_priority_goes_first_and_gets_its_streams() -> Result<()> {
     };
     let stream = pool.acquire().await?;
     assert!(!is_high(&stream));
-    let (mut normal, mut high) = (pool.acquire(), pool.acquire_high_priority());
+    let (mut normal, mut high) = (pool.acquire(), pool.with_high_priority().acquire());
     queue_up(&mut normal);
     queue_up(&mut high);
     drop(stream);
@@ -386,7 +386,7 @@ async fn a_loss_ends_waits_for_held_permits() -> Result<()> {
     handle.lose_device("a test");
     assert_eq!(kind(soon(normal).await), ErrorKind::DeviceLost);
     assert_eq!(kind(soon(pool.acquire()).await), ErrorKind::DeviceLost);
-    assert_eq!(kind(soon(pool.acquire_high_priority()).await), ErrorKind::DeviceLost);
+    assert_eq!(kind(soon(pool.with_high_priority().acquire()).await), ErrorKind::DeviceLost);
     assert_eq!(kind(pool.try_acquire()), ErrorKind::DeviceLost);
     // Its holder is still to be waited for.
     let mut drained = pool.drained();
@@ -575,7 +575,7 @@ async fn never_more_is_on_the_device_than_the_limit_says() -> Result<()> {
                 for round in 0..50 {
                     let high = (task + round) % 5 == 0;
                     let stream = if high {
-                        pool.acquire_high_priority().await?
+                        pool.with_high_priority().acquire().await?
                     } else {
                         pool.acquire().await?
                     };
@@ -675,7 +675,9 @@ async fn a_patience_for_all_is_a_deadline_for_each() -> Result<()> {
     let builder = StreamPool::builder().streams(&device, 1).max_in_flight(1).patience(MOMENT);
     let pool = builder.build()?;
     let held = pool.acquire().await?;
-    for waiting in [pool.acquire(), pool.acquire_high_priority(), pool.with_weight(3).acquire()] {
+    for waiting in
+        [pool.acquire(), pool.with_high_priority().acquire(), pool.with_weight(3).acquire()]
+    {
         assert_eq!(kind(soon(waiting).await), ErrorKind::TimedOut);
     }
     drop(held);
@@ -823,7 +825,7 @@ async fn a_pool_of_two_devices_moves_on_one() -> Result<()> {
     let partition = there.reserve_partition(1).await?;
     pool.move_to(&partition)?;
     assert_eq!(pool.acquire().await?.in_partition(), None);
-    assert_eq!(pool.acquire_high_priority().await?.in_partition(), Some(partition));
+    assert_eq!(pool.with_high_priority().acquire().await?.in_partition(), Some(partition));
     let elsewhere = Device::host().reserve_partition(1).await?;
     let refused = pool.move_to(&elsewhere).unwrap_err();
     assert!(matches!(refused.detail(), ErrorDetail::WrongDevice { .. }), "{refused}");

@@ -561,8 +561,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     "PerProcess::new",
     "Process::is_here",
     "Process::remembered",
-    // Called with `reserved_len`.
-    "GrowableBuffer::committed_bytes",
+    // Called with `committed_bytes`.
     "GrowableBuffer::slice_mut",
     "GrowableBuffer::view_mut",
     "Region::new",
@@ -637,7 +636,6 @@ const CALL_NO_DRIVER: &[&str] = &[
     "Device::name",
     "Device::multiprocessors",
     "Device::compute_capability",
-    "Device::warp_size",
     "Device::priority_range",
     "Device::default_stream",
     "Device::stream_builder",
@@ -660,7 +658,6 @@ const CALL_NO_DRIVER: &[&str] = &[
     "Batch::into_requests",
     // Runs the function of a batch: what that calls is refused there.
     "BatchTask::poll",
-    "Batch::padded_len",
     "Batch::weight",
     // numbers and names
     "Stream::submitted",
@@ -806,7 +803,6 @@ const CALL_NO_DRIVER: &[&str] = &[
     "Trace::write_html",
     "Trace::write_perfetto",
     "TracedOp::device_time",
-    "TracedOp::is_running",
     // mark the stream as shared, and hand a number or an object out
     "Stream::as_raw",
     "Stream::to_cudarc",

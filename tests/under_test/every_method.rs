@@ -179,8 +179,8 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
     let turn = reservation.clone();
     list.refuses("Reservation::grow", move || at_once(turn.grow(&mut drawn, 4 << 20)));
     list.refuses("GrowableBuffer::shrink", move || at_once(shrinks.shrink(0)));
-    list.answers("GrowableBuffer::reserved_len", move || {
-        let whole = (borrowed.reserved_len(), borrowed.committed_bytes());
+    list.answers("GrowableBuffer::committed_bytes", move || {
+        let whole = borrowed.committed_bytes();
         (whole, borrowed.view_mut().len(), borrowed.slice_mut(..1).map(|part| part.len()))
     });
     #[cfg(target_os = "linux")]
@@ -274,7 +274,6 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
         "Stream::backlog", full => |s| assert!(s.backlog() > 0);
         "Stream::throttle", full => |s| once(Box::pin(s.throttle(0)));
         "Stream::device", full => |s| s.device();
-        "Stream::scope_sync_unordered", full => |s| s.scope_sync_unordered(Stream::current);
     }
 
     // ---- verbs ----------------------------------------------------------------------------
@@ -453,9 +452,6 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
     let mapped = || -> Result<Mapped<f32>> { Ok(device.pinned(8)?.into_mapped()) };
     let (mut m, pending) = (mapped()?, mapped()?);
     list.answers("Mapped::host", move || once(Box::pin(m.host())));
-    let mut m = mapped()?;
-    // Nothing is pending, so that there is nothing to wait for.
-    list.answers("Mapped::host_blocking", move || m.host_blocking().map(drop));
     list.answers("Mapped::into_pinned", move || once(pending.into_pinned()));
     let slab = || futures::executor::block_on(device.host_slab::<f32>(8, 8));
     let (mut a, mut b) = (slab()?, slab()?);
@@ -541,7 +537,6 @@ pub(crate) fn every_method(world: &World, loaded: &Loaded) -> Result<Methods> {
     each! { answers:
         "StreamPool::acquire", pool => |p| once(p.acquire());
         "StreamPool::acquire_by", pool => |p| once(p.acquire_by(Instant::now()));
-        "StreamPool::acquire_high_priority", pool => |p| once(p.acquire_high_priority());
         "Acquire::poll", pool => |p| once(p.acquire());
         "StreamPool::try_acquire", pool => |p| drop(p.try_acquire());
         "StreamPool::drained", pool => |p| once(p.drained());

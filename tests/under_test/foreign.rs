@@ -617,13 +617,12 @@ pub(crate) const PROBES: &[Probe] = &[
         run: |pair| pair.ours.with_default_stream(&pair.elsewhere).map(drop),
     },
     Probe {
-        calls: &["scope", "scope_sync", "scope_unordered", "scope_sync_unordered"],
+        calls: &["scope", "scope_sync", "scope_unordered"],
         outcome: Works,
         run: |pair| {
             // A stream of another device is nobody's current one here.
             let ours = || assert_eq!(pair.ours.current_stream(), *pair.ours.default_stream());
             pair.elsewhere.scope_sync(ours);
-            pair.elsewhere.scope_sync_unordered(ours);
             block_on(pair.elsewhere.scope(async { ours() }));
             block_on(pair.elsewhere.scope_unordered(async { ours() }));
             Ok(())

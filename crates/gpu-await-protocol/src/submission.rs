@@ -16,16 +16,17 @@
 //! 3. No thread holds two submission locks.
 #![forbid(unsafe_code)]
 
+use super::timeline::Timeline;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, fence};
 
 /// The state that [`SubmissionLock`] protects: it can place a marker at its tail.
 pub trait Markable {
     /// The arguments that placing a marker needs besides the locked state.
     type Context: ?Sized;
-    /// The last ticket that was submitted.
-    fn tail(&self, context: &Self::Context) -> u64;
-    /// Places a marker behind `tail`, the last ticket; `false` if that failed (the caller's wait is then served by a later marker or
-    /// the loss).
+    /// The stream's tickets.
+    fn timeline(context: &Self::Context) -> &Timeline;
+    /// Places a marker behind `tail`, the last ticket, which is pending; `false` if that failed (the caller's wait is then served by a
+    /// later marker or the loss).
     #[must_use]
     fn mark_tail(&mut self, context: &Self::Context, tail: u64) -> bool;
 }
@@ -154,15 +155,16 @@ pub struct Locked<'a, S> {
 }
 
 impl<S: Markable> Locked<'_, S> {
-    /// Places a marker at the tail, unless there is one, and publishes it; returns the ticket that it
+    /// Places a marker at the tail, unless there is one or it is complete, and publishes it; returns the ticket that it
     /// credits, `None` if the driver refused.
     #[inline]
     pub fn mark_tail(&mut self, cx: &S::Context) -> Option<u64> {
-        let tail = self.state.tail(cx);
+        let timeline = S::timeline(cx);
+        let tail = timeline.submitted();
         if self.is_marked(tail) {
             return Some(tail);
         }
-        if !self.state.mark_tail(cx, tail) {
+        if !timeline.is_complete(tail) && !self.state.mark_tail(cx, tail) {
             return None;
         }
         self.publish_mark(tail);

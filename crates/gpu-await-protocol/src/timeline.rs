@@ -15,7 +15,17 @@
 //! 3. A thread that sees a ticket complete also sees it submitted (`what_is_in_flight_is_never_negative`).
 #![forbid(unsafe_code)]
 
+use super::wait_queue::LossFlag;
 use crate::sync::{AtomicU64, Ordering};
+
+/// The end of a ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It is complete.
+    Complete,
+    /// It is not known to be, and its device is lost.
+    Lost,
+}
 
 /// Tickets of one stream.
 #[derive(Debug)]
@@ -64,6 +74,16 @@ impl Timeline {
     #[inline]
     pub fn is_complete(&self, ticket: u64) -> bool {
         self.completed() >= ticket
+    }
+
+    /// The end of that ticket; `None` while it is pending. Work that completed before the loss is complete.
+    #[inline]
+    pub fn ended(&self, ticket: u64, loss: &LossFlag) -> Option<Ended> {
+        if self.is_complete(ticket) {
+            return Some(Ended::Complete);
+        }
+        let end = || if self.is_complete(ticket) { Ended::Complete } else { Ended::Lost };
+        loss.is_set().then(end)
     }
 
     /// Publishes `ticket` as the tail, with an `Op` that still observes it. Only under the

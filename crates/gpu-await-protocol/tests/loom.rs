@@ -600,8 +600,8 @@ struct Submitter {
 impl Markable for Submitter {
     type Context = Queue;
 
-    fn tail(&self, queue: &Queue) -> u64 {
-        queue.timeline.submitted()
+    fn timeline(queue: &Queue) -> &Timeline {
+        &queue.timeline
     }
 
     fn mark_tail(&mut self, queue: &Queue, tail: u64) -> bool {
@@ -1386,14 +1386,11 @@ struct WordMarks;
 impl Markable for WordMarks {
     type Context = Worded;
 
-    fn tail(&self, stream: &Worded) -> u64 {
-        stream.timeline.submitted()
+    fn timeline(stream: &Worded) -> &Timeline {
+        &stream.timeline
     }
 
     fn mark_tail(&mut self, stream: &Worded, tail: u64) -> bool {
-        if stream.timeline.is_complete(tail) {
-            return true;
-        }
         stream.told.store(tail, Ordering::Relaxed);
         stream.device.queue.lock().unwrap().push_back(Command::Word(tail));
         true

@@ -117,17 +117,9 @@ impl HostBackend {
     }
 
     /// A share of an event, which may be another host device's.
-    pub(super) fn event(
-        &self,
-        event: RawEvent,
-        call: &'static str,
-    ) -> DriverResult<Arc<HostEvent>> {
+    fn event(&self, event: RawEvent, call: &'static str) -> DriverResult<Arc<HostEvent>> {
         self.shared.healthy(call)?;
-        let event = event.0 as *const HostEvent;
-        // SAFETY: the caller's handle came from `event_create` and was not destroyed.
-        unsafe { Arc::increment_strong_count(event) };
-        // SAFETY: the count was raised for this very share.
-        Ok(unsafe { Arc::from_raw(event) })
+        Ok(share(event))
     }
 
     /// An event, and the number of its next record, which is on this stream.
@@ -135,12 +127,11 @@ impl HostBackend {
         &self,
         event: RawEvent,
         stream: &HostStream,
-        call: &'static str,
-    ) -> DriverResult<(Arc<HostEvent>, u64)> {
-        let event = self.event(event, call)?;
+    ) -> (Arc<HostEvent>, u64) {
+        let event = share(event);
         let books = Arc::downgrade(&stream.books);
         let generation = event.next_record(&self.shared, smallvec![books]);
-        Ok((event, generation))
+        (event, generation)
     }
 
     pub(super) fn enqueue(
@@ -174,6 +165,15 @@ impl HostBackend {
         }
         stream.push(command).map_err(|_| DriverCode { call, code: DriverCode::INVALID_HANDLE })
     }
+}
+
+/// A share of the event behind a handle.
+fn share(event: RawEvent) -> Arc<HostEvent> {
+    let event = event.0 as *const HostEvent;
+    // SAFETY: the caller's handle came from `event_create` and was not destroyed.
+    unsafe { Arc::increment_strong_count(event) };
+    // SAFETY: the count was raised for this very share.
+    unsafe { Arc::from_raw(event) }
 }
 
 impl HostCore {
@@ -318,7 +318,7 @@ impl EventCalls for HostBackend {
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()> {
         const CALL: &str = "event_record";
         let on = self.stream(stream, CALL)?;
-        let (event, generation) = self.next_record(event, &on, CALL)?;
+        let (event, generation) = self.next_record(event, &on);
         self.put(stream, &on, CALL, Command::Record { event, generation })
     }
 

@@ -23,7 +23,6 @@ use crate::error::{Error, ErrorDetail, Result};
 use crate::runtime::{Point, Progress};
 use gpu_await_protocol::block_hazards::{BlockHazards, Blocks};
 use gpu_await_protocol::hazard::{Content, Hazards, Mode};
-use gpu_await_protocol::point::Track;
 
 /// The uses of each part.
 pub(crate) enum AllocationHazards {
@@ -218,7 +217,7 @@ impl Allocation {
             }
         };
         // ORDERING: Relaxed: under the lock.
-        if self.only_user.load(Ordering::Relaxed) != stream.id() {
+        if self.only_user.load(Ordering::Relaxed) != stream.id {
             self.note_only_user(&hazards);
         }
         if has_replaced {
@@ -235,7 +234,7 @@ impl Allocation {
             self.let_go(&mut hazards);
         }
         // ORDERING: Relaxed: under the lock.
-        if self.only_user.load(Ordering::Relaxed) != by.0.id() {
+        if self.only_user.load(Ordering::Relaxed) != by.0.id {
             self.note_only_user(&hazards);
         }
     }

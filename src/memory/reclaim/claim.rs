@@ -49,7 +49,6 @@ use crate::thread::relax::Relax;
 use crate::thread::role;
 use gpu_await_protocol::account::{block, choose};
 use gpu_await_protocol::block_cache;
-use gpu_await_protocol::point::Track;
 
 /// How long an allocation waits for memory that exists, and that another thread's call is moving or keeping
 /// locked: such calls take microseconds, unless that thread waits for a core.
@@ -396,7 +395,7 @@ impl<'l> Claim<'l> {
             let waited_for = |MarkedPoint { point, .. }: &MarkedPoint| {
                 point.stream == used.stream && point.ticket >= used.ticket
             };
-            used.stream.id() == own || used.is_complete() || waits.iter().any(waited_for)
+            used.stream.id == own || used.is_complete() || waits.iter().any(waited_for)
         };
         let taken = match &candidate.from {
             From::Kept(stream, block) => {

@@ -19,7 +19,6 @@ use crate::runtime::progress::StreamRef;
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, Retired, UserList};
 use gpu_await_protocol::account::{Figures, block};
-use gpu_await_protocol::point::Track;
 
 /// Something that could be taken over.
 pub(crate) struct Candidate {
@@ -110,7 +109,7 @@ impl Engine {
     fn candidate(&self, retired: &Retired, stream: &Arc<StreamState>) -> Candidate {
         let waits = retired.users.iter();
         let waits = waits
-            .filter(|used| used.stream.id() != stream.progress.id && !used.is_complete())
+            .filter(|used| used.stream.id != stream.progress.id && !used.is_complete())
             .cloned();
         let waits = UserList::from_iter(waits);
         let ours = waits.iter().all(|used| used.stream.device().id == self.state.id);
@@ -203,7 +202,7 @@ impl Engine {
         let of_stream = of_stream.map(|freed| stream.point(freed.behind));
         let mut waits = UserList::new();
         for used in candidates.into_iter().flat_map(|candidate| candidate.waits).chain(of_stream) {
-            match waits.iter_mut().find(|known| known.stream.id() == used.stream.id()) {
+            match waits.iter_mut().find(|known| known.stream.id == used.stream.id) {
                 Some(known) => known.ticket = known.ticket.min(used.ticket),
                 None => waits.push(used),
             }

@@ -111,7 +111,7 @@ impl ForeignWaits {
         let waits = self.waits.lock();
         // The newest first: a stream's earlier tickets are seen with it.
         for (_, on) in waits.iter().rev().filter(|(of, _)| *of <= ticket) {
-            if !seen.iter().any(|s| s.stream.id() == on.stream.id() && s.ticket >= on.ticket) {
+            if !seen.iter().any(|s| s.stream.id == on.stream.id && s.ticket >= on.ticket) {
                 seen.push(on.clone());
             }
         }

@@ -21,7 +21,7 @@ use crate::runtime::progress::StreamRef;
 use crate::thread::contain::{wake, wake_by_ref};
 use crate::thread::{contain, exit, role};
 use gpu_await_protocol::cadence;
-use gpu_await_protocol::cadence::{Age, Completion, Plan};
+use gpu_await_protocol::cadence::{Age, Plan};
 use gpu_await_protocol::estimator::Estimator;
 use gpu_await_protocol::wait_queue::Notify;
 
@@ -67,7 +67,7 @@ impl StreamState {
             return false;
         }
         let now = self.engine.pacing.now();
-        let moved = self.look(now);
+        let moved = self.look(now).is_some();
         if moved {
             self.trace_seen();
         }
@@ -75,28 +75,38 @@ impl StreamState {
         moved
     }
 
-    /// Asks the driver how far the stream is, where that is possible. True if it was seen to have moved.
-    pub(super) fn look(&self, now: u64) -> bool {
-        let mut moved = false;
+    /// Asks the driver how far the stream is, where that is possible. Returns the last ticket that is complete, if it was seen to have
+    /// moved.
+    pub(super) fn look(&self, now: u64) -> Option<u64> {
         // A lost device would only say so again.
-        if self.engine.state.lost().is_none() {
-            if !self.markers.may_say_more(self.progress.timeline.completed()) {
-                self.pace.was_pending(now);
-                return false;
-            }
-            self.markers.look(|asking| {
-                let before = self.progress.timeline.completed();
-                // Waiters learn of a loss from `mourn`, below.
-                self.ask(asking).ok();
-                if self.progress.timeline.completed() > before {
-                    moved = true;
-                    self.pace.moved(now, || self.waiters.is_waited_for());
-                } else {
-                    self.pace.was_pending(now);
-                }
-            });
+        if self.engine.state.lost().is_some() {
+            self.engine.mourn();
+            return None;
         }
-        self.engine.mourn();
+        self.look_at_working(now)
+    }
+
+    /// [`look`](Self::look) at a stream of a device that was not lost a moment ago.
+    pub(super) fn look_at_working(&self, now: u64) -> Option<u64> {
+        if !self.markers.may_say_more(&self.progress.timeline) {
+            self.pace.was_pending(now);
+            return None;
+        }
+        let (mut moved, mut lost) = (None, false);
+        self.markers.look(|asking| match self.ask(asking) {
+            Ok(Some(completed)) => {
+                moved = Some(completed);
+                self.pace.moved(now, || self.waiters.is_waited_for());
+            }
+            answer => {
+                lost |= answer.is_err();
+                self.pace.was_pending(now);
+            }
+        });
+        if lost {
+            // Tells the waiters.
+            self.engine.mourn();
+        }
         moved
     }
 
@@ -107,10 +117,10 @@ impl StreamState {
         self.markers.look(|asking| drop(self.ask(asking)));
     }
 
-    /// Raises `completed` as far as the markers allow.
-    fn ask(&self, asking: Asking<'_>) -> Result<()> {
+    /// Raises `completed` as far as the markers allow; returns what to, if that changed anything.
+    fn ask(&self, asking: Asking<'_>) -> Result<Option<u64>> {
         let ask = || asking.ask(&self.progress.timeline, &*self.engine.backend);
-        ask().or_else(|code| self.judge(code, ask))
+        ask().or_else(|code| self.judge(code, || ask().map(drop)).map(|()| None))
     }
 
     /// Whether a shared stream is idle, other libraries' work included; `None` if its tickets answer that, once
@@ -186,16 +196,16 @@ impl StreamState {
     /// The plan for the wait for the work at the head, and when that began; `ahead_ns` more is allowed for.
     #[inline(always)]
     pub(super) fn plan(&self, now: u64, ahead_ns: u64) -> (u64, Plan) {
-        let engine = &self.engine;
-        let lag_ns = engine.pacing.lag_ns() + ahead_ns;
-        let completion = engine.options.completion;
-        self.pace.plan(
-            completion,
-            self.progress.timeline.completed(),
-            now,
-            lag_ns,
-            engine.pacing.rest_ns(),
-        )
+        let (pace, Engine { pacing, options, .. }) = (&self.pace, &*self.engine);
+        let since = pace.head_since();
+        let age = Age {
+            age_ns: now.saturating_sub(since),
+            lag_ns: pacing.lag_ns() + ahead_ns,
+            rest_ns: pacing.rest_ns(),
+            is_armed: options.completion.rings()
+                && pace.is_armed(self.progress.timeline.completed() + 1),
+        };
+        (since, cadence::plan(options.completion, age, &pace.estimator.lock()))
     }
 
     fn wake_settled(&self) {
@@ -281,7 +291,7 @@ impl StreamState {
             return false;
         }
         let (since, waited_for) = (self.pace.head_since(), self.waiters.is_waited_for());
-        let moved = self.look(now);
+        let moved = self.look(now).is_some();
         if moved {
             self.trace_seen();
         }
@@ -502,21 +512,5 @@ impl Pace {
     /// A doorbell is armed behind `ticket`.
     pub(super) fn arm(&self, ticket: u64) {
         self.armed.store(ticket, Ordering::Relaxed);
-    }
-
-    /// The plan for the wait for the work at the head, behind the ticket `completed`, and when that began.
-    #[inline(always)]
-    pub(super) fn plan(
-        &self,
-        completion: Completion,
-        completed: u64,
-        now: u64,
-        lag_ns: u64,
-        rest_ns: u64,
-    ) -> (u64, Plan) {
-        let since = self.head_since();
-        let age_ns = now.saturating_sub(since);
-        let age = Age { age_ns, lag_ns, rest_ns, is_armed: self.is_armed(completed + 1) };
-        (since, cadence::plan(completion, age, &self.estimator.lock()))
     }
 }

@@ -113,11 +113,12 @@ impl Markers {
         self.word.as_ref()
     }
 
-    /// Whether the driver, or the word, could say more than that `completed` is.
+    /// Whether the driver, or the word, could say more than the timeline does.
     #[inline]
-    pub(super) fn may_say_more(&self, completed: u64) -> bool {
+    pub(super) fn may_say_more(&self, timeline: &Timeline) -> bool {
         // A thread that waits for a marker sees the new length, see `enter`.
-        !self.events.is_empty() || self.word.as_ref().is_some_and(|word| word.read() > completed)
+        let says_more = |word: &Word| word.read() > timeline.completed();
+        !self.events.is_empty() || self.word.as_ref().is_some_and(says_more)
     }
 
     /// The first ticket that a marker will say is complete; `None` if there is no marker.
@@ -229,19 +230,31 @@ impl Markers {
 pub(super) struct Asking<'m>(&'m Markers);
 
 impl Asking<'_> {
-    /// Raises the timeline's `completed` as far as the markers allow.
-    ///
-    /// The newest marker is asked first: a pending answer costs an eighth of a complete one, which
-    /// speaks for all in front of it.
-    pub(super) fn ask(&self, timeline: &Timeline, backend: &dyn Backend) -> DriverResult<()> {
-        let Asking(markers) = *self;
-        if let Some(word) = &markers.word {
-            timeline.complete(word.read());
-        }
+    /// Raises the timeline's `completed` as far as the markers allow; returns what to, if that changed anything.
+    pub(super) fn ask(
+        &self,
+        timeline: &Timeline,
+        backend: &dyn Backend,
+    ) -> DriverResult<Option<u64>> {
+        let known = timeline.completed();
+        let mut completed = self.0.word.as_ref().map_or(known, |word| word.read().max(known));
         // A thread that waits for a marker sees the new length, see `Markers::enter`.
-        if markers.events.is_empty() {
-            return Ok(());
+        let found = match self.0.events.is_empty() {
+            true => Ok(false),
+            false => self.ask_events(&mut completed, backend),
+        };
+        let moved = completed > known && timeline.complete(completed);
+        if found? {
+            self.0.drop_complete(completed);
         }
+        Ok(moved.then_some(completed))
+    }
+
+    /// Raises `completed` as far as the events allow; whether any is complete.
+    ///
+    /// The newest is asked first: a pending answer costs an eighth of a complete one, which speaks for all in front of it.
+    fn ask_events(&self, completed: &mut u64, backend: &dyn Backend) -> DriverResult<bool> {
+        let Asking(markers) = *self;
         // Markers below `done` are complete, those from `pending` on were not.
         let (mut done, mut pending) = (0, usize::MAX);
         let mut back = 1;
@@ -256,7 +269,7 @@ impl Asking<'_> {
                 marker.map(|marker| (index, marker.ticket, marker.event.raw()))
             };
             let Some((index, ticket, event)) = next else { break };
-            let answer = if timeline.is_complete(ticket) {
+            let answer = if ticket <= *completed {
                 // The word said so, or the stream.
                 Query::Complete
             } else {
@@ -266,7 +279,7 @@ impl Asking<'_> {
             };
             match answer {
                 Query::Complete => {
-                    timeline.complete(ticket);
+                    *completed = ticket.max(*completed);
                     done = index + 1;
                     if pending == usize::MAX {
                         break;
@@ -281,10 +294,7 @@ impl Asking<'_> {
                 }
             }
         }
-        if done > 0 {
-            markers.drop_complete(timeline.completed());
-        }
-        Ok(())
+        Ok(done > 0)
     }
 }
 
@@ -337,11 +347,16 @@ impl StreamState {
     /// Asks for a marker at or behind `ticket`; never blocks. Where no driver call may be made, the
     /// next submitter or the poller's next look places it.
     pub(crate) fn want(&self, ticket: u64) {
-        if self.progress.timeline.is_complete(ticket) {
-            return;
+        if !self.progress.timeline.is_complete(ticket) {
+            self.want_pending(ticket, role::may_call_driver());
         }
+    }
+
+    /// The same of a ticket that was pending; `may_ask`: driver calls may be made here.
+    #[inline]
+    pub(super) fn want_pending(&self, ticket: u64, may_ask: bool) {
         self.put_listed(ticket);
-        if role::may_call_driver() {
+        if may_ask {
             self.submission.want(self, ticket);
         } else {
             self.submission.leave(ticket);

@@ -28,6 +28,7 @@ use crate::thread::role;
 use gpu_await_protocol::cadence;
 use gpu_await_protocol::cadence::Plan;
 use gpu_await_protocol::checkers::CheckPermit;
+use gpu_await_protocol::timeline::Ended;
 use gpu_await_protocol::wait_queue::{Entry, Registered};
 use gpu_await_protocol::waiters::WaiterKey;
 
@@ -37,7 +38,7 @@ pub(crate) struct WaitState {
     /// The stream has it.
     key: Option<WaiterKey>,
     stage: Stage,
-    /// It leaves all looks to others: it was asked to, or was polled too late while it checked.
+    /// It leaves all looks to others: it was asked to, tasks of the device do not check, or it was polled too late while it checked.
     never_checks: bool,
     /// Polled by a thread that has nothing else to do.
     blocking: bool,
@@ -126,9 +127,11 @@ impl StreamState {
             return self.ready(ticket, outcome);
         }
         let now = self.engine.pacing.now();
+        // In a host function it only registers: the poller asks, places the marker, and wakes.
+        let may_ask = role::may_call_driver();
         let stage = wait.stage;
         match stage {
-            Stage::Awake(permit) if self.stays_awake(permit, wait, cx, now) => {
+            Stage::Awake(permit) if self.stays_awake(permit, wait, cx, (now, may_ask)) => {
                 return Poll::Pending;
             }
             // Woken for nothing, unless it is ahead of time, to check.
@@ -140,33 +143,35 @@ impl StreamState {
             Stage::Checking { .. } => {}
             _ => wait.stage = Stage::Waiting,
         }
-        self.want(ticket);
-        // In a host function it only registers: the poller asks, places the marker, and wakes.
-        let may_ask = role::may_call_driver();
+        self.want_pending(ticket, may_ask);
         if !may_ask {
             self.stop_checking(wait);
         }
-        if matches!(stage, Stage::New | Stage::Next) && !self.waiters.is_waited_for() {
+        let others_wait = self.waiters.is_waited_for();
+        if matches!(stage, Stage::New | Stage::Next) && !others_wait {
             self.pace.waited_for(now);
         }
         let put_off = matches!(stage, Stage::New) && may_ask && self.lets_others_go(wait);
         if put_off {
             wait.stage = Stage::PutOff;
         }
+        if matches!(stage, Stage::New) {
+            let options = &self.engine.options;
+            wait.never_checks |= options.stepped || !options.completion.checks();
+        }
         let may_look = may_ask && !put_off;
         let checking = may_look && self.may_check(wait, now);
         // If others wait, another task looks for them.
-        let comes_to_look = || matches!(stage, Stage::PutOff) || !self.waiters.is_waited_for();
-        let looks = checking || (may_look && comes_to_look());
-        if looks && self.look(now) {
-            let outcome = self.outcome(ticket);
-            if outcome.is_some() {
+        let looks = checking || (may_look && (matches!(stage, Stage::PutOff) || !others_wait));
+        if looks && let Some(completed) = self.look_at_working(now) {
+            let is_complete = completed >= ticket;
+            if is_complete {
                 // Before `settle`, which would wake it.
                 self.forget(wait);
             }
             self.settle();
-            if let Some(outcome) = outcome {
-                return self.ready(ticket, outcome);
+            if is_complete {
+                return self.ready(ticket, Ok(()));
             }
         }
         let comes_again = checking || put_off;
@@ -241,10 +246,6 @@ impl StreamState {
 
     /// Whether the task stays awake from now on, so that a worker of the executor does.
     fn begins_to_stay_awake(&self, wait: &mut WaitState, now: u64) -> bool {
-        let options = self.engine.options;
-        if options.stepped || !options.completion.checks() {
-            return false;
-        }
         let permit = self.engine.pacing.checkers.stay_awake(now);
         permit.map(|permit| wait.stage = Stage::Awake(permit)).is_some()
     }
@@ -256,9 +257,8 @@ impl StreamState {
         permit: CheckPermit,
         wait: &mut WaitState,
         cx: &mut Context<'_>,
-        now: u64,
+        (now, may_ask): (u64, bool),
     ) -> bool {
-        let may_ask = role::may_call_driver();
         if !may_ask || self.pace.is_alerted(now) || !self.is_entered(wait, cx) {
             self.engine.pacing.checkers.leave(permit);
             return false;
@@ -274,6 +274,9 @@ impl StreamState {
     /// Whether the stream has the future, with this waker. If it was taken out, it was woken, and is
     /// polled now.
     fn is_entered(&self, wait: &mut WaitState, cx: &Context<'_>) -> bool {
+        if wait.key.is_none() {
+            return false;
+        }
         let entry = self.waiters.entry(wait.key, cx.waker());
         if entry == Entry::Taken {
             wait.key = None;
@@ -312,15 +315,14 @@ impl StreamState {
     }
 
     pub(super) fn outcome(&self, ticket: u64) -> Option<Result<()>> {
-        if self.progress.timeline.is_complete(ticket) {
-            return Some(Ok(()));
-        }
-        let lost = match self.engine.state.lost() {
-            Some(lost) => lost.clone(),
+        let (timeline, device) = (&self.progress.timeline, &self.engine.state);
+        let lost = match timeline.ended(ticket, &device.loss) {
+            Some(Ended::Complete) => return Some(Ok(())),
+            Some(Ended::Lost) => return device.lost().map(|lost| Err(lost.clone())),
             None => self.foreign.dependency_lost(ticket)?,
         };
         // Work that completed before the loss is complete.
-        Some(if self.progress.timeline.is_complete(ticket) { Ok(()) } else { Err(lost) })
+        Some(if timeline.is_complete(ticket) { Ok(()) } else { Err(lost) })
     }
 
     /// Whether the task checks now: it continues a check, or begins one; at the end of a window it may do both.
@@ -341,12 +343,8 @@ impl StreamState {
             self.stop_checking(wait);
             wait.never_checks |= is_late;
         }
-        let options = self.engine.options;
-        if options.stepped || !options.completion.checks() || wait.never_checks {
-            return false;
-        }
         // One task per stream: its look serves the others.
-        if self.pace.is_checked(now) {
+        if wait.never_checks || self.pace.is_checked(now) {
             return false;
         }
         // A task that was woken to check may come sooner than most.

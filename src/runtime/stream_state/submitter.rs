@@ -32,8 +32,8 @@ use crate::runtime::event_pool::{EventHandle, Marker};
 use crate::runtime::progress::Progress;
 use crate::thread::role;
 use gpu_await_protocol::cadence;
-use gpu_await_protocol::point::Track;
 use gpu_await_protocol::submission::{Locked, Markable};
+use gpu_await_protocol::timeline::Timeline;
 
 /// Streams that a stream remembers to have waited for: others come and go as long as it lives.
 const REMEMBERED: usize = 64;
@@ -68,14 +68,11 @@ pub(crate) struct Submitter {
 impl Markable for Submitter {
     type Context = StreamState;
 
-    fn tail(&self, stream: &StreamState) -> u64 {
-        stream.progress.timeline.submitted()
+    fn timeline(stream: &StreamState) -> &Timeline {
+        &stream.progress.timeline
     }
 
     fn mark_tail(&mut self, stream: &StreamState, tail: u64) -> bool {
-        if stream.progress.timeline.is_complete(tail) {
-            return true;
-        }
         let word = stream.markers.word().filter(|word| word.is_usable() && stream.prefers_words());
         let placed = match word {
             // SAFETY: the driver stream is this one's, the word is its own until the stream is gone
@@ -352,17 +349,20 @@ impl Turn<'_, '_> {
 
     /// Places an event at the tail that other streams can wait for.
     pub(crate) fn place_event(&mut self) -> std::result::Result<(), DriverCode> {
-        self.place_event_behind(self.stream.progress.timeline.submitted())
+        let tail = self.stream.progress.timeline.submitted();
+        if self.stream.markers.behind(tail).is_some()
+            || self.stream.progress.timeline.is_complete(tail)
+        {
+            return Ok(());
+        }
+        self.place_event_behind(tail)
     }
 
+    /// The same behind the tail, which has none and is pending.
     fn place_event_behind(&mut self, tail: u64) -> std::result::Result<(), DriverCode> {
-        if self.stream.markers.behind(tail).is_none()
-            && !self.stream.progress.timeline.is_complete(tail)
-        {
-            self.locked.state.record_event(self.stream, tail)?;
-            self.locked.state.sent_at_mark = self.locked.state.sent;
-            self.locked.publish_mark(tail);
-        }
+        self.locked.state.record_event(self.stream, tail)?;
+        self.locked.state.sent_at_mark = self.locked.state.sent;
+        self.locked.publish_mark(tail);
         Ok(())
     }
 
@@ -395,14 +395,14 @@ impl Turn<'_, '_> {
             self.stream.foreign.add(self.stream.progress.timeline.submitted() + 1, [on]);
         }
         let waited = &mut self.locked.state.waited;
-        match waited.iter_mut().find(|(stream, _)| *stream == other.id()) {
+        match waited.iter_mut().find(|(stream, _)| *stream == other.id) {
             Some((_, known)) => *known = (*ticket).max(*known),
             None => {
                 // Forgetting one costs another wait, if it is needed again.
                 if waited.len() == REMEMBERED {
                     waited.pop_front();
                 }
-                waited.push_back((other.id(), *ticket));
+                waited.push_back((other.id, *ticket));
             }
         }
         Ok(())
@@ -462,19 +462,16 @@ impl Turn<'_, '_> {
 
     // ---- lists ------------------------------------------------------------------------------
 
-    /// Ensures that the owner's list is the open one, and returns its ticket.
+    /// Opens a list of the owner, which has none, and returns its ticket. Another's is put on the stream.
     pub(crate) fn open_list(
         &mut self,
         owner: ListOwner,
         fresh: impl FnOnce() -> Box<dyn Listed>,
     ) -> u64 {
-        if !self.has_list_of(owner) {
-            // Puts another's on the stream.
-            let ticket = self.next_ticket();
-            self.locked.state.lists.open = Some((owner, fresh()));
-            self.stream.announced.list(ticket);
-        }
-        self.stream.progress.timeline.submitted() + 1
+        let ticket = self.next_ticket();
+        self.locked.state.lists.open = Some((owner, fresh()));
+        self.stream.announced.list(ticket);
+        ticket
     }
 
     /// Whether a list is open.

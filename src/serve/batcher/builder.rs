@@ -27,7 +27,6 @@ pub struct BatcherBuilder<P = ()> {
     in_order: bool,
     spawn: Option<Spawner>,
     pool: P,
-    padded: Arc<[usize]>,
 }
 
 impl Batcher<(), (), Error> {
@@ -41,7 +40,7 @@ impl Batcher<(), (), Error> {
             max_waiting: 1024,
         };
         let (name, patience, in_order, spawn) = (None, None, false, None);
-        BatcherBuilder { limits, name, patience, in_order, spawn, pool: (), padded: Arc::new([]) }
+        BatcherBuilder { limits, name, patience, in_order, spawn, pool: () }
     }
 }
 
@@ -143,7 +142,7 @@ impl<P> BatcherBuilder<P> {
             deliveries: self.in_order.then(|| Mutex::new(Deliveries::new())),
         });
         let open = Arc::new(Open(shared.clone()));
-        let work = BatchWork::new(shared.clone(), pool, self.spawn, self.padded, run);
+        let work = BatchWork::new(shared.clone(), pool, self.spawn, run);
         let calls = CallOptions { high_priority: false, weight: 1, patience: self.patience };
         (Batcher { shared, open, calls }, BatchWorker::new(work))
     }
@@ -157,8 +156,8 @@ impl BatcherBuilder {
     /// [priority](StreamPool::with_high_priority) and [weight](StreamPool::with_weight), as long as it takes
     /// and regardless of the pool's `max_waiting`: the batcher bounds what may wait.
     pub fn pool(self, pool: &StreamPool) -> BatcherBuilder<StreamPool> {
-        let BatcherBuilder { limits, name, patience, in_order, spawn, padded, .. } = self;
-        BatcherBuilder { limits, name, patience, in_order, spawn, pool: pool.clone(), padded }
+        let BatcherBuilder { limits, name, patience, in_order, spawn, .. } = self;
+        BatcherBuilder { limits, name, patience, in_order, spawn, pool: pool.clone() }
     }
 
     /// Makes the batcher and its worker, which calls `run` with each batch.
@@ -179,15 +178,6 @@ impl BatcherBuilder {
 }
 
 impl BatcherBuilder<StreamPool> {
-    /// Sets the lengths of which the smallest that fits a batch is its [`Batch::padded_len`], for kernels and
-    /// graphs of fixed sizes.
-    pub fn pad_to(mut self, lens: impl IntoIterator<Item = usize>) -> Self {
-        let mut lens: Vec<_> = lens.into_iter().collect();
-        lens.sort_unstable();
-        self.padded = lens.into();
-        self
-    }
-
     /// Makes the batcher and its worker, which calls `run` with a stream and each batch.
     ///
     /// `run` returns a reply for each request, in order, each with its own result, or one error for all. It
@@ -212,10 +202,7 @@ impl BatcherBuilder<StreamPool> {
 
 impl<P: fmt::Debug> fmt::Debug for BatcherBuilder<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let BatcherBuilder { limits, name, patience, in_order, pool, padded, .. } = self;
-        write!(
-            f,
-            "BatcherBuilder({name:?}, {limits:?}, {patience:?}, {in_order}, {pool:?}, {padded:?})"
-        )
+        let BatcherBuilder { limits, name, patience, in_order, pool, .. } = self;
+        write!(f, "BatcherBuilder({name:?}, {limits:?}, {patience:?}, {in_order}, {pool:?})")
     }
 }

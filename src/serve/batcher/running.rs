@@ -33,7 +33,6 @@ use gpu_await_protocol::batching::{Begun, Gathered};
 pub struct Batch<Q> {
     requests: Vec<Q>,
     weight: u64,
-    padded_len: usize,
 }
 
 impl<Q> Batch<Q> {
@@ -47,13 +46,6 @@ impl<Q> Batch<Q> {
     #[must_use]
     pub fn weight(&self) -> u64 {
         self.weight
-    }
-
-    /// Returns the smallest [declared](super::builder::BatcherBuilder::pad_to) length that they fit in, or
-    /// else their number. There is still one reply per request.
-    #[must_use]
-    pub fn padded_len(&self) -> usize {
-        self.padded_len
     }
 }
 
@@ -142,7 +134,6 @@ impl<R, E: Clone> Deliveries<R, E> {
 /// Splits the requests of a batch into the function's input and the recipients.
 pub(super) fn unpack<Q, R, E>(
     requests: Vec<Gathered<Request<Q, R, E>>>,
-    padded: &[usize],
 ) -> (Batch<Q>, Vec<Caller<R, E>>, Vec<RequestSpan>) {
     let weight = requests.iter().map(|gathered| gathered.weight).sum();
     let (mut batch, mut callers, mut spans) = (Vec::new(), Vec::new(), Vec::new());
@@ -151,9 +142,7 @@ pub(super) fn unpack<Q, R, E>(
         callers.push(caller);
         spans.push(span);
     }
-    let len = batch.len();
-    let padded_len = padded.iter().copied().find(|padded| *padded >= len).unwrap_or(len);
-    (Batch { requests: batch, weight, padded_len }, callers, spans)
+    (Batch { requests: batch, weight }, callers, spans)
 }
 
 impl<Q, R, E> InFlight<Q, R, E> {

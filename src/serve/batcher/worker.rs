@@ -35,7 +35,6 @@ pub(super) struct BatchWork<Q, R, E, F> {
     end: End<Q, R, E>,
     pool: Option<StreamPool>,
     spawn: Option<Contained<Spawner>>,
-    padded: Arc<[usize]>,
     run: Contained<F>,
     /// `Some` while a batch is due and has no permit.
     acquiring: Option<Acquire>,
@@ -83,14 +82,12 @@ where
         shared: Arc<BatcherCore<Q, R, E>>,
         pool: Option<StreamPool>,
         spawn: Option<Spawner>,
-        padded: Arc<[usize]>,
         run: F,
     ) -> Self {
         BatchWork {
             end: End(shared),
             pool,
             spawn: spawn.map(Contained::new),
-            padded,
             run: Contained::new(run),
             acquiring: None,
             running: Contained::new(FuturesUnordered::new()),
@@ -163,7 +160,7 @@ where
             return;
         }
         let since_ns = requests.iter().map(|gathered| gathered.since).min().unwrap_or(0);
-        let (batch, callers, spans) = running::unpack(requests, &self.padded);
+        let (batch, callers, spans) = running::unpack(requests);
         let tells = self.spawn.is_some();
         let trace = (since_ns, spans);
         let in_flight = InFlight::new(shared.clone(), number, begun, &batch, trace, tells);

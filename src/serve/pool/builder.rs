@@ -89,9 +89,8 @@ impl StreamPoolBuilder {
         self.add(partition.device(), Some(partition), n, false)
     }
 
-    /// Adds `n` streams of the device's highest priority, for
-    /// [`acquire_high_priority`](StreamPool::acquire_high_priority); other requests use them only if there
-    /// are no other streams.
+    /// Adds `n` streams of the device's highest priority, for requests
+    /// [of high priority](StreamPool::with_high_priority); others use them only if there are no other streams.
     pub fn high_priority_streams(self, device: &Device, n: usize) -> Self {
         self.add(device, None, n, true)
     }
