@@ -12,7 +12,7 @@
 //! | has a list | the same | is compiled, and launched |
 //! | has a graph | the same; the graph is dropped | nodes that differ are set, and it is launched |
 //! | its graph was evicted, or exceeded the limit | the same | as for a slot with a list |
-//! | the driver refused to compile it | the same | is launched plainly; in the sixteenth run behind that, as for a slot with a list |
+//! | the driver refused to compile it | the same | compiled in the next run; each time that it refuses again, in twice as many runs, up to sixteen |
 //! | in neither of the last two runs on its stream | the slot is gone | |
 //! | a setter failed | | is launched plainly; the graph is dropped |
 //!
@@ -245,10 +245,13 @@ impl Region {
                         new = GraphCell::new(&handle.state.engine);
                         graph = new.enter(handle, claim);
                         slot.graph = graph.is_some().then(|| new.clone());
-                        let place = graph.as_deref_mut();
-                        place.map_or(Err(ListOutcome::NoPlace), |place| {
-                            slot.compile(&Raw::of(turn), place, list, report)
-                        })
+                        match graph.as_deref_mut() {
+                            Some(place) => slot.compile(&Raw::of(turn), place, list, report),
+                            None => {
+                                slot.unserved.is_crowded_out();
+                                Err(ListOutcome::NoPlace)
+                            }
+                        }
                     }
                     None => Err(ListOutcome::Refused),
                 },
@@ -283,7 +286,7 @@ impl ListSlot {
                 Ok(ListOutcome::Compiled)
             }
             Err(code) => {
-                self.unserved.is_refused = true;
+                self.unserved.is_refused();
                 Err(self.refused(raw, code, list, report))
             }
         }

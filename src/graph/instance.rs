@@ -3,7 +3,7 @@
 //! | the instance | a launch with the same arguments | with other arguments |
 //! |---|---|---|
 //! | fresh | | the closure runs; compiled and launched |
-//! | not compiled: the driver refused | launched one by one, and compiled in the sixteenth; captured work: compiled | the closure runs; the same, or compiled if the shape changed |
+//! | not compiled: the driver refused | compiled in the next launch; each time that it refuses again, in twice as many, up to sixteen; captured work: compiled | the closure runs; the same, or compiled if the shape changed |
 //! | its graph was evicted, or exceeded the limit | compiled, or launched one by one | the closure runs; the same |
 //! | its stream is gone | | |
 //! | compiled | launched | the closure runs; nodes that differ are set, or all is compiled again if the shape changed |
@@ -209,6 +209,9 @@ impl Instance {
                 new = GraphCell::new(engine);
                 graph = new.enter(queue.handle, claim);
                 is_crowded_out = graph.is_none();
+                if is_crowded_out {
+                    unserved.is_crowded_out();
+                }
                 *compiled = graph.is_some().then(|| new.clone());
             }
         }
@@ -316,7 +319,7 @@ fn prepare<'p>(
             if list.needs_graph() || code.is_sticky() {
                 return Err(code);
             }
-            unserved.is_refused = true;
+            unserved.is_refused();
             report.plain += 1;
             Ok(None)
         }

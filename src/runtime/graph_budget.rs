@@ -33,8 +33,9 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// The minimum time between two scans: a thousand graphs take tens of microseconds.
 const APART: Duration = Duration::from_millis(10);
 
-/// How often a list is launched without a graph before it claims the place of one that was not launched once meanwhile, or asks the driver
-/// again. Of a thousand lists that are launched at random moments, equally often, hardly one is not launched for that long.
+/// How often a list is launched without a graph before it claims the place of one that was not launched once meanwhile, and at most before
+/// a driver that refused is asked again. Of a thousand lists that are launched at random moments, equally often, hardly one is not launched
+/// for that long.
 const OFTEN: u32 = 16;
 
 /// Whose place a graph may take at the limit.
@@ -53,23 +54,37 @@ pub(crate) enum PlaceClaim {
 pub(crate) struct Unserved {
     launches: u32,
     since_ns: u64,
-    /// The driver was asked, and refused.
-    pub(crate) is_refused: bool,
+    /// How often the driver refused it, one time after the other.
+    refusals: u32,
 }
 
 impl Unserved {
     /// One more: what it may claim, or `None` if the driver is not to be asked again so soon.
     pub(crate) fn claim(&mut self, now_ns: u64) -> Option<PlaceClaim> {
-        if self.launches < OFTEN {
-            if self.launches == 0 {
-                self.since_ns = now_ns;
-            }
-            self.launches += 1;
-            return (!self.is_refused).then_some(PlaceClaim::Idle);
+        if self.launches == 0 {
+            self.since_ns = now_ns;
         }
-        let since_ns = std::mem::replace(&mut self.since_ns, now_ns);
-        (self.launches, self.is_refused) = (1, false);
-        Some(PlaceClaim::UnusedSince(since_ns))
+        self.launches += 1;
+        if self.refusals > 0 {
+            let apart = 1 << (self.refusals - 1).min(OFTEN.ilog2());
+            return (self.launches >= apart).then_some(PlaceClaim::Idle);
+        }
+        if self.launches <= OFTEN {
+            return Some(PlaceClaim::Idle);
+        }
+        self.launches = 1;
+        Some(PlaceClaim::UnusedSince(std::mem::replace(&mut self.since_ns, now_ns)))
+    }
+
+    /// There was no place for it.
+    pub(crate) fn is_crowded_out(&mut self) {
+        self.refusals = 0;
+    }
+
+    /// The driver refused it.
+    pub(crate) fn is_refused(&mut self) {
+        self.launches = 0;
+        self.refusals += 1;
     }
 }
 
@@ -462,16 +477,23 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_refused_is_asked_again_later() {
+    fn a_driver_that_refused_is_asked_again_at_once_and_then_less_and_less() {
         let mut unserved = Unserved::default();
-        for round in 1..=2 {
-            assert!(unserved.claim(round).is_some());
-            unserved.is_refused = true;
-            let asked = (1..OFTEN).filter(|_| unserved.claim(round).is_some()).count();
-            assert_eq!(asked, 0);
-        }
-        assert_eq!(unserved.claim(3), Some(PlaceClaim::UnusedSince(2)));
-        assert_eq!(unserved.claim(4), Some(PlaceClaim::Idle), "of the places that are free");
+        let asked = |launch: &u64| {
+            let asks = unserved.claim(*launch).is_some();
+            if asks {
+                unserved.is_refused();
+            }
+            asks
+        };
+        let asked: Vec<u64> = (1..=64).filter(asked).collect();
+        assert_eq!(asked, [1, 2, 4, 8, 16, 32, 48, 64]);
+        // Another has the place meanwhile.
+        let mut first = (65..).filter(|launch| unserved.claim(*launch).is_some());
+        assert_eq!(first.next(), Some(80));
+        unserved.is_crowded_out();
+        assert_eq!(unserved.claim(81), Some(PlaceClaim::UnusedSince(65)));
+        assert_eq!(unserved.claim(82), Some(PlaceClaim::Idle));
     }
 
     #[test]
