@@ -106,9 +106,8 @@ impl Region {
     }
 
     /// Returns what became of each list of the last run, in order, and why: for a list that was not replayed,
-    /// what differed; for one that was cut short, what ended it. The same is reported as `tracing` events,
-    /// target `gpu_await::replay`, level `TRACE`, where there was no room for a graph `DEBUG`. What the driver refused is
-    /// a `WARN`.
+    /// what differed; for one that was cut short, what ended it. The same is reported as `tracing` events
+    /// of target `gpu_await::replay`: level `TRACE`, or `DEBUG` where there was no room for a graph. A refusal by the driver is a `WARN`.
     #[must_use]
     pub fn last_run(&self) -> &[ListReport] {
         &self.last
@@ -167,7 +166,7 @@ impl Region {
         (&mut parts[part], &mut self.report)
     }
 
-    /// Forgets lists that the last two runs on the stream did not have. One run may lack them that failed half way.
+    /// Forgets lists that the last two runs on the stream did not have. A single run may lack them because it failed half way.
     fn forget(&mut self, stream: &Arc<StreamState>) {
         let is_its = |on: &&mut OnStream| std::ptr::eq(on.stream.as_ptr(), Arc::as_ptr(stream));
         let Some(OnStream { lists, before, .. }) = self.streams.iter_mut().find(is_its) else {

@@ -56,8 +56,8 @@ pub enum ListOutcome {
     /// In no list, as nothing replays it: a cooperative launch or one with clusters, one that waits for a flag, or any on a device that
     /// verifies.
     Unlisted(OpSite),
-    /// Launched one by one: the driver refused to set its nodes, or to compile it, now or before: it is asked again in the next run, and each time that
-    /// it refuses again in twice as many runs, up to sixteen.
+    /// Launched one by one: the driver refused to set its nodes or to compile it. It is asked again in the next run; after each further
+    /// refusal it is left alone for twice as many runs, up to sixteen.
     Refused,
     /// Not launched, or in part: the driver refused that, or the device is lost or closed.
     Failed,

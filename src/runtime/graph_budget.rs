@@ -41,11 +41,11 @@ const OFTEN: u32 = 16;
 /// Whose place a graph may take at the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PlaceClaim {
-    /// An idle one's.
+    /// An idle graph's.
     Idle,
-    /// Also one's that was not launched since that time.
+    /// Also that of a graph which was not launched since that time.
     UnusedSince(u64),
-    /// Any one's, and if there is none, it exceeds the limit.
+    /// Any graph's; if none can go, the limit is exceeded.
     Any,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct Unserved {
 }
 
 impl Unserved {
-    /// One more: what it may claim, or `None` if the driver is not to be asked again so soon.
+    /// Counts another launch. Returns what it may claim, or `None` if the driver is not to be asked again so soon.
     pub(crate) fn claim(&mut self, now_ns: u64) -> Option<PlaceClaim> {
         if self.launches == 0 {
             self.since_ns = now_ns;
@@ -412,7 +412,7 @@ mod tests {
         assert!(!has_place(&kept[0]) && has_place(&kept[1]));
     }
 
-    /// Launcher of a device: how many launches had a graph.
+    /// Lists that are launched on one device, and how many graphs were compiled for them.
     struct Launcher {
         budget: GraphBudget,
         graphs: Vec<(Option<Arc<Owned>>, Unserved)>,
