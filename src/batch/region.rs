@@ -142,8 +142,7 @@ impl Region {
         stream: &Arc<StreamState>,
         (number, part): (usize, usize),
     ) -> (&mut ListSlot, &mut Report) {
-        let is_its = |on: &OnStream| std::ptr::eq(on.stream.as_ptr(), Arc::as_ptr(stream));
-        let at = self.streams.iter().position(is_its).unwrap_or_else(|| {
+        let at = self.streams.iter().position(|on| on.is_of(stream)).unwrap_or_else(|| {
             // Slots of streams that are gone are removed.
             self.streams.retain(|on| on.stream.strong_count() > 0);
             self.streams.push(OnStream {
@@ -168,8 +167,8 @@ impl Region {
 
     /// Forgets lists that the last two runs on the stream did not have. A single run may lack them because it failed half way.
     fn forget(&mut self, stream: &Arc<StreamState>) {
-        let is_its = |on: &&mut OnStream| std::ptr::eq(on.stream.as_ptr(), Arc::as_ptr(stream));
-        let Some(OnStream { lists, before, .. }) = self.streams.iter_mut().find(is_its) else {
+        let on_it = self.streams.iter_mut().find(|on| on.is_of(stream));
+        let Some(OnStream { lists, before, .. }) = on_it else {
             return;
         };
         let is_known =
@@ -247,7 +246,7 @@ impl Region {
                         match graph.as_deref_mut() {
                             Some(place) => slot.compile(&Raw::of(turn), place, list, report),
                             None => {
-                                slot.unserved.is_crowded_out();
+                                slot.unserved.was_crowded_out();
                                 Err(ListOutcome::NoPlace)
                             }
                         }
@@ -264,6 +263,12 @@ impl Region {
         };
         self.enter(list, outcome);
         commands
+    }
+}
+
+impl OnStream {
+    fn is_of(&self, stream: &Arc<StreamState>) -> bool {
+        std::ptr::eq(self.stream.as_ptr(), Arc::as_ptr(stream))
     }
 }
 
@@ -285,7 +290,7 @@ impl ListSlot {
                 Ok(ListOutcome::Compiled)
             }
             Err(code) => {
-                self.unserved.is_refused();
+                self.unserved.was_refused();
                 Err(self.refused(raw, code, list, report))
             }
         }
@@ -401,9 +406,7 @@ impl<'s> Run<'s> {
         region.last.clear();
         region.runs += 1;
         let earlier = std::mem::take(&mut region.report);
-        let is_its =
-            |on: &&mut OnStream| std::ptr::eq(on.stream.as_ptr(), Arc::as_ptr(&handle.state));
-        if let Some(on) = region.streams.iter_mut().find(is_its) {
+        if let Some(on) = region.streams.iter_mut().find(|on| on.is_of(&handle.state)) {
             (on.before, on.run) = (on.run, region.runs);
         }
         let (region, refused) = (RefCell::new(region), RefCell::new(None));

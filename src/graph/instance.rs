@@ -210,7 +210,7 @@ impl Instance {
                 graph = new.enter(queue.handle, claim);
                 is_crowded_out = graph.is_none();
                 if is_crowded_out {
-                    unserved.is_crowded_out();
+                    unserved.was_crowded_out();
                 }
                 *compiled = graph.is_some().then(|| new.clone());
             }
@@ -319,7 +319,7 @@ fn prepare<'p>(
             if list.needs_graph() || code.is_sticky() {
                 return Err(code);
             }
-            unserved.is_refused();
+            unserved.was_refused();
             report.plain += 1;
             Ok(None)
         }

@@ -77,12 +77,12 @@ impl Unserved {
     }
 
     /// There was no place for it.
-    pub(crate) fn is_crowded_out(&mut self) {
+    pub(crate) fn was_crowded_out(&mut self) {
         self.refusals = 0;
     }
 
     /// The driver refused it.
-    pub(crate) fn is_refused(&mut self) {
+    pub(crate) fn was_refused(&mut self) {
         self.launches = 0;
         self.refusals += 1;
     }
@@ -242,8 +242,8 @@ impl GraphBudget {
         self.graphs.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Evicts all that are idle, for their memory, and returns whether there were any.
-    pub(crate) fn evict_idle(&self, now_ns: u64) -> bool {
+    /// Evicts all that are idle, for their memory.
+    pub(crate) fn evict_idle(&self, now_ns: u64) {
         // Dropped behind the lock.
         let (mut seen, mut known) = (Seen::new(), self.known.lock());
         known.look_ns = 0;
@@ -252,7 +252,6 @@ impl GraphBudget {
         drop(known);
         let evicted = idle.iter().filter_map(|graph| graph.give_up()).count() as u64;
         self.evicted.fetch_add(evicted, Ordering::Relaxed);
-        evicted > 0
     }
 
     /// What became of the lists so far.
@@ -482,7 +481,7 @@ mod tests {
         let asked = |launch: &u64| {
             let asks = unserved.claim(*launch).is_some();
             if asks {
-                unserved.is_refused();
+                unserved.was_refused();
             }
             asks
         };
@@ -491,7 +490,7 @@ mod tests {
         // Another has the place meanwhile.
         let mut first = (65..).filter(|launch| unserved.claim(*launch).is_some());
         assert_eq!(first.next(), Some(80));
-        unserved.is_crowded_out();
+        unserved.was_crowded_out();
         assert_eq!(unserved.claim(81), Some(PlaceClaim::UnusedSince(65)));
         assert_eq!(unserved.claim(82), Some(PlaceClaim::Idle));
     }
@@ -501,7 +500,10 @@ mod tests {
         let budget = GraphBudget::new(Some(8));
         let kept: Vec<_> = (0..3).filter_map(|_| enter(&budget, 0, PlaceClaim::Idle)).collect();
         kept[0].used_ns.store(SECOND, Ordering::Relaxed);
-        assert!(budget.evict_idle(SECOND) && !budget.evict_idle(SECOND));
+        budget.evict_idle(SECOND);
+        assert_eq!(budget.evicted(), 2);
+        budget.evict_idle(SECOND);
+        assert_eq!(budget.evicted(), 2);
         assert!(has_place(&kept[0]) && !has_place(&kept[1]) && !has_place(&kept[2]));
     }
 

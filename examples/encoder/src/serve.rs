@@ -83,7 +83,7 @@ pub struct Service {
 
 type Texts = Batcher<Vec<u32>, Vec<f32>>;
 
-/// Turns a text into token ids, or returns a message about what is wrong with the text.
+/// Converts a text to token ids. The error is the message that the client gets.
 pub type TextToIds = Arc<dyn Fn(&str) -> Result<Vec<u32>, String> + Send + Sync>;
 
 impl Service {
@@ -132,7 +132,7 @@ impl Service {
         texts.iter().map(|text| tokenizer(text)).collect()
     }
 
-    /// Checks a request and returns its time limit, or a message about what is wrong with the request.
+    /// Validates a request and returns its time limit. The error is the message that the client gets.
     fn check(&self, ids: &[Vec<u32>], headers: &HeaderMap) -> Result<Duration, String> {
         if ids.is_empty() || ids.len() > MOST_TEXTS {
             return Err(format!("{} texts: 1 to {MOST_TEXTS} are possible", ids.len()));
