@@ -220,7 +220,12 @@ def listen(waiting, listening):
             end = self.buffer.find(b"\r\n\r\n")
             if end < 0:
                 return
-            rest = end + 4 + int(content_length.search(self.buffer, 0, end)[1])
+            length = content_length.search(self.buffer, 0, end)
+            if length is None:  # The clients ask first whether it serves.
+                self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                self.transport.close()
+                return
+            rest = end + 4 + int(length[1])
             if len(self.buffer) >= rest:
                 ids = loads(self.buffer[end + 4 : rest])["ids"][0]
                 self.buffer = self.buffer[rest:]
