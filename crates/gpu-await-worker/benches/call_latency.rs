@@ -1,7 +1,7 @@
 //! What does it cost to compute in another process?
 //!
-//! 1 KiB up, a small kernel, 1 KiB down: in this process, and as a call of a worker; the same call without the device; and 1 KiB there and
-//! back between two threads that wait in `poll` on the same kind of socket, which is the least that two processes could do. The same with answers that are
+//! 1 KiB up, a small kernel, 1 KiB down: in this process, and as a call of a worker (`inside`: as its service sees it); the same call without
+//! the device; and 1 KiB there and back between two threads that wait in `poll` on the same kind of socket, which is the least that two processes could do. The same with answers that are
 //! held until the device is well (`held`). Then 1,024 callers at once, and a payload of 64 MiB on its way to the device.
 
 #[path = "service.rs"]
@@ -33,6 +33,11 @@ fn main() {
             latencies(rounds, async || drop(small.run(x.clone()).await.unwrap())).await;
         let ask = Ask::Small(x.clone());
         let mut called = latencies(rounds, async || drop(worker.call(&ask).await.unwrap())).await;
+        let ask = Ask::Timed(x.clone());
+        let mut inside_there = Vec::new();
+        for _ in 0..rounds / 4 {
+            inside_there.push(f64::from(worker.call(&ask).await.unwrap()[0]));
+        }
         let ask = Ask::Echo(x.clone());
         let mut echoed = latencies(rounds, async || drop(worker.call(&ask).await.unwrap())).await;
         let mut fours = latencies(rounds, async || drop(four.call(&ask).await.unwrap())).await;
@@ -44,6 +49,7 @@ fn main() {
         for (name, values) in [
             ("in_process", &mut inside),
             ("call", &mut called),
+            ("call.inside", &mut inside_there),
             ("held.call", &mut holding),
             ("echo", &mut echoed),
             ("four_threads.call", &mut four),

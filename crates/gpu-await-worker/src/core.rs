@@ -52,6 +52,9 @@ pub(crate) struct Watch {
     pub(crate) ended: bool,
 }
 
+/// The place of a process' socket among its descriptors.
+pub(crate) const SOCKET: usize = 0;
+
 /// The descriptors of a process: its socket, its handle, its output, its errors.
 pub(crate) struct Watched {
     pub(crate) incarnation: u32,

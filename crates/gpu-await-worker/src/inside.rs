@@ -21,7 +21,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::calls::{CallId, Terms};
 use crate::core::timeline::{Reader, Timeline};
-use crate::core::{Core, Watch, packet_bytes};
+use crate::core::{Core, SOCKET, Watch, packet_bytes};
 use crate::error::{Error, Result};
 use crate::frame::ToProcess;
 use crate::health::WorkerHealth;
@@ -521,7 +521,18 @@ impl Inside {
         self.with(|core, after| core.started(self, incarnation, started, Instant::now(), after));
     }
 
-    /// What the supervisor does when something of this worker is ready or due.
+    /// Hears what its processes say, if they do, and delivers it.
+    pub(crate) fn hear(&self, now: Instant, ready: &Watch, buffer: &mut [u8]) {
+        if ready.processes.iter().all(|watched| watched.flags[SOCKET].is_empty()) {
+            return;
+        }
+        let hear = || self.with(|core, after| core.hear_ready(self, now, ready, buffer, after));
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(hear)) {
+            drop(crate::codec::panic_text(panic));
+        }
+    }
+
+    /// What else the supervisor does when something of this worker is ready or due.
     pub(crate) fn turn(&self, now: Instant, ready: &Watch, buffer: &mut [u8]) -> Watch {
         let turn = || self.with(|core, after| core.turn(self, now, ready, buffer, after));
         catch_unwind(AssertUnwindSafe(turn)).unwrap_or_else(|panic| {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use gpu_await::SharedDescriptors;
 use gpu_await::sibling::Process;
 use parking_lot::Mutex;
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 
@@ -45,7 +46,8 @@ pub(crate) struct Link {
 pub(crate) type KeptReply = (u64, Option<SharedDescriptors>);
 
 impl Link {
-    /// Of this process, on the runtime of the calling task.
+    /// Of this process, on the runtime of the calling task, which watches whether there is something to read: with more than that, each
+    /// packet that the supervisor takes would wake this process up.
     pub(crate) fn new(socket: AsyncFd<OwnedFd>, runtime: tokio::runtime::Handle) -> Link {
         Link {
             socket,
@@ -75,19 +77,19 @@ impl Link {
 
     async fn send_with(&self, header: &[u8], body: &[u8], fds: &[BorrowedFd<'_>]) -> Sent {
         loop {
-            let Ok(mut ready) = self.socket.writable().await else { return Sent::Gone };
-            let sent =
-                ready.try_io(|socket| match system::send(socket.as_fd(), &[header, body], fds) {
-                    Sent::Full => Err(io::ErrorKind::WouldBlock.into()),
-                    sent => Ok(sent),
-                });
-            match sent {
-                // The socket is as ready as before: nothing wakes it up.
-                Ok(Ok(Sent::NoMemory)) => sleep(&self.runtime, AGAIN).await,
-                Ok(sent) => return sent.unwrap_or(Sent::Gone),
-                Err(_would_block) => {}
+            match system::send(self.socket.as_fd(), &[header, body], fds) {
+                Sent::Full if self.room().await.is_ok() => {}
+                // Nothing wakes it up.
+                Sent::Full | Sent::NoMemory => sleep(&self.runtime, AGAIN).await,
+                sent => return sent,
             }
         }
+    }
+
+    /// Waits until the socket may take a packet, by a descriptor of its own.
+    async fn room(&self) -> io::Result<()> {
+        let socket = self.socket.get_ref().try_clone()?;
+        system::registered(socket, Interest::WRITABLE)?.writable().await.map(drop)
     }
 
     /// Sends a message once there is room.

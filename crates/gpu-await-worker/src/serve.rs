@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use gpu_await::{Device, ErrorDetail, ErrorKind, LossCause, SharedDescriptors};
+use tokio::io::Interest;
 use tokio::sync::{Notify, oneshot};
 
 use crate::calls::CallId;
@@ -78,7 +79,7 @@ pub(crate) fn run<S: Service>(child: Child) -> ! {
 /// Returns why it cannot go on.
 async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> String {
     let Child { socket, requests, responses, config, terms } = child;
-    let socket = match system::registered(socket) {
+    let socket = match system::registered(socket, Interest::READABLE) {
         Ok(socket) => socket,
         Err(error) => return format!("no reactor: {error}"),
     };

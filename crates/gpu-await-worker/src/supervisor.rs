@@ -177,6 +177,10 @@ fn look_after(supervisor: &Supervisor, workers: &mut Vec<Supervised>, buffer: &m
         buffer.resize(longest, 0);
     }
     let now = Instant::now();
+    // Whoever waits for an answer has it before anything else is done, for whichever worker.
+    for Supervised { inside, watch } in &*workers {
+        inside.hear(now, watch, &mut buffer[..packet_bytes(&inside.options)]);
+    }
     for worker in &mut *workers {
         let ready = std::mem::take(&mut worker.watch);
         let bytes = packet_bytes(&worker.inside.options);

@@ -17,6 +17,7 @@ use rustix::net::{
 };
 use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions};
 
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::frame::Executable;
@@ -96,11 +97,11 @@ pub(crate) fn send(fd: BorrowedFd<'_>, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) 
     }
 }
 
-/// A socket that the runtime of the calling task watches.
-pub(crate) fn registered(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+/// A socket that the runtime of the calling task watches, for one thing.
+pub(crate) fn registered(socket: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the descriptor is owned: it is open, and the same, for as long as what owns it, which the `AsyncFd` takes and gives
     // to nobody.
-    Ok(unsafe { AsyncFd::register(socket) }?)
+    Ok(unsafe { AsyncFd::register_with_interest(socket, interest) }?)
 }
 
 /// What comes beside a packet.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
-use super::{Core, Watch, Watched};
+use super::{Core, SOCKET, Watch, Watched};
 use crate::calls::{Answered, Culprit};
 use crate::codec;
 use crate::error::{Cause, Error};
@@ -125,7 +125,23 @@ impl Core {
         Watch { processes, stuck, due, ended }
     }
 
-    /// Attends to the descriptors of the process that are ready.
+    /// Hears the processes that have something to say.
+    pub(crate) fn hear_ready(
+        &mut self,
+        inside: &Inside,
+        now: Instant,
+        ready: &Watch,
+        buffer: &mut [u8],
+        after: &mut After,
+    ) {
+        for watched in ready.processes.iter().filter(|it| !it.flags[SOCKET].is_empty()) {
+            if let Some(role) = self.seats.role(watched.incarnation) {
+                self.hear(inside, role, now, MOST_AT_ONCE, buffer, after);
+            }
+        }
+    }
+
+    /// Attends to the other descriptors of the process that are ready.
     fn attend(
         &mut self,
         inside: &Inside,
@@ -135,15 +151,12 @@ impl Core {
         buffer: &mut [u8],
         after: &mut After,
     ) {
-        let [socket, handle, output, errors] = *flags;
+        let [_heard, handle, output, errors] = *flags;
         for (pipe, flags) in [output, errors].into_iter().enumerate() {
             let process = self.seats[role].process.as_mut();
             if let Some(process) = process.filter(|_| !flags.is_empty()) {
                 process.read_log(pipe);
             }
-        }
-        if !socket.is_empty() {
-            self.hear(inside, role, now, MOST_AT_ONCE, buffer, after);
         }
         if handle.is_empty() {
             return;
