@@ -235,3 +235,43 @@ impl Link {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn a_packet_without_room_goes_out_when_there_is_some() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (near, far) = system::socket_pair().unwrap();
+            let near = system::registered(near, Interest::READABLE).unwrap();
+            let link = Link::new(near, tokio::runtime::Handle::current());
+            let packet = vec![7; 4096];
+            let mut waiting = 0;
+            let mut last = loop {
+                let mut next = Box::pin(link.send(b"head", &packet));
+                match next.as_mut().now_or_never() {
+                    Some(sent) => assert_eq!(sent, Sent::Yes),
+                    None => break next,
+                }
+                waiting += 1;
+            };
+            // The reactor looks, and finds no room.
+            for _ in 0..3 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                assert!(last.as_mut().now_or_never().is_none());
+            }
+            let mut buffer = vec![0; 8192];
+            for _ in 0..waiting {
+                assert_eq!(system::receive(far.as_fd(), &mut buffer).0, Received::Packet(4100));
+            }
+            assert_eq!(last.await, Sent::Yes);
+            assert_eq!(system::receive(far.as_fd(), &mut buffer).0, Received::Packet(4100));
+            drop(far);
+            assert_eq!(link.send(b"head", b"").await, Sent::Gone);
+        });
+    }
+}
