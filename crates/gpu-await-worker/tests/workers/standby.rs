@@ -281,8 +281,10 @@ fn a_stopped_standby_does_not_take_over() {
             worker.call(Do::Pid).idempotent().deadline(Duration::from_secs(20)).await.unwrap();
         assert_ne!(next, Done::Number(standby));
         eventually("it is gone", || !lives(standby));
+        // A third process may have been there, and have taken over, before the first was gone.
+        eventually("both have died", || worker.stats().deaths == 2);
         let stats = worker.stats();
-        assert_eq!((stats.takeovers, stats.deaths), (0, 2));
+        assert!(stats.takeovers <= 1 && stats.standby_deaths == 1, "{stats:?}");
         assert_eq!(stats.last_standby_cause, Some(Cause::Stopped));
         assert_eq!(stats.last_cause, Some(Cause::Signal(9)));
         ready(&worker);
