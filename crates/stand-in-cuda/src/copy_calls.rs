@@ -73,27 +73,6 @@ pub(crate) extern "C" fn cuMemcpyDtoDAsync_v2(
     }
 }
 
-/// # Safety
-/// Host ranges are readable or writable until the copy is complete (until the call returns, if not
-/// registered).
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuMemcpyAsync(
-    to: Address,
-    from: Address,
-    bytes: usize,
-    stream: Handle,
-) -> Code {
-    // SAFETY: by this function's contract.
-    unsafe { copy("cuMemcpyAsync", [to, from], bytes, stream, any_place, any_place) }
-}
-
-fn any_place(world: &mut World, address: Address, bytes: usize) -> Outcome<Place> {
-    if world.memory.is_device_address(address) {
-        return world.device_place(address, bytes);
-    }
-    world.host_place(address, bytes)
-}
-
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuMemcpyPeerAsync(
     to: Address,

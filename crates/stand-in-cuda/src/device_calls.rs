@@ -61,36 +61,15 @@ pub(crate) extern "C" fn cuDeviceGetName(name: Out<c_char>, length: c_int, devic
 }
 
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, device: c_int) -> Code {
-    device_uuid("cuDeviceGetUuid", uuid, device)
-}
-
-#[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: c_int) -> Code {
-    device_uuid("cuDeviceGetUuid_v2", uuid, device)
-}
-
-fn device_uuid(name: &'static str, uuid: Out<[u8; 16]>, device: c_int) -> Code {
     call(
-        name,
+        "cuDeviceGetUuid_v2",
         |_| format!("device={device}"),
         |world| {
             let index = world.device(device)?;
             let mut value = *b"stand-in device0";
             value[15] += u8::try_from(index).unwrap_or(0);
             uuid.put(value)
-        },
-    )
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: c_int) -> Code {
-    call(
-        "cuDeviceTotalMem_v2",
-        |_| format!("device={device}"),
-        |world| {
-            world.device(device)?;
-            bytes.put(usize::try_from(world.memory.total_bytes).unwrap_or(usize::MAX))
         },
     )
 }
@@ -172,25 +151,16 @@ pub(crate) extern "C" fn cuDevicePrimaryCtxRetain(context: Out<Handle>, device: 
 }
 
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuDevicePrimaryCtxRelease(device: c_int) -> Code {
-    release("cuDevicePrimaryCtxRelease", device)
-}
-
-#[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> Code {
-    release("cuDevicePrimaryCtxRelease_v2", device)
+    slowly(&SLOW_RELEASE_MS, || release_now(device))
 }
 
 /// What `standin_slow_release` says, in milliseconds.
 pub(crate) static SLOW_RELEASE_MS: AtomicU64 = AtomicU64::new(0);
 
-fn release(name: &'static str, device: c_int) -> Code {
-    slowly(&SLOW_RELEASE_MS, || release_now(name, device))
-}
-
-fn release_now(name: &'static str, device: c_int) -> Code {
+fn release_now(device: c_int) -> Code {
     call(
-        name,
+        "cuDevicePrimaryCtxRelease_v2",
         |_| format!("device={device}"),
         |mut world| {
             let device = world.device(device)?;
@@ -206,45 +176,6 @@ fn release_now(name: &'static str, device: c_int) -> Code {
                     Err(code::INVALID_CONTEXT)
                 }
             }
-        },
-    )
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuDevicePrimaryCtxGetState(
-    device: c_int,
-    flags: Out<c_uint>,
-    active: Out<c_int>,
-) -> Code {
-    call(
-        "cuDevicePrimaryCtxGetState",
-        |_| format!("device={device}"),
-        |world| {
-            let device = &world.devices[world.device(device)?];
-            flags.put(device.flags)?;
-            active.put(c_int::from(device.retained > 0))
-        },
-    )
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuDevicePrimaryCtxSetFlags(device: c_int, flags: c_uint) -> Code {
-    set_flags("cuDevicePrimaryCtxSetFlags", device, flags)
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuDevicePrimaryCtxSetFlags_v2(device: c_int, flags: c_uint) -> Code {
-    set_flags("cuDevicePrimaryCtxSetFlags_v2", device, flags)
-}
-
-fn set_flags(name: &'static str, device: c_int, flags: c_uint) -> Code {
-    call(
-        name,
-        |_| format!("device={device} flags={flags}"),
-        |mut world| {
-            let device = world.device(device)?;
-            world.devices[device].flags = flags;
-            Ok(())
         },
     )
 }
@@ -300,14 +231,6 @@ fn context_label(world: &World, context: Handle) -> String {
 }
 
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuCtxGetDevice(device: Out<c_int>) -> Code {
-    call("cuCtxGetDevice", nothing, |mut world| {
-        let current = world.current()?;
-        device.put(c_int::try_from(current).unwrap_or(0))
-    })
-}
-
-#[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuCtxSynchronize() -> Code {
     call("cuCtxSynchronize", nothing, |mut world| {
         let device = world.live_current()?;
@@ -330,31 +253,6 @@ pub(crate) extern "C" fn cuCtxGetStreamPriorityRange(
 
 pub(crate) const LEAST_PRIORITY: c_int = 0;
 pub(crate) const GREATEST_PRIORITY: c_int = -5;
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuCtxGetLimit(value: Out<usize>, limit: c_uint) -> Code {
-    call(
-        "cuCtxGetLimit",
-        |_| format!("limit={limit}"),
-        |mut world| {
-            world.current()?;
-            value.put(world.limits.get(&limit).copied().unwrap_or(1024))
-        },
-    )
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuCtxSetLimit(limit: c_uint, value: usize) -> Code {
-    call(
-        "cuCtxSetLimit",
-        |_| format!("limit={limit} value={value}"),
-        |mut world| {
-            world.current()?;
-            world.limits.insert(limit, value);
-            Ok(())
-        },
-    )
-}
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuDeviceCanAccessPeer(

@@ -28,39 +28,33 @@ macro_rules! entry_points {
 }
 
 entry_points! {
-    cuInit cuDriverGetVersion cuDeviceGet cuDeviceGetCount cuDeviceGetName cuDeviceGetUuid
-    cuDeviceGetUuid_v2 cuDeviceTotalMem_v2 cuDeviceGetAttribute cuDevicePrimaryCtxRetain
-    cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRelease_v2 cuDevicePrimaryCtxGetState
-    cuDevicePrimaryCtxSetFlags cuDevicePrimaryCtxSetFlags_v2 cuCtxGetCurrent cuCtxSetCurrent
-    cuCtxPushCurrent_v2 cuCtxPopCurrent_v2 cuCtxGetDevice cuCtxSynchronize
-    cuCtxGetStreamPriorityRange cuCtxGetLimit cuCtxSetLimit cuDeviceCanAccessPeer
-    cuCtxEnablePeerAccess cuThreadExchangeStreamCaptureMode cuDeviceGetDefaultMemPool
-    cuDeviceGetMemPool cuMemPoolCreate cuMemPoolDestroy cuMemAllocFromPoolAsync
-    cuStreamCreate cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamQuery cuStreamSynchronize
-    cuStreamWaitEvent cuStreamGetPriority cuStreamGetFlags cuStreamGetCtx cuStreamWriteValue32_v2
-    cuStreamWriteValue64_v2 cuLaunchHostFunc cuStreamIsCapturing cuStreamBeginCapture_v2
-    cuStreamEndCapture
-    cuEventCreate cuEventRecord cuEventRecordWithFlags cuEventQuery cuEventSynchronize
-    cuEventElapsedTime cuEventElapsedTime_v2 cuCtxRecordEvent cuEventDestroy_v2 cuIpcGetEventHandle cuIpcOpenEventHandle
-    cuMemAlloc_v2 cuMemFree_v2 cuMemAllocAsync cuMemFreeAsync cuMemGetInfo_v2 cuMemPoolSetAttribute
-    cuMemPoolGetAttribute cuMemPoolTrimTo cuMemPoolSetAccess cuMemHostAlloc cuMemHostRegister_v2
-    cuMemHostUnregister cuMemHostGetDevicePointer_v2 cuPointerGetAttribute cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2
-    cuMemcpyDtoDAsync_v2 cuMemcpyAsync cuMemcpy2DAsync_v2 cuMemcpyPeerAsync cuMemsetD8Async cuMemsetD16Async
-    cuMemsetD32Async cuMemsetD2D8Async cuMemsetD2D32Async
-    cuModuleLoadData cuModuleLoadDataEx cuModuleUnload cuModuleGetFunction cuFuncGetAttribute cuFuncGetParamInfo
-    cuFuncSetAttribute cuOccupancyMaxActiveBlocksPerMultiprocessor
-    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags cuOccupancyMaxPotentialBlockSize
-    cuOccupancyMaxPotentialBlockSizeWithFlags cuOccupancyAvailableDynamicSMemPerBlock
-    cuOccupancyMaxActiveClusters
-    cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel
-    cuGraphCreate cuGraphAddDependencies_v2 cuGraphAddKernelNode_v2 cuGraphAddChildGraphNode cuGraphAddEventRecordNode cuGraphInstantiateWithFlags cuGraphExecKernelNodeSetParams_v2
-    cuGraphLaunch cuGraphExecDestroy cuGraphDestroy
-    cuLibraryLoadData cuLibraryUnload cuLibraryGetModule cuLibraryGetKernel cuKernelGetFunction
-    cuDeviceGetDevResource cuDevSmResourceSplitByCount cuDevResourceGenerateDesc cuGreenCtxCreate cuGreenCtxDestroy
-    cuCtxFromGreenCtx cuGreenCtxStreamCreate cuStreamGetCtx_v2
-    cuMemGetAllocationGranularity cuMemCreate cuMemExportToShareableHandle cuMemImportFromShareableHandle cuMemRelease
-    cuMemAddressReserve cuMemAddressFree cuMemMap cuMemUnmap cuMemSetAccess
-    cuGetErrorName cuGetErrorString cuGetProcAddress_v2
+    cuInit cuDriverGetVersion cuDeviceGet cuDeviceGetCount cuDeviceGetName cuDeviceGetUuid_v2
+    cuDeviceGetAttribute cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2 cuCtxGetCurrent
+    cuCtxSetCurrent cuCtxPushCurrent_v2 cuCtxPopCurrent_v2 cuCtxSynchronize
+    cuCtxGetStreamPriorityRange cuDeviceCanAccessPeer cuCtxEnablePeerAccess
+    cuThreadExchangeStreamCaptureMode cuDeviceGetDefaultMemPool cuDeviceGetMemPool cuMemPoolCreate
+    cuMemPoolDestroy cuMemAllocFromPoolAsync cuStreamCreate cuStreamCreateWithPriority
+    cuStreamDestroy_v2 cuStreamQuery cuStreamSynchronize cuStreamWaitEvent cuStreamGetPriority
+    cuStreamGetFlags cuStreamGetCtx cuStreamWriteValue64_v2 cuLaunchHostFunc cuStreamIsCapturing
+    cuStreamBeginCapture_v2 cuStreamEndCapture cuEventCreate cuEventRecord cuEventQuery
+    cuEventSynchronize cuEventElapsedTime cuCtxRecordEvent cuEventDestroy_v2 cuIpcGetEventHandle
+    cuIpcOpenEventHandle cuMemAlloc_v2 cuMemFree_v2 cuMemAllocAsync cuMemFreeAsync cuMemGetInfo_v2
+    cuMemPoolSetAttribute cuMemPoolGetAttribute cuMemPoolTrimTo cuMemPoolSetAccess cuMemHostAlloc
+    cuMemHostRegister_v2 cuMemHostUnregister cuMemHostGetDevicePointer_v2 cuPointerGetAttribute
+    cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoDAsync_v2 cuMemcpy2DAsync_v2
+    cuMemcpyPeerAsync cuMemsetD8Async cuMemsetD16Async cuMemsetD32Async cuMemsetD2D8Async
+    cuMemsetD2D32Async cuModuleLoadData cuModuleLoadDataEx cuModuleUnload cuModuleGetFunction
+    cuFuncGetAttribute cuFuncGetParamInfo cuFuncSetAttribute
+    cuOccupancyMaxActiveBlocksPerMultiprocessor cuOccupancyMaxActiveClusters cuLaunchKernel
+    cuLaunchKernelEx cuLaunchCooperativeKernel cuGraphCreate cuGraphAddDependencies_v2
+    cuGraphAddKernelNode_v2 cuGraphAddChildGraphNode cuGraphAddEventRecordNode
+    cuGraphInstantiateWithFlags cuGraphExecKernelNodeSetParams_v2 cuGraphLaunch cuGraphExecDestroy
+    cuGraphDestroy cuLibraryLoadData cuLibraryUnload cuLibraryGetModule cuLibraryGetKernel
+    cuKernelGetFunction cuDeviceGetDevResource cuDevSmResourceSplitByCount cuDevResourceGenerateDesc
+    cuGreenCtxCreate cuGreenCtxDestroy cuCtxFromGreenCtx cuGreenCtxStreamCreate cuStreamGetCtx_v2
+    cuMemGetAllocationGranularity cuMemCreate cuMemExportToShareableHandle
+    cuMemImportFromShareableHandle cuMemRelease cuMemAddressReserve cuMemAddressFree cuMemMap
+    cuMemUnmap cuMemSetAccess cuGetErrorName cuGetErrorString cuGetProcAddress_v2
 }
 
 /// Not written down. A name is looked up with its newest suffix, as the driver does: `cuMemAlloc`

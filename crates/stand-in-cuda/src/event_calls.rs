@@ -75,23 +75,10 @@ pub(crate) extern "C" fn cuEventCreate(event: Out<Handle>, flags: c_uint) -> Cod
 }
 
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> Code {
-    record("cuEventRecord", event, stream)
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuEventRecordWithFlags(
-    event: Handle,
-    stream: Handle,
-    _flags: c_uint,
-) -> Code {
-    record("cuEventRecordWithFlags", event, stream)
-}
-
-fn record(name: &'static str, handle: Handle, stream: Handle) -> Code {
+pub(crate) extern "C" fn cuEventRecord(handle: Handle, stream: Handle) -> Code {
     let arguments =
         |world: &World| format!("{} {}", world.event_label(handle), world.stream_label(stream));
-    call(name, arguments, |mut world| {
+    call("cuEventRecord", arguments, |mut world| {
         let (key, device) = world.live_stream(stream)?;
         if world.live_event(handle)?.device != device {
             world.journal.misuse("an event was recorded on a stream of another context".to_owned());
@@ -157,29 +144,16 @@ pub(crate) extern "C" fn cuEventSynchronize(event: Handle) -> Code {
     )
 }
 
+/// `INVALID_HANDLE` for events without timing or never recorded, `NOT_READY` for one not reached.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuEventElapsedTime(
     milliseconds: Out<f32>,
     start: Handle,
     end: Handle,
 ) -> Code {
-    elapsed("cuEventElapsedTime", milliseconds, start, end)
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuEventElapsedTime_v2(
-    milliseconds: Out<f32>,
-    start: Handle,
-    end: Handle,
-) -> Code {
-    elapsed("cuEventElapsedTime_v2", milliseconds, start, end)
-}
-
-/// `INVALID_HANDLE` for events without timing or never recorded, `NOT_READY` for one not reached.
-fn elapsed(name: &'static str, milliseconds: Out<f32>, start: Handle, end: Handle) -> Code {
     let arguments =
         |world: &World| format!("{} {}", world.event_label(start), world.event_label(end));
-    call(name, arguments, |mut world| {
+    call("cuEventElapsedTime", arguments, |mut world| {
         let mut reached = Vec::with_capacity(2);
         for event in [start, end] {
             let event = world.live_event(event)?;

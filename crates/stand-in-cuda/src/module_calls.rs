@@ -4,8 +4,7 @@ use std::ffi::{c_char, c_int, c_uint};
 
 use crate::abi::{Array, Code, Handle, LaunchConfig, Out, Outcome, Text, code};
 use crate::device_calls::{
-    BLOCKS_PER_MULTIPROCESSOR, MAX_SHARED_OPTIN, MAX_THREADS_PER_BLOCK, MULTIPROCESSORS,
-    THREADS_PER_MULTIPROCESSOR,
+    BLOCKS_PER_MULTIPROCESSOR, MAX_SHARED_OPTIN, MAX_THREADS_PER_BLOCK, THREADS_PER_MULTIPROCESSOR,
 };
 use crate::kernel_calls::{attributes, check_cluster};
 use crate::memory_calls::as_int;
@@ -215,46 +214,13 @@ pub(crate) extern "C" fn cuFuncSetAttribute(
 pub(crate) extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
     blocks: Out<c_int>,
     function: Handle,
-    block_size: c_int,
-    dynamic_bytes: usize,
-) -> Code {
-    active_blocks(
-        "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-        blocks,
-        function,
-        block_size,
-        dynamic_bytes,
-    )
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    blocks: Out<c_int>,
-    function: Handle,
-    block_size: c_int,
-    dynamic_bytes: usize,
-    _flags: c_uint,
-) -> Code {
-    active_blocks(
-        "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
-        blocks,
-        function,
-        block_size,
-        dynamic_bytes,
-    )
-}
-
-fn active_blocks(
-    name: &'static str,
-    blocks: Out<c_int>,
-    function: Handle,
     block: c_int,
     dynamic: usize,
 ) -> Code {
     let arguments = |world: &World| {
         format!("{} block={block} shared={dynamic}", world.function_label(function))
     };
-    call(name, arguments, |mut world| {
+    call("cuOccupancyMaxActiveBlocksPerMultiprocessor", arguments, |mut world| {
         world.live_current()?;
         world.live_function(function)?;
         if block < 1 {
@@ -307,83 +273,4 @@ pub(crate) fn blocks_per_multiprocessor(block: c_int, dynamic_bytes: usize) -> c
     let by_registers = 65_536 / (REGISTERS_PER_THREAD * threads);
     let by_shared = c_int::try_from(233_472 / (dynamic_bytes.saturating_add(1024))).unwrap_or(0);
     by_threads.min(by_registers).min(by_shared).min(BLOCKS_PER_MULTIPROCESSOR)
-}
-
-/// `CUoccupancyB2DSize`.
-type SharedBytesOfBlock = unsafe extern "C" fn(c_int) -> usize;
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuOccupancyMaxPotentialBlockSize(
-    grid: Out<c_int>,
-    block: Out<c_int>,
-    function: Handle,
-    _shared_of_block: Option<SharedBytesOfBlock>,
-    dynamic_bytes: usize,
-    limit: c_int,
-) -> Code {
-    best_block("cuOccupancyMaxPotentialBlockSize", [grid, block], function, dynamic_bytes, limit)
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuOccupancyMaxPotentialBlockSizeWithFlags(
-    grid: Out<c_int>,
-    block: Out<c_int>,
-    function: Handle,
-    _shared_of_block: Option<SharedBytesOfBlock>,
-    dynamic_bytes: usize,
-    limit: c_int,
-    _flags: c_uint,
-) -> Code {
-    best_block(
-        "cuOccupancyMaxPotentialBlockSizeWithFlags",
-        [grid, block],
-        function,
-        dynamic_bytes,
-        limit,
-    )
-}
-
-/// The largest block wins; the function from block size to shared memory is not asked.
-fn best_block(
-    name: &'static str,
-    out: [Out<c_int>; 2],
-    function: Handle,
-    dynamic: usize,
-    limit: c_int,
-) -> Code {
-    let arguments = |world: &World| {
-        format!("{} shared={dynamic} limit={limit}", world.function_label(function))
-    };
-    call(name, arguments, |mut world| {
-        world.live_current()?;
-        world.live_function(function)?;
-        let best = if (1..=MAX_THREADS_PER_BLOCK).contains(&limit) {
-            limit
-        } else {
-            MAX_THREADS_PER_BLOCK
-        };
-        let [grid, block] = out;
-        grid.put(MULTIPROCESSORS * blocks_per_multiprocessor(best, dynamic))?;
-        block.put(best)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuOccupancyAvailableDynamicSMemPerBlock(
-    bytes: Out<usize>,
-    function: Handle,
-    blocks: c_int,
-    block_size: c_int,
-) -> Code {
-    let arguments = |world: &World| {
-        format!("{} blocks={blocks} block={block_size}", world.function_label(function))
-    };
-    call("cuOccupancyAvailableDynamicSMemPerBlock", arguments, |mut world| {
-        world.live_current()?;
-        world.live_function(function)?;
-        let blocks =
-            usize::try_from(blocks).ok().filter(|&blocks| blocks > 0).ok_or(code::INVALID_VALUE)?;
-        let most = usize::try_from(MAX_SHARED_OPTIN).unwrap_or(0);
-        bytes.put((233_472 / blocks).saturating_sub(1024).min(most))
-    })
 }

@@ -136,30 +136,9 @@ pub(crate) extern "C" fn cuStreamGetFlags(stream: Handle, flags: Out<c_uint>) ->
 }
 
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuStreamWriteValue32_v2(
-    stream: Handle,
-    address: Address,
-    value: u32,
-    flags: c_uint,
-) -> Code {
-    write_word("cuStreamWriteValue32_v2", stream, address, 4, u64::from(value), flags)
-}
-
-#[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuStreamWriteValue64_v2(
     stream: Handle,
     address: Address,
-    value: u64,
-    flags: c_uint,
-) -> Code {
-    write_word("cuStreamWriteValue64_v2", stream, address, 8, value, flags)
-}
-
-fn write_word(
-    name: &'static str,
-    stream: Handle,
-    address: Address,
-    bytes: usize,
     value: u64,
     flags: c_uint,
 ) -> Code {
@@ -167,12 +146,12 @@ fn write_word(
         let (stream, to) = (world.stream_label(stream), world.memory.label(address));
         format!("{stream} to={to} value={value} flags={flags}")
     };
-    call(name, arguments, |mut world| {
+    call("cuStreamWriteValue64_v2", arguments, |mut world| {
         let (key, _) = world.live_stream(stream)?;
-        if !address.is_multiple_of(bytes) || flags > 1 {
+        if !address.is_multiple_of(8) || flags > 1 {
             return Err(code::INVALID_VALUE);
         }
-        let to = world.device_place(address, bytes)?;
+        let to = world.device_place(address, 8)?;
         world.submit(key, Command::WriteWord { to, value });
         Ok(())
     })
