@@ -7,7 +7,7 @@ use std::ffi::{c_uint, c_void};
 use crate::abi::{Array, Code, Handle, Out, Text, code};
 use crate::module_calls::{function_of, write_logs};
 use crate::ptx;
-use crate::world::{World, call};
+use crate::world::{World, call, told};
 
 /// A text that is not PTX is loaded, and its log written; the error comes when something of it is looked up.
 ///
@@ -63,25 +63,19 @@ pub(crate) unsafe extern "C" fn cuLibraryLoadData(
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuLibraryUnload(library: Handle) -> Code {
-    call(
-        "cuLibraryUnload",
-        |world| world.module_label(library),
-        |mut world| world.remove_module(library),
-    )
+    call("cuLibraryUnload", told!(world: "{}", world.module_label(library)), |mut world| {
+        world.remove_module(library)
+    })
 }
 
 /// The library for the current context; an error that loading did not tell is told here.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuLibraryGetModule(module: Out<Handle>, library: Handle) -> Code {
-    call(
-        "cuLibraryGetModule",
-        |world| world.module_label(library),
-        |mut world| {
-            world.live_current()?;
-            world.module(library)?.broken.map_or(Ok(()), Err)?;
-            module.put(library)
-        },
-    )
+    call("cuLibraryGetModule", told!(world: "{}", world.module_label(library)), |mut world| {
+        world.live_current()?;
+        world.module(library)?.broken.map_or(Ok(()), Err)?;
+        module.put(library)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -94,7 +88,7 @@ pub(crate) extern "C" fn cuLibraryGetKernel(
     let label = name.clone().unwrap_or_default();
     call(
         "cuLibraryGetKernel",
-        |world| format!("{label} {}", world.module_label(library)),
+        told!(world: "{label} {}", world.module_label(library)),
         |mut world| {
             world.module(library)?.broken.map_or(Ok(()), Err)?;
             let function = function_of(&mut world, library, &name?)?;
@@ -105,13 +99,9 @@ pub(crate) extern "C" fn cuLibraryGetKernel(
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuKernelGetFunction(function: Out<Handle>, kernel: Handle) -> Code {
-    call(
-        "cuKernelGetFunction",
-        |world| world.function_label(kernel),
-        |mut world| {
-            world.live_current()?;
-            let found = world.kernels.get(&kernel).copied().ok_or(code::INVALID_HANDLE)?;
-            function.put(found)
-        },
-    )
+    call("cuKernelGetFunction", told!(world: "{}", world.function_label(kernel)), |mut world| {
+        world.live_current()?;
+        let found = world.kernels.get(&kernel).copied().ok_or(code::INVALID_HANDLE)?;
+        function.put(found)
+    })
 }

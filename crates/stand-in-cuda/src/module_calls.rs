@@ -9,7 +9,7 @@ use crate::device_calls::{
 use crate::kernel_calls::{attributes, check_cluster};
 use crate::memory_calls::as_int;
 use crate::ptx;
-use crate::world::{Function, World, call};
+use crate::world::{Function, World, call, told};
 
 /// `CU_JIT_*_LOG_BUFFER` and their sizes.
 const INFO_LOG: [c_uint; 2] = [3, 4];
@@ -28,11 +28,7 @@ const REGISTERS_PER_THREAD: c_int = 32;
 pub(crate) extern "C" fn cuModuleLoadData(module: Out<Handle>, image: Text) -> Code {
     let image = image.read();
     let bytes = image.as_ref().map_or(0, String::len);
-    call(
-        "cuModuleLoadData",
-        |_| format!("bytes={bytes}"),
-        |mut world| load(&mut world, module, image),
-    )
+    call("cuModuleLoadData", told!("bytes={bytes}"), |mut world| load(&mut world, module, image))
 }
 
 /// # Safety
@@ -96,11 +92,9 @@ fn load(world: &mut World, module: Out<Handle>, image: Outcome<String>) -> Outco
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuModuleUnload(module: Handle) -> Code {
-    call(
-        "cuModuleUnload",
-        |world| world.module_label(module),
-        |mut world| world.remove_module(module),
-    )
+    call("cuModuleUnload", told!(world: "{}", world.module_label(module)), |mut world| {
+        world.remove_module(module)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -113,7 +107,7 @@ pub(crate) extern "C" fn cuModuleGetFunction(
     let label = name.clone().unwrap_or_default();
     call(
         "cuModuleGetFunction",
-        |world| format!("{label} {}", world.module_label(module)),
+        told!(world: "{label} {}", world.module_label(module)),
         |mut world| {
             world.live_current()?;
             let handle = function_of(&mut world, module, &name?)?;
@@ -143,8 +137,7 @@ pub(crate) extern "C" fn cuFuncGetAttribute(
     attribute: c_int,
     function: Handle,
 ) -> Code {
-    let arguments =
-        |world: &World| format!("{} attribute={attribute}", world.function_label(function));
+    let arguments = told!(world: "{} attribute={attribute}", world.function_label(function));
     call("cuFuncGetAttribute", arguments, |mut world| {
         let set = world.function_attributes.get(&attribute).copied();
         let function = world.live_function(function)?;
@@ -173,7 +166,7 @@ pub(crate) extern "C" fn cuFuncGetParamInfo(
     offset: Out<usize>,
     size: Out<usize>,
 ) -> Code {
-    let arguments = |world: &World| format!("{} index={index}", world.function_label(function));
+    let arguments = told!(world: "{} index={index}", world.function_label(function));
     call("cuFuncGetParamInfo", arguments, |mut world| {
         world.live_current()?;
         let entry = &world.live_function(function)?.entry;
@@ -193,9 +186,8 @@ pub(crate) extern "C" fn cuFuncSetAttribute(
     attribute: c_int,
     value: c_int,
 ) -> Code {
-    let arguments = |world: &World| {
-        format!("{} attribute={attribute} value={value}", world.function_label(function))
-    };
+    let arguments =
+        told!(world: "{} attribute={attribute} value={value}", world.function_label(function));
     call("cuFuncSetAttribute", arguments, |mut world| {
         let function = world.live_function(function)?;
         match attribute {
@@ -217,9 +209,8 @@ pub(crate) extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
     block: c_int,
     dynamic: usize,
 ) -> Code {
-    let arguments = |world: &World| {
-        format!("{} block={block} shared={dynamic}", world.function_label(function))
-    };
+    let arguments =
+        told!(world: "{} block={block} shared={dynamic}", world.function_label(function));
     call("cuOccupancyMaxActiveBlocksPerMultiprocessor", arguments, |mut world| {
         world.live_current()?;
         world.live_function(function)?;
@@ -246,9 +237,7 @@ pub(crate) unsafe extern "C" fn cuOccupancyMaxActiveClusters(
     let cluster = cluster.unwrap_or([1; 3]);
     let LaunchConfig { grid, block, shared_mem_bytes, stream, .. } = *config;
     let [x, y, z] = cluster;
-    let arguments = |world: &World| {
-        format!("{} cluster={x}x{y}x{z} shared={shared_mem_bytes}", world.function_label(function))
-    };
+    let arguments = told!(world: "{} cluster={x}x{y}x{z} shared={shared_mem_bytes}", world.function_label(function));
     call("cuOccupancyMaxActiveClusters", arguments, |mut world| {
         world.live_current()?;
         world.live_function(function)?;

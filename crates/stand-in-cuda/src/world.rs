@@ -683,6 +683,17 @@ pub(crate) fn call(
     code
 }
 
+/// What a call's line says: text as `format!` takes it, behind the name of the [`World`] if that is asked.
+macro_rules! told {
+    ($text:literal $(, $value:expr)*) => {
+        |_: &$crate::world::World| format!($text $(, $value)*)
+    };
+    ($world:ident: $text:literal $(, $value:expr)*) => {
+        |$world: &$crate::world::World| format!($text $(, $value)*)
+    };
+}
+pub(crate) use told;
+
 /// For calls whose arguments say nothing.
 pub(crate) fn nothing(_: &World) -> String {
     String::new()
