@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-use crate::abi::{Code, Out, Text, code};
+use crate::abi::{Code, Out, code};
 use crate::copy_calls::*;
 use crate::device_calls::*;
 use crate::event_calls::*;
@@ -17,11 +17,15 @@ use crate::stream_calls::*;
 
 macro_rules! entry_points {
     ($($name:ident)*) => {
-        /// The address of an exported driver function.
-        pub(crate) fn entry_point(name: &str) -> Option<*const c_void> {
+        /// Whether there is a driver function of this name.
+        pub(crate) fn is_entry_point(name: &str) -> bool {
             match name {
-                $(stringify!($name) => Some($name as *const c_void),)*
-                _ => None,
+                $(stringify!($name) => {
+                    // It is there.
+                    _ = $name;
+                    true
+                })*
+                _ => false,
             }
         }
     };
@@ -54,28 +58,7 @@ entry_points! {
     cuGreenCtxCreate cuGreenCtxDestroy cuCtxFromGreenCtx cuGreenCtxStreamCreate cuStreamGetCtx_v2
     cuMemGetAllocationGranularity cuMemCreate cuMemExportToShareableHandle
     cuMemImportFromShareableHandle cuMemRelease cuMemAddressReserve cuMemAddressFree cuMemMap
-    cuMemUnmap cuMemSetAccess cuGetErrorName cuGetErrorString cuGetProcAddress_v2
-}
-
-/// Not written down. A name is looked up with its newest suffix, as the driver does: `cuMemAlloc`
-/// finds `cuMemAlloc_v2`.
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuGetProcAddress_v2(
-    symbol: Text,
-    function: Out<*const c_void>,
-    _cuda_version: c_int,
-    _flags: u64,
-    status: Out<c_int>,
-) -> Code {
-    let Ok(symbol) = symbol.read() else { return code::INVALID_VALUE };
-    let found = entry_point(&format!("{symbol}_v2")).or_else(|| entry_point(&symbol));
-    if let Err(code) = function.put(found.unwrap_or(std::ptr::null())) {
-        return code;
-    }
-    let has_status = status.check().is_ok();
-    // CU_GET_PROC_ADDRESS_SUCCESS, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND.
-    status.put_if_wanted(c_int::from(found.is_none()));
-    if found.is_some() || has_status { code::SUCCESS } else { code::NOT_FOUND }
+    cuMemUnmap cuMemSetAccess cuGetErrorName cuGetErrorString
 }
 
 /// Not written down.
