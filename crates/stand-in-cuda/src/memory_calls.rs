@@ -30,15 +30,12 @@ pub(crate) extern "C" fn cuMemAllocAsync(
     bytes: usize,
     stream: Handle,
 ) -> Code {
-    call(
-        "cuMemAllocAsync",
-        told!(world: "bytes={bytes} {}", world.stream_label(stream)),
-        |mut world| {
-            world.live_current()?;
-            let (_, device) = world.live_stream(stream)?;
-            allocate_from(world, pool_handle(device), address, bytes, stream)
-        },
-    )
+    let line = told!(world: "bytes={bytes} {}", world.stream_label(stream));
+    call("cuMemAllocAsync", line, |mut world| {
+        world.live_current()?;
+        let (_, device) = world.live_stream(stream)?;
+        allocate_from(world, pool_handle(device), address, bytes, stream)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -48,14 +45,11 @@ pub(crate) extern "C" fn cuMemAllocFromPoolAsync(
     pool: Handle,
     stream: Handle,
 ) -> Code {
-    call(
-        "cuMemAllocFromPoolAsync",
-        told!(world: "bytes={bytes} pool={pool:#x} {}", world.stream_label(stream)),
-        |mut world| {
-            world.live_current()?;
-            allocate_from(world, pool, address, bytes, stream)
-        },
-    )
+    let line = told!(world: "bytes={bytes} pool={pool:#x} {}", world.stream_label(stream));
+    call("cuMemAllocFromPoolAsync", line, |mut world| {
+        world.live_current()?;
+        allocate_from(world, pool, address, bytes, stream)
+    })
 }
 
 fn allocate_from(
@@ -109,25 +103,20 @@ pub(crate) unsafe extern "C" fn cuMemPoolCreate(
         return code::INVALID_VALUE;
     };
     let security = given[0].win32_security_attributes;
-    call(
-        "cuMemPoolCreate",
-        told!("location={}:{} max={max_bytes}", location[0], location[1]),
-        |mut world| {
-            // CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_NONE, CU_MEM_LOCATION_TYPE_DEVICE.
-            let known = (alloc_type, handle_types, location[0], security) == (1, 0, 1, 0);
-            if !known || reserved != [0; 56] {
-                world
-                    .journal
-                    .misuse("a memory pool's properties are not what they must be".to_owned());
-                return Err(code::INVALID_VALUE);
-            }
-            let device = world.device(location[1])?;
-            world.alive(device)?;
-            pool.check()?;
-            let most = if max_bytes == 0 { u64::MAX } else { max_bytes as u64 };
-            pool.put(world.add_pool(device, most))
-        },
-    )
+    let line = told!("location={}:{} max={max_bytes}", location[0], location[1]);
+    call("cuMemPoolCreate", line, |mut world| {
+        // CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_NONE, CU_MEM_LOCATION_TYPE_DEVICE.
+        let known = (alloc_type, handle_types, location[0], security) == (1, 0, 1, 0);
+        if !known || reserved != [0; 56] {
+            world.journal.misuse("a memory pool's properties are not what they must be".to_owned());
+            return Err(code::INVALID_VALUE);
+        }
+        let device = world.device(location[1])?;
+        world.alive(device)?;
+        pool.check()?;
+        let most = if max_bytes == 0 { u64::MAX } else { max_bytes as u64 };
+        pool.put(world.add_pool(device, most))
+    })
 }
 
 /// The handle ends at once; what was allocated from it stays until it is freed.
@@ -208,18 +197,14 @@ pub(crate) unsafe extern "C" fn cuMemPoolSetAttribute(
     // SAFETY: the caller gave as many bytes as the attribute's type has.
     let bytes = unsafe { value.read(pool_attribute_bytes(attribute)) };
     let given = crate::engine::number(&bytes);
-    call(
-        "cuMemPoolSetAttribute",
-        told!("attribute={attribute} value={given} pool={pool:#x}"),
-        |mut world| {
-            let pool = world.live_pool(pool)?;
-            let known =
-                usize::try_from(attribute).ok().filter(|_| attribute > 0 && !value.is_null());
-            let slot = known.and_then(|index| pool.attributes.get_mut(index));
-            *slot.ok_or(code::INVALID_VALUE)? = given;
-            Ok(())
-        },
-    )
+    let line = told!("attribute={attribute} value={given} pool={pool:#x}");
+    call("cuMemPoolSetAttribute", line, |mut world| {
+        let pool = world.live_pool(pool)?;
+        let known = usize::try_from(attribute).ok().filter(|_| attribute > 0 && !value.is_null());
+        let slot = known.and_then(|index| pool.attributes.get_mut(index));
+        *slot.ok_or(code::INVALID_VALUE)? = given;
+        Ok(())
+    })
 }
 
 /// # Safety
@@ -349,24 +334,21 @@ pub(crate) extern "C" fn cuMemHostGetDevicePointer_v2(
     host: Address,
     flags: c_uint,
 ) -> Code {
-    call(
-        "cuMemHostGetDevicePointer_v2",
-        told!(world: "{}", world.memory.label(host)),
-        |mut world| {
-            world.live_current()?;
-            if flags != 0 {
-                return Err(code::INVALID_VALUE);
+    let line = told!(world: "{}", world.memory.label(host));
+    call("cuMemHostGetDevicePointer_v2", line, |mut world| {
+        world.live_current()?;
+        if flags != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        // Host memory that is not registered is refused; device memory is no host memory.
+        match world.host_place(host, 1)?.owner {
+            Owner::Registration(_) => device.put(host),
+            _ => {
+                world.journal.misuse(format!("{host:#x} is not registered"));
+                Err(code::INVALID_VALUE)
             }
-            // Host memory that is not registered is refused; device memory is no host memory.
-            match world.host_place(host, 1)?.owner {
-                Owner::Registration(_) => device.put(host),
-                _ => {
-                    world.journal.misuse(format!("{host:#x} is not registered"));
-                    Err(code::INVALID_VALUE)
-                }
-            }
-        },
-    )
+        }
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -375,24 +357,21 @@ pub(crate) extern "C" fn cuPointerGetAttribute(
     attribute: c_int,
     address: Address,
 ) -> Code {
-    call(
-        "cuPointerGetAttribute",
-        told!(world: "attribute={attribute} {}", world.memory.label(address)),
-        |mut world| {
-            world.live_current()?;
-            let found = world.memory.allocation_of(address);
-            match (attribute, found) {
-                // CU_POINTER_ATTRIBUTE_MEMORY_TYPE: device memory is 2, host memory 1.
-                (2, Some(_)) => data.of::<c_uint>().put(2),
-                (2, None) if world.memory.is_registered(address) => data.of::<c_uint>().put(1),
-                // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ..._RANGE_START_ADDR, ..._RANGE_SIZE.
-                (9, Some((.., device))) => data.of::<c_int>().put(device as c_int),
-                (11, Some((start, ..))) => data.of::<u64>().put(start as u64),
-                (12, Some((_, bytes, _))) => data.of::<usize>().put(bytes),
-                _ => Err(code::INVALID_VALUE),
-            }
-        },
-    )
+    let line = told!(world: "attribute={attribute} {}", world.memory.label(address));
+    call("cuPointerGetAttribute", line, |mut world| {
+        world.live_current()?;
+        let found = world.memory.allocation_of(address);
+        match (attribute, found) {
+            // CU_POINTER_ATTRIBUTE_MEMORY_TYPE: device memory is 2, host memory 1.
+            (2, Some(_)) => data.of::<c_uint>().put(2),
+            (2, None) if world.memory.is_registered(address) => data.of::<c_uint>().put(1),
+            // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ..._RANGE_START_ADDR, ..._RANGE_SIZE.
+            (9, Some((.., device))) => data.of::<c_int>().put(device as c_int),
+            (11, Some((start, ..))) => data.of::<u64>().put(start as u64),
+            (12, Some((_, bytes, _))) => data.of::<usize>().put(bytes),
+            _ => Err(code::INVALID_VALUE),
+        }
+    })
 }
 
 /// Used by the launch: an argument that points into known memory needs it until the kernel has run.

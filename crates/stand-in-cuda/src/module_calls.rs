@@ -1,6 +1,6 @@
 //! Modules and functions.
 
-use std::ffi::{c_char, c_int, c_uint};
+use std::ffi::c_int;
 
 use crate::abi::{Array, Code, Handle, LaunchConfig, Out, Outcome, Text, code};
 use crate::device_calls::{
@@ -10,10 +10,6 @@ use crate::kernel_calls::{attributes, check_cluster};
 use crate::memory_calls::as_int;
 use crate::ptx;
 use crate::world::{Function, World, call, told};
-
-/// `CU_JIT_*_LOG_BUFFER` and their sizes.
-const INFO_LOG: [c_uint; 2] = [3, 4];
-const ERROR_LOG: [c_uint; 2] = [5, 6];
 
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 const MAX_DYNAMIC_SHARED: c_int = 8;
@@ -29,58 +25,6 @@ pub(crate) extern "C" fn cuModuleLoadData(module: Out<Handle>, image: Text) -> C
     let image = image.read();
     let bytes = image.as_ref().map_or(0, String::len);
     call("cuModuleLoadData", told!("bytes={bytes}"), |mut world| load(&mut world, module, image))
-}
-
-/// # Safety
-/// `options` and `values` have `count` elements, and buffers named by options have the sizes named
-/// by options.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuModuleLoadDataEx(
-    module: Out<Handle>,
-    image: Text,
-    count: c_uint,
-    options: Array<c_uint>,
-    values: Array<usize>,
-) -> Code {
-    let count = usize::try_from(count).unwrap_or(0);
-    // SAFETY: `count` elements by this function's contract.
-    let names = unsafe { options.read(count) };
-    let image = image.read();
-    let bytes = image.as_ref().map_or(0, String::len);
-    let arguments = |_: &World| {
-        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
-        format!("bytes={bytes} options={}", names.join(","))
-    };
-    let loaded = |mut world: crate::world::Guard| load(&mut world, module, image);
-    let code = call("cuModuleLoadDataEx", arguments, loaded);
-    // SAFETY: by this function's contract.
-    unsafe { write_logs(code, &names, &values) };
-    code
-}
-
-/// Writes what compiling an image says to the buffers that options name.
-///
-/// # Safety
-/// As of [`cuModuleLoadDataEx`], with an element of `values` for each of the options.
-pub(crate) unsafe fn write_logs(code: Code, names: &[c_uint], values: &Array<usize>) {
-    // SAFETY: so many elements by this function's contract.
-    let given = unsafe { values.read(names.len()) };
-    let error = if code == code::INVALID_PTX { ptx::SYNTAX_ERROR } else { "" };
-    for ([buffer, size], text) in [(INFO_LOG, ""), (ERROR_LOG, error)] {
-        let find = |option: c_uint| names.iter().position(|&name| name == option);
-        let (Some(buffer), Some(size)) = (find(buffer), find(size)) else { continue };
-        if let (Some(&start), Some(&bytes)) = (given.get(buffer), given.get(size)) {
-            // The size is a `unsigned int` in a pointer's place.
-            let capacity = bytes & 0xFFFF_FFFF;
-            // SAFETY: the option's value is null or a buffer of as many bytes as the size option
-            // says.
-            let log = unsafe { Out::<c_char>::from_option(start) };
-            let written = log.put_text(text, capacity);
-            // SAFETY: `size` is an index into `names`, as long as `values`; the driver may write
-            // this option's value.
-            unsafe { values.write(size, written) };
-        }
-    }
 }
 
 fn load(world: &mut World, module: Out<Handle>, image: Outcome<String>) -> Outcome {
@@ -105,15 +49,12 @@ pub(crate) extern "C" fn cuModuleGetFunction(
 ) -> Code {
     let name = name.read();
     let label = name.clone().unwrap_or_default();
-    call(
-        "cuModuleGetFunction",
-        told!(world: "{label} {}", world.module_label(module)),
-        |mut world| {
-            world.live_current()?;
-            let handle = function_of(&mut world, module, &name?)?;
-            function.put(handle)
-        },
-    )
+    let line = told!(world: "{label} {}", world.module_label(module));
+    call("cuModuleGetFunction", line, |mut world| {
+        world.live_current()?;
+        let handle = function_of(&mut world, module, &name?)?;
+        function.put(handle)
+    })
 }
 
 /// The function of this name.

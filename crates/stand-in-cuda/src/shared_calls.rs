@@ -315,28 +315,24 @@ pub(crate) unsafe extern "C" fn cuMemSetAccess(
     // SAFETY: `count` elements by this function's contract.
     let given = unsafe { descriptions.read(count) };
     let flags = given.first().map_or(0, |description| description[2]);
-    call(
-        "cuMemSetAccess",
-        told!(world: "{} flags={flags}", world.memory.label(address)),
-        |mut world| {
-            let parts = world.mapped_at(address, bytes)?;
-            let device = world.reserved_at(address, bytes)?.mapped[&address].device;
-            world.alive(device)?;
-            if given.len() != 1 || given[0][..2] != [1, device as c_int] || !matches!(flags, 1 | 3)
-            {
-                return Err(code::INVALID_VALUE);
-            }
-            let writes = flags == 3;
-            let protection = libc::PROT_READ | if writes { libc::PROT_WRITE } else { 0 };
-            let pages = ptr::with_exposed_provenance_mut::<c_void>(address);
-            // SAFETY: pages of a mapping that this file made.
-            if unsafe { libc::mprotect(pages, bytes, protection) } != 0 {
-                return Err(code::OPERATING_SYSTEM);
-            }
-            parts.iter().for_each(|part| world.memory.set_access(*part, writes));
-            Ok(())
-        },
-    )
+    let line = told!(world: "{} flags={flags}", world.memory.label(address));
+    call("cuMemSetAccess", line, |mut world| {
+        let parts = world.mapped_at(address, bytes)?;
+        let device = world.reserved_at(address, bytes)?.mapped[&address].device;
+        world.alive(device)?;
+        if given.len() != 1 || given[0][..2] != [1, device as c_int] || !matches!(flags, 1 | 3) {
+            return Err(code::INVALID_VALUE);
+        }
+        let writes = flags == 3;
+        let protection = libc::PROT_READ | if writes { libc::PROT_WRITE } else { 0 };
+        let pages = ptr::with_exposed_provenance_mut::<c_void>(address);
+        // SAFETY: pages of a mapping that this file made.
+        if unsafe { libc::mprotect(pages, bytes, protection) } != 0 {
+            return Err(code::OPERATING_SYSTEM);
+        }
+        parts.iter().for_each(|part| world.memory.set_access(*part, writes));
+        Ok(())
+    })
 }
 
 /// What was mapped is reserved again.

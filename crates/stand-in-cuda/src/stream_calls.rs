@@ -155,19 +155,16 @@ pub(crate) extern "C" fn cuStreamIsCapturing(stream: Handle, status: Out<c_uint>
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuStreamBeginCapture_v2(stream: Handle, mode: c_uint) -> Code {
-    call(
-        "cuStreamBeginCapture_v2",
-        told!(world: "{} mode={mode}", world.stream_label(stream)),
-        |mut world| {
-            let (key, device) = world.live_stream(stream)?;
-            if world.captures.contains_key(&key) {
-                return Err(code::INVALID_VALUE);
-            }
-            let graph = world.add_graph(device);
-            world.captures.insert(key, graph);
-            Ok(())
-        },
-    )
+    let line = told!(world: "{} mode={mode}", world.stream_label(stream));
+    call("cuStreamBeginCapture_v2", line, |mut world| {
+        let (key, device) = world.live_stream(stream)?;
+        if world.captures.contains_key(&key) {
+            return Err(code::INVALID_VALUE);
+        }
+        let graph = world.add_graph(device);
+        world.captures.insert(key, graph);
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
