@@ -320,14 +320,12 @@ impl Stream {
     /// # Cancel safety
     /// Yes.
     pub async fn throttle(&self, max: u64) -> Result<()> {
-        let submitted = self.handle.state.progress.timeline.submitted();
-        // So that the next call finds a marker there, and need not wait for later work.
-        self.handle.state.mark_within(max / 4);
-        if submitted.saturating_sub(self.handle.state.progress.timeline.completed()) > max {
-            return Op::pending(&self.handle.state, submitted - max, HostValue::here(())).await;
+        let stream = &self.handle.state;
+        if let Some(ticket) = stream.pending_at(max) {
+            return Op::pending(stream, ticket, HostValue::here(())).await;
         }
         coop::proceed().await;
-        self.engine().state.lost().map_or(Ok(()), |lost| Err(lost.clone()))
+        stream.engine.state.lost().map_or(Ok(()), |lost| Err(lost.clone()))
     }
 
     // ---- identity -------------------------------------------------------------------------

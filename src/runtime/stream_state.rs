@@ -217,7 +217,7 @@ impl StreamState {
     /// Lets go of everything that it has; for its drop.
     fn end(&mut self) {
         let engine = self.engine.clone();
-        if let Some(word) = self.markers.take_word() {
+        if let Some(word) = self.markers.word.take() {
             engine.pools.words.take_back(word, || {
                 let may_ask = role::may_call_driver() && !crate::thread::exit::begun();
                 may_ask && self.driver.is_through(&*engine.backend) == Ok(true)
@@ -374,7 +374,7 @@ impl StreamState {
     /// Whether a write of its word may be pending: the poller then keeps the stream until the word's line can be returned. A lost device
     /// keeps its lines.
     fn awaits_its_word(&self) -> bool {
-        self.markers.word().is_some_and(|word| word.is_late(|| true))
+        self.markers.word.as_ref().is_some_and(|word| word.is_late(|| true))
             && self.engine.state.lost().is_none()
             && !self.is_stuck()
     }

@@ -131,13 +131,12 @@ impl Stream {
             stock(stream.state(), events);
             queued(stream.empty::<T>(len))
         });
-        pause().await;
         self.stock_pinned::<T>(len, window).await?;
         let mut starts = (0..len).step_by(part_len::<T>());
         let mut filling = VecDeque::with_capacity(window);
         for start in starts.by_ref().take(window) {
-            filling.push_back(fill(start, None));
             pause().await;
+            filling.push_back(fill(start, None));
         }
         let mut flying: VecDeque<Op<PinnedBuffer<T>>> = VecDeque::with_capacity(window + 1);
         let mut buffer = allocated.await??;
@@ -146,6 +145,9 @@ impl Stream {
             self.throttle(MOST_IN_FLIGHT).await?;
             let op = self.batch(|queue| queue.upload_part(part, &mut buffer, start));
             flying.push_back(submitted(op)?);
+            if filling.is_empty() {
+                break;
+            }
             pause().await;
             if let Some(start) = starts.next() {
                 let oldest = if flying.len() > window { flying.pop_front() } else { None };
@@ -154,7 +156,6 @@ impl Stream {
                     None => None,
                 };
                 filling.push_back(fill(start, pinned));
-                pause().await;
             }
         }
         Ok(buffer)
@@ -228,7 +229,6 @@ impl Stream {
                 && let Some((op, part)) = flying.pop_front()
             {
                 emptying.push_back(empty(part, op.await?));
-                pause().await;
             }
             let emptied = if emptying.len() > window { emptying.pop_front() } else { None };
             let pinned = match emptied {
@@ -261,7 +261,7 @@ impl Stream {
 
     /// How many parts may be with the crew; as many more may be with the device.
     fn window(&self) -> usize {
-        self.home.crew.threads() + 2
+        self.home.crew.threads + 2
     }
 
     /// Has the crew make the pinned memory for a copy of `len` elements that the pool lacks: before the first

@@ -10,7 +10,6 @@ use std::error::Error as StdError;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use crate::error::Result;
 use crate::thread::exit;
 
 /// A library and where it may be.
@@ -73,7 +72,10 @@ impl Search {
 ///
 /// # Errors
 /// What `find` fails with.
-pub fn once<T>(cell: &'static OnceLock<T>, find: impl FnOnce() -> Result<T>) -> Result<&'static T> {
+pub fn once<T, E>(
+    cell: &'static OnceLock<T>,
+    find: impl FnOnce() -> std::result::Result<T, E>,
+) -> std::result::Result<&'static T, E> {
     if let Some(found) = cell.get() {
         return Ok(found);
     }

@@ -26,7 +26,7 @@ const NAME: &str = "gpu-await-staging";
 pub(crate) struct Crew {
     /// How many threads there are: half of the cores, at least 2 and at most 8. One copies about
     /// 10 GB/s and a GPU's link takes 55.
-    threads: usize,
+    pub(crate) threads: usize,
     /// Where they run.
     process: Process,
     worker: Worker<Task>,
@@ -56,10 +56,6 @@ impl Crew {
             lines: Mutex::default(),
             pinned: AtomicUsize::new(0),
         }
-    }
-
-    pub(crate) fn threads(&self) -> usize {
-        self.threads
     }
 
     /// Starts the first thread, unless it runs; otherwise the first task does.

@@ -71,6 +71,11 @@ pub(crate) struct Sender<T> {
 }
 
 impl<T> Sender<T> {
+    /// Whether the receivers are in this process, and not in one that it was forked from.
+    pub(crate) fn is_here(&self) -> bool {
+        self.ring.process.is_here()
+    }
+
     /// Sends an item, or returns it if all receivers are gone.
     pub(crate) fn send(&self, item: T) -> Result<(), T> {
         self.items.send(item).map_err(|unsent| unsent.0)?;

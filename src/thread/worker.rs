@@ -33,16 +33,10 @@ pub(crate) type Task = Box<dyn FnOnce() + Send>;
 /// A thread with an inbox.
 pub(crate) struct Worker<T> {
     name: &'static str,
-    inbox: OnceLock<WorkerInbox<T>>,
+    inbox: OnceLock<Sender<T>>,
     /// Held while the thread is started. A thread that the system refuses is requested again by the next
     /// caller.
     starting: Mutex<()>,
-}
-
-struct WorkerInbox<T> {
-    sender: Sender<T>,
-    /// Where its thread runs.
-    process: Process,
 }
 
 impl<T: Send + 'static> Worker<T> {
@@ -57,7 +51,7 @@ impl<T: Send + 'static> Worker<T> {
 
     /// Whether its thread is one of the process that this one was forked from.
     pub(crate) fn is_inherited(&self) -> bool {
-        self.inbox.get().is_some_and(|inbox| !inbox.process.is_here())
+        self.inbox.get().is_some_and(|inbox| !inbox.is_here())
     }
 
     /// Starts the thread unless it runs; false if the system refuses it, then the next call asks again; and if it is
@@ -86,10 +80,10 @@ impl<T: Send + 'static> Worker<T> {
                 let (sender, inbox) = inbox();
                 // Not logged: the caller may hold a lock.
                 native::spawn(self.name, Box::new(move || work(&inbox))).ok()?;
-                self.inbox.get_or_init(|| WorkerInbox { sender, process: Process::remembered() });
+                self.inbox.get_or_init(|| sender);
             }
         }
-        self.inbox.get().filter(|inbox| inbox.process.is_here()).map(|inbox| &inbox.sender)
+        self.inbox.get().filter(|inbox| inbox.is_here())
     }
 }
 

@@ -14,6 +14,8 @@ pub(crate) mod driver;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
+use gpu_await::sibling::once;
+
 use crate::element::{ElementType, Reduction};
 use crate::error::{Error, Result};
 
@@ -162,16 +164,6 @@ impl Addresses {
     fn parts(self) -> (*const c_void, *mut c_void) {
         (self.from as *const c_void, self.to as *mut c_void)
     }
-}
-
-/// What is in `cell`, or what `find` finds. A failure is not remembered: what was missing may be there later.
-fn once<T>(cell: &'static OnceLock<T>, find: impl FnOnce() -> Result<T>) -> Result<&'static T> {
-    if let Some(found) = cell.get() {
-        return Ok(found);
-    }
-    let found = find()?;
-    // Another thread may have been first.
-    Ok(cell.get_or_init(|| found))
 }
 
 impl Nccl {

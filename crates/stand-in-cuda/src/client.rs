@@ -14,16 +14,25 @@ use std::time::{Duration, Instant};
 
 use crate::SOURCES;
 
-/// Set in a child that [`run_child`] started.
+/// Set in a child that [`assert_child`] started.
 pub const VARIABLE: &str = "GPU_AWAIT_STAND_IN";
 
 /// A control that copies a text out, cut to a capacity, and returns the length of the whole.
 type TextFn = extern "C" fn(*mut c_char, usize) -> usize;
 
+/// The control of this name, with its type.
+macro_rules! control {
+    ($driver:ident, $name:ident($($type:ty),*) $(-> $result:ty)?) => {{
+        let name = concat!(stringify!($name), "\0").as_bytes();
+        // SAFETY: each control is named once, here below, with the type that it has in `controls.rs`.
+        unsafe { $driver.function::<extern "C" fn($($type),*) $(-> $result)?>(name) }
+    }};
+}
+
 /// How long a child may run.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Whether this process is a child that [`run_child`] started, so that `libcuda.so.1` is the
+/// Whether this process is a child that [`assert_child`] started, so that `libcuda.so.1` is the
 /// stand-in.
 pub fn is_child() -> bool {
     env::var_os(VARIABLE).is_some_and(|value| value == "1")
@@ -132,14 +141,7 @@ fn built() -> PathBuf {
 }
 
 /// Runs one test of this binary again, alone in a child process, with the stand-in as its driver.
-///
-/// # Panics
-/// If the child runs longer than 60 s (it is killed), or if this binary has no test of that name.
-pub fn run_child(test_name: &str, variables: &[(&str, &str)]) -> Output {
-    run_child_with(&install(), test_name, variables)
-}
-
-fn run_child_with(installed: &Installed, test_name: &str, variables: &[(&str, &str)]) -> Output {
+fn run_child(installed: &Installed, test_name: &str, variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env::current_exe().expect("the test binary has a path"));
     command.args(["--exact", test_name, "--nocapture", "--test-threads=1"]);
     command
@@ -174,10 +176,11 @@ pub fn test_of<F>() -> &'static str {
     name.split_once("::").map_or(name, |(_, path)| path)
 }
 
-/// As [`run_child`], and shows the child's output if it failed.
+/// Runs one test of this binary again, alone in a child process, with the stand-in as its driver.
 ///
 /// # Panics
-/// As [`run_child`], and if the child's test failed.
+/// If the child's test failed, which shows its output; if it runs longer than 60 s (it is killed), or if this binary has no test of
+/// that name.
 pub fn assert_child(test_name: &str, variables: &[(&str, &str)]) {
     assert_child_without(&[], test_name, variables);
 }
@@ -192,7 +195,7 @@ pub fn assert_child_without(functions: &[&str], test_name: &str, variables: &[(&
         println!("{test_name}: under the real driver there is nothing to see for the stand-in");
         return;
     }
-    let output = run_child_with(&install_without(functions), test_name, variables);
+    let output = run_child(&install_without(functions), test_name, variables);
     assert!(
         output.status.success(),
         "{test_name} failed under the stand-in ({}):\n{}",
@@ -266,10 +269,10 @@ impl StandIn {
     /// Opens the stand-in, by the name under which the process has it or will have it.
     ///
     /// # Panics
-    /// In a process that [`run_child`] did not start, or if `libcuda.so.1` is another driver or made of
+    /// In a process that [`assert_child`] did not start, or if `libcuda.so.1` is another driver or made of
     /// other sources.
     pub fn open() -> Self {
-        assert!(is_child(), "the stand-in is only there in a process started by run_child");
+        assert!(is_child(), "the stand-in is only there in a process started by assert_child");
         // SAFETY: the stand-in runs no code when loaded; `install` put it first on the library
         // path.
         let library = unsafe { libloading::Library::new("libcuda.so.1") }
@@ -303,51 +306,32 @@ impl StandIn {
 
     /// How many calls there were since the last clear.
     pub fn count(&self) -> u64 {
-        // SAFETY: the stand-in's function of this name has this type.
-        let count = unsafe { self.function::<extern "C" fn() -> u64>(b"standin_log_count\0") };
-        count()
+        control!(self, standin_log_count() -> u64)()
     }
 
     /// Forgets the calls so far.
     pub fn clear(&self) {
-        // SAFETY: the stand-in's function of this name has this type.
-        let clear = unsafe { self.function::<extern "C" fn()>(b"standin_log_clear\0") };
-        clear();
-    }
-
-    /// Writes down only the calling thread's calls, or all again.
-    pub fn this_thread_only(&self, on: bool) {
-        // SAFETY: the stand-in's function of this name has this type.
-        let only = unsafe { self.function::<extern "C" fn(c_int)>(b"standin_log_thread_only\0") };
-        only(c_int::from(on));
+        control!(self, standin_log_clear())();
     }
 
     /// The number that the calls' `thread=` has for the calling thread.
     pub fn thread(&self) -> u64 {
-        // SAFETY: the stand-in's function of this name has this type.
-        let thread = unsafe { self.function::<extern "C" fn() -> u64>(b"standin_thread\0") };
-        thread()
+        control!(self, standin_thread() -> u64)()
     }
 
     /// Has each release of a primary context take so long.
     pub fn slow_release(&self, takes: Duration) {
-        // SAFETY: the stand-in's function of this name has this type.
-        let slow = unsafe { self.function::<extern "C" fn(u64)>(b"standin_slow_release\0") };
-        slow(takes.as_millis() as u64);
+        control!(self, standin_slow_release(u64))(takes.as_millis() as u64);
     }
 
     /// Has each thread that called the driver take so long to end.
     pub fn slow_thread_end(&self, takes: Duration) {
-        // SAFETY: the stand-in's function of this name has this type.
-        let slow = unsafe { self.function::<extern "C" fn(u64)>(b"standin_slow_thread_end\0") };
-        slow(takes.as_millis() as u64);
+        control!(self, standin_slow_thread_end(u64))(takes.as_millis() as u64);
     }
 
     /// How many of either have not returned.
     pub fn leaving(&self) -> u32 {
-        // SAFETY: the stand-in's function of this name has this type.
-        let count = unsafe { self.function::<extern "C" fn() -> u32>(b"standin_leaving\0") };
-        count()
+        control!(self, standin_leaving() -> u32)()
     }
 
     /// Forks, as `fork(2)` does, while no other thread is in the stand-in.
@@ -355,9 +339,7 @@ impl StandIn {
     /// # Safety
     /// The other threads of the process hold no lock that the child needs.
     pub unsafe fn fork(&self) -> c_int {
-        // SAFETY: the stand-in's function of this name has this type.
-        let fork = unsafe { self.function::<extern "C" fn() -> c_int>(b"standin_fork\0") };
-        fork()
+        control!(self, standin_fork() -> c_int)()
     }
 
     /// Stops every queued command until the guard is dropped.
@@ -367,17 +349,13 @@ impl StandIn {
     }
 
     fn set_hold(&self, on: c_int) {
-        // SAFETY: the stand-in's function of this name has this type.
-        let hold = unsafe { self.function::<extern "C" fn(c_int)>(b"standin_hold\0") };
-        hold(on);
+        control!(self, standin_hold(c_int))(on);
     }
 
     /// Runs event records, writes of words and the kernel `empty` within the call, where their stream
     /// is idle, so that the first question finds them complete.
     pub fn instant(&self, on: bool) {
-        // SAFETY: the stand-in's function of this name has this type.
-        let instant = unsafe { self.function::<extern "C" fn(c_int)>(b"standin_instant\0") };
-        instant(c_int::from(on));
+        control!(self, standin_instant(c_int))(c_int::from(on));
     }
 
     /// Makes the `nth` call (1 is the next) of a driver function return `code` without doing
@@ -393,9 +371,7 @@ impl StandIn {
 
     /// Forgets the failures that did not strike yet, and counts them.
     pub fn forgive(&self) -> u64 {
-        // SAFETY: the stand-in's function of this name has this type.
-        let forgive = unsafe { self.function::<extern "C" fn() -> u64>(b"standin_forgive\0") };
-        forgive()
+        control!(self, standin_forgive() -> u64)()
     }
 
     fn inject(&self, name: &str, nth: u64, code: i32, after_effect: c_int) {
@@ -412,10 +388,11 @@ impl StandIn {
 
     /// Loses a device now: queued commands never run, and what talks to it returns `code`.
     pub fn lose(&self, ordinal: i32, code: i32) {
-        // SAFETY: the stand-in's function of this name has this type.
-        let lose =
-            unsafe { self.function::<extern "C" fn(c_int, c_int) -> c_int>(b"standin_lose\0") };
-        assert_eq!(lose(ordinal, code), 0, "there is no device {ordinal}");
+        assert_eq!(
+            control!(self, standin_lose(c_int, c_int) -> c_int)(ordinal, code),
+            0,
+            "there is no device {ordinal}"
+        );
     }
 
     /// A sentence about each wrong use of the driver since the start.
@@ -426,44 +403,33 @@ impl StandIn {
     /// How many "stream", "event", "memory", "registered", "module", "graph", "green", "shared", "context" or "command" live.
     pub fn live(&self, kind: &str) -> i64 {
         let text = CString::new(kind).expect("a kind's name has no NUL");
-        // SAFETY: the stand-in's function of this name has this type.
-        let live =
-            unsafe { self.function::<extern "C" fn(*const c_char) -> i64>(b"standin_live\0") };
-        let count = live(text.as_ptr());
+        let count = control!(self, standin_live(*const c_char) -> i64)(text.as_ptr());
         assert!(count >= 0, "the stand-in does not count {kind}");
         count
     }
 
     /// Gives every device so many bytes.
     pub fn set_memory(&self, total_bytes: u64) {
-        // SAFETY: the stand-in's function of this name has this type.
-        let set = unsafe { self.function::<extern "C" fn(u64)>(b"standin_set_memory\0") };
-        set(total_bytes);
+        control!(self, standin_set_memory(u64))(total_bytes);
     }
 
     /// Shows so many devices; before the first driver call.
     pub fn set_devices(&self, count: i32) {
-        // SAFETY: the stand-in's function of this name has this type.
-        let set =
-            unsafe { self.function::<extern "C" fn(c_int) -> c_int>(b"standin_set_devices\0") };
-        assert_eq!(set(count), 0, "the stand-in cannot show {count} devices");
+        assert_eq!(
+            control!(self, standin_set_devices(c_int) -> c_int)(count),
+            0,
+            "the stand-in cannot show {count} devices"
+        );
     }
 
     /// Changes a device attribute (`CUdevice_attribute`).
     pub fn set_attribute(&self, attribute: i32, value: i32) {
-        // SAFETY: the stand-in's function of this name has this type.
-        let set =
-            unsafe { self.function::<extern "C" fn(c_int, c_int)>(b"standin_set_attribute\0") };
-        set(attribute, value);
+        control!(self, standin_set_attribute(c_int, c_int))(attribute, value);
     }
 
     /// Changes an attribute (`CUfunction_attribute`) of every kernel.
     pub fn set_function_attribute(&self, attribute: i32, value: i32) {
-        // SAFETY: the stand-in's function of this name has this type.
-        let set = unsafe {
-            self.function::<extern "C" fn(c_int, c_int)>(b"standin_set_function_attribute\0")
-        };
-        set(attribute, value);
+        control!(self, standin_set_function_attribute(c_int, c_int))(attribute, value);
     }
 
     /// Copies a text out; it may grow between asking its length and copying it.

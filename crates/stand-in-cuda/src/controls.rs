@@ -7,7 +7,7 @@ use crate::SOURCES;
 use crate::abi::{Code, Out, Text};
 use crate::device_calls::SLOW_RELEASE_MS;
 use crate::engine::{self, Stream};
-use crate::entry_points::entry_point;
+use crate::entry_points::is_entry_point;
 use crate::journal::{Injected, thread_number};
 use crate::world::{LEAVING, MAX_DEVICES, SLOW_THREAD_END_MS, lock};
 
@@ -39,12 +39,6 @@ pub(crate) extern "C" fn standin_places_copy(buffer: Out<c_char>, capacity: usiz
     let text = lock().journal.places().join("\n");
     buffer.put_text(&text, capacity);
     text.len()
-}
-
-/// Writes down only calls of the calling thread, or (0) of all.
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn standin_log_thread_only(on: c_int) {
-    lock().journal.keep_only((on != 0).then(thread_number));
 }
 
 /// Forks while no other thread is in the stand-in, so that the child finds its lock open.
@@ -105,7 +99,7 @@ pub(crate) extern "C" fn standin_fail(
     after_effect: c_int,
 ) -> c_int {
     let Ok(name) = name.read() else { return -1 };
-    if entry_point(&name).is_none() {
+    if !is_entry_point(&name) {
         return -1;
     }
     lock().journal.inject(name, nth, Injected { code, after_effect: after_effect != 0 });
@@ -129,12 +123,6 @@ pub(crate) extern "C" fn standin_lose(device: c_int, code: Code) -> c_int {
         }
         _ => -1,
     }
-}
-
-/// Counts wrong uses of the driver since the start.
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn standin_misuse_count() -> u64 {
-    lock().journal.misuses().len() as u64
 }
 
 /// Writes a sentence about each misuse, as `standin_log_copy` does.
@@ -208,12 +196,6 @@ pub(crate) extern "C" fn standin_set_attribute(attribute: c_int, value: c_int) {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn standin_set_function_attribute(attribute: c_int, value: c_int) {
     lock().function_attributes.insert(attribute, value);
-}
-
-/// Says whether the stand-in has a driver function of this name.
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn standin_has(name: Text) -> c_int {
-    c_int::from(name.read().is_ok_and(|name| entry_point(&name).is_some()))
 }
 
 /// Writes which sources the stand-in is made of, as `standin_log_copy` does.

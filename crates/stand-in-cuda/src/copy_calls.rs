@@ -7,6 +7,11 @@ use crate::engine::{Command, wait_idle};
 use crate::memory::{Owner, Place};
 use crate::world::{Guard, World, call, current_context};
 
+/// Finds one side of a copy.
+type Find = fn(&mut World, Address, usize) -> Outcome<Place>;
+const DEVICE: Find = World::device_place;
+const HOST: Find = World::host_place;
+
 /// # Safety
 /// The host range is readable until the copy is complete (until the call returns, if it is not
 /// registered).
@@ -18,16 +23,7 @@ pub(crate) unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     stream: Handle,
 ) -> Code {
     // SAFETY: by this function's contract.
-    unsafe {
-        copy(
-            "cuMemcpyHtoDAsync_v2",
-            [to, from],
-            bytes,
-            stream,
-            World::device_place,
-            World::host_place,
-        )
-    }
+    unsafe { copy("cuMemcpyHtoDAsync_v2", [to, from], bytes, stream, DEVICE, HOST) }
 }
 
 /// # Safety
@@ -41,16 +37,7 @@ pub(crate) unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     stream: Handle,
 ) -> Code {
     // SAFETY: by this function's contract.
-    unsafe {
-        copy(
-            "cuMemcpyDtoHAsync_v2",
-            [to, from],
-            bytes,
-            stream,
-            World::host_place,
-            World::device_place,
-        )
-    }
+    unsafe { copy("cuMemcpyDtoHAsync_v2", [to, from], bytes, stream, HOST, DEVICE) }
 }
 
 #[unsafe(no_mangle)]
@@ -61,37 +48,7 @@ pub(crate) extern "C" fn cuMemcpyDtoDAsync_v2(
     stream: Handle,
 ) -> Code {
     // SAFETY: both places are device memory or refused, so no pageable memory is touched.
-    unsafe {
-        copy(
-            "cuMemcpyDtoDAsync_v2",
-            [to, from],
-            bytes,
-            stream,
-            World::device_place,
-            World::device_place,
-        )
-    }
-}
-
-/// # Safety
-/// Host ranges are readable or writable until the copy is complete (until the call returns, if not
-/// registered).
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuMemcpyAsync(
-    to: Address,
-    from: Address,
-    bytes: usize,
-    stream: Handle,
-) -> Code {
-    // SAFETY: by this function's contract.
-    unsafe { copy("cuMemcpyAsync", [to, from], bytes, stream, any_place, any_place) }
-}
-
-fn any_place(world: &mut World, address: Address, bytes: usize) -> Outcome<Place> {
-    if world.memory.is_device_address(address) {
-        return world.device_place(address, bytes);
-    }
-    world.host_place(address, bytes)
+    unsafe { copy("cuMemcpyDtoDAsync_v2", [to, from], bytes, stream, DEVICE, DEVICE) }
 }
 
 #[unsafe(no_mangle)]

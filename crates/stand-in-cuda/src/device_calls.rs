@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use crate::abi::{Code, Handle, Out, code};
 use crate::engine::wait_device;
 use crate::journal::{capture_mode, set_capture_mode};
-use crate::world::{self, World, call, context_handle, nothing, pool_handle, slowly};
+use crate::world::{self, World, call, context_handle, nothing, pool_handle, slowly, told};
 
 const NAME: &str = "Stand-in GPU";
 
@@ -29,14 +29,10 @@ pub(crate) extern "C" fn cuDriverGetVersion(version: Out<c_int>) -> Code {
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuDeviceGet(device: Out<c_int>, ordinal: c_int) -> Code {
-    call(
-        "cuDeviceGet",
-        |_| format!("device={ordinal}"),
-        |world| {
-            world.device(ordinal)?;
-            device.put(ordinal)
-        },
-    )
+    call("cuDeviceGet", told!("device={ordinal}"), |world| {
+        world.device(ordinal)?;
+        device.put(ordinal)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -48,51 +44,22 @@ pub(crate) extern "C" fn cuDeviceGetCount(count: Out<c_int>) -> Code {
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuDeviceGetName(name: Out<c_char>, length: c_int, device: c_int) -> Code {
-    call(
-        "cuDeviceGetName",
-        |_| format!("device={device}"),
-        |world| {
-            world.device(device)?;
-            name.check()?;
-            name.put_text(NAME, usize::try_from(length).unwrap_or(0));
-            Ok(())
-        },
-    )
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, device: c_int) -> Code {
-    device_uuid("cuDeviceGetUuid", uuid, device)
+    call("cuDeviceGetName", told!("device={device}"), |world| {
+        world.device(device)?;
+        name.check()?;
+        name.put_text(NAME, usize::try_from(length).unwrap_or(0));
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: c_int) -> Code {
-    device_uuid("cuDeviceGetUuid_v2", uuid, device)
-}
-
-fn device_uuid(name: &'static str, uuid: Out<[u8; 16]>, device: c_int) -> Code {
-    call(
-        name,
-        |_| format!("device={device}"),
-        |world| {
-            let index = world.device(device)?;
-            let mut value = *b"stand-in device0";
-            value[15] += u8::try_from(index).unwrap_or(0);
-            uuid.put(value)
-        },
-    )
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: c_int) -> Code {
-    call(
-        "cuDeviceTotalMem_v2",
-        |_| format!("device={device}"),
-        |world| {
-            world.device(device)?;
-            bytes.put(usize::try_from(world.memory.total_bytes).unwrap_or(usize::MAX))
-        },
-    )
+    call("cuDeviceGetUuid_v2", told!("device={device}"), |world| {
+        let index = world.device(device)?;
+        let mut value = *b"stand-in device0";
+        value[15] += u8::try_from(index).unwrap_or(0);
+        uuid.put(value)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -101,15 +68,11 @@ pub(crate) extern "C" fn cuDeviceGetAttribute(
     attribute: c_int,
     device: c_int,
 ) -> Code {
-    call(
-        "cuDeviceGetAttribute",
-        |_| format!("attribute={attribute} device={device}"),
-        |world| {
-            world.device(device)?;
-            let set = world.attributes.get(&attribute).copied();
-            value.put(set.unwrap_or_else(|| default_attribute(attribute)))
-        },
-    )
+    call("cuDeviceGetAttribute", told!("attribute={attribute} device={device}"), |world| {
+        world.device(device)?;
+        let set = world.attributes.get(&attribute).copied();
+        value.put(set.unwrap_or_else(|| default_attribute(attribute)))
+    })
 }
 
 /// The numbers of an H200, by `CUdevice_attribute`; 0 for what nobody asks.
@@ -158,95 +121,37 @@ pub(crate) const MAX_SHARED_OPTIN: c_int = 232_448;
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuDevicePrimaryCtxRetain(context: Out<Handle>, device: c_int) -> Code {
-    call(
-        "cuDevicePrimaryCtxRetain",
-        |_| format!("device={device}"),
-        |mut world| {
-            let device = world.device(device)?;
-            world.alive(device)?;
-            context.put(context_handle(device))?;
-            world.devices[device].retained += 1;
-            Ok(())
-        },
-    )
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuDevicePrimaryCtxRelease(device: c_int) -> Code {
-    release("cuDevicePrimaryCtxRelease", device)
+    call("cuDevicePrimaryCtxRetain", told!("device={device}"), |mut world| {
+        let device = world.device(device)?;
+        world.alive(device)?;
+        context.put(context_handle(device))?;
+        world.devices[device].retained += 1;
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> Code {
-    release("cuDevicePrimaryCtxRelease_v2", device)
+    slowly(&SLOW_RELEASE_MS, || release_now(device))
 }
 
 /// What `standin_slow_release` says, in milliseconds.
 pub(crate) static SLOW_RELEASE_MS: AtomicU64 = AtomicU64::new(0);
 
-fn release(name: &'static str, device: c_int) -> Code {
-    slowly(&SLOW_RELEASE_MS, || release_now(name, device))
-}
-
-fn release_now(name: &'static str, device: c_int) -> Code {
-    call(
-        name,
-        |_| format!("device={device}"),
-        |mut world| {
-            let device = world.device(device)?;
-            match world.devices[device].retained.checked_sub(1) {
-                Some(left) => {
-                    world.devices[device].retained = left;
-                    Ok(())
-                }
-                None => {
-                    world
-                        .journal
-                        .misuse(format!("device {device}'s primary context is not retained"));
-                    Err(code::INVALID_CONTEXT)
-                }
+fn release_now(device: c_int) -> Code {
+    call("cuDevicePrimaryCtxRelease_v2", told!("device={device}"), |mut world| {
+        let device = world.device(device)?;
+        match world.devices[device].retained.checked_sub(1) {
+            Some(left) => {
+                world.devices[device].retained = left;
+                Ok(())
             }
-        },
-    )
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuDevicePrimaryCtxGetState(
-    device: c_int,
-    flags: Out<c_uint>,
-    active: Out<c_int>,
-) -> Code {
-    call(
-        "cuDevicePrimaryCtxGetState",
-        |_| format!("device={device}"),
-        |world| {
-            let device = &world.devices[world.device(device)?];
-            flags.put(device.flags)?;
-            active.put(c_int::from(device.retained > 0))
-        },
-    )
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuDevicePrimaryCtxSetFlags(device: c_int, flags: c_uint) -> Code {
-    set_flags("cuDevicePrimaryCtxSetFlags", device, flags)
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuDevicePrimaryCtxSetFlags_v2(device: c_int, flags: c_uint) -> Code {
-    set_flags("cuDevicePrimaryCtxSetFlags_v2", device, flags)
-}
-
-fn set_flags(name: &'static str, device: c_int, flags: c_uint) -> Code {
-    call(
-        name,
-        |_| format!("device={device} flags={flags}"),
-        |mut world| {
-            let device = world.device(device)?;
-            world.devices[device].flags = flags;
-            Ok(())
-        },
-    )
+            None => {
+                world.journal.misuse(format!("device {device}'s primary context is not retained"));
+                Err(code::INVALID_CONTEXT)
+            }
+        }
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -256,29 +161,21 @@ pub(crate) extern "C" fn cuCtxGetCurrent(context: Out<Handle>) -> Code {
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuCtxSetCurrent(context: Handle) -> Code {
-    call(
-        "cuCtxSetCurrent",
-        |world| context_label(world, context),
-        |mut world| {
-            if context != 0 {
-                world.context(context)?;
-            }
-            world::set_current_context(context);
-            Ok(())
-        },
-    )
+    call("cuCtxSetCurrent", told!(world: "{}", context_label(world, context)), |mut world| {
+        if context != 0 {
+            world.context(context)?;
+        }
+        world::set_current_context(context);
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuCtxPushCurrent_v2(context: Handle) -> Code {
-    call(
-        "cuCtxPushCurrent_v2",
-        |world| context_label(world, context),
-        |mut world| {
-            world.context(context)?;
-            if world::push_context(context) { Ok(()) } else { Err(code::INVALID_VALUE) }
-        },
-    )
+    call("cuCtxPushCurrent_v2", told!(world: "{}", context_label(world, context)), |mut world| {
+        world.context(context)?;
+        if world::push_context(context) { Ok(()) } else { Err(code::INVALID_VALUE) }
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -297,14 +194,6 @@ fn context_label(world: &World, context: Handle) -> String {
         return format!("context={}", world.green_label(green).replace('=', ""));
     }
     if context == 0 { "context=none".to_owned() } else { format!("context={context:#x}") }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuCtxGetDevice(device: Out<c_int>) -> Code {
-    call("cuCtxGetDevice", nothing, |mut world| {
-        let current = world.current()?;
-        device.put(c_int::try_from(current).unwrap_or(0))
-    })
 }
 
 #[unsafe(no_mangle)]
@@ -332,64 +221,31 @@ pub(crate) const LEAST_PRIORITY: c_int = 0;
 pub(crate) const GREATEST_PRIORITY: c_int = -5;
 
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuCtxGetLimit(value: Out<usize>, limit: c_uint) -> Code {
-    call(
-        "cuCtxGetLimit",
-        |_| format!("limit={limit}"),
-        |mut world| {
-            world.current()?;
-            value.put(world.limits.get(&limit).copied().unwrap_or(1024))
-        },
-    )
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuCtxSetLimit(limit: c_uint, value: usize) -> Code {
-    call(
-        "cuCtxSetLimit",
-        |_| format!("limit={limit} value={value}"),
-        |mut world| {
-            world.current()?;
-            world.limits.insert(limit, value);
-            Ok(())
-        },
-    )
-}
-
-#[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuDeviceCanAccessPeer(
     can: Out<c_int>,
     device: c_int,
     peer: c_int,
 ) -> Code {
-    call(
-        "cuDeviceCanAccessPeer",
-        |_| format!("device={device} peer={peer}"),
-        |world| {
-            let different = world.device(device)? != world.device(peer)?;
-            can.put(c_int::from(different))
-        },
-    )
+    call("cuDeviceCanAccessPeer", told!("device={device} peer={peer}"), |world| {
+        let different = world.device(device)? != world.device(peer)?;
+        can.put(c_int::from(different))
+    })
 }
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuCtxEnablePeerAccess(peer: Handle, flags: c_uint) -> Code {
-    call(
-        "cuCtxEnablePeerAccess",
-        |_| format!("peer={peer:#x} flags={flags}"),
-        |mut world| {
-            let device = world.live_current()?;
-            let peer = world.context(peer)?;
-            if peer == device {
-                return Err(code::PEER_ACCESS_UNSUPPORTED);
-            }
-            if world.peers.contains(&(device, peer)) {
-                return Err(code::PEER_ACCESS_ALREADY_ENABLED);
-            }
-            world.peers.push((device, peer));
-            Ok(())
-        },
-    )
+    call("cuCtxEnablePeerAccess", told!("peer={peer:#x} flags={flags}"), |mut world| {
+        let device = world.live_current()?;
+        let peer = world.context(peer)?;
+        if peer == device {
+            return Err(code::PEER_ACCESS_UNSUPPORTED);
+        }
+        if world.peers.contains(&(device, peer)) {
+            return Err(code::PEER_ACCESS_ALREADY_ENABLED);
+        }
+        world.peers.push((device, peer));
+        Ok(())
+    })
 }
 
 /// The thread's mode is exchanged with the one given. Lines of calls made in relaxed mode say so in
@@ -423,13 +279,9 @@ pub(crate) extern "C" fn cuDeviceGetMemPool(pool: Out<Handle>, device: c_int) ->
 }
 
 fn mem_pool(name: &'static str, pool: Out<Handle>, device: c_int) -> Code {
-    call(
-        name,
-        |_| format!("device={device}"),
-        |world| {
-            let device = world.device(device)?;
-            world.alive(device)?;
-            pool.put(pool_handle(device))
-        },
-    )
+    call(name, told!("device={device}"), |world| {
+        let device = world.device(device)?;
+        world.alive(device)?;
+        pool.put(pool_handle(device))
+    })
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::abi::{Code, Handle, Out, Outcome, code};
 use crate::engine::{Command, Everybody, Point, wait_point};
-use crate::world::{World, call};
+use crate::world::{World, call, told};
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: c_uint = 2;
@@ -20,18 +20,14 @@ pub(crate) struct IpcHandle([u8; 64]);
 /// Only for events made to be exported.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuIpcGetEventHandle(out: Out<IpcHandle>, event: Handle) -> Code {
-    call(
-        "cuIpcGetEventHandle",
-        |world| world.event_label(event),
-        |mut world| {
-            if world.live_event(event)?.flags & INTERPROCESS == 0 {
-                return Err(code::INVALID_HANDLE);
-            }
-            let mut bytes = [0; 64];
-            bytes[..8].copy_from_slice(&event.to_le_bytes());
-            out.put(IpcHandle(bytes))
-        },
-    )
+    call("cuIpcGetEventHandle", told!(world: "{}", world.event_label(event)), |mut world| {
+        if world.live_event(event)?.flags & INTERPROCESS == 0 {
+            return Err(code::INVALID_HANDLE);
+        }
+        let mut bytes = [0; 64];
+        bytes[..8].copy_from_slice(&event.to_le_bytes());
+        out.put(IpcHandle(bytes))
+    })
 }
 
 /// Opens an event of this very process: there is no other.
@@ -40,58 +36,36 @@ pub(crate) extern "C" fn cuIpcOpenEventHandle(out: Out<Handle>, handle: IpcHandl
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&handle.0[..8]);
     let event = Handle::from_le_bytes(bytes);
-    call(
-        "cuIpcOpenEventHandle",
-        |world| world.event_label(event),
-        |mut world| {
-            let device = world.live_current()?;
-            out.check()?;
-            let exported = world.events.get(&event).ok_or(code::INVALID_VALUE)?;
-            if handle.0[8..] != [0; 56] || exported.flags & INTERPROCESS == 0 {
-                return Err(code::INVALID_VALUE);
-            }
-            let last = Arc::clone(&exported.last);
-            out.put(world.add_event(device, DISABLE_TIMING, last))
-        },
-    )
+    call("cuIpcOpenEventHandle", told!(world: "{}", world.event_label(event)), |mut world| {
+        let device = world.live_current()?;
+        out.check()?;
+        let exported = world.events.get(&event).ok_or(code::INVALID_VALUE)?;
+        if handle.0[8..] != [0; 56] || exported.flags & INTERPROCESS == 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let last = Arc::clone(&exported.last);
+        out.put(world.add_event(device, DISABLE_TIMING, last))
+    })
 }
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuEventCreate(event: Out<Handle>, flags: c_uint) -> Code {
-    call(
-        "cuEventCreate",
-        |_| format!("flags={flags}"),
-        |mut world| {
-            let device = world.live_current()?;
-            event.check()?;
-            // BLOCKING_SYNC, DISABLE_TIMING, INTERPROCESS.
-            let interprocess = flags & INTERPROCESS != 0;
-            if flags > 7 || (interprocess && flags & DISABLE_TIMING == 0) {
-                return Err(code::INVALID_VALUE);
-            }
-            event.put(world.add_event(device, flags, Arc::default()))
-        },
-    )
+    call("cuEventCreate", told!("flags={flags}"), |mut world| {
+        let device = world.live_current()?;
+        event.check()?;
+        // BLOCKING_SYNC, DISABLE_TIMING, INTERPROCESS.
+        let interprocess = flags & INTERPROCESS != 0;
+        if flags > 7 || (interprocess && flags & DISABLE_TIMING == 0) {
+            return Err(code::INVALID_VALUE);
+        }
+        event.put(world.add_event(device, flags, Arc::default()))
+    })
 }
 
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> Code {
-    record("cuEventRecord", event, stream)
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuEventRecordWithFlags(
-    event: Handle,
-    stream: Handle,
-    _flags: c_uint,
-) -> Code {
-    record("cuEventRecordWithFlags", event, stream)
-}
-
-fn record(name: &'static str, handle: Handle, stream: Handle) -> Code {
-    let arguments =
-        |world: &World| format!("{} {}", world.event_label(handle), world.stream_label(stream));
-    call(name, arguments, |mut world| {
+pub(crate) extern "C" fn cuEventRecord(handle: Handle, stream: Handle) -> Code {
+    let arguments = told!(world: "{} {}", world.event_label(handle), world.stream_label(stream));
+    call("cuEventRecord", arguments, |mut world| {
         let (key, device) = world.live_stream(stream)?;
         if world.live_event(handle)?.device != device {
             world.journal.misuse("an event was recorded on a stream of another context".to_owned());
@@ -131,55 +105,35 @@ pub(crate) extern "C" fn cuCtxRecordEvent(context: Handle, event: Handle) -> Cod
 /// An event never recorded is complete.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuEventQuery(event: Handle) -> Code {
-    call(
-        "cuEventQuery",
-        |world| world.event_label(event),
-        |mut world| match &world.live_event(event)?.last.get() {
+    call("cuEventQuery", told!(world: "{}", world.event_label(event)), |mut world| {
+        match &world.live_event(event)?.last.get() {
             Some(point) if point.reached().is_none() => Err(code::NOT_READY),
             _ => Ok(()),
-        },
-    )
+        }
+    })
 }
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuEventSynchronize(event: Handle) -> Code {
-    call(
-        "cuEventSynchronize",
-        |world| world.event_label(event),
-        |mut world| {
-            let event = world.live_event(event)?;
-            let device = event.device;
-            match event.last.get() {
-                Some(point) => wait_point(world, device, &point),
-                None => Ok(()),
-            }
-        },
-    )
+    call("cuEventSynchronize", told!(world: "{}", world.event_label(event)), |mut world| {
+        let event = world.live_event(event)?;
+        let device = event.device;
+        match event.last.get() {
+            Some(point) => wait_point(world, device, &point),
+            None => Ok(()),
+        }
+    })
 }
 
+/// `INVALID_HANDLE` for events without timing or never recorded, `NOT_READY` for one not reached.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuEventElapsedTime(
     milliseconds: Out<f32>,
     start: Handle,
     end: Handle,
 ) -> Code {
-    elapsed("cuEventElapsedTime", milliseconds, start, end)
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuEventElapsedTime_v2(
-    milliseconds: Out<f32>,
-    start: Handle,
-    end: Handle,
-) -> Code {
-    elapsed("cuEventElapsedTime_v2", milliseconds, start, end)
-}
-
-/// `INVALID_HANDLE` for events without timing or never recorded, `NOT_READY` for one not reached.
-fn elapsed(name: &'static str, milliseconds: Out<f32>, start: Handle, end: Handle) -> Code {
-    let arguments =
-        |world: &World| format!("{} {}", world.event_label(start), world.event_label(end));
-    call(name, arguments, |mut world| {
+    let arguments = told!(world: "{} {}", world.event_label(start), world.event_label(end));
+    call("cuEventElapsedTime", arguments, |mut world| {
         let mut reached = Vec::with_capacity(2);
         for event in [start, end] {
             let event = world.live_event(event)?;
@@ -200,13 +154,9 @@ fn elapsed(name: &'static str, milliseconds: Out<f32>, start: Handle, end: Handl
 /// The handle ends at once; a record that is still queued is no wrong.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuEventDestroy_v2(event: Handle) -> Code {
-    call(
-        "cuEventDestroy_v2",
-        |world| world.event_label(event),
-        |mut world| {
-            let device = world.event(event)?.device;
-            world.events.remove(&event);
-            world.alive(device)
-        },
-    )
+    call("cuEventDestroy_v2", told!(world: "{}", world.event_label(event)), |mut world| {
+        let device = world.event(event)?.device;
+        world.events.remove(&event);
+        world.alive(device)
+    })
 }

@@ -9,7 +9,7 @@ use crate::abi::{Array, Code, Handle, Out, Outcome, code};
 use crate::engine::{Command, Launch};
 use crate::event_calls::record_on;
 use crate::kernel_calls::{copy_arguments, prepare};
-use crate::world::{Exec, Graph, Work, World, call, current_context};
+use crate::world::{Exec, Graph, Work, World, call, current_context, told};
 
 /// `CUDA_KERNEL_NODE_PARAMS_v2`.
 #[repr(C)]
@@ -100,9 +100,8 @@ pub(crate) unsafe extern "C" fn cuGraphAddKernelNode_v2(
     };
     // SAFETY: by this function's contract.
     let arguments = unsafe { params.arguments() };
-    let label = |world: &World| {
-        format!("{} behind={}", world.function_label(params.code()), dependencies.len())
-    };
+    let label =
+        told!(world: "{} behind={}", world.function_label(params.code()), dependencies.len());
     call("cuGraphAddKernelNode_v2", label, |mut world| {
         let device = world.graph(graph)?.device;
         world.alive(device)?;
@@ -136,8 +135,7 @@ pub(crate) unsafe extern "C" fn cuGraphAddChildGraphNode(
 ) -> Code {
     // SAFETY: so many by this function's contract.
     let dependencies = unsafe { dependencies.read(count) };
-    let label = |_: &World| format!("behind={}", dependencies.len());
-    call("cuGraphAddChildGraphNode", label, |mut world| {
+    call("cuGraphAddChildGraphNode", told!("behind={}", dependencies.len()), |mut world| {
         let device = world.graph(graph)?.device;
         world.alive(device)?;
         node.check()?;
@@ -159,8 +157,7 @@ pub(crate) unsafe extern "C" fn cuGraphAddEventRecordNode(
 ) -> Code {
     // SAFETY: so many by this function's contract.
     let dependencies = unsafe { dependencies.read(count) };
-    let label =
-        |world: &World| format!("{} behind={}", world.event_label(event), dependencies.len());
+    let label = told!(world: "{} behind={}", world.event_label(event), dependencies.len());
     call("cuGraphAddEventRecordNode", label, |mut world| {
         let device = world.graph(graph)?.device;
         world.alive(device)?;
@@ -208,7 +205,7 @@ pub(crate) unsafe extern "C" fn cuGraphAddDependencies_v2(
     // SAFETY: likewise.
     let data = unsafe { data.read(count) };
     let programmatic = data.iter().filter(|data| **data == EdgeData::PROGRAMMATIC).count();
-    let label = |_: &World| format!("edges={count} programmatic={programmatic}");
+    let label = told!("edges={count} programmatic={programmatic}");
     call("cuGraphAddDependencies_v2", label, |mut world| {
         let device = world.graph(graph)?.device;
         world.alive(device)?;

@@ -16,7 +16,6 @@ pub(crate) struct Journal {
     /// The sequence number of `lines[0]`.
     first: u64,
     count: u64,
-    only_thread: Option<u64>,
     misuse: Vec<String>,
     failures: Vec<Failure>,
 }
@@ -48,7 +47,6 @@ impl Journal {
             places: Vec::new(),
             first: 0,
             count: 0,
-            only_thread: None,
             misuse: Vec::new(),
             failures: Vec::new(),
         }
@@ -57,10 +55,6 @@ impl Journal {
     /// Writes a call down, and returns the line's sequence number for [`Journal::leave`].
     pub(crate) fn enter(&mut self, name: &'static str, arguments: &str) -> Option<u64> {
         CALL.set(name);
-        let thread = thread_number();
-        if self.only_thread.is_some_and(|only| only != thread) {
-            return None;
-        }
         self.count += 1;
         if self.lines.len() >= MAX_LINES {
             return None;
@@ -68,7 +62,7 @@ impl Journal {
         let space = if arguments.is_empty() { "" } else { " " };
         let relaxed = if capture_mode() == CAPTURE_MODE_RELAXED { " relaxed" } else { "" };
         self.lines.push(Line {
-            text: format!("{name}{space}{arguments}{relaxed} thread={thread}"),
+            text: format!("{name}{space}{arguments}{relaxed} thread={}", thread_number()),
             result: 0,
         });
         Some(self.first + self.lines.len() as u64 - 1)
@@ -138,10 +132,6 @@ impl Journal {
 
     pub(crate) fn count(&self) -> u64 {
         self.count
-    }
-
-    pub(crate) fn keep_only(&mut self, thread: Option<u64>) {
-        self.only_thread = thread;
     }
 
     /// The calls since the last clear, one a line.

@@ -39,7 +39,7 @@ mod world;
 
 pub use client::{
     Held, Installed, StandIn, VARIABLE, assert_child, assert_child_without, install,
-    install_without, is_child, run_child, test_of, under_the_stand_in,
+    install_without, is_child, test_of, under_the_stand_in,
 };
 
 /// Which sources this is made of: the driver's must be its client's.

@@ -2,12 +2,16 @@
 //!
 //! Here one belongs to the device whose context was current when it was loaded.
 
-use std::ffi::{c_uint, c_void};
+use std::ffi::{c_char, c_uint, c_void};
 
 use crate::abi::{Array, Code, Handle, Out, Text, code};
-use crate::module_calls::{function_of, write_logs};
+use crate::module_calls::function_of;
 use crate::ptx;
-use crate::world::{World, call};
+use crate::world::{World, call, told};
+
+/// `CU_JIT_*_LOG_BUFFER` and their sizes.
+const INFO_LOG: [c_uint; 2] = [3, 4];
+const ERROR_LOG: [c_uint; 2] = [5, 6];
 
 /// A text that is not PTX is loaded, and its log written; the error comes when something of it is looked up.
 ///
@@ -61,27 +65,46 @@ pub(crate) unsafe extern "C" fn cuLibraryLoadData(
     code
 }
 
+/// Writes what compiling an image says to the buffers that options name.
+///
+/// # Safety
+/// As of [`cuLibraryLoadData`], with an element of `values` for each of the options.
+unsafe fn write_logs(code: Code, names: &[c_uint], values: &Array<usize>) {
+    // SAFETY: so many elements by this function's contract.
+    let given = unsafe { values.read(names.len()) };
+    let error = if code == code::INVALID_PTX { ptx::SYNTAX_ERROR } else { "" };
+    for ([buffer, size], text) in [(INFO_LOG, ""), (ERROR_LOG, error)] {
+        let find = |option: c_uint| names.iter().position(|&name| name == option);
+        let (Some(buffer), Some(size)) = (find(buffer), find(size)) else { continue };
+        if let (Some(&start), Some(&bytes)) = (given.get(buffer), given.get(size)) {
+            // The size is a `unsigned int` in a pointer's place.
+            let capacity = bytes & 0xFFFF_FFFF;
+            // SAFETY: the option's value is null or a buffer of as many bytes as the size option
+            // says.
+            let log = unsafe { Out::<c_char>::from_option(start) };
+            let written = log.put_text(text, capacity);
+            // SAFETY: `size` is an index into `names`, as long as `values`; the driver may write
+            // this option's value.
+            unsafe { values.write(size, written) };
+        }
+    }
+}
+
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuLibraryUnload(library: Handle) -> Code {
-    call(
-        "cuLibraryUnload",
-        |world| world.module_label(library),
-        |mut world| world.remove_module(library),
-    )
+    call("cuLibraryUnload", told!(world: "{}", world.module_label(library)), |mut world| {
+        world.remove_module(library)
+    })
 }
 
 /// The library for the current context; an error that loading did not tell is told here.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuLibraryGetModule(module: Out<Handle>, library: Handle) -> Code {
-    call(
-        "cuLibraryGetModule",
-        |world| world.module_label(library),
-        |mut world| {
-            world.live_current()?;
-            world.module(library)?.broken.map_or(Ok(()), Err)?;
-            module.put(library)
-        },
-    )
+    call("cuLibraryGetModule", told!(world: "{}", world.module_label(library)), |mut world| {
+        world.live_current()?;
+        world.module(library)?.broken.map_or(Ok(()), Err)?;
+        module.put(library)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -92,26 +115,19 @@ pub(crate) extern "C" fn cuLibraryGetKernel(
 ) -> Code {
     let name = name.read();
     let label = name.clone().unwrap_or_default();
-    call(
-        "cuLibraryGetKernel",
-        |world| format!("{label} {}", world.module_label(library)),
-        |mut world| {
-            world.module(library)?.broken.map_or(Ok(()), Err)?;
-            let function = function_of(&mut world, library, &name?)?;
-            kernel.put(world.kernel_of(function))
-        },
-    )
+    let line = told!(world: "{label} {}", world.module_label(library));
+    call("cuLibraryGetKernel", line, |mut world| {
+        world.module(library)?.broken.map_or(Ok(()), Err)?;
+        let function = function_of(&mut world, library, &name?)?;
+        kernel.put(world.kernel_of(function))
+    })
 }
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuKernelGetFunction(function: Out<Handle>, kernel: Handle) -> Code {
-    call(
-        "cuKernelGetFunction",
-        |world| world.function_label(kernel),
-        |mut world| {
-            world.live_current()?;
-            let found = world.kernels.get(&kernel).copied().ok_or(code::INVALID_HANDLE)?;
-            function.put(found)
-        },
-    )
+    call("cuKernelGetFunction", told!(world: "{}", world.function_label(kernel)), |mut world| {
+        world.live_current()?;
+        let found = world.kernels.get(&kernel).copied().ok_or(code::INVALID_HANDLE)?;
+        function.put(found)
+    })
 }

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use crate::abi::{Address, Array, Code, Handle, Out, Outcome, code};
 use crate::engine::{Command, wait_device};
 use crate::memory::{Free, Owner, Place, PoolUser};
-use crate::world::{Guard, World, call, nothing, pool_handle};
+use crate::world::{Guard, World, call, nothing, pool_handle, told};
 
 /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`, and the four that count bytes: reserved and used, each now and at most.
 const POOL_RELEASE_THRESHOLD: c_uint = 4;
@@ -16,15 +16,11 @@ const POOL_USED_HIGH: c_uint = 8;
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuMemAlloc_v2(address: Out<Address>, bytes: usize) -> Code {
-    call(
-        "cuMemAlloc_v2",
-        |_| format!("bytes={bytes}"),
-        |mut world| {
-            let device = world.live_current()?;
-            address.check()?;
-            address.put(world.memory.allocate(device, bytes, None)?)
-        },
-    )
+    call("cuMemAlloc_v2", told!("bytes={bytes}"), |mut world| {
+        let device = world.live_current()?;
+        address.check()?;
+        address.put(world.memory.allocate(device, bytes, None)?)
+    })
 }
 
 /// From the device's default pool.
@@ -34,15 +30,12 @@ pub(crate) extern "C" fn cuMemAllocAsync(
     bytes: usize,
     stream: Handle,
 ) -> Code {
-    call(
-        "cuMemAllocAsync",
-        |world| format!("bytes={bytes} {}", world.stream_label(stream)),
-        |mut world| {
-            world.live_current()?;
-            let (_, device) = world.live_stream(stream)?;
-            allocate_from(world, pool_handle(device), address, bytes, stream)
-        },
-    )
+    let line = told!(world: "bytes={bytes} {}", world.stream_label(stream));
+    call("cuMemAllocAsync", line, |mut world| {
+        world.live_current()?;
+        let (_, device) = world.live_stream(stream)?;
+        allocate_from(world, pool_handle(device), address, bytes, stream)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -52,14 +45,11 @@ pub(crate) extern "C" fn cuMemAllocFromPoolAsync(
     pool: Handle,
     stream: Handle,
 ) -> Code {
-    call(
-        "cuMemAllocFromPoolAsync",
-        |world| format!("bytes={bytes} pool={pool:#x} {}", world.stream_label(stream)),
-        |mut world| {
-            world.live_current()?;
-            allocate_from(world, pool, address, bytes, stream)
-        },
-    )
+    let line = told!(world: "bytes={bytes} pool={pool:#x} {}", world.stream_label(stream));
+    call("cuMemAllocFromPoolAsync", line, |mut world| {
+        world.live_current()?;
+        allocate_from(world, pool, address, bytes, stream)
+    })
 }
 
 fn allocate_from(
@@ -113,65 +103,51 @@ pub(crate) unsafe extern "C" fn cuMemPoolCreate(
         return code::INVALID_VALUE;
     };
     let security = given[0].win32_security_attributes;
-    call(
-        "cuMemPoolCreate",
-        |_| format!("location={}:{} max={max_bytes}", location[0], location[1]),
-        |mut world| {
-            // CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_NONE, CU_MEM_LOCATION_TYPE_DEVICE.
-            let known = (alloc_type, handle_types, location[0], security) == (1, 0, 1, 0);
-            if !known || reserved != [0; 56] {
-                world
-                    .journal
-                    .misuse("a memory pool's properties are not what they must be".to_owned());
-                return Err(code::INVALID_VALUE);
-            }
-            let device = world.device(location[1])?;
-            world.alive(device)?;
-            pool.check()?;
-            let most = if max_bytes == 0 { u64::MAX } else { max_bytes as u64 };
-            pool.put(world.add_pool(device, most))
-        },
-    )
+    let line = told!("location={}:{} max={max_bytes}", location[0], location[1]);
+    call("cuMemPoolCreate", line, |mut world| {
+        // CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_NONE, CU_MEM_LOCATION_TYPE_DEVICE.
+        let known = (alloc_type, handle_types, location[0], security) == (1, 0, 1, 0);
+        if !known || reserved != [0; 56] {
+            world.journal.misuse("a memory pool's properties are not what they must be".to_owned());
+            return Err(code::INVALID_VALUE);
+        }
+        let device = world.device(location[1])?;
+        world.alive(device)?;
+        pool.check()?;
+        let most = if max_bytes == 0 { u64::MAX } else { max_bytes as u64 };
+        pool.put(world.add_pool(device, most))
+    })
 }
 
 /// The handle ends at once; what was allocated from it stays until it is freed.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuMemPoolDestroy(pool: Handle) -> Code {
-    call(
-        "cuMemPoolDestroy",
-        |_| format!("pool={pool:#x}"),
-        |mut world| {
-            let device = world.remove_pool(pool)?.device;
-            world.memory.abandon(pool);
-            world.alive(device)
-        },
-    )
+    call("cuMemPoolDestroy", told!("pool={pool:#x}"), |mut world| {
+        let device = world.remove_pool(pool)?.device;
+        world.memory.abandon(pool);
+        world.alive(device)
+    })
 }
 
 /// Waits for the device first, as CUDA does.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuMemFree_v2(address: Address) -> Code {
-    call(
-        "cuMemFree_v2",
-        |world| world.memory.label(address),
-        |mut world| {
-            let device = world.current()?;
-            if address == 0 {
-                return world.alive(device);
-            }
-            begin_free(&mut world, address, device, Free { stream: 0, command: 0 })?;
-            let mut world = wait_device(world, device)?;
-            world.memory.finish_free(address);
-            Ok(())
-        },
-    )
+    call("cuMemFree_v2", told!(world: "{}", world.memory.label(address)), |mut world| {
+        let device = world.current()?;
+        if address == 0 {
+            return world.alive(device);
+        }
+        begin_free(&mut world, address, device, Free { stream: 0, command: 0 })?;
+        let mut world = wait_device(world, device)?;
+        world.memory.finish_free(address);
+        Ok(())
+    })
 }
 
 /// The bytes are back when the stream gets there.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuMemFreeAsync(address: Address, stream: Handle) -> Code {
-    let arguments =
-        |world: &World| format!("{} {}", world.memory.label(address), world.stream_label(stream));
+    let arguments = told!(world: "{} {}", world.memory.label(address), world.stream_label(stream));
     call("cuMemFreeAsync", arguments, |mut world| {
         let key = world.stream(stream)?;
         let on = world.streams.get(&key);
@@ -221,18 +197,14 @@ pub(crate) unsafe extern "C" fn cuMemPoolSetAttribute(
     // SAFETY: the caller gave as many bytes as the attribute's type has.
     let bytes = unsafe { value.read(pool_attribute_bytes(attribute)) };
     let given = crate::engine::number(&bytes);
-    call(
-        "cuMemPoolSetAttribute",
-        |_| format!("attribute={attribute} value={given} pool={pool:#x}"),
-        |mut world| {
-            let pool = world.live_pool(pool)?;
-            let known =
-                usize::try_from(attribute).ok().filter(|_| attribute > 0 && !value.is_null());
-            let slot = known.and_then(|index| pool.attributes.get_mut(index));
-            *slot.ok_or(code::INVALID_VALUE)? = given;
-            Ok(())
-        },
-    )
+    let line = told!("attribute={attribute} value={given} pool={pool:#x}");
+    call("cuMemPoolSetAttribute", line, |mut world| {
+        let pool = world.live_pool(pool)?;
+        let known = usize::try_from(attribute).ok().filter(|_| attribute > 0 && !value.is_null());
+        let slot = known.and_then(|index| pool.attributes.get_mut(index));
+        *slot.ok_or(code::INVALID_VALUE)? = given;
+        Ok(())
+    })
 }
 
 /// # Safety
@@ -243,37 +215,30 @@ pub(crate) unsafe extern "C" fn cuMemPoolGetAttribute(
     attribute: c_uint,
     value: Array<u8>,
 ) -> Code {
-    call(
-        "cuMemPoolGetAttribute",
-        |_| format!("attribute={attribute}"),
-        |mut world| {
-            let attributes = world.live_pool(pool)?.attributes;
-            let (used, used_high) = world.memory.of_pool(pool);
-            let (reserved, reserved_high) = world.memory.reserved(pool);
-            let answer = match usize::try_from(attribute)
-                .ok()
-                .and_then(|index| attributes.get(index))
-            {
-                None => return Err(code::INVALID_VALUE),
-                Some(_) if value.is_null() || attribute == 0 => return Err(code::INVALID_VALUE),
-                Some(&set) => match attribute {
-                    POOL_RESERVED => reserved,
-                    POOL_RESERVED_HIGH => reserved_high,
-                    POOL_USED => used,
-                    POOL_USED_HIGH => used_high,
-                    _ => set,
-                },
-            };
-            for (index, byte) in
-                answer.to_le_bytes().into_iter().take(pool_attribute_bytes(attribute)).enumerate()
-            {
-                // SAFETY: not null, checked above, and the caller gave as many bytes as the
-                // attribute's type has.
-                unsafe { value.write(index, byte) };
-            }
-            Ok(())
-        },
-    )
+    call("cuMemPoolGetAttribute", told!("attribute={attribute}"), |mut world| {
+        let attributes = world.live_pool(pool)?.attributes;
+        let (used, used_high) = world.memory.of_pool(pool);
+        let (reserved, reserved_high) = world.memory.reserved(pool);
+        let answer = match usize::try_from(attribute).ok().and_then(|index| attributes.get(index)) {
+            None => return Err(code::INVALID_VALUE),
+            Some(_) if value.is_null() || attribute == 0 => return Err(code::INVALID_VALUE),
+            Some(&set) => match attribute {
+                POOL_RESERVED => reserved,
+                POOL_RESERVED_HIGH => reserved_high,
+                POOL_USED => used,
+                POOL_USED_HIGH => used_high,
+                _ => set,
+            },
+        };
+        for (index, byte) in
+            answer.to_le_bytes().into_iter().take(pool_attribute_bytes(attribute)).enumerate()
+        {
+            // SAFETY: not null, checked above, and the caller gave as many bytes as the
+            // attribute's type has.
+            unsafe { value.write(index, byte) };
+        }
+        Ok(())
+    })
 }
 
 /// The first three are `int`, the others `cuuint64_t`.
@@ -283,15 +248,11 @@ fn pool_attribute_bytes(attribute: c_uint) -> usize {
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuMemPoolTrimTo(pool: Handle, keep_bytes: usize) -> Code {
-    call(
-        "cuMemPoolTrimTo",
-        |_| format!("keep={keep_bytes}"),
-        |mut world| {
-            world.live_pool(pool)?;
-            world.memory.trim(pool, keep_bytes as u64);
-            Ok(())
-        },
-    )
+    call("cuMemPoolTrimTo", told!("keep={keep_bytes}"), |mut world| {
+        world.live_pool(pool)?;
+        world.memory.trim(pool, keep_bytes as u64);
+        Ok(())
+    })
 }
 
 /// Noted and not enforced.
@@ -322,19 +283,15 @@ pub(crate) extern "C" fn cuMemHostAlloc(
     bytes: usize,
     flags: c_uint,
 ) -> Code {
-    call(
-        "cuMemHostAlloc",
-        |_| format!("bytes={bytes} flags={flags}"),
-        |mut world| {
-            world.live_current()?;
-            // PORTABLE, DEVICEMAP, WRITECOMBINED.
-            if flags > 7 || bytes == 0 {
-                return Err(code::INVALID_VALUE);
-            }
-            address.check()?;
-            address.put(world.memory.allocate_registered(bytes)?)
-        },
-    )
+    call("cuMemHostAlloc", told!("bytes={bytes} flags={flags}"), |mut world| {
+        world.live_current()?;
+        // PORTABLE, DEVICEMAP, WRITECOMBINED.
+        if flags > 7 || bytes == 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        address.check()?;
+        address.put(world.memory.allocate_registered(bytes)?)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -343,42 +300,32 @@ pub(crate) extern "C" fn cuMemHostRegister_v2(
     bytes: usize,
     flags: c_uint,
 ) -> Code {
-    call(
-        "cuMemHostRegister_v2",
-        |_| format!("bytes={bytes} flags={flags}"),
-        |mut world| {
-            world.live_current()?;
-            // PORTABLE, DEVICEMAP, IOMEMORY, READ_ONLY.
-            if flags > 15 {
-                return Err(code::INVALID_VALUE);
-            }
-            let registered = world.memory.register(address, bytes);
-            if registered == Err(code::HOST_MEMORY_ALREADY_REGISTERED) {
-                world
-                    .journal
-                    .misuse(format!("{bytes} bytes at {address:#x} are registered already"));
-            }
-            registered
-        },
-    )
+    call("cuMemHostRegister_v2", told!("bytes={bytes} flags={flags}"), |mut world| {
+        world.live_current()?;
+        // PORTABLE, DEVICEMAP, IOMEMORY, READ_ONLY.
+        if flags > 15 {
+            return Err(code::INVALID_VALUE);
+        }
+        let registered = world.memory.register(address, bytes);
+        if registered == Err(code::HOST_MEMORY_ALREADY_REGISTERED) {
+            world.journal.misuse(format!("{bytes} bytes at {address:#x} are registered already"));
+        }
+        registered
+    })
 }
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuMemHostUnregister(address: Address) -> Code {
-    call(
-        "cuMemHostUnregister",
-        |world| world.memory.label(address),
-        |mut world| {
-            let device = world.current()?;
-            let Some(owner) = world.memory.unregister(address) else {
-                world.journal.misuse(format!("no registration starts at {address:#x}"));
-                return Err(code::HOST_MEMORY_NOT_REGISTERED);
-            };
-            world.alive(device)?;
-            world.check_unused(owner);
-            Ok(())
-        },
-    )
+    call("cuMemHostUnregister", told!(world: "{}", world.memory.label(address)), |mut world| {
+        let device = world.current()?;
+        let Some(owner) = world.memory.unregister(address) else {
+            world.journal.misuse(format!("no registration starts at {address:#x}"));
+            return Err(code::HOST_MEMORY_NOT_REGISTERED);
+        };
+        world.alive(device)?;
+        world.check_unused(owner);
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -387,24 +334,21 @@ pub(crate) extern "C" fn cuMemHostGetDevicePointer_v2(
     host: Address,
     flags: c_uint,
 ) -> Code {
-    call(
-        "cuMemHostGetDevicePointer_v2",
-        |world| world.memory.label(host),
-        |mut world| {
-            world.live_current()?;
-            if flags != 0 {
-                return Err(code::INVALID_VALUE);
+    let line = told!(world: "{}", world.memory.label(host));
+    call("cuMemHostGetDevicePointer_v2", line, |mut world| {
+        world.live_current()?;
+        if flags != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        // Host memory that is not registered is refused; device memory is no host memory.
+        match world.host_place(host, 1)?.owner {
+            Owner::Registration(_) => device.put(host),
+            _ => {
+                world.journal.misuse(format!("{host:#x} is not registered"));
+                Err(code::INVALID_VALUE)
             }
-            // Host memory that is not registered is refused; device memory is no host memory.
-            match world.host_place(host, 1)?.owner {
-                Owner::Registration(_) => device.put(host),
-                _ => {
-                    world.journal.misuse(format!("{host:#x} is not registered"));
-                    Err(code::INVALID_VALUE)
-                }
-            }
-        },
-    )
+        }
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -413,24 +357,21 @@ pub(crate) extern "C" fn cuPointerGetAttribute(
     attribute: c_int,
     address: Address,
 ) -> Code {
-    call(
-        "cuPointerGetAttribute",
-        |world| format!("attribute={attribute} {}", world.memory.label(address)),
-        |mut world| {
-            world.live_current()?;
-            let found = world.memory.allocation_of(address);
-            match (attribute, found) {
-                // CU_POINTER_ATTRIBUTE_MEMORY_TYPE: device memory is 2, host memory 1.
-                (2, Some(_)) => data.of::<c_uint>().put(2),
-                (2, None) if world.memory.is_registered(address) => data.of::<c_uint>().put(1),
-                // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ..._RANGE_START_ADDR, ..._RANGE_SIZE.
-                (9, Some((.., device))) => data.of::<c_int>().put(device as c_int),
-                (11, Some((start, ..))) => data.of::<u64>().put(start as u64),
-                (12, Some((_, bytes, _))) => data.of::<usize>().put(bytes),
-                _ => Err(code::INVALID_VALUE),
-            }
-        },
-    )
+    let line = told!(world: "attribute={attribute} {}", world.memory.label(address));
+    call("cuPointerGetAttribute", line, |mut world| {
+        world.live_current()?;
+        let found = world.memory.allocation_of(address);
+        match (attribute, found) {
+            // CU_POINTER_ATTRIBUTE_MEMORY_TYPE: device memory is 2, host memory 1.
+            (2, Some(_)) => data.of::<c_uint>().put(2),
+            (2, None) if world.memory.is_registered(address) => data.of::<c_uint>().put(1),
+            // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ..._RANGE_START_ADDR, ..._RANGE_SIZE.
+            (9, Some((.., device))) => data.of::<c_int>().put(device as c_int),
+            (11, Some((start, ..))) => data.of::<u64>().put(start as u64),
+            (12, Some((_, bytes, _))) => data.of::<usize>().put(bytes),
+            _ => Err(code::INVALID_VALUE),
+        }
+    })
 }
 
 /// Used by the launch: an argument that points into known memory needs it until the kernel has run.

@@ -1,20 +1,15 @@
 //! Modules and functions.
 
-use std::ffi::{c_char, c_int, c_uint};
+use std::ffi::c_int;
 
 use crate::abi::{Array, Code, Handle, LaunchConfig, Out, Outcome, Text, code};
 use crate::device_calls::{
-    BLOCKS_PER_MULTIPROCESSOR, MAX_SHARED_OPTIN, MAX_THREADS_PER_BLOCK, MULTIPROCESSORS,
-    THREADS_PER_MULTIPROCESSOR,
+    BLOCKS_PER_MULTIPROCESSOR, MAX_SHARED_OPTIN, MAX_THREADS_PER_BLOCK, THREADS_PER_MULTIPROCESSOR,
 };
 use crate::kernel_calls::{attributes, check_cluster};
 use crate::memory_calls::as_int;
 use crate::ptx;
-use crate::world::{Function, World, call};
-
-/// `CU_JIT_*_LOG_BUFFER` and their sizes.
-const INFO_LOG: [c_uint; 2] = [3, 4];
-const ERROR_LOG: [c_uint; 2] = [5, 6];
+use crate::world::{Function, World, call, told};
 
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 const MAX_DYNAMIC_SHARED: c_int = 8;
@@ -29,63 +24,7 @@ const REGISTERS_PER_THREAD: c_int = 32;
 pub(crate) extern "C" fn cuModuleLoadData(module: Out<Handle>, image: Text) -> Code {
     let image = image.read();
     let bytes = image.as_ref().map_or(0, String::len);
-    call(
-        "cuModuleLoadData",
-        |_| format!("bytes={bytes}"),
-        |mut world| load(&mut world, module, image),
-    )
-}
-
-/// # Safety
-/// `options` and `values` have `count` elements, and buffers named by options have the sizes named
-/// by options.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuModuleLoadDataEx(
-    module: Out<Handle>,
-    image: Text,
-    count: c_uint,
-    options: Array<c_uint>,
-    values: Array<usize>,
-) -> Code {
-    let count = usize::try_from(count).unwrap_or(0);
-    // SAFETY: `count` elements by this function's contract.
-    let names = unsafe { options.read(count) };
-    let image = image.read();
-    let bytes = image.as_ref().map_or(0, String::len);
-    let arguments = |_: &World| {
-        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
-        format!("bytes={bytes} options={}", names.join(","))
-    };
-    let loaded = |mut world: crate::world::Guard| load(&mut world, module, image);
-    let code = call("cuModuleLoadDataEx", arguments, loaded);
-    // SAFETY: by this function's contract.
-    unsafe { write_logs(code, &names, &values) };
-    code
-}
-
-/// Writes what compiling an image says to the buffers that options name.
-///
-/// # Safety
-/// As of [`cuModuleLoadDataEx`], with an element of `values` for each of the options.
-pub(crate) unsafe fn write_logs(code: Code, names: &[c_uint], values: &Array<usize>) {
-    // SAFETY: so many elements by this function's contract.
-    let given = unsafe { values.read(names.len()) };
-    let error = if code == code::INVALID_PTX { ptx::SYNTAX_ERROR } else { "" };
-    for ([buffer, size], text) in [(INFO_LOG, ""), (ERROR_LOG, error)] {
-        let find = |option: c_uint| names.iter().position(|&name| name == option);
-        let (Some(buffer), Some(size)) = (find(buffer), find(size)) else { continue };
-        if let (Some(&start), Some(&bytes)) = (given.get(buffer), given.get(size)) {
-            // The size is a `unsigned int` in a pointer's place.
-            let capacity = bytes & 0xFFFF_FFFF;
-            // SAFETY: the option's value is null or a buffer of as many bytes as the size option
-            // says.
-            let log = unsafe { Out::<c_char>::from_option(start) };
-            let written = log.put_text(text, capacity);
-            // SAFETY: `size` is an index into `names`, as long as `values`; the driver may write
-            // this option's value.
-            unsafe { values.write(size, written) };
-        }
-    }
+    call("cuModuleLoadData", told!("bytes={bytes}"), |mut world| load(&mut world, module, image))
 }
 
 fn load(world: &mut World, module: Out<Handle>, image: Outcome<String>) -> Outcome {
@@ -97,11 +36,9 @@ fn load(world: &mut World, module: Out<Handle>, image: Outcome<String>) -> Outco
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuModuleUnload(module: Handle) -> Code {
-    call(
-        "cuModuleUnload",
-        |world| world.module_label(module),
-        |mut world| world.remove_module(module),
-    )
+    call("cuModuleUnload", told!(world: "{}", world.module_label(module)), |mut world| {
+        world.remove_module(module)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -112,15 +49,12 @@ pub(crate) extern "C" fn cuModuleGetFunction(
 ) -> Code {
     let name = name.read();
     let label = name.clone().unwrap_or_default();
-    call(
-        "cuModuleGetFunction",
-        |world| format!("{label} {}", world.module_label(module)),
-        |mut world| {
-            world.live_current()?;
-            let handle = function_of(&mut world, module, &name?)?;
-            function.put(handle)
-        },
-    )
+    let line = told!(world: "{label} {}", world.module_label(module));
+    call("cuModuleGetFunction", line, |mut world| {
+        world.live_current()?;
+        let handle = function_of(&mut world, module, &name?)?;
+        function.put(handle)
+    })
 }
 
 /// The function of this name.
@@ -144,8 +78,7 @@ pub(crate) extern "C" fn cuFuncGetAttribute(
     attribute: c_int,
     function: Handle,
 ) -> Code {
-    let arguments =
-        |world: &World| format!("{} attribute={attribute}", world.function_label(function));
+    let arguments = told!(world: "{} attribute={attribute}", world.function_label(function));
     call("cuFuncGetAttribute", arguments, |mut world| {
         let set = world.function_attributes.get(&attribute).copied();
         let function = world.live_function(function)?;
@@ -174,7 +107,7 @@ pub(crate) extern "C" fn cuFuncGetParamInfo(
     offset: Out<usize>,
     size: Out<usize>,
 ) -> Code {
-    let arguments = |world: &World| format!("{} index={index}", world.function_label(function));
+    let arguments = told!(world: "{} index={index}", world.function_label(function));
     call("cuFuncGetParamInfo", arguments, |mut world| {
         world.live_current()?;
         let entry = &world.live_function(function)?.entry;
@@ -194,9 +127,8 @@ pub(crate) extern "C" fn cuFuncSetAttribute(
     attribute: c_int,
     value: c_int,
 ) -> Code {
-    let arguments = |world: &World| {
-        format!("{} attribute={attribute} value={value}", world.function_label(function))
-    };
+    let arguments =
+        told!(world: "{} attribute={attribute} value={value}", world.function_label(function));
     call("cuFuncSetAttribute", arguments, |mut world| {
         let function = world.live_function(function)?;
         match attribute {
@@ -215,46 +147,12 @@ pub(crate) extern "C" fn cuFuncSetAttribute(
 pub(crate) extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
     blocks: Out<c_int>,
     function: Handle,
-    block_size: c_int,
-    dynamic_bytes: usize,
-) -> Code {
-    active_blocks(
-        "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-        blocks,
-        function,
-        block_size,
-        dynamic_bytes,
-    )
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    blocks: Out<c_int>,
-    function: Handle,
-    block_size: c_int,
-    dynamic_bytes: usize,
-    _flags: c_uint,
-) -> Code {
-    active_blocks(
-        "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
-        blocks,
-        function,
-        block_size,
-        dynamic_bytes,
-    )
-}
-
-fn active_blocks(
-    name: &'static str,
-    blocks: Out<c_int>,
-    function: Handle,
     block: c_int,
     dynamic: usize,
 ) -> Code {
-    let arguments = |world: &World| {
-        format!("{} block={block} shared={dynamic}", world.function_label(function))
-    };
-    call(name, arguments, |mut world| {
+    let arguments =
+        told!(world: "{} block={block} shared={dynamic}", world.function_label(function));
+    call("cuOccupancyMaxActiveBlocksPerMultiprocessor", arguments, |mut world| {
         world.live_current()?;
         world.live_function(function)?;
         if block < 1 {
@@ -280,9 +178,7 @@ pub(crate) unsafe extern "C" fn cuOccupancyMaxActiveClusters(
     let cluster = cluster.unwrap_or([1; 3]);
     let LaunchConfig { grid, block, shared_mem_bytes, stream, .. } = *config;
     let [x, y, z] = cluster;
-    let arguments = |world: &World| {
-        format!("{} cluster={x}x{y}x{z} shared={shared_mem_bytes}", world.function_label(function))
-    };
+    let arguments = told!(world: "{} cluster={x}x{y}x{z} shared={shared_mem_bytes}", world.function_label(function));
     call("cuOccupancyMaxActiveClusters", arguments, |mut world| {
         world.live_current()?;
         world.live_function(function)?;
@@ -307,83 +203,4 @@ pub(crate) fn blocks_per_multiprocessor(block: c_int, dynamic_bytes: usize) -> c
     let by_registers = 65_536 / (REGISTERS_PER_THREAD * threads);
     let by_shared = c_int::try_from(233_472 / (dynamic_bytes.saturating_add(1024))).unwrap_or(0);
     by_threads.min(by_registers).min(by_shared).min(BLOCKS_PER_MULTIPROCESSOR)
-}
-
-/// `CUoccupancyB2DSize`.
-type SharedBytesOfBlock = unsafe extern "C" fn(c_int) -> usize;
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuOccupancyMaxPotentialBlockSize(
-    grid: Out<c_int>,
-    block: Out<c_int>,
-    function: Handle,
-    _shared_of_block: Option<SharedBytesOfBlock>,
-    dynamic_bytes: usize,
-    limit: c_int,
-) -> Code {
-    best_block("cuOccupancyMaxPotentialBlockSize", [grid, block], function, dynamic_bytes, limit)
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuOccupancyMaxPotentialBlockSizeWithFlags(
-    grid: Out<c_int>,
-    block: Out<c_int>,
-    function: Handle,
-    _shared_of_block: Option<SharedBytesOfBlock>,
-    dynamic_bytes: usize,
-    limit: c_int,
-    _flags: c_uint,
-) -> Code {
-    best_block(
-        "cuOccupancyMaxPotentialBlockSizeWithFlags",
-        [grid, block],
-        function,
-        dynamic_bytes,
-        limit,
-    )
-}
-
-/// The largest block wins; the function from block size to shared memory is not asked.
-fn best_block(
-    name: &'static str,
-    out: [Out<c_int>; 2],
-    function: Handle,
-    dynamic: usize,
-    limit: c_int,
-) -> Code {
-    let arguments = |world: &World| {
-        format!("{} shared={dynamic} limit={limit}", world.function_label(function))
-    };
-    call(name, arguments, |mut world| {
-        world.live_current()?;
-        world.live_function(function)?;
-        let best = if (1..=MAX_THREADS_PER_BLOCK).contains(&limit) {
-            limit
-        } else {
-            MAX_THREADS_PER_BLOCK
-        };
-        let [grid, block] = out;
-        grid.put(MULTIPROCESSORS * blocks_per_multiprocessor(best, dynamic))?;
-        block.put(best)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuOccupancyAvailableDynamicSMemPerBlock(
-    bytes: Out<usize>,
-    function: Handle,
-    blocks: c_int,
-    block_size: c_int,
-) -> Code {
-    let arguments = |world: &World| {
-        format!("{} blocks={blocks} block={block_size}", world.function_label(function))
-    };
-    call("cuOccupancyAvailableDynamicSMemPerBlock", arguments, |mut world| {
-        world.live_current()?;
-        world.live_function(function)?;
-        let blocks =
-            usize::try_from(blocks).ok().filter(|&blocks| blocks > 0).ok_or(code::INVALID_VALUE)?;
-        let most = usize::try_from(MAX_SHARED_OPTIN).unwrap_or(0);
-        bytes.put((233_472 / blocks).saturating_sub(1024).min(most))
-    })
 }

@@ -8,7 +8,7 @@ use std::fmt;
 
 use crate::abi::{Array, Code, Handle, Out, Outcome, code};
 use crate::device_calls::{GREATEST_PRIORITY, LEAST_PRIORITY, MULTIPROCESSORS};
-use crate::world::{World, call, current_context};
+use crate::world::{World, call, current_context, told};
 
 /// Multiprocessors, a bit each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,18 +151,14 @@ pub(crate) extern "C" fn cuDeviceGetDevResource(
     resource: Out<DevResource>,
     kind: c_int,
 ) -> Code {
-    call(
-        "cuDeviceGetDevResource",
-        |_| format!("device={device} kind={kind}"),
-        |world| {
-            let device = world.device(device)?;
-            world.alive(device)?;
-            if kind != SM {
-                return Err(code::INVALID_RESOURCE_TYPE);
-            }
-            resource.put(DevResource::new(0, device, Multiprocessors::all()))
-        },
-    )
+    call("cuDeviceGetDevResource", told!("device={device} kind={kind}"), |world| {
+        let device = world.device(device)?;
+        world.alive(device)?;
+        if kind != SM {
+            return Err(code::INVALID_RESOURCE_TYPE);
+        }
+        resource.put(DevResource::new(0, device, Multiprocessors::all()))
+    })
 }
 
 /// Splits the whole device alone: groups of groups are not modelled.
@@ -221,8 +217,7 @@ pub(crate) unsafe extern "C" fn cuDevResourceGenerateDesc(
 ) -> Code {
     // SAFETY: so many by this function's contract.
     let resources = unsafe { resources.read(count as usize) };
-    let arguments = |_: &World| format!("resources={count}");
-    call("cuDevResourceGenerateDesc", arguments, |mut world| {
+    call("cuDevResourceGenerateDesc", told!("resources={count}"), |mut world| {
         let Some(first) = resources.first() else { return Err(code::INVALID_VALUE) };
         let mut set = Multiprocessors::NONE;
         for one in &resources {
@@ -286,14 +281,10 @@ pub(crate) extern "C" fn cuGreenCtxDestroy(green: Handle) -> Code {
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuCtxFromGreenCtx(context: Out<Handle>, green: Handle) -> Code {
-    call(
-        "cuCtxFromGreenCtx",
-        |world| world.green_label(green),
-        |mut world| {
-            let made = world.green(green)?.context;
-            context.put(made)
-        },
-    )
+    call("cuCtxFromGreenCtx", told!(world: "{}", world.green_label(green)), |mut world| {
+        let made = world.green(green)?.context;
+        context.put(made)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -303,8 +294,7 @@ pub(crate) extern "C" fn cuGreenCtxStreamCreate(
     flags: c_uint,
     priority: c_int,
 ) -> Code {
-    let arguments =
-        |world: &World| format!("{} flags={flags} priority={priority}", world.green_label(green));
+    let arguments = told!(world: "{} flags={flags} priority={priority}", world.green_label(green));
     call("cuGreenCtxStreamCreate", arguments, |mut world| {
         let device = world.green(green)?.device;
         world.alive(device)?;
@@ -328,16 +318,12 @@ pub(crate) extern "C" fn cuStreamGetCtx_v2(
     context: Out<Handle>,
     green: Out<Handle>,
 ) -> Code {
-    call(
-        "cuStreamGetCtx_v2",
-        |world| world.stream_label(stream),
-        |mut world| {
-            let (key, device) = world.live_stream(stream)?;
-            let of = world.streams.get(&key).and_then(|stream| stream.green);
-            let handle = crate::world::context_handle(device);
-            context.put(if stream <= 2 { current_context() } else { handle })?;
-            green.put_if_wanted(of.unwrap_or(0));
-            Ok(())
-        },
-    )
+    call("cuStreamGetCtx_v2", told!(world: "{}", world.stream_label(stream)), |mut world| {
+        let (key, device) = world.live_stream(stream)?;
+        let of = world.streams.get(&key).and_then(|stream| stream.green);
+        let handle = crate::world::context_handle(device);
+        context.put(if stream <= 2 { current_context() } else { handle })?;
+        green.put_if_wanted(of.unwrap_or(0));
+        Ok(())
+    })
 }

@@ -9,7 +9,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use crate::abi::{Address, Array, Code, Handle, Out, Outcome, code};
-use crate::world::{World, call};
+use crate::world::{World, call, told};
 
 /// As an H200's.
 const GRANULARITY: usize = 2 << 20;
@@ -135,14 +135,10 @@ pub(crate) unsafe extern "C" fn cuMemGetAllocationGranularity(
 ) -> Code {
     // SAFETY: one description by this function's contract.
     let given = unsafe { prop.read(1) };
-    call(
-        "cuMemGetAllocationGranularity",
-        |_| format!("option={option}"),
-        |mut world| {
-            world.shareable(&given)?;
-            bytes.put(GRANULARITY)
-        },
-    )
+    call("cuMemGetAllocationGranularity", told!("option={option}"), |mut world| {
+        world.shareable(&given)?;
+        bytes.put(GRANULARITY)
+    })
 }
 
 /// # Safety
@@ -156,24 +152,20 @@ pub(crate) unsafe extern "C" fn cuMemCreate(
 ) -> Code {
     // SAFETY: one description by this function's contract.
     let given = unsafe { prop.read(1) };
-    call(
-        "cuMemCreate",
-        |_| format!("bytes={bytes}"),
-        |mut world| {
-            world.live_current()?;
-            let device = world.shareable(&given)?;
-            handle.check()?;
-            if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || flags != 0 {
-                return Err(code::INVALID_VALUE);
-            }
-            if world.memory.left(device) < bytes as u64 {
-                return Err(code::OUT_OF_MEMORY);
-            }
-            let file = file_of(bytes)?;
-            world.memory.take(device, bytes);
-            handle.put(world.keep(Shareable { file, bytes, device, is_made_here: true }))
-        },
-    )
+    call("cuMemCreate", told!("bytes={bytes}"), |mut world| {
+        world.live_current()?;
+        let device = world.shareable(&given)?;
+        handle.check()?;
+        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || flags != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        if world.memory.left(device) < bytes as u64 {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        let file = file_of(bytes)?;
+        world.memory.take(device, bytes);
+        handle.put(world.keep(Shareable { file, bytes, device, is_made_here: true }))
+    })
 }
 
 #[cfg(target_os = "linux")]
@@ -202,24 +194,20 @@ pub(crate) extern "C" fn cuMemExportToShareableHandle(
     kind: c_int,
     flags: u64,
 ) -> Code {
-    call(
-        "cuMemExportToShareableHandle",
-        |_| format!("handle={handle:#x}"),
-        |world| {
-            let Some(known) = world.shared.handles.get(&(handle as Handle)) else {
-                return Err(code::INVALID_VALUE);
-            };
-            if kind != POSIX_FILE_DESCRIPTOR || flags != 0 {
-                return Err(code::INVALID_VALUE);
-            }
-            // SAFETY: it is open.
-            let number = unsafe { libc::dup(known.file.as_raw_fd()) };
-            if number < 0 {
-                return Err(code::OPERATING_SYSTEM);
-            }
-            to.of::<c_int>().put(number)
-        },
-    )
+    call("cuMemExportToShareableHandle", told!("handle={handle:#x}"), |world| {
+        let Some(known) = world.shared.handles.get(&(handle as Handle)) else {
+            return Err(code::INVALID_VALUE);
+        };
+        if kind != POSIX_FILE_DESCRIPTOR || flags != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        // SAFETY: it is open.
+        let number = unsafe { libc::dup(known.file.as_raw_fd()) };
+        if number < 0 {
+            return Err(code::OPERATING_SYSTEM);
+        }
+        to.of::<c_int>().put(number)
+    })
 }
 
 /// What is no memory of this driver is refused, as far as a file without a name can tell.
@@ -229,36 +217,30 @@ pub(crate) extern "C" fn cuMemImportFromShareableHandle(
     descriptor: Handle,
     kind: c_int,
 ) -> Code {
-    call(
-        "cuMemImportFromShareableHandle",
-        |_| format!("kind={kind}"),
-        |mut world| {
-            let device = world.live_current()?;
-            handle.check()?;
-            let number = c_int::try_from(descriptor).map_err(|_| code::INVALID_VALUE)?;
-            if kind != POSIX_FILE_DESCRIPTOR || number < 0 {
-                return Err(code::INVALID_VALUE);
-            }
-            // SAFETY: the caller's, which is open during the call.
-            let theirs = unsafe { BorrowedFd::borrow_raw(number) };
-            let file = File::from(theirs.try_clone_to_owned().map_err(|_| code::INVALID_VALUE)?);
-            let name = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
-            let bytes = file.metadata().map_or(0, |known| known.len()) as usize;
-            if !name.to_string_lossy().contains("stand-in") || bytes == 0 {
-                return Err(code::INVALID_VALUE);
-            }
-            handle.put(world.keep(Shareable { file, bytes, device, is_made_here: false }))
-        },
-    )
+    call("cuMemImportFromShareableHandle", told!("kind={kind}"), |mut world| {
+        let device = world.live_current()?;
+        handle.check()?;
+        let number = c_int::try_from(descriptor).map_err(|_| code::INVALID_VALUE)?;
+        if kind != POSIX_FILE_DESCRIPTOR || number < 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        // SAFETY: the caller's, which is open during the call.
+        let theirs = unsafe { BorrowedFd::borrow_raw(number) };
+        let file = File::from(theirs.try_clone_to_owned().map_err(|_| code::INVALID_VALUE)?);
+        let name = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
+        let bytes = file.metadata().map_or(0, |known| known.len()) as usize;
+        if !name.to_string_lossy().contains("stand-in") || bytes == 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        handle.put(world.keep(Shareable { file, bytes, device, is_made_here: false }))
+    })
 }
 
 /// The memory stays while it is mapped.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuMemRelease(handle: u64) -> Code {
-    call(
-        "cuMemRelease",
-        |_| format!("handle={handle:#x}"),
-        |mut world| match world.shared.handles.remove(&(handle as Handle)) {
+    call("cuMemRelease", told!("handle={handle:#x}"), |mut world| {
+        match world.shared.handles.remove(&(handle as Handle)) {
             Some(known) => {
                 let device = known.device;
                 world.let_go(known);
@@ -268,8 +250,8 @@ pub(crate) extern "C" fn cuMemRelease(handle: u64) -> Code {
                 world.journal.misuse(format!("{handle:#x} is no handle of memory"));
                 Err(code::INVALID_VALUE)
             }
-        },
-    )
+        }
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -280,22 +262,17 @@ pub(crate) extern "C" fn cuMemAddressReserve(
     hint: Address,
     flags: u64,
 ) -> Code {
-    call(
-        "cuMemAddressReserve",
-        |_| format!("bytes={bytes}"),
-        |mut world| {
-            world.live_current()?;
-            address.check()?;
-            let is_odd = bytes == 0 || !bytes.is_multiple_of(GRANULARITY);
-            if is_odd || (alignment, hint, flags) != (0, 0, 0) {
-                return Err(code::INVALID_VALUE);
-            }
-            let start =
-                mmap(0, bytes, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)?;
-            world.shared.reserved.insert(start, Reserved { bytes, mapped: BTreeMap::new() });
-            address.put(start)
-        },
-    )
+    call("cuMemAddressReserve", told!("bytes={bytes}"), |mut world| {
+        world.live_current()?;
+        address.check()?;
+        let is_odd = bytes == 0 || !bytes.is_multiple_of(GRANULARITY);
+        if is_odd || (alignment, hint, flags) != (0, 0, 0) {
+            return Err(code::INVALID_VALUE);
+        }
+        let start = mmap(0, bytes, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)?;
+        world.shared.reserved.insert(start, Reserved { bytes, mapped: BTreeMap::new() });
+        address.put(start)
+    })
 }
 
 /// Nobody may use it before the access is set.
@@ -307,27 +284,23 @@ pub(crate) extern "C" fn cuMemMap(
     handle: u64,
     flags: u64,
 ) -> Code {
-    call(
-        "cuMemMap",
-        |_| format!("bytes={bytes} handle={handle:#x}"),
-        |mut world| {
-            let there = &world.reserved_at(address, bytes)?.mapped;
-            if there.range(address..address + bytes).next().is_some() {
-                return Err(code::INVALID_VALUE);
-            }
-            let Some(known) = world.shared.handles.get(&(handle as Handle)).cloned() else {
-                return Err(code::INVALID_VALUE);
-            };
-            if known.bytes != bytes || (offset, flags) != (0, 0) {
-                return Err(code::INVALID_VALUE);
-            }
-            let (device, number) = (known.device, known.file.as_raw_fd());
-            mmap(address, bytes, libc::PROT_NONE, libc::MAP_SHARED | libc::MAP_FIXED, number)?;
-            world.reserved_at(address, bytes)?.mapped.insert(address, known);
-            world.memory.enter_mapping(address, bytes, device);
-            Ok(())
-        },
-    )
+    call("cuMemMap", told!("bytes={bytes} handle={handle:#x}"), |mut world| {
+        let there = &world.reserved_at(address, bytes)?.mapped;
+        if there.range(address..address + bytes).next().is_some() {
+            return Err(code::INVALID_VALUE);
+        }
+        let Some(known) = world.shared.handles.get(&(handle as Handle)).cloned() else {
+            return Err(code::INVALID_VALUE);
+        };
+        if known.bytes != bytes || (offset, flags) != (0, 0) {
+            return Err(code::INVALID_VALUE);
+        }
+        let (device, number) = (known.device, known.file.as_raw_fd());
+        mmap(address, bytes, libc::PROT_NONE, libc::MAP_SHARED | libc::MAP_FIXED, number)?;
+        world.reserved_at(address, bytes)?.mapped.insert(address, known);
+        world.memory.enter_mapping(address, bytes, device);
+        Ok(())
+    })
 }
 
 /// # Safety
@@ -342,79 +315,65 @@ pub(crate) unsafe extern "C" fn cuMemSetAccess(
     // SAFETY: `count` elements by this function's contract.
     let given = unsafe { descriptions.read(count) };
     let flags = given.first().map_or(0, |description| description[2]);
-    call(
-        "cuMemSetAccess",
-        |world| format!("{} flags={flags}", world.memory.label(address)),
-        |mut world| {
-            let parts = world.mapped_at(address, bytes)?;
-            let device = world.reserved_at(address, bytes)?.mapped[&address].device;
-            world.alive(device)?;
-            if given.len() != 1 || given[0][..2] != [1, device as c_int] || !matches!(flags, 1 | 3)
-            {
-                return Err(code::INVALID_VALUE);
-            }
-            let writes = flags == 3;
-            let protection = libc::PROT_READ | if writes { libc::PROT_WRITE } else { 0 };
-            let pages = ptr::with_exposed_provenance_mut::<c_void>(address);
-            // SAFETY: pages of a mapping that this file made.
-            if unsafe { libc::mprotect(pages, bytes, protection) } != 0 {
-                return Err(code::OPERATING_SYSTEM);
-            }
-            parts.iter().for_each(|part| world.memory.set_access(*part, writes));
-            Ok(())
-        },
-    )
+    let line = told!(world: "{} flags={flags}", world.memory.label(address));
+    call("cuMemSetAccess", line, |mut world| {
+        let parts = world.mapped_at(address, bytes)?;
+        let device = world.reserved_at(address, bytes)?.mapped[&address].device;
+        world.alive(device)?;
+        if given.len() != 1 || given[0][..2] != [1, device as c_int] || !matches!(flags, 1 | 3) {
+            return Err(code::INVALID_VALUE);
+        }
+        let writes = flags == 3;
+        let protection = libc::PROT_READ | if writes { libc::PROT_WRITE } else { 0 };
+        let pages = ptr::with_exposed_provenance_mut::<c_void>(address);
+        // SAFETY: pages of a mapping that this file made.
+        if unsafe { libc::mprotect(pages, bytes, protection) } != 0 {
+            return Err(code::OPERATING_SYSTEM);
+        }
+        parts.iter().for_each(|part| world.memory.set_access(*part, writes));
+        Ok(())
+    })
 }
 
 /// What was mapped is reserved again.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuMemUnmap(address: Address, bytes: usize) -> Code {
-    call(
-        "cuMemUnmap",
-        |world| world.memory.label(address),
-        |mut world| {
-            for part in world.mapped_at(address, bytes)? {
-                let mapped = world.reserved_at(part, 0)?.mapped.remove(&part);
-                let mapped = mapped.ok_or(code::INVALID_VALUE)?;
-                let device = mapped.device;
-                world.let_go(mapped);
-                if let Some(owner) = world.memory.leave_mapping(part) {
-                    world.check_unused(owner);
-                }
-                world.alive(device)?;
+    call("cuMemUnmap", told!(world: "{}", world.memory.label(address)), |mut world| {
+        for part in world.mapped_at(address, bytes)? {
+            let mapped = world.reserved_at(part, 0)?.mapped.remove(&part);
+            let mapped = mapped.ok_or(code::INVALID_VALUE)?;
+            let device = mapped.device;
+            world.let_go(mapped);
+            if let Some(owner) = world.memory.leave_mapping(part) {
+                world.check_unused(owner);
             }
-            let how = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-            mmap(address, bytes, libc::PROT_NONE, how, -1).map(drop)
-        },
-    )
+            world.alive(device)?;
+        }
+        let how = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        mmap(address, bytes, libc::PROT_NONE, how, -1).map(drop)
+    })
 }
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuMemAddressFree(address: Address, bytes: usize) -> Code {
-    call(
-        "cuMemAddressFree",
-        |_| format!("bytes={bytes}"),
-        |mut world| {
-            if world.shared.reserved.get(&address).is_none_or(|range| range.bytes != bytes) {
-                world
-                    .journal
-                    .misuse(format!("{bytes} bytes at {address:#x} are no reserved range"));
-                return Err(code::INVALID_VALUE);
-            }
-            if !world.reserved_at(address, bytes)?.mapped.is_empty() {
-                world.journal.misuse("a range is freed that something is mapped in".to_owned());
-                return Err(code::INVALID_VALUE);
-            }
-            world.shared.reserved.remove(&address);
-            let pages = ptr::with_exposed_provenance_mut::<c_void>(address);
-            // SAFETY: pages that this file reserved, and that nothing is mapped in.
-            if unsafe { libc::munmap(pages, bytes) } == 0 {
-                Ok(())
-            } else {
-                Err(code::OPERATING_SYSTEM)
-            }
-        },
-    )
+    call("cuMemAddressFree", told!("bytes={bytes}"), |mut world| {
+        if world.shared.reserved.get(&address).is_none_or(|range| range.bytes != bytes) {
+            world.journal.misuse(format!("{bytes} bytes at {address:#x} are no reserved range"));
+            return Err(code::INVALID_VALUE);
+        }
+        if !world.reserved_at(address, bytes)?.mapped.is_empty() {
+            world.journal.misuse("a range is freed that something is mapped in".to_owned());
+            return Err(code::INVALID_VALUE);
+        }
+        world.shared.reserved.remove(&address);
+        let pages = ptr::with_exposed_provenance_mut::<c_void>(address);
+        // SAFETY: pages that this file reserved, and that nothing is mapped in.
+        if unsafe { libc::munmap(pages, bytes) } == 0 {
+            Ok(())
+        } else {
+            Err(code::OPERATING_SYSTEM)
+        }
+    })
 }
 
 /// Maps pages: anywhere for address 0, or over pages that this file reserved.

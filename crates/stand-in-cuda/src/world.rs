@@ -60,7 +60,6 @@ pub(crate) struct World {
     pub(crate) devices: [Device; MAX_DEVICES],
     pub(crate) attributes: BTreeMap<i32, i32>,
     pub(crate) function_attributes: BTreeMap<i32, i32>,
-    pub(crate) limits: BTreeMap<u32, usize>,
     pub(crate) peers: Vec<(usize, usize)>,
     pub(crate) streams: BTreeMap<Handle, Stream>,
     pub(crate) events: BTreeMap<Handle, Event>,
@@ -88,7 +87,6 @@ pub(crate) struct World {
 /// A device and its primary context.
 pub(crate) struct Device {
     pub(crate) retained: u32,
-    pub(crate) flags: u32,
     /// What every call that talks to the device answers, once it is lost.
     pub(crate) lost: Option<Code>,
 }
@@ -183,10 +181,9 @@ impl World {
             held: false,
             instant: false,
             device_count: 1,
-            devices: [const { Device { retained: 0, flags: 0, lost: None } }; MAX_DEVICES],
+            devices: [const { Device { retained: 0, lost: None } }; MAX_DEVICES],
             attributes: BTreeMap::new(),
             function_attributes: BTreeMap::new(),
-            limits: BTreeMap::new(),
             peers: Vec::new(),
             streams: BTreeMap::new(),
             events: BTreeMap::new(),
@@ -685,6 +682,17 @@ pub(crate) fn call(
     }
     code
 }
+
+/// What a call's line says: text as `format!` takes it, behind the name of the [`World`] if that is asked.
+macro_rules! told {
+    ($text:literal $(, $value:expr)*) => {
+        |_: &$crate::world::World| format!($text $(, $value)*)
+    };
+    ($world:ident: $text:literal $(, $value:expr)*) => {
+        |$world: &$crate::world::World| format!($text $(, $value)*)
+    };
+}
+pub(crate) use told;
 
 /// For calls whose arguments say nothing.
 pub(crate) fn nothing(_: &World) -> String {

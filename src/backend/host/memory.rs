@@ -334,7 +334,9 @@ impl MemoryCalls for HostBackend {
         _src_context: u64,
         bytes: u64,
     ) -> DriverResult<()> {
-        self.enqueue(stream, "copy_from_peer", Command::CopyPeer { dst, src, bytes })
+        // The other device's memory is the host's, and this one's books say nothing of it.
+        let src = HostPtr(src.0 as usize);
+        self.enqueue(stream, "copy_from_peer", Command::CopyIn { dst, src, bytes })
     }
 
     unsafe fn fill(

@@ -30,11 +30,6 @@ pub(super) enum Command {
         src: DevicePtr,
         bytes: u64,
     },
-    CopyPeer {
-        dst: DevicePtr,
-        src: DevicePtr,
-        bytes: u64,
-    },
     Copy {
         dst: DevicePtr,
         src: DevicePtr,
@@ -131,7 +126,8 @@ impl Command {
             Command::CopyIn { dst, src, bytes } => {
                 let dst = shared.touch(dst, bytes)?;
                 // SAFETY: `touch` proved `dst` live for `bytes`; the submitter keeps `src` valid
-                // until this command is complete; host and device memory never overlap.
+                // until this command is complete, be it the host's or another device's; neither
+                // overlaps with this device's.
                 unsafe { std::ptr::copy_nonoverlapping(src.0 as *const u8, dst, bytes as usize) };
                 Ok(())
             }
@@ -139,13 +135,6 @@ impl Command {
                 let src = shared.touch(src, bytes)?;
                 // SAFETY: as above, the other way round.
                 unsafe { std::ptr::copy_nonoverlapping(src, dst.0 as *mut u8, bytes as usize) };
-                Ok(())
-            }
-            Command::CopyPeer { dst, src, bytes } => {
-                let dst = shared.touch(dst, bytes)?;
-                // SAFETY: `dst` is live; the submitter keeps the other device's `src` alive and
-                // ordered before this command.
-                unsafe { std::ptr::copy_nonoverlapping(src.0 as *const u8, dst, bytes as usize) };
                 Ok(())
             }
             Command::Copy { dst, src, bytes } => {

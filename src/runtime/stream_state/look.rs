@@ -276,7 +276,7 @@ impl StreamState {
     /// A word that is still to be written keeps its line, and so the stream.
     pub(super) fn word_is_late(&self) -> bool {
         let has_work = || self.driver.is_through(&*self.engine.backend) == Ok(false);
-        self.markers.word().is_some_and(|word| word.is_late(has_work))
+        self.markers.word.as_ref().is_some_and(|word| word.is_late(has_work))
     }
 
     /// The poller's look: wakes the waiters of complete work, and decides when to look again. True if the

@@ -31,7 +31,8 @@ const SPARE_EVENTS: usize = 64;
 /// The markers on a stream.
 pub(crate) struct Markers {
     events: Counted<PlacedEvents>,
-    word: Option<Word>,
+    /// The stream's word, if it has one.
+    pub(super) word: Option<Word>,
     followed: Followed,
     /// Of the threads that would [ask](Asking::ask), one does.
     gate: SweepGate,
@@ -105,12 +106,6 @@ impl Markers {
             gate: SweepGate::new(),
             tidy_from: AtomicU64::new(2 * cadence::MARK_EVERY),
         }
-    }
-
-    /// The stream's word, if it has one.
-    #[inline]
-    pub(super) fn word(&self) -> Option<&Word> {
-        self.word.as_ref()
     }
 
     /// Whether the driver, or the word, could say more than the timeline does.
@@ -219,10 +214,6 @@ impl Markers {
             }
         }
     }
-
-    pub(super) fn take_word(&mut self) -> Option<Word> {
-        self.word.take()
-    }
 }
 
 /// The right to ask how far a stream is, which one thread has at a time.
@@ -310,12 +301,15 @@ impl StreamState {
         spare().map_or_else(|| self.engine.pools.event(), Ok)
     }
 
-    /// Ensures that at most this many tickets at the tail have no marker at or behind them.
-    pub(crate) fn mark_within(&self, tickets: u64) {
+    /// The ticket with `depth` tickets behind it, if it is pending. Ensures that most of the tail is marked, so that the next call
+    /// finds a marker at its ticket, and need not wait for later work.
+    pub(crate) fn pending_at(&self, depth: u64) -> Option<u64> {
         let tail = self.progress.timeline.submitted();
-        if !self.submission.is_marked(tail.saturating_sub(tickets)) {
+        if !self.submission.is_marked(tail.saturating_sub(depth / 4)) {
             self.want(tail);
         }
+        let in_flight = tail.saturating_sub(self.progress.timeline.completed());
+        (in_flight > depth).then(|| tail - depth)
     }
 
     /// The last ticket, with a marker behind it, so that awaiting it does not include later work.

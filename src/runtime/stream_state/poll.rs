@@ -228,7 +228,7 @@ impl StreamState {
     /// which are threads.
     fn yield_now(&self, wait: &WaitState, cx: &mut Context<'_>) {
         let is_awake = matches!(wait.stage, Stage::Awake(_));
-        if is_awake || self.engine.state.kind == DeviceKind::Host {
+        if is_awake || matches!(self.engine.state.kind, DeviceKind::Host) {
             self.yield_thread();
         }
         coop::yield_now(cx);

@@ -73,7 +73,8 @@ impl Markable for Submitter {
     }
 
     fn mark_tail(&mut self, stream: &StreamState, tail: u64) -> bool {
-        let word = stream.markers.word().filter(|word| word.is_usable() && stream.prefers_words());
+        let word = stream.markers.word.as_ref();
+        let word = word.filter(|word| word.is_usable() && stream.prefers_words());
         let placed = match word {
             // SAFETY: the driver stream is this one's, the word is its own until the stream is gone
             // and the last value was seen.

@@ -11,7 +11,7 @@
 
 use half::{bf16, f16};
 
-use super::expression::Literal;
+use super::expression::{Binary, Literal, Unary};
 use super::number_kind::NumberKind;
 use super::operand::{Operand, PassedOperands};
 use gpu_await::Number;
@@ -62,78 +62,22 @@ pub(super) mod sealed {
     }
 }
 
-/// The host's arithmetic. For an operation that the type does not have, the result is the argument: formulas that use it do
-/// not compile.
+/// The host's arithmetic, on some hundred elements at a time. An operation that the type does not have changes nothing: formulas that use it
+/// do not compile.
 #[doc(hidden)]
 pub trait Computed: Copy + Default + PartialOrd + Send + Sync + 'static {
     fn literal(value: Literal) -> Self;
-    fn add(self, other: Self) -> Self;
-    fn sub(self, other: Self) -> Self;
-    fn mul(self, other: Self) -> Self;
-    fn div(self, other: Self) -> Self;
-    fn rem(self, other: Self) -> Self;
     fn mul_add(self, factor: Self, summand: Self) -> Self;
-    fn min(self, other: Self) -> Self;
-    fn max(self, other: Self) -> Self;
-    fn neg(self) -> Self;
-    fn abs(self) -> Self;
-    fn not(self) -> Self {
-        self
-    }
-    fn and(self, _other: Self) -> Self {
-        self
-    }
-    fn or(self, _other: Self) -> Self {
-        self
-    }
-    fn xor(self, _other: Self) -> Self {
-        self
-    }
-    fn shl(self, _by: Self) -> Self {
-        self
-    }
-    fn shr(self, _by: Self) -> Self {
-        self
-    }
-    fn sqrt(self) -> Self {
-        self
-    }
-    fn rsqrt(self) -> Self {
-        self
-    }
-    fn recip(self) -> Self {
-        self
-    }
-    fn floor(self) -> Self {
-        self
-    }
-    fn ceil(self) -> Self {
-        self
-    }
-    fn round(self) -> Self {
-        self
-    }
-    fn trunc(self) -> Self {
-        self
-    }
-    fn exp(self) -> Self {
-        self
-    }
-    fn ln(self) -> Self {
-        self
-    }
-    fn sin(self) -> Self {
-        self
-    }
-    fn cos(self) -> Self {
-        self
-    }
-    fn tanh(self) -> Self {
-        self
-    }
-    fn powf(self, _exponent: Self) -> Self {
-        self
-    }
+    fn unary(to: &mut [Self], op: Unary, x: &[Self]);
+    fn binary(to: &mut [Self], op: Binary, x: &[Self], y: &[Self]);
+}
+
+pub(super) fn map<A: Copy, R>(to: &mut [R], x: &[A], f: impl Fn(A) -> R) {
+    to.iter_mut().zip(x).for_each(|(to, x)| *to = f(*x));
+}
+
+pub(super) fn zip<A: Copy, R>(to: &mut [R], x: &[A], y: &[A], f: impl Fn(A, A) -> R) {
+    to.iter_mut().zip(x.iter().zip(y)).for_each(|(to, (x, y))| *to = f(*x, *y));
 }
 
 macro_rules! integers {
@@ -169,54 +113,33 @@ macro_rules! integers {
                     Literal::Float(value) => value as $type,
                 }
             }
-            fn add(self, other: $type) -> $type {
-                self.wrapping_add(other)
-            }
-            fn sub(self, other: $type) -> $type {
-                self.wrapping_sub(other)
-            }
-            fn mul(self, other: $type) -> $type {
-                self.wrapping_mul(other)
-            }
-            fn div(self, other: $type) -> $type {
-                if other == 0 { 0 } else { self.wrapping_div(other) }
-            }
-            fn rem(self, other: $type) -> $type {
-                if other == 0 { self } else { self.wrapping_rem(other) }
-            }
             fn mul_add(self, factor: $type, summand: $type) -> $type {
                 self.wrapping_mul(factor).wrapping_add(summand)
             }
-            fn min(self, other: $type) -> $type {
-                Ord::min(self, other)
+            fn unary(to: &mut [$type], op: Unary, x: &[$type]) {
+                match op {
+                    Unary::Neg => map(to, x, $type::wrapping_neg),
+                    Unary::Not => map(to, x, |x: $type| !x),
+                    Unary::Abs => map(to, x, $abs),
+                    _ => {}
+                }
             }
-            fn max(self, other: $type) -> $type {
-                Ord::max(self, other)
-            }
-            fn neg(self) -> $type {
-                self.wrapping_neg()
-            }
-            fn abs(self) -> $type {
-                let abs: fn($type) -> $type = $abs;
-                abs(self)
-            }
-            fn not(self) -> $type {
-                !self
-            }
-            fn and(self, other: $type) -> $type {
-                self & other
-            }
-            fn or(self, other: $type) -> $type {
-                self | other
-            }
-            fn xor(self, other: $type) -> $type {
-                self ^ other
-            }
-            fn shl(self, by: $type) -> $type {
-                self.wrapping_shl(by as u32)
-            }
-            fn shr(self, by: $type) -> $type {
-                self.wrapping_shr(by as u32)
+            fn binary(to: &mut [$type], op: Binary, x: &[$type], y: &[$type]) {
+                match op {
+                    Binary::Add => zip(to, x, y, $type::wrapping_add),
+                    Binary::Sub => zip(to, x, y, $type::wrapping_sub),
+                    Binary::Mul => zip(to, x, y, $type::wrapping_mul),
+                    Binary::Div => zip(to, x, y, |x, y| if y == 0 { 0 } else { x.wrapping_div(y) }),
+                    Binary::Rem => zip(to, x, y, |x, y| if y == 0 { x } else { x.wrapping_rem(y) }),
+                    Binary::And => zip(to, x, y, |x, y| x & y),
+                    Binary::Or => zip(to, x, y, |x, y| x | y),
+                    Binary::Xor => zip(to, x, y, |x, y| x ^ y),
+                    Binary::Shl => zip(to, x, y, |x, y| x.wrapping_shl(y as u32)),
+                    Binary::Shr => zip(to, x, y, |x, y| x.wrapping_shr(y as u32)),
+                    Binary::Min => zip(to, x, y, Ord::min),
+                    Binary::Max => zip(to, x, y, Ord::max),
+                    Binary::Powf => {}
+                }
             }
         }
     )+};
@@ -265,77 +188,49 @@ macro_rules! floats {
                     Literal::Float(value) => value as $type,
                 }
             }
-            fn add(self, other: $type) -> $type {
-                self + other
-            }
-            fn sub(self, other: $type) -> $type {
-                self - other
-            }
-            fn mul(self, other: $type) -> $type {
-                self * other
-            }
-            fn div(self, other: $type) -> $type {
-                self / other
-            }
-            fn rem(self, other: $type) -> $type {
-                self % other
-            }
             fn mul_add(self, factor: $type, summand: $type) -> $type {
                 <$type>::mul_add(self, factor, summand)
             }
-            // Of equal numbers the device takes -0 as the smaller, and a number over NaN.
-            fn min(self, other: $type) -> $type {
-                let is_less = other < self || (other == self && other.is_sign_negative());
-                if is_less || self.is_nan() { other } else { self }
+            fn unary(to: &mut [$type], op: Unary, x: &[$type]) {
+                match op {
+                    Unary::Neg => map(to, x, |x: $type| -x),
+                    Unary::Not => {}
+                    Unary::Abs => map(to, x, <$type>::abs),
+                    Unary::Sqrt => map(to, x, <$type>::sqrt),
+                    Unary::Rsqrt => map(to, x, |x: $type| 1.0 / x.sqrt()),
+                    Unary::Recip => map(to, x, |x: $type| 1.0 / x),
+                    Unary::Floor => map(to, x, <$type>::floor),
+                    Unary::Ceil => map(to, x, <$type>::ceil),
+                    Unary::Round => map(to, x, <$type>::round),
+                    Unary::Trunc => map(to, x, <$type>::trunc),
+                    Unary::Exp => map(to, x, <$type>::exp),
+                    Unary::Ln => map(to, x, <$type>::ln),
+                    Unary::Sin => map(to, x, <$type>::sin),
+                    Unary::Cos => map(to, x, <$type>::cos),
+                    Unary::Tanh => map(to, x, <$type>::tanh),
+                }
             }
-            fn max(self, other: $type) -> $type {
-                let is_greater = other > self || (other == self && self.is_sign_negative());
-                if is_greater || self.is_nan() { other } else { self }
-            }
-            fn neg(self) -> $type {
-                -self
-            }
-            fn abs(self) -> $type {
-                <$type>::abs(self)
-            }
-            fn sqrt(self) -> $type {
-                <$type>::sqrt(self)
-            }
-            fn rsqrt(self) -> $type {
-                1.0 / <$type>::sqrt(self)
-            }
-            fn recip(self) -> $type {
-                1.0 / self
-            }
-            fn floor(self) -> $type {
-                <$type>::floor(self)
-            }
-            fn ceil(self) -> $type {
-                <$type>::ceil(self)
-            }
-            fn round(self) -> $type {
-                <$type>::round(self)
-            }
-            fn trunc(self) -> $type {
-                <$type>::trunc(self)
-            }
-            fn exp(self) -> $type {
-                <$type>::exp(self)
-            }
-            fn ln(self) -> $type {
-                <$type>::ln(self)
-            }
-            fn sin(self) -> $type {
-                <$type>::sin(self)
-            }
-            fn cos(self) -> $type {
-                <$type>::cos(self)
-            }
-            fn tanh(self) -> $type {
-                <$type>::tanh(self)
-            }
-            fn powf(self, exponent: $type) -> $type {
-                <$type>::powf(self, exponent)
+            fn binary(to: &mut [$type], op: Binary, x: &[$type], y: &[$type]) {
+                // Of equal numbers the device takes -0 as the smaller, and a number over NaN.
+                let min = |x: $type, y: $type| {
+                    let is_less = y < x || (y == x && y.is_sign_negative());
+                    if is_less || x.is_nan() { y } else { x }
+                };
+                let max = |x: $type, y: $type| {
+                    let is_greater = y > x || (y == x && x.is_sign_negative());
+                    if is_greater || x.is_nan() { y } else { x }
+                };
+                match op {
+                    Binary::Add => zip(to, x, y, |x, y| x + y),
+                    Binary::Sub => zip(to, x, y, |x, y| x - y),
+                    Binary::Mul => zip(to, x, y, |x, y| x * y),
+                    Binary::Div => zip(to, x, y, |x, y| x / y),
+                    Binary::Rem => zip(to, x, y, |x, y| x % y),
+                    Binary::Min => zip(to, x, y, min),
+                    Binary::Max => zip(to, x, y, max),
+                    Binary::Powf => zip(to, x, y, <$type>::powf),
+                    _ => {}
+                }
             }
         }
     )+};

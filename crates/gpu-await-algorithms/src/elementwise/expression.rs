@@ -16,8 +16,9 @@ pub enum Literal {
     Float(f64),
 }
 
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unary {
+pub enum Unary {
     Neg,
     Not,
     Abs,
@@ -35,8 +36,9 @@ pub(crate) enum Unary {
     Tanh,
 }
 
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Binary {
+pub enum Binary {
     Add,
     Sub,
     Mul,

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use super::arithmetic::{Arithmetic, Computed};
-use super::expression::{Binary, Comparison, Expression, Logic, Step, Unary};
+use super::arithmetic::{Arithmetic, Computed, map, zip};
+use super::expression::{Comparison, Expression, Logic, Step};
 use gpu_await::sibling::{ArgBlock, HostTwin};
 
 /// Elements at a time.
@@ -80,14 +80,6 @@ impl<C: Computed> Chunk<C> {
     }
 }
 
-fn map<A: Copy, R>(to: &mut [R], a: &[A], f: impl Fn(A) -> R) {
-    to.iter_mut().zip(a).for_each(|(to, a)| *to = f(*a));
-}
-
-fn zip<A: Copy, R>(to: &mut [R], a: &[A], b: &[A], f: impl Fn(A, A) -> R) {
-    to.iter_mut().zip(a.iter().zip(b)).for_each(|(to, (a, b))| *to = f(*a, *b));
-}
-
 /// The twin of a formula; the arguments are as `ptx.rs` has them.
 pub(super) fn formula<T: Arithmetic>(
     expression: &Arc<Expression>,
@@ -153,8 +145,8 @@ fn compute<C: Computed>(to: &mut Chunk<C>, step: &Step, before: &[Chunk<C>]) {
     match *step {
         Step::Argument(_) => {}
         Step::Literal(literal) => to.numbers_mut().fill(C::literal(literal)),
-        Step::Unary(op, a) => unary(to.numbers_mut(), op, numbers(a)),
-        Step::Binary(op, a, b) => binary(to.numbers_mut(), op, numbers(a), numbers(b)),
+        Step::Unary(op, a) => C::unary(to.numbers_mut(), op, numbers(a)),
+        Step::Binary(op, a, b) => C::binary(to.numbers_mut(), op, numbers(a), numbers(b)),
         Step::MulAdd(a, b, c) => {
             let others = numbers(b).iter().zip(numbers(c));
             let all = to.numbers_mut().iter_mut().zip(numbers(a).iter().zip(others));
@@ -185,44 +177,6 @@ fn compute<C: Computed>(to: &mut Chunk<C>, step: &Step, before: &[Chunk<C>]) {
             let all = to.numbers_mut().iter_mut().zip(flags(mask).iter().zip(both));
             all.for_each(|(to, (holds, (a, b)))| *to = if *holds { *a } else { *b });
         }
-    }
-}
-
-fn unary<C: Computed>(to: &mut [C], op: Unary, a: &[C]) {
-    match op {
-        Unary::Neg => map(to, a, C::neg),
-        Unary::Not => map(to, a, C::not),
-        Unary::Abs => map(to, a, C::abs),
-        Unary::Sqrt => map(to, a, C::sqrt),
-        Unary::Rsqrt => map(to, a, C::rsqrt),
-        Unary::Recip => map(to, a, C::recip),
-        Unary::Floor => map(to, a, C::floor),
-        Unary::Ceil => map(to, a, C::ceil),
-        Unary::Round => map(to, a, C::round),
-        Unary::Trunc => map(to, a, C::trunc),
-        Unary::Exp => map(to, a, C::exp),
-        Unary::Ln => map(to, a, C::ln),
-        Unary::Sin => map(to, a, C::sin),
-        Unary::Cos => map(to, a, C::cos),
-        Unary::Tanh => map(to, a, C::tanh),
-    }
-}
-
-fn binary<C: Computed>(to: &mut [C], op: Binary, a: &[C], b: &[C]) {
-    match op {
-        Binary::Add => zip(to, a, b, C::add),
-        Binary::Sub => zip(to, a, b, C::sub),
-        Binary::Mul => zip(to, a, b, C::mul),
-        Binary::Div => zip(to, a, b, C::div),
-        Binary::Rem => zip(to, a, b, C::rem),
-        Binary::And => zip(to, a, b, C::and),
-        Binary::Or => zip(to, a, b, C::or),
-        Binary::Xor => zip(to, a, b, C::xor),
-        Binary::Shl => zip(to, a, b, C::shl),
-        Binary::Shr => zip(to, a, b, C::shr),
-        Binary::Min => zip(to, a, b, C::min),
-        Binary::Max => zip(to, a, b, C::max),
-        Binary::Powf => zip(to, a, b, C::powf),
     }
 }
 

@@ -6,6 +6,8 @@
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 
+use gpu_await::sibling::once;
+
 use crate::error::{Error, Result};
 
 type Context = *mut c_void;
@@ -26,7 +28,7 @@ pub(crate) struct Current {
 impl Driver {
     pub(crate) fn get() -> Result<&'static Driver> {
         static DRIVER: OnceLock<Driver> = OnceLock::new();
-        super::once(&DRIVER, Self::open)
+        once(&DRIVER, Self::open)
     }
 
     fn open() -> Result<Driver> {
