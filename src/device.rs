@@ -19,10 +19,11 @@ use std::sync::Arc;
 use self::home::Home;
 use self::loss::Loss;
 use crate::backend::{Backend, DeviceKind};
+use crate::error::Result;
 use crate::error::refused::Here;
-use crate::error::{ErrorDetail, Result};
 use crate::memory::host_slab::HostSlab;
 use crate::memory::pinned::{PinnedBuffer, PinnedFlag};
+use crate::memory::slab::slab_len;
 use crate::memory::{Element, MemoryInfo};
 use crate::op::join::join_all;
 use crate::op::{HostValue, Op};
@@ -168,15 +169,13 @@ impl Device {
     /// growing the pool happen off the executor.
     ///
     /// # Errors
-    /// As [`pinned`](Self::pinned); [`ErrorDetail::TooLarge`], also of 2^32 blocks or more.
+    /// As [`pinned`](Self::pinned); [`ErrorDetail::TooLarge`](crate::ErrorDetail::TooLarge), also of 2^32 blocks or more.
     pub async fn host_slab<T: Element>(
         &self,
         blocks: usize,
         block_len: usize,
     ) -> Result<HostSlab<T>> {
-        let too_large = ErrorDetail::TooLarge { len: usize::MAX, element_bytes: size_of::<T>() };
-        let is_numbered = u32::try_from(blocks).is_ok();
-        let len = blocks.checked_mul(block_len).filter(|_| is_numbered).ok_or(too_large)?;
+        let len = slab_len::<T>(blocks, block_len)?;
         Ok(HostSlab::new(self.pinned_async(len).await?, block_len))
     }
 

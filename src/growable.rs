@@ -22,7 +22,7 @@ use std::task::Poll;
 
 use crate::device::Device;
 use crate::device::reservation::Reservation;
-use crate::error::{Error, ErrorDetail, Result};
+use crate::error::{Error, ErrorDetail, ErrorKind, Result};
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::range::AddressRange;
@@ -89,7 +89,7 @@ impl Device {
     /// Dropped, the future leaves nothing.
     ///
     /// # Errors
-    /// [`ErrorDetail::Unsupported`]: a GPU without such memory; [`ErrorDetail::TooLarge`]; no addresses; a device that is lost or closed; inside a
+    /// [`ErrorDetail::Unsupported`]: a GPU without such memory; [`ErrorDetail::TooLarge`], also where there are not so many addresses in a row; a device that is lost or closed; inside a
     /// host function.
     ///
     /// # Source
@@ -104,7 +104,14 @@ impl Device {
             .ok_or(ErrorDetail::TooLarge { len: reserve_len, element_bytes })?;
         let (engine, stream) = (self.engine().clone(), self.default_stream().state());
         let reserving = move || AddressRange::reserve(&engine, bytes as u64);
-        let range = on_errands(self.engine(), reserving).await?;
+        let range =
+            on_errands(self.engine(), reserving).await.map_err(|error| match error.kind() {
+                // Of addresses: it asks for no memory.
+                ErrorKind::OutOfMemory => {
+                    ErrorDetail::TooLarge { len: reserve_len, element_bytes }.into()
+                }
+                _ => error,
+            })?;
         let (kept, stream) = (Arc::downgrade(&range), Arc::downgrade(stream));
         let buffer = DeviceBuffer::new(range.into_allocation(), 0);
         let reserved_len = reserve_len;

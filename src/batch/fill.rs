@@ -12,7 +12,7 @@ use crate::memory::pinned::bytes_of;
 use crate::memory::reclaim::allowance::Allowance;
 use crate::memory::reclaim::claim::{Backoff, Claim};
 use crate::memory::reclaim::prospect::Prospect;
-use crate::memory::slab::DeviceSlab;
+use crate::memory::slab::{DeviceSlab, slab_len};
 use crate::memory::view::Writable;
 use crate::memory::{Element, MemoryInfo, Number, Reach};
 use crate::submit::{Footprint, Raw, Refusal, SubmitError};
@@ -63,10 +63,7 @@ impl<'s> Queue<'s> {
     #[track_caller]
     pub fn slab<T: Element>(&self, blocks: usize, block_len: usize) -> Result<DeviceSlab<T>> {
         self.verb(|| {
-            let element_bytes = size_of::<T>();
-            let too_large = ErrorDetail::TooLarge { len: usize::MAX, element_bytes };
-            let is_numbered = u32::try_from(blocks).is_ok();
-            let len = blocks.checked_mul(block_len).filter(|_| is_numbered).ok_or(too_large)?;
+            let len = slab_len::<T>(blocks, block_len)?;
             let zero = Pattern { bytes: [0; 16], len: 1 };
             // Not in a recorded list, which would have a share of the memory.
             let fill = |raw: &Raw<'_>, ptr, bytes| Ok(raw.fill(ptr, zero, bytes)?);

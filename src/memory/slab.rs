@@ -36,7 +36,7 @@ use crate::error::{ErrorDetail, Result};
 /// # Errors follow blocks
 /// An operation that fails poisons the blocks that it would have written, as a whole: of a launch all that it [names](Self::naming_mut) for writing, those too that
 /// the kernel would only have read. A copy or a fill that overwrites a whole block heals it; [`clear_poison`](ViewMut::clear_poison) of a block says that its old
-/// contents are right, as they are after a refusal. A block keeps its poison when it changes hands: overwrite all of it for its next owner.
+/// contents are right, as they are after a launch that was refused; what a copy or a fill would have overwritten has to be overwritten. A block keeps its poison when it changes hands: overwrite all of it for its next owner.
 ///
 /// # Examples
 /// ```
@@ -69,6 +69,17 @@ pub struct NamedBlocks<'a, T> {
 pub struct NamedBlocksMut<'a, T> {
     slab: &'a mut DeviceSlab<T>,
     blocks: NamedUses,
+}
+
+/// The number of elements of so many blocks.
+///
+/// # Errors
+/// [`ErrorDetail::TooLarge`], also of more blocks than have numbers.
+pub(crate) fn slab_len<T>(blocks: usize, block_len: usize) -> Result<usize> {
+    let is_numbered = |len: &usize| *len == 0 || u32::try_from(blocks).is_ok();
+    let (len, asked) = (blocks.checked_mul(block_len), blocks.saturating_mul(block_len));
+    let too_large = ErrorDetail::TooLarge { len: asked, element_bytes: size_of::<T>() };
+    Ok(len.filter(is_numbered).ok_or(too_large)?)
 }
 
 impl<T: Element> DeviceSlab<T> {

@@ -125,6 +125,11 @@ fn growth_survives_a_failure_of_each_call() {
             assert!(is_it, "{name}: {error}");
             settled(driver, &device);
         }
+        // No memory was asked for: no advice about memory helps.
+        driver.fail("cuMemAddressReserve", 1, 2);
+        let error = growable(&device, 4).await.unwrap_err();
+        assert!(matches!(error.detail(), ErrorDetail::TooLarge { .. }), "{error}");
+        settled(driver, &device);
         driver.fail("cuMemGetAllocationGranularity", 1, 801);
         assert_eq!(growable(&device, 4).await.unwrap_err().kind(), ErrorKind::Unsupported);
         let mut table = growable(&device, 4).await.unwrap();
