@@ -44,8 +44,8 @@ impl Grid {
 /// A kernel's host implementation, unpacking its own arguments.
 pub type HostTwin = Arc<dyn Fn(&Grid, &ArgBlock) + Send + Sync>;
 
-/// The maximum number of a kernel's arguments.
-const MOST_ARGS: usize = 12;
+/// The maximum number of a kernel's arguments: of a declaration's, and of every other kernel's of this crate and its siblings.
+const MOST_ARGS: usize = 16;
 
 /// Pointers to a kernel's arguments, in order.
 pub(crate) type ArgPointers = [*mut std::ffi::c_void; MOST_ARGS];
