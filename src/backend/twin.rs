@@ -50,6 +50,9 @@ const MOST_ARGS: usize = 16;
 /// Pointers to a kernel's arguments, in order.
 pub(crate) type ArgPointers = [*mut std::ffi::c_void; MOST_ARGS];
 
+/// Those of none.
+pub(crate) const NO_ARGS: ArgPointers = [std::ptr::null_mut(); MOST_ARGS];
+
 /// The arguments of one launch: values in 8-byte words, one slot an argument.
 ///
 /// The driver wants an array of pointers to the values; the twin reads the slots.
@@ -174,12 +177,18 @@ impl Arguments<'_> {
     /// neither changed nor moved.
     #[inline]
     pub(crate) fn pointers(&self) -> ArgPointers {
-        let mut pointers = [std::ptr::null_mut(); MOST_ARGS];
+        let mut pointers = NO_ARGS;
+        self.point(&mut pointers);
+        pointers
+    }
+
+    /// Makes the [pointers](Self::pointers) of as many arguments as there are those to the values.
+    #[inline]
+    pub(crate) fn point(&self, pointers: &mut ArgPointers) {
         for (pointer, slot) in pointers[..self.slots.len()].iter_mut().zip(self.slots) {
             let word: *const u64 = &self.words[slot.word()];
             *pointer = word.cast_mut().cast();
         }
-        pointers
     }
 
     /// By copying memory: the derived `Clone` of a block copies the words one by one.
