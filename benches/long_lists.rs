@@ -9,6 +9,7 @@
 //! | `long_lists.N.WAY.requests_per_s` | N launches a request, one request after the other, awaited in a task on four workers; the bare driver waits in `cuStreamSynchronize` |
 //! | `long_lists.N.WAY.raw_ratio` | by the bare driver's |
 //! | `long_lists.N.WAY.host_us` | how long the call takes that submits such a request (the bare driver's: the nodes and the launch), median |
+//! | `long_lists.N.raw_changed_asleep.host_us` | the same of a thread that sleeps while most of the request runs, as a worker does: with its core's caches cold, where one that waits in `cuStreamSynchronize` keeps them warm |
 //! | `long_lists.200.64_at_a_time.requests_per_s` | changed, of 64 tasks on as many workers as there are cores, each with a stream; the bare driver's: of 64 threads |
 //! | `long_lists.200.64_at_a_time.unchanged.requests_per_s` | ours, without changes: a request without the calls that set nodes |
 
@@ -101,6 +102,11 @@ impl Times {
         print(&format!("{name}.host_us"), calls.p50(), "us");
         per_second
     }
+
+    /// Prints the median of the calls.
+    fn told_of_calls(mut self, name: &str) {
+        print(&format!("{name}.host_us"), Sorted::new(self.calls.split_off(WARM)).p50(), "us");
+    }
 }
 
 fn numbers() -> std::ops::Range<usize> {
@@ -119,7 +125,8 @@ async fn replayed(mut request: Request, steps: Arc<Vec<u32>>, changes: bool) -> 
     times
 }
 
-fn by_hand(mixed: &Mixed, steps: &[u32], changes: bool) -> Times {
+/// `asleep`: for so long of each request.
+fn by_hand(mixed: &Mixed, steps: &[u32], changes: bool, asleep: Duration) -> Times {
     let mut times = Times::default();
     for round in numbers() {
         let start = Instant::now();
@@ -128,6 +135,9 @@ fn by_hand(mixed: &Mixed, steps: &[u32], changes: bool) -> Times {
         }
         mixed.launch();
         let call = start.elapsed();
+        if !asleep.is_zero() {
+            thread::sleep(asleep);
+        }
         mixed.synchronize();
         times.add(start, call);
     }
@@ -143,10 +153,16 @@ fn alone(device: &Device, churn: &churn, kernels: usize) -> Result<()> {
         let name = format!("long_lists.{kernels}.{way}");
         let ours = measure::on_worker(&runtime, task).told(&name);
         if let Some(raw) = &raw {
-            let raw =
-                by_hand(raw, &steps, changes).told(&format!("long_lists.{kernels}.raw_{way}"));
+            let raw = by_hand(raw, &steps, changes, Duration::ZERO)
+                .told(&format!("long_lists.{kernels}.raw_{way}"));
             print(&format!("{name}.raw_ratio"), ours / raw, "ratio");
         }
+    }
+    if let Some(raw) = &raw {
+        // The shortest kernel takes 3 us.
+        let asleep = Duration::from_micros(3 * kernels as u64);
+        by_hand(raw, &steps, true, asleep)
+            .told_of_calls(&format!("long_lists.{kernels}.raw_changed_asleep"));
     }
     Ok(())
 }

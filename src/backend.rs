@@ -35,10 +35,10 @@ pub(crate) use shared::SharedCalls;
 #[cfg(target_os = "linux")]
 pub(crate) use shared::SharedMapping;
 pub(crate) use stream::StreamCalls;
-#[cfg(feature = "cuda")]
-pub(crate) use twin::ArgPointers;
 pub use twin::Grid;
 pub use twin::{ArgBlock, HostTwin};
+#[cfg(feature = "cuda")]
+pub(crate) use twin::{ArgPointers, NO_ARGS};
 pub(crate) use twin::{ArgSlot, Arguments};
 
 use crate::error::{DriverCode, LossCause};

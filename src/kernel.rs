@@ -311,7 +311,7 @@ impl<S: Signature> Kernel<S> {
         };
         queue.submit_launch(
             footprint,
-            &KernelLaunch { code: &self.core, function: &core.function, shape, args: block },
+            &KernelLaunch::new(&self.core, &core.function, shape, block),
         )?;
         Ok(())
     }

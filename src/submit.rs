@@ -64,7 +64,7 @@ pub use self::kernel_chain::{KernelChain, is_captured, partition_of};
 pub(crate) use self::lent::SubmitError;
 use self::lent::{LentValue, LentValues};
 pub(crate) use self::list::{LaunchEntry, List, ListShape};
-pub(crate) use self::listed::{record, submit_in_front, submit_listed};
+pub(crate) use self::listed::{append, record, submit_in_front, submit_listed};
 pub(crate) use self::memory_kernels::MemoryKernels;
 pub(crate) use self::memory_kernels::pieces::{FEW, PieceWords};
 pub(crate) use self::open_uses::OpenUses;
@@ -247,7 +247,7 @@ fn put_list(stream: &Arc<StreamState>, footprint: &Footprint<'_>, at: &'static L
 impl<'a> Footprint<'a> {
     /// Whether an operation takes nothing but its own calls: all that it touches is memory of the stream's device that waits for nothing
     /// and is the stream's alone. Then [`prepare`](Self::prepare) has nothing to look for.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn is_plain(&self, stream: &StreamState) -> bool {
         matches!(self.loan, LoanPhase::Neither)
             && !self.is_lent()

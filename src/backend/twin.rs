@@ -44,11 +44,14 @@ impl Grid {
 /// A kernel's host implementation, unpacking its own arguments.
 pub type HostTwin = Arc<dyn Fn(&Grid, &ArgBlock) + Send + Sync>;
 
-/// The maximum number of a kernel's arguments.
-const MOST_ARGS: usize = 12;
+/// The maximum number of a kernel's arguments: of a declaration's, and of every other kernel's of this crate and its siblings.
+const MOST_ARGS: usize = 16;
 
 /// Pointers to a kernel's arguments, in order.
 pub(crate) type ArgPointers = [*mut std::ffi::c_void; MOST_ARGS];
+
+/// Those of none.
+pub(crate) const NO_ARGS: ArgPointers = [std::ptr::null_mut(); MOST_ARGS];
 
 /// The arguments of one launch: values in 8-byte words, one slot an argument.
 ///
@@ -174,12 +177,18 @@ impl Arguments<'_> {
     /// neither changed nor moved.
     #[inline]
     pub(crate) fn pointers(&self) -> ArgPointers {
-        let mut pointers = [std::ptr::null_mut(); MOST_ARGS];
+        let mut pointers = NO_ARGS;
+        self.point(&mut pointers);
+        pointers
+    }
+
+    /// Makes the [pointers](Self::pointers) of as many arguments as there are those to the values.
+    #[inline]
+    pub(crate) fn point(&self, pointers: &mut ArgPointers) {
         for (pointer, slot) in pointers[..self.slots.len()].iter_mut().zip(self.slots) {
             let word: *const u64 = &self.words[slot.word()];
             *pointer = word.cast_mut().cast();
         }
-        pointers
     }
 
     /// By copying memory: the derived `Clone` of a block copies the words one by one.

@@ -202,6 +202,28 @@ impl<'s> Queue<'s> {
                 return graph_list.write(&self.stream.engine, footprint, launch, self.at.get());
             }
         };
+        let can_be_appended = run.is_open()
+            && self.refused.is_none()
+            && footprint.is_simple()
+            && launch.can_be_listed()
+            && !self.outcomes.is_used()
+            && footprint.is_plain(self.stream);
+        if can_be_appended && let Some(ticket) = run.append(footprint, launch, self.at.get()) {
+            self.note_ticket(ticket);
+            footprint.name().told(self.stream, ticket);
+            return Ok(());
+        }
+        self.launch_in_run(run, footprint, launch)
+    }
+
+    /// Writes a launch down that may be the first of a list, or one that is unlike most, if it can be in a list.
+    #[inline(never)]
+    fn launch_in_run(
+        &self,
+        run: &Run<'_>,
+        footprint: &mut Footprint<'_>,
+        launch: &KernelLaunch<'_>,
+    ) -> Result<(), SubmitError> {
         if !launch.can_be_listed()
             || !footprint.can_be_listed()
             || self.stream.engine.options.verify

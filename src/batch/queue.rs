@@ -155,15 +155,20 @@ impl<'s> Queue<'s> {
     /// Remembers the last submission.
     #[inline(always)]
     pub(super) fn note(&self, submitted: Result<u64, SubmitError>) -> Result<u64, SubmitError> {
-        if let Some(lease) = self.lease {
-            match &submitted {
-                Ok(ticket) => lease.submitted(*ticket),
-                Err(_) => lease.failed(),
-            }
+        match &submitted {
+            Ok(ticket) => self.note_ticket(*ticket),
+            Err(_) => self.lease.into_iter().for_each(Lease::failed),
         }
-        let ticket = submitted?;
+        submitted
+    }
+
+    /// Remembers the ticket of the last submission.
+    #[inline(always)]
+    pub(super) fn note_ticket(&self, ticket: u64) {
+        if let Some(lease) = self.lease {
+            lease.submitted(ticket);
+        }
         self.last.set(ticket);
-        Ok(ticket)
     }
 
     #[inline(always)]

@@ -41,7 +41,7 @@ use crate::runtime::graph_budget::Unserved;
 use crate::runtime::stream_state::{Listed, StreamHandle, StreamState, Turn};
 use crate::submit::{
     Calls, CompiledGraph, Footprint, GraphCell, KernelLaunch, LaunchEntry, List, ListShape, Raw,
-    SubmitError, submit_in_front, submit_listed,
+    SubmitError, append, submit_in_front, submit_listed,
 };
 use crate::thread::{contain, locks};
 
@@ -432,6 +432,20 @@ impl<'s> Run<'s> {
         });
         list.begin();
         list
+    }
+
+    /// Writes a plain launch down if the list is [open](append); returns its ticket.
+    #[inline(always)]
+    pub(super) fn append(
+        &self,
+        footprint: &Footprint<'_>,
+        launch: &KernelLaunch<'_>,
+        at: &'static Location<'static>,
+    ) -> Option<u64> {
+        let entry = LaunchEntry { at, is_barrier: self.barrier.get() };
+        let ticket = append(&self.handle.state, footprint, self.owner(), (launch, entry))?;
+        self.barrier.set(false);
+        Some(ticket)
     }
 
     /// Writes a launch down, which [is plain](Footprint::is_plain) or not; returns its ticket.

@@ -142,7 +142,7 @@ impl UntypedKernel {
             shared_mem_bytes: 0,
         };
         let (function, shape) = (&self.function, LaunchShape::plain(grid));
-        let launch = KernelLaunch { code: self, function, shape, args };
+        let launch = KernelLaunch::new(self, function, shape, args);
         Ok(queue.submit_launch(footprint, &launch)?)
     }
 }

@@ -60,7 +60,7 @@ impl<'a> Accesses<'a> {
     }
 
     /// Whether all of the memory is the device's and waits for nothing on that stream.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn are_plain(&self, engine: &Arc<Engine>, stream: u64) -> bool {
         self.all.iter().all(|Access { memory, tracking, .. }| {
             Arc::ptr_eq(&memory.engine, engine)

@@ -177,7 +177,7 @@ impl Captured {
     /// The launch that is all of it.
     pub(crate) fn launch<'a>(self: &'a Arc<Self>) -> KernelLaunch<'a> {
         let (shape, args) = (LaunchShape::NONE, &self.args);
-        KernelLaunch { code: self, function: &self.function, shape, args }
+        KernelLaunch::new(self, &self.function, shape, args)
     }
 }
 

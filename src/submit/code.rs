@@ -29,28 +29,35 @@ pub(crate) trait KernelCode: Send + Sync {
 /// A kernel whose code can be shared, without its type.
 pub(crate) trait ShareCode {
     fn share(&self) -> Arc<dyn KernelCode>;
-    fn address(&self) -> *const ();
 }
 
 impl<C: KernelCode + 'static> ShareCode for Arc<C> {
     fn share(&self) -> Arc<dyn KernelCode> {
         self.clone()
     }
-
-    fn address(&self) -> *const () {
-        Arc::as_ptr(self).cast()
-    }
 }
 
 /// A launch that is not submitted or recorded yet.
 pub(crate) struct KernelLaunch<'a> {
-    pub(crate) code: &'a dyn ShareCode,
+    pub(super) code: &'a dyn ShareCode,
+    /// Where the code is. No other has the address as long as it is shared.
+    pub(super) address: usize,
     pub(crate) function: &'a Function,
     pub(crate) shape: LaunchShape,
     pub(crate) args: &'a ArgBlock,
 }
 
-impl KernelLaunch<'_> {
+impl<'a> KernelLaunch<'a> {
+    #[inline]
+    pub(crate) fn new<C: KernelCode + 'static>(
+        code: &'a Arc<C>,
+        function: &'a Function,
+        shape: LaunchShape,
+        args: &'a ArgBlock,
+    ) -> Self {
+        KernelLaunch { code, address: Arc::as_ptr(code).addr(), function, shape, args }
+    }
+
     /// Whether a graph takes it.
     pub(crate) fn can_be_listed(&self) -> bool {
         !self.shape.cooperative && !self.shape.grid.has_clusters()

@@ -27,12 +27,7 @@ impl EventNode {
 
     /// The launch that records it.
     pub(crate) fn launch<'a>(self: &'a Arc<Self>) -> KernelLaunch<'a> {
-        KernelLaunch {
-            code: self,
-            function: &self.function,
-            shape: LaunchShape::NONE,
-            args: &self.args,
-        }
+        KernelLaunch::new(self, &self.function, LaunchShape::NONE, &self.args)
     }
 }
 

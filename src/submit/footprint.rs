@@ -227,6 +227,15 @@ impl<'a> Footprint<'a> {
         self.extras().after.extend(claim.take_waits());
     }
 
+    /// Whether it has nothing that most launches do not have, but for the memory that it touches: no values that are lent to it, no points
+    /// that it waits for, no event, no part in a loan, and nothing that holds it up.
+    #[inline]
+    pub(crate) fn is_simple(&self) -> bool {
+        self.extras.is_none()
+            & matches!(self.loan, LoanPhase::Neither)
+            & !(self.may_block | self.may_be_held_up)
+    }
+
     /// Whether a launch may be written to a list: nothing but work of its own stream holds it up, and the driver takes
     /// no longer than it should.
     pub(crate) fn can_be_listed(&self) -> bool {

@@ -129,6 +129,8 @@ struct Operation {
 
 struct ListedKernel {
     code: Arc<dyn KernelCode>,
+    /// The code's.
+    address: usize,
     function: Function,
 }
 
@@ -318,9 +320,7 @@ impl List {
     /// Whether it has the shape of another list, in whose place it comes: all of its operations count as changed then.
     pub(crate) fn takes_place_of(&mut self, other: &List) -> bool {
         let kernels = |list: &List| -> Vec<usize> {
-            let address = |known: &Operation| {
-                Arc::as_ptr(&list.kernels[known.kernel as usize].code).cast::<()>().addr()
-            };
+            let address = |known: &Operation| list.kernels[known.kernel as usize].address;
             list.operations.iter().map(address).collect()
         };
         let is_same = self.edges == other.edges && kernels(self) == kernels(other);
@@ -348,6 +348,7 @@ impl List {
 
     /// Writes the next launch. `used` is called for each access that is new: the first that touches its piece, that writes it, or that names
     /// these blocks of it; and for the others too, unless what the list has entered `holds`.
+    #[inline(always)]
     pub(super) fn write(
         &mut self,
         launch: &KernelLaunch<'_>,
@@ -358,7 +359,7 @@ impl List {
     ) {
         let (args, accesses) = (launch.args.arguments(), &footprint.accesses.all[..]);
         let number = self.written;
-        if !self.is_in_place(launch.code.address(), args, accesses) {
+        if !self.is_in_place(launch.address, args, accesses) {
             self.cut();
             self.push(launch, footprint, at);
         }
@@ -368,10 +369,17 @@ impl List {
         operation.at = at;
         let words = &mut words[operation.words.range()];
         let slots = &mut slots[operation.slots.range()];
-        let is_same = *words == *args.words && same_slots(slots, args.slots);
-        if !is_same || operation.shape != launch.shape {
+        let has_words = are_same(words, args.words);
+        if !has_words {
             words.copy_from_slice(args.words);
+        }
+        let has_slots =
+            are_same::<u32>(bytemuck::cast_slice(slots), bytemuck::cast_slice(args.slots));
+        if !has_slots {
             slots.copy_from_slice(args.slots);
+        }
+        let has_changed = !has_words | !has_slots | (operation.shape != launch.shape);
+        if has_changed {
             operation.shape = launch.shape;
             if !operation.is_changed {
                 operation.is_changed = true;
@@ -413,10 +421,9 @@ impl List {
 
     /// Whether the next operation is of the kernel with that address, with as many arguments and accesses.
     #[inline]
-    fn is_in_place(&self, code: *const (), args: Arguments<'_>, accesses: &[Access<'_>]) -> bool {
+    fn is_in_place(&self, address: usize, args: Arguments<'_>, accesses: &[Access<'_>]) -> bool {
         self.operations.get(self.written).is_some_and(|known| {
-            let kernel = &self.kernels[known.kernel as usize];
-            std::ptr::addr_eq(Arc::as_ptr(&kernel.code), code)
+            self.kernels[known.kernel as usize].address == address
                 && known.words.is_as_long(args.words)
                 && known.slots.is_as_long(args.slots)
                 && known.touches.is_as_long(accesses)
@@ -453,11 +460,11 @@ impl List {
             all.extend(more);
             Stretch { start, len: all.len() as u32 - start }
         }
-        let address = launch.code.address();
-        let is_it = |known: &ListedKernel| std::ptr::addr_eq(Arc::as_ptr(&known.code), address);
+        let address = launch.address;
+        let is_it = |known: &ListedKernel| known.address == address;
         let kernel = self.kernels.iter().position(is_it).unwrap_or_else(|| {
             let function = launch.function.clone();
-            self.kernels.push(ListedKernel { code: launch.code.share(), function });
+            self.kernels.push(ListedKernel { code: launch.code.share(), address, function });
             self.kernels.len() - 1
         });
         let args = launch.args.arguments();
@@ -673,9 +680,13 @@ impl List {
     }
 }
 
-/// By comparing memory: the derived comparison takes one after the other.
-fn same_slots(known: &[ArgSlot], slots: &[ArgSlot]) -> bool {
-    bytemuck::cast_slice::<_, u32>(known) == bytemuck::cast_slice::<_, u32>(slots)
+/// Whether as many numbers are the same. There are a few: a call that compares memory costs more than they do.
+#[inline(always)]
+fn are_same<T: PartialEq + Copy>(known: &[T], new: &[T]) -> bool {
+    let new = &new[..known.len()];
+    let ((known, last), (new, new_last)) = (known.as_chunks::<4>(), new.as_chunks::<4>());
+    known.iter().zip(new).all(|(known, new)| known == new)
+        && last.iter().zip(new_last).all(|(known, new)| known == new)
 }
 
 impl Piece {

@@ -30,6 +30,7 @@ use crate::memory::allocation::Poison;
 use crate::memory::view::Tracking;
 use crate::runtime::Engine;
 use crate::runtime::stream_state::{Listed, StreamState, Turn};
+use crate::thread::role;
 use gpu_await_protocol::block_hazards::Blocks;
 
 impl List {
@@ -131,6 +132,30 @@ impl Listed for List {
     }
 }
 
+/// Appends a launch that [is plain](Footprint::is_plain) to the owner's list on `stream`, if that is the open one and the thread and the
+/// device take work; returns the list's ticket. Of `None` the caller learns the reason from [`submit_listed`].
+#[inline(always)]
+pub(crate) fn append(
+    stream: &Arc<StreamState>,
+    footprint: &Footprint<'_>,
+    owner: usize,
+    (launch, entry): (&KernelLaunch<'_>, LaunchEntry),
+) -> Option<u64> {
+    if !may_submit(stream) {
+        return None;
+    }
+    stream.with_list(|turn| {
+        let is_open = !turn.stream.engine.ending.is_closed() && turn.has_list_of(owner);
+        is_open.then(|| write(turn, (footprint, true), launch, entry))
+    })
+}
+
+/// Whether [`prepare`](Footprint::prepare) has nothing against the thread, the device and the stream.
+#[inline(always)]
+fn may_submit(stream: &StreamState) -> bool {
+    role::is_free() && stream.engine.is_open() && stream.check_moves().is_ok()
+}
+
 /// Appends a launch to the owner's list on `stream`, as [`submit`](super::submit) would put it there. The flag beside the footprint is
 /// what [`Footprint::is_plain`] says of the launch. Returns the list's ticket.
 pub(crate) fn submit_listed(
@@ -141,16 +166,6 @@ pub(crate) fn submit_listed(
     (launch, entry): (&KernelLaunch<'_>, LaunchEntry),
 ) -> Result<u64, SubmitError> {
     footprint.prepare(stream, is_plain)?;
-    if is_plain {
-        // Mostly the list is open.
-        let written = stream.with_list(|turn| {
-            let is_open = !turn.stream.engine.ending.is_closed() && turn.has_list_of(owner);
-            is_open.then(|| write(turn, (footprint, true), launch, entry))
-        });
-        if let Some(ticket) = written {
-            return Ok(ticket);
-        }
-    }
     in_turn(stream, footprint, |turn, footprint| {
         let ticket = open_list(turn, footprint, (owner, entry.at), fresh)?;
         if !is_plain {

@@ -196,7 +196,7 @@ pub(crate) struct MemoryLaunch<'k> {
 impl MemoryLaunch<'_> {
     pub(crate) fn launch(&self) -> KernelLaunch<'_> {
         let MemoryLaunch { kernel, shape, args } = self;
-        KernelLaunch { code: *kernel, function: &kernel.function, shape: *shape, args }
+        KernelLaunch::new(kernel, &kernel.function, *shape, args)
     }
 }
 

@@ -352,6 +352,37 @@ fn a_declared_struct_is_checked_at_load() {
     });
 }
 
+/// As many as a declaration has: launched alone, and as a node that is compiled and set.
+#[test]
+fn sixteen_parameters_reach_the_driver() {
+    gpu_await::kernel! {
+        unsafe fn sixteen(
+            a: u32, b: u32, c: u32, d: u32, e: u32, f: u32, g: u32, h: u32,
+            i: u32, j: u32, k: u32, l: u32, m: u32, n: u32, o: u32, p: u32,
+        );
+        launch = LaunchConfig::new(1, 1);
+        ptx = PTX;
+    }
+    const PTX: &str = ".version 7.0\n.target sm_60\n.address_size 64\n.visible .entry sixteen(\n\
+                       .param .u32 a,\n.param .u32 b,\n.param .u32 c,\n.param .u32 d,\n\
+                       .param .u32 e,\n.param .u32 f,\n.param .u32 g,\n.param .u32 h,\n\
+                       .param .u32 i,\n.param .u32 j,\n.param .u32 k,\n.param .u32 l,\n\
+                       .param .u32 m,\n.param .u32 n,\n.param .u32 o,\n.param .u32 p\n)";
+    async_under_the_stand_in(async |_driver| {
+        let device = device_with(Completion::Adaptive);
+        let (stream, sixteen) = (device.stream().unwrap(), sixteen::load(&device));
+        let sixteen = soon(sixteen).await.unwrap();
+        let mut region = gpu_await::Region::new();
+        for last in 0..5 {
+            let run = stream.replay(&mut region, |q| {
+                sixteen.launch(q, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, last)
+            });
+            soon(run).await.unwrap();
+        }
+        assert_eq!(region.report().nodes_set, 2, "{:?}", region.report());
+    });
+}
+
 #[test]
 fn a_wrong_declaration_does_not_load() {
     gpu_await::kernel! {

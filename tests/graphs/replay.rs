@@ -583,6 +583,31 @@ async fn what_waits_in_the_middle_gets_it() -> Result<()> {
     Ok(())
 }
 
+/// Behind launches of the list that wait for nothing.
+#[tokio::test]
+async fn a_later_launch_waits_for_another_stream() -> Result<()> {
+    let machine = Machine::new(testing::device());
+    let Machine { stream, other, scale, axpy, fill, .. } = &machine;
+    let [mut x, mut y] = [1.0f32, 0.0].map(|value| stream.full(LEN, value).queued().unwrap());
+    scale.launch(stream, 1.0, &mut x).await?;
+    axpy.launch(stream, 1.0, &y, &mut x).await?;
+    fill.launch(stream, 0.0, &mut y).await?;
+    let mut region = Region::new();
+    for round in 1..5 {
+        let gate = testing::Gate::close(other)?;
+        fill.launch(other, round as f32, &mut y).queued()?;
+        let op = stream.replay(&mut region, |q| {
+            scale.launch(q, 0.0, &mut x)?;
+            scale.launch(q, 1.0, &mut x)?;
+            axpy.launch(q, 1.0, &y, &mut x)
+        });
+        gate.open();
+        op.await?;
+        assert_eq!(stream.download(&x).await?, [round as f32; LEN]);
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn an_error_or_a_panic_leaves_what_precedes_it() -> Result<()> {
     let machine = Machine::new(testing::device());
@@ -775,7 +800,7 @@ async fn a_barrier_is_an_order_without_data() -> Result<()> {
         })?;
     let config = gpu_await::LaunchConfig::new(1, 1);
     stream.launch(&note, config, (0,)).await?;
-    for (barrier, wanted) in [(false, [4, 3, 2, 1]), (true, [2, 1, 3, 4])] {
+    for (barrier, wanted) in [(false, [5, 4, 3, 2, 1]), (true, [2, 1, 3, 5, 4])] {
         let mut region = Region::new();
         for _ in 0..2 {
             told.lock().unwrap().clear();
@@ -786,7 +811,8 @@ async fn a_barrier_is_an_order_without_data() -> Result<()> {
                     q.barrier();
                 }
                 q.launch(&note, config, (3,))?;
-                q.launch(&note, config, (4,))
+                q.launch(&note, config, (4,))?;
+                q.launch(&note, config, (5,))
             });
             op.await?;
         }
@@ -799,7 +825,8 @@ async fn a_barrier_is_an_order_without_data() -> Result<()> {
                 q.barrier();
             }
             q.launch(note, config, (3,))?;
-            q.launch(note, config, (4,))
+            q.launch(note, config, (4,))?;
+            q.launch(note, config, (5,))
         });
         told.lock().unwrap().clear();
         graph.launch(&stream, ()).await?;

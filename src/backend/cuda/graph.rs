@@ -6,8 +6,8 @@ use super::api::Handle;
 use super::node_params::{EdgeData, NodeParams};
 use super::{CudaBackend, driver, event_handle, newer, stream_handle};
 use crate::backend::{
-    DriverResult, Function, GraphCalls, GraphEdge, KernelCall, NodeLaunch, RawGraph, RawPartition,
-    RawStream,
+    DriverResult, Function, GraphCalls, GraphEdge, KernelCall, NO_ARGS, NodeLaunch, RawGraph,
+    RawPartition, RawStream,
 };
 use crate::error::DriverCode;
 
@@ -39,6 +39,7 @@ impl CudaBackend {
         let mut nodes: Vec<Handle> = Vec::with_capacity(launches.len());
         let (mut before, mut early) = (Vec::new(), Vec::new());
         let mut edges = edges.iter().peekable();
+        let (mut params, mut pointers) = (NodeParams::unset(), NO_ARGS);
         for &launch in launches {
             before.clear();
             early.clear();
@@ -60,9 +61,7 @@ impl CudaBackend {
                     driver!(self.cuGraphAddEventRecordNode(to, graph, waits_for, count, event))
                 }
                 _ => {
-                    let mut pointers = launch.args.pointers();
-                    let params =
-                        NodeParams::new(launch, &mut pointers, self.raw_context as u64, partition)?;
+                    params.set(launch, &mut pointers, self.raw_context as u64, partition)?;
                     let params = &raw const params;
                     driver!(self.cuGraphAddKernelNode_v2(to, graph, waits_for, count, params))
                 }
@@ -138,10 +137,9 @@ impl GraphCalls for CudaBackend {
     ) -> DriverResult<()> {
         // Driver 580 ends the process where there is none.
         let _bound = self.bind()?;
+        let (mut params, mut pointers) = (NodeParams::unset(), NO_ARGS);
         for (node, launch) in changes {
-            let mut pointers = launch.args.pointers();
-            let params =
-                NodeParams::new(launch, &mut pointers, self.raw_context as u64, partition)?;
+            params.set(launch, &mut pointers, self.raw_context as u64, partition)?;
             let (exec, node) = (graph.exec as Handle, graph.nodes[node] as Handle);
             driver!(self.cuGraphExecKernelNodeSetParams_v2(exec, node, &raw const params))?;
         }

@@ -51,7 +51,7 @@ impl EdgeData {
 const _: () = assert!(size_of::<EdgeData>() == 8);
 
 impl NodeParams {
-    /// For the driver to fill in.
+    /// For the driver, or [`set`](Self::set), to fill in.
     pub(super) fn unset() -> Self {
         let none: *mut c_void = std::ptr::null_mut();
         NodeParams {
@@ -80,36 +80,35 @@ impl NodeParams {
         }
     }
 
-    /// Points to `params`, which must outlive the call that it is passed to. The graph is of the device with the context `home`, and of a
-    /// partition of that, if it is; a function of another device runs there.
+    /// Makes them those of a launch. They point to `params`, which must outlive the call that they are passed to. The graph is of the device with
+    /// the context `home`, and of a partition of that, if it is; a function of another device runs there.
     #[inline]
-    pub(super) fn new(
+    pub(super) fn set(
+        &mut self,
         launch: NodeLaunch<'_>,
         params: &mut ArgPointers,
         home: u64,
         partition: Option<RawPartition>,
-    ) -> DriverResult<Self> {
+    ) -> DriverResult<()> {
         let Function::Device(RawFunction { function, kernel, context, .. }) = *launch.function
         else {
             return Err(DriverCode { call: "cuGraphAddKernelNode", code: NOT_SUPPORTED });
         };
         let grid = &launch.shape.grid;
-        let none: *mut c_void = std::ptr::null_mut();
         // With a function the driver pays no attention to the context.
         let (function, kernel, context) = match partition {
             _ if context != home => (0, kernel, context),
             Some(RawPartition { context, .. }) => (0, kernel, context),
             None => (function, 0, 0),
         };
-        Ok(NodeParams {
-            function: function as *mut c_void,
-            grid_dim: grid.grid_dim,
-            block_dim: grid.block_dim,
-            shared_mem_bytes: grid.shared_mem_bytes,
-            params: params.as_mut_ptr(),
-            extra: none.cast(),
-            kernel: kernel as *mut c_void,
-            context: context as *mut c_void,
-        })
+        launch.args.point(params);
+        self.function = function as *mut c_void;
+        self.grid_dim = grid.grid_dim;
+        self.block_dim = grid.block_dim;
+        self.shared_mem_bytes = grid.shared_mem_bytes;
+        self.params = params.as_mut_ptr();
+        self.kernel = kernel as *mut c_void;
+        self.context = context as *mut c_void;
+        Ok(())
     }
 }

@@ -218,7 +218,7 @@ impl Machine {
             let (code, function) = &self.kernels[*kernel];
             let mut shape = LaunchShape::NONE;
             shape.grid.grid_dim[0] = *blocks;
-            let launch = KernelLaunch { code, function, shape, args: &args };
+            let launch = KernelLaunch::new(code, function, shape, &args);
             let entry = LaunchEntry { at: Location::caller(), is_barrier: *is_barrier };
             list.write(&launch, &footprint, entry, true, |access| {
                 if let Some(BlockSet(blocks)) = access.named {
