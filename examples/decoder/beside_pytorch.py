@@ -168,7 +168,7 @@ def speed(streams, folders, options, with_pytorch):
         import torch
 
         torch.cuda.empty_cache()
-    for name, more in (("decoder", []), ("decoder_sampled", ["--sample"])):
+    for name, more in (("decoder", []), ("decoder_sampled", ["--temperature", 1, "--top-k", 50])):
         command = ["bench", "--model", folders["f16"], "--dtype", "f16", "--streams", streams, "--prompt", PROMPT, "--new", options.new]
         for line in run(options, *command, "--rounds", options.rounds, *more).splitlines():
             figure, value, unit = line.split()

@@ -36,6 +36,32 @@ pub fn gpus() -> Result<Vec<Gpu>> {
     visible(all, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref(), by_bus)
 }
 
+/// Returns the GPU of the name that [`DeviceBuilder::named`](gpu_await::DeviceBuilder::named) takes: `cuda:N`, `cuda`, `auto`, or `host`, for which there
+/// is none: a worker without [`WorkerBuilder::gpu`](crate::WorkerBuilder::gpu) is on the host device. `auto` is the first GPU, or none where there is none. `N` counts
+/// in the order of [`gpus`], which of several models is not CUDA's unless `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+///
+/// # Errors
+/// [`Error::NoGpu`]: there is no such GPU, or this is no such name; as [`gpus`].
+pub fn gpu_named(name: &str) -> Result<Option<Gpu>> {
+    match name.trim() {
+        "host" => Ok(None),
+        name => numbered(name, gpus()?),
+    }
+}
+
+/// The one of that name, which is not the host's.
+fn numbered(name: &str, mut gpus: Vec<Gpu>) -> Result<Option<Gpu>> {
+    let number = match name {
+        "" | "auto" if gpus.is_empty() => return Ok(None),
+        "" | "auto" | "cuda" => "0",
+        _ => name.strip_prefix("cuda:").unwrap_or(name),
+    };
+    match number.parse() {
+        Ok(at) if at < gpus.len() && number != name => Ok(Some(gpus.swap_remove(at))),
+        _ => Err(none(number, &gpus)),
+    }
+}
+
 /// The one with this UUID, or a beginning of it.
 pub(crate) fn find(wanted: &str) -> Result<String> {
     // Parts of a GPU are not in the kernel's list: CUDA in the process finds them, or fails.
@@ -120,6 +146,27 @@ mod tests {
         assert_eq!(names(visible(all, Some("-1"), false)), [""; 0]);
         assert!(visible(mixed.clone(), Some("1"), false).is_err());
         assert_eq!(names(visible(mixed, Some("1"), true)), ["GPU-bb22"]);
+    }
+
+    #[test]
+    fn names_are_those_of_devices() {
+        let all = || vec![gpu("GPU-aa11", "H200", "1"), gpu("GPU-bb22", "H200", "2")];
+        for (name, uuid) in [
+            ("auto", "aa11"),
+            ("", "aa11"),
+            ("cuda", "aa11"),
+            ("cuda:0", "aa11"),
+            ("cuda:1", "bb22"),
+        ] {
+            let found = numbered(name, all()).unwrap().unwrap();
+            assert_eq!(found.uuid, format!("GPU-{uuid}"), "{name}");
+        }
+        assert_eq!((numbered("auto", vec![]).unwrap(), gpu_named("host").unwrap()), (None, None));
+        for wrong in ["cuda:2", "cuda:", "cuda:-1", "1", "gpu"] {
+            let error = numbered(wrong, all()).unwrap_err();
+            assert!(matches!(error, Error::NoGpu { .. }), "{wrong}: {error}");
+        }
+        assert!(numbered("cuda", vec![]).is_err());
     }
 
     #[test]

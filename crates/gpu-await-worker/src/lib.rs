@@ -8,7 +8,7 @@
 //! |---|---|
 //! | say what a process does | [`Service`], [`Host`], [`Failure`] |
 //! | make a program one that workers can run in | [`init`], [`test_main!`] |
-//! | start a worker, place it, limit it | [`Worker::builder`], [`gpus`], [`Restart`] |
+//! | start a worker, place it, limit it | [`Worker::builder`], [`gpus`], [`gpu_named`], [`Restart`] |
 //! | have another process take over at once | [`WorkerBuilder::standby`] |
 //! | have its process replaced before it dies | [`Worker::replace`], [`WorkerBuilder::replace`], [`Replace`] |
 //! | have one on each GPU, called as one | [`Group`] |
@@ -197,7 +197,7 @@ pub use blame::Blame;
 pub use elsewhere::{Host, Payloads, Worker, WorkerBuilder, init};
 pub use error::{Cause, Error, Guilt, Result, WorkerLost};
 #[cfg(target_os = "linux")]
-pub use gpus::{Gpu, gpus};
+pub use gpus::{Gpu, gpu_named, gpus};
 #[cfg(target_os = "linux")]
 pub use health::{GroupHealth, Health, WorkerHealth};
 #[cfg(target_os = "linux")]

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use decoder::{Config, Decoder, Launches, Limits, Model, Request, Sampling, router};
 use encoder::{Dtype, Failed, Place, Routes, listen, ms, up_to};
 use gpu_await::half::f16;
@@ -20,24 +20,7 @@ struct Options {
     #[command(flatten)]
     place: Place,
     #[command(flatten)]
-    room: Room,
-}
-
-/// What fits.
-#[derive(Args)]
-struct Room {
-    /// Sequences at once
-    #[arg(long, global = true, value_name = "N", default_value = "64", value_parser = up_to(4096))]
-    streams: usize,
-    /// Tokens of the prompts that start in one step
-    #[arg(long, global = true, value_name = "N", default_value = "8192", value_parser = up_to(1 << 20))]
-    prompt_tokens: usize,
-    /// Blocks of the cache, of 16 tokens each; by default what all sequences can need
-    #[arg(long, global = true, value_name = "N", value_parser = up_to(1 << 31))]
-    blocks: Option<usize>,
-    /// Requests that have not started; further ones get a 503
-    #[arg(long, global = true, value_name = "N", default_value = "1024", value_parser = up_to(1 << 20))]
-    waiting: usize,
+    limits: Limits,
 }
 
 #[derive(Subcommand)]
@@ -50,7 +33,7 @@ enum Command {
         #[arg(long, default_value = "16")]
         new: usize,
         #[command(flatten)]
-        sample: Sample,
+        sampling: Sampling,
     },
     /// Measures as many sequences at once as there are streams
     Bench {
@@ -63,7 +46,7 @@ enum Command {
         #[arg(long, default_value = "5", value_parser = up_to(1 << 20))]
         rounds: usize,
         #[command(flatten)]
-        sample: Sample,
+        sampling: Sampling,
     },
     /// Answers POST /generate with {"ids": [464, 3290], "new": 16}, a line for each token
     Serve {
@@ -75,34 +58,13 @@ enum Command {
     },
 }
 
-#[derive(Args, Clone, Copy)]
-struct Sample {
-    /// Samples tokens instead of taking the most likely one
-    #[arg(long)]
-    sample: bool,
-    #[arg(long, default_value = "1.0")]
-    temperature: f32,
-    #[arg(long, default_value = "50")]
-    top_k: u32,
-    #[arg(long, default_value = "0")]
-    seed: u64,
-}
-
-impl Sample {
-    fn sampling(&self, number: usize) -> Sampling {
-        let seed = self.seed.wrapping_add(number as u64);
-        let sampling = Sampling { temperature: self.temperature, top_k: self.top_k, seed };
-        if self.sample { sampling } else { Sampling::default() }
-    }
-}
-
 fn main() -> ExitCode {
     let start = Instant::now();
-    let Options { command, place, room } = Options::parse();
+    let Options { command, place, limits } = Options::parse();
     encoder::run("decoder", async {
         match place.dtype {
-            Dtype::F16 => run::<f16>(command, &place, &room, start).await,
-            Dtype::F32 => run::<f32>(command, &place, &room, start).await,
+            Dtype::F16 => run::<f16>(command, &place, limits, start).await,
+            Dtype::F32 => run::<f32>(command, &place, limits, start).await,
         }
     })
 }
@@ -110,7 +72,7 @@ fn main() -> ExitCode {
 async fn run<T: Launches>(
     command: Command,
     place: &Place,
-    room: &Room,
+    limits: Limits,
     start: Instant,
 ) -> Result<(), Failed> {
     // `generate` asks once: compiling every graph first would take longer than it saves.
@@ -119,28 +81,28 @@ async fn run<T: Launches>(
         let (device, folder) = place.open::<Config>()?;
         let model = Model::<T>::load(&device, &folder).await?;
         eprintln!("loaded {:.1} ms", ms(start.elapsed()));
-        let Room { streams, prompt_tokens, blocks, waiting } = *room;
-        let blocks = blocks.unwrap_or(streams * model.config().n_positions.div_ceil(16));
-        let limits = Limits { streams, prompt_tokens, blocks, waiting };
+        let all = limits.streams * model.config().n_positions.div_ceil(16);
+        let blocks = if limits.blocks == 0 { all } else { limits.blocks };
+        let limits = Limits { blocks, ..limits };
         let (decoder, worker) = Decoder::new(&model, limits, is_warmed).await?;
         Ok::<_, Failed>((model, decoder, tokio::spawn(worker)))
     };
     match command {
-        Command::Generate { ids, new, sample } => {
+        Command::Generate { ids, new, sampling } => {
             let prompts: Vec<Vec<u32>> = serde_json::from_slice(&std::fs::read(ids)?)?;
             let (_, decoder, _) = load().await?;
-            for ids in generate(&decoder, prompts, new, sample).await?.0 {
+            for ids in generate(&decoder, prompts, new, sampling).await?.0 {
                 println!("{}", serde_json::to_string(&ids)?);
             }
             Ok(())
         }
-        Command::Bench { prompt, new, rounds, sample } => {
+        Command::Bench { prompt, new, rounds, sampling } => {
             let (model, decoder, _) = load().await?;
             let vocabulary = model.config().vocab_size;
             let id = |text: usize, at: usize| (text * 7919 + at * 104_729 + 11) % vocabulary;
             let prompt = |text| (0..prompt).map(|at| id(text, at) as u32).collect();
-            let prompts: Vec<Vec<u32>> = (0..room.streams).map(prompt).collect();
-            bench(&decoder, &prompts, new, rounds, sample).await
+            let prompts: Vec<Vec<u32>> = (0..limits.streams).map(prompt).collect();
+            bench(&decoder, &prompts, new, rounds, sampling).await
         }
         Command::Serve { addr, client_timeout } => {
             let serve = async |routes: &Routes| {
@@ -158,12 +120,13 @@ async fn generate(
     decoder: &Decoder,
     prompts: Vec<Vec<u32>>,
     new: usize,
-    sample: Sample,
+    sampling: Sampling,
 ) -> Result<(Vec<Vec<u32>>, Vec<Vec<Duration>>), Failed> {
     let start = Instant::now();
     let mut clients = Vec::new();
     for (number, ids) in prompts.into_iter().enumerate() {
-        let request = Request { ids, new, stop: None, sampling: sample.sampling(number) };
+        let seed = sampling.seed.wrapping_add(number as u64);
+        let request = Request { ids, new, stop: None, sampling: Sampling { seed, ..sampling } };
         let mut tokens = decoder.generate(request)?;
         clients.push(tokio::spawn(async move {
             let (mut ids, mut times) = (Vec::with_capacity(new), Vec::with_capacity(new));
@@ -189,16 +152,16 @@ async fn bench(
     prompts: &[Vec<u32>],
     new: usize,
     rounds: usize,
-    sample: Sample,
+    sampling: Sampling,
 ) -> Result<(), Failed> {
     // Clocks, caches, and on the host device graphs.
     for _ in 0..2 {
-        generate(decoder, prompts.to_vec(), new, sample).await?;
+        generate(decoder, prompts.to_vec(), new, sampling).await?;
     }
     let (mut gaps, mut firsts) = (Vec::new(), Vec::new());
     let (mut rates, mut behind_first) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        let (_, times) = generate(decoder, prompts.to_vec(), new, sample).await?;
+        let (_, times) = generate(decoder, prompts.to_vec(), new, sampling).await?;
         let first = times.iter().map(|times| times[0]).min().unwrap_or_default();
         let last = times.iter().map(|times| times[times.len() - 1]).max().unwrap_or_default();
         for times in &times {

@@ -8,8 +8,7 @@
 //! Either ends with a token for each sequence, which stays on the device for the next step.
 #![forbid(unsafe_code)]
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use encoder::{Affine, Folder, LoadError, Piece, frozen};
 use gpu_await::{Device, Frozen, Queue, Result, View, ViewMut};
@@ -23,6 +22,7 @@ use crate::steps::Shape;
 const WORKSPACE_BYTES: [usize; 2] = [4 << 20, 1 << 20];
 
 /// Weights and code on one device. Cheap to clone; nothing in it changes.
+#[derive(Clone)]
 pub struct Model<T: Launches>(pub(crate) Arc<Core<T>>);
 
 pub(crate) struct Core<T: Launches> {
@@ -34,7 +34,6 @@ pub(crate) struct Core<T: Launches> {
     /// The embeddings once more, with what lies behind them: rows of logits are aligned with some that mean nothing.
     head: Frozen<T>,
     blas: Blas,
-    plans: Mutex<HashMap<Shape, Arc<Plans<T>>>>,
 }
 
 /// `P` is a part of the weights.
@@ -130,7 +129,7 @@ impl<T: Launches> Model<T> {
             let mut pieces = Vec::new();
             Weights::of(&folder.config, |name, shape| {
                 let (tensor, len) = (folder.tensor(name, shape)?, shape.iter().product());
-                pieces.push(Piece { tensor, len, table: None });
+                pieces.push(Piece { tensor, len, row: None });
                 Ok::<_, LoadError>(())
             })?;
             Ok(pieces)
@@ -146,20 +145,14 @@ impl<T: Launches> Model<T> {
             all.part(start..next)
         })?;
         let head = all.part(..config.padded_vocabulary() * config.n_embd)?;
-        let (device, plans) = (device.clone(), Mutex::default());
-        Ok(Model(Arc::new(Core { config, device, kernels, choose, weights, head, blas, plans })))
+        let device = device.clone();
+        Ok(Model(Arc::new(Core { config, device, kernels, choose, weights, head, blas })))
     }
 
     /// What the model is.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.0.config
-    }
-}
-
-impl<T: Launches> Clone for Model<T> {
-    fn clone(&self) -> Self {
-        Model(self.0.clone())
     }
 }
 
@@ -193,11 +186,7 @@ impl<T: Launches> Core<T> {
         shape.rows * self.config.padded_vocabulary()
     }
 
-    pub(crate) async fn plans(&self, shape: Shape) -> Result<Arc<Plans<T>>> {
-        let known = self.plans.lock().unwrap_or_else(PoisonError::into_inner).get(&shape).cloned();
-        if let Some(plans) = known {
-            return Ok(plans);
-        }
+    pub(crate) async fn plans(&self, shape: Shape) -> Result<Plans<T>> {
         let (hidden, wide) = (self.config.n_embd, self.config.inner());
         let workspace = WORKSPACE_BYTES[usize::from(shape.tiles > 0)];
         let plan = async |inputs, outputs, activation| {
@@ -205,15 +194,13 @@ impl<T: Launches> Core<T> {
             gemm.activation(activation).workspace_bytes(workspace).plan().await
         };
         let head = self.blas.gemm::<T>(shape.rows, self.config.padded_vocabulary(), hidden);
-        let plans = Arc::new(Plans {
+        Ok(Plans {
             qkv: plan(hidden, 3 * hidden, Activation::None).await?,
             project: plan(hidden, hidden, Activation::None).await?,
             up: plan(hidden, wide, Activation::Gelu).await?,
             down: plan(wide, hidden, Activation::None).await?,
             head: head.transposed_b().wide_output().workspace_bytes(workspace).plan().await?,
-        });
-        self.plans.lock().unwrap_or_else(PoisonError::into_inner).insert(shape, plans.clone());
-        Ok(plans)
+        })
     }
 
     /// Puts `to = x * weight + bias` on the queue. With a norm, `x` is normed first, by way of `y`.

@@ -21,6 +21,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use gpu_await::Error;
+use serde::Deserialize;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::kernels::{BLOCK, NONE};
@@ -30,7 +31,7 @@ use crate::steps::{Limits, Row, Sampling, Step};
 const PASSES: u32 = 8;
 
 /// What is asked for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize)]
 pub struct Request {
     /// The prompt's token ids.
     pub ids: Vec<u32>,
@@ -39,6 +40,7 @@ pub struct Request {
     /// The last token, if it comes earlier.
     pub stop: Option<u32>,
     /// How tokens are chosen.
+    #[serde(flatten)]
     pub sampling: Sampling,
 }
 
@@ -197,16 +199,10 @@ impl Schedule {
     }
 
     /// Ends all requests.
-    pub(crate) fn fail(&mut self, error: &Error) {
-        for (id, answer) in self
-            .waiting
-            .iter()
-            .map(|it| (it.id, it.answer.clone()))
-            .chain(self.running.iter().map(|(id, it)| (*id, it.answer.clone())))
-            .collect::<Vec<_>>()
-        {
+    pub(crate) fn fail(self, error: &Error) {
+        let running = self.running.into_values().map(|it| it.answer);
+        for answer in self.waiting.into_iter().map(|it| it.answer).chain(running) {
             answer.send(Err(error.clone().into())).ok();
-            self.cancel(id);
         }
     }
 }

@@ -2,8 +2,6 @@
 #![forbid(unsafe_code)]
 
 use std::convert::Infallible;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
 
 use axum::body::Body;
 use axum::extract::State;
@@ -13,28 +11,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use encoder::{Failure, METRICS, Watched, with_metrics};
-use futures_core::Stream;
-use serde::Deserialize;
+use futures_util::stream::unfold;
 use serde_json::json;
 
 use crate::schedule::Request;
-use crate::service::{Decoder, Refused, Tokens};
-use crate::steps::Sampling;
-
-#[derive(Deserialize)]
-struct Asked {
-    ids: Vec<u32>,
-    new: usize,
-    stop: Option<u32>,
-    #[serde(default)]
-    temperature: f32,
-    #[serde(default)]
-    top_k: u32,
-    #[serde(default)]
-    seed: u64,
-}
-
-struct Lines(Tokens, Watched);
+use crate::service::{Decoder, Refused};
 
 /// The routes.
 pub fn router(decoder: Decoder) -> Router {
@@ -57,13 +38,11 @@ async fn health(State(decoder): State<Decoder>) -> Result<Response, Failure> {
 
 async fn generate(
     State(decoder): State<Decoder>,
-    asked: Result<Json<Asked>, JsonRejection>,
+    asked: Result<Json<Request>, JsonRejection>,
 ) -> Result<Response, Failure> {
     let mut watched = Watched::now();
-    let tokens = asked.map_err(Failure::from).and_then(|Json(asked)| {
-        let Asked { ids, new, stop, temperature, top_k, seed } = asked;
-        let sampling = Sampling { temperature, top_k, seed };
-        decoder.generate(Request { ids, new, stop, sampling }).map_err(|refused| {
+    let tokens = asked.map_err(Failure::from).and_then(|Json(request)| {
+        decoder.generate(request).map_err(|refused| {
             let status = match refused {
                 Refused::Ended | Refused::Waiting { .. } => StatusCode::SERVICE_UNAVAILABLE,
                 _ => StatusCode::BAD_REQUEST,
@@ -72,29 +51,23 @@ async fn generate(
         })
     });
     let tokens = tokens.inspect_err(|failure| watched.ends(failure.0.as_str()))?;
-    let lines = [(header::CONTENT_TYPE, "application/x-ndjson")];
-    Ok((lines, Body::from_stream(Lines(tokens, watched))).into_response())
-}
-
-impl Stream for Lines {
-    type Item = Result<String, Infallible>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let token = ready!(Pin::new(&mut self.0).poll_next(cx));
-        let line = match token {
+    let lines = unfold((tokens, watched), |(mut tokens, mut watched)| async move {
+        let line = match tokens.next().await {
             Some(Ok(token)) => {
                 METRICS.tokens.inc();
                 format!("{token}\n")
             }
             Some(Err(broken)) => {
-                self.1.ends("broken");
+                watched.ends("broken");
                 format!("{}\n", json!({ "error": broken.to_string() }))
             }
             None => {
-                self.1.ends(StatusCode::OK.as_str());
-                return Poll::Ready(None);
+                watched.ends(StatusCode::OK.as_str());
+                return None;
             }
         };
-        Poll::Ready(Some(Ok(line)))
-    }
+        Some((Ok::<_, Infallible>(line), (tokens, watched)))
+    });
+    let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
+    Ok((kind, Body::from_stream(lines)).into_response())
 }

@@ -1,11 +1,9 @@
 //! Requests of many clients, in the steps of one worker.
 #![forbid(unsafe_code)]
 
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
 
-use gpu_await::{ErrorDetail, Result};
+use gpu_await::{Error, ErrorDetail, Result};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -69,6 +67,12 @@ struct Worker<T: Launches> {
 impl Shared {
     fn schedule(&self) -> MutexGuard<'_, Option<Schedule>> {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end(&self, error: &Error) {
+        if let Some(schedule) = self.schedule().take() {
+            schedule.fail(error);
+        }
     }
 }
 
@@ -166,14 +170,6 @@ impl Tokens {
     }
 }
 
-impl futures_core::Stream for Tokens {
-    type Item = Result<u32, Broken>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.received.poll_recv(cx)
-    }
-}
-
 impl Drop for Tokens {
     fn drop(&mut self) {
         if let Some(schedule) = self.shared.schedule().as_mut() {
@@ -187,12 +183,7 @@ impl Drop for Tokens {
 impl<T: Launches> Worker<T> {
     async fn run(mut self) -> Result<()> {
         let ended = self.steps().await;
-        if let Err(error) = &ended
-            && let Some(mut schedule) = self.shared.schedule().take()
-        {
-            schedule.fail(error);
-        }
-        ended
+        ended.inspect_err(|error| self.shared.end(error))
     }
 
     async fn steps(&mut self) -> Result<()> {
@@ -216,8 +207,6 @@ impl<T: Launches> Worker<T> {
 
 impl<T: Launches> Drop for Worker<T> {
     fn drop(&mut self) {
-        if let Some(mut schedule) = self.shared.schedule().take() {
-            schedule.fail(&ErrorDetail::Closed { device: "the worker".into() }.into());
-        }
+        self.shared.end(&ErrorDetail::Closed { device: "the worker".into() }.into());
     }
 }

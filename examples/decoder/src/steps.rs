@@ -13,6 +13,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use encoder::up_to;
 use gpu_await::{
     DeviceBuffer, DeviceKind, DeviceSlab, Error, Graph, In, InOut, Mapped, Out, PinnedBuffer,
     Result, Stream,
@@ -22,13 +23,17 @@ use crate::kernels::{Launches, NONE, SEQUENCE, TILE};
 use crate::model::{Core, Memory, Model};
 
 /// How a sequence's tokens are chosen.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, clap::Args, serde::Deserialize)]
+#[serde(default)]
 pub struct Sampling {
-    /// What logits are divided by, from 1e-4 on; 0 for the most likely token, always.
+    /// What logits are divided by, from 1e-4 on; 0 for the most likely token, always
+    #[arg(long, default_value = "0")]
     pub temperature: f32,
-    /// From so many of the most likely tokens, and those as likely as the last of them; 0 for all.
+    /// From so many of the most likely tokens, and those as likely as the last of them; 0 for all
+    #[arg(long, default_value = "0")]
     pub top_k: u32,
-    /// The same seed gives the same tokens, whatever else a step computes.
+    /// The same seed gives the same tokens, whatever else a step computes
+    #[arg(long, default_value = "0")]
     pub seed: u64,
 }
 
@@ -140,15 +145,19 @@ impl Step {
 }
 
 /// What fits.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Limits {
-    /// Sequences at once.
+    /// Sequences at once
+    #[arg(long, global = true, value_name = "N", default_value = "64", value_parser = up_to(4096))]
     pub streams: usize,
-    /// Tokens of the prompts of a step.
+    /// Tokens of the prompts that start in one step
+    #[arg(long, global = true, value_name = "N", default_value = "8192", value_parser = up_to(1 << 20))]
     pub prompt_tokens: usize,
-    /// Blocks of the cache, of 16 tokens each.
+    /// Blocks of the cache, of 16 tokens each; 0, for the program, is what all sequences can need
+    #[arg(long, global = true, value_name = "N", default_value = "0")]
     pub blocks: usize,
-    /// Requests that have not started.
+    /// Requests that have not started; further ones are refused
+    #[arg(long, global = true, value_name = "N", default_value = "1024", value_parser = up_to(1 << 20))]
     pub waiting: usize,
 }
 
@@ -265,15 +274,15 @@ impl<T: Launches> Steps<T> {
         Ok(all.chunks(len).map(|row| row[..self.core.config.vocab_size].to_vec()).collect())
     }
 
-    /// Makes the graphs of a shape, and on a GPU compiles them, for both halves.
+    /// Makes the graphs of a shape, for both halves, if there are none.
     async fn prepare(&mut self, shape: Shape) -> Result<()> {
+        if self.halves[0].graphs.contains_key(&shape) {
+            return Ok(());
+        }
+        let plans = Arc::new(self.core.plans(shape).await?);
         for half in &mut self.halves {
-            if half.graphs.contains_key(&shape) {
-                continue;
-            }
-            let state = (self.core.clone(), self.core.plans(shape).await?, shape);
             let graph = self.core.device.graph::<Slots<T>, _, _>(
-                state,
+                (self.core.clone(), plans.clone(), shape),
                 |q, (core, plans, shape), (input, slab, scratch, logits, chosen, out)| {
                     let memory = Memory { input, slab, scratch, logits, chosen, out };
                     core.forward(q, (*shape, plans), memory)

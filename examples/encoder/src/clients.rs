@@ -27,12 +27,11 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// Of two embeddings, which have the length 1. f16 differs from f32 by a tenth of it; the output has the distance of the nearest texts.
 const SAME: f32 = 0.02;
+const SEED: u64 = 1;
 /// Of each number of clients: requests that end earlier are not counted.
 const WARM_UP: Duration = Duration::from_secs(1);
 /// Of a client that was refused, or could not connect: asking again at once would measure refusals.
 const PAUSE: Duration = Duration::from_millis(10);
-/// The server's memory is looked at so many times under load.
-const LOOKS: u32 = 10;
 
 /// What to ask for.
 #[derive(clap::Args)]
@@ -49,8 +48,6 @@ pub(crate) struct Traffic {
     /// Different texts: half of them queries of about 12 tokens, half passages of about 150, up to 512
     #[arg(long, default_value = "1000")]
     texts: usize,
-    #[arg(long, default_value = "1")]
-    seed: u64,
     /// Requests whose client closes its connection before it is answered
     #[arg(long, value_name = "PERCENT", default_value = "0")]
     leaving: u32,
@@ -99,7 +96,7 @@ pub(crate) async fn run<T: Launches>(traffic: Traffic, model: Model<T>) -> Resul
     let questions = Arc::new(questions(&traffic, &model).await?);
     drop(model);
     let traffic = Arc::new(traffic);
-    let watch = |what: &str| Usage::now(&traffic, device, what);
+    let watch = |what: &str| usage(&traffic, device, what);
     let (before, mut best) = (watch("before")?, None);
     for &clients in &traffic.clients {
         let start = Instant::now() + WARM_UP;
@@ -109,11 +106,10 @@ pub(crate) async fn run<T: Launches>(traffic: Traffic, model: Model<T>) -> Resul
             let (traffic, questions) = (traffic.clone(), questions.clone());
             tasks.spawn(async move { client(&traffic, &questions, number, start, end).await });
         }
-        let mut looks = Vec::new();
-        for look in 0..LOOKS {
-            sleep_until(start + (end - start) * (2 * look + 1) / (2 * LOOKS)).await;
-            looks.push(watch(&format!("with {clients} clients"))?);
-        }
+        sleep_until(start).await;
+        let first = watch(&format!("first, with {clients} clients"))?;
+        sleep_until(end).await;
+        let last = watch(&format!("last, with {clients} clients"))?;
         let mut all = Seen::default();
         while let Some(seen) = tasks.join_next().await {
             let seen = seen?;
@@ -139,17 +135,18 @@ pub(crate) async fn run<T: Launches>(traffic: Traffic, model: Model<T>) -> Resul
         if late.is_some_and(|us| *us <= 20_000) && best.is_none_or(|best| best < rate) {
             best = Some(rate);
         }
-        if let [Some(first), .., Some(last)] = &looks[..] {
-            println!("growth.memory.{clients} {:.1} MB", last.memory_mb - first.memory_mb);
-            println!("growth.device_memory.{clients} {:.1} MB", last.device_mb - first.device_mb);
-            println!("growth.threads.{clients} {} threads", last.threads - first.threads);
+        // Descriptors grow with connections.
+        for (at, (name, unit)) in FIGURES[..3].iter().enumerate() {
+            if let (Some(first), Some(last)) = (first, last) {
+                println!("growth.{name}.{clients} {:.1} {unit}", last[at] - first[at]);
+            }
         }
     }
     println!("within_20_ms {:.0} requests/s", best.unwrap_or(0.0));
     // Connections that clients closed are closed by the server.
     sleep(Duration::from_secs(2)).await;
     if let (Some(before), Some(after)) = (before, watch("after")?) {
-        println!("growth.descriptors {} descriptors", after.descriptors - before.descriptors);
+        println!("growth.descriptors {} descriptors", after[3] - before[3]);
     }
     Ok(())
 }
@@ -158,7 +155,7 @@ async fn questions<T: Launches>(
     traffic: &Traffic,
     model: &Model<T>,
 ) -> Result<Vec<Question>, Failed> {
-    let mut random = Random(traffic.seed);
+    let mut random = Random(SEED);
     let most = model.config().max_position_embeddings.min(512);
     let vocabulary = model.config().vocab_size;
     let mut lane = model.lane(model.device().stream()?, most, 1).await?;
@@ -195,7 +192,7 @@ async fn client(
     start: Instant,
     end: Instant,
 ) -> Seen {
-    let mut random = Random(traffic.seed ^ ((number as u64 + 1) << 32));
+    let mut random = Random(SEED ^ ((number as u64 + 1) << 32));
     let (mut seen, mut connection) = (Seen::default(), None);
     while Instant::now() < end {
         let question = &questions[random.below(questions.len())];
@@ -291,36 +288,28 @@ impl Connection {
     }
 }
 
-/// What the server's process has; and the device, with whatever else is on it.
-struct Usage {
-    memory_mb: f64,
-    device_mb: f64,
-    descriptors: i64,
-    threads: i64,
-}
+/// What the server's process has, and the device, with whatever else is on it.
+const FIGURES: [(&str, &str); 4] = [
+    ("memory", "MB"),
+    ("device_memory", "MB"),
+    ("threads", "threads"),
+    ("descriptors", "descriptors"),
+];
 
-impl Usage {
-    /// Nothing where no process is to be watched.
-    fn now(traffic: &Traffic, device: &Device, when: &str) -> Result<Option<Usage>, Failed> {
-        let Some(pid) = traffic.pid else { return Ok(None) };
-        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-        let number = |name: &str| -> Result<i64, Failed> {
-            let line = status.lines().find_map(|line| line.strip_prefix(name));
-            Ok(line.and_then(|line| line.split_whitespace().next()).ok_or("no number")?.parse()?)
-        };
-        let memory = device.memory()?;
-        let usage = Usage {
-            memory_mb: number("VmRSS:")? as f64 / 1024.0,
-            device_mb: (memory.total_bytes - memory.free_bytes) as f64 / 1e6,
-            descriptors: fs::read_dir(format!("/proc/{pid}/fd"))?.count() as i64,
-            threads: number("Threads:")?,
-        };
-        let Usage { memory_mb, device_mb, descriptors, threads } = usage;
-        println!(
-            "# {when}: {memory_mb:.1} MB, {device_mb:.1} MB of the device, {descriptors} descriptors, {threads} threads"
-        );
-        Ok(Some(usage))
-    }
+/// Those figures; none where no process is to be watched.
+fn usage(traffic: &Traffic, device: &Device, when: &str) -> Result<Option<[f64; 4]>, Failed> {
+    let Some(pid) = traffic.pid else { return Ok(None) };
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let number = |name: &str| -> Result<f64, Failed> {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        Ok(line.and_then(|line| line.split_whitespace().next()).ok_or("no number")?.parse()?)
+    };
+    let memory = device.memory()?;
+    let device_mb = (memory.total_bytes - memory.free_bytes) as f64 / 1e6;
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd"))?.count() as f64;
+    let usage = [number("VmRSS:")? / 1024.0, device_mb, number("Threads:")?, descriptors];
+    println!("# {when}: {usage:.1?} of {FIGURES:?}");
+    Ok(Some(usage))
 }
 
 fn distance(a: &[f32], b: &[f32]) -> f32 {

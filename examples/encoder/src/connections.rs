@@ -18,7 +18,6 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest as _, Request};
 use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn};
-use axum::response::IntoResponse as _;
 use hyper::server::conn::http1::Builder;
 use hyper::service::Service as _;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -42,25 +41,19 @@ pub async fn serve(listener: TcpListener, routes: Routes, patience: Duration) ->
     // From here on the signals end nothing by themselves, also where this is the first process of a container.
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let read = move |request: Request, next: Next| async move {
-        let whole = timeout(patience, whole(request)).await;
-        match whole {
-            Ok(Ok(request)) => next.run(request).await,
-            Ok(Err(refused)) => refused.into_response(),
-            Err(_) => {
-                let reason = format!("the body did not arrive within {patience:?}");
-                Failure(StatusCode::REQUEST_TIMEOUT, reason).into_response()
-            }
-        }
+        let reason = || format!("the body did not arrive within {patience:?}");
+        let late = |_| Failure(StatusCode::REQUEST_TIMEOUT, reason());
+        let request = timeout(patience, whole(request)).await.map_err(late)??;
+        Ok::<_, Failure>(next.run(request).await)
     };
     let each = move |request: Request| {
         let routes = routes.get().cloned();
         async move {
-            let Some(routes) = routes else {
-                let status = StatusCode::SERVICE_UNAVAILABLE;
-                return Failure(status, "the model is loading".into()).into_response();
-            };
-            let Ok(response) = TowerToHyperService::new(routes).call(request).await;
-            response
+            let loading =
+                || Failure(StatusCode::SERVICE_UNAVAILABLE, "the model is loading".into());
+            let routes = TowerToHyperService::new(routes.ok_or_else(loading)?);
+            let Ok(response) = routes.call(request).await;
+            Ok::<_, Failure>(response)
         }
     };
     let routes = TowerToHyperService::new(Router::new().fallback(each).layer(from_fn(read)));

@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use gpu_await::{Device, DeviceBuffer, Frozen, Result};
+use gpu_await_worker::{Failure, Filling, Host};
 
 use crate::kernels::Precision;
 use crate::model::Weights;
@@ -19,8 +20,8 @@ pub struct Piece<'f> {
     pub tensor: Tensor<'f>,
     /// Its number of elements.
     pub len: usize,
-    /// A table whose first row is added to each of its rows, and the length of a row.
-    pub table: Option<(Tensor<'f>, usize)>,
+    /// What is added to each of its rows.
+    pub row: Option<Vec<f32>>,
 }
 
 /// All tensors of the model, in their order.
@@ -29,13 +30,15 @@ pub(crate) fn pieces(folder: &Folder) -> Result<Vec<Piece<'_>>, LoadError> {
     Weights::of(&folder.config, |names, shape| {
         for name in names {
             let (tensor, len) = (folder.tensor(name, shape)?, shape.iter().product());
-            pieces.push(Piece { tensor, len, table: None });
+            pieces.push(Piece { tensor, len, row: None });
         }
         Ok::<_, LoadError>(())
     })?;
     let types = [folder.config.type_vocab_size, folder.config.hidden_size];
     let types = folder.tensor("embeddings.token_type_embeddings.weight", &types)?;
-    pieces[1].table = Some((types, folder.config.hidden_size));
+    let mut first = vec![0.0; folder.config.hidden_size];
+    types.read(0, &mut first);
+    pieces[1].row = Some(first);
     Ok(pieces)
 }
 
@@ -53,6 +56,20 @@ pub async fn frozen<C: Send + Sync + 'static, T: Precision>(
     let uploaded = tokio::task::spawn_blocking(uploaded).await;
     let uploaded = uploaded.unwrap_or_else(|end| std::panic::resume_unwind(end.into_panic()))?;
     Ok(uploaded.freeze().await?)
+}
+
+/// [`frozen`], kept by the front of a worker: its next process maps what this one uploads.
+pub(crate) async fn kept<T: Precision>(
+    host: &Host,
+    folder: &Arc<Folder>,
+) -> Result<Frozen<T>, Failure> {
+    let len = pieces(folder)?.iter().map(|piece| piece.len).sum();
+    let fill = async |kept: &mut Filling<T>| {
+        let device = kept.device().clone();
+        let loaded = frozen::<_, T>(&device, folder, pieces).await?;
+        Ok(device.copy(&loaded, kept.memory()).await?)
+    };
+    host.keep("weights", len, fill).await
 }
 
 fn upload<T: Precision>(device: &Device, pieces: &[Piece<'_>]) -> Result<DeviceBuffer<T>> {
@@ -73,10 +90,11 @@ fn upload<T: Precision>(device: &Device, pieces: &[Piece<'_>]) -> Result<DeviceB
             // The lock is released before the part is read.
             let next = parts.lock().unwrap_or_else(PoisonError::into_inner).next();
             let Some((piece, at, mut to)) = next else { return Ok(()) };
-            let mut pinned = stream.pinned(to.len())?;
+            let mut pinned = stream.pinned::<T>(to.len())?;
             piece.tensor.read(at, &mut pinned);
-            if let Some((table, width)) = &piece.table {
-                add_row(table, at, *width, &mut pinned);
+            if let Some(row) = &piece.row {
+                let each = pinned.iter_mut().zip(row.iter().cycle().skip(at % row.len()));
+                each.for_each(|(to, x)| *to = T::from_f32(to.to_f32() + x));
             }
             // Its end is awaited, so that the pinned memory of so many parts is all there is.
             drop(stream.upload_into(pinned, &mut to).synchronize()?);
@@ -90,13 +108,4 @@ fn upload<T: Precision>(device: &Device, pieces: &[Piece<'_>]) -> Result<DeviceB
     })?;
     drop(parts);
     Ok(buffer)
-}
-
-/// Adds the first row of a table to elements of another, of which `to` has those from `at` on.
-fn add_row<T: Precision>(table: &Tensor<'_>, at: usize, width: usize, to: &mut [T]) {
-    let mut row = vec![0.0f32; width];
-    table.read(0, &mut row);
-    for (i, to) in to.iter_mut().enumerate() {
-        *to = T::from_f32(to.to_f32() + row[(at + i) % width]);
-    }
 }

@@ -13,13 +13,10 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
 use encoder::{
-    Dtype, Failed, Lane, Launches, Model, NOT_FINITE, Place, Service, Serving, is_embedding,
-    listen, ms, router, up_to,
+    Config, Dtype, Failed, Lane, Launches, MOST_TEXTS, Model, NOT_FINITE, Place, Process, Service,
+    Serving, check, is_embedding, listen, ms, router, up_to,
 };
 use gpu_await::half::f16;
-
-/// Texts of a batch of `embed`.
-const MOST_TEXTS: usize = 64;
 
 /// A transformer encoder on a GPU
 #[derive(Parser)]
@@ -67,6 +64,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    gpu_await_worker::init::<Process>();
     let start = Instant::now();
     let Options { command, place, max_tokens } = Options::parse();
     encoder::run("encoder", async {
@@ -93,17 +91,14 @@ async fn run<T: Launches>(
         Command::Serve { addr, serving } => {
             let patience = Duration::from_millis(serving.client_timeout);
             let serve = async |routes: &encoder::Routes| {
-                let model = load().await?;
-                let service = Service::new(&model, max_tokens, serving).await?;
-                #[cfg(feature = "tokenizers")]
-                let service = if place.model.join("tokenizer.json").exists() {
-                    let max_len = model.config().max_position_embeddings.min(max_tokens);
-                    service.with_tokenizer(encoder::tokenizer(&place.model, max_len)?)
-                } else {
-                    service
+                let service = match serving.isolate {
+                    true => Service::isolated(place, max_tokens, serving)?,
+                    false => Service::new(&load().await?, max_tokens, serving).await?,
                 };
-                routes.set(router(service)).ok();
-                std::future::pending::<Result<(), Failed>>().await
+                #[cfg(feature = "tokenizers")]
+                let service = service.with_tokenizer(&place.model)?;
+                routes.set(router(service.clone())).ok();
+                Err(service.lost().await)
             };
             listen(addr, patience, serve).await
         }
@@ -126,15 +121,8 @@ async fn embed<T: Launches>(
     (out, layers): (&Path, Option<&Path>),
     start: Instant,
 ) -> Result<(), Failed> {
-    let (hidden, most) =
-        (model.config().hidden_size, model.config().max_position_embeddings.min(max_tokens));
-    if let Some(text) = texts.iter().find(|text| text.is_empty() || text.len() > most) {
-        return Err(format!("a text of {} tokens: 1 to {most} are possible", text.len()).into());
-    }
-    let vocabulary = model.config().vocab_size;
-    if let Some(id) = texts.iter().flatten().find(|id| **id as usize >= vocabulary) {
-        return Err(format!("id {id}: the vocabulary has {vocabulary}").into());
-    }
+    let Config { hidden_size: hidden, max_position_embeddings, vocab_size, .. } = *model.config();
+    check(texts, max_position_embeddings.min(max_tokens), vocab_size as u32)?;
     let mut out = BufWriter::new(File::create(out)?);
     let mut layers = layers.map(|file| File::create(file).map(BufWriter::new)).transpose()?;
     let mut lane = model.lane(model.device().stream()?, max_tokens, MOST_TEXTS).await?;
@@ -195,14 +183,11 @@ async fn bench<T: Launches>(
     times.sort_unstable();
     let [p50, p99] = [50, 99].map(|percent| times[(times.len() - 1) * percent / 100]);
     println!("p50 {:.1} us\np99 {:.1} us", p50.as_secs_f64() * 1e6, p99.as_secs_f64() * 1e6);
-    let per_second =
-        |batches: usize, took: Duration| (batches * batch * tokens) as f64 / took.as_secs_f64();
-    println!("alone {:.0} tokens/s", per_second(times.len(), times.iter().sum()));
-
     let start = Instant::now();
     let [a, b] = &mut lanes;
     tokio::try_join!(one_by_one(a, &texts, rounds), one_by_one(b, &texts, rounds))?;
-    println!("two_lanes {:.0} tokens/s", per_second(2 * rounds, start.elapsed()));
+    let rate = (2 * rounds * batch * tokens) as f64 / start.elapsed().as_secs_f64();
+    println!("two_lanes {rate:.0} tokens/s");
     Ok(())
 }
 

@@ -27,6 +27,7 @@ use crate::weights::{Config, Folder, LoadError};
 const WORKSPACE_BYTES: usize = 1 << 20;
 
 /// Weights and code on one device. Cheap to clone; nothing in it changes.
+#[derive(Clone)]
 pub struct Model<T: Launches>(Arc<Core<T>>);
 
 struct Core<T: Launches> {
@@ -208,8 +209,16 @@ impl<T: Launches> Model<T> {
     /// # Errors
     /// A tensor is missing or has a wrong shape or type ([`LoadError`]); cuBLASLt is not found; device memory is short.
     pub async fn load(device: &Device, folder: &Arc<Folder>) -> Result<Model<T>, LoadError> {
-        let weights = load::frozen::<_, T>(device, folder, load::pieces);
-        let kernels = async { Ok::<_, LoadError>(T::load(device).await?) };
+        Self::with(device, folder, load::frozen(device, folder, load::pieces)).await
+    }
+
+    /// With weights that come from elsewhere.
+    pub(crate) async fn with<E: From<LoadError> + From<gpu_await::Error>>(
+        device: &Device,
+        folder: &Folder,
+        weights: impl Future<Output = Result<Frozen<T>, E>>,
+    ) -> Result<Model<T>, E> {
+        let kernels = async { Ok(T::load(device).await?) };
         let blas = async { Ok(Blas::load(device).await?) };
         let (weights, kernels, blas) = tokio::try_join!(weights, kernels, blas)?;
         let mut next = 0;
@@ -251,12 +260,6 @@ impl<T: Launches> Model<T> {
             stream,
             graphs: Some(HashMap::new()),
         })
-    }
-}
-
-impl<T: Launches> Clone for Model<T> {
-    fn clone(&self) -> Self {
-        Model(self.0.clone())
     }
 }
 
@@ -375,12 +378,6 @@ impl<T: Launches> Lane<T> {
     #[must_use]
     pub fn without_graphs(self) -> Lane<T> {
         Lane { graphs: None, ..self }
-    }
-
-    /// The length of an embedding.
-    #[must_use]
-    pub fn hidden_size(&self) -> usize {
-        self.core.config.hidden_size
     }
 
     /// Makes the graph for batches of a shape, if there is none. Before serving: plans and graphs take milliseconds.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
 use gpu_await::Device;
+use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 
 use crate::connections::{Routes, serve};
@@ -18,7 +19,7 @@ use crate::weights::{Folder, ModelConfig};
 pub type Failed = Box<dyn std::error::Error + Send + Sync>;
 
 /// The model, and what computes it.
-#[derive(Clone, clap::Args)]
+#[derive(Clone, clap::Args, Serialize, Deserialize)]
 pub struct Place {
     /// The folder with config.json and model.safetensors
     #[arg(long, global = true, value_name = "DIR", default_value = ".")]
@@ -32,7 +33,7 @@ pub struct Place {
 }
 
 /// An element type.
-#[derive(Clone, Copy, clap::ValueEnum)]
+#[derive(Clone, Copy, clap::ValueEnum, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum Dtype {
     F16,

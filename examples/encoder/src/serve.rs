@@ -5,15 +5,11 @@
 //! With a tokenizer, `{"texts": ["..", ..]}` does as well: its rows come behind those of the ids.
 //! Requests with `x-priority: interactive` go in front of others, or into a partition of their own.
 //!
-//! | what happened | status |
-//! |---|---|
-//! | no texts, an empty one, one that is too long, an id that the model does not have, a timeout that is no number | 400 |
-//! | too many requests wait, or no result within the time limit | 503, with `retry-after` |
-//! | the device failed; an embedding is not finite, by the weights or the range of f16 | 500 |
-//!
-//! Each text is a request of the batcher, and weighs its tokens. A batch starts when a lane is free, with whatever waits by then.
+//! `README.md` has the statuses. Each text is a request of the batcher, and weighs its tokens. A batch starts when a lane is free, with whatever waits by then.
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeMap;
+use std::future::pending;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -25,17 +21,20 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures_util::future::try_join_all;
 use gpu_await::{Batcher, Error, ErrorKind, Partition, Result};
+use gpu_await_worker::{PausedLimit, Worker};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
-use tokio::time::timeout;
+use serde_json::{Value, json};
+use tokio::time::{sleep, timeout};
 
+use crate::isolated::{self, Process};
 use crate::kernels::Launches;
 use crate::metrics::{METRICS, Watched, with_metrics};
 use crate::model::{Lane, Model, Shape};
-use crate::program::up_to;
+use crate::program::{Failed, Place, up_to};
+use crate::weights::{Config, Folder};
 
-/// Texts of a request.
-const MOST_TEXTS: usize = 64;
+/// Texts of a request, at most.
+pub const MOST_TEXTS: usize = 64;
 const MAX_WAITING: usize = 4096;
 /// What an embedding is that is none.
 pub const NOT_FINITE: &str = "not finite: weights or f16 range";
@@ -43,7 +42,7 @@ pub const NOT_FINITE: &str = "not finite: weights or f16 range";
 const RAW: &str = "application/octet-stream";
 
 /// How requests are served.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args, Serialize, Deserialize)]
 pub struct Serving {
     /// How long a client may take for a head, and for a body
     #[arg(long, value_name = "MS", default_value = "10000")]
@@ -66,25 +65,86 @@ pub struct Serving {
     /// A partition of so many multiprocessors for requests with `x-priority: interactive`; the others get the rest
     #[arg(long, value_name = "N")]
     pub interactive: Option<u32>,
+    /// Compute in another process: a GPU fault, an abort or an endless kernel ends that one alone
+    #[arg(long)]
+    pub isolate: bool,
+    /// With --isolate, a second process, which takes over at once
+    #[arg(long, requires = "isolate")]
+    pub standby: bool,
+    /// With --isolate, how long the device may compute a text: a longer one ends the process
+    #[arg(long, requires = "isolate", value_name = "MS", default_value = "10000", value_parser = up_to(86_400_000))]
+    pub gpu_limit_ms: usize,
 }
 
-/// A model behind batchers.
+/// A model that is served.
 #[derive(Clone)]
 pub struct Service {
-    batcher: Texts,
-    interactive: Texts,
-    /// Those have a partition, and a batcher of their own.
-    is_divided: bool,
-    tokenizer: Option<TextToIds>,
+    compute: Compute,
+    pub(crate) tokenizer: Option<TextToIds>,
     patience: Duration,
-    max_len: usize,
+    pub(crate) max_len: usize,
     vocabulary: u32,
 }
 
-type Texts = Batcher<Vec<u32>, Vec<f32>>;
+/// What computes: this process, or a worker's, for each text no longer than that.
+#[derive(Clone)]
+enum Compute {
+    Here(Arc<Batchers>),
+    Isolated(Worker<Process>, Duration),
+}
+
+/// A text to embed.
+#[derive(Serialize, Deserialize)]
+pub struct Text {
+    ids: Vec<u32>,
+    is_interactive: bool,
+    patience: Duration,
+}
+
+/// A model behind batchers.
+pub(crate) struct Batchers {
+    texts: Texts,
+    /// In a partition of its own, if there is one.
+    interactive: Option<Texts>,
+}
+
+/// A limit that waits goes with a text's ids until its batch begins.
+type Texts = Batcher<(Vec<u32>, Option<PausedLimit>), Vec<f32>>;
 
 /// Converts a text to token ids. The error is the message that the client gets.
-pub type TextToIds = Arc<dyn Fn(&str) -> Result<Vec<u32>, String> + Send + Sync>;
+type TextToIds = Arc<dyn Fn(&str) -> Result<Vec<u32>, String> + Send + Sync>;
+
+impl Batchers {
+    pub(crate) async fn new<T: Launches>(
+        model: &Model<T>,
+        max_tokens: usize,
+        serving: &Serving,
+    ) -> Result<Batchers> {
+        let (mut own, mut rest, device) = (None, None, model.device());
+        if let Some(multiprocessors) = serving.interactive {
+            own = Some(device.reserve_partition(multiprocessors).await?);
+            // A partition protects only if all work is in one.
+            let unreserved = device.stats().unreserved_multiprocessors;
+            rest = Some(device.reserve_partition(unreserved).await?);
+        }
+        let texts = batcher(model, max_tokens, serving, rest.as_ref()).await?;
+        let interactive = match &own {
+            Some(own) => Some(batcher(model, max_tokens, serving, Some(own)).await?),
+            None => None,
+        };
+        Ok(Batchers { texts, interactive })
+    }
+
+    pub(crate) async fn embed(&self, text: Text, waits: Option<PausedLimit>) -> Result<Vec<f32>> {
+        let Text { ids, is_interactive, patience } = text;
+        let texts = match &self.interactive {
+            Some(own) if is_interactive => own.clone(),
+            None if is_interactive => self.texts.with_high_priority(),
+            _ => self.texts.clone(),
+        };
+        texts.with_patience(patience).with_weight(ids.len() as u64).call((ids, waits)).await
+    }
+}
 
 impl Service {
     /// Makes lanes, with a graph for every shape of batch, and spawns workers on tokio. Batches have at most `max_tokens` tokens.
@@ -96,32 +156,63 @@ impl Service {
         max_tokens: usize,
         serving: Serving,
     ) -> Result<Service> {
-        let (mut own, mut rest, device) = (None, None, model.device());
-        if let Some(multiprocessors) = serving.interactive {
-            own = Some(device.reserve_partition(multiprocessors).await?);
-            // A partition protects only if all work is in one.
-            let unreserved = device.stats().unreserved_multiprocessors;
-            rest = Some(device.reserve_partition(unreserved).await?);
-        }
-        let batcher = batcher(model, max_tokens, &serving, rest.as_ref()).await?;
-        Ok(Service {
-            is_divided: own.is_some(),
-            interactive: match own {
-                Some(own) => self::batcher(model, max_tokens, &serving, Some(&own)).await?,
-                None => batcher.with_high_priority(),
-            },
-            batcher,
-            tokenizer: None,
-            patience: Duration::from_millis(serving.patience),
-            max_len: model.config().max_position_embeddings.min(max_tokens),
-            vocabulary: model.config().vocab_size as u32,
-        })
+        let batchers = Batchers::new(model, max_tokens, &serving).await?;
+        let compute = Compute::Here(Arc::new(batchers));
+        Ok(Service::of(compute, model.config(), max_tokens, &serving))
     }
 
-    /// Takes texts as well as ids.
-    #[must_use]
-    pub fn with_tokenizer(self, tokenizer: TextToIds) -> Service {
-        Service { tokenizer: Some(tokenizer), ..self }
+    /// Starts a worker, in whose process the model will be, and does not wait for it.
+    ///
+    /// # Errors
+    /// The folder is not one of such a model; no such GPU; a system that lacks what workers need.
+    pub fn isolated(place: &Place, max_tokens: usize, serving: Serving) -> Result<Service, Failed> {
+        let config = Folder::open(&place.model)?.config;
+        let worker = isolated::begin(place, max_tokens, &serving)?;
+        let compute = Compute::Isolated(worker, Duration::from_millis(serving.gpu_limit_ms as u64));
+        Ok(Service::of(compute, &config, max_tokens, &serving))
+    }
+
+    fn of(compute: Compute, config: &Config, max_tokens: usize, serving: &Serving) -> Service {
+        Service {
+            compute,
+            tokenizer: None,
+            patience: Duration::from_millis(serving.patience),
+            max_len: config.max_position_embeddings.min(max_tokens),
+            vocabulary: config.vocab_size as u32,
+        }
+    }
+
+    /// Waits until nothing computes any more, and says why: the worker is given up.
+    pub async fn lost(&self) -> Failed {
+        let Compute::Isolated(worker, _) = &self.compute else { return pending().await };
+        loop {
+            if let Err(error) = worker.serving().await {
+                return format!("{error}\n{}", worker.log()).into();
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    async fn embed(&self, text: Text) -> Result<Vec<f32>, Failure> {
+        match &self.compute {
+            Compute::Here(batchers) => Ok(batchers.embed(text, None).await?),
+            Compute::Isolated(worker, limit) => {
+                let call = worker.call(&text).key(&text.ids).idempotent();
+                let answer = call.deadline(text.patience).within(*limit).await?;
+                answer.map_err(|reason| Failure(StatusCode::SERVICE_UNAVAILABLE, reason))
+            }
+        }
+    }
+
+    /// Texts that are in no batch yet; of a worker, all that it has.
+    fn waiting(&self) -> usize {
+        match &self.compute {
+            Compute::Here(batchers) => {
+                let all = batchers.interactive.iter().chain([&batchers.texts]);
+                all.map(|texts| texts.stats().waiting).sum()
+            }
+            Compute::Isolated(worker, _) => worker.stats().calls,
+        }
     }
 
     fn ids(&self, texts: &[String]) -> Result<Vec<Vec<u32>>, String> {
@@ -137,18 +228,21 @@ impl Service {
         if ids.is_empty() || ids.len() > MOST_TEXTS {
             return Err(format!("{} texts: 1 to {MOST_TEXTS} are possible", ids.len()));
         }
-        let most = self.max_len;
-        if let Some(text) = ids.iter().find(|text| text.is_empty() || text.len() > most) {
-            return Err(format!("a text of {} tokens: 1 to {most} are possible", text.len()));
-        }
-        if let Some(id) = ids.iter().flatten().find(|id| **id >= self.vocabulary) {
-            return Err(format!("id {id}: the vocabulary has {}", self.vocabulary));
-        }
+        check(ids, self.max_len, self.vocabulary)?;
         let Some(timeout) = headers.get("x-timeout-ms") else { return Ok(self.patience) };
         let ms = timeout.to_str().ok().and_then(|ms| ms.parse().ok());
         let ms = ms.ok_or("x-timeout-ms: a whole number of milliseconds is needed")?;
         Ok(self.patience.min(Duration::from_millis(ms)))
     }
+}
+
+/// Whether a model has such texts. The error is the message.
+pub fn check(texts: &[Vec<u32>], most: usize, vocabulary: u32) -> Result<(), String> {
+    if let Some(text) = texts.iter().find(|text| text.is_empty() || text.len() > most) {
+        return Err(format!("a text of {} tokens: 1 to {most} are possible", text.len()));
+    }
+    let unknown = texts.iter().flatten().find(|id| **id >= vocabulary);
+    unknown.map_or(Ok(()), |id| Err(format!("id {id}: the vocabulary has {vocabulary}")))
 }
 
 /// Whether it has a length: the device gives zeros where that is 0 or not finite.
@@ -178,13 +272,15 @@ async fn batcher<T: Launches>(
         }
         lanes.push(lane);
     }
-    let lanes = Arc::new(Mutex::new(lanes));
+    let (lanes, hidden) = (Arc::new(Mutex::new(lanes)), model.config().hidden_size);
     let (model, partition) = (model.clone(), partition.cloned());
     let builder = Batcher::builder().max_len(max_texts).max_weight(max_tokens as u64);
     let builder = builder.max_in_flight(count).max_waiting(MAX_WAITING);
     // A task for each batch, which is never dropped half-way: its lane comes back.
     let builder = builder.spawn(|batch| drop(tokio::spawn(batch)));
-    let (batcher, worker) = builder.build(move |texts: Vec<Vec<u32>>| {
+    let (batcher, worker) = builder.build(move |texts: Vec<(Vec<u32>, _)>| {
+        // From here on the limits count.
+        let texts: Vec<_> = texts.into_iter().map(|(ids, _waits)| ids).collect();
         let (lanes, model, partition) = (lanes.clone(), model.clone(), partition.clone());
         async move {
             let lane = lanes.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -195,7 +291,6 @@ async fn batcher<T: Launches>(
             };
             let batch = async move {
                 let texts: Vec<&[u32]> = texts.iter().map(|text| &text[..]).collect();
-                let hidden = lane.hidden_size();
                 let rows = lane.embed(&texts).await;
                 let rows =
                     rows.map(|rows| rows.chunks(hidden).map(|row| Ok(row.to_vec())).collect());
@@ -216,15 +311,20 @@ async fn batcher<T: Launches>(
 
 /// The routes.
 pub fn router(service: Service) -> Router {
-    let health = || async { Json(json!({ "status": "ok" })) };
-    let texts = [service.batcher.clone(), service.interactive.clone()];
-    let looked_up = if service.is_divided { &texts[..] } else { &texts[..1] }.to_vec();
-    let look = move || {
-        let waiting: usize = looked_up.iter().map(|texts| texts.stats().waiting).sum();
-        METRICS.waiting.set(waiting as i64);
-    };
+    let looked_up = service.clone();
+    let look = move || _ = METRICS.waiting.set(looked_up.waiting() as i64);
     let routes = Router::new().route("/embed", post(embed)).route("/healthz", get(health));
     with_metrics(routes.with_state(service), look)
+}
+
+async fn health(State(service): State<Service>) -> Result<Json<Value>, Failure> {
+    if let Compute::Isolated(worker, _) = &service.compute
+        && let health = worker.health()
+        && !health.is_serving()
+    {
+        return Err(Failure(StatusCode::SERVICE_UNAVAILABLE, health.to_string()));
+    }
+    Ok(Json(json!({ "status": "ok" })))
 }
 
 #[derive(Deserialize)]
@@ -233,11 +333,6 @@ struct Request {
     ids: Vec<Vec<u32>>,
     #[serde(default)]
     texts: Vec<String>,
-}
-
-#[derive(Serialize)]
-struct Answer {
-    embeddings: Vec<Vec<f32>>,
 }
 
 /// Dropped, when the client leaves, it takes back what is in no batch.
@@ -265,11 +360,9 @@ async fn answer(
     });
     let patience = checked.map_err(|reason| Failure(StatusCode::BAD_REQUEST, reason))?;
     let is_interactive = headers.get("x-priority").is_some_and(|is| is == "interactive");
-    let batcher = if is_interactive { &service.interactive } else { &service.batcher };
-    let batcher = batcher.with_patience(patience);
     // All of them wait at once; the first error takes the others back.
     let tokens: usize = ids.iter().map(Vec::len).sum();
-    let calls = ids.into_iter().map(|ids| batcher.with_weight(ids.len() as u64).call(ids));
+    let calls = ids.into_iter().map(|ids| service.embed(Text { ids, is_interactive, patience }));
     // The batcher's patience ends with the wait, this one with the answer.
     let embeddings = timeout(patience, try_join_all(calls)).await.map_err(|_| {
         Failure(StatusCode::SERVICE_UNAVAILABLE, format!("no result within {patience:?}"))
@@ -282,7 +375,7 @@ async fn answer(
         let bytes = bytemuck::cast_slice(&embeddings.concat()).to_vec();
         ([(header::CONTENT_TYPE, RAW)], bytes).into_response()
     } else {
-        Json(Answer { embeddings }).into_response()
+        Json(BTreeMap::from([("embeddings", embeddings)])).into_response()
     })
 }
 

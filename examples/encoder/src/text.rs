@@ -4,21 +4,29 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use tokenizers::{Tokenizer, TruncationParams};
+use tokenizers::{Error, Tokenizer, TruncationParams};
 
-use crate::serve::TextToIds;
+use crate::serve::Service;
 
-/// Reads a folder's tokenizer. Texts are cut to `max_len` tokens, with those that the model wants at their ends.
-///
-/// # Errors
-/// No `tokenizer.json`, or one that is none: what the library says.
-pub fn tokenizer(folder: &Path, max_len: usize) -> Result<TextToIds, tokenizers::Error> {
-    let mut tokenizer = Tokenizer::from_file(folder.join("tokenizer.json"))?;
-    tokenizer.with_padding(None);
-    let truncation = TruncationParams { max_length: max_len, ..TruncationParams::default() };
-    tokenizer.with_truncation(Some(truncation))?;
-    Ok(Arc::new(move |text| {
-        let encoding = tokenizer.encode_fast(text, true).map_err(|error| error.to_string())?;
-        Ok(encoding.get_ids().to_vec())
-    }))
+impl Service {
+    /// Takes texts as well as ids, if the folder has a `tokenizer.json`. They are cut to what the model takes, with the tokens that it wants at their ends.
+    ///
+    /// # Errors
+    /// A file that is none: what the library says.
+    pub fn with_tokenizer(mut self, folder: &Path) -> Result<Service, Error> {
+        let file = folder.join("tokenizer.json");
+        if file.exists() {
+            let mut tokenizer = Tokenizer::from_file(file)?;
+            tokenizer.with_padding(None);
+            let max_length = self.max_len;
+            let truncation = TruncationParams { max_length, ..TruncationParams::default() };
+            tokenizer.with_truncation(Some(truncation))?;
+            self.tokenizer = Some(Arc::new(move |text| {
+                let encoding =
+                    tokenizer.encode_fast(text, true).map_err(|error| error.to_string())?;
+                Ok(encoding.get_ids().to_vec())
+            }));
+        }
+        Ok(self)
+    }
 }

@@ -9,7 +9,7 @@ use gpu_await::half::f16;
 use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorInfo};
 use serde::Deserialize;
 
-use crate::kernels::{HEAD_WIDTHS, LANES, MAX_HIDDEN, Precision};
+use crate::kernels::{HEAD_WIDTHS, LANES, MAX_HIDDEN, Precision, put};
 
 /// Why a model cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +29,7 @@ pub enum LoadError {
     Shape { tensor: String, expected: Vec<usize>, found: Vec<usize> },
     #[error("tensor `{tensor}` has elements of type {found}; this program reads F32 and F16")]
     Dtype { tensor: String, found: Dtype },
-    #[error(transparent)]
+    #[error("{0}")]
     Device(#[from] gpu_await::Error),
 }
 
@@ -188,29 +188,18 @@ impl<C: ModelConfig> Folder<C> {
 }
 
 impl Tensor<'_> {
-    fn element_bytes(&self) -> usize {
-        match self {
-            Tensor::F32(_) => 4,
-            Tensor::F16(_) => 2,
-        }
-    }
-
     /// Writes the elements from `start` on, as many as `to` has.
     pub(crate) fn read<T: Precision>(&self, start: usize, to: &mut [T]) {
+        let (Tensor::F32(bytes) | Tensor::F16(bytes)) = self;
+        let width = if matches!(self, Tensor::F32(_)) { 4 } else { 2 };
         // Bytes, as a file may align its tensors as it likes.
-        match self {
-            Tensor::F32(bytes) | Tensor::F16(bytes) if self.element_bytes() == size_of::<T>() => {
-                let to: &mut [u8] = bytemuck::cast_slice_mut(to);
-                to.copy_from_slice(&bytes[start * size_of::<T>()..][..to.len()]);
-            }
-            Tensor::F32(bytes) => {
-                let each = bytes[4 * start..].as_chunks().0.iter().map(|x| f32::from_le_bytes(*x));
-                to.iter_mut().zip(each).for_each(|(to, x)| *to = T::from_f32(x));
-            }
-            Tensor::F16(bytes) => {
-                let each = bytes[2 * start..].as_chunks().0.iter().map(|x| f16::from_le_bytes(*x));
-                to.iter_mut().zip(each).for_each(|(to, x)| *to = T::from_f32(x.to_f32()));
-            }
+        let bytes = &bytes[start * width..][..to.len() * width];
+        if width == size_of::<T>() {
+            bytemuck::cast_slice_mut(to).copy_from_slice(bytes);
+        } else if width == 4 {
+            put(to, bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)));
+        } else {
+            put(to, bytes.as_chunks().0.iter().map(|x| f16::from_le_bytes(*x).to_f32()));
         }
     }
 }

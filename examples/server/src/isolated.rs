@@ -20,7 +20,7 @@ use clap::Args;
 use gpu_await::ErrorKind;
 use gpu_await_worker::{
     Blame, Error, Failure as Failed, Guilt, Host, Payloads, Restart, Service, Worker, WorkerLost,
-    gpus,
+    gpu_named,
 };
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
@@ -214,20 +214,13 @@ impl Isolated {
 
 /// The UUID of the GPU that `GPU_AWAIT_DEVICE` names; none for the host device.
 fn gpu() -> crate::Result<Option<String>> {
-    let name = std::env::var("GPU_AWAIT_DEVICE").unwrap_or_else(|_| "auto".to_owned());
-    let number = match name.as_str() {
-        "host" => return Ok(None),
-        "auto" | "cuda" => Some(0),
-        _ => name.strip_prefix("cuda:").and_then(|number| number.parse().ok()),
-    };
-    let number: usize = number.ok_or_else(|| {
-        format!("GPU_AWAIT_DEVICE is `{name}`: expected `cuda:N`, `cuda`, `host` or `auto`")
+    let name = std::env::var("GPU_AWAIT_DEVICE").unwrap_or_default();
+    let gpu = gpu_named(&name).map_err(|error| {
+        format!(
+            "GPU_AWAIT_DEVICE is `{name}`, and may be `cuda:N`, `cuda`, `host` or `auto`: {error}"
+        )
     })?;
-    let gpus = gpus()?;
-    match gpus.get(number) {
-        None if name != "auto" => Err(format!("no GPU {number}: there are {}", gpus.len()).into()),
-        gpu => Ok(gpu.map(|gpu| gpu.uuid.clone())),
-    }
+    Ok(gpu.map(|gpu| gpu.uuid))
 }
 
 impl Compute {

@@ -1,5 +1,6 @@
 //! The encoder on the host device, beside a slow implementation over `Vec`s.
 
+mod isolated;
 mod naive;
 mod tiny;
 
@@ -245,6 +246,16 @@ async fn post_with(
     .await
 }
 
+/// All of an answer.
+async fn get(address: SocketAddr, path: &str) -> Result<String, Failed> {
+    let mut stream = TcpStream::connect(address).await?;
+    let head = format!("GET {path} HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    Ok(answer)
+}
+
 /// Sends, and reads until the server closes. The status is 0 if there is no answer.
 async fn exchange(
     address: SocketAddr,
@@ -361,14 +372,7 @@ async fn loading_and_metrics() -> Result<(), Failed> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let (address, routes) = (listener.local_addr()?, Routes::default());
     tokio::spawn(encoder::serve(listener, routes.clone(), Duration::from_secs(60)));
-    let get = async |path: &str| -> Result<String, Failed> {
-        let mut stream = TcpStream::connect(address).await?;
-        let head = format!("GET {path} HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n");
-        stream.write_all(head.as_bytes()).await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await?;
-        Ok(answer)
-    };
+    let get = async |path: &str| get(address, path).await;
     let answer = get("/healthz").await?;
     assert!(answer.contains(" 503 ") && answer.contains("the model is loading"), "{answer}");
 
@@ -405,6 +409,9 @@ fn serving() -> Serving {
         without_graphs: false,
         blocking: false,
         interactive: None,
+        isolate: false,
+        standby: false,
+        gpu_limit_ms: 10_000,
     }
 }
 
@@ -437,12 +444,12 @@ async fn texts_become_ids() -> Result<(), Failed> {
         },
     });
     std::fs::write(tiny.folder().join("tokenizer.json"), tokenizer.to_string())?;
-    let service = Service::new(&model::<f32>(&tiny).await?, 1024, serving()).await?;
+    let service = Service::new(&model::<f32>(&tiny).await?, 5, serving()).await?;
     let address = serve(service.clone()).await?;
     let (status, answer) = post(address, json!({ "texts": ["good"] })).await?;
     assert_eq!(status, 400, "{answer}");
 
-    let service = service.with_tokenizer(encoder::tokenizer(tiny.folder(), 5)?);
+    let service = service.with_tokenizer(tiny.folder())?;
     let address = serve(service).await?;
     let texts = json!({ "texts": ["Good morning you", "good good good good"] });
     let (status, by_text) = post(address, texts).await?;
@@ -479,8 +486,28 @@ async fn each_way_of_serving_has_the_same_answers() -> Result<(), Failed> {
     Ok(())
 }
 
-/// The program, killed when this is dropped.
+/// A program, killed when this is dropped.
 struct Program(Child);
+
+impl Program {
+    fn command(model: &Tiny, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_encoder"));
+        command.args(arguments).args(["--device", "host", "--dtype", "f32"]);
+        command.args(["--max-tokens", "1024", "--model"]).arg(model.folder());
+        command
+    }
+
+    /// A server, and where it listens.
+    fn serve(model: &Tiny, arguments: &[&str]) -> Result<(Program, SocketAddr), Failed> {
+        let mut server = Program::command(model, &["serve", "--addr", "127.0.0.1:0"]);
+        server.args(["--patience", "60000"]).args(arguments);
+        let mut server = Program(server.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?);
+        let mut line = String::new();
+        BufReader::new(server.0.stdout.take().expect("it is piped")).read_line(&mut line)?;
+        let address = line.trim().strip_prefix("listening on http://").ok_or("no address")?;
+        Ok((server, address.parse()?))
+    }
+}
 
 impl Drop for Program {
     fn drop(&mut self) {
@@ -488,29 +515,22 @@ impl Drop for Program {
     }
 }
 
+/// Other signs of half of the weights, in another file: the old one may be mapped.
+fn change_weights(tiny: &Tiny) -> Result<(), Failed> {
+    let path = tiny.folder().join("model.safetensors");
+    let mut bytes = std::fs::read(&path)?;
+    let weights = bytes.len() / 2;
+    bytes[weights..].rchunks_exact_mut(4).for_each(|weight| weight[3] ^= 0x80);
+    std::fs::remove_file(&path)?;
+    Ok(std::fs::write(&path, bytes)?)
+}
+
 /// What clients of a server see, by name: of a server with one model, and clients that know the embeddings of another.
 fn seen_by_clients(served: &Tiny, known: &Tiny) -> Result<impl Fn(&str) -> f64, Failed> {
-    let program = |model: &Tiny, arguments: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_encoder"));
-        command.args(arguments).args([
-            "--device",
-            "host",
-            "--dtype",
-            "f32",
-            "--max-tokens",
-            "1024",
-        ]);
-        command.arg("--model").arg(model.folder());
-        command
-    };
-    let mut server = program(served, &["serve", "--addr", "127.0.0.1:0", "--patience", "60000"]);
-    let mut server = Program(server.stdout(Stdio::piped()).spawn()?);
-    let mut line = String::new();
-    BufReader::new(server.0.stdout.take().expect("it is piped")).read_line(&mut line)?;
-    let address = line.trim().strip_prefix("listening on http://").ok_or("no address")?;
-    let pid = server.0.id().to_string();
-    let clients = ["load", "--addr", address, "--pid", &pid, "--texts", "40", "--clients", "4"];
-    let mut clients = program(known, &clients);
+    let (server, address) = Program::serve(served, &[])?;
+    let (address, pid) = (address.to_string(), server.0.id().to_string());
+    let clients = ["load", "--addr", &address, "--pid", &pid, "--texts", "40", "--clients", "4"];
+    let mut clients = Program::command(known, &clients);
     clients.args(["--seconds", "3", "--leaving", "20", "--timeout", "60000"]);
     let output = clients.output()?;
     let text = String::from_utf8(output.stdout)?;
@@ -529,12 +549,7 @@ fn clients_know_their_answers() -> Result<(), Failed> {
     assert_eq!([seen("wrong.4"), seen("failed.4"), seen("growth.descriptors")], [0.0; 3]);
 
     let other = Tiny::new("other", "", "F32")?;
-    let path = other.folder().join("model.safetensors");
-    let mut bytes = std::fs::read(&path)?;
-    // Other signs of half of the weights.
-    let weights = bytes.len() / 2;
-    bytes[weights..].rchunks_exact_mut(4).for_each(|weight| weight[3] ^= 0x80);
-    std::fs::write(&path, bytes)?;
+    change_weights(&other)?;
     let seen = seen_by_clients(&other, &tiny)?;
     assert!(seen("wrong.4") > 0.0);
     assert_eq!(seen("requests.4"), 0.0);

@@ -1,0 +1,178 @@
+//! `serve --isolate`: the worker's process ends in several ways, and the server goes on.
+
+use std::io::Read as _;
+use std::process::ExitStatus;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use super::*;
+
+const KILLS: usize = 3;
+const A_WHILE: Duration = Duration::from_secs(60);
+
+impl Program {
+    /// The worker's process, once there is one.
+    async fn worker(&self) -> Result<u32, Failed> {
+        let front = self.0.id();
+        let is_worker = |pid: u32| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            // Behind the name: its state, and its parent.
+            let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+            let is_alive = fields.next()? != "Z";
+            (is_alive && fields.next()?.parse() == Ok(front)).then_some(pid)
+        };
+        until(async || {
+            let all = std::fs::read_dir("/proc").ok()?.flatten();
+            all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find_map(is_worker)
+        })
+        .await
+    }
+
+    /// How it ended, and what it wrote.
+    async fn ended(mut self) -> Result<(ExitStatus, String), Failed> {
+        let status = until(async || self.0.try_wait().ok()?).await?;
+        let mut log = String::new();
+        self.0.stderr.take().ok_or("it is piped")?.read_to_string(&mut log)?;
+        Ok((status, log))
+    }
+}
+
+/// What there is once it is there.
+async fn until<T>(mut look: impl AsyncFnMut() -> Option<T>) -> Result<T, Failed> {
+    let start = Instant::now();
+    while start.elapsed() < A_WHILE {
+        match look().await {
+            Some(found) => return Ok(found),
+            None => sleep(Duration::from_millis(2)).await,
+        }
+    }
+    Err("it did not come".into())
+}
+
+async fn until_it_says(address: SocketAddr, path: &str, what: &str) -> Result<(), Failed> {
+    until(async || get(address, path).await.ok()?.contains(what).then_some(())).await
+}
+
+fn signal(name: &str, pid: u32) -> Result<(), Failed> {
+    let sent = Command::new("kill").args([name, &pid.to_string()]).status()?;
+    sent.success().then_some(()).ok_or_else(|| "no such process".into())
+}
+
+/// The embedding of each text, computed here.
+async fn known(tiny: &Tiny, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, Failed> {
+    let (mut lane, mut known) = (lane(&model::<f32>(tiny).await?, 512, 1).await?, Vec::new());
+    for text in texts {
+        known.push(lane.embed(&[text]).await?.to_vec());
+    }
+    Ok(known)
+}
+
+fn embeddings((status, mut answer): (u16, Value)) -> Result<Vec<Vec<f32>>, Failed> {
+    assert_eq!(status, 200, "{answer}");
+    Ok(serde_json::from_value(answer["embeddings"].take())?)
+}
+
+/// Each with the embeddings that this process computes; and those behind a death with the weights that were loaded in front of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn kills_lose_no_answer() -> Result<(), Failed> {
+    let tiny = Tiny::new("killed", "", "F32")?;
+    let texts = texts(&(1..=48).collect::<Vec<_>>());
+    let known = known(&tiny, &texts).await?;
+    let (server, address) = Program::serve(&tiny, &["--isolate"])?;
+    until_it_says(address, "/healthz", " 200 ").await?;
+    change_weights(&tiny)?;
+
+    let all = Arc::new((texts, known, AtomicUsize::new(0), AtomicUsize::new(0)));
+    let mut clients = tokio::task::JoinSet::new();
+    for client in 0..8 {
+        let all = all.clone();
+        clients.spawn(async move {
+            let (texts, known, answered, kills) = &*all;
+            let headers = ["", "x-priority: interactive\r\n"][client % 2];
+            for round in 0.. {
+                if round > 40 && kills.load(Ordering::SeqCst) == KILLS {
+                    break;
+                }
+                let at = (client * 5 + round * 7) % (texts.len() - 1);
+                let body = json!({ "ids": texts[at..at + 2] });
+                let answer = post_with(address, body, headers).await?;
+                assert_eq!(embeddings(answer)?, known[at..at + 2]);
+                answered.fetch_add(1, Ordering::SeqCst);
+            }
+            Ok::<_, Failed>(())
+        });
+    }
+    let (_, _, answered, kills) = &*all;
+    let mut killed = Vec::new();
+    for _ in 0..KILLS {
+        let worker = until(async || {
+            // One that was killed may still be there.
+            server.worker().await.ok().filter(|worker| !killed.contains(worker))
+        })
+        .await?;
+        let before = answered.load(Ordering::SeqCst);
+        until(async || (answered.load(Ordering::SeqCst) > before + 24).then_some(())).await?;
+        signal("-KILL", worker)?;
+        killed.push(worker);
+        kills.fetch_add(1, Ordering::SeqCst);
+    }
+    while let Some(client) = clients.join_next().await {
+        client??;
+    }
+    Ok(())
+}
+
+/// A process that is stopped has a request when the server is asked to end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_waits_for_the_process() -> Result<(), Failed> {
+    let tiny = Tiny::new("drained", "", "F32")?;
+    let texts = texts(&[7]);
+    let known = known(&tiny, &texts).await?;
+    let (server, address) = Program::serve(&tiny, &["--isolate"])?;
+    until_it_says(address, "/healthz", " 200 ").await?;
+    let worker = server.worker().await?;
+    signal("-STOP", worker)?;
+    until_it_says(address, "/healthz", "stopped").await?;
+    assert!(get(address, "/healthz").await?.contains(" 503 "));
+    let asked = tokio::spawn(post(address, json!({ "ids": texts })));
+    until_it_says(address, "/metrics", "model_waiting 1").await?;
+    signal("-TERM", server.0.id())?;
+    // Nobody listens any more.
+    until(async || TcpStream::connect(address).await.is_err().then_some(())).await?;
+    signal("-CONT", worker)?;
+    assert_eq!(embeddings(asked.await??)?, known);
+    let (status, log) = server.ended().await?;
+    assert!(status.success() && log.contains("asked to end"), "{log}");
+    Ok(())
+}
+
+/// Alone in its process, it has more than its time: it is not computed again, whatever its client's patience.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_that_ends_processes_is_refused() -> Result<(), Failed> {
+    let tiny = Tiny::new("guilty", "", "F32")?;
+    let (server, address) = Program::serve(&tiny, &["--isolate", "--gpu-limit-ms", "5"])?;
+    until_it_says(address, "/healthz", " 200 ").await?;
+    let text = json!({ "ids": [vec![1; 512]] });
+    let (status, answer) = post(address, text.clone()).await?;
+    assert_eq!(status, 500, "{answer}");
+    until_it_says(address, "/healthz", " 200 ").await?;
+    let worker = server.worker().await?;
+    let (status, answer) = post_with(address, text, "x-timeout-ms: 50000\r\n").await?;
+    assert_eq!(status, 500, "{answer}");
+    assert!(answer["error"].as_str().is_some_and(|why| why.contains("is refused")), "{answer}");
+    assert_eq!(server.worker().await?, worker);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_no_process_has_ends_the_server() -> Result<(), Failed> {
+    let tiny = Tiny::new("given-up", "", "F32")?;
+    let error = refusal(&tiny, swap("layer.1.output.dense.bias", "layer.1.output.dense.BIAS"));
+    let error = error.await?.to_string();
+    let (server, _) = Program::serve(&tiny, &["--isolate"])?;
+    let (status, log) = server.ended().await?;
+    assert!(status.code() == Some(1) && log.contains(&error), "{log}");
+    Ok(())
+}
