@@ -10,6 +10,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::calls::CallId;
+use crate::error::Error;
 use crate::leases::{LeaseId, Part};
 
 /// Of these messages. Both sides are one program, so it changes with that.
@@ -106,6 +107,28 @@ pub(crate) enum Verdict {
         bytes: u64,
         limit: u64,
     },
+}
+
+impl Verdict {
+    /// What a call ends with that was not answered; `text` is behind the header.
+    pub(crate) fn error(self, text: String) -> Error {
+        match self {
+            Verdict::Panicked => Error::Panicked(text),
+            Verdict::Undecodable => Error::Decode { what: "request", error: text },
+            Verdict::Unencodable => Error::Encode { what: "response", error: text },
+            Verdict::TooDeep { response, limit } => {
+                let what = if response { "response" } else { "request" };
+                Error::TooDeep { what, limit }
+            }
+            Verdict::PayloadsHeld { bytes, held, limit } => {
+                Error::PayloadsHeld { bytes, held, limit }
+            }
+            Verdict::TooLarge { bytes, limit } => {
+                Error::TooLarge { what: "a response", bytes, limit }
+            }
+            Verdict::Failed | Verdict::Answered => Error::Service(text),
+        }
+    }
 }
 
 /// The longest timeline, in bytes.

@@ -81,6 +81,9 @@ pub trait Service: Sized + Send + Sync + 'static {
 
 /// Why a service could not do something. Made from any error by `?`.
 ///
+/// An error of `gpu_await` among its sources says what kind it is: that a device was lost ends the process. An error that shows another's text and
+/// sources as its own (`#[error(transparent)]`) hides which one that is; `#[source]` or `#[from]` with a text of its own does not.
+///
 /// # Examples
 /// ```
 /// use gpu_await_worker::Failure;

@@ -13,7 +13,7 @@ use rustix::event::PollFlags;
 use super::{Core, SOCKET, Watch, Watched};
 use crate::calls::{Answered, Culprit};
 use crate::codec;
-use crate::error::{Cause, Error};
+use crate::error::Cause;
 use crate::frame::{Ending, MOST_NAME, ToProcess, ToSupervisor, VERSION, Verdict};
 use crate::inside::{After, Inside, Outcome};
 use crate::keep::{self, AskedMut};
@@ -311,7 +311,7 @@ impl Core {
                             }
                             verdict => {
                                 after.payloads.extend(payload);
-                                Outcome::Failed(failure(verdict, text()))
+                                Outcome::Failed(verdict.error(text()))
                             }
                         };
                         after.end(ticket, outcome);
@@ -483,21 +483,5 @@ impl Core {
         }
         process.kill(cause, culprit, now);
         self.life.killed(role, now);
-    }
-}
-
-/// What a call ends with that was not answered.
-fn failure(verdict: Verdict, text: String) -> Error {
-    match verdict {
-        Verdict::Panicked => Error::Panicked(text),
-        Verdict::Undecodable => Error::Decode { what: "request", error: text },
-        Verdict::Unencodable => Error::Encode { what: "response", error: text },
-        Verdict::TooDeep { response, limit } => {
-            let what = if response { "response" } else { "request" };
-            Error::TooDeep { what, limit }
-        }
-        Verdict::PayloadsHeld { bytes, held, limit } => Error::PayloadsHeld { bytes, held, limit },
-        Verdict::TooLarge { bytes, limit } => Error::TooLarge { what: "a response", bytes, limit },
-        Verdict::Failed | Verdict::Answered => Error::Service(text),
     }
 }
