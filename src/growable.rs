@@ -89,8 +89,8 @@ impl Device {
     /// Dropped, the future leaves nothing.
     ///
     /// # Errors
-    /// [`ErrorDetail::Unsupported`]: a GPU without such memory; [`ErrorDetail::TooLarge`], also where there are not so many addresses in a row; a device that is lost or closed; inside a
-    /// host function.
+    /// [`ErrorDetail::Unsupported`]: a GPU without such memory; [`ErrorDetail::TooLarge`], also where there are not so many addresses in a row; a
+    /// device that is lost or closed; inside a host function.
     ///
     /// # Source
     /// `cuMemAddressReserve`, `cuMemGetAllocationGranularity`; `mmap(2)`.

@@ -36,7 +36,8 @@ use crate::error::{ErrorDetail, Result};
 /// # Errors follow blocks
 /// An operation that fails poisons the blocks that it would have written, as a whole: of a launch all that it [names](Self::naming_mut) for writing, those too that
 /// the kernel would only have read. A copy or a fill that overwrites a whole block heals it; [`clear_poison`](ViewMut::clear_poison) of a block says that its old
-/// contents are right, as they are after a launch that was refused; what a copy or a fill would have overwritten has to be overwritten. A block keeps its poison when it changes hands: overwrite all of it for its next owner.
+/// contents are right, as they are after a launch that was refused; what a copy or a fill would have overwritten has to be overwritten. A block
+/// keeps its poison when it changes hands: overwrite all of it for its next owner.
 ///
 /// # Examples
 /// ```
