@@ -259,16 +259,21 @@ impl<'a> Footprint<'a> {
     /// poisons its outputs.
     #[inline]
     fn prepare(&mut self, stream: &Arc<StreamState>, is_plain: bool) -> Result<()> {
-        let engine = &stream.engine;
         let prepared = if is_plain {
-            self.validate_place(engine).and_then(|()| stream.check_moves())
+            self.check_place(stream)
         } else {
             if self.peers {
-                self.enter_frozen_peers(engine);
+                self.enter_frozen_peers(&stream.engine);
             }
-            self.validate(engine).and_then(|()| self.find_edges(stream))
+            self.validate(&stream.engine).and_then(|()| self.find_edges(stream))
         };
         prepared.map_err(|error| self.poison(error))
+    }
+
+    /// Rejects for a plain operation what [`prepare`](Self::prepare) has against the thread, the device and the stream.
+    #[inline]
+    fn check_place(&self, stream: &StreamState) -> Result<()> {
+        self.validate_place(&stream.engine).and_then(|()| stream.check_moves())
     }
 
     /// Rejects a thread that must not submit, and a device that is lost or closed.

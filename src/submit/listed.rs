@@ -30,7 +30,6 @@ use crate::memory::allocation::Poison;
 use crate::memory::view::Tracking;
 use crate::runtime::Engine;
 use crate::runtime::stream_state::{Listed, StreamState, Turn};
-use crate::thread::role;
 use gpu_await_protocol::block_hazards::Blocks;
 
 impl List {
@@ -141,19 +140,11 @@ pub(crate) fn append(
     owner: usize,
     (launch, entry): (&KernelLaunch<'_>, LaunchEntry),
 ) -> Option<u64> {
-    if !may_submit(stream) {
-        return None;
-    }
+    footprint.check_place(stream).ok()?;
     stream.with_list(|turn| {
         let is_open = !turn.stream.engine.ending.is_closed() && turn.has_list_of(owner);
         is_open.then(|| write(turn, (footprint, true), launch, entry))
     })
-}
-
-/// Whether [`prepare`](Footprint::prepare) has nothing against the thread, the device and the stream.
-#[inline(always)]
-fn may_submit(stream: &StreamState) -> bool {
-    role::is_free() && stream.engine.is_open() && stream.check_moves().is_ok()
 }
 
 /// Appends a launch to the owner's list on `stream`, as [`submit`](super::submit) would put it there. The flag beside the footprint is

@@ -45,12 +45,6 @@ pub(crate) fn current() -> Role {
     ROLE.try_with(Cell::get).unwrap_or(Role::Free)
 }
 
-/// Whether the thread may submit and block: what [`check`] asks.
-#[inline]
-pub(crate) fn is_free() -> bool {
-    matches!(current(), Role::Free)
-}
-
 /// Gives the current thread a role until the guard is dropped.
 pub(crate) fn enter(role: Role) -> RoleGuard {
     RoleGuard(ROLE.try_with(|cell| cell.replace(role)).unwrap_or(role))

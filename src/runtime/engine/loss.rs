@@ -103,12 +103,6 @@ impl<S: DeviceStream> Engine<S> {
         if self.ending.is_closed() { Err(self.closed()) } else { Ok(()) }
     }
 
-    /// Whether work is not [refused](Self::check_open).
-    #[inline]
-    pub(crate) fn is_open(&self) -> bool {
-        self.state.lost().is_none() && !self.ending.is_closed()
-    }
-
     /// The error of a call on a closed device.
     pub(crate) fn closed(&self) -> Error {
         ErrorDetail::Closed { device: self.label().to_owned() }.into()
