@@ -78,8 +78,9 @@ async fn a_peer_that_never_comes() {
     const SHORT: Duration = Duration::from_secs(3);
     let address = address();
     let began = Instant::now();
-    let join = |rank| Group::join_within(SHORT, &address, rank, 4);
-    let (zero, two) = within(futures::future::join(join(0), join(2))).await;
+    let join = |rank, limit| Group::join_within(limit, &address, rank, 4);
+    // Rank 2 waits for longer: of equal limits its own may end first, and then it has left when rank 0 looks.
+    let (zero, two) = within(futures::future::join(join(0, SHORT), join(2, 2 * SHORT))).await;
     for error in [zero.unwrap_err(), two.unwrap_err()] {
         let is_right = |missing: &[usize]| missing == [1, 3];
         assert!(
