@@ -28,7 +28,7 @@ use crate::codec;
 use crate::error::{Cause, Error, Result};
 use crate::frame::{MOST_HEADER, ToProcess};
 use crate::health::{Health, WorkerHealth};
-use crate::inside::{After, Inside, Outcome, Ticket, Waiter};
+use crate::inside::{After, Inside, Outcome, Ticket, Until, Waiter};
 use crate::keep;
 use crate::leases::{LeaseId, Leases, Part};
 use crate::life::{Life, Limits, Phase, Role};
@@ -131,6 +131,7 @@ pub(crate) struct Core {
     ended: Option<Error>,
     serving: Vec<Waiter>,
     room: Vec<Waiter>,
+    end: Vec<Waiter>,
     /// Who waits for room for a call, in order.
     places: VecDeque<Place>,
     /// Who waits until the process with that number was replaced.
@@ -178,6 +179,7 @@ impl Core {
             ended: None,
             serving: Vec::new(),
             room: Vec::new(),
+            end: Vec::new(),
             places: VecDeque::new(),
             replacing: Vec::new(),
             last_log: "".into(),
@@ -225,7 +227,7 @@ impl Core {
         self.fetch = old.fetch;
         self.end_timeline(after, |_| Err(error.clone()));
         let replacing = old.replacing.into_iter().map(|(_, waiter)| waiter);
-        let waiters = old.serving.into_iter().chain(old.room).chain(replacing);
+        let waiters = old.serving.into_iter().chain(old.room).chain(old.end).chain(replacing);
         after.waiters.extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
         after.wake = true;
     }
@@ -247,23 +249,20 @@ impl Core {
         }
     }
 
-    pub(crate) fn wait_until_serving(&mut self, waiter: Waiter, after: &mut After) {
-        match &self.ended {
-            Some(error) => after.waiters.push((waiter, Err(error.clone()))),
-            None if self.life.is_serving() => after.waiters.push((waiter, Ok(()))),
-            None => {
-                self.serving.retain(|waiter| !waiter.is_canceled());
-                self.serving.push(waiter);
+    pub(crate) fn wait(&mut self, until: Until, waiter: Waiter, after: &mut After) {
+        let waiters = match until {
+            Until::Serving if self.life.is_serving() && self.ended.is_none() => {
+                return after.waiters.push((waiter, Ok(())));
             }
-        }
-    }
-
-    pub(crate) fn wait_for_room(&mut self, waiter: Waiter, after: &mut After) {
+            Until::Serving => &mut self.serving,
+            Until::Room => &mut self.room,
+            Until::End => &mut self.end,
+        };
         match &self.ended {
             Some(error) => after.waiters.push((waiter, Err(error.clone()))),
             None => {
-                self.room.retain(|waiter| !waiter.is_canceled());
-                self.room.push(waiter);
+                waiters.retain(|waiter| !waiter.is_canceled());
+                waiters.push(waiter);
             }
         }
     }

@@ -100,6 +100,17 @@ impl Ticket {
 /// Who waits for something other than a call.
 pub(crate) type Waiter = oneshot::Sender<Result<()>>;
 
+/// What a [`Waiter`] waits for. The end of the worker ends all of them, with its error.
+#[derive(Clone, Copy)]
+pub(crate) enum Until {
+    /// The worker serves.
+    Serving,
+    /// There may be more room for leases.
+    Room,
+    /// Nothing but its end.
+    End,
+}
+
 /// What is done once the lock is released.
 #[derive(Default)]
 #[must_use]
@@ -295,17 +306,10 @@ impl Inside {
         Ok(self.told(receiver))
     }
 
-    /// Resolves when the worker serves, or has ended.
-    pub(crate) fn serving(&self) -> impl Future<Output = Result<()>> {
+    /// Begins to wait at the call.
+    pub(crate) fn wait(&self, until: Until) -> impl Future<Output = Result<()>> {
         let (waiter, receiver) = oneshot::channel();
-        self.if_here(|core, after| core.wait_until_serving(waiter, after));
-        self.told(receiver)
-    }
-
-    /// Resolves when there may be more room for leases, or the worker has ended.
-    pub(crate) fn room(&self) -> impl Future<Output = Result<()>> {
-        let (waiter, receiver) = oneshot::channel();
-        self.if_here(|core, after| core.wait_for_room(waiter, after));
+        self.if_here(|core, after| core.wait(until, waiter, after));
         self.told(receiver)
     }
 

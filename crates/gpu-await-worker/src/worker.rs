@@ -15,7 +15,7 @@ use crate::codec;
 use crate::error::{Cause, Error, Result};
 use crate::gpus;
 use crate::health::{Health, WorkerHealth};
-use crate::inside::Inside;
+use crate::inside::{Inside, Until};
 use crate::options::{CALLS, Options, capped};
 use crate::payload::Lease;
 use crate::pending::{Call, To};
@@ -105,7 +105,7 @@ impl<S: Service> Worker<S> {
     pub async fn lease(&self, bytes: usize) -> Result<Lease> {
         loop {
             // Before the look, so that nothing is missed in between.
-            let room = self.handle.inside.room();
+            let room = self.handle.inside.wait(Until::Room);
             match self.try_lease(bytes) {
                 Err(Error::Overloaded { .. }) => {}
                 lease => return lease,
@@ -121,7 +121,20 @@ impl<S: Service> Worker<S> {
     /// # Errors
     /// The worker has ended: [`Error::GivenUp`], [`Error::Closed`].
     pub async fn serving(&self) -> Result<()> {
-        self.handle.inside.serving().await
+        self.handle.inside.wait(Until::Serving).await
+    }
+
+    /// Waits until the worker ends, and says why: [`Error::GivenUp`], of which a service ends or [revives](Self::revive) it, or [`Error::Closed`]. Of one
+    /// that has ended, at once. Nothing runs while it waits.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped leaves the worker as it is.
+    pub async fn ended(&self) -> Error {
+        loop {
+            if let Err(error) = self.handle.inside.wait(Until::End).await {
+                return error;
+            }
+        }
     }
 
     /// Has a worker that was [given up](Error::GivenUp) begin anew, with its counts of deaths at zero, and waits until it serves; of one
@@ -165,7 +178,7 @@ impl<S: Service> Worker<S> {
     /// that takes longer than `limit`. Returns when it is gone. One that was given up is closed as well, and not [revived](Self::revive) any more.
     pub async fn close(self, limit: Duration) {
         self.handle.inside.close(capped(limit));
-        while self.handle.inside.room().await.is_ok() {}
+        self.ended().await;
     }
 
     /// Whether it serves, since when, and why not: for `/healthz`. [`WorkerHealth::is_serving`] says who answers 200.

@@ -14,7 +14,7 @@ use futures::future::{join_all, select_ok};
 use crate::calls::{Runs, Terms};
 use crate::error::{Error, Result};
 use crate::health::GroupHealth;
-use crate::inside::Returned;
+use crate::inside::{Returned, Until};
 use crate::payload::Input;
 use crate::pending::{Call, Member, State, To};
 use crate::room::Room;
@@ -88,7 +88,7 @@ impl<S: Service> Group<S> {
     pub async fn spawn(workers: impl IntoIterator<Item = WorkerBuilder<S>>) -> Result<Self> {
         let group = Group::begin(workers)?;
         let handles = group.members.handles.iter();
-        let served = join_all(handles.map(|handle| handle.inside.serving())).await;
+        let served = join_all(handles.map(|handle| handle.inside.wait(Until::Serving))).await;
         let first =
             served.into_iter().reduce(|one, other| if one.is_ok() { one } else { other.or(one) });
         first.unwrap_or(Ok(())).map(|()| group)
@@ -122,7 +122,7 @@ impl<S: Service> Group<S> {
     /// All of them have ended: [`Error::GivenUp`], [`Error::Closed`].
     pub async fn serving(&self) -> Result<()> {
         let handles = self.members.handles.iter();
-        let one = select_ok(handles.map(|handle| handle.inside.serving().boxed())).await;
+        let one = select_ok(handles.map(|handle| handle.inside.wait(Until::Serving).boxed())).await;
         one.map(|((), _others)| ())
     }
 

@@ -24,7 +24,7 @@ use gpu_await::{Batcher, Error, ErrorKind, Partition, Result};
 use gpu_await_worker::{PausedLimit, Worker};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use crate::isolated::{self, Process};
 use crate::kernels::Launches;
@@ -185,12 +185,8 @@ impl Service {
     /// Waits until nothing computes any more, and says why: the worker is given up.
     pub async fn lost(&self) -> Failed {
         let Compute::Isolated(worker, _) = &self.compute else { return pending().await };
-        loop {
-            if let Err(error) = worker.serving().await {
-                return format!("{error}\n{}", worker.log()).into();
-            }
-            sleep(Duration::from_millis(100)).await;
-        }
+        let error = worker.ended().await;
+        format!("{error}\n{}", worker.log()).into()
     }
 
     async fn embed(&self, text: Text) -> Result<Vec<f32>, Failure> {

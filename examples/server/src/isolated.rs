@@ -23,7 +23,6 @@ use gpu_await_worker::{
     gpu_named,
 };
 use serde::{Deserialize, Serialize};
-use tokio::time::sleep;
 
 use crate::budget::Reserved;
 use crate::drill::{Drill, Fails};
@@ -251,12 +250,7 @@ impl Compute {
     pub(crate) async fn lost(&self) -> crate::Error {
         match self {
             Compute::Here(engine) => engine.lost().await,
-            Compute::Isolated(Isolated { worker, .. }) => loop {
-                if let Err(error) = worker.serving().await {
-                    return error.into();
-                }
-                sleep(Duration::from_millis(100)).await;
-            },
+            Compute::Isolated(Isolated { worker, .. }) => worker.ended().await.into(),
         }
     }
 

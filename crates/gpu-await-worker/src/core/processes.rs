@@ -468,7 +468,8 @@ impl Core {
             after.end(ticket, Outcome::Failed(error.clone()));
         }
         let replacing = self.replacing.drain(..).map(|(_, waiter)| waiter);
-        let waiters = self.serving.drain(..).chain(self.room.drain(..)).chain(replacing);
+        let waiters = [&mut self.serving, &mut self.room, &mut self.end].into_iter();
+        let waiters = waiters.flat_map(std::mem::take).chain(replacing);
         after.waiters.extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
         self.end_timeline(after, |_| Err(error.clone()));
         self.ended.get_or_insert(error);

@@ -1,5 +1,7 @@
 //! Limits, deadlines, retries and restarts.
 
+use std::pin::pin;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use gpu_await_worker::{Cause, Error, Guilt, Health, Restart, Worker};
@@ -191,13 +193,17 @@ fn early_deaths_end_a_worker() {
             ..Restart::default()
         };
         let worker = worker().restart(restart).spawn().await.unwrap();
-        // Nobody calls it when it dies.
-        for death in 1..=4 {
-            worker.serving().await.unwrap();
-            worker.call(Do::ExitLater(3)).await.unwrap();
-            eventually("it died", || worker.stats().deaths == death);
-        }
-        let error = worker.serving().await.unwrap_err();
+        let dies = async {
+            // Nobody calls it when it dies.
+            for death in 1..=4 {
+                worker.serving().await.unwrap();
+                worker.call(Do::ExitLater(3)).await.unwrap();
+                eventually("it died", || worker.stats().deaths == death);
+            }
+            worker.serving().await.unwrap_err()
+        };
+        let (ended, error) = futures::join!(worker.ended(), dies);
+        assert_eq!((&ended, &worker.ended().await), (&error, &error));
         let Error::GivenUp { early_deaths, causes, .. } = &error else { panic!("{error:?}") };
         assert_eq!((*early_deaths, &**causes), (4, &[const { Cause::Exited(3) }; 4][..]));
         assert_eq!(worker.stats().health, Some(Health::GivenUp));
@@ -379,10 +385,13 @@ fn a_worker_that_was_given_up_begins_anew() {
         let call = worker.call(Do::First(Use::Keep, Duration::ZERO)).lease(lease);
         assert_eq!(call.await, Ok(Done::Number(7)));
         // Looked after as before: deaths, and the end.
-        lost(worker.call(Do::Abort).await);
         let gone = worker.clone();
+        let mut ended = pin!(gone.ended());
+        assert_eq!(futures::poll!(&mut ended), Poll::Pending);
+        lost(worker.call(Do::Abort).await);
+        assert_eq!(futures::poll!(&mut ended), Poll::Pending);
         worker.close(Duration::ZERO).await;
-        assert_eq!(gone.revive().await, Err(Error::Closed));
+        assert_eq!((ended.await, gone.revive().await), (Error::Closed, Err(Error::Closed)));
     });
 }
 
