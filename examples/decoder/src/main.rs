@@ -80,7 +80,7 @@ async fn run<T: Launches>(
     let load = async || {
         let (device, folder) = place.open::<Config>()?;
         let model = Model::<T>::load(&device, &folder).await?;
-        eprintln!("loaded {:.1} ms", ms(start.elapsed()));
+        tracing::info!("loaded {:.1} ms", ms(start.elapsed()));
         let all = limits.streams * model.config().n_positions.div_ceil(16);
         let blocks = if limits.blocks == 0 { all } else { limits.blocks };
         let limits = Limits { blocks, ..limits };

@@ -1,10 +1,11 @@
-//! Connections, HTTP/1. `axum::serve` has no timeouts, and takes a client that closed for sending as left; so this is the same loop on hyper.
+//! Connections, HTTP/1. `axum::serve` has no timeouts; so this is the same loop on hyper.
 //!
 //! | a client | gets |
 //! |---|---|
 //! | whose head does not arrive in time, or that is idle for as long | its connection closed |
 //! | whose body does not | 408 |
-//! | that closed for sending | its answer; that it has left shows when a write fails |
+//! | that closes its connection, also for sending alone | nothing: it has left, and what it asked for is dropped |
+//! | that comes while 900 are served | to wait in the system's queue: of 1,024 descriptors the others are for all else, as the next process of `--isolate` |
 //! | that comes before there is a model | 503, on `/healthz` as anywhere |
 //! | that asked before SIGTERM or SIGINT | its answer, within the time of a drain; its connection is closed behind it |
 #![forbid(unsafe_code)]
@@ -25,10 +26,12 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use crate::serve::Failure;
 
+const MOST_CONNECTIONS: usize = 900;
 /// How long answers that are on their way at a signal may take.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -58,35 +61,43 @@ pub async fn serve(listener: TcpListener, routes: Routes, patience: Duration) ->
     };
     let routes = TowerToHyperService::new(Router::new().fallback(each).layer(from_fn(read)));
     let mut builder = Builder::new();
-    builder.half_close(true).timer(TokioTimer::new()).header_read_timeout(patience);
-    let open = GracefulShutdown::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(patience);
+    let (open, room) = (GracefulShutdown::new(), Arc::new(Semaphore::new(MOST_CONNECTIONS)));
+    let next = async || {
+        let place = room.clone().acquire_owned().await.map_err(io::Error::other)?;
+        Ok::<_, io::Error>((listener.accept().await?.0, place))
+    };
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            accepted = next() => accepted,
             _ = term.recv() => break,
             _ = int.recv() => break,
         };
         match accepted {
-            Ok((socket, _)) => {
+            Ok((socket, place)) => {
                 // Tokens leave at once.
                 socket.set_nodelay(true).ok();
                 let connection = builder.serve_connection(TokioIo::new(socket), routes.clone());
-                tokio::spawn(open.watch(connection));
+                let connection = open.watch(connection);
+                tokio::spawn(async move {
+                    connection.await.ok();
+                    drop(place);
+                });
             }
             // One that is gone already, or too many open files.
             Err(error) => {
-                eprintln!("cannot accept a connection: {error}");
+                tracing::warn!("cannot accept a connection: {error}");
                 sleep(Duration::from_millis(100)).await;
             }
         }
     }
     drop(listener);
-    eprintln!(
-        "asked to end: {} connections are served to their end, for {DRAIN:?} at most",
-        open.count()
+    let connections = open.count();
+    tracing::info!(
+        "asked to end: {connections} connections are served to their end, for {DRAIN:?} at most"
     );
     if timeout(DRAIN, open.shutdown()).await.is_err() {
-        eprintln!("some were not");
+        tracing::warn!("some were not");
     }
     Ok(())
 }

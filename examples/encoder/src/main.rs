@@ -84,7 +84,7 @@ async fn run<T: Launches>(
     let load = async || {
         let (device, folder) = place.open()?;
         let model = Model::<T>::load(&device, &folder).await?;
-        eprintln!("loaded {:.1} ms", ms(start.elapsed()));
+        tracing::info!("loaded {:.1} ms", ms(start.elapsed()));
         Ok::<_, Failed>(model)
     };
     match command {

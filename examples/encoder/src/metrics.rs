@@ -20,6 +20,9 @@ pub struct Metrics {
     pub tokens: Counter,
     pub waiting: Gauge,
     pub blocks_used: Gauge,
+    pub worker_deaths: Counter,
+    pub worker_refused_starts: Counter,
+    pub worker_standbys: Gauge,
     requests: Family<[(&'static str, String); 1], Counter>,
     seconds: Histogram,
     registry: Registry,
@@ -28,6 +31,8 @@ pub struct Metrics {
 /// The metrics of this process.
 pub static METRICS: LazyLock<Metrics> = LazyLock::new(|| {
     let (tokens, waiting, blocks_used) = <(Counter, Gauge, Gauge)>::default();
+    let (worker_deaths, worker_refused_starts, worker_standbys) =
+        <(Counter, Counter, Gauge)>::default();
     // 100 µs to 52 s.
     let seconds = Histogram::new(exponential_buckets(1e-4, 2.0, 20));
     let (requests, mut registry) = (Family::default(), Registry::with_prefix("model"));
@@ -35,9 +40,25 @@ pub static METRICS: LazyLock<Metrics> = LazyLock::new(|| {
     registry.register("requests", outcomes, Family::clone(&requests));
     registry.register("request_seconds", "to the end of the answer", seconds.clone());
     registry.register("tokens", "of texts that were embedded, or new ones", tokens.clone());
-    registry.register("waiting", "requests that have not begun", waiting.clone());
+    let waits = "requests that have not begun; with --isolate, all that have not ended";
+    registry.register("waiting", waits, waiting.clone());
     registry.register("blocks_used", "of a decoder's cache", blocks_used.clone());
-    Metrics { tokens, waiting, blocks_used, requests, seconds, registry }
+    let deaths = "processes of --isolate that died, standbys among them";
+    registry.register("worker_deaths", deaths, worker_deaths.clone());
+    let refused = "starts of such a process that the system refused";
+    registry.register("worker_refused_starts", refused, worker_refused_starts.clone());
+    registry.register("worker_standbys", "that could take over now", worker_standbys.clone());
+    Metrics {
+        tokens,
+        waiting,
+        blocks_used,
+        worker_deaths,
+        worker_refused_starts,
+        worker_standbys,
+        requests,
+        seconds,
+        registry,
+    }
 });
 
 /// Adds `GET /metrics`, and an error for what is not there. `look` sets the metrics that are looked up.

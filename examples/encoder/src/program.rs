@@ -1,6 +1,7 @@
 //! What programs around a model have in common: where it is, how they start, and a server that listens before the model is loaded. Both examples use it.
 #![forbid(unsafe_code)]
 
+use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,6 +12,8 @@ use clap::builder::RangedU64ValueParser;
 use gpu_await::Device;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
+use tracing_appender::non_blocking::NonBlockingBuilder;
+use tracing_subscriber::EnvFilter;
 
 use crate::connections::{Routes, serve};
 use crate::weights::{Folder, ModelConfig};
@@ -47,7 +50,7 @@ impl Place {
     /// There is no such device; the folder is not one of such a model.
     pub fn open<C: ModelConfig>(&self) -> Result<(Device, Arc<Folder<C>>), Failed> {
         let (folder, device) = (Folder::open(&self.model)?, Device::builder().named(&self.device)?);
-        eprintln!("device {device}");
+        tracing::info!("device {device}");
         Ok((device, Arc::new(folder)))
     }
 }
@@ -58,8 +61,17 @@ pub fn up_to(most: u64) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=most)
 }
 
-/// Runs a program on a runtime of its own, and prints what ended it.
+/// Runs a program on a runtime of its own, and logs what ended it. The log goes to stderr, as `RUST_LOG` says; whoever reads it and stalls, or is gone,
+/// stalls and ends nothing: lines are lost then.
 pub fn run(name: &str, program: impl Future<Output = Result<(), Failed>>) -> ExitCode {
+    let (log, flush) = NonBlockingBuilder::default().finish(io::stderr());
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()))
+        .with_writer(log)
+        .with_ansi(io::stderr().is_terminal())
+        .log_internal_errors(false)
+        .init();
+    std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
     let ended = tokio::runtime::Runtime::new().map_err(Failed::from).and_then(|runtime| {
         let ended = runtime.block_on(program);
         // Weights that are still being read keep nobody waiting.
@@ -67,8 +79,10 @@ pub fn run(name: &str, program: impl Future<Output = Result<(), Failed>>) -> Exi
         ended
     });
     if let Err(error) = &ended {
-        eprintln!("{name}: {error}");
+        tracing::error!("{name}: {error}");
     }
+    // Where nobody reads the log it gives up after a second, and complains on stdout: which panics if that is closed.
+    std::thread::spawn(|| drop(flush)).join().ok();
     ended.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS)
 }
 
@@ -84,7 +98,8 @@ pub async fn listen(
 ) -> Result<(), Failed> {
     let listener = TcpListener::bind(address).await;
     let listener = listener.map_err(|error| format!("{address}: {error}"))?;
-    println!("listening on http://{}", listener.local_addr()?);
+    // Whoever wants to know reads it.
+    writeln!(io::stdout(), "listening on http://{}", listener.local_addr()?).ok();
     let routes = Routes::default();
     tokio::select! {
         served = serve(listener, routes.clone(), patience) => Ok(served?),

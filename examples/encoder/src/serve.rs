@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::future::pending;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -167,7 +168,7 @@ impl Service {
     /// The folder is not one of such a model; no such GPU; a system that lacks what workers need.
     pub fn isolated(place: &Place, max_tokens: usize, serving: Serving) -> Result<Service, Failed> {
         let config = Folder::open(&place.model)?.config;
-        let worker = isolated::begin(place, max_tokens, &serving)?;
+        let worker = isolated::begin(place, &config, max_tokens, &serving)?;
         let compute = Compute::Isolated(worker, Duration::from_millis(serving.gpu_limit_ms as u64));
         Ok(Service::of(compute, &config, max_tokens, &serving))
     }
@@ -200,15 +201,23 @@ impl Service {
         }
     }
 
-    /// Texts that are in no batch yet; of a worker, all that it has.
-    fn waiting(&self) -> usize {
-        match &self.compute {
+    /// Sets the metrics that are looked up.
+    fn look(&self) {
+        let waiting = match &self.compute {
             Compute::Here(batchers) => {
                 let all = batchers.interactive.iter().chain([&batchers.texts]);
                 all.map(|texts| texts.stats().waiting).sum()
             }
-            Compute::Isolated(worker, _) => worker.stats().calls,
-        }
+            Compute::Isolated(worker, _) => {
+                let stats = worker.stats();
+                METRICS.worker_deaths.inner().store(stats.deaths, Ordering::Relaxed);
+                let refused = METRICS.worker_refused_starts.inner();
+                refused.store(stats.refused_starts, Ordering::Relaxed);
+                METRICS.worker_standbys.set(stats.standby.is_some().into());
+                stats.calls
+            }
+        };
+        METRICS.waiting.set(waiting as i64);
     }
 
     fn ids(&self, texts: &[String]) -> Result<Vec<Vec<u32>>, String> {
@@ -308,7 +317,7 @@ async fn batcher<T: Launches>(
 /// The routes.
 pub fn router(service: Service) -> Router {
     let looked_up = service.clone();
-    let look = move || _ = METRICS.waiting.set(looked_up.waiting() as i64);
+    let look = move || looked_up.look();
     let routes = Router::new().route("/embed", post(embed)).route("/healthz", get(health));
     with_metrics(routes.with_state(service), look)
 }

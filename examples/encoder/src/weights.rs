@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use gpu_await::half::f16;
 use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorInfo};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::kernels::{HEAD_WIDTHS, LANES, MAX_HIDDEN, Precision, put};
 
@@ -34,7 +34,7 @@ pub enum LoadError {
 }
 
 /// What `config.json` says.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `transformers`")]
 pub struct Config {
     pub vocab_size: usize,
@@ -150,13 +150,21 @@ impl<C: ModelConfig> Folder<C> {
     /// # Errors
     /// [`LoadError`]: a file that cannot be read, a config of another kind of model, a header that is none.
     pub fn open(folder: &Path) -> Result<Self, LoadError> {
-        let named = |path: &Path, error| LoadError::File { path: path.to_owned(), error };
         let path = folder.join("config.json");
-        let config = C::parse(&std::fs::read(&path).map_err(|error| named(&path, error))?)?;
-        let path = folder.join("model.safetensors");
-        let file = File::open(&path).map_err(|error| named(&path, error))?;
+        let json = std::fs::read(&path).map_err(|error| LoadError::File { path, error })?;
+        Self::with(folder, C::parse(&json)?)
+    }
+
+    /// [`open`](Self::open) of one whose config was read before.
+    ///
+    /// # Errors
+    /// [`LoadError`]: a file that cannot be read, a header that is none.
+    pub(crate) fn with(folder: &Path, config: C) -> Result<Self, LoadError> {
+        let path = &folder.join("model.safetensors");
+        let named = |path: &Path, error| LoadError::File { path: path.to_owned(), error };
+        let file = File::open(path).map_err(|error| named(path, error))?;
         // SAFETY: nobody writes the file of a model that is being served; whoever did would change weights, which any bits are.
-        let file = unsafe { memmap2::Mmap::map(&file) }.map_err(|error| named(&path, error))?;
+        let file = unsafe { memmap2::Mmap::map(&file) }.map_err(|error| named(path, error))?;
 
         let (header_len, tensors) = SafeTensors::read_metadata(&file)?;
         Ok(Folder { config, file, tensors, start: 8 + header_len })

@@ -74,7 +74,7 @@ fn embeddings((status, mut answer): (u16, Value)) -> Result<Vec<Vec<f32>>, Faile
     Ok(serde_json::from_value(answer["embeddings"].take())?)
 }
 
-/// Each with the embeddings that this process computes; and those behind a death with the weights that were loaded in front of it.
+/// Each with the embeddings that this process computes; and those behind a death with the weights and the config that were loaded in front of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn kills_lose_no_answer() -> Result<(), Failed> {
     let tiny = Tiny::new("killed", "", "F32")?;
@@ -83,6 +83,10 @@ async fn kills_lose_no_answer() -> Result<(), Failed> {
     let (server, address) = Program::serve(&tiny, &["--isolate"])?;
     until_it_says(address, "/healthz", " 200 ").await?;
     change_weights(&tiny)?;
+    let config = tiny.folder().join("config.json");
+    let mut other: Value = serde_json::from_slice(&std::fs::read(&config)?)?;
+    other["layer_norm_eps"] = json!(0.5);
+    std::fs::write(config, other.to_string())?;
 
     let all = Arc::new((texts, known, AtomicUsize::new(0), AtomicUsize::new(0)));
     let mut clients = tokio::task::JoinSet::new();
@@ -121,6 +125,8 @@ async fn kills_lose_no_answer() -> Result<(), Failed> {
     while let Some(client) = clients.join_next().await {
         client??;
     }
+    let deaths = format!("model_worker_deaths_total {KILLS}\n");
+    assert!(get(address, "/metrics").await?.contains(&deaths));
     Ok(())
 }
 
@@ -145,6 +151,36 @@ async fn a_drain_waits_for_the_process() -> Result<(), Failed> {
     assert_eq!(embeddings(asked.await??)?, known);
     let (status, log) = server.ended().await?;
     assert!(status.success() && log.contains("asked to end"), "{log}");
+    Ok(())
+}
+
+/// Its text is being computed: nothing is written to it, nor read from it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_is_noticed() -> Result<(), Failed> {
+    let tiny = Tiny::new("left", "", "F32")?;
+    let (server, address) = Program::serve(&tiny, &["--isolate"])?;
+    until_it_says(address, "/healthz", " 200 ").await?;
+    let worker = server.worker().await?;
+    signal("-STOP", worker)?;
+    let request = "POST /embed HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\ncontent-length: 13\r\n\r\n{\"ids\":[[5]]}";
+    let mut stream = TcpStream::connect(address).await?;
+    stream.write_all(request.as_bytes()).await?;
+    until_it_says(address, "/metrics", "model_waiting 1").await?;
+    drop(stream);
+    until_it_says(address, "/metrics", "outcome=\"left\"} 1\n").await?;
+    signal("-CONT", worker)
+}
+
+/// Its reader is gone: the server drains as ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_nobody_reads_ends_nothing() -> Result<(), Failed> {
+    let tiny = Tiny::new("unread", "", "F32")?;
+    let (mut server, address) = Program::serve(&tiny, &[])?;
+    drop(server.0.stderr.take());
+    until_it_says(address, "/healthz", " 200 ").await?;
+    signal("-TERM", server.0.id())?;
+    let status = until(async || server.0.try_wait().ok()?).await?;
+    assert!(status.success(), "{status}");
     Ok(())
 }
 
