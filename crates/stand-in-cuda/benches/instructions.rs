@@ -42,7 +42,7 @@ use gpu_await::{Device, DeviceBuffer, Error, RawQueue, Stream, Uses, kernels};
 use counting::Way;
 
 /// N: a multiple of the launches after which a marker is placed.
-const OPERATIONS: u32 = 4096;
+const OPERATIONS: u32 = 1024;
 
 fn main() -> ExitCode {
     let way = |(name, runs)| Way { name, number: OPERATIONS, operations: 1, runs };

@@ -21,7 +21,7 @@ use counting::Way;
 
 const LIST: u32 = 200;
 /// N: each is a list. What the submitting thread does in place of a late poller, while it warms up, is little beside so many.
-const REPLAYS: u32 = 128;
+const REPLAYS: u32 = 32;
 
 fn main() -> ExitCode {
     let way = |name| Way { name, number: REPLAYS, operations: LIST, runs: 1 };
