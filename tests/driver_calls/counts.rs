@@ -109,7 +109,8 @@ fn a_queued_upload_is_an_allocation_and_a_copy() {
     async_under_the_stand_in(async |driver| {
         let device = device_with(Completion::Adaptive);
         let stream = device.stream().unwrap();
-        drop(stream.upload(vec![1.0f32; 1000]).queued().unwrap());
+        // Freed at the end: whoever looks next would free it, this thread in front of its allocation as well.
+        let _first = stream.upload(vec![1.0f32; 1000]).queued().unwrap();
         soon(stream.done()).await.unwrap();
         driver.clear();
         let x = stream.upload(vec![1.0f32; 1000]).queued().unwrap();
@@ -133,7 +134,7 @@ fn queued_zeros_are_an_allocation_and_a_fill_and_their_drop_is_a_free() {
     async_under_the_stand_in(async |driver| {
         let device = device_with(Completion::Adaptive);
         let stream = device.stream().unwrap();
-        drop(stream.zeros::<f32>(1 << 18).queued().unwrap());
+        let _first = stream.zeros::<f32>(1 << 18).queued().unwrap();
         soon(stream.done()).await.unwrap();
         driver.clear();
         let x = stream.zeros::<f32>(1 << 18).queued().unwrap();

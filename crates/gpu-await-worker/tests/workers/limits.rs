@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use gpu_await_worker::{Cause, Error, Guilt, Health, Restart, Worker};
 
-use crate::twin::{Do, Done, Start, Use, eventually, kill, lives, lost, run, worker};
+use crate::twin::{Do, Done, Start, Use, eventually, kill, lives, lost, run, signal, worker};
 
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -283,8 +283,7 @@ fn a_stopped_process_is_left_alone() {
         let stopped = worker.call(Do::Stop).send();
         eventually("it is reported", || worker.stats().is_stopped);
         assert_eq!(worker.stats().deaths, 0);
-        // SAFETY: signals a child of this process, which has not been waited for.
-        unsafe { libc::kill(pid as libc::pid_t, libc::SIGCONT) };
+        signal(pid, libc::SIGCONT);
         assert_eq!(stopped.await, Ok(Done::Nothing));
     });
 }

@@ -6,7 +6,7 @@ use gpu_await_worker::{Cause, Error, Guilt, Health, Restart, Worker, WorkerBuild
 use gpu_await_worker::{forget_kept, kept};
 
 use crate::front::is_stopped;
-use crate::twin::{Do, Done, Start, Twin, Use, eventually, kill, lives, lost, run, worker};
+use crate::twin::{Do, Done, Start, Twin, Use, eventually, kill, lives, lost, run, signal, worker};
 
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -261,11 +261,6 @@ fn the_price_of_a_standby_is_told() {
         assert_eq!(kept().iter().filter(|kept| kept.name == "price").count(), 1);
         assert!(forget_kept(None, "price"));
     });
-}
-
-fn signal(pid: u32, signal: i32) {
-    // SAFETY: signals a child of this process, which has not been waited for.
-    unsafe { libc::kill(pid as libc::pid_t, signal) };
 }
 
 #[test]

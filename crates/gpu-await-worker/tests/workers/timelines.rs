@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpu_await_worker::{Cause, Error, Guilt, Restart, Worker};
 
-use crate::twin::{Do, Done, Twin, eventually, kill, lost, run, worker};
+use crate::twin::{Do, Done, Twin, eventually, kill, lost, run, signal, worker};
 
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -43,10 +43,12 @@ fn a_timeline_comes_from_the_process() {
             let empty = worker.timeline().await.unwrap();
             assert!(!empty.is_empty() && count(&empty, "upload") == 0);
             double(&worker, 5).await;
-            // Beside calls, and for two at once.
-            let (one, other, calls) =
-                futures::join!(worker.timeline(), worker.timeline(), double(&worker, 20));
-            let () = calls;
+            // Beside calls, and for two at once: both have asked when it goes on.
+            let pid = worker.stats().process.unwrap();
+            signal(pid, libc::SIGSTOP);
+            let goes_on = async { signal(pid, libc::SIGCONT) };
+            let (one, other, ..) =
+                futures::join!(worker.timeline(), worker.timeline(), goes_on, double(&worker, 20));
             assert!(one.is_ok() && one == other);
             let whole = worker.timeline().await.unwrap();
             assert!(count(&whole, "upload") > 0 && count(&whole, "download") > 0);

@@ -678,6 +678,11 @@ pub(crate) fn run<F: Future>(test: F) -> F::Output {
     })
 }
 
+pub(crate) fn signal(pid: u32, signal: i32) {
+    // SAFETY: signals a child of this process, which has not been waited for.
+    unsafe { libc::kill(pid as libc::pid_t, signal) };
+}
+
 /// Kills the process of a worker from outside.
 pub(crate) fn kill<S: Service>(worker: &Worker<S>) {
     let pid = worker.stats().process.expect("it has a process");
