@@ -173,8 +173,9 @@ pub enum Error {
     /// Processes died early too often, or the first one did not serve: there will be no other one, unless
     /// [`Worker::revive`](crate::Worker::revive) has the worker begin anew, or, in a [`Group`](crate::Group), a probe does.
     #[error(
-        "given up{}; `Error::log` has the end of what the last process wrote, and `Worker::revive` begins anew",
-        deaths(*early_deaths, cause, causes)
+        "given up{}{}",
+        deaths(*early_deaths, cause, causes),
+        what_to_do(cause, log)
     )]
     GivenUp {
         /// How many there were; none if the system did not even start the first process.
@@ -264,9 +265,23 @@ pub enum Cause {
     /// verify mode that is the operation that faulted.
     #[error("fault: {0}")]
     Fault(String),
-    /// Its service did not start.
+    /// Its service did not start: [`Service::start`](crate::Service::start) failed with this.
     #[error("the service did not start: {0}")]
     StartFailed(String),
+    /// Its service did not start: [`Service::start`](crate::Service::start) panicked with this.
+    #[error("the service did not start: its `start` panicked: {0}")]
+    StartPanicked(String),
+    /// Its service did not start: the configuration, which was encoded, cannot be decoded.
+    #[error("the service did not start: its configuration cannot be decoded: {0}")]
+    NoConfiguration(String),
+    /// Its service did not start: its device cannot be opened, or its timeline begun.
+    #[error("the service did not start: its device cannot be opened: {0}")]
+    NoDevice(String),
+    /// Its service did not start: `main` calls [`init`](crate::init) inside of a runtime, where a process of a worker cannot run its own.
+    #[error(
+        "`gpu_await_worker::init` is called inside of an async runtime, such as under `#[tokio::main]`, where a worker's process cannot run: write a plain `fn main()` that calls `init` and then builds the runtime"
+    )]
+    InsideRuntime,
     /// Its service did not start for lack of device memory.
     #[error("the service did not start: {0}")]
     OutOfDeviceMemory(String),
@@ -355,12 +370,25 @@ impl Cause {
     pub(crate) fn brief(&self) -> String {
         let brief = match self {
             Cause::Fault(_) => "its device faulted",
-            Cause::StartFailed(_) => "the service did not start",
+            Cause::StartFailed(_) => {
+                "the service did not start: its `start` returned an error, which the cause has"
+            }
+            Cause::StartPanicked(_) => {
+                "the service did not start: its `start` panicked, with what the cause has"
+            }
+            Cause::NoConfiguration(_) => {
+                "the service did not start: its configuration cannot be decoded, for what the cause has"
+            }
+            Cause::NoDevice(_) => {
+                "the service did not start: its device cannot be opened, for what the cause has"
+            }
             Cause::OutOfDeviceMemory(_) => "the service did not start for lack of device memory",
             Cause::KeptNotFilled { .. } => {
                 "the service did not start in time: it waited for kept memory"
             }
-            Cause::WrongProgram(_) => "another program",
+            Cause::WrongProgram(_) => {
+                "it is another program, or knows no such service: the cause has which"
+            }
             Cause::NotStarted(_) => "the system did not start it",
             Cause::Supervisor(_) => "the supervisor panicked, which is a bug of this crate",
             _ => return self.to_string(),
@@ -379,6 +407,21 @@ fn deaths(early_deaths: u32, cause: &Cause, causes: &[Cause]) -> String {
             format!(" after {n} early deaths in a row, the last by: {cause}{before}")
         }
     }
+}
+
+/// What there is to read, and whether there is a way on.
+fn what_to_do(cause: &Cause, log: &str) -> String {
+    let log = if log.is_empty() {
+        ""
+    } else {
+        "; `Error::log` has the end of what the last process wrote"
+    };
+    // What was under its lock is lost.
+    let revive = match cause {
+        Cause::Supervisor(_) => "",
+        _ => "; `Worker::revive` begins anew",
+    };
+    format!("{log}{revive}")
 }
 
 /// What came before the last cause.
@@ -453,17 +496,22 @@ mod tests {
         };
         let refused = || Cause::NotStarted("too many files".to_owned());
         let exited = Cause::Exited;
-        let end = "; `Error::log` has the end of what the last process wrote, and `Worker::revive` begins anew";
-        for (error, expected) in [
-            (given_up(0, &[refused()], ""), ": the system did not start it"),
-            (given_up(1, &[exited(3)], ""), " after 1 early death, by: it exited with 3"),
+        let begins_anew = "; `Worker::revive` begins anew";
+        let has_log = "; `Error::log` has the end of what the last process wrote";
+        for (error, expected, log) in [
+            (given_up(0, &[refused()], ""), ": the system did not start it", ""),
+            (given_up(1, &[exited(3)], ""), " after 1 early death, by: it exited with 3", ""),
             (
                 given_up(2, &[exited(3), exited(4)], "a line\nanother\n"),
                 " after 2 early deaths in a row, the last by: it exited with 4; before it: it exited with 3",
+                has_log,
             ),
         ] {
-            assert_eq!(error.to_string(), format!("given up{expected}{end}"));
+            assert_eq!(error.to_string(), format!("given up{expected}{log}{begins_anew}"));
         }
+        // That one cannot begin anew.
+        let text = given_up(0, &[Cause::Supervisor("a bug".to_owned())], "").to_string();
+        assert!(!text.contains("revive"), "{text}");
         let until = Instant::now() + Duration::from_millis(47_564);
         let text = Error::Refused { what: "request", until }.to_string();
         assert_eq!(text, "the request killed processes, and is refused for another 48 s");
@@ -480,6 +528,9 @@ mod tests {
         for cause in [
             Cause::Fault(said()),
             Cause::StartFailed(said()),
+            Cause::StartPanicked(said()),
+            Cause::NoConfiguration(said()),
+            Cause::NoDevice(said()),
             Cause::OutOfDeviceMemory(said()),
             Cause::KeptNotFilled { name: said(), process: 7, limit: Duration::ZERO },
             Cause::WrongProgram(said()),

@@ -151,10 +151,18 @@ pub(crate) enum Ending {
     Fault,
     /// Likewise, by an error of the memory itself: what is kept there may be wrong.
     MemoryFault,
-    /// Its service did not start.
+    /// Its service did not start: `Service::start` said why.
     StartFailed,
+    /// Likewise: it panicked.
+    StartPanicked,
     /// Likewise, for lack of device memory.
     OutOfMemory,
+    /// The configuration of its service cannot be decoded.
+    NoConfiguration,
+    /// Its device cannot be opened.
+    NoDevice,
+    /// Its `main` calls `init` inside of a runtime.
+    InsideRuntime,
     /// It is not the program that started it, or does not know the service.
     WrongProgram,
     /// It would be a client of MPS.

@@ -161,7 +161,7 @@ impl Host {
             }
             Some(gpu) => builder.cuda(gpu as usize).map_err(|error| match error.kind() {
                 ErrorKind::OutOfMemory => (Ending::OutOfMemory, error.to_string()),
-                _ => (Ending::StartFailed, error.to_string()),
+                _ => (Ending::NoDevice, error.to_string()),
             })?,
         };
         let is_under_mps = terms.gpu.is_some() && terms.allow_mps;

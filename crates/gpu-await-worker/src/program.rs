@@ -78,11 +78,18 @@ pub(crate) fn is_fork() -> bool {
 /// #     async fn start(_: (), _: &gpu_await_worker::Host) -> Result<Self, gpu_await_worker::Failure> { Ok(Model) }
 /// #     async fn call(&self, _: (), _: &mut gpu_await_worker::Payloads) -> Result<(), gpu_await_worker::Failure> { Ok(()) }
 /// # }
-/// fn main() {
+/// fn main() -> Result<(), Box<dyn std::error::Error>> {
 ///     gpu_await_worker::init::<Model>();
 ///     // Threads, runtimes and arguments from here on.
+///     tokio::runtime::Runtime::new()?.block_on(async {
+///         // ..
+///         Ok(())
+///     })
 /// }
 /// ```
+///
+/// Not under `#[tokio::main]`, which builds the runtime in front of the first statement: a process of a worker runs a runtime of its own, and ends
+/// with [`Cause::InsideRuntime`](crate::Cause::InsideRuntime) where there is one.
 ///
 /// In tests see [`test_main!`](crate::test_main).
 ///

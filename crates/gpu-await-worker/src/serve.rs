@@ -64,12 +64,16 @@ pub(crate) fn run<S: Service>(child: Child) -> ! {
             let served = std::panic::catch_unwind(AssertUnwindSafe(|| {
                 runtime.block_on(serve::<S>(child, runtime.handle().clone()))
             }));
-            let why = match served {
-                Ok(why) => why,
-                Err(panic) => codec::panic_text(panic),
+            let (ending, why) = match served {
+                Ok(why) => (Ending::StartFailed, why),
+                // The thread is another runtime's, which panics before anything has run.
+                Err(panic) if tokio::runtime::Handle::try_current().is_ok() => {
+                    (Ending::InsideRuntime, codec::panic_text(panic))
+                }
+                Err(panic) => (Ending::StartFailed, codec::panic_text(panic)),
             };
             match socket {
-                Ok(socket) => child::end(socket.as_fd(), Ending::StartFailed, &why),
+                Ok(socket) => child::end(socket.as_fd(), ending, &why),
                 Err(_) => system::end_process(1),
             }
         }
@@ -104,7 +108,7 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
                 drop(service.send(started));
             }
             Ok(Err((ending, why))) => starting.end(ending, &why),
-            Err(panic) => starting.end(Ending::StartFailed, &panic),
+            Err(panic) => starting.end(Ending::StartPanicked, &panic),
         }
     };
     runtime.spawn(running.unpolled.follow(service_starts));
@@ -138,8 +142,8 @@ async fn start<S: Service>(
     (requests, room): (Arc<Requests>, Arc<Room>),
     running: &Arc<Running>,
 ) -> Result<Started<S>, (Ending, String)> {
-    let config = codec::decode(config)
-        .map_err(|error| (Ending::StartFailed, format!("the configuration: {error}")))?;
+    let config =
+        codec::decode(config).map_err(|error| (Ending::NoConfiguration, error.to_string()))?;
     let host = Host::open(terms, link).await?;
     // Beside the start of the service: until a slab is registered, payloads are copied.
     let device = host.device().clone();
@@ -171,7 +175,7 @@ async fn start<S: Service>(
     });
     if terms.timeline > 0 {
         let timeline = host.device().timeline().start(terms.timeline as usize);
-        timeline.map_err(|error| (Ending::StartFailed, format!("its timeline: {error}")))?;
+        timeline.map_err(|error| (Ending::NoDevice, format!("its timeline: {error}")))?;
     }
     let started = S::start(config, &host).await;
     let started = started.map_err(|failure| (ending_of(&failure), failure.to_string()))?;
