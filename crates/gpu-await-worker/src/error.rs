@@ -1,4 +1,6 @@
 //! What can go wrong, as plain data.
+//!
+//! More than 500 lines: one table, and most are what its rows mean.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -351,7 +353,7 @@ pub enum Cause {
     /// It would be a client of MPS, where the fault of one client ends all.
     #[error("MPS is on: the fault of any client would end it, and its own would end the others")]
     UnderMps,
-    /// The system did not start it.
+    /// The system did not start it: what it refused, to the front or to the process, and its error.
     #[error("the system did not start it: {0}")]
     NotStarted(String),
     /// It was asked to end, by [`Worker::close`](crate::Worker::close) or the drop of the last handle.
@@ -389,7 +391,6 @@ impl Cause {
             Cause::WrongProgram(_) => {
                 "it is another program, or knows no such service: the cause has which"
             }
-            Cause::NotStarted(_) => "the system did not start it",
             Cause::Supervisor(_) => "the supervisor panicked, which is a bug of this crate",
             _ => return self.to_string(),
         };
@@ -494,12 +495,16 @@ mod tests {
             let causes = causes.into();
             Error::GivenUp { early_deaths, cause, causes, log: log.into() }
         };
-        let refused = || Cause::NotStarted("too many files".to_owned());
+        let refused = || Cause::NotStarted("its handle: too many files".to_owned());
         let exited = Cause::Exited;
         let begins_anew = "; `Worker::revive` begins anew";
         let has_log = "; `Error::log` has the end of what the last process wrote";
         for (error, expected, log) in [
-            (given_up(0, &[refused()], ""), ": the system did not start it", ""),
+            (
+                given_up(0, &[refused()], ""),
+                ": the system did not start it: its handle: too many files",
+                "",
+            ),
             (given_up(1, &[exited(3)], ""), " after 1 early death, by: it exited with 3", ""),
             (
                 given_up(2, &[exited(3), exited(4)], "a line\nanother\n"),
@@ -534,7 +539,6 @@ mod tests {
             Cause::OutOfDeviceMemory(said()),
             Cause::KeptNotFilled { name: said(), process: 7, limit: Duration::ZERO },
             Cause::WrongProgram(said()),
-            Cause::NotStarted(said()),
             Cause::Supervisor(said()),
         ] {
             let not_replaced = Error::NotReplaced { cause: cause.clone() };

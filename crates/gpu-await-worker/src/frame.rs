@@ -163,10 +163,50 @@ pub(crate) enum Ending {
     NoDevice,
     /// Its `main` calls `init` inside of a runtime.
     InsideRuntime,
+    /// The system refused it what it needs, with this error's number; 0 of an error without one.
+    NotStarted { tried: Tried, errno: i32 },
     /// It is not the program that started it, or does not know the service.
     WrongProgram,
     /// It would be a client of MPS.
     UnderMps,
+}
+
+/// What a process needs of the system before its service starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Tried {
+    Front,
+    Socket,
+    Watch,
+    Program,
+    Memory,
+    Runtime,
+    Reactor,
+}
+
+impl Tried {
+    /// As errors say it.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Tried::Front => "watching the process that started it",
+            Tried::Socket => "taking its socket",
+            Tried::Watch => "starting the thread that watches",
+            Tried::Program => "opening its own program",
+            Tried::Memory => "taking its memory",
+            Tried::Runtime => "building its runtime",
+            Tried::Reactor => "registering its socket",
+        }
+    }
+
+    /// What was refused, in words of this side's: the number alone came from the process.
+    pub(crate) fn refusal(self, errno: i32) -> String {
+        match errno {
+            0 => format!("{}, in its process", self.text()),
+            errno => {
+                let error = std::io::Error::from_raw_os_error(errno);
+                format!("{}, in its process: {error}", self.text())
+            }
+        }
+    }
 }
 
 /// From a process.

@@ -18,7 +18,7 @@ use tokio::sync::{Notify, oneshot};
 use crate::calls::CallId;
 use crate::child::{self, Child};
 use crate::codec::{self, Refused};
-use crate::frame::{ChildTerms, Ending, MOST_HEADER, ToProcess, ToSupervisor, Verdict};
+use crate::frame::{ChildTerms, Ending, MOST_HEADER, ToProcess, ToSupervisor, Tried, Verdict};
 use crate::host::Host;
 use crate::inputs::{Payloads, RequestPayload, Requests, Room};
 use crate::kept_mut::Lent;
@@ -54,18 +54,16 @@ pub(crate) fn run<S: Service>(child: Child) -> ! {
     };
     // It panics if the system refuses a thread.
     let built = std::panic::catch_unwind(AssertUnwindSafe(|| builder.enable_all().build()));
-    let built = built.map_err(codec::panic_text);
-    match built.and_then(|built| built.map_err(|error| error.to_string())) {
-        Err(why) => {
-            child::end(child.socket.as_fd(), Ending::StartFailed, &format!("no runtime: {why}"))
-        }
+    let built = built.map_err(|panic| std::io::Error::other(codec::panic_text(panic)));
+    match built.and_then(|built| built) {
+        Err(error) => child::refused(child.socket.as_fd(), Tried::Runtime, &error),
         Ok(runtime) => {
             let socket = child.socket.try_clone();
             let served = std::panic::catch_unwind(AssertUnwindSafe(|| {
                 runtime.block_on(serve::<S>(child, runtime.handle().clone()))
             }));
             let (ending, why) = match served {
-                Ok(why) => (Ending::StartFailed, why),
+                Ok(why) => why,
                 // The thread is another runtime's, which panics before anything has run.
                 Err(panic) if tokio::runtime::Handle::try_current().is_ok() => {
                     (Ending::InsideRuntime, codec::panic_text(panic))
@@ -81,11 +79,11 @@ pub(crate) fn run<S: Service>(child: Child) -> ! {
 }
 
 /// Returns why it cannot go on.
-async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> String {
+async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> (Ending, String) {
     let Child { socket, requests, responses, config, terms } = child;
     let socket = match system::registered(socket, Interest::READABLE) {
         Ok(socket) => socket,
-        Err(error) => return format!("no reactor: {error}"),
+        Err(error) => return (child::refusal(Tried::Reactor, &error), String::new()),
     };
     let link = Arc::new(Link::new(socket, runtime.clone()));
     let status = responses.clone();
@@ -123,7 +121,7 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
         running,
         runtime,
     };
-    process.live::<S>(started).await
+    (Ending::StartFailed, process.live::<S>(started).await)
 }
 
 /// A service that has started.

@@ -149,6 +149,8 @@ pub(crate) fn receive_fds<const N: usize>(
             (Received::Nothing, _) => continue,
             (Received::Packet(bytes), Ok(fds)) if bytes <= buffer.len() => Ok((bytes, fds)),
             (Received::End, _) => Err(io::ErrorKind::UnexpectedEof.into()),
+            // The kernel leaves out those that the process has no number for.
+            (Received::Packet(_), Err(few)) if few.len() < N => Err(Errno::MFILE.into()),
             _ => Err(io::ErrorKind::InvalidData.into()),
         };
     }

@@ -400,6 +400,7 @@ impl Core {
                     | Ending::NoConfiguration
                     | Ending::NoDevice
                     | Ending::InsideRuntime
+                    | Ending::NotStarted { .. }
                     | Ending::WrongProgram
                     | Ending::UnderMps => !serves,
                 };
