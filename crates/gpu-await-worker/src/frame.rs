@@ -22,9 +22,10 @@ pub(crate) const MOST_HEADER: usize = 1 << 10;
 /// The longest name of kept memory, in bytes.
 pub(crate) const MOST_NAME: usize = 256;
 
-/// Which file a program was started from: device, inode, size, time of the last change in nanoseconds.
+/// Which file a program was started from: device, inode. What is in it does not change while it is executed, which the kernel sees to; its times
+/// and its mode may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Executable(pub(crate) u64, pub(crate) u64, pub(crate) u64, pub(crate) i64);
+pub(crate) struct Executable(pub(crate) u64, pub(crate) u64);
 
 /// What a process is to be, sent as it starts: with the slabs and the configuration as descriptors.
 #[derive(Debug, Serialize, Deserialize)]

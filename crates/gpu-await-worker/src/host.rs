@@ -185,7 +185,7 @@ impl<T: Element> Filling<T> {
     /// Which memory it is: that of a file without a name.
     fn file(&self) -> Result<(u64, u64), Failure> {
         let header = self.memory.descriptors()?.header;
-        let Executable(device, number, ..) = system::identity(header.as_fd())?;
+        let Executable(device, number) = system::identity(header.as_fd())?;
         Ok((device, number))
     }
 

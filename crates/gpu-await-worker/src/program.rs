@@ -67,8 +67,9 @@ pub(crate) fn is_fork() -> bool {
 
 /// Makes this program one that workers can run in: the first statement of `main`, with the services that they serve.
 ///
-/// In a process of a worker it serves, and does not return. Everywhere else it returns at once: it opens the program's own file, so that
-/// a new version of it on disk does no harm, and starts nothing.
+/// In a process of a worker it serves, and does not return. Everywhere else it returns at once: it opens the program's own file, which
+/// all processes execute, and starts nothing. Whether that file is replaced, renamed, removed or touched meanwhile does not matter; without the
+/// permission to execute it no process is started until that is back ([`WorkerHealth::refusal`](crate::WorkerHealth::refusal)).
 ///
 /// # Examples
 /// ```no_run

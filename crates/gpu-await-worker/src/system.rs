@@ -282,8 +282,7 @@ pub(crate) fn has_ended(socket: BorrowedFd<'_>) -> bool {
 /// Which file it is.
 pub(crate) fn identity(file: BorrowedFd<'_>) -> io::Result<Executable> {
     let stat = rustix::fs::fstat(file)?;
-    let changed = stat.st_mtime.wrapping_mul(1_000_000_000).wrapping_add(stat.st_mtime_nsec as i64);
-    Ok(Executable(stat.st_dev, stat.st_ino, stat.st_size as u64, changed))
+    Ok(Executable(stat.st_dev, stat.st_ino))
 }
 
 /// The program of this process, whatever its path names by now.
