@@ -16,7 +16,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// Its text may go to clients: it says what happened and what to do, and nothing that a process wrote, where paths and secrets may be. That is in
 /// the fields, in [`source`](std::error::Error::source) and in [`log`](Self::log), and their `Debug` shows it. `Service` and `Panicked` are the
-/// words of the service itself.
+/// words of the service itself, `Encode` those of its types.
 ///
 /// | variant | what the caller can do |
 /// |---|---|
