@@ -227,7 +227,7 @@ pub enum Guilt {
 #[error(
     "the worker's process died ({}) in attempt {attempt} of the call ({guilt:?}): {}",
     cause.brief(),
-    guilt.advice()
+    guilt.advice(*idempotent)
 )]
 #[non_exhaustive]
 pub struct WorkerLost {
@@ -238,6 +238,8 @@ pub struct WorkerLost {
     pub guilt: Guilt,
     /// How often the call was sent.
     pub attempt: u32,
+    /// Whether it might be sent more than once: [`Call::idempotent`](crate::Call::idempotent).
+    pub idempotent: bool,
     /// The last lines that the process wrote, up to 1 KiB.
     pub log: Arc<str>,
 }
@@ -250,11 +252,15 @@ fn left(until: Instant) -> u64 {
 
 impl Guilt {
     /// What its caller can do.
-    fn advice(self) -> &'static str {
-        match self {
-            Guilt::Alone => "it is the reason, and would be again",
-            Guilt::Suspect => "it may be the reason: `Call::idempotent` has it sent again, alone",
-            Guilt::Innocent => "it is not the reason: send it again, if it may run twice",
+    fn advice(self, idempotent: bool) -> &'static str {
+        match (self, idempotent) {
+            (Guilt::Alone, _) => "it is the reason, and would be again",
+            (Guilt::Suspect, false) => {
+                "it may be the reason: `Call::idempotent` has it sent again, alone"
+            }
+            (Guilt::Suspect, true) => "it may be the reason, and is not sent again",
+            (Guilt::Innocent, false) => "it is not the reason: send it again, if it may run twice",
+            (Guilt::Innocent, true) => "it is not the reason, and is not sent again: send it anew",
         }
     }
 }
@@ -522,7 +528,8 @@ mod tests {
         assert_eq!(text, "the request killed processes, and is refused for another 48 s");
         let lost = |cause| {
             let log = "KEY=secret /home/me\n".into();
-            Error::Lost(WorkerLost { cause, guilt: Guilt::Suspect, attempt: 1, log })
+            let (guilt, attempt, idempotent) = (Guilt::Suspect, 1, false);
+            Error::Lost(WorkerLost { cause, guilt, attempt, idempotent, log })
         };
         assert_eq!(
             lost(Cause::Signal(9)).to_string(),

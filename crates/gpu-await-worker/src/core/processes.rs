@@ -300,7 +300,7 @@ impl Core {
         let lines = self.last_lines.clone();
         let died = || {
             let (cause, log, guilt) = (cause.clone(), lines.clone(), Guilt::Innocent);
-            Error::Lost(WorkerLost { cause, guilt, attempt: 1, log })
+            Error::Lost(WorkerLost { cause, guilt, attempt: 1, idempotent: false, log })
         };
         self.lose_timeline(process, died, after);
         for lost in lost {
@@ -311,6 +311,7 @@ impl Core {
                 cause: cause.clone(),
                 guilt: lost.guilt,
                 attempt: lost.attempt,
+                idempotent: lost.value.terms.attempts > 1,
                 log: self.last_lines.clone(),
             };
             after.end(lost.value, Outcome::Failed(Error::Lost(error)));

@@ -240,6 +240,18 @@ fn a_first_start_that_fails_is_reported() {
 }
 
 #[test]
+fn advice_is_for_whom_it_helps() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let often = lost(worker.call(Do::KillMe).idempotent().await);
+        assert_eq!((often.attempt, often.guilt), (3, Guilt::Suspect));
+        assert!(!often.to_string().contains("`Call::idempotent`"), "{often}");
+        let once = lost(worker.call(Do::KillMe).await);
+        assert!(once.to_string().contains("`Call::idempotent`"), "{once}");
+    });
+}
+
+#[test]
 fn what_cannot_work_starts_nothing() {
     run(async {
         let stranger = Worker::<Stranger>::builder(()).spawn().await;
