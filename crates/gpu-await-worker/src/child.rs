@@ -145,8 +145,9 @@ pub(crate) fn refusal(tried: Tried, error: &std::io::Error) -> Ending {
 
 /// Says what the system refused, and ends the process.
 pub(crate) fn refused(socket: BorrowedFd<'_>, tried: Tried, error: &std::io::Error) -> ! {
-    // The log has errors without a number.
-    eprintln!("a worker's process does not start: {}: {error}", tried.text());
+    // For the log, which has errors without a number as well. Perhaps nobody reads it.
+    let said = format!("a worker's process does not start: {}: {error}\n", tried.text());
+    drop(std::io::Write::write_all(&mut std::io::stderr(), said.as_bytes()));
     end(socket, refusal(tried, error), "")
 }
 
