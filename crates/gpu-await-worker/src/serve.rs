@@ -52,10 +52,18 @@ pub(crate) fn run<S: Service>(child: Child) -> ! {
             builder
         }
     };
-    // It panics if the system refuses a thread.
-    let built = std::panic::catch_unwind(AssertUnwindSafe(|| builder.enable_all().build()));
-    let built = built.map_err(|panic| std::io::Error::other(codec::panic_text(panic)));
-    match built.and_then(|built| built) {
+    let built = child.socket.try_clone().and_then(|socket| {
+        // It panics if the system refuses a thread, and would wait for those that it has: for ever, as it never told them to end.
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            let error = system_error(&codec::text_of(panic.payload()));
+            child::refused(socket.as_fd(), Tried::Runtime, &error)
+        }));
+        let built = builder.enable_all().build();
+        std::panic::set_hook(before);
+        built
+    });
+    match built {
         Err(error) => child::refused(child.socket.as_fd(), Tried::Runtime, &error),
         Ok(runtime) => {
             let socket = child.socket.try_clone();
@@ -75,6 +83,15 @@ pub(crate) fn run<S: Service>(child: Child) -> ! {
                 Err(_) => system::end_process(1),
             }
         }
+    }
+}
+
+/// The error of the system that a text ends with.
+fn system_error(text: &str) -> std::io::Error {
+    let number = text.rsplit_once("(os error ").and_then(|(_, rest)| rest.strip_suffix(')'));
+    match number.and_then(|number| number.parse().ok()) {
+        Some(number) => std::io::Error::from_raw_os_error(number),
+        None => std::io::Error::other(text),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Processes that cannot serve: in a binary of its own, whose processes run inside of a runtime, or may have few descriptors.
 
+use std::time::Duration;
+
 use futures::executor::block_on;
 use gpu_await_worker::{Error, Failure, Host, Payloads, Service, Worker, testing};
 
@@ -23,18 +25,42 @@ impl Service for Nothing {
 /// How many descriptors a process may have.
 const FILES: &str = "GPU_AWAIT_TEST_FILES";
 
-/// What a process of the worker runs: inside of a runtime, as under `#[tokio::main]`, unless it is to have few descriptors.
+/// How many MiB of addresses a process may take beside those that it has.
+const SPACE: &str = "GPU_AWAIT_TEST_SPACE";
+
+/// What a process of the worker runs: inside of a runtime, as under `#[tokio::main]`, unless it is to have few descriptors, or little space.
 #[test]
 fn gpu_await_worker_child() {
-    let files = std::env::var(FILES).ok().and_then(|files| files.parse().ok());
-    let Some(most) = files else {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        return runtime.block_on(async { testing::child::<Nothing>() });
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let (resource, most) = match (number(FILES), number(SPACE)) {
+        (Some(files), _) => (libc::RLIMIT_NOFILE, files),
+        (_, Some(space)) => {
+            let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+            let pages: u64 = statm.split(' ').next().unwrap().parse().unwrap();
+            (libc::RLIMIT_AS, (pages << 12) + (space << 20))
+        }
+        _ => {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            return runtime.block_on(async { testing::child::<Nothing>() });
+        }
     };
-    let files = libc::rlimit { rlim_cur: most, rlim_max: most };
+    let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
     // SAFETY: reads a value of this function's.
-    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const files) };
+    unsafe { libc::setrlimit(resource, &raw const limit) };
     testing::child::<Nothing>();
+}
+
+/// A runtime whose threads are refused panics, and its end waits for those that it has.
+#[test]
+fn a_runtime_that_is_refused_threads_ends() {
+    testing::init::<Nothing>(module_path!());
+    // Enough for what it maps, and for some of the threads.
+    let worker = Worker::<Nothing>::builder(()).threads(200).env(SPACE, "768");
+    let error = block_on(worker.start_limit(Duration::from_secs(10)).spawn()).unwrap_err();
+    let text = error.to_string();
+    let why =
+        "building its runtime, in its process: Resource temporarily unavailable (os error 11)";
+    assert!(text.contains(why), "{text}");
 }
 
 /// Whatever it is that the system refuses a process, its error is in the text.
