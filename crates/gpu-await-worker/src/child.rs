@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::frame::{ChildTerms, Ending, MOST_HEADER, Setup, ToProcess, ToSupervisor, VERSION};
+use crate::frame::{
+    ChildTerms, Ending, MOST_HEADER, Setup, ToProcess, ToSupervisor, Tried, VERSION,
+};
 use crate::service::Services;
 use crate::slab::Slab;
 use crate::system::{self, Sent};
@@ -34,24 +36,36 @@ pub struct Child {
 /// Serves what the supervisor asks for; `parent` started this process.
 pub(crate) fn run<S: Services>(parent: u32) -> ! {
     // First of all, that this process ends with its parent.
-    let Ok(front) = system::watch_parent(parent) else { system::end_process(1) };
+    let stdin = rustix::stdio::stdin();
+    let front = match system::watch_parent(parent) {
+        Ok(front) => front,
+        Err(error) => refused(stdin, Tried::Front, &error),
+    };
     system::settle_in();
     system::name_program();
-    let taken = system::take_stdin().and_then(|socket| system::close_stdin().map(|()| socket));
-    let Ok(socket) = taken else { system::end_process(1) };
-    let beats = watch(&socket, FRONT.get_or_init(|| front));
-    let mut buffer = vec![0; MOST_HEADER.max(16 << 10)];
-    let Ok((bytes, [requests, responses, config])) =
-        system::receive_fds(socket.as_fd(), &mut buffer)
-    else {
-        system::end_process(1)
+    let socket = match system::take_stdin() {
+        Ok(socket) => socket,
+        Err(error) => refused(stdin, Tried::Socket, &error),
     };
+    if let Err(error) = system::close_stdin() {
+        refused(socket.as_fd(), Tried::Socket, &error);
+    }
+    let beats = match watch(&socket, FRONT.get_or_init(|| front)) {
+        Ok(beats) => beats,
+        Err(error) => refused(socket.as_fd(), Tried::Watch, &error),
+    };
+    let mut buffer = vec![0; MOST_HEADER.max(16 << 10)];
+    let (bytes, [requests, responses, config]) =
+        match system::receive_fds(socket.as_fd(), &mut buffer) {
+            Ok(received) => received,
+            Err(error) => refused(socket.as_fd(), Tried::Memory, &error),
+        };
     let setup = codec::header(&buffer[..bytes]).map(|(message, _)| message);
     let Some(ToProcess::Setup(setup)) = setup else {
         end(socket.as_fd(), Ending::WrongProgram, "its first message is unknown");
     };
     match begin(&setup, requests, responses, config) {
-        Err(why) => end(socket.as_fd(), Ending::WrongProgram, &why),
+        Err((ending, why)) => end(socket.as_fd(), ending, &why),
         Ok((requests, responses, config)) => {
             let hello = ToSupervisor::Hello { version: VERSION, executable: setup.executable };
             let _ = say(socket.as_fd(), &hello, b"");
@@ -71,10 +85,12 @@ fn begin(
     requests: OwnedFd,
     responses: OwnedFd,
     config: OwnedFd,
-) -> Result<(Slab, Slab, Vec<u8>), String> {
+) -> Result<(Slab, Slab, Vec<u8>), (Ending, String)> {
     let file = system::own_program().and_then(|file| system::identity(file.as_fd()));
-    if setup.version != VERSION || file.ok() != Some(setup.executable) {
-        return Err("its file is not the one that was to be started".to_owned());
+    let file = file.map_err(|error| (refusal(Tried::Program, &error), String::new()))?;
+    if setup.version != VERSION || file != setup.executable {
+        let why = "its file is not the one that was to be started".to_owned();
+        return Err((Ending::WrongProgram, why));
     }
     let open = || -> std::io::Result<_> {
         let requests = Slab::open(requests, setup.request_slab_bytes, false)?;
@@ -84,13 +100,13 @@ fn begin(
         }
         Ok((requests, responses, system::read_all(config, setup.config_bytes)?))
     };
-    open().map_err(|error| error.to_string())
+    open().map_err(|error| (refusal(Tried::Memory, &error), String::new()))
 }
 
 /// Starts the thread that ends the process, and what it started, when its front is gone, whatever the driver does; and that says, once there
 /// is a place for it, that the process lives.
-fn watch(socket: &OwnedFd, front: &'static OwnedFd) -> Arc<OnceLock<Arc<Slab>>> {
-    let Ok(socket) = socket.try_clone() else { system::end_process(1) };
+fn watch(socket: &OwnedFd, front: &'static OwnedFd) -> std::io::Result<Arc<OnceLock<Arc<Slab>>>> {
+    let socket = socket.try_clone()?;
     let place = Arc::new(OnceLock::<Arc<Slab>>::new());
     let beats = place.clone();
     let run = move || {
@@ -109,10 +125,8 @@ fn watch(socket: &OwnedFd, front: &'static OwnedFd) -> Arc<OnceLock<Arc<Slab>>> 
         }
     };
     let thread = std::thread::Builder::new().name("worker watch".to_owned());
-    if thread.spawn(run).is_err() {
-        system::end_process(1);
-    }
-    place
+    thread.spawn(run)?;
+    Ok(place)
 }
 
 /// The socket is closed: ends the process and what it started once the front is gone, or does not kill it either.
@@ -122,6 +136,19 @@ pub(crate) fn end_with_front() -> ! {
         drop(system::poll(&mut [PollFd::new(front, PollFlags::IN)], Some(limit)));
     }
     system::end_group()
+}
+
+/// The system refused what the process needs: how it ends.
+pub(crate) fn refusal(tried: Tried, error: &std::io::Error) -> Ending {
+    Ending::NotStarted { tried, errno: error.raw_os_error().unwrap_or(0) }
+}
+
+/// Says what the system refused, and ends the process.
+pub(crate) fn refused(socket: BorrowedFd<'_>, tried: Tried, error: &std::io::Error) -> ! {
+    // For the log, which has errors without a number as well. Perhaps nobody reads it.
+    let said = format!("a worker's process does not start: {}: {error}\n", tried.text());
+    drop(std::io::Write::write_all(&mut std::io::stderr(), said.as_bytes()));
+    end(socket, refusal(tried, error), "")
 }
 
 /// Says why, and ends the process.

@@ -6,12 +6,14 @@
 //! # Invariants
 //! 1. What was encoded decodes to the same (`values_come_back`).
 //! 2. Any bytes decode to a value or to an error: no panic leaves, and no stack overflows (`deep_values_are_refused`, `bytes_never_panic`).
+//! 3. A value that refuses to be encoded says why, and what the format lacks is a hint for other errors alone (`the_hint_is_for_what_it_explains`).
 #![forbid(unsafe_code)]
 
 mod nesting;
 mod stack;
 #[cfg(test)]
 mod tests;
+mod why;
 
 use std::cell::Cell;
 use std::fmt;
@@ -47,29 +49,46 @@ impl fmt::Display for Refused {
     }
 }
 
-/// Runs code of a value, which may panic, and tells why it fails.
-fn refused<T>(code: impl FnOnce(&Cell<Option<u32>>) -> postcard::Result<T>) -> Result<T, Refused> {
+/// Runs code of a value, which may panic, and tells why it fails: `why` says it of an error of the format's.
+fn refused<T>(
+    code: impl FnOnce(&Cell<Option<u32>>) -> postcard::Result<T>,
+    why: impl FnOnce(postcard::Error) -> String,
+) -> Result<T, Refused> {
     let over = Cell::new(None);
     let done = catch_unwind(AssertUnwindSafe(|| code(&over)));
     let done = done.map_err(|panic| Refused::Because(panic_text(panic)))?;
     done.map_err(|error| match over.get() {
         Some(limit) => Refused::TooDeep(limit),
-        None => Refused::Because(format!("{error}; {HINT}")),
+        None => Refused::Because(why(error)),
     })
 }
 
 /// Encodes a value.
 pub(crate) fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, Refused> {
-    refused(|over| postcard::to_extend(&Encoded::new(value, MOST_LEVELS, over), Vec::new()))
+    let encode =
+        |over: &Cell<_>| postcard::to_extend(&Encoded::new(value, MOST_LEVELS, over), Vec::new());
+    refused(encode, |error| match error {
+        postcard::Error::SerdeSerCustom => why::of(value),
+        error => format!("{error}; {HINT}"),
+    })
 }
 
 /// Decodes a value that is all of `bytes`. A panic of the value's own code is an error.
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refused> {
-    refused(|over| {
+    let decode = |over: &Cell<_>| {
         let mut from = postcard::Deserializer::from_flavor(Bounded::new(bytes));
         let value = nesting::decode(&mut from, MOST_LEVELS, over)?;
         let rest = from.finalize()?;
         if rest.is_empty() { Ok(value) } else { Err(postcard::Error::SerdeDeCustom) }
+    };
+    refused(decode, |error| match error {
+        // What it said is lost; or it read less than there is.
+        postcard::Error::SerdeDeCustom => {
+            format!(
+                "its `Deserialize` refuses what its `Serialize` wrote; if it is derived: {HINT}"
+            )
+        }
+        error => format!("{error}; {HINT}"),
     })
 }
 

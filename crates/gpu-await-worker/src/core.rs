@@ -145,6 +145,10 @@ pub(crate) struct Core {
     last_cause: Option<Cause>,
     /// Why the system refused the start that was tried last: no death.
     refusal: Option<Cause>,
+    /// Why a process died last, whichever it was for.
+    died_of: Option<Cause>,
+    /// Why no standby was started any more, the last time that this was so.
+    no_standby: Option<Cause>,
     /// The last few.
     causes: VecDeque<Cause>,
     /// When the supervisor looks next, unless it is woken.
@@ -187,6 +191,8 @@ impl Core {
             last_death: None,
             last_cause: None,
             refusal: None,
+            died_of: None,
+            no_standby: None,
             causes: VecDeque::new(),
             next_look: now,
             stats: Stats::default(),
@@ -480,6 +486,11 @@ impl Core {
             is_stopped: main.is_some_and(|process| process.is_stopped),
             is_busy: main.is_some_and(|process| process.is_busy),
             waits_for: main.and_then(|process| process.asked_mut.first().cloned()),
+            refusal: self
+                .refusal
+                .clone()
+                .filter(|_| self.ended.is_none() && !self.life.is_closing()),
+            no_standby: self.no_standby.clone().filter(|_| self.life.lacks_standby()),
         }
     }
 

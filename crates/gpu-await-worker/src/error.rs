@@ -1,4 +1,6 @@
 //! What can go wrong, as plain data.
+//!
+//! More than 500 lines: one table, and most are what its rows mean.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -14,7 +16,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// Its text may go to clients: it says what happened and what to do, and nothing that a process wrote, where paths and secrets may be. That is in
 /// the fields, in [`source`](std::error::Error::source) and in [`log`](Self::log), and their `Debug` shows it. `Service` and `Panicked` are the
-/// words of the service itself.
+/// words of the service itself, `Encode` those of its types.
 ///
 /// | variant | what the caller can do |
 /// |---|---|
@@ -173,8 +175,9 @@ pub enum Error {
     /// Processes died early too often, or the first one did not serve: there will be no other one, unless
     /// [`Worker::revive`](crate::Worker::revive) has the worker begin anew, or, in a [`Group`](crate::Group), a probe does.
     #[error(
-        "given up{}; `Error::log` has the end of what the last process wrote, and `Worker::revive` begins anew",
-        deaths(*early_deaths, cause, causes)
+        "given up{}{}",
+        deaths(*early_deaths, cause, causes),
+        what_to_do(cause, log)
     )]
     GivenUp {
         /// How many there were; none if the system did not even start the first process.
@@ -224,7 +227,7 @@ pub enum Guilt {
 #[error(
     "the worker's process died ({}) in attempt {attempt} of the call ({guilt:?}): {}",
     cause.brief(),
-    guilt.advice()
+    guilt.advice(*idempotent)
 )]
 #[non_exhaustive]
 pub struct WorkerLost {
@@ -235,6 +238,8 @@ pub struct WorkerLost {
     pub guilt: Guilt,
     /// How often the call was sent.
     pub attempt: u32,
+    /// Whether it might be sent more than once: [`Call::idempotent`](crate::Call::idempotent).
+    pub idempotent: bool,
     /// The last lines that the process wrote, up to 1 KiB.
     pub log: Arc<str>,
 }
@@ -247,11 +252,15 @@ fn left(until: Instant) -> u64 {
 
 impl Guilt {
     /// What its caller can do.
-    fn advice(self) -> &'static str {
-        match self {
-            Guilt::Alone => "it is the reason, and would be again",
-            Guilt::Suspect => "it may be the reason: `Call::idempotent` has it sent again, alone",
-            Guilt::Innocent => "it is not the reason: send it again, if it may run twice",
+    fn advice(self, idempotent: bool) -> &'static str {
+        match (self, idempotent) {
+            (Guilt::Alone, _) => "it is the reason, and would be again",
+            (Guilt::Suspect, false) => {
+                "it may be the reason: `Call::idempotent` has it sent again, alone"
+            }
+            (Guilt::Suspect, true) => "it may be the reason, and is not sent again",
+            (Guilt::Innocent, false) => "it is not the reason: send it again, if it may run twice",
+            (Guilt::Innocent, true) => "it is not the reason, and is not sent again: send it anew",
         }
     }
 }
@@ -264,9 +273,23 @@ pub enum Cause {
     /// verify mode that is the operation that faulted.
     #[error("fault: {0}")]
     Fault(String),
-    /// Its service did not start.
+    /// Its service did not start: [`Service::start`](crate::Service::start) failed with this.
     #[error("the service did not start: {0}")]
     StartFailed(String),
+    /// Its service did not start: [`Service::start`](crate::Service::start) panicked with this.
+    #[error("the service did not start: its `start` panicked: {0}")]
+    StartPanicked(String),
+    /// Its service did not start: the configuration, which was encoded, cannot be decoded.
+    #[error("the service did not start: its configuration cannot be decoded: {0}")]
+    NoConfiguration(String),
+    /// Its service did not start: its device cannot be opened, or its timeline begun.
+    #[error("the service did not start: its device cannot be opened: {0}")]
+    NoDevice(String),
+    /// Its service did not start: `main` calls [`init`](crate::init) inside of a runtime, where a process of a worker cannot run its own.
+    #[error(
+        "`gpu_await_worker::init` is called inside of an async runtime, such as under `#[tokio::main]`, where a worker's process cannot run: write a plain `fn main()` that calls `init` and then builds the runtime"
+    )]
+    InsideRuntime,
     /// Its service did not start for lack of device memory.
     #[error("the service did not start: {0}")]
     OutOfDeviceMemory(String),
@@ -336,7 +359,7 @@ pub enum Cause {
     /// It would be a client of MPS, where the fault of one client ends all.
     #[error("MPS is on: the fault of any client would end it, and its own would end the others")]
     UnderMps,
-    /// The system did not start it.
+    /// The system did not start it: what it refused, to the front or to the process, and its error.
     #[error("the system did not start it: {0}")]
     NotStarted(String),
     /// It was asked to end, by [`Worker::close`](crate::Worker::close) or the drop of the last handle.
@@ -355,13 +378,25 @@ impl Cause {
     pub(crate) fn brief(&self) -> String {
         let brief = match self {
             Cause::Fault(_) => "its device faulted",
-            Cause::StartFailed(_) => "the service did not start",
+            Cause::StartFailed(_) => {
+                "the service did not start: its `start` returned an error, which the cause has"
+            }
+            Cause::StartPanicked(_) => {
+                "the service did not start: its `start` panicked, with what the cause has"
+            }
+            Cause::NoConfiguration(_) => {
+                "the service did not start: its configuration cannot be decoded, for what the cause has"
+            }
+            Cause::NoDevice(_) => {
+                "the service did not start: its device cannot be opened, for what the cause has"
+            }
             Cause::OutOfDeviceMemory(_) => "the service did not start for lack of device memory",
             Cause::KeptNotFilled { .. } => {
                 "the service did not start in time: it waited for kept memory"
             }
-            Cause::WrongProgram(_) => "another program",
-            Cause::NotStarted(_) => "the system did not start it",
+            Cause::WrongProgram(_) => {
+                "it is another program, or knows no such service: the cause has which"
+            }
             Cause::Supervisor(_) => "the supervisor panicked, which is a bug of this crate",
             _ => return self.to_string(),
         };
@@ -379,6 +414,21 @@ fn deaths(early_deaths: u32, cause: &Cause, causes: &[Cause]) -> String {
             format!(" after {n} early deaths in a row, the last by: {cause}{before}")
         }
     }
+}
+
+/// What there is to read, and whether there is a way on.
+fn what_to_do(cause: &Cause, log: &str) -> String {
+    let log = if log.is_empty() {
+        ""
+    } else {
+        "; `Error::log` has the end of what the last process wrote"
+    };
+    // What was under its lock is lost.
+    let revive = match cause {
+        Cause::Supervisor(_) => "",
+        _ => "; `Worker::revive` begins anew",
+    };
+    format!("{log}{revive}")
 }
 
 /// What came before the last cause.
@@ -451,25 +501,35 @@ mod tests {
             let causes = causes.into();
             Error::GivenUp { early_deaths, cause, causes, log: log.into() }
         };
-        let refused = || Cause::NotStarted("too many files".to_owned());
+        let refused = || Cause::NotStarted("its handle: too many files".to_owned());
         let exited = Cause::Exited;
-        let end = "; `Error::log` has the end of what the last process wrote, and `Worker::revive` begins anew";
-        for (error, expected) in [
-            (given_up(0, &[refused()], ""), ": the system did not start it"),
-            (given_up(1, &[exited(3)], ""), " after 1 early death, by: it exited with 3"),
+        let begins_anew = "; `Worker::revive` begins anew";
+        let has_log = "; `Error::log` has the end of what the last process wrote";
+        for (error, expected, log) in [
+            (
+                given_up(0, &[refused()], ""),
+                ": the system did not start it: its handle: too many files",
+                "",
+            ),
+            (given_up(1, &[exited(3)], ""), " after 1 early death, by: it exited with 3", ""),
             (
                 given_up(2, &[exited(3), exited(4)], "a line\nanother\n"),
                 " after 2 early deaths in a row, the last by: it exited with 4; before it: it exited with 3",
+                has_log,
             ),
         ] {
-            assert_eq!(error.to_string(), format!("given up{expected}{end}"));
+            assert_eq!(error.to_string(), format!("given up{expected}{log}{begins_anew}"));
         }
+        // That one cannot begin anew.
+        let text = given_up(0, &[Cause::Supervisor("a bug".to_owned())], "").to_string();
+        assert!(!text.contains("revive"), "{text}");
         let until = Instant::now() + Duration::from_millis(47_564);
         let text = Error::Refused { what: "request", until }.to_string();
         assert_eq!(text, "the request killed processes, and is refused for another 48 s");
         let lost = |cause| {
             let log = "KEY=secret /home/me\n".into();
-            Error::Lost(WorkerLost { cause, guilt: Guilt::Suspect, attempt: 1, log })
+            let (guilt, attempt, idempotent) = (Guilt::Suspect, 1, false);
+            Error::Lost(WorkerLost { cause, guilt, attempt, idempotent, log })
         };
         assert_eq!(
             lost(Cause::Signal(9)).to_string(),
@@ -480,10 +540,12 @@ mod tests {
         for cause in [
             Cause::Fault(said()),
             Cause::StartFailed(said()),
+            Cause::StartPanicked(said()),
+            Cause::NoConfiguration(said()),
+            Cause::NoDevice(said()),
             Cause::OutOfDeviceMemory(said()),
             Cause::KeptNotFilled { name: said(), process: 7, limit: Duration::ZERO },
             Cause::WrongProgram(said()),
-            Cause::NotStarted(said()),
             Cause::Supervisor(said()),
         ] {
             let not_replaced = Error::NotReplaced { cause: cause.clone() };

@@ -22,9 +22,10 @@ pub(crate) const MOST_HEADER: usize = 1 << 10;
 /// The longest name of kept memory, in bytes.
 pub(crate) const MOST_NAME: usize = 256;
 
-/// Which file a program was started from: device, inode, size, time of the last change in nanoseconds.
+/// Which file a program was started from: device, inode. What is in it does not change while it is executed, which the kernel sees to; its times
+/// and its mode may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Executable(pub(crate) u64, pub(crate) u64, pub(crate) u64, pub(crate) i64);
+pub(crate) struct Executable(pub(crate) u64, pub(crate) u64);
 
 /// What a process is to be, sent as it starts: with the slabs and the configuration as descriptors.
 #[derive(Debug, Serialize, Deserialize)]
@@ -151,14 +152,62 @@ pub(crate) enum Ending {
     Fault,
     /// Likewise, by an error of the memory itself: what is kept there may be wrong.
     MemoryFault,
-    /// Its service did not start.
+    /// Its service did not start: `Service::start` said why.
     StartFailed,
+    /// Likewise: it panicked.
+    StartPanicked,
     /// Likewise, for lack of device memory.
     OutOfMemory,
+    /// The configuration of its service cannot be decoded.
+    NoConfiguration,
+    /// Its device cannot be opened.
+    NoDevice,
+    /// Its `main` calls `init` inside of a runtime.
+    InsideRuntime,
+    /// The system refused it what it needs, with this error's number; 0 of an error without one.
+    NotStarted { tried: Tried, errno: i32 },
     /// It is not the program that started it, or does not know the service.
     WrongProgram,
     /// It would be a client of MPS.
     UnderMps,
+}
+
+/// What a process needs of the system before its service starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Tried {
+    Front,
+    Socket,
+    Watch,
+    Program,
+    Memory,
+    Runtime,
+    Reactor,
+}
+
+impl Tried {
+    /// As errors say it.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Tried::Front => "watching the process that started it",
+            Tried::Socket => "taking its socket",
+            Tried::Watch => "starting the thread that watches",
+            Tried::Program => "opening its own program",
+            Tried::Memory => "taking its memory",
+            Tried::Runtime => "building its runtime",
+            Tried::Reactor => "registering its socket",
+        }
+    }
+
+    /// What was refused, in words of this side's: the number alone came from the process.
+    pub(crate) fn refusal(self, errno: i32) -> String {
+        match errno {
+            0 => format!("{}, in its process", self.text()),
+            errno => {
+                let error = std::io::Error::from_raw_os_error(errno);
+                format!("{}, in its process: {error}", self.text())
+            }
+        }
+    }
 }
 
 /// From a process.

@@ -55,6 +55,10 @@ pub struct WorkerHealth {
     /// The name of [kept](crate::Host::keep_mut) memory that its process asked for and that another one may write, such as one of another worker:
     /// no call is sent before that has ended.
     pub waits_for: Option<String>,
+    /// Why the system refused the start that was tried last, of a process or of a standby: it is tried again, after a delay that grows.
+    pub refusal: Option<Cause>,
+    /// Of a worker that serves and is to have a [standby](crate::WorkerBuilder::standby): why none is started any more, until another process serves.
+    pub no_standby: Option<Cause>,
 }
 
 impl WorkerHealth {
@@ -92,8 +96,14 @@ impl fmt::Display for WorkerHealth {
         if let Some(name) = &self.waits_for {
             write!(f, ", but it waits for kept memory {name:?}, which another process may write")?;
         }
-        match &self.cause {
-            Some(cause) => write!(f, ", after: {}", cause.brief()),
+        if let Some(cause) = &self.cause {
+            write!(f, ", after: {}", cause.brief())?;
+        }
+        if let Some(cause) = &self.no_standby {
+            write!(f, ", but no standby is started any more, after: {}", cause.brief())?;
+        }
+        match self.refusal.as_ref().filter(|refusal| Some(*refusal) != self.cause.as_ref()) {
+            Some(refusal) => write!(f, ", and the next start: {}", refusal.brief()),
             None => Ok(()),
         }
     }

@@ -161,7 +161,7 @@ impl Host {
             }
             Some(gpu) => builder.cuda(gpu as usize).map_err(|error| match error.kind() {
                 ErrorKind::OutOfMemory => (Ending::OutOfMemory, error.to_string()),
-                _ => (Ending::StartFailed, error.to_string()),
+                _ => (Ending::NoDevice, error.to_string()),
             })?,
         };
         let is_under_mps = terms.gpu.is_some() && terms.allow_mps;
@@ -185,7 +185,7 @@ impl<T: Element> Filling<T> {
     /// Which memory it is: that of a file without a name.
     fn file(&self) -> Result<(u64, u64), Failure> {
         let header = self.memory.descriptors()?.header;
-        let Executable(device, number, ..) = system::identity(header.as_fd())?;
+        let Executable(device, number) = system::identity(header.as_fd())?;
         Ok((device, number))
     }
 

@@ -29,7 +29,7 @@ use crate::kept::Key;
 use crate::leases::LeaseId;
 use crate::options::Options;
 use crate::payload::{Input, Lease, Payload, Placed, Waiting};
-use crate::process::Process;
+use crate::process::{Process, Refusal};
 use crate::program::Program;
 use crate::room::{Place, Room};
 use crate::route::{Readiness, Seen, goes_on};
@@ -508,6 +508,8 @@ impl Inside {
                 is_stopped: false,
                 is_busy: false,
                 waits_for: None,
+                refusal: None,
+                no_standby: None,
             },
         }
     }
@@ -521,7 +523,7 @@ impl Inside {
     }
 
     /// A process was started, or not.
-    pub(crate) fn started(&self, incarnation: u32, started: std::io::Result<Process>) {
+    pub(crate) fn started(&self, incarnation: u32, started: Result<Process, Refusal>) {
         self.with(|core, after| core.started(self, incarnation, started, Instant::now(), after));
     }
 

@@ -40,7 +40,7 @@
 //! | info | a worker's process is killed | `cause` |
 //! | info | a worker's process ended, as it was asked to | |
 //! | warn | a worker's process died | `cause`; `killed`: how long before, if it was |
-//! | warn | a worker's process was not started | `why` |
+//! | warn | a worker's process was not started | `why`: what was tried, and the error of the system |
 //! | warn | a request is refused: it killed a process | `key`, `client`: hashes, which differ from one run of the program to the next; `refused_for` |
 //! | info | a request is watched: a process died with it | `key`, `client` |
 //! | warn | a client is refused: its requests killed processes | `client`, `refused_for` |
@@ -48,7 +48,7 @@
 //! | info | a standby is ready | |
 //! | info | a replacement is ready | |
 //! | info | a standby takes over | `ready`: whether it serves by now |
-//! | error | no standby is started any more | `cause`: of the last one's death; the same for replacements |
+//! | error | no standby is started any more | `cause`: of the last death, or what the system refused; the same for replacements |
 //! | info | a worker's process is to be replaced | `why`: the limit that it reached, or `demand` |
 //! | info | a replacement takes over | |
 //! | warn | a worker's process is stopped or traced | `standby`: whether it is one, or was replaced |

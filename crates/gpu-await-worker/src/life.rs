@@ -199,6 +199,11 @@ impl Life {
         self.has_standby && !self.closing && !none
     }
 
+    /// Whether there is to be a standby and will be none, until another main process serves.
+    pub(crate) fn lacks_standby(&self) -> bool {
+        self.has_standby && self.is_serving() && self.phase(Role::Standby) == Phase::Ended
+    }
+
     /// Whether the process in the standby's place was the main one before.
     pub(crate) fn is_replaced(&self, role: Role) -> bool {
         role == Role::Standby && self.predecessor.is_some()

@@ -86,23 +86,38 @@ pub(crate) struct Times {
     pub(crate) killed: Option<Instant>,
 }
 
+/// What the system refused, as a process was to be started.
+#[derive(Debug, thiserror::Error)]
+#[error("{tried}: {error}")]
+pub(crate) struct Refusal {
+    pub(crate) tried: &'static str,
+    pub(crate) error: std::io::Error,
+}
+
+/// The system refused this.
+fn tried(tried: &'static str) -> impl FnOnce(std::io::Error) -> Refusal {
+    move |error| Refusal { tried, error }
+}
+
 impl Process {
     /// Starts one. The calling thread is one that never ends: the kernel kills the process with it.
     pub(crate) fn start(
         inside: &Inside,
         incarnation: u32,
         now: Instant,
-    ) -> std::io::Result<Process> {
+    ) -> Result<Process, Refusal> {
         let Inside { options, program, config, requests, service, .. } = inside;
         let status_bytes = status_bytes(options.most_slots());
         let response_bytes = options.response_slab_bytes + status_bytes;
-        let responses = Slab::new("responses", response_bytes, false)?;
-        let configuration = Slab::new("configuration", config.len().max(1) as u64, false)?;
+        let responses =
+            Slab::new("responses", response_bytes, false).map_err(tried("memory for responses"))?;
+        let configuration = Slab::new("configuration", config.len().max(1) as u64, false);
+        let configuration = configuration.map_err(tried("memory for the configuration"))?;
         let all = crate::leases::Part { offset: 0, len: config.len() as u64 };
         // SAFETY: new memory that nobody else knows of.
         unsafe { configuration.slice_mut(all) }.copy_from_slice(config);
 
-        let (ours, theirs) = system::socket_pair()?;
+        let (ours, theirs) = system::socket_pair().map_err(tried("a pair of sockets"))?;
         let packet = options.most_message_bytes as usize + crate::frame::MOST_HEADER;
         system::widen(ours.as_fd(), packet);
         system::widen(theirs.as_fd(), packet);
@@ -128,13 +143,16 @@ impl Process {
                 timeline: options.timeline,
             },
         });
-        let setup =
-            crate::codec::encode(&setup).map_err(|why| std::io::Error::other(why.to_string()))?;
+        let first = tried("its first packet");
+        let setup = match crate::codec::encode(&setup) {
+            Ok(setup) => setup,
+            Err(why) => return Err(first(std::io::Error::other(why.to_string()))),
+        };
         let fds = [requests.fd(), responses.fd(), configuration.fd()];
         if system::send(ours.as_fd(), &[&setup], &fds) != Sent::Yes {
-            return Err(std::io::Error::other("the socket takes no packet"));
+            return Err(first(std::io::Error::other("the socket does not take it")));
         }
-        system::name_senders(ours.as_fd(), true)?;
+        system::name_senders(ours.as_fd(), true).map_err(tried("an option of its socket"))?;
 
         let killed_before = system::killed_for_memory();
         use std::os::fd::AsRawFd;
@@ -149,21 +167,23 @@ impl Process {
         // A group of its own: the signals of a terminal are not for it, and what it starts can be killed with it.
         command.process_group(0);
         command.stdin(Stdio::from(theirs)).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn()?;
+        let mut child = command.spawn().map_err(tried("executing the program"))?;
         let pipes =
             [child.stdout.take().map(OwnedFd::from), child.stderr.take().map(OwnedFd::from)];
         let [Some(output), Some(errors)] = pipes else {
-            return Err(std::io::Error::other("no pipes"));
+            return Err(tried("its pipes")(std::io::ErrorKind::NotFound.into()));
         };
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        let pid = pid.ok_or_else(|| std::io::Error::other("no process number"))?;
+        let no_number = || tried("its number")(std::io::ErrorKind::InvalidData.into());
+        let pid = pid.ok_or_else(no_number)?;
         let handle = system::handle_of(pid).inspect_err(|_| {
             // Without a handle nothing can be told apart from its successor: it is not to live.
             drop(child.kill());
             drop(child.wait());
-        })?;
+        });
+        let handle = handle.map_err(tried("its handle"))?;
         for pipe in [&output, &errors] {
-            system::set_nonblocking(pipe.as_fd())?;
+            system::set_nonblocking(pipe.as_fd()).map_err(tried("its pipes"))?;
         }
         Ok(Process {
             incarnation,
@@ -286,6 +306,13 @@ impl Process {
                 Ending::Done => (Cause::Closed, Culprit::Outside),
                 Ending::Fault | Ending::MemoryFault => (Cause::Fault(text), Culprit::Running),
                 Ending::StartFailed => (Cause::StartFailed(text), Culprit::Outside),
+                Ending::StartPanicked => (Cause::StartPanicked(text), Culprit::Outside),
+                Ending::NoConfiguration => (Cause::NoConfiguration(text), Culprit::Outside),
+                Ending::NoDevice => (Cause::NoDevice(text), Culprit::Outside),
+                Ending::InsideRuntime => (Cause::InsideRuntime, Culprit::Outside),
+                Ending::NotStarted { tried, errno } => {
+                    (Cause::NotStarted(tried.refusal(*errno)), Culprit::Outside)
+                }
                 Ending::OutOfMemory => (Cause::OutOfDeviceMemory(text), Culprit::Outside),
                 Ending::WrongProgram => (Cause::WrongProgram(text), Culprit::Outside),
                 Ending::UnderMps => (Cause::UnderMps, Culprit::Outside),

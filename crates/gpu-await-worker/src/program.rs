@@ -67,8 +67,9 @@ pub(crate) fn is_fork() -> bool {
 
 /// Makes this program one that workers can run in: the first statement of `main`, with the services that they serve.
 ///
-/// In a process of a worker it serves, and does not return. Everywhere else it returns at once: it opens the program's own file, so that
-/// a new version of it on disk does no harm, and starts nothing.
+/// In a process of a worker it serves, and does not return. Everywhere else it returns at once: it opens the program's own file, which
+/// all processes execute, and starts nothing. Whether that file is replaced, renamed, removed or touched meanwhile does not matter; without the
+/// permission to execute it no process is started until that is back ([`WorkerHealth::refusal`](crate::WorkerHealth::refusal)).
 ///
 /// # Examples
 /// ```no_run
@@ -78,11 +79,18 @@ pub(crate) fn is_fork() -> bool {
 /// #     async fn start(_: (), _: &gpu_await_worker::Host) -> Result<Self, gpu_await_worker::Failure> { Ok(Model) }
 /// #     async fn call(&self, _: (), _: &mut gpu_await_worker::Payloads) -> Result<(), gpu_await_worker::Failure> { Ok(()) }
 /// # }
-/// fn main() {
+/// fn main() -> Result<(), Box<dyn std::error::Error>> {
 ///     gpu_await_worker::init::<Model>();
 ///     // Threads, runtimes and arguments from here on.
+///     tokio::runtime::Runtime::new()?.block_on(async {
+///         // ..
+///         Ok(())
+///     })
 /// }
 /// ```
+///
+/// Not under `#[tokio::main]`, which builds the runtime in front of the first statement: a process of a worker runs a runtime of its own, and ends
+/// with [`Cause::InsideRuntime`](crate::Cause::InsideRuntime) where there is one.
 ///
 /// In tests see [`test_main!`](crate::test_main).
 ///

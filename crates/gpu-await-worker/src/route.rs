@@ -125,7 +125,7 @@ mod tests {
     fn attempts_count_over_all() {
         let lost = |guilt, attempt| {
             let cause = Cause::Signal(11);
-            Error::Lost(WorkerLost { cause, guilt, attempt, log: "".into() })
+            Error::Lost(WorkerLost { cause, guilt, attempt, idempotent: true, log: "".into() })
         };
         let given_up = Error::GivenUp {
             early_deaths: 3,
@@ -147,7 +147,7 @@ mod tests {
         // Of somebody's kill all are lost: once they run beside one another, where they were.
         let killed = |attempt| {
             let (cause, guilt, log) = (Cause::Signal(9), Guilt::Suspect, "".into());
-            Error::Lost(WorkerLost { cause, guilt, attempt, log })
+            Error::Lost(WorkerLost { cause, guilt, attempt, idempotent: true, log })
         };
         assert_eq!(goes_on(often, &killed(1), 1).unwrap().runs, Runs::Home);
         assert_eq!(goes_on(often, &killed(2), 2).unwrap().runs, Runs::Alone);

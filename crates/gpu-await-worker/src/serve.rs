@@ -18,7 +18,7 @@ use tokio::sync::{Notify, oneshot};
 use crate::calls::CallId;
 use crate::child::{self, Child};
 use crate::codec::{self, Refused};
-use crate::frame::{ChildTerms, Ending, MOST_HEADER, ToProcess, ToSupervisor, Verdict};
+use crate::frame::{ChildTerms, Ending, MOST_HEADER, ToProcess, ToSupervisor, Tried, Verdict};
 use crate::host::Host;
 use crate::inputs::{Payloads, RequestPayload, Requests, Room};
 use crate::kept_mut::Lent;
@@ -52,36 +52,55 @@ pub(crate) fn run<S: Service>(child: Child) -> ! {
             builder
         }
     };
-    // It panics if the system refuses a thread.
-    let built = std::panic::catch_unwind(AssertUnwindSafe(|| builder.enable_all().build()));
-    let built = built.map_err(codec::panic_text);
-    match built.and_then(|built| built.map_err(|error| error.to_string())) {
-        Err(why) => {
-            child::end(child.socket.as_fd(), Ending::StartFailed, &format!("no runtime: {why}"))
-        }
+    let built = child.socket.try_clone().and_then(|socket| {
+        // It panics if the system refuses a thread, and would wait for those that it has: for ever, as it never told them to end.
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            let error = system_error(&codec::text_of(panic.payload()));
+            child::refused(socket.as_fd(), Tried::Runtime, &error)
+        }));
+        let built = builder.enable_all().build();
+        std::panic::set_hook(before);
+        built
+    });
+    match built {
+        Err(error) => child::refused(child.socket.as_fd(), Tried::Runtime, &error),
         Ok(runtime) => {
             let socket = child.socket.try_clone();
             let served = std::panic::catch_unwind(AssertUnwindSafe(|| {
                 runtime.block_on(serve::<S>(child, runtime.handle().clone()))
             }));
-            let why = match served {
+            let (ending, why) = match served {
                 Ok(why) => why,
-                Err(panic) => codec::panic_text(panic),
+                // The thread is another runtime's, which panics before anything has run.
+                Err(panic) if tokio::runtime::Handle::try_current().is_ok() => {
+                    (Ending::InsideRuntime, codec::panic_text(panic))
+                }
+                Err(panic) => (Ending::StartFailed, codec::panic_text(panic)),
             };
             match socket {
-                Ok(socket) => child::end(socket.as_fd(), Ending::StartFailed, &why),
+                Ok(socket) => child::end(socket.as_fd(), ending, &why),
                 Err(_) => system::end_process(1),
             }
         }
     }
 }
 
+/// The error of the system that a text ends with.
+fn system_error(text: &str) -> std::io::Error {
+    let number = text.rsplit_once("(os error ").and_then(|(_, rest)| rest.strip_suffix(')'));
+    match number.and_then(|number| number.parse().ok()) {
+        Some(number) => std::io::Error::from_raw_os_error(number),
+        None => std::io::Error::other(text),
+    }
+}
+
 /// Returns why it cannot go on.
-async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> String {
+async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> (Ending, String) {
     let Child { socket, requests, responses, config, terms } = child;
     let socket = match system::registered(socket, Interest::READABLE) {
         Ok(socket) => socket,
-        Err(error) => return format!("no reactor: {error}"),
+        Err(error) => return (child::refusal(Tried::Reactor, &error), String::new()),
     };
     let link = Arc::new(Link::new(socket, runtime.clone()));
     let status = responses.clone();
@@ -104,7 +123,7 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
                 drop(service.send(started));
             }
             Ok(Err((ending, why))) => starting.end(ending, &why),
-            Err(panic) => starting.end(Ending::StartFailed, &panic),
+            Err(panic) => starting.end(Ending::StartPanicked, &panic),
         }
     };
     runtime.spawn(running.unpolled.follow(service_starts));
@@ -119,7 +138,7 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> Str
         running,
         runtime,
     };
-    process.live::<S>(started).await
+    (Ending::StartFailed, process.live::<S>(started).await)
 }
 
 /// A service that has started.
@@ -138,8 +157,8 @@ async fn start<S: Service>(
     (requests, room): (Arc<Requests>, Arc<Room>),
     running: &Arc<Running>,
 ) -> Result<Started<S>, (Ending, String)> {
-    let config = codec::decode(config)
-        .map_err(|error| (Ending::StartFailed, format!("the configuration: {error}")))?;
+    let config =
+        codec::decode(config).map_err(|error| (Ending::NoConfiguration, error.to_string()))?;
     let host = Host::open(terms, link).await?;
     // Beside the start of the service: until a slab is registered, payloads are copied.
     let device = host.device().clone();
@@ -171,7 +190,7 @@ async fn start<S: Service>(
     });
     if terms.timeline > 0 {
         let timeline = host.device().timeline().start(terms.timeline as usize);
-        timeline.map_err(|error| (Ending::StartFailed, format!("its timeline: {error}")))?;
+        timeline.map_err(|error| (Ending::NoDevice, format!("its timeline: {error}")))?;
     }
     let started = S::start(config, &host).await;
     let started = started.map_err(|failure| (ending_of(&failure), failure.to_string()))?;

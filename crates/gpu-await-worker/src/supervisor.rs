@@ -31,7 +31,7 @@ use crate::codec::panic_text;
 use crate::core::{Watch, Watched, packet_bytes};
 use crate::error::{Error, Result};
 use crate::inside::Inside;
-use crate::process::Process;
+use crate::process::{Process, Refusal};
 use crate::system;
 
 /// The thread's inbox.
@@ -139,8 +139,10 @@ fn start_one(inside: &Inside, incarnation: u32) {
         inside.trips.slow();
         Process::start(inside, incarnation, Instant::now())
     };
-    let started = catch_unwind(AssertUnwindSafe(start))
-        .unwrap_or_else(|panic| Err(std::io::Error::other(panic_text(panic))));
+    let started = catch_unwind(AssertUnwindSafe(start)).unwrap_or_else(|panic| {
+        let error = std::io::Error::other(panic_text(panic));
+        Err(Refusal { tried: "a panic, which is a bug of this crate", error })
+    });
     // A panic there has ended the worker.
     let hears = || inside.started(incarnation, started);
     if let Err(panic) = catch_unwind(AssertUnwindSafe(hears)) {

@@ -149,6 +149,8 @@ pub(crate) fn receive_fds<const N: usize>(
             (Received::Nothing, _) => continue,
             (Received::Packet(bytes), Ok(fds)) if bytes <= buffer.len() => Ok((bytes, fds)),
             (Received::End, _) => Err(io::ErrorKind::UnexpectedEof.into()),
+            // The kernel leaves out those that the process has no number for.
+            (Received::Packet(_), Err(few)) if few.len() < N => Err(Errno::MFILE.into()),
             _ => Err(io::ErrorKind::InvalidData.into()),
         };
     }
@@ -280,8 +282,7 @@ pub(crate) fn has_ended(socket: BorrowedFd<'_>) -> bool {
 /// Which file it is.
 pub(crate) fn identity(file: BorrowedFd<'_>) -> io::Result<Executable> {
     let stat = rustix::fs::fstat(file)?;
-    let changed = stat.st_mtime.wrapping_mul(1_000_000_000).wrapping_add(stat.st_mtime_nsec as i64);
-    Ok(Executable(stat.st_dev, stat.st_ino, stat.st_size as u64, changed))
+    Ok(Executable(stat.st_dev, stat.st_ino))
 }
 
 /// The program of this process, whatever its path names by now.

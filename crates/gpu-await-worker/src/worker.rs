@@ -386,7 +386,7 @@ impl<S: Service> WorkerBuilder<S> {
     /// and whatever the service takes as it starts ([`Stats::standby_device_bytes`]), up to [`device_memory_bytes`](Self::device_memory_bytes) once more. [Kept](crate::Host::keep) memory is there
     /// once for both. [`Service::start`] runs while another process serves: it must not need what one process alone can have. A standby
     /// that dies interrupts nothing, and another one is tried; after [`Restart::early_deaths`] of them in a row none is, until another process
-    /// serves ([`Stats::standby`], [`Stats::last_standby_cause`]). If it has taken over from one early death too many, it serves on, likewise
+    /// serves ([`WorkerHealth::no_standby`], [`Stats::last_standby_cause`]). If it has taken over from one early death too many, it serves on, likewise
     /// without another one. One that is stopped while it has a suspect is killed after a second.
     pub fn standby(mut self, standby: bool) -> Self {
         self.options.standby = standby;

@@ -143,7 +143,7 @@ fn each_state_cause_and_step_is_told_once() {
         let refused = worker.stats().refused_starts;
         let mut expected = vec![(DIED, "cause=signal 6")];
         for _ in 0..refused {
-            expected.push(("warn a worker's process was not started", "why="));
+            expected.push(("warn a worker's process was not started", "(os error 24)"));
             expected.push(waits);
         }
         heard(&[&expected[..], &served].concat());
@@ -181,6 +181,24 @@ fn each_state_cause_and_step_is_told_once() {
         worker.close(Duration::from_secs(20)).await;
         let ended = ("info a worker's process ended, as it was asked to", "");
         heard(&[(CLOSING, ""), ended, ended, (CLOSED, "")]);
+
+        // One that does not start, and is given up.
+        let path = std::env::temp_dir().join(format!("gpu-await-events-{}", std::process::id()));
+        std::fs::write(&path, "").unwrap();
+        let once = Some(path.to_string_lossy().into_owned());
+        let config = twin::Start { once, ..twin::Start::default() };
+        let restart = Restart { early_deaths: 1, ..quick() };
+        let worker = Worker::<twin::Twin>::builder(config).restart(restart).standby(true);
+        let worker = worker.spawn().await.unwrap();
+        let health = || worker.health();
+        eventually("none is started any more", || health().no_standby.is_some());
+        let why = "cause=the service did not start: No such file";
+        let fails = [(STARTED, "pid="), (HELLO, ""), (DIED, why)];
+        let none = ("error no standby is started any more", why);
+        heard(&[&served[..], &fails, &[waits], &fails, &[none]].concat());
+        assert!(health().is_serving() && health().no_standby == worker.stats().last_standby_cause);
+        worker.close(Duration::from_secs(20)).await;
+        heard(&[(CLOSING, ""), ended, (CLOSED, "")]);
 
         // A process that is replaced: a standby for as long as it takes.
         let worker = twin::worker().restart(quick()).spawn().await.unwrap();

@@ -93,3 +93,38 @@ fn flatten(mut nested: Nested) {
         nested = *inner;
     }
 }
+
+#[test]
+fn the_hint_is_for_what_it_explains() {
+    use std::os::unix::ffi::OsStrExt;
+
+    #[derive(Serialize)]
+    struct Flat {
+        #[serde(flatten)]
+        all: BTreeMap<String, u8>,
+    }
+    #[derive(Debug, Serialize, Deserialize)]
+    struct Skips {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        first: Option<u8>,
+    }
+    struct Refuses;
+    impl Serialize for Refuses {
+        fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+            Err(serde::ser::Error::custom("not today"))
+        }
+    }
+    let text = |refused: Refused| refused.to_string();
+    let path = std::path::Path::new(std::ffi::OsStr::from_bytes(b"/\xff"));
+    let not_utf8 = text(codec::encode(&vec![(1, Some(path))]).unwrap_err());
+    let refuses = text(codec::encode(&BTreeMap::from([(1, Refuses)])).unwrap_err());
+    for (text, part) in [(not_utf8, "UTF-8"), (refuses, "not today")] {
+        assert!(!text.contains("`untagged`") && text.contains(part), "{text}");
+    }
+    let flat = text(codec::encode(&Flat { all: BTreeMap::new() }).unwrap_err());
+    let skips = codec::encode(&Skips { first: None }).unwrap();
+    let skips = text(codec::decode::<Skips>(&skips).unwrap_err());
+    for text in [flat, skips] {
+        assert!(text.contains("`flatten`"), "{text}");
+    }
+}

@@ -395,7 +395,12 @@ impl Core {
                     Ending::Done => self.life.is_closing() || self.life.is_drained(role),
                     Ending::Fault | Ending::MemoryFault => true,
                     Ending::StartFailed
+                    | Ending::StartPanicked
                     | Ending::OutOfMemory
+                    | Ending::NoConfiguration
+                    | Ending::NoDevice
+                    | Ending::InsideRuntime
+                    | Ending::NotStarted { .. }
                     | Ending::WrongProgram
                     | Ending::UnderMps => !serves,
                 };

@@ -16,7 +16,7 @@ use crate::frame::Ending;
 use crate::inside::{After, Inside, Outcome};
 use crate::keep;
 use crate::life::{Phase, Role, Step};
-use crate::process::Process;
+use crate::process::{Process, Refusal};
 use crate::replace::Used;
 use crate::restart::Sign;
 use crate::slab::Slab;
@@ -61,7 +61,7 @@ impl Core {
         &mut self,
         inside: &Inside,
         incarnation: u32,
-        started: std::io::Result<Process>,
+        started: Result<Process, Refusal>,
         now: Instant,
         after: &mut After,
     ) {
@@ -90,13 +90,14 @@ impl Core {
                 system::kill(process.ends.handle.as_fd(), process.pid);
                 self.unwanted.push(process);
             }
-            (Err(error), Some(role)) => {
+            (Err(refusal), Some(role)) => {
                 self.stats.refused_starts += 1;
-                let (service, why) = (inside.service, error.to_string());
+                let why = refusal.to_string();
+                self.refusal = Some(Cause::NotStarted(why.clone()));
+                let service = inside.service;
                 after.log(move || {
                     tracing::warn!(service, %why, "a worker's process was not started");
                 });
-                self.refusal = Some(Cause::NotStarted(error.to_string()));
                 self.gone(inside, role, now, Sign::Refused, after);
             }
             (Err(_), None) => {}
@@ -299,7 +300,7 @@ impl Core {
         let lines = self.last_lines.clone();
         let died = || {
             let (cause, log, guilt) = (cause.clone(), lines.clone(), Guilt::Innocent);
-            Error::Lost(WorkerLost { cause, guilt, attempt: 1, log })
+            Error::Lost(WorkerLost { cause, guilt, attempt: 1, idempotent: false, log })
         };
         self.lose_timeline(process, died, after);
         for lost in lost {
@@ -310,6 +311,7 @@ impl Core {
                 cause: cause.clone(),
                 guilt: lost.guilt,
                 attempt: lost.attempt,
+                idempotent: lost.value.terms.attempts > 1,
                 log: self.last_lines.clone(),
             };
             after.end(lost.value, Outcome::Failed(Error::Lost(error)));
@@ -383,6 +385,7 @@ impl Core {
 
     /// Notes why a process died. That of a standby is no reason to give the worker up.
     fn caused(&mut self, role: Role, cause: Cause) {
+        self.died_of = Some(cause.clone());
         if role == Role::Standby && !self.life.is_replaced(role) {
             self.stats.last_standby_cause = Some(cause);
             return;
@@ -411,10 +414,14 @@ impl Core {
                 self.end(inside, error, after);
             }
             Step::NoStandby => {
-                let cause = self.stats.last_standby_cause.as_ref().map(Cause::to_string);
-                let service = inside.service;
-                after
-                    .log(move || tracing::error!(service, cause, "no standby is started any more"));
+                // Of a standby, or of a main process whose standby took over.
+                let refusal = self.refusal.clone().filter(|_| sign == Sign::Refused);
+                let cause = refusal.or_else(|| self.died_of.clone()).unwrap_or(Cause::Unknown);
+                let (service, text) = (inside.service, cause.to_string());
+                after.log(move || {
+                    tracing::error!(service, cause = %text, "no standby is started any more");
+                });
+                self.no_standby = Some(cause);
                 self.not_replaced(sign, now, after);
             }
             Step::NotReplaced => self.not_replaced(sign, now, after),

@@ -119,6 +119,8 @@ impl Core {
         let Some(process) = &mut self.seats[Role::Main].process else { return };
         process.used = Used::new(now);
         let refusal = self.refusal.clone().filter(|_| sign == Sign::Refused);
+        // Nobody tries again.
+        self.refusal = self.refusal.take().filter(|_| self.life.expects_standby());
         let cause = refusal.or_else(|| self.stats.last_standby_cause.clone());
         let cause = cause.unwrap_or(Cause::Unknown);
         let its = process.incarnation;

@@ -222,6 +222,11 @@ fn a_first_start_that_fails_is_reported() {
         for (how, part) in
             [("no weights", "no weights"), ("panic", "at the start"), ("abort", "signal 6")]
         {
+            let brief = match how {
+                "abort" => "signal 6",
+                "panic" => "its `start` panicked",
+                _ => "its `start` returned an error",
+            };
             let spawned = Worker::<NeverStarts>::builder(how.to_owned()).spawn().await;
             let error = spawned.unwrap_err();
             assert!(matches!(error, Error::GivenUp { .. }), "{error:?}");
@@ -229,7 +234,20 @@ fn a_first_start_that_fails_is_reported() {
             assert!(cause.to_string().contains(part), "{cause}");
             assert!(error.log().unwrap().contains("about to fail"), "{error:?}");
             assert!(!error.to_string().contains("about to fail"), "{error}");
+            assert!(error.to_string().contains(brief), "{error}");
         }
+    });
+}
+
+#[test]
+fn advice_is_for_whom_it_helps() {
+    run(async {
+        let worker = worker().spawn().await.unwrap();
+        let often = lost(worker.call(Do::KillMe).idempotent().await);
+        assert_eq!((often.attempt, often.guilt), (3, Guilt::Suspect));
+        assert!(!often.to_string().contains("`Call::idempotent`"), "{often}");
+        let once = lost(worker.call(Do::KillMe).await);
+        assert!(once.to_string().contains("`Call::idempotent`"), "{once}");
     });
 }
 

@@ -1,12 +1,13 @@
 //! The end of the front, however it comes.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use gpu_await_worker::Worker;
+use gpu_await_worker::{Restart, Worker};
 
-use crate::twin::{Do, Start, Twin, eventually, lives, run, worker};
+use crate::twin::{Do, Start, Twin, eventually, lives, lost, run, worker};
 
 const FRONT: &str = "GPU_AWAIT_TEST_FRONT";
 /// Names the processes of a worker, and whatever they start.
@@ -69,6 +70,58 @@ fn a_killed_front_takes_its_processes_with_it() {
         }
         assert!(killed.elapsed() < Duration::from_secs(1), "{:?}", killed.elapsed());
     }
+}
+
+/// A front that has its program's file to itself, changes it, and restarts its worker: in a process of its own.
+#[test]
+fn a_front_whose_program_changes() {
+    let Ok(program) = std::env::var(FRONT) else { return };
+    if !program.starts_with('/') {
+        return;
+    }
+    run(async {
+        let (first_delay, most_delay) = (Duration::from_millis(1), Duration::from_millis(20));
+        let restart = Restart { first_delay, most_delay, ..Restart::default() };
+        let worker = worker().restart(restart).spawn().await.unwrap();
+        let file = std::fs::File::open(&program).unwrap();
+        let dies = async || lost(worker.call(Do::Abort).await);
+        let may = |mode| std::fs::set_permissions(&program, PermissionsExt::from_mode(mode));
+        // As by `touch`.
+        file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+        dies().await;
+        worker.serving().await.expect("it is the same program");
+        // What the system refuses is said, until it refuses no more.
+        may(0o644).unwrap();
+        dies().await;
+        eventually("it is refused", || worker.stats().refused_starts > 1);
+        let text = worker.health().to_string();
+        for part in ["signal 6", "executing the program", "(os error 13)"] {
+            assert!(text.contains(part), "{text}");
+        }
+        may(0o755).unwrap();
+        worker.serving().await.unwrap();
+        // Another file in its place, or none.
+        std::fs::rename(&program, format!("{program}.old")).unwrap();
+        std::fs::write(&program, "another program").unwrap();
+        dies().await;
+        worker.serving().await.unwrap();
+        std::fs::remove_file(format!("{program}.old")).unwrap();
+        dies().await;
+        worker.serving().await.unwrap();
+    });
+}
+
+#[test]
+fn what_a_change_of_the_program_does() {
+    let path = std::env::temp_dir().join(format!("gpu-await-changed-{}", std::process::id()));
+    std::fs::copy(std::env::current_exe().unwrap(), &path).unwrap();
+    let front = Command::new(&path)
+        .args(["--exact", "front::a_front_whose_program_changes", "--nocapture"])
+        .env(FRONT, &path)
+        .output();
+    drop(std::fs::remove_file(&path));
+    let front = front.unwrap();
+    assert!(front.status.success(), "{}", String::from_utf8_lossy(&front.stderr));
 }
 
 /// A front whose worker is in the state that `FRONT` names, with a program that its service started: in a process of its own.

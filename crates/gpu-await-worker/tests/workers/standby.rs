@@ -153,6 +153,10 @@ fn a_standby_that_dies_interrupts_nothing() {
         let Some(Cause::StartFailed(why)) = &stats.last_standby_cause else { panic!("{stats:?}") };
         assert!(why.contains("No such file"), "{why}");
         assert_eq!((stats.early_deaths, stats.starts, stats.standby), (0, 4, None));
+        let health = worker.health();
+        assert!(health.is_serving(), "{health}");
+        let text = health.to_string();
+        assert!(text.contains("no standby is started any more, after: "), "{text}");
         // Suspects do not wait for one that will not be.
         std::fs::write(&path, "").unwrap();
         let good = worker.call(Do::Later(2, Duration::from_millis(20))).idempotent().send();
