@@ -6,14 +6,13 @@
 //! # Invariants
 //! 1. What was encoded decodes to the same (`values_come_back`).
 //! 2. Any bytes decode to a value or to an error: no panic leaves, and no stack overflows (`deep_values_are_refused`, `bytes_never_panic`).
-//! 3. A value that refuses to be encoded says why, and what the format lacks is a hint for other errors alone (`the_hint_is_for_what_it_explains`).
+//! 3. What the format lacks is no hint for a value that refuses to be encoded (`the_hint_is_for_what_it_explains`).
 #![forbid(unsafe_code)]
 
 mod nesting;
 mod stack;
 #[cfg(test)]
 mod tests;
-mod why;
 
 use std::cell::Cell;
 use std::fmt;
@@ -68,7 +67,10 @@ pub(crate) fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, Refuse
     let encode =
         |over: &Cell<_>| postcard::to_extend(&Encoded::new(value, MOST_LEVELS, over), Vec::new());
     refused(encode, |error| match error {
-        postcard::Error::SerdeSerCustom => why::of(value),
+        // What it said is lost.
+        postcard::Error::SerdeSerCustom => {
+            "its `Serialize` refuses it, as that of a path does which is not UTF-8".to_owned()
+        }
         error => format!("{error}; {HINT}"),
     })
 }

@@ -118,8 +118,8 @@ fn the_hint_is_for_what_it_explains() {
     let path = std::path::Path::new(std::ffi::OsStr::from_bytes(b"/\xff"));
     let not_utf8 = text(codec::encode(&vec![(1, Some(path))]).unwrap_err());
     let refuses = text(codec::encode(&BTreeMap::from([(1, Refuses)])).unwrap_err());
-    for (text, part) in [(not_utf8, "UTF-8"), (refuses, "not today")] {
-        assert!(!text.contains("`untagged`") && text.contains(part), "{text}");
+    for text in [not_utf8, refuses] {
+        assert!(!text.contains("`untagged`") && text.contains("refuses"), "{text}");
     }
     let flat = text(codec::encode(&Flat { all: BTreeMap::new() }).unwrap_err());
     let skips = codec::encode(&Skips { first: None }).unwrap();
