@@ -417,7 +417,7 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
             by: self.admitter.clone(),
             waited_us: now.saturating_sub(expired.since) / 1000,
             remaining_us: expired.deadline.saturating_sub(now) / 1000,
-            takes_us: book.gather.takes_ns() / 1000,
+            takes_us: expired.takes_ns / 1000,
             waiting: book.gather.waiting() as u64,
         }
         .into()

@@ -104,6 +104,8 @@ pub struct Gathered<T> {
     pub weight: u64,
     /// The deadline of its answer; `u64::MAX` if there is none.
     pub deadline: u64,
+    /// Of one that was too late for a batch, what it was likely to take in it; else 0.
+    pub takes_ns: u64,
     /// What was asked.
     pub request: T,
 }
@@ -229,7 +231,8 @@ impl<T> Gather<T> {
             self.half_times.insert((half_time(now, deadline), key));
         }
         let is_next = is_first(&self.deadlines) || is_first(&self.half_times);
-        let gathered = Gathered { since: now, weight: demand.weight, deadline, request };
+        let gathered =
+            Gathered { since: now, weight: demand.weight, deadline, takes_ns: 0, request };
         self.waiting.insert(key, gathered);
         let is_due = self.may_start() && (self.waiting.len() == 1 || self.is_whole());
         Ok((key, is_due || is_next))
@@ -305,8 +308,9 @@ impl<T> Gather<T> {
                 weight = with_it;
                 self.overtakes(key);
             }
-            let Some(gathered) = self.remove(key) else { break };
+            let Some(mut gathered) = self.remove(key) else { break };
             if is_late {
+                gathered.takes_ns = likely_ns;
                 late.push(gathered);
             } else {
                 begun.deadline = begun.deadline.min(gathered.deadline);
@@ -372,7 +376,7 @@ impl<T> Gather<T> {
     }
 
     /// How long a batch that begins now is likely to take, with one more in flight.
-    pub fn takes_ns(&self) -> u64 {
+    fn takes_ns(&self) -> u64 {
         self.runs.likely_ns(self.in_flight as u64 + 1)
     }
 

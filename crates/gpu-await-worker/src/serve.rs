@@ -86,10 +86,12 @@ pub(crate) fn run<S: Service>(child: Child) -> ! {
     }
 }
 
-/// The error of the system that a text ends with.
+/// The error of the system that a text has, for people or as `Debug` writes it.
 fn system_error(text: &str) -> std::io::Error {
-    let number = text.rsplit_once("(os error ").and_then(|(_, rest)| rest.strip_suffix(')'));
-    match number.and_then(|number| number.parse().ok()) {
+    let number = [("(os error ", ')'), ("Os { code: ", ',')]
+        .into_iter()
+        .find_map(|(begin, end)| text.rsplit_once(begin)?.1.split_once(end)?.0.parse().ok());
+    match number {
         Some(number) => std::io::Error::from_raw_os_error(number),
         None => std::io::Error::other(text),
     }

@@ -754,6 +754,8 @@ fn the_late_are_told_when_a_batch_begins() {
         gathered.iter().map(|one| one.request).collect()
     };
     assert_eq!((of(&third.requests), of(&third.late)), (vec![3], vec![2]));
+    // More than it has.
+    assert!(third.late[0].takes_ns >= 50, "{:?}", third.late);
 }
 
 /// Heavy requests of 100 ms, and beside each fourth of them eight light ones of 1 ms, with time for themselves and not for a heavy one. How many of
