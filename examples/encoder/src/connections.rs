@@ -4,7 +4,7 @@
 //! |---|---|
 //! | whose head does not arrive in time, or that is idle for as long | its connection closed |
 //! | whose body does not | 408 |
-//! | that closes its connection, also for sending alone | nothing: it has left, and what it asked for is dropped |
+//! | that closes its connection, also for sending alone | nothing: it has left, and its request is dropped |
 //! | that comes while 900 are served | to wait in the system's queue: of 1,024 descriptors the others are for all else, as the next process of `--isolate` |
 //! | that comes before there is a model | 503, on `/healthz` as anywhere |
 //! | that asked before SIGTERM or SIGINT | its answer, within the time of a drain; its connection is closed behind it |
