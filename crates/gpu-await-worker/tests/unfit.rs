@@ -1,26 +1,13 @@
 //! Processes that cannot serve: in a binary of its own, whose processes run inside of a runtime, or may have few descriptors.
 
+mod nothing;
+
 use std::time::Duration;
 
 use futures::executor::block_on;
-use gpu_await_worker::{Error, Failure, Host, Payloads, Service, Worker, testing};
+use gpu_await_worker::{Error, Worker, testing};
 
-#[derive(Debug)]
-struct Nothing;
-
-impl Service for Nothing {
-    type Config = ();
-    type Request = ();
-    type Response = ();
-
-    async fn start((): (), _: &Host) -> Result<Self, Failure> {
-        Ok(Nothing)
-    }
-
-    async fn call(&self, (): (), _: &mut Payloads) -> Result<(), Failure> {
-        Ok(())
-    }
-}
+use nothing::Nothing;
 
 /// How many descriptors a process may have.
 const FILES: &str = "GPU_AWAIT_TEST_FILES";

@@ -1,24 +1,11 @@
 //! A program that does not call `init`.
 
+mod nothing;
+
 use futures::executor::block_on;
-use gpu_await_worker::{Error, Failure, Host, Payloads, Service, Worker};
+use gpu_await_worker::{Error, Worker};
 
-#[derive(Debug)]
-struct Nothing;
-
-impl Service for Nothing {
-    type Config = ();
-    type Request = ();
-    type Response = ();
-
-    async fn start((): (), _: &Host) -> Result<Self, Failure> {
-        Ok(Nothing)
-    }
-
-    async fn call(&self, (): (), _: &mut Payloads) -> Result<(), Failure> {
-        Ok(())
-    }
-}
+use nothing::Nothing;
 
 #[test]
 fn spawn_without_init_starts_nothing() {
