@@ -3,6 +3,7 @@
 
 use std::future::Future;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use super::{Device, at};
 use crate::error::{Error, ErrorDetail, Result};
 use crate::runtime::clock::Deadline;
 use crate::runtime::coop;
+use crate::runtime::stream_state::StreamState;
 use crate::thread::relax::Relax;
 use crate::thread::role;
 
@@ -24,8 +26,8 @@ impl Device {
     /// - every [loan of memory](crate::Stream::lend_memory) has ended, and what other libraries had put on
     ///   their streams by then is complete,
     /// - values that work [keeps](crate::Uses::keeps) and owners of freed memory are dropped, and all memory
-    ///   freed by any thread is back. A close also waits for streams that another thread is dropping behind complete work; if the limit
-    ///   passes there, it still succeeds.
+    ///   freed by any thread is back. A close also waits for streams without handles that another thread has not let go of yet, behind
+    ///   complete work; if the limit passes there, it still succeeds.
     ///
     /// Streams free their caches as soon as they have finished, and cache nothing that is dropped later. In
     /// the end the pool's unused memory is returned. Buffers that are alive stay valid and are freed when
@@ -116,7 +118,7 @@ impl Device {
             let is_quiet = engine.background.retirements() == before;
             let is_over = is_quiet && (engine.options.stepped || !owes);
             let result = || engine.state.lost().map_or(Ok(()), |lost| Err(lost.clone()));
-            if is_over && (engine.options.stepped || !engine.registry.is_one_ending()) {
+            if is_over && (engine.options.stepped || !self.has_one_ending()) {
                 return result();
             }
             if !engine.options.stepped
@@ -126,6 +128,14 @@ impl Device {
                 return if is_over { result() } else { Err(passed) };
             }
         }
+    }
+
+    /// Whether another thread drops a stream without a handle, or is about to: the poller lets go of one in a round of its own, a moment
+    /// after its work was seen to be complete. One that will never be is not waited for.
+    fn has_one_ending(&self) -> bool {
+        let registry = &self.engine().registry;
+        let is_left = |stream: &Arc<StreamState>| stream.is_deserted() && !stream.is_given_up();
+        registry.is_one_ending() || registry.streams_unlocked().iter().any(is_left)
     }
 }
 
