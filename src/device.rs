@@ -169,7 +169,8 @@ impl Device {
     /// growing the pool happen off the executor.
     ///
     /// # Errors
-    /// As [`pinned`](Self::pinned); [`ErrorDetail::TooLarge`](crate::ErrorDetail::TooLarge), also of 2^32 blocks or more.
+    /// As [`pinned`](Self::pinned); [`ErrorDetail::TooLarge`](crate::ErrorDetail::TooLarge), also of 2^32 blocks or more. Blocks without elements are no blocks: there are 0
+    /// then.
     pub async fn host_slab<T: Element>(
         &self,
         blocks: usize,

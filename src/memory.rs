@@ -121,6 +121,9 @@ pub struct MemoryInfo {
 
 impl MemoryInfo {
     pub(crate) fn of(engine: &Engine) -> Result<MemoryInfo> {
+        if let Some(lost) = engine.state.lost() {
+            return Err(lost.clone());
+        }
         // Work that nothing waits for may have freed memory: this finds out.
         engine.registry.streams().iter().for_each(|stream| stream.ask_after_all());
         let reach = Reach::of(engine)?;

@@ -11,8 +11,8 @@ use super::loss::Loss;
 use super::{Device, at};
 use crate::error::{Error, ErrorDetail, Result};
 use crate::runtime::clock::Deadline;
-use crate::runtime::coop;
 use crate::runtime::stream_state::StreamState;
+use crate::runtime::{Engine, coop};
 use crate::thread::relax::Relax;
 use crate::thread::role;
 
@@ -27,7 +27,7 @@ impl Device {
     ///   their streams by then is complete,
     /// - values that work [keeps](crate::Uses::keeps) and owners of freed memory are dropped, and all memory
     ///   freed by any thread is back. A close also waits for streams without handles that another thread has not let go of yet, behind
-    ///   complete work; if the limit passes there, it still succeeds.
+    ///   complete work, and for what waits for a thread that the system refused; if the limit passes there, it still succeeds.
     ///
     /// Streams free their caches as soon as they have finished, and cache nothing that is dropped later. In
     /// the end the pool's unused memory is returned. Buffers that are alive stay valid and are freed when
@@ -118,24 +118,26 @@ impl Device {
             let is_quiet = engine.background.retirements() == before;
             let is_over = is_quiet && (engine.options.stepped || !owes);
             let result = || engine.state.lost().map_or(Ok(()), |lost| Err(lost.clone()));
-            if is_over && (engine.options.stepped || !self.has_one_ending()) {
+            if is_over && (engine.options.stepped || !self.has_more_ending()) {
                 return result();
             }
             if !engine.options.stepped
                 && let Err(passed) = limit.looks_again().await
             {
-                // If only a stream is left that another thread is dropping, nothing is unfinished.
+                // If only that is left which others end, nothing is unfinished.
                 return if is_over { result() } else { Err(passed) };
             }
         }
     }
 
     /// Whether another thread drops a stream without a handle, or is about to: the poller lets go of one in a round of its own, a moment
-    /// after its work was seen to be complete. One that will never be is not waited for.
-    fn has_one_ending(&self) -> bool {
-        let registry = &self.engine().registry;
+    /// after its work was seen to be complete. One that will never be is not waited for. Or something waits for a thread.
+    fn has_more_ending(&self) -> bool {
+        let Engine { registry, background, .. } = &**self.engine();
         let is_left = |stream: &Arc<StreamState>| stream.is_deserted() && !stream.is_given_up();
-        registry.is_one_ending() || registry.streams_unlocked().iter().any(is_left)
+        registry.is_one_ending()
+            || registry.streams_unlocked().iter().any(is_left)
+            || background.left_without_a_thread() > 0
     }
 }
 

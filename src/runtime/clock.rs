@@ -39,7 +39,7 @@ use gpu_await_protocol::deadlines::{Deadlines, NEVER};
 /// A clock, in nanoseconds since its origin.
 pub(crate) struct Clock {
     origin: Instant,
-    /// Where it was made, and its device.
+    /// Where it was made, and its device or batcher.
     process: Process,
     keeper: TimeKeeper,
     deadlines: Deadlines<Waker>,
@@ -130,12 +130,9 @@ impl Clock {
         self.deadlines.end().into_iter().for_each(wake);
     }
 
-    /// Whether its device, or its own thread, is one of the process that this one was forked from.
+    /// Whether it was made, with its device or batcher, by the process that this one was forked from.
     pub(crate) fn is_inherited(&self) -> bool {
-        match &self.keeper {
-            TimeKeeper::Thread(worker) => worker.is_inherited(),
-            TimeKeeper::Poller(_) | TimeKeeper::Steps(_) => !self.process.is_here(),
-        }
+        !self.process.is_here()
     }
 
     /// Whether somebody tells deadlines: false where the system refuses the thread for it, and if it is

@@ -119,8 +119,8 @@ pub struct Batcher<Q, R, E = Error> {
 /// [`TimedOut`](crate::ErrorKind::TimedOut), or `Overloaded` if some time is left, but too little);
 /// [`ErrorKind::Closed`](crate::ErrorKind::Closed), the worker is gone;
 /// [`ErrorKind::Panicked`](crate::ErrorKind::Panicked), the function panicked, or the clone of its error did;
-/// [`ErrorDetail::Replies`], it returned more or fewer replies than there were requests. What the pool says when it
-/// is closed, or its last device is lost.
+/// [`ErrorDetail::Replies`], it returned more or fewer replies than there were requests; [`ErrorDetail::Forked`], this is the child of a
+/// fork, and the batcher its parent's. What the pool says when it is closed, or its last device is lost.
 ///
 /// # Cancel safety
 /// If it is dropped before its batch starts, the request leaves the batch; afterwards its reply is dropped.
@@ -156,7 +156,7 @@ pub struct BatcherStats {
     /// [`ErrorDetail::Expired`](crate::ErrorDetail::Expired): of [kind](crate::Error::kind) `TimedOut` the first, `Overloaded` the second.
     pub expired: u64,
     /// Requests refused because the worker was gone, or because the pool had no stream for their batch: it was closed, or its last device lost;
-    /// or because the system refused the thread that tells deadlines where there is no pool.
+    /// because the system refused the thread that tells deadlines where there is no pool; or in the child of a fork.
     pub closed: u64,
     /// Requests whose futures were dropped while they waited for a batch.
     pub given_up: u64,
@@ -322,6 +322,9 @@ impl<Q, R, E: From<Error>> Future for Call<Q, R, E> {
                     if let Poll::Ready(answered) = Pin::new(&mut **answer).poll(cx) {
                         return Poll::Ready(answered.unwrap_or_else(|_gone| Err(shared.closed())));
                     }
+                    if shared.clock.is_inherited() {
+                        return Poll::Ready(Err(shared.forked()));
+                    }
                     let Some(passes) = deadline else { return Poll::Pending };
                     ready!(Pin::new(passes).poll(cx));
                     *deadline = None;
@@ -361,17 +364,16 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
         let (request, span) = (Contained::new(request), Contained::new(span));
         let request = Request { request, caller: Contained::new(sender), span };
         let deadline = demand.deadline.map(|due| Deadline::at(&self.clock, due));
-        let is_kept = deadline.is_none() || self.clock.is_kept();
+        let is_inherited = self.clock.is_inherited();
+        let is_kept = !is_inherited && (deadline.is_none() || self.clock.is_kept());
         let now = self.now();
         let mut book = self.book.lock();
         if book.closed || !is_kept {
             book.refusals.closed += 1;
-            let error = if book.closed {
-                self.closed()
-            } else if self.clock.is_inherited() {
-                ErrorDetail::Forked { device: self.admitter.to_string() }.into()
-            } else {
-                no_thread()
+            let error = match book.closed {
+                _ if is_inherited => self.forked(),
+                true => self.closed(),
+                false => no_thread(),
             };
             drop(book);
             return self.refuse(error);
@@ -430,6 +432,11 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
 
     fn closed(&self) -> Error {
         ErrorDetail::Closed { device: self.admitter.to_string() }.into()
+    }
+
+    /// In the child of a fork nobody works for it: its worker and its batches are the parent's.
+    fn forked(&self) -> Error {
+        ErrorDetail::Forked { device: self.admitter.to_string() }.into()
     }
 
     fn refused(&self, book: &BatcherState<Q, R, E>, unwanted: NotGathered) -> Error {

@@ -49,13 +49,8 @@ impl<T: Send + 'static> Worker<T> {
         self.name
     }
 
-    /// Whether its thread is one of the process that this one was forked from.
-    pub(crate) fn is_inherited(&self) -> bool {
-        self.inbox.get().is_some_and(|inbox| !inbox.is_here())
-    }
-
-    /// Starts the thread unless it runs; false if the system refuses it, then the next call asks again; and if it is
-    /// [inherited](Self::is_inherited).
+    /// Starts the thread unless it runs; false if the system refuses it, then the next call asks again; and in a child that was forked from
+    /// the process that has it.
     pub(crate) fn start(&self, work: impl FnOnce(&Receiver<T>) + Send + 'static) -> bool {
         self.sender(work).is_some()
     }

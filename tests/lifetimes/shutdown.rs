@@ -610,7 +610,7 @@ mod growth {
     use std::future::Future;
     use std::pin::Pin;
 
-    use gpu_await::{Batcher, Error, StreamPool};
+    use gpu_await::{Batch, Batcher, Error, StreamPool};
 
     use super::*;
     use crate::fork::{forked, forked_in_quiet, others_sleep};
@@ -770,6 +770,7 @@ mod growth {
                 block_on(stream.download(&x)).err(),
                 stream.zeros::<u8>(1).queued().err(),
                 device.stream().err(),
+                device.memory().err(),
                 stream.synchronize().err(),
                 block_on(device.close(Duration::from_secs(5))).err(),
                 Some(block_on(device.lost())),
@@ -822,6 +823,44 @@ mod growth {
             });
         }
         assert_eq!(block_on(streams[0].download(&kept)).unwrap(), [7; 1000]);
+    }
+
+    /// A batcher works for the process that made it: elsewhere its calls fail, with a deadline and without, whether their batch has begun,
+    /// they wait for one, or they are new; and its worker ends.
+    #[test]
+    fn calls_of_an_inherited_batcher_fail() {
+        const NAME: &str = concat!(module_path!(), "::calls_of_an_inherited_batcher_fail");
+        if child::parameter().is_none() {
+            child::run(NAME, "");
+            return;
+        }
+        /// A batch that does not end.
+        async fn endless<S>(_held: S) -> gpu_await::Result<Vec<gpu_await::Result<u32>>> {
+            std::future::pending().await
+        }
+        let device = Device::host();
+        let pool = device.streams(2).unwrap();
+        let builder = || Batcher::builder().max_in_flight(1);
+        let alone = builder().build(|numbers: Vec<u32>| endless(numbers));
+        let pooled =
+            builder().pool(&pool).build(|held, numbers: Batch<u32>| endless((held, numbers)));
+        for (batcher, mut worker) in [alone, pooled] {
+            let far = Instant::now() + Duration::from_secs(3600);
+            let enter = || [("call", batcher.call(1)), ("call_by", batcher.call_by(2, far))];
+            let mut calls = Vec::from(enter());
+            assert!(polled(&mut worker).is_none());
+            calls.extend(enter());
+            assert!(polled(&mut worker).is_none());
+            assert!(calls.iter_mut().all(|(_, call)| polled(call).is_none()), "they wait");
+            let stats = batcher.stats();
+            assert_eq!((stats.in_flight, stats.requests, stats.waiting), (1, 2, 2));
+            forked_in_quiet(|| {
+                let inherited = calls.iter_mut().map(|(name, call)| called(name, call));
+                assert_forked(&mut inherited.collect::<Vec<_>>());
+                assert_forked(&mut enter().map(|(name, call)| called(name, call)));
+                assert!(polled(&mut worker).is_some(), "it has nothing to do");
+            });
+        }
     }
 
     /// What waits for a thread of the parent fails there, whether it is called in the child or was pending at the fork.
@@ -882,11 +921,7 @@ mod growth {
                 called("close", device.close(FAR)),
             ]);
             assert!(polled(&mut drained).is_some(), "the pool's permits are the parent's");
-            // Its deadline counts as passed, and its batcher takes no other.
-            let late = polled(&mut on_time).expect("nobody tells it").unwrap_err();
-            assert!(matches!(late.detail(), ErrorDetail::Expired { .. }), "{late}");
-            let mut refused = Box::pin(batcher.call_by(1, Instant::now() + FAR));
-            assert_forked(&mut [called("call_by", &mut refused)]);
+            assert_forked(&mut [called("call_by", &mut on_time)]);
         });
         assert!(exit < Duration::from_secs(5), "{exit:?}");
         gate.open();

@@ -543,8 +543,8 @@ pub trait Algorithms: sealed::Sealed {
     /// `x - mean`, and `gamma` and `beta` have an element for each column. Ready proves *complete on the device*.
     ///
     /// `x` and `out` have whole rows of `gamma.len()` elements, one after the other; `f16`, `bf16` or `f32`, computed in `f32` and rounded once. A row
-    /// with a NaN or an infinity becomes NaN, and so does one of equal elements if `epsilon` is 0. How far results agree,
-    /// [`sum_rows`](Self::sum_rows) says.
+    /// with a NaN or an infinity becomes NaN, and so does one of equal elements if `epsilon` is 0; so may one whose sum or squares are beyond the
+    /// range of `f32`, or it becomes 0 before `gamma`. How far results agree, [`sum_rows`](Self::sum_rows) says.
     ///
     /// # Errors
     /// [`ErrorDetail::Ragged`](gpu_await::ErrorDetail::Ragged): no whole number of rows; [`ErrorDetail::WrongLength`](gpu_await::ErrorDetail::WrongLength).
