@@ -7,7 +7,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::watchdog;
+use crate::quiet::Quiet;
 use gpu_await::sibling::PerProcess;
 
 /// Counters of this process; see [`stats`].
@@ -33,6 +33,13 @@ pub(crate) struct Counts {
     threads: AtomicUsize,
     /// The process is ending: no thread enters NCCL any more.
     ending: AtomicBool,
+}
+
+static QUIET: PerProcess<Quiet> = PerProcess::new(Quiet::new);
+
+/// What is pending in this process, as far as the watchdog has looked, and what is being freed.
+pub(crate) fn quiet() -> &'static Quiet {
+    QUIET.get()
 }
 
 /// Returns the counters of this process.
@@ -89,7 +96,7 @@ pub(crate) fn end_at_exit(limit: Duration) {
     while counts.threads.load(Ordering::SeqCst) > 0 && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(1));
     }
-    watchdog::quiet().end_all();
+    quiet().end_all();
 }
 
 /// Whether the process is ending.

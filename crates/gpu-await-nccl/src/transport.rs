@@ -9,7 +9,6 @@ use std::time::Instant;
 use gpu_await::{Device, MemoryLoan, RawQueue, Stream};
 
 use crate::call::Call;
-use crate::communicator::shared::Shared;
 use crate::error::{LostCause, Result};
 use crate::mesh::Channel;
 
@@ -26,6 +25,12 @@ pub(crate) struct Placed<'p, 'a> {
     pub(crate) at: usize,
     pub(crate) calls: &'p [Call],
     pub(crate) loan: &'p MemoryLoan<'a, ()>,
+}
+
+/// Whose a call is.
+pub(crate) trait CallOwner: Send + Sync {
+    /// Loses the communicator, unless it is lost already; returns the cause that counts.
+    fn fail(&self, cause: LostCause) -> LostCause;
 }
 
 /// How a transport shrinks.
@@ -51,7 +56,7 @@ pub(crate) trait Transport: Send + Sync {
         &self,
         ranks: &[LocalRank],
         parts: &[Placed<'_, '_>],
-        shared: &Weak<Shared>,
+        owner: &Weak<dyn CallOwner>,
     ) -> Result<(), LostCause>;
 
     /// Has the calls of one group captured on the stream of the queue, or put there where nothing is captured. As
@@ -61,7 +66,7 @@ pub(crate) trait Transport: Send + Sync {
         local: (usize, &LocalRank),
         queue: &RawQueue<'_>,
         calls: &[Call],
-        shared: &Weak<Shared>,
+        owner: &Weak<dyn CallOwner>,
     ) -> Result<()>;
 
     /// What each graph with its calls keeps.

@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::communicator::shared::Shared;
-use crate::quiet::Quiet;
 use crate::stats;
 use gpu_await::sibling::PerProcess;
 
@@ -16,33 +14,33 @@ const EVERY: Duration = Duration::from_millis(20);
 
 static WATCHDOG: PerProcess<Watchdog> = PerProcess::new(Watchdog::new);
 
+/// What has pending work.
+pub(crate) trait LookedAfter: Send + Sync {
+    /// Looks after it. False: nothing is pending, and it is not looked after any more.
+    fn look(&self) -> bool;
+}
+
 struct Watchdog {
-    watched: Mutex<Vec<Weak<Shared>>>,
+    watched: Mutex<Vec<Weak<dyn LookedAfter>>>,
     changed: Condvar,
-    quiet: Quiet,
     started: OnceLock<()>,
 }
 
 impl Watchdog {
     fn new() -> Self {
         let (watched, changed, started) = (Mutex::default(), Condvar::new(), OnceLock::new());
-        Watchdog { watched, changed, quiet: Quiet::new(), started }
+        Watchdog { watched, changed, started }
     }
 }
 
-/// What is pending, as far as it has looked.
-pub(crate) fn quiet() -> &'static Quiet {
-    &WATCHDOG.get().quiet
-}
-
 /// Looks after a communicator until it has no pending work.
-pub(crate) fn watch(shared: Weak<Shared>) {
+pub(crate) fn watch(communicator: Weak<dyn LookedAfter>) {
     let watchdog = WATCHDOG.get();
     watchdog.started.get_or_init(|| {
         // Without it errors and limits are not seen; operations go on.
         drop(stats::spawn("watchdog", run));
     });
-    watchdog.watched.lock().push(shared);
+    watchdog.watched.lock().push(communicator);
     watchdog.changed.notify_one();
 }
 
@@ -58,8 +56,8 @@ fn run() {
         };
         std::thread::sleep(EVERY);
         // One that could not be looked after is looked after again.
-        let look = |shared: Arc<Shared>| stats::contain(|| shared.look()).unwrap_or(true);
-        watched.retain(|shared| shared.upgrade().is_some_and(look));
+        let look = |it: Arc<dyn LookedAfter>| stats::contain(|| it.look()).unwrap_or(true);
+        watched.retain(|it| it.upgrade().is_some_and(look));
         watchdog.watched.lock().append(&mut watched);
     }
 }

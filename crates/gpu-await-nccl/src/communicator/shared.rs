@@ -48,6 +48,7 @@ use crate::error::{CollectiveLost, Error, LostCause};
 use crate::mesh::Channel;
 use crate::stats::{self, COUNTS, Counted};
 use crate::transport::{LocalRank, Placed, Transport};
+use crate::watchdog::LookedAfter;
 use gpu_await::sibling::PerProcess;
 
 /// Held while the work of a call is put on its streams, whatever the communicator: ranks of two communicators that share GPUs
@@ -337,7 +338,7 @@ impl Shared {
             Err(lost) => return self.refused(op, not_made(parts, lost)),
         };
         let placed: OfParts<_> = parts.iter().map(Part::placed).collect();
-        let submitted = self.transport.submit(&self.ranks, &placed, &self.this);
+        let submitted = self.transport.submit(&self.ranks, &placed, &self.owner());
         drop(placed);
         self.share_inputs(&parts);
         // A part may be on a stream: the loans last until it is complete.

@@ -31,15 +31,14 @@ use gpu_await::{Device, RawQueue, Stream};
 
 use parking_lot::Mutex;
 
-use super::{LocalRank, Placed, Shrink, Transport};
+use super::{CallOwner, LocalRank, Placed, Shrink, Transport};
 use crate::call::{Call, Verb};
-use crate::communicator::shared::Shared;
 use crate::error::{CollectiveLost, Error, LostCause, Result};
 use crate::exchange::{Inbox, LAST_WORK};
 use crate::mesh::Channel;
 use crate::nccl::driver::{Current, Driver};
 use crate::nccl::{Addresses, Comm, Lane, Nccl, RawId};
-use crate::{stats, system, watchdog};
+use crate::{stats, system};
 
 pub(crate) struct GpuTransport {
     comms: Arc<Comms>,
@@ -215,7 +214,7 @@ impl Transport for GpuTransport {
         &self,
         _ranks: &[LocalRank],
         parts: &[Placed<'_, '_>],
-        _shared: &Weak<Shared>,
+        _owner: &Weak<dyn CallOwner>,
     ) -> Result<(), LostCause> {
         let comms = &*self.comms;
         let Some(first) = parts.first() else { return Ok(()) };
@@ -252,7 +251,7 @@ impl Transport for GpuTransport {
         (at, _): (usize, &LocalRank),
         queue: &RawQueue<'_>,
         calls: &[Call],
-        _shared: &Weak<Shared>,
+        _owner: &Weak<dyn CallOwner>,
     ) -> Result<()> {
         let comms = &*self.comms;
         let _calling = comms.calling.lock();
@@ -356,7 +355,7 @@ impl Comms {
         while Arc::strong_count(&self.graphs) > 1 && !stats::is_ending() {
             thread::sleep(LOOK);
         }
-        watchdog::quiet().free(|| drop(self.nccl.group_end()));
+        stats::quiet().free(|| drop(self.nccl.group_end()));
     }
 
     /// The first half of an orderly end, with the context for the second one; none if another thread ends them, or did.
@@ -372,7 +371,7 @@ impl Comms {
     }
 
     fn destroy(&self, _current: Current) {
-        watchdog::quiet().free(|| self.end_each(Nccl::destroy));
+        stats::quiet().free(|| self.end_each(Nccl::destroy));
     }
 
     fn end_each(&self, step: unsafe fn(&Nccl, Comm) -> Result<()>) {

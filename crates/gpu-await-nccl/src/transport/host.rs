@@ -18,9 +18,8 @@ use std::sync::{Arc, Weak};
 
 use gpu_await::{RawQueue, Uses, WorkOutcome};
 
-use super::{LocalRank, Placed, Shrink, Transport};
+use super::{CallOwner, LocalRank, Placed, Shrink, Transport};
 use crate::call::{Call, Verb};
-use crate::communicator::shared::Shared;
 use crate::element::reduce;
 use crate::error::{CollectiveLost, Error, LostCause, ShrinkRefusal};
 use crate::exchange::{Inbox, Message, Purpose};
@@ -43,7 +42,7 @@ struct Work {
     world: usize,
     calls: Vec<Call>,
     outcome: Option<WorkOutcome>,
-    shared: Weak<Shared>,
+    owner: Weak<dyn CallOwner>,
 }
 
 impl HostTransport {
@@ -63,7 +62,7 @@ impl Transport for HostTransport {
         &self,
         ranks: &[LocalRank],
         parts: &[Placed<'_, '_>],
-        shared: &Weak<Shared>,
+        owner: &Weak<dyn CallOwner>,
     ) -> Lost<()> {
         for &Placed { at, calls, loan } in parts {
             let local = &ranks[at];
@@ -74,7 +73,7 @@ impl Transport for HostTransport {
                 world: self.world,
                 calls: calls.to_vec(),
                 outcome: Some(loan.outcome()),
-                shared: shared.clone(),
+                owner: owner.clone(),
             };
             // SAFETY: the memory of the calls is lent to this stream, behind whose loans the function is; they end behind it.
             let put = unsafe {
@@ -92,7 +91,7 @@ impl Transport for HostTransport {
         (at, local): (usize, &LocalRank),
         queue: &RawQueue<'_>,
         calls: &[Call],
-        shared: &Weak<Shared>,
+        owner: &Weak<dyn CallOwner>,
     ) -> Result<(), Error> {
         let work = Work {
             channel: self.channel.clone(),
@@ -102,7 +101,7 @@ impl Transport for HostTransport {
             calls: calls.to_vec(),
             // Those of its launches are the communicator's, which it loses if it fails.
             outcome: None,
-            shared: shared.clone(),
+            owner: owner.clone(),
         };
         Ok(queue.host_each(move || work.run())?)
     }
@@ -148,8 +147,8 @@ impl Work {
             .and_then(|()| calls().try_for_each(|call| self.finish(call)))
             .and_then(|()| self.inbox.wait_for_room());
         let Err(cause) = done else { return };
-        let shared = self.shared.upgrade();
-        let cause = shared.map_or(cause.clone(), |shared| shared.fail(cause));
+        let owner = self.owner.upgrade();
+        let cause = owner.map_or(cause.clone(), |owner| owner.fail(cause));
         let error = Error::Lost(CollectiveLost { rank: self.rank, cause });
         if let Some(outcome) = &self.outcome {
             outcome.fail(error.clone());

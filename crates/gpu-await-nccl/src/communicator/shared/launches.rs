@@ -94,7 +94,7 @@ impl Shared {
             queue.each_launch(launched)?;
             let _order = ORDER.get().lock();
             self.begin_call()?;
-            let captured = self.transport.capture((at, local), queue, &calls, &self.this);
+            let captured = self.transport.capture((at, local), queue, &calls, &self.owner());
             self.end_call();
             // Why it was told to stop, if it was.
             captured.map_err(|error| self.lost().unwrap_or(error))

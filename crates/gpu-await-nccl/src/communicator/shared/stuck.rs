@@ -14,7 +14,7 @@ use super::{Origin, Shared};
 use crate::call::{Call, Verb};
 use crate::communicator::Communicator;
 use crate::error::{Error, LostCause, Result, ShrinkRefusal};
-use crate::transport::{LocalRank, Placed, Shrink, Transport};
+use crate::transport::{CallOwner, LocalRank, Placed, Shrink, Transport};
 
 const SOON: Duration = Duration::from_millis(200);
 const LATE: Duration = Duration::from_secs(30);
@@ -42,7 +42,7 @@ impl Transport for Stuck {
         &self,
         _: &[LocalRank],
         _: &[Placed<'_, '_>],
-        _: &Weak<Shared>,
+        _: &Weak<dyn CallOwner>,
     ) -> std::result::Result<(), LostCause> {
         Err(self.wait())
     }
@@ -52,7 +52,7 @@ impl Transport for Stuck {
         _: (usize, &LocalRank),
         _: &RawQueue<'_>,
         calls: &[Call],
-        _: &Weak<Shared>,
+        _: &Weak<dyn CallOwner>,
     ) -> Result<()> {
         if calls.iter().all(|call| call.verb == Verb::Barrier) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What the [watchdog](crate::watchdog) sees of a communicator.
+//! What the [watchdog](crate::watchdog) sees of a communicator, and a [transport](crate::transport).
 //!
 //! | a call, or a launch | is watched |
 //! |---|---|
@@ -18,8 +18,9 @@ use parking_lot::MutexGuard;
 
 use super::{Shared, State};
 use crate::error::{Error, LostCause};
-use crate::transport::LocalRank;
-use crate::watchdog;
+use crate::stats;
+use crate::transport::{CallOwner, LocalRank};
+use crate::watchdog::{self, LookedAfter};
 
 /// How long a call of several ranks waits while NCCL frees another communicator, if that returns at all.
 const FREE: Duration = Duration::from_secs(1);
@@ -29,14 +30,14 @@ pub(super) struct Watched(());
 
 impl Watched {
     fn new() -> Self {
-        watchdog::quiet().begin();
+        stats::quiet().begin();
         Watched(())
     }
 }
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        watchdog::quiet().end();
+        stats::quiet().end();
     }
 }
 
@@ -87,7 +88,7 @@ impl Shared {
         }
         if self.ranks.len() > 1 {
             // Behind that: from here on nothing is freed.
-            watchdog::quiet().pass(FREE);
+            stats::quiet().pass(FREE);
         }
     }
 
@@ -103,9 +104,23 @@ impl Shared {
         self.forget_complete(&mut state);
         lost.or_else(|| state.input_failed.take())
     }
+}
 
-    /// Looks after what is pending. False: there is nothing, and it is not watched any more.
-    pub(crate) fn look(&self) -> bool {
+impl Shared {
+    /// Itself, as the transport knows it.
+    pub(super) fn owner(&self) -> Weak<dyn CallOwner> {
+        self.this.clone()
+    }
+}
+
+impl CallOwner for Shared {
+    fn fail(&self, cause: LostCause) -> LostCause {
+        Shared::fail(self, cause)
+    }
+}
+
+impl LookedAfter for Shared {
+    fn look(&self) -> bool {
         let failed = self.own_failure();
         let oldest = {
             let mut state = self.state.lock();
