@@ -393,7 +393,8 @@ async fn not_ready_before_the_listener_closes() {
 #[tokio::test]
 async fn requests_that_have_come_are_answered() {
     const OF_EACH: usize = 100;
-    let mut server = Server::start(&[]);
+    // As long as it takes to answer them on busy cores.
+    let mut server = Server::start(&["--lame-duck-ms", "5000"]);
     let request = [&head("/embed", JSON, EMBED.len())[..], EMBED.as_bytes()].concat();
     let open = || std::fs::read_dir(server.proc("fd")).expect("a Linux").count();
     let mut connections = Vec::new();
