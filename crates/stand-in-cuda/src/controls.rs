@@ -6,10 +6,12 @@ use std::sync::atomic::Ordering;
 use crate::SOURCES;
 use crate::abi::{Code, Out, Text};
 use crate::device_calls::SLOW_RELEASE_MS;
-use crate::engine::{self, Stream};
+use crate::engine;
 use crate::entry_points::is_entry_point;
 use crate::journal::{Injected, thread_number};
-use crate::world::{LEAVING, MAX_DEVICES, SLOW_THREAD_END_MS, lock};
+use crate::memory::MAX_DEVICES;
+use crate::stream::Stream;
+use crate::world::{LEAVING, SLOW_THREAD_END_MS, lock};
 
 /// Forgets the calls written down so far.
 #[unsafe(no_mangle)]

@@ -3,8 +3,9 @@
 use std::ffi::c_uint;
 
 use crate::abi::{Address, Array, Code, Handle, Outcome, code};
-use crate::engine::{Command, wait_idle};
+use crate::engine::wait_idle;
 use crate::memory::{Owner, Place};
+use crate::stream::Command;
 use crate::world::{Guard, World, call, current_context};
 
 /// Finds one side of a copy.

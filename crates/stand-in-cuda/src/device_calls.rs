@@ -1,10 +1,11 @@
 //! Initialization, devices, contexts, peers and memory pools.
 
-use std::ffi::{c_char, c_int, c_uint};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::AtomicU64;
 
 use crate::abi::{Code, Handle, Out, code};
 use crate::engine::wait_device;
+use crate::greens::MULTIPROCESSORS;
 use crate::journal::{capture_mode, set_capture_mode};
 use crate::world::{self, World, call, context_handle, nothing, pool_handle, slowly, told};
 
@@ -12,7 +13,7 @@ const NAME: &str = "Stand-in GPU";
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuInit(flags: c_uint) -> Code {
-    crate::entry_points::stay_loaded();
+    stay_loaded();
     call("cuInit", nothing, |mut world| {
         if flags != 0 {
             return Err(code::INVALID_VALUE);
@@ -114,10 +115,11 @@ fn default_attribute(attribute: c_int) -> c_int {
 }
 
 pub(crate) const MAX_THREADS_PER_BLOCK: c_int = 1024;
-pub(crate) const MULTIPROCESSORS: c_int = 132;
-pub(crate) const THREADS_PER_MULTIPROCESSOR: c_int = 2048;
-pub(crate) const BLOCKS_PER_MULTIPROCESSOR: c_int = 32;
+const THREADS_PER_MULTIPROCESSOR: c_int = 2048;
+const BLOCKS_PER_MULTIPROCESSOR: c_int = 32;
 pub(crate) const MAX_SHARED_OPTIN: c_int = 232_448;
+/// Registers that every kernel is said to use.
+pub(crate) const REGISTERS_PER_THREAD: c_int = 32;
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuDevicePrimaryCtxRetain(context: Out<Handle>, device: c_int) -> Code {
@@ -285,3 +287,43 @@ fn mem_pool(name: &'static str, pool: Out<Handle>, device: c_int) -> Code {
         pool.put(pool_handle(device))
     })
 }
+
+/// Blocks of a kernel of [`REGISTERS_PER_THREAD`] registers that fit into one multiprocessor.
+pub(crate) fn blocks_per_multiprocessor(block: c_int, dynamic_bytes: usize) -> c_int {
+    if block > MAX_THREADS_PER_BLOCK {
+        return 0;
+    }
+    let threads = (block + 31) / 32 * 32;
+    let by_threads = THREADS_PER_MULTIPROCESSOR / threads;
+    let by_registers = 65_536 / (REGISTERS_PER_THREAD * threads);
+    let by_shared = c_int::try_from(233_472 / (dynamic_bytes.saturating_add(1024))).unwrap_or(0);
+    by_threads.min(by_registers).min(by_shared).min(BLOCKS_PER_MULTIPROCESSOR)
+}
+
+/// Keeps this library mapped for the life of the process: its workers must not lose their code when
+/// a handle is closed.
+#[cfg(target_os = "linux")]
+fn stay_loaded() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let (null, null_mut) = (std::ptr::null(), std::ptr::null_mut());
+        let mut info = libc::Dl_info {
+            dli_fname: null,
+            dli_fbase: null_mut,
+            dli_sname: null,
+            dli_saddr: null_mut,
+        };
+        // SAFETY: the address is any; `info` may be written.
+        let found = unsafe { libc::dladdr(cuInit as *const c_void, &raw mut info) };
+        if found != 0 {
+            let flags = libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
+            // SAFETY: the name is the loader's own string for this library; NOLOAD opens nothing
+            // new. The handle that comes back is kept for ever on purpose.
+            unsafe { libc::dlopen(info.dli_fname, flags) };
+        }
+    });
+}
+
+/// Elsewhere the library is not unloaded by the tests.
+#[cfg(not(target_os = "linux"))]
+fn stay_loaded() {}

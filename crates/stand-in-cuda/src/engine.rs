@@ -1,4 +1,4 @@
-//! Streams: queues of commands, and the workers that run them.
+//! The workers of [streams](crate::stream), which run what is in their queues.
 //!
 //! | a worker with | does |
 //! |---|---|
@@ -7,18 +7,15 @@
 //! | nothing, or `standin_hold`, or a lost device | sleeps until rung |
 //! | a destroyed stream, drained or lost | ends |
 
-use std::collections::{BTreeMap, VecDeque};
-use std::ffi::c_void;
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::abi::{Address, Code, Handle, Outcome, code};
-use crate::memory::Place;
+use crate::points::{Clock, Point};
+use crate::stream::{Command, HostFunction, Launch, Stream};
 use crate::world::{CHANGED, Guard, IN_HOST_FUNCTION, World, lock, wait};
-
-/// `CUhostFn`.
-pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
 /// Host functions are serialized across streams, as on the device measured.
 static HOST_FUNCTIONS: Mutex<()> = Mutex::new(());
@@ -28,129 +25,6 @@ const GATE_PERIOD: Duration = Duration::from_micros(50);
 
 /// What `gate` leaves in its word when its time is up.
 const GATE_TIMED_OUT: u32 = 2;
-
-/// A stream: FIFO, run by one worker.
-pub(crate) struct Stream {
-    pub(crate) number: u64,
-    pub(crate) device: usize,
-    pub(crate) priority: i32,
-    pub(crate) flags: u32,
-    pub(crate) queue: VecDeque<Command>,
-    pub(crate) submitted: u64,
-    completed: u64,
-    /// Up to which of its commands each other stream is waited for, whoever waited.
-    pub(crate) clock: Clock,
-    /// Destroyed: no longer a handle, only drained.
-    pub(crate) retired: bool,
-    /// The green context that it is a stream of.
-    pub(crate) green: Option<Handle>,
-    /// Wakes the worker.
-    pub(crate) bell: Arc<Condvar>,
-}
-
-/// How many commands of each stream are in front of something.
-pub(crate) type Clock = BTreeMap<Handle, u64>;
-
-/// What a stream runs.
-pub(crate) enum Command {
-    Copy {
-        to: Place,
-        from: Place,
-    },
-    /// A copy of pageable memory, staged by the call.
-    CopyStaged {
-        to: Place,
-        from: Vec<u8>,
-    },
-    Fill {
-        to: Place,
-        pattern: Vec<u8>,
-    },
-    /// Fills the first `row_bytes` of every `pitch` bytes.
-    FillRows {
-        to: Place,
-        pattern: Vec<u8>,
-        row_bytes: usize,
-        pitch: usize,
-    },
-    WriteWord {
-        to: Place,
-        value: u64,
-    },
-    HostFunction {
-        function: HostFunction,
-        data: Address,
-    },
-    Record(Arc<Point>),
-    /// The last share that is dropped reaches the point.
-    Arrive(Arc<Everybody>),
-    Wait(Arc<Point>),
-    Free(Address),
-    Kernel(Launch),
-}
-
-/// A kernel launch.
-#[derive(Clone)]
-pub(crate) struct Launch {
-    pub(crate) entry: String,
-    /// The green context that it runs in.
-    pub(crate) green: Option<Handle>,
-    pub(crate) module: Handle,
-    /// A copy of each argument's bytes.
-    pub(crate) arguments: Vec<Vec<u8>>,
-    /// Memory that arguments point to.
-    pub(crate) places: Vec<Place>,
-}
-
-/// Reaches a point when every stream has dropped its share.
-pub(crate) struct Everybody(pub(crate) Arc<Point>);
-
-impl Drop for Everybody {
-    fn drop(&mut self) {
-        // Once: nobody else reaches this point.
-        self.0.0.get_or_init(Instant::now);
-    }
-}
-
-/// What one event record reaches. A later record of the same event makes another.
-#[derive(Default)]
-pub(crate) struct Point(OnceLock<Instant>, Clock);
-
-impl Point {
-    /// A point behind so much.
-    pub(crate) fn behind(clock: Clock) -> Self {
-        Point(OnceLock::new(), clock)
-    }
-
-    /// What is in front of it.
-    pub(crate) fn clock(&self) -> &Clock {
-        &self.1
-    }
-
-    /// When it was reached; `None` if it was not yet.
-    pub(crate) fn reached(&self) -> Option<Instant> {
-        self.0.get().copied()
-    }
-}
-
-impl Command {
-    /// The memory that the command uses.
-    pub(crate) fn places(&self) -> Vec<Place> {
-        match self {
-            Command::Copy { to, from } => vec![*to, *from],
-            Command::CopyStaged { to, .. }
-            | Command::Fill { to, .. }
-            | Command::FillRows { to, .. }
-            | Command::WriteWord { to, .. } => vec![*to],
-            Command::Kernel(launch) => launch.places.clone(),
-            Command::HostFunction { .. }
-            | Command::Arrive(_)
-            | Command::Record(_)
-            | Command::Wait(_)
-            | Command::Free(_) => Vec::new(),
-        }
-    }
-}
 
 impl Stream {
     /// Makes a stream and starts its worker.
@@ -179,33 +53,6 @@ impl Stream {
             green: None,
             bell,
         })
-    }
-
-    /// Adds a command.
-    pub(crate) fn push(&mut self, command: Command) {
-        self.queue.push_back(command);
-        self.submitted += 1;
-        self.bell.notify_all();
-    }
-
-    /// Whether it waits for another stream.
-    pub(crate) fn waits(&self) -> bool {
-        matches!(self.queue.front(), Some(Command::Wait(_)))
-    }
-
-    /// Whether it ran so many commands.
-    pub(crate) fn has_run(&self, count: u64) -> bool {
-        self.completed >= count
-    }
-
-    /// Commands that are not complete.
-    pub(crate) fn pending(&self) -> u64 {
-        self.submitted - self.completed
-    }
-
-    /// Whether everything submitted is complete.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.pending() == 0
     }
 }
 

@@ -1,6 +1,6 @@
 //! Entry points by name.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::c_char;
 
 use crate::abi::{Code, Out, code};
 use crate::copy_calls::*;
@@ -66,31 +66,3 @@ entry_points! {
 pub(crate) extern "C" fn cuGetErrorString(_error: Code, text: Out<*const c_char>) -> Code {
     text.put(c"an error of the stand-in driver".as_ptr()).err().unwrap_or(code::SUCCESS)
 }
-
-/// Keeps this library mapped for the life of the process: its workers must not lose their code when
-/// a handle is closed.
-#[cfg(target_os = "linux")]
-pub(crate) fn stay_loaded() {
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(|| {
-        let (null, null_mut) = (std::ptr::null(), std::ptr::null_mut());
-        let mut info = libc::Dl_info {
-            dli_fname: null,
-            dli_fbase: null_mut,
-            dli_sname: null,
-            dli_saddr: null_mut,
-        };
-        // SAFETY: the address is any; `info` may be written.
-        let found = unsafe { libc::dladdr(cuInit as *const c_void, &raw mut info) };
-        if found != 0 {
-            let flags = libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
-            // SAFETY: the name is the loader's own string for this library; NOLOAD opens nothing
-            // new. The handle that comes back is kept for ever on purpose.
-            unsafe { libc::dlopen(info.dli_fname, flags) };
-        }
-    });
-}
-
-/// Elsewhere the library is not unloaded by the tests.
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn stay_loaded() {}

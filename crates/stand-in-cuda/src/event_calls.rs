@@ -4,7 +4,9 @@ use std::ffi::c_uint;
 use std::sync::Arc;
 
 use crate::abi::{Code, Handle, Out, Outcome, code};
-use crate::engine::{Command, Everybody, Point, wait_point};
+use crate::engine::wait_point;
+use crate::points::{Everybody, Point};
+use crate::stream::Command;
 use crate::world::{World, call, told};
 
 /// `CU_EVENT_DISABLE_TIMING`.

@@ -6,9 +6,9 @@
 use std::ffi::{c_uint, c_void};
 
 use crate::abi::{Array, Code, Handle, Out, Outcome, code};
-use crate::engine::{Command, Launch};
 use crate::event_calls::record_on;
 use crate::kernel_calls::{copy_arguments, prepare};
+use crate::stream::{Command, Launch};
 use crate::world::{Exec, Graph, Work, World, call, current_context, told};
 
 /// `CUDA_KERNEL_NODE_PARAMS_v2`.

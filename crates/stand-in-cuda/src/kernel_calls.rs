@@ -3,10 +3,9 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use crate::abi::{Array, Code, Handle, LaunchAttribute, LaunchConfig, Outcome, code};
-use crate::device_calls::MAX_THREADS_PER_BLOCK;
-use crate::engine::{Command, Launch};
+use crate::device_calls::{MAX_THREADS_PER_BLOCK, blocks_per_multiprocessor};
 use crate::memory_calls::{argument_label, as_int, pointed_to};
-use crate::module_calls::blocks_per_multiprocessor;
+use crate::stream::{Command, Launch};
 use crate::world::{World, call, lock};
 
 const MAX_GRID: [u32; 3] = [2_147_483_647, 65_535, 65_535];

@@ -13,8 +13,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::abi::{Address, Handle, Outcome, code};
 use crate::chunks::{Chunks, Spot};
-use crate::engine::Clock;
-use crate::world::MAX_DEVICES;
+use crate::points::Clock;
+
+/// Devices that `standin_set_devices` can show.
+pub(crate) const MAX_DEVICES: usize = 8;
 
 /// Fresh device memory is filled with this: nobody may count on zeros.
 const POISON: u8 = 0xCD;

@@ -3,8 +3,9 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use crate::abi::{Address, Array, Code, Handle, Out, Outcome, code};
-use crate::engine::{Command, wait_device};
+use crate::engine::wait_device;
 use crate::memory::{Free, Owner, Place, PoolUser};
+use crate::stream::Command;
 use crate::world::{Guard, World, call, nothing, pool_handle, told};
 
 /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`, and the four that count bytes: reserved and used, each now and at most.

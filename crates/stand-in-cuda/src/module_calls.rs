@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use crate::abi::{Array, Code, Handle, LaunchConfig, Out, Outcome, Text, code};
 use crate::device_calls::{
-    BLOCKS_PER_MULTIPROCESSOR, MAX_SHARED_OPTIN, MAX_THREADS_PER_BLOCK, THREADS_PER_MULTIPROCESSOR,
+    MAX_SHARED_OPTIN, MAX_THREADS_PER_BLOCK, REGISTERS_PER_THREAD, blocks_per_multiprocessor,
 };
 use crate::kernel_calls::{attributes, check_cluster};
 use crate::memory_calls::as_int;
@@ -17,8 +17,6 @@ const MAX_DYNAMIC_SHARED: c_int = 8;
 const CARVEOUT: c_int = 9;
 /// What a block may have without asking.
 const DEFAULT_SHARED_BYTES: u32 = 49_152;
-/// Registers that every kernel is said to use.
-const REGISTERS_PER_THREAD: c_int = 32;
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuModuleLoadData(module: Out<Handle>, image: Text) -> Code {
@@ -191,16 +189,4 @@ pub(crate) unsafe extern "C" fn cuOccupancyMaxActiveClusters(
         let multiprocessors = as_int(world.multiprocessors_of(green).count() as usize);
         clusters.put(multiprocessors * blocks / as_int((x * y * z) as usize))
     })
-}
-
-/// Blocks of a kernel of [`REGISTERS_PER_THREAD`] registers that fit into one multiprocessor.
-pub(crate) fn blocks_per_multiprocessor(block: c_int, dynamic_bytes: usize) -> c_int {
-    if block > MAX_THREADS_PER_BLOCK {
-        return 0;
-    }
-    let threads = (block + 31) / 32 * 32;
-    let by_threads = THREADS_PER_MULTIPROCESSOR / threads;
-    let by_registers = 65_536 / (REGISTERS_PER_THREAD * threads);
-    let by_shared = c_int::try_from(233_472 / (dynamic_bytes.saturating_add(1024))).unwrap_or(0);
-    by_threads.min(by_registers).min(by_shared).min(BLOCKS_PER_MULTIPROCESSOR)
 }

@@ -4,63 +4,11 @@
 //! those of different splits may be the same multiprocessors, and are refused together.
 
 use std::ffi::{c_int, c_uint};
-use std::fmt;
 
 use crate::abi::{Array, Code, Handle, Out, Outcome, code};
-use crate::device_calls::{GREATEST_PRIORITY, LEAST_PRIORITY, MULTIPROCESSORS};
+use crate::device_calls::{GREATEST_PRIORITY, LEAST_PRIORITY};
+use crate::greens::{Green, MULTIPROCESSORS, Multiprocessors};
 use crate::world::{World, call, current_context, told};
-
-/// Multiprocessors, a bit each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Multiprocessors([u64; 3]);
-
-impl Multiprocessors {
-    const NONE: Self = Multiprocessors([0; 3]);
-
-    fn run(first: u32, len: u32) -> Self {
-        let mut set = Self::NONE;
-        for at in first..first + len {
-            set.0[at as usize / 64] |= 1 << (at % 64);
-        }
-        set
-    }
-
-    pub(crate) fn all() -> Self {
-        Self::run(0, MULTIPROCESSORS.unsigned_abs())
-    }
-
-    pub(crate) fn count(self) -> u32 {
-        self.0.into_iter().map(u64::count_ones).sum()
-    }
-
-    fn has(self, at: u32) -> bool {
-        self.0[at as usize / 64] >> (at % 64) & 1 == 1
-    }
-
-    fn joined(self, other: Self) -> Self {
-        Multiprocessors([0, 1, 2].map(|word| self.0[word] | other.0[word]))
-    }
-
-    fn overlaps(self, other: Self) -> bool {
-        [0, 1, 2].into_iter().any(|word| self.0[word] & other.0[word] != 0)
-    }
-}
-
-/// `0-7,16-23`.
-impl fmt::Display for Multiprocessors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (mut at, mut separator) = (0, "");
-        while at < 192 {
-            let end = (at..192).find(|&end| !self.has(end)).unwrap_or(192);
-            if end > at {
-                write!(f, "{separator}{at}-{}", end - 1)?;
-                separator = ",";
-            }
-            at = end + 1;
-        }
-        Ok(())
-    }
-}
 
 /// `CUdevResource`. What the driver keeps in the padding is ours as well: which multiprocessors of which split.
 #[repr(C, align(8))]
@@ -98,16 +46,6 @@ const LEFT: u32 = 12;
 const DEFAULT_STREAM: c_uint = 1;
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: c_uint = 1;
-
-/// A green context. One that was destroyed is remembered.
-pub(crate) struct Green {
-    pub(crate) number: u64,
-    pub(crate) device: usize,
-    /// The same as a context.
-    pub(crate) context: Handle,
-    pub(crate) set: Multiprocessors,
-    pub(crate) destroyed: bool,
-}
 
 impl World {
     /// The green context of this handle, not destroyed.

@@ -9,44 +9,13 @@ use std::ptr;
 use std::sync::Arc;
 
 use crate::abi::{Address, Array, Code, Handle, Out, Outcome, code};
+use crate::shared::{Reserved, Shareable};
 use crate::world::{World, call, told};
 
 /// As an H200's.
 const GRANULARITY: usize = 2 << 20;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const POSIX_FILE_DESCRIPTOR: c_int = 1;
-
-/// What handles and addresses of such memory mean.
-pub(crate) struct Shared {
-    handles: BTreeMap<Handle, Arc<Shareable>>,
-    reserved: BTreeMap<Address, Reserved>,
-}
-
-/// Memory that a handle keeps, and a mapping.
-struct Shareable {
-    file: File,
-    bytes: usize,
-    device: usize,
-    /// It is counted while this process has it.
-    is_made_here: bool,
-}
-
-struct Reserved {
-    bytes: usize,
-    /// What is mapped there, by address.
-    mapped: BTreeMap<Address, Arc<Shareable>>,
-}
-
-impl Shared {
-    pub(crate) const fn new() -> Self {
-        Shared { handles: BTreeMap::new(), reserved: BTreeMap::new() }
-    }
-
-    /// Handles and reserved ranges that live.
-    pub(crate) fn live(&self) -> usize {
-        self.handles.len() + self.reserved.len()
-    }
-}
 
 /// `CUmemAllocationProp`.
 #[repr(C)]

@@ -4,7 +4,8 @@ use std::ffi::{c_int, c_uint};
 
 use crate::abi::{Address, Code, Handle, Out, code};
 use crate::device_calls::{GREATEST_PRIORITY, LEAST_PRIORITY};
-use crate::engine::{Command, HostFunction, wait_idle};
+use crate::engine::wait_idle;
+use crate::stream::{Command, HostFunction};
 use crate::world::{call, current_context, told};
 
 #[unsafe(no_mangle)]

@@ -11,14 +11,12 @@ use std::thread;
 use std::time::Duration;
 
 use crate::abi::{Address, Code, Handle, Outcome, code};
-use crate::engine::{Clock, Command, Launch, Point, Stream};
+use crate::greens::{Green, Multiprocessors};
 use crate::journal::Journal;
-use crate::memory::{Memory, Owner, Place};
-use crate::partition_calls::{Green, Multiprocessors};
-use crate::shared_calls::Shared;
-
-/// Devices that `standin_set_devices` can show.
-pub(crate) const MAX_DEVICES: usize = 8;
+use crate::memory::{MAX_DEVICES, Memory, Owner, Place};
+use crate::points::{Clock, Point};
+use crate::shared::Shared;
+use crate::stream::{Command, Launch, Stream};
 
 /// Handles of what has no life of its own: a device's primary context and its memory pool.
 const CONTEXTS: Handle = 0xC000;

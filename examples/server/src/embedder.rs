@@ -12,8 +12,7 @@ use ::metrics::histogram;
 use gpu_await::{Batch, BatchWorker, Batcher, Error, PooledStream, Result, StreamPool};
 
 use crate::embed_mean::WIDTH;
-use crate::model::Model;
-use crate::observe::Times;
+use crate::model::{Model, Times};
 
 /// Requests of a batch, and the tokens of all of them.
 const MAX_BATCH: usize = 64;

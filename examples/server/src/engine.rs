@@ -15,8 +15,7 @@ use crate::embed_mean::WIDTH;
 use crate::embedder::{self, Embed, Embedded};
 use crate::failure::Failure;
 use crate::health::Health;
-use crate::model::Model;
-use crate::observe::Times;
+use crate::model::{Model, Times};
 use crate::options::Options;
 use crate::wire::{Input, Matmul};
 

@@ -16,7 +16,6 @@
 use std::time::Duration;
 
 use ::metrics::histogram;
-use clap::Args;
 use gpu_await::ErrorKind;
 use gpu_await_worker::{
     Blame, Error, Failure as Failed, Guilt, Host, Payloads, Restart, Service, Worker, WorkerLost,
@@ -28,22 +27,9 @@ use crate::budget::Reserved;
 use crate::drill::{Drill, Fails};
 use crate::engine::{Engine, Figure, State};
 use crate::failure::Failure;
-use crate::observe::Times;
-use crate::options::{DAY_MS, Options, ms};
+use crate::model::Times;
+use crate::options::Options;
 use crate::wire::{self, Input, Matmul};
-
-#[derive(Clone, Debug, Args, Serialize, Deserialize)]
-pub(crate) struct IsolateOptions {
-    /// Compute in another process: a GPU fault, an abort or an endless kernel ends that one alone
-    #[arg(long)]
-    pub(crate) isolate: bool,
-    /// With --isolate, for the device to compute a request: a longer one ends the process
-    #[arg(long, requires = "isolate", value_name = "N", default_value = "2000", value_parser = ms(1..=DAY_MS))]
-    pub(crate) gpu_limit_ms: Duration,
-    /// Requests that fail on purpose, for tests: see drill.rs
-    #[arg(long, requires = "isolate", hide = true)]
-    pub(crate) drill: bool,
-}
 
 // ---- the worker's process ----------------------------------------------------------------------
 

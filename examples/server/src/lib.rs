@@ -18,6 +18,7 @@ mod model;
 mod observe;
 mod open_inference;
 mod options;
+mod routes;
 mod wire;
 
 use std::convert::Infallible;
@@ -156,13 +157,13 @@ async fn serve(app: &Arc<App>, asked: &CancellationToken) -> Result<Stop> {
     };
     let stop = match health {
         None => {
-            let all = app.serve(App::work().merge(App::about()));
+            let all = routes::serve(app, routes::work().merge(routes::about()));
             connections::serve(listener, all, options, stop).await
         }
         // Connections of its own, so that nothing that clients do keeps a probe out; it ends behind the service.
         Some(health) => tokio::select! {
-            stop = connections::serve(listener, app.serve(App::work()), options, stop) => stop,
-            never = connections::serve(health, app.serve(App::about()), options, pending::<Infallible>()) => match never {},
+            stop = connections::serve(listener, routes::serve(app, routes::work()), options, stop) => stop,
+            never = connections::serve(health, routes::serve(app, routes::about()), options, pending::<Infallible>()) => match never {},
         },
     };
     if let Stop::Lost(_) = stop {

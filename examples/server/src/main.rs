@@ -12,7 +12,7 @@
 //! |---|---|
 //! | `main.rs` | the log, exit codes |
 //! | `lib.rs` | starts, waits for a reason to stop, stops |
-//! | `app.rs` | the state, the routes, and what they do: read this first |
+//! | `app.rs` | the state, and what the routes do: read this first |
 //! | `engine.rs` | what computes: admission, micro-batches and the model on one device |
 //! | `isolated.rs`, `drill.rs` | `--isolate`: the engine in another process, which a GPU fault ends alone; requests that end it, for tests |
 //! | `model.rs`, `embed_mean.rs`, `.cu`, `.ptx` | the GPU work: plain functions that queue and never wait; a kernel |

@@ -7,11 +7,20 @@
 use std::time::Duration;
 
 use gpu_await::{Device, Frozen, Op, PinnedBuffer, Result, Stream, kernels};
+use serde::{Deserialize, Serialize};
 
 use crate::embed_mean::{WIDTH, embed_mean};
 
 /// Tokens that there are.
 pub(crate) const TOKENS: u32 = 4096;
+
+/// How long a request waited for its stream, and how long the device was at work on it. A handler
+/// leaves it in its response.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Times {
+    pub queue: Duration,
+    pub gpu: Duration,
+}
 
 /// Code and weights on one device. Shared by all requests: nothing in it changes.
 pub(crate) struct Model {

@@ -3,27 +3,19 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ::metrics::{counter, gauge, histogram};
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, Version, header};
 use axum::middleware::Next;
 use axum::response::Response;
-use serde::{Deserialize, Serialize};
 use tracing::Instrument;
 
 use crate::app::App;
+use crate::model::Times;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// How long a request waited for its stream, and how long the device was at work on it. A handler
-/// leaves it in its response.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Times {
-    pub queue: Duration,
-    pub gpu: Duration,
-}
 
 /// A request from its head to its answer. Dropped without one, its client has gone.
 struct Watched {

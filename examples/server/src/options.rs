@@ -9,10 +9,7 @@ use clap::Parser;
 use clap::builder::{RangedU64ValueParser, TypedValueParser};
 use serde::{Deserialize, Serialize};
 
-#[cfg(target_os = "linux")]
-use crate::isolated::IsolateOptions;
-
-pub(crate) const DAY_MS: u64 = 86_400_000;
+const DAY_MS: u64 = 86_400_000;
 
 /// An inference service on one GPU
 #[derive(Clone, Debug, Parser, Serialize, Deserialize)]
@@ -71,10 +68,24 @@ pub struct Options {
     pub(crate) isolate: IsolateOptions,
 }
 
+#[cfg(target_os = "linux")]
+#[derive(Clone, Debug, clap::Args, Serialize, Deserialize)]
+pub(crate) struct IsolateOptions {
+    /// Compute in another process: a GPU fault, an abort or an endless kernel ends that one alone
+    #[arg(long)]
+    pub(crate) isolate: bool,
+    /// With --isolate, for the device to compute a request: a longer one ends the process
+    #[arg(long, requires = "isolate", value_name = "N", default_value = "2000", value_parser = ms(1..=DAY_MS))]
+    pub(crate) gpu_limit_ms: Duration,
+    /// Requests that fail on purpose, for tests: see drill.rs
+    #[arg(long, requires = "isolate", hide = true)]
+    pub(crate) drill: bool,
+}
+
 fn number(range: RangeInclusive<u64>) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(range)
 }
 
-pub(crate) fn ms(range: RangeInclusive<u64>) -> impl TypedValueParser<Value = Duration> {
+fn ms(range: RangeInclusive<u64>) -> impl TypedValueParser<Value = Duration> {
     RangedU64ValueParser::<u64>::new().range(range).map(Duration::from_millis)
 }

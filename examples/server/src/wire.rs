@@ -15,10 +15,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-use crate::app::App;
-use crate::budget::Reserved;
+use crate::budget::{Budget, Reserved};
 use crate::failure::Failure;
 use crate::model::TOKENS;
+use crate::options::Options;
 
 /// Bytes of a request's body.
 const MAX_BODY: usize = 16 << 20;
@@ -90,7 +90,7 @@ impl Format {
 /// # Errors
 /// What `check` says; 415 for one that is compressed; 413, 429, 408; 400 when it broke off.
 pub(crate) async fn body<T>(
-    app: &App,
+    (budget, options): (&Budget, &Options),
     request: Request,
     check: impl FnOnce(&HeaderMap) -> Result<T, Failure>,
 ) -> Result<(T, Vec<u8>, Reserved), Failure> {
@@ -104,12 +104,12 @@ pub(crate) async fn body<T>(
             return Err(too_large());
         }
         let most = body.size_hint().exact().map_or(MAX_BODY, |bytes| bytes as usize);
-        let reserved = timeout(app.options.request_timeout_ms, app.budget.body(most)).await;
+        let reserved = timeout(options.request_timeout_ms, budget.body(most)).await;
         let reserved = reserved.unwrap_or_else(|_| {
             counter!("server_body_refused_total").increment(1);
             Err(Failure::overloaded())
         })?;
-        let limit = app.options.body_timeout_ms;
+        let limit = options.body_timeout_ms;
         let bytes = timeout(limit, collect(&mut body, most)).await.unwrap_or_else(|_| {
             let message = format!("the body was not there within {limit:?}");
             Err(Failure::new(408, "slow_body", message))
