@@ -12,7 +12,7 @@
 //! # Safety of kernels
 //! The driver does not check a kernel's arguments. Declaring a kernel is therefore `unsafe`, once: the author vouches that the argument
 //! types match the kernel's source, and that the kernel stays inside the memory it is passed for all arguments that its preconditions
-//! admit. The preconditions are checked before every launch, so launching is safe.
+//! admit. The preconditions are checked before every launch that reaches the device, so launching is safe.
 
 #[cfg(feature = "cuda")]
 mod compile;
@@ -173,7 +173,8 @@ impl<S: Signature> Kernel<S> {
         Kernel { core: Arc::new(core), requirements: Arc::default(), names: &[] }
     }
 
-    /// Adds a precondition that is checked before every launch; `text` appears in the error.
+    /// Adds a precondition that is checked before every launch that reaches the device: one of [nothing](LaunchConfig::nothing) is not
+    /// checked. `text` appears in the error, unless this kernel was cloned and more was added to the clone: that one's error says so.
     ///
     /// # Examples
     /// ```

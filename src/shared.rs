@@ -134,7 +134,7 @@ impl Device {
     /// a device, which waits for running kernels.
     ///
     /// # Cancel safety
-    /// Dropped, the future leaves nothing mapped.
+    /// Dropped, the future leaves nothing mapped once the kernels of the digest, if they were submitted, are complete.
     ///
     /// # Errors
     /// [`ErrorDetail::BadShared`], with the expected and the found value: memory that is not sealed, of another GPU, of another type, length or
@@ -195,7 +195,7 @@ impl<T: Element> SharedBuffer<T> {
     /// |---|---|
     /// | a kernel, a copy or a fill, here or in a process that imported it, that writes there by mistake | refused by the device: that process's device is lost, and the contents stay |
     /// | such a write before the seal | not found: it is in the digest |
-    /// | a process that maps the descriptor writable on purpose, by calls of its own | not kept from it on a GPU, whose descriptors grant both; an import finds by the digest what it changed. On a host device the system refuses it |
+    /// | a process that maps the descriptor writable on purpose, by calls of its own | not kept from it on a GPU, whose descriptors grant both; an import finds by the digest what it changed. On a host device the system refuses it, unless the mapping was made before the seal |
     /// | an error of the memory itself (ECC; driver code 214, Xid 48, 63, 94, 95) | not found by the seal: the device of each process that reads it is lost. Whoever keeps the descriptors closes them, and fills anew |
     ///
     /// The digest tells mistakes from what was sealed. It is 64 bits of no cryptographic strength.

@@ -87,8 +87,8 @@ impl Device {
     ///
     /// # Errors
     /// None here; of a launch, besides those of [`Graph::launch`]: [`ErrorDetail::WrongDevice`] for a GPU beside a host device;
-    /// [`ErrorDetail::NotInGraph`] for a copy between devices of which one
-    /// does not reach the other's memory ([`enable_peer`](Self::enable_peer) tells), [`ErrorDetail::Unsupported`] for another device
+    /// [`ErrorDetail::NotInGraph`] for a copy to a device that
+    /// does not reach the memory of the one that it is from ([`enable_peer`](Self::enable_peer) tells), [`ErrorDetail::Unsupported`] for another device
     /// whose streams are in a partition; [`ErrorDetail::DependencyLost`] if another device is lost before the launch is complete, and
     /// [`ErrorDetail::Closed`] if it was closed before the launch.
     /// A graph that the driver does not compile is not launched.

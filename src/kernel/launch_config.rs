@@ -129,7 +129,7 @@ impl LaunchConfig {
             u32::MAX => u32::MAX,
             extent => extent.div_ceil(block[axis].max(1)),
         };
-        let nothing = extent.contains(&0);
+        let nothing = extent.contains(&0) && !extent.contains(&u32::MAX);
         LaunchConfig { nothing, ..LaunchConfig::new([blocks(0), blocks(1), blocks(2)], block) }
     }
 
@@ -440,7 +440,7 @@ impl Core {
 /// Threads of a block.
 #[inline]
 fn threads_of(block_dim: [u32; 3]) -> u64 {
-    block_dim.iter().map(|n| u64::from(*n)).product()
+    block_dim.iter().fold(1, |threads: u64, n| threads.saturating_mul(u64::from(*n)))
 }
 
 /// Blocks of a cluster; its axes were checked.

@@ -185,7 +185,10 @@ impl<'k> Occupancy<'k> {
     /// The loss of the device.
     pub fn config_for_elements(&self, n: usize) -> Result<LaunchConfig> {
         let (_, block) = self.best_block(|_| 0, None)?;
-        Ok(LaunchConfig::for_elements_in_blocks(n, block))
+        // On a host device blocks of one are as good as any, and there may be more elements than blocks.
+        let most_blocks = self.core.engine.limits.grid_dim[0] as usize;
+        let least = u32::try_from(n.div_ceil(most_blocks)).unwrap_or(u32::MAX);
+        Ok(LaunchConfig::for_elements_in_blocks(n, block.max(least)))
     }
 }
 

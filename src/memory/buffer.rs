@@ -154,8 +154,8 @@ impl<T: Element> DeviceBuffer<T> {
     /// retried. Puts nothing on a stream. Call it once the error has been dealt with, like
     /// [`Mutex::clear_poison`](std::sync::Mutex::clear_poison).
     ///
-    /// That is possible if the operation was refused before it began, as with every
-    /// [`InvalidCall`](crate::ErrorKind::InvalidCall), or when a `sort` finds no scratch memory. The memory
+    /// That is possible if the operation was refused before it began, as verbs refuse lengths and devices
+    /// ([`InvalidCall`](crate::ErrorKind::InvalidCall)), or when a `sort` finds no scratch memory. The memory
     /// is then unchanged.
     ///
     /// # Errors

@@ -85,10 +85,12 @@ impl<'a> Span<'a> {
         self.range.end - self.range.start
     }
 
-    /// Its elements, as many as are said to be there.
-    #[must_use]
-    pub fn view<T: Element>(&self, len: usize) -> View<'a, T> {
-        View::over(self.clone(), len)
+    /// Its first elements.
+    ///
+    /// # Errors
+    /// They are not all in it; it is not a whole number of elements, or not aligned for them.
+    pub fn view<T: Element>(&self, len: usize) -> Result<View<'a, T>> {
+        View::<u8>::over(self.clone(), self.size_bytes() as usize).cast::<T>()?.slice(..len)
     }
 }
 

@@ -50,7 +50,7 @@ pub struct OpSummary {
     pub total: Duration,
     /// The median of these.
     pub p50: Duration,
-    /// The 99th percentile of these.
+    /// The 99th percentile of these: of fewer than a hundred the longest.
     pub p99: Duration,
     /// The bytes that they copied or filled.
     pub bytes: u64,
@@ -79,7 +79,8 @@ impl Trace {
             .into_iter()
             .map(|((name, work), (bytes, mut times))| {
                 times.sort();
-                let at = |percent: usize| times[(times.len() - 1) * percent / 100];
+                // The least of which so many are not above it.
+                let at = |percent: usize| times[(times.len() * percent).div_ceil(100) - 1];
                 let (p50, p99) = (at(50), at(99));
                 let (count, total) = (times.len(), times.iter().sum());
                 OpSummary { name, work, count, total, p50, p99, bytes }

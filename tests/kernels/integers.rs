@@ -259,6 +259,10 @@ fn a_config_of_fewer_than_none_is_refused() {
         };
         assert_eq!(*found, asked);
     }
+    // Nothing along one axis makes the other one no better.
+    for extent in [(0, -1), (-1, 0)] {
+        error(stream.launch(&whole, LaunchConfig::for_extent(extent, (1, 1)), (&mut x,)));
+    }
     stream.launch(&whole, LaunchConfig::for_elements(4_usize), (&mut x,)).queued().unwrap();
     assert_eq!(LaunchConfig::for_elements(0_u8), LaunchConfig::nothing());
 }

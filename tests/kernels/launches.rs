@@ -211,6 +211,14 @@ fn an_extent_is_covered_along_each_axis_and_an_empty_one_is_no_launch() {
     let huge = LaunchConfig::new((u32::MAX, u32::MAX, u32::MAX), (u32::MAX, u32::MAX));
     assert_eq!((huge.blocks(), huge.threads()), (u64::MAX, u64::MAX));
     assert!(stream.launch(empty, huge, ()).queued().is_err());
+    for block in [LaunchConfig::new(1, (-1, -1, -1)), LaunchConfig::new(1, [1_u32 << 22; 3])] {
+        let error = stream.launch(empty, block, ()).queued().unwrap_err();
+        assert_eq!(
+            refused(&error),
+            (LaunchLimit::Block(Axis::X), block.block_dim()[0].into(), 1024)
+        );
+        assert!(empty.occupancy().resident_blocks(&block).is_err());
+    }
 }
 
 #[tokio::test]
@@ -445,6 +453,9 @@ async fn a_launch_sized_by_occupancy_covers_every_element() {
         stream.launch(kernel, config, (2.0f32, &mut x, n as u64)).queued().unwrap();
         assert!(stream.download(&x).await.unwrap().iter().all(|x| *x == 3.0));
     }
+    // More elements than a grid has blocks.
+    let many = kernel.occupancy().config_for_elements(1 << 33).unwrap();
+    assert!(many.grid_dim()[0] < 1 << 31 && many.threads() >= 1 << 33, "{many:?}");
     let nothing = kernel.occupancy().config_for_elements(0).unwrap();
     let mut x = stream.empty::<f32>(0).queued().unwrap();
     let before = stream.submitted();

@@ -47,6 +47,23 @@ fn problem(error: &gpu_await::Error) -> &SharedProblem {
     }
 }
 
+/// Descriptors of a buffer that can still be written, with the header of another one that has the same contents. (A GPU's descriptors have no
+/// seals.)
+#[tokio::test]
+async fn a_header_of_other_memory_makes_nothing_read_only() -> Result<()> {
+    let device = testing::device();
+    if device.kind() != DeviceKind::Host {
+        return Ok(());
+    }
+    let mut open = device.shared::<u32>(LEN).await?;
+    device.copy(&device.upload(pattern()).queued()?, &mut open).queued()?;
+    let (_, SharedDescriptors { header, .. }) = sealed(&device, 1).await?;
+    let mixed = SharedDescriptors { memory: open.descriptors()?.memory, header };
+    let error = device.import_shared::<u32>(&mixed, LEN, 1).await.unwrap_err();
+    assert!(matches!(problem(&error), SharedProblem::NotShared { .. }), "{error}");
+    Ok(())
+}
+
 /// The memory of a process that died, held by one that has no device, is read by a third.
 #[tokio::test]
 async fn memory_outlives_its_maker() -> Result<()> {

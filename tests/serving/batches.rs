@@ -1,6 +1,7 @@
 //! Batchers: single requests, run together.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
@@ -434,6 +435,41 @@ async fn batches_are_bounded_by_weight() -> Result<()> {
     soon(worker).await.expect("no panic");
     let expected = [(2, 8), (1, 4), (1, 20), (4, 4)];
     assert_eq!(*lens.lock().expect("no panic"), expected);
+    Ok(())
+}
+
+/// Batches end behind one that does not: no more of them begin than may be in flight.
+#[tokio::test]
+async fn replies_that_wait_are_in_flight() -> Result<()> {
+    for spawns in [false, true] {
+        let (gate, begun) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicU32::new(0)));
+        let (kept, count) = (gate.clone(), begun.clone());
+        let run = move |batch: Vec<u32>| {
+            count.fetch_add(1, Ordering::SeqCst);
+            let gate = kept.clone();
+            async move {
+                if batch[0] == 0 {
+                    gate.acquire().await.expect("open").forget();
+                }
+                Ok::<_, Error>(batch.into_iter().map(Ok).collect())
+            }
+        };
+        let builder = Batcher::builder().max_len(1).max_in_flight(3).in_order(true);
+        let (batcher, worker) = match spawns {
+            true => builder.spawn(|batch| drop(tokio::spawn(batch))).build(run),
+            false => builder.build(run),
+        };
+        let worker = tokio::spawn(worker);
+        let calls: Vec<_> = (0..100).map(|i| batcher.call(i)).collect();
+        let_it_run(&batcher, 97).await;
+        assert_eq!((begun.load(Ordering::SeqCst), batcher.stats().in_flight), (3, 3));
+        gate.add_permits(1);
+        let replies = soon(futures::future::try_join_all(calls)).await?;
+        assert!(replies.into_iter().eq(0..100));
+        assert_eq!(batcher.stats().in_flight, 0);
+        drop(batcher);
+        soon(worker).await.expect("no panic");
+    }
     Ok(())
 }
 

@@ -297,9 +297,9 @@ fn sort_in_passes<K: Scalar>(
     let has_values = values.is_some();
     if passes % 2 == 1 {
         // After an odd number of passes it ends in the right place only if it begins in the other.
-        queue.copy(&keys.view::<K>(length.most), &mut other_keys)?;
+        queue.copy(&keys.view::<K>(length.most)?, &mut other_keys)?;
         if let Some((values, _)) = values {
-            let bytes = values.view::<u8>(length.most * value_bytes);
+            let bytes = values.view::<u8>(length.most * value_bytes)?;
             queue.copy(&bytes, &mut other_values)?;
         }
     }

@@ -190,7 +190,7 @@ impl Top<'_> {
         }
         let mut keys = queue.scratch::<T>(op, length.most)?;
         if places.is_none() {
-            queue.copy(&x.view::<T>(length.most), &mut keys)?;
+            queue.copy(&x.view::<T>(length.most)?, &mut keys)?;
             let keys = keys.span_mut();
             sort::sort_span::<T>(queue, op, &keys, None, length, *descending)?;
             let launch = self.takes(launch().reads(&keys)).value(k_there).length(length);

@@ -543,8 +543,8 @@ pub trait Algorithms: sealed::Sealed {
     /// `x - mean`, and `gamma` and `beta` have an element for each column. Ready proves *complete on the device*.
     ///
     /// `x` and `out` have whole rows of `gamma.len()` elements, one after the other; `f16`, `bf16` or `f32`, computed in `f32` and rounded once. A row
-    /// with a NaN or an infinity becomes NaN, and so does one of equal elements if `epsilon` is 0; so may one whose sum or squares are beyond the
-    /// range of `f32`, or it becomes 0 before `gamma`. How far results agree, [`sum_rows`](Self::sum_rows) says.
+    /// with a NaN or an infinity becomes NaN, and so does one of variance 0 if `epsilon` is 0 (of equal elements the mean may be rounded,
+    /// and then it is not); so may one whose sum or squares are beyond the range of `f32`, or it becomes 0 before `gamma`. How far results agree, [`sum_rows`](Self::sum_rows) says.
     ///
     /// # Errors
     /// [`ErrorDetail::Ragged`](gpu_await::ErrorDetail::Ragged): no whole number of rows; [`ErrorDetail::WrongLength`](gpu_await::ErrorDetail::WrongLength).
@@ -588,7 +588,8 @@ pub trait Algorithms: sealed::Sealed {
     /// time, in about 1.6 times as long. They differ between devices as the order of the additions does: a host device adds
     /// one after the other, whose rounding adds up over tens of millions of `f32`. Everything else is exact.
     ///
-    /// Which of both zeros and of NaNs is the least and the greatest, [`min`](Self::min) says; of `f64` it is the first of them.
+    /// Which of both zeros and of NaNs is the least and the greatest, [`min`](Self::min) says; of `f64` it is the first of them. The first element
+    /// is combined with nothing, and stays as it is.
     ///
     /// # Examples
     /// ```
@@ -1321,7 +1322,8 @@ pub trait Algorithms: sealed::Sealed {
     ///
     /// Of integers bin `b` has those for which `(x - start) * bins / (end - start + 1)`, rounded down, is `b`:
     /// `0..=255` and 256 counts are a bin a byte. Of floats it is `(x - start) * (bins / (end - start))`, rounded
-    /// as its type is (`f16` and `bf16` as `f32`) and then down; the end is in the last bin. What is outside of the
+    /// as its type is (`f16` and `bf16` as `f32`) and then down; the end is in the last bin, or with more bins than the type
+    /// counts exactly (2^24 for `f32`) in one near it. What is outside of the
     /// range is not counted, nor is a NaN. The counts are overwritten, and the same on every device. Up to 2048 bins
     /// are counted in shared memory; more take longer, most of all where many elements are in few of them.
     ///

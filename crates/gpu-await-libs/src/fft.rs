@@ -130,7 +130,7 @@ impl<P: From<FftPlan>> FftBuilder<P> {
     /// Makes the plan. Dropped, the future leaves it being made.
     ///
     /// # Errors
-    /// [`ErrorDetail::TooFew`](gpu_await::ErrorDetail::TooFew): an extent of 0, or none;
+    /// [`ErrorDetail::TooFew`](gpu_await::ErrorDetail::TooFew): an extent or a batch of 0, or no extent; more elements than fit in memory;
     /// [`ErrorDetail::Unsupported`](gpu_await::ErrorDetail::Unsupported): more than three;
     /// [`ErrorDetail::Foreign`](gpu_await::ErrorDetail::Foreign): what cuFFT says; a device that is lost or closed.
     ///

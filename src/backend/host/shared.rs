@@ -83,8 +83,9 @@ impl SharedCalls for HostBackend {
         // SAFETY: the caller's descriptor, which is open during the call.
         let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
         let import = || {
-            // It could be cut short otherwise, and reading it would end this process.
-            if !memfd::has(file, memfd::SIZE)? || memfd::len(file)? != bytes {
+            // It could be cut short otherwise, and reading it would end this process; or written, where it is sealed to be read.
+            let seals = if writes { memfd::SIZE } else { memfd::SIZE | memfd::NEW_WRITERS };
+            if !memfd::has(file, seals)? || memfd::len(file)? != bytes {
                 return Err(io::ErrorKind::InvalidInput.into());
             }
             let mut options = MmapOptions::new();

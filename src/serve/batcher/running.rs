@@ -1,11 +1,12 @@
 //! A running batch: the input of its function, the delivery of its replies, and its span.
 //!
-//! A batch counts as in flight until it has answered. Its [`InFlight`] ends that when it is dropped, whatever happened to the future that
-//! holds it.
+//! A batch counts as in flight until it has answered, with `in_order` until its replies are sent. Its [`InFlight`] ends that when it is
+//! dropped, whatever happened to the future that holds it.
 //!
 //! # Invariants
 //! 1. A batch ends exactly once, even if its future is dropped before it began or its function panics (`a_batch_that_is_not_run_ends`).
-//! 2. With `in_order` no reply is sent before those of earlier batches (`replies_in_order`), and whatever a reply or an error does when it is
+//! 2. With `in_order` no reply is sent before those of earlier batches (`replies_in_order`), no more batches are begun and not sent than
+//!    may be in flight (`replies_that_wait_are_in_flight`), and whatever a reply or an error does when it is
 //!    cloned or dropped, those of later batches are sent (`an_error_that_panics_in_its_drop` and its siblings).
 #![forbid(unsafe_code)]
 
@@ -101,6 +102,16 @@ pub(super) struct Deliveries<R, E> {
 struct Replies<R, E> {
     callers: Vec<Caller<R, E>>,
     replies: BatchEnd<R, E>,
+    ended: BatchEnded,
+}
+
+/// What is to be told of a batch when its replies are sent.
+#[derive(Clone, Copy)]
+struct BatchEnded {
+    begun: Begun,
+    at_ns: u64,
+    /// Whether the worker is to be notified: not if it runs inside the worker.
+    tells: bool,
 }
 
 /// What a batch has for its callers.
@@ -178,13 +189,18 @@ impl<Q, R, E> InFlight<Q, R, E> {
         contain::log(|| self.span.in_scope(event));
     }
 
+    fn ended(&self) -> BatchEnded {
+        BatchEnded { begun: self.begun, at_ns: self.shared.now(), tells: self.tells }
+    }
+
     /// Gives the callers their replies.
     fn answer(&mut self, callers: Vec<Caller<R, E>>, replies: BatchEnd<R, E>)
     where
         E: Clone,
     {
         self.answered = true;
-        self.shared.deliver(self.number, Replies { callers, replies });
+        let ended = self.ended();
+        self.shared.deliver(self.number, Replies { callers, replies, ended });
         let now = self.shared.now();
         contain::log(|| {
             self.span.record("answer_us", field(now.saturating_sub(self.since_ns) / 1000));
@@ -196,15 +212,11 @@ impl<Q, R, E> Drop for InFlight<Q, R, E> {
     fn drop(&mut self) {
         if !self.answered {
             // Its callers see that no answer comes; with `in_order` later batches proceed.
-            self.shared.skip(self.number);
+            self.shared.skip(self.number, self.ended());
         }
-        let now = self.shared.now();
-        let worker = {
-            let mut book = self.shared.book.lock();
-            book.gather.finished(now, self.begun);
-            if self.tells { book.worker.take() } else { None }
-        };
-        worker.into_iter().for_each(contain::wake);
+        if self.shared.deliveries.is_none() {
+            self.shared.finish(self.ended());
+        }
         let span = std::mem::replace(&mut self.span, Span::none());
         contain::contain("a subscriber", || drop(span));
     }
@@ -280,49 +292,59 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
     {
         match &self.deliveries {
             None => replies.send(),
-            Some(deliveries) => deliver_in_order(deliveries, number, replies),
+            Some(deliveries) => self.deliver_in_order(deliveries, number, replies),
         }
     }
 
     /// Lets replies of later batches proceed past a batch that gives none.
-    fn skip(&self, number: u64) {
+    fn skip(&self, number: u64, ended: BatchEnded) {
         if let Some(deliveries) = &self.deliveries {
-            deliver_in_order(
-                deliveries,
-                number,
-                Replies { callers: Vec::new(), replies: BatchEnd::Each(Vec::new()) },
-            );
+            let (callers, replies) = (Vec::new(), BatchEnd::Each(Vec::new()));
+            self.deliver_in_order(deliveries, number, Replies { callers, replies, ended });
         }
     }
-}
 
-fn deliver_in_order<R, E>(
-    deliveries: &Mutex<Deliveries<R, E>>,
-    number: u64,
-    replies: Replies<R, E>,
-) {
-    let mut book = deliveries.lock();
-    let send = book.send;
-    book.ended.insert(number, replies);
-    if book.is_delivering {
-        return;
+    fn deliver_in_order(
+        &self,
+        deliveries: &Mutex<Deliveries<R, E>>,
+        number: u64,
+        replies: Replies<R, E>,
+    ) {
+        let mut book = deliveries.lock();
+        let send = book.send;
+        book.ended.insert(number, replies);
+        if book.is_delivering {
+            return;
+        }
+        book.is_delivering = true;
+        loop {
+            let next = book.next;
+            let Some(replies) = book.ended.remove(&next) else { break };
+            book.next += 1;
+            // Wakers and replies are foreign code.
+            drop(book);
+            let ended = replies.ended;
+            contain::contain("the replies of a batch", || send(replies));
+            self.finish(ended);
+            book = deliveries.lock();
+        }
+        book.is_delivering = false;
     }
-    book.is_delivering = true;
-    loop {
-        let next = book.next;
-        let Some(replies) = book.ended.remove(&next) else { break };
-        book.next += 1;
-        // Wakers and replies are foreign code.
-        drop(book);
-        contain::contain("the replies of a batch", || send(replies));
-        book = deliveries.lock();
+
+    /// A batch is no longer in flight.
+    fn finish(&self, BatchEnded { begun, at_ns, tells }: BatchEnded) {
+        let worker = {
+            let mut book = self.book.lock();
+            book.gather.finished(at_ns, begun);
+            if tells { book.worker.take() } else { None }
+        };
+        worker.into_iter().for_each(contain::wake);
     }
-    book.is_delivering = false;
 }
 
 impl<R, E: Clone> Replies<R, E> {
     fn send(self) {
-        let Replies { callers, replies } = self;
+        let Replies { callers, replies, .. } = self;
         let requests = callers.len();
         match replies {
             BatchEnd::Each(replies) => {

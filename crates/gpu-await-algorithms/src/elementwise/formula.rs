@@ -29,15 +29,15 @@ pub trait Formula<const N: usize>: Copy + Send + Sync + 'static {
 
 /// A value inside of a formula, of element type `T`.
 ///
-/// It has the operators of `T`, and the methods below. A number written beside it, `2.0 * x` or `x + 1`, is taken as a `T`: a number
-/// with a point as an `f64` is converted by `as`, one without as an integer. Constants are `f64` or `i128`.
+/// It has the operators of `T`, and the methods below. A number written beside it, `2.0 * x` or `x + 1`, is taken as a `T`, beside `f16` and `bf16`
+/// as the `f32` that they are computed in: a number with a point as an `f64` is converted by `as`, one without as an integer. Constants are `f64` or `i128`.
 ///
 /// | | computed |
 /// |---|---|
 /// | integers | wrap; `x / 0` is 0, `x % 0` is `x`; a shift takes its distance modulo the bits of the type, as `wrapping_shl` |
 /// | `f16`, `bf16` | in `f32`, and rounded once, when the element is stored |
 /// | `+ - * / sqrt rsqrt recip mul_add abs min max floor ceil round trunc %` | as the host does it, bit for bit: rounded to nearest, and never fused where `mul_add` is not written |
-/// | `exp ln sin cos tanh powf` | by functions of the CUDA library, which differ from the exact result by at most so many units in the last place: 2, 1, 2, 2, 2, 8 for `f32`; 1, 1, 2, 2, 2, 2 for `f64`; 1 of theirs for `f16` and `bf16` |
+/// | `exp ln sin cos tanh powf` | by functions of the CUDA library, which differ from the exact result by at most so many units in the last place: 2, 1, 2, 2, 2, 8 for `f32`; 1, 1, 2, 2, 2, 2 for `f64`; 1 of theirs for `f16` and `bf16`. On a host device by those of its system, to some units |
 ///
 /// What a type does not have (`&` of floats, `sqrt` of integers) does not compile, in the line where the formula is used. Payload and
 /// sign of a NaN are any.

@@ -61,7 +61,7 @@ fn put<'k>(
     kernel: LoadFormula,
 ) -> Result<()> {
     let shape = passed.arrays.iter().find_map(|array| array.shape);
-    if let Some(error) = passed.arrays.iter().find_map(|array| misfit(op, array, count, shape)) {
+    if let Some(error) = misfit(op, &passed.arrays, count, shape) {
         return Err(passed.footprint.poison(error.into()));
     }
     let arrays = passed.arrays.iter().map(|array| &array.span);
@@ -103,23 +103,27 @@ fn put<'k>(
     kernel.launch(queue, footprint, (count as u64).div_ceil(tile), args)
 }
 
-/// What is wrong with an array's length, or with the lengths of its rows.
+/// What is wrong with the lengths of rows, which all have one shape, or of arrays, which all have so many elements, rows as well.
 fn misfit(
     op: &'static str,
-    array: &PassedArray<'_>,
+    arrays: &[PassedArray<'_>],
     count: usize,
     shape: Option<Shape2>,
 ) -> Option<ErrorDetail> {
-    if let (Some(found), Some(expected)) = (array.shape, shape) {
+    let of_rows = |array: &PassedArray<'_>| {
+        let (found, expected) = (array.shape?, shape?);
         let wrong = |what, expected: usize, found: usize| {
             (found != expected).then_some(ErrorDetail::WrongLength { op, what, expected, found })
         };
         let columns = wrong("a row", expected.columns(), found.columns());
-        return columns.or(wrong("a column", expected.rows(), found.rows()));
-    }
-    let (source_len, destination_len) = (array.len, count);
-    let detail = ErrorDetail::LengthMismatch { op, source_len, destination_len };
-    (source_len != destination_len).then_some(detail)
+        columns.or(wrong("a column", expected.rows(), found.rows()))
+    };
+    let of_all = |array: &PassedArray<'_>| {
+        let (source_len, destination_len) = (array.len, count);
+        let detail = ErrorDetail::LengthMismatch { op, source_len, destination_len };
+        (source_len != destination_len).then_some(detail)
+    };
+    arrays.iter().find_map(of_rows).or_else(|| arrays.iter().find_map(of_all))
 }
 
 type Loaded = Result<Arc<ElementwiseKernel>>;

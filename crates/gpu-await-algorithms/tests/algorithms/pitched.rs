@@ -127,6 +127,31 @@ async fn rows_that_do_not_fit() -> Result<()> {
     let error = stream.transform(sum, (x.rows_of(4)?, &y), &mut out).queued().unwrap_err();
     let length = ErrorDetail::LengthMismatch { op, source_len: 8, destination_len: 12 };
     assert_eq!(format!("{:?}", error.detail()), format!("{length:?}"));
+    // An array as long as it likes beside rows alone; with as many columns as none.
+    let two = || x.rows_of(4)?.slice(..2, ..);
+    let views =
+        [(two()?, 8), (x.rows_of(4)?.slice(1..1, ..)?, 0), (x.rows_of(4)?.slice(.., 2..2)?, 0)];
+    for (view, source_len) in views {
+        for destination_len in [3, 4, 12, 24] {
+            let mut out = stream.full(destination_len, 7u8).queued()?;
+            let mut flags = stream.full(destination_len, 7u8).queued()?;
+            for refused in [
+                stream.transform(same, (view,), &mut out).queued().unwrap_err(),
+                stream.transform_in_place(sum, (view,), &mut out).queued().unwrap_err(),
+                stream
+                    .transform_flags(transform!(|x| x.gt(0)), (view,), &mut flags)
+                    .queued()
+                    .unwrap_err(),
+            ] {
+                match *refused.detail() {
+                    ErrorDetail::LengthMismatch { source_len: s, destination_len: d, .. } => {
+                        assert_eq!((s, d), (source_len, destination_len));
+                    }
+                    ref other => panic!("{other:?}"),
+                }
+            }
+        }
+    }
     // Nobody wrote what is between the rows, and nobody does now.
     let mut fresh = stream.empty::<u8>(12).queued()?;
     let mut rows = fresh.rows_of_mut(4)?;
