@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub use crate::backend::{ArgBlock, HostTwin};
+pub use crate::device::builder::open_host;
 pub use crate::device::home::Home;
 pub use crate::interop::library_device::LibraryDevice;
 pub use crate::interop::memory::adopt_registered;

@@ -272,16 +272,10 @@ impl DeviceBuilder {
     /// As [`Device::host`]; a [partition](Self::partition) of more multiprocessors than the host has cores.
     #[must_use]
     pub fn host(self) -> Device {
-        match self.try_host() {
+        match open_host(self) {
             Ok(device) => device,
             Err(error) => panic!("no host device: {error}"),
         }
-    }
-
-    fn try_host(self) -> Result<Device> {
-        exit::check_running("opening a device")?;
-        let backend = HostBackend::new(self.host_memory_bytes, true);
-        Device::open(Arc::new(backend), self.options())
     }
 
     /// See [`Device::cuda_or_host`].
@@ -308,7 +302,7 @@ impl DeviceBuilder {
                 _ => return Err(error),
             },
         };
-        let device = self.try_host()?;
+        let device = open_host(self)?;
         contain::log(|| tracing::warn!(reason = %why, "using {device}: no CUDA device"));
         Ok(device)
     }
@@ -343,7 +337,7 @@ impl DeviceBuilder {
         let bad = || ErrorDetail::BadDeviceName { variable, value: name.to_owned() };
         match name.trim().split_once(':') {
             None if name.trim() == "auto" || name.trim().is_empty() => self.cuda_or_host(),
-            None if name.trim() == "host" => self.try_host(),
+            None if name.trim() == "host" => open_host(self),
             None if name.trim() == "cuda" => self.cuda(0),
             Some(("cuda", ordinal)) => self.cuda(ordinal.parse().map_err(|_| bad())?),
             _ => Err(bad().into()),
@@ -381,4 +375,14 @@ fn overlap_from_env() -> Overlap {
         Some(value) if value == "launches-and-edges" => Overlap::LaunchesAndEdges,
         Some(_) => Overlap::Off,
     }
+}
+
+/// [`DeviceBuilder::host`], where a panic is no answer.
+///
+/// # Errors
+/// What that panics with.
+pub fn open_host(builder: DeviceBuilder) -> Result<Device> {
+    exit::check_running("opening a device")?;
+    let backend = HostBackend::new(builder.host_memory_bytes, true);
+    Device::open(Arc::new(backend), builder.options())
 }

@@ -6,6 +6,7 @@
 //! 1. Nothing of this module runs foreign code or drops a lease: both go to [`After`].
 #![forbid(unsafe_code)]
 
+mod charges;
 mod due;
 mod events;
 mod processes;

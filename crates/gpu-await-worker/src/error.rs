@@ -299,7 +299,7 @@ pub enum Cause {
     /// It ended by this signal: 6 is an abort, 11 a stray pointer, 9 somebody's kill.
     #[error("signal {0}")]
     Signal(i32),
-    /// The kernel killed it for lack of memory.
+    /// The kernel killed it for lack of memory, as its control group of version 2 says; in one of version 1 that is `Signal(9)`.
     #[error("killed by the kernel for lack of memory")]
     OutOfMemory,
     /// It took longer than the limit of a call.

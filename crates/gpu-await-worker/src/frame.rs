@@ -182,6 +182,7 @@ pub(crate) enum Tried {
     Memory,
     Runtime,
     Reactor,
+    Device,
 }
 
 impl Tried {
@@ -195,6 +196,7 @@ impl Tried {
             Tried::Memory => "taking its memory",
             Tried::Runtime => "building its runtime",
             Tried::Reactor => "registering its socket",
+            Tried::Device => "starting a thread of its device",
         }
     }
 

@@ -4,10 +4,9 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use gpu_await::{Device, Element, ErrorKind, Frozen, SharedBuffer};
+use gpu_await::{Device, Element, ErrorDetail, ErrorKind, Frozen, SharedBuffer, sibling};
 
-use crate::frame::ChildTerms;
-use crate::frame::{Ending, Executable, MOST_NAME, ToSupervisor};
+use crate::frame::{ChildTerms, Ending, Executable, MOST_NAME, ToSupervisor, Tried};
 use crate::kept_mut::KeptMut;
 use crate::link::Link;
 use crate::service::Failure;
@@ -155,18 +154,27 @@ impl Host {
             builder = builder.memory_limit_bytes(bytes);
         }
         let device = match terms.gpu {
-            None => builder.host(),
+            None => sibling::open_host(builder).map_err(not_opened)?,
             Some(_) if is_under_mps() && !terms.allow_mps => {
                 return Err((Ending::UnderMps, String::new()));
             }
-            Some(gpu) => builder.cuda(gpu as usize).map_err(|error| match error.kind() {
-                ErrorKind::OutOfMemory => (Ending::OutOfMemory, error.to_string()),
-                _ => (Ending::NoDevice, error.to_string()),
-            })?,
+            Some(gpu) => builder.cuda(gpu as usize).map_err(not_opened)?,
         };
         let is_under_mps = terms.gpu.is_some() && terms.allow_mps;
         Ok(Host { device, link: link.clone(), is_under_mps })
     }
+}
+
+fn not_opened(error: gpu_await::Error) -> (Ending, String) {
+    let ending = match error.detail() {
+        // Of threads there may be more soon.
+        ErrorDetail::NoThread { .. } => {
+            Ending::NotStarted { tried: Tried::Device, errno: libc::EAGAIN }
+        }
+        _ if error.kind() == ErrorKind::OutOfMemory => Ending::OutOfMemory,
+        _ => Ending::NoDevice,
+    };
+    (ending, error.to_string())
 }
 
 /// Memory to be kept, while it is filled: see [`Host::keep`].

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Core;
-use crate::blame::{Charge, Keys, Standing};
 use crate::calls::{CallId, Culprit, Died};
 use crate::error::{Cause, Error, Guilt, Result, WorkerLost};
 use crate::frame::Ending;
@@ -91,17 +90,19 @@ impl Core {
                 self.unwanted.push(process);
             }
             (Err(refusal), Some(role)) => {
-                self.stats.refused_starts += 1;
-                let why = refusal.to_string();
-                self.refusal = Some(Cause::NotStarted(why.clone()));
-                let service = inside.service;
-                after.log(move || {
-                    tracing::warn!(service, %why, "a worker's process was not started");
-                });
+                self.not_started(inside, Cause::NotStarted(refusal.to_string()), after);
                 self.gone(inside, role, now, Sign::Refused, after);
             }
             (Err(_), None) => {}
         }
+    }
+
+    /// The system refused what a start needs, to the front or to the process: no death.
+    fn not_started(&mut self, inside: &Inside, cause: Cause, after: &mut After) {
+        self.stats.refused_starts += 1;
+        let (service, why) = (inside.service, cause.to_string());
+        self.refusal = Some(cause);
+        after.log(move || tracing::warn!(service, %why, "a worker's process was not started"));
     }
 
     /// It has not said hello in time.
@@ -246,16 +247,24 @@ impl Core {
         let killed = process.times.killed.map(|killed| now - killed);
         let ends = self.life.is_closing() || self.life.is_drained(role);
         let is_wanted = ends && matches!(cause, Cause::Closed);
-        after.log(move || match is_wanted {
-            true => tracing::info!(service, pid, "a worker's process ended, as it was asked to"),
-            false => {
-                tracing::warn!(service, pid, cause = %text, ?killed, "a worker's process died")
-            }
-        });
+        let is_refused = matches!(cause, Cause::NotStarted(_));
+        match is_wanted {
+            true => after.log(move || {
+                tracing::info!(service, pid, "a worker's process ended, as it was asked to");
+            }),
+            false if is_refused => self.not_started(inside, cause.clone(), after),
+            false => after.log(move || {
+                tracing::warn!(service, pid, cause = %text, ?killed, "a worker's process died");
+            }),
+        }
         // The memory of a process that is not reaped yet is not free yet.
         let excused = matches!(cause, Cause::OutOfDeviceMemory(_)) && self.life.stuck() > 0;
         let of = (process.incarnation, process.responses.clone());
-        let sign = if excused { Sign::None } else { self.sign(of.0) };
+        let sign = match excused {
+            true => Sign::None,
+            false if is_refused => Sign::Refused,
+            false => self.sign(of.0),
+        };
         self.lose(inside, role, of, (cause, culprit), now, after);
         self.gone(inside, role, now, sign, after);
         after.gone.push(process);
@@ -286,9 +295,9 @@ impl Core {
         after: &mut After,
     ) {
         let begun = |id: CallId| responses.begun(id.slot()).age(id.generation()).is_some();
-        // It was replaced, and has answered everything, or ends with the worker: no death.
+        // It was replaced, and has answered everything, or ends with the worker: no death. Nor is one that the system did not start.
         let ends = self.life.is_closing() || self.life.is_drained(role);
-        let is_over = ends && cause == Cause::Closed;
+        let is_over = ends && cause == Cause::Closed || matches!(cause, Cause::NotStarted(_));
         self.stats.deaths += u64::from(!is_over);
         let is_standby = role == Role::Standby && !self.life.is_replaced(role);
         self.stats.standby_deaths += u64::from(is_standby && !is_over);
@@ -318,68 +327,6 @@ impl Core {
         }
         if !is_over {
             self.caused(role, cause);
-        }
-    }
-
-    /// Notes what there is against calls, and says what follows.
-    fn blame(
-        &self,
-        inside: &Inside,
-        charges: Vec<(Keys, Charge)>,
-        now: Instant,
-        after: &mut After,
-    ) {
-        let Some(policy) = &inside.options.blame else { return };
-        let mut known = self.blamed.lock();
-        for (keys, charge) in charges {
-            let follows = known.charge(keys, charge, now, policy);
-            let service = inside.service;
-            let (key, client) = (hex(keys.request), hex(keys.client));
-            match follows.request {
-                Some(Standing::Watched) => after.log(move || {
-                    tracing::info!(
-                        service,
-                        key,
-                        client,
-                        "a request is watched: a process died with it"
-                    );
-                }),
-                Some(Standing::Refused) => {
-                    let (key, client, refused_for) = (key, client.clone(), policy.refused_for);
-                    after.log(move || {
-                        tracing::warn!(
-                            service,
-                            key,
-                            client,
-                            ?refused_for,
-                            "a request is refused: it killed a process"
-                        );
-                    });
-                }
-                None => {}
-            }
-            let client = hex(keys.client);
-            match follows.client {
-                Some(Standing::Watched) => after.log(move || {
-                    tracing::info!(
-                        service,
-                        client,
-                        "a client is watched: two processes died with its requests"
-                    );
-                }),
-                Some(Standing::Refused) => {
-                    let refused_for = policy.client_refused_for;
-                    after.log(move || {
-                        tracing::warn!(
-                            service,
-                            client,
-                            ?refused_for,
-                            "a client is refused: its requests killed processes"
-                        );
-                    });
-                }
-                None => {}
-            }
         }
     }
 
@@ -490,9 +437,4 @@ pub(super) fn tell_end(inside: &Inside, error: &Error, after: &mut After) {
         Error::Closed => after.log(move || tracing::info!(service, "a worker was closed")),
         _ => after.log(move || tracing::error!(service, %why, "a worker is given up")),
     }
-}
-
-/// The hash of a key, as events say it.
-fn hex(key: Option<u64>) -> String {
-    key.map_or_else(|| "none".to_owned(), |key| format!("{key:016x}"))
 }
