@@ -629,6 +629,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     // what a device is, and options
     "Device::builder",
     "Device::graph_across",
+    "builder::open_host",
     "memory::adopt_registered",
     "Device::kind",
     "Device::verifies",
