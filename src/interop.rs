@@ -50,8 +50,8 @@ impl Stream {
     ///
     /// # Errors
     /// [`ErrorDetail::BadStream`]: the per-thread handle (2), which is a different stream on every
-    /// thread; [`ErrorDetail::WrongDevice`]: a stream of another context (of another host device it is a `BadStream`, which that does not know), or of a green one with a driver before CUDA 12.6; the driver's error for a
-    /// handle that it does not know.
+    /// thread; [`ErrorDetail::WrongDevice`]: a stream of another context, or of a green one with a driver before CUDA 12.6; the driver's error for a
+    /// handle that it does not know. A stream of another host device is a `BadStream`.
     ///
     /// # Safety
     /// The handle is that of a stream of the driver behind `device` (for a host device, of any host

@@ -174,7 +174,7 @@ impl<S: Signature> Kernel<S> {
     }
 
     /// Adds a precondition that is checked before every launch that reaches the device: one of [nothing](LaunchConfig::nothing) is not
-    /// checked. `text` appears in the error, unless this kernel was cloned and more was added to the clone: that one's error says so.
+    /// checked. `text` appears in the error. A clone with further preconditions reports those of the original as a whole, without their texts.
     ///
     /// # Examples
     /// ```

@@ -56,8 +56,8 @@ use gpu_await_protocol::account::Figures;
 /// Each byte is counted in one of six figures, which mean the same in [`Stats`](crate::Stats) and in
 /// [`OutOfMemory`](crate::ErrorDetail::OutOfMemory). Under a limit they add up to it, or to less if others use the device as well. What is left of
 /// [reservations](crate::Device::reserve) is not free, and in none of the six: beside them the sum under a limit is that of free, allocated, leaked and shared bytes
-/// and, under [`Pressure::Wait`](crate::Pressure), of whichever is more, pending and kept or budgeted bytes. Under [`Pressure::Fail`](crate::Pressure) it is of all
-/// three where nothing that reservations drew was freed: that is pending or kept, and budgeted as well.
+/// and, under [`Pressure::Wait`](crate::Pressure), of whichever is more, pending and kept or budgeted bytes. Under [`Pressure::Fail`](crate::Pressure) it is that of
+/// all three, unless memory that came out of a reservation was freed: until it is returned, it is counted twice, as budgeted and as pending or kept.
 ///
 /// | figure | what | who can have it |
 /// |---|---|---|

@@ -26,8 +26,8 @@ impl Device {
     /// - every [loan of memory](crate::Stream::lend_memory) has ended, and what other libraries had put on
     ///   their streams by then is complete,
     /// - values that work [keeps](crate::Uses::keeps) and owners of freed memory are dropped, and all memory
-    ///   freed by any thread is back. A close also waits for streams without handles that another thread has not let go of yet, behind
-    ///   complete work, and for what waits for a thread that the system refused; if the limit passes there, it still succeeds.
+    ///   freed by any thread is back. A close also waits until streams without handles are released, and until cleanup for which the
+    ///   system refused a thread has run; if only that is left at the limit, it succeeds all the same.
     ///
     /// Streams free their caches as soon as they have finished, and cache nothing that is dropped later. In
     /// the end the pool's unused memory is returned. Buffers that are alive stay valid and are freed when
@@ -124,14 +124,14 @@ impl Device {
             if !engine.options.stepped
                 && let Err(passed) = limit.looks_again().await
             {
-                // If only that is left which others end, nothing is unfinished.
+                // What is left now is cleanup on other threads: all work is complete.
                 return if is_over { result() } else { Err(passed) };
             }
         }
     }
 
-    /// Whether another thread drops a stream without a handle, or is about to: the poller lets go of one in a round of its own, a moment
-    /// after its work was seen to be complete. One that will never be is not waited for. Or something waits for a thread.
+    /// Whether a stream without a handle is still there, or cleanup still needs a thread. The poller releases such a stream in a round of its
+    /// own, a moment after its work was seen to be complete. A stream whose work will never be complete does not count.
     fn has_more_ending(&self) -> bool {
         let Engine { registry, background, .. } = &**self.engine();
         let is_left = |stream: &Arc<StreamState>| stream.is_deserted() && !stream.is_given_up();

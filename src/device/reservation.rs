@@ -148,7 +148,7 @@ impl Device {
     /// Under [`Pressure::Wait`] freed memory counts at once: an allocation takes it over, and its stream waits on the device. What
     /// can still hold that up is said there; and memory that a stream of another device uses cannot be taken over.
     ///
-    /// Under [`Pressure::Fail`] freed memory counts once it is known to be complete on the device, which nobody looks for at once. An allocation on another stream than the one that
+    /// Under [`Pressure::Fail`] freed memory counts once this crate has seen that the device is done with it, which can be a moment after it is. An allocation on another stream than the one that
     /// freed can fail until then.
     ///
     /// # One at a time

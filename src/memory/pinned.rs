@@ -16,7 +16,7 @@ use gpu_await_protocol::buddy::LEAST_BYTES;
 /// `len` elements in pinned host memory: copies to and from the device run at full speed and without any
 /// thread.
 ///
-/// It dereferences to `[T]` and is aligned to 128 bytes, a part that was split off like its elements. A new one is zeroed, even if the pool reuses memory.
+/// It dereferences to `[T]` and is aligned to 128 bytes; a part that was split off is aligned to its elements. A new one is zeroed, even if the pool reuses memory.
 /// It is *lent* to a copy and comes back from the copy's future; when dropped, it returns to its device's
 /// pool.
 ///

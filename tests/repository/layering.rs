@@ -14,7 +14,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const MOST_LINES: usize = 500;
-/// Its front is one: calls, their room and payloads, and who looks after them have the worker that has them.
+/// The crate whose front is a circle: its calls, their room and payloads, and its supervisor refer to the worker that owns them.
 const WITH_A_CIRCLE: &str = "crates/gpu-await-worker";
 
 #[test]

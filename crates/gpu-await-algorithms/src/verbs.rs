@@ -543,8 +543,9 @@ pub trait Algorithms: sealed::Sealed {
     /// `x - mean`, and `gamma` and `beta` have an element for each column. Ready proves *complete on the device*.
     ///
     /// `x` and `out` have whole rows of `gamma.len()` elements, one after the other; `f16`, `bf16` or `f32`, computed in `f32` and rounded once. A row
-    /// with a NaN or an infinity becomes NaN, and so does one of variance 0 if `epsilon` is 0 (of equal elements the mean may be rounded,
-    /// and then it is not); so may one whose sum or squares are beyond the range of `f32`, or it becomes 0 before `gamma`. How far results agree, [`sum_rows`](Self::sum_rows) says.
+    /// with a NaN or an infinity becomes NaN. So does a row of variance 0 if `epsilon` is 0; equal elements have that variance only if their mean is
+    /// not rounded. A row whose sum, or sum of squares, overflows `f32` becomes NaN, or 0 before `gamma`. How far results agree,
+    /// [`sum_rows`](Self::sum_rows) says.
     ///
     /// # Errors
     /// [`ErrorDetail::Ragged`](gpu_await::ErrorDetail::Ragged): no whole number of rows; [`ErrorDetail::WrongLength`](gpu_await::ErrorDetail::WrongLength).
@@ -1322,8 +1323,8 @@ pub trait Algorithms: sealed::Sealed {
     ///
     /// Of integers bin `b` has those for which `(x - start) * bins / (end - start + 1)`, rounded down, is `b`:
     /// `0..=255` and 256 counts are a bin a byte. Of floats it is `(x - start) * (bins / (end - start))`, rounded
-    /// as its type is (`f16` and `bf16` as `f32`) and then down; the end is in the last bin, or with more bins than the type
-    /// counts exactly (2^24 for `f32`) in one near it. What is outside of the
+    /// as its type is (`f16` and `bf16` as `f32`) and then down; the end is in the last bin, or near it if there are more bins
+    /// than the type counts exactly (2^24 for `f32`). What is outside of the
     /// range is not counted, nor is a NaN. The counts are overwritten, and the same on every device. Up to 2048 bins
     /// are counted in shared memory; more take longer, most of all where many elements are in few of them.
     ///

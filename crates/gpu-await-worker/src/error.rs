@@ -456,6 +456,11 @@ impl Cause {
     pub(crate) fn is_kill(&self) -> bool {
         matches!(self, Cause::Signal(1 | 2 | 9 | 15) | Cause::Dead | Cause::Unknown)
     }
+
+    /// Whether the system refused what a start needs: no death.
+    pub(crate) fn is_refused_start(&self) -> bool {
+        matches!(self, Cause::NotStarted(_))
+    }
 }
 
 #[cfg(target_os = "linux")]

@@ -1,7 +1,7 @@
 //! A running batch: the input of its function, the delivery of its replies, and its span.
 //!
-//! A batch counts as in flight until it has answered, with `in_order` until its replies are sent. Its [`InFlight`] ends that when it is
-//! dropped, whatever happened to the future that holds it.
+//! A batch counts as in flight until it has answered: its [`InFlight`] ends that when it is dropped, whatever happened to the future that
+//! holds it. With `in_order` it counts until its replies are sent, and who sends them ends it.
 //!
 //! # Invariants
 //! 1. A batch ends exactly once, even if its future is dropped before it began or its function panics (`a_batch_that_is_not_run_ends`).

@@ -29,8 +29,8 @@ pub trait Formula<const N: usize>: Copy + Send + Sync + 'static {
 
 /// A value inside of a formula, of element type `T`.
 ///
-/// It has the operators of `T`, and the methods below. A number written beside it, `2.0 * x` or `x + 1`, is taken as a `T`, beside `f16` and `bf16`
-/// as the `f32` that they are computed in: a number with a point as an `f64` is converted by `as`, one without as an integer. Constants are `f64` or `i128`.
+/// It has the operators of `T`, and the methods below. A number written beside it, `2.0 * x` or `x + 1`, is taken as a `T`, or as an
+/// `f32` where `T` is `f16` or `bf16`: a number with a point as an `f64` is converted by `as`, one without as an integer. Constants are `f64` or `i128`.
 ///
 /// | | computed |
 /// |---|---|

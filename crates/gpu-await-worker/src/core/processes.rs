@@ -247,7 +247,7 @@ impl Core {
         let killed = process.times.killed.map(|killed| now - killed);
         let ends = self.life.is_closing() || self.life.is_drained(role);
         let is_wanted = ends && matches!(cause, Cause::Closed);
-        let is_refused = matches!(cause, Cause::NotStarted(_));
+        let is_refused = cause.is_refused_start();
         match is_wanted {
             true => after.log(move || {
                 tracing::info!(service, pid, "a worker's process ended, as it was asked to");
@@ -297,7 +297,7 @@ impl Core {
         let begun = |id: CallId| responses.begun(id.slot()).age(id.generation()).is_some();
         // It was replaced, and has answered everything, or ends with the worker: no death. Nor is one that the system did not start.
         let ends = self.life.is_closing() || self.life.is_drained(role);
-        let is_over = ends && cause == Cause::Closed || matches!(cause, Cause::NotStarted(_));
+        let is_over = ends && cause == Cause::Closed || cause.is_refused_start();
         self.stats.deaths += u64::from(!is_over);
         let is_standby = role == Role::Standby && !self.life.is_replaced(role);
         self.stats.standby_deaths += u64::from(is_standby && !is_over);

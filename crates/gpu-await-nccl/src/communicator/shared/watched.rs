@@ -42,6 +42,11 @@ impl Drop for Watched {
 }
 
 impl Shared {
+    /// Itself, as the transport knows it.
+    pub(super) fn owner(&self) -> Weak<dyn CallOwner> {
+        self.this.clone()
+    }
+
     /// Has the watchdog look after a call until it [ends](Self::end_call), or is entered.
     pub(super) fn begin_call(&self) -> Result<Instant, Error> {
         let now = Instant::now();
@@ -103,13 +108,6 @@ impl Shared {
         let mut state = self.state.lock();
         self.forget_complete(&mut state);
         lost.or_else(|| state.input_failed.take())
-    }
-}
-
-impl Shared {
-    /// Itself, as the transport knows it.
-    pub(super) fn owner(&self) -> Weak<dyn CallOwner> {
-        self.this.clone()
     }
 }
 
