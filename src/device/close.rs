@@ -26,8 +26,8 @@ impl Device {
     /// - every [loan of memory](crate::Stream::lend_memory) has ended, and what other libraries had put on
     ///   their streams by then is complete,
     /// - values that work [keeps](crate::Uses::keeps) and owners of freed memory are dropped, and all memory
-    ///   freed by any thread is back. A close also waits until streams without handles are released, and until cleanup for which the
-    ///   system refused a thread has run; if only that is left at the limit, it succeeds all the same.
+    ///   freed by any thread is back. A close also waits until streams without handles are released, until the rest of staged copies that
+    ///   were dropped is copied, and until cleanup for which the system refused a thread has run; if only that is left at the limit, it succeeds all the same.
     ///
     /// Streams free their caches as soon as they have finished, and cache nothing that is dropped later. In
     /// the end the pool's unused memory is returned. Buffers that are alive stay valid and are freed when
@@ -100,7 +100,12 @@ impl Device {
         let engine = self.engine();
         loop {
             let before = engine.background.retirements();
-            engine.registry.streams_unlocked().iter().for_each(|stream| stream.take_all_back());
+            let mut is_back = true;
+            engine
+                .registry
+                .streams_unlocked()
+                .iter()
+                .for_each(|stream| is_back &= stream.take_all_back());
             engine.look_everywhere();
             engine.sweep_retired(true);
             let owes = engine.memory.owes_frees();
@@ -116,7 +121,7 @@ impl Device {
             let owes = owes || engine.memory.owes_frees();
             // Read last: what was nowhere to be seen was on its way, and is counted.
             let is_quiet = engine.background.retirements() == before;
-            let is_over = is_quiet && (engine.options.stepped || !owes);
+            let is_over = is_quiet && is_back && (engine.options.stepped || !owes);
             let result = || engine.state.lost().map_or(Ok(()), |lost| Err(lost.clone()));
             if is_over && (engine.options.stepped || !self.has_more_ending()) {
                 return result();
@@ -130,12 +135,14 @@ impl Device {
         }
     }
 
-    /// Whether a stream without a handle is still there, or cleanup still needs a thread. The poller releases such a stream in a round of its
+    /// Whether a part of a staged copy that was given up is still being copied, a stream without a handle is still there, or cleanup still
+    /// needs a thread. The poller releases such a stream in a round of its
     /// own, a moment after its work was seen to be complete. A stream whose work will never be complete does not count.
     fn has_more_ending(&self) -> bool {
         let Engine { registry, background, .. } = &**self.engine();
         let is_left = |stream: &Arc<StreamState>| stream.is_deserted() && !stream.is_given_up();
-        registry.is_one_ending()
+        self.home.crew.is_busy()
+            || registry.is_one_ending()
             || registry.streams_unlocked().iter().any(is_left)
             || background.left_without_a_thread() > 0
     }

@@ -8,7 +8,7 @@
 //! # Invariants
 //! 1. Shares are disjoint: the device is divided once, and a grain has one owner (`gpu_await_protocol::grains`).
 //! 2. A driver object outlives every stream and graph in it: those hold the engine, which holds it.
-//! 3. One thread takes shares, however many ask (`reservations_have_one_thread`). It waits for streams that end (`what_was_given_up_is_free`).
+//! 3. One thread takes shares, however many ask (`reservations_have_one_thread`). It waits for streams and graphs that end (`what_was_given_up_is_free`).
 //! 4. Graphs are compiled in a share by one thread at a time: the driver does not synchronize calls on it.
 
 use std::fmt;
@@ -33,13 +33,11 @@ pub(crate) struct Partitions {
     grains: Mutex<Option<Grains>>,
     /// Held while one is made, which takes milliseconds; no drop takes it.
     made: Mutex<Vec<(GrainSet, Arc<Made>)>>,
-    /// How many shares there are.
-    shares: AtomicU64,
     /// What the driver took to make them.
     bytes: AtomicU64,
     queues: usize,
     queues_told: AtomicBool,
-    /// Streams of shares that have no handle any more, and did not end.
+    /// How many [`EndingShare`]s there are.
     ending: AtomicU64,
     /// The thread that waits for a share to end.
     waiter: Mutex<Option<Thread>>,
@@ -50,7 +48,7 @@ pub(crate) struct Partitions {
 /// The turn to take a share.
 pub(crate) type Turn = futures::lock::OwnedMutexGuard<()>;
 
-/// How long to wait for streams that end.
+/// How long to wait for what ends.
 const ENDS_WITHIN: Duration = Duration::from_millis(20);
 
 /// The driver's part of a share.
@@ -70,6 +68,9 @@ pub(crate) struct Share {
     made: Arc<Made>,
     multiprocessors: u32,
 }
+
+/// A share of something that was given up and did not end: who takes one waits for it.
+pub(crate) struct EndingShare(Option<Arc<Share>>);
 
 /// Why there is no share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,14 +122,13 @@ fn queues() -> usize {
 impl Partitions {
     pub(super) fn new(backend: Arc<dyn Backend>) -> Arc<Self> {
         let (grains, made) = (Mutex::default(), Mutex::default());
-        let (shares, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (bytes, ending) = (AtomicU64::new(0), AtomicU64::new(0));
         let (queues, queues_told) = (queues(), AtomicBool::new(false));
-        let (ending, waiter, turn) = (AtomicU64::new(0), Mutex::default(), Arc::default());
+        let (waiter, turn) = (Mutex::default(), Arc::default());
         Arc::new(Partitions {
             backend,
             grains,
             made,
-            shares,
             bytes,
             queues,
             queues_told,
@@ -143,7 +143,7 @@ impl Partitions {
         self.turn.clone().lock_owned().await
     }
 
-    /// As [`take`](Self::take); where too little is free while streams end, waits for a moment until they did. `look` has them looked at.
+    /// As [`take`](Self::take); where too little is free while streams or graphs end, waits for a moment until they did. `look` has them looked at.
     pub(crate) fn take_soon(
         self: &Arc<Self>,
         multiprocessors: u32,
@@ -151,12 +151,13 @@ impl Partitions {
     ) -> Result<Arc<Share>, NoShare> {
         let end = Instant::now() + ENDS_WITHIN;
         loop {
-            // Before it looks: who ends a share behind that wakes it.
+            // Before it looks: who ends a share behind that wakes it, and what ended in front of that is free.
             *self.waiter.lock() = Some(thread::current());
+            let all_ended = self.ending.load(Ordering::SeqCst) == 0;
             let taken = self.take(multiprocessors);
             let left = end.saturating_duration_since(Instant::now());
             let is_refused = matches!(taken, Err(NoShare::Taken { .. }));
-            if !is_refused || left.is_zero() || self.ending.load(Ordering::SeqCst) == 0 {
+            if !is_refused || left.is_zero() || all_ended {
                 self.waiter.lock().take();
                 return taken;
             }
@@ -178,8 +179,6 @@ impl Partitions {
             }
         };
         let made = self.made(set).inspect_err(|_| self.give(set))?;
-        // ORDERING: Relaxed: a statistic.
-        self.shares.fetch_add(1, Ordering::Relaxed);
         let partitions = self.clone();
         let share = Arc::new(Share { partitions, set, made, multiprocessors: has });
         *share.made.share.lock() = Arc::downgrade(&share);
@@ -260,8 +259,7 @@ impl Partitions {
 
     /// How many shares there are.
     pub(crate) fn shares(&self) -> u64 {
-        // ORDERING: Relaxed: a statistic.
-        self.shares.load(Ordering::Relaxed)
+        self.grains.lock().as_ref().map_or(0, Grains::shares)
     }
 
     /// By how much less memory was free after they had been made.
@@ -287,17 +285,10 @@ impl Share {
         self.multiprocessors
     }
 
-    /// A stream of it has no handle any more.
-    pub(crate) fn stream_ends(&self) {
+    /// What has this has no handle any more, and ends when its work is over.
+    pub(crate) fn ending(self: Arc<Self>) -> EndingShare {
         self.partitions.ending.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// That stream ended.
-    pub(crate) fn stream_ended(self: Arc<Self>) {
-        let partitions = self.partitions.clone();
-        drop(self);
-        partitions.ending.fetch_sub(1, Ordering::SeqCst);
-        partitions.wake_waiter();
+        EndingShare(Some(self))
     }
 
     /// Excludes others that compile in it.
@@ -325,9 +316,18 @@ impl fmt::Debug for Share {
 impl Drop for Share {
     fn drop(&mut self) {
         locks::assert_none("a partition");
-        // ORDERING: Relaxed: a statistic.
-        self.partitions.shares.fetch_sub(1, Ordering::Relaxed);
         self.partitions.give(self.set);
         self.partitions.wake_waiter();
+    }
+}
+
+impl Drop for EndingShare {
+    fn drop(&mut self) {
+        let Some(share) = self.0.take() else { return };
+        let partitions = share.partitions.clone();
+        // In this order: what does not end any more is free.
+        drop(share);
+        partitions.ending.fetch_sub(1, Ordering::SeqCst);
+        partitions.wake_waiter();
     }
 }

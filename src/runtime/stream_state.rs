@@ -203,11 +203,7 @@ impl Drop for StreamState {
     fn drop(&mut self) {
         locks::assert_none("a stream's state");
         self.end();
-        if self.is_deserted()
-            && let Some(share) = self.driver.take_partition()
-        {
-            share.stream_ended();
-        }
+        self.driver.leave_partition();
         // Last: `close` waits for a stream that is registered and has no owner, which frees what it has.
         self.engine.registry.remove(self.progress.id);
     }
@@ -236,20 +232,15 @@ impl StreamState {
             contain::wake(waker);
         }
         self.markers.clear(self.progress.timeline.completed());
-        let lost = engine.state.lost().is_some();
-        if lost || stuck {
-            // Lent while the device was being lost: the device may not have stopped.
-            self.lent.quarantine(&engine);
-        }
-        if lost {
+        // What was lent while the device was being lost, which may not have stopped, and what nothing steps any more.
+        self.lent.give_up(&engine);
+        if engine.state.lost().is_some() {
             let left = self.take_left().into_iter().map(Remnant::from);
             return left.for_each(|what| engine.free_now(what));
         }
         if crate::thread::exit::begun() {
             return;
         }
-        // Any are left only when nothing steps the device any more.
-        self.lent.give_up(&engine);
         // So that an allocation finds it.
         for block in self.take_left() {
             engine.retire_block(&self.progress, block);
@@ -362,9 +353,7 @@ impl StreamState {
     fn desert(self: &Arc<Self>) {
         // ORDERING: SeqCst: against `deactivate`, which stores that it lets go and then looks at this.
         self.deserted.store(true, Ordering::SeqCst);
-        if let Some(share) = self.driver.partition() {
-            share.stream_ends();
-        }
+        self.driver.ends();
         // If the poller does not have the stream, this is the last reference.
         if self.has_dues() || self.waiters.is_watched() || self.awaits_its_word() {
             self.activate();

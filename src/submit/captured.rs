@@ -29,7 +29,7 @@ use crate::backend::{
     StreamOptions,
 };
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
-use crate::runtime::partitions::Share;
+use crate::runtime::partitions::{EndingShare, Share};
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, UserList};
 use crate::thread::contain;
@@ -63,14 +63,16 @@ pub(crate) struct Captured {
 pub(super) struct CapturedGraph {
     /// `None` only inside `drop`.
     remains: Option<CaptureRemains>,
+    /// Its nodes are in.
+    partition: Option<Arc<Share>>,
 }
 
 struct CaptureRemains {
     engine: Arc<Engine>,
-    /// Its nodes are in.
-    _partition: Option<Arc<Share>>,
     raw: RawGraph,
     _kept: Mutex<Vec<Box<dyn Any + Send>>>,
+    /// Once it has no owner.
+    _partition: Option<EndingShare>,
 }
 
 /// Captures the work that `calls` puts on the stream that it gets, instead of putting it on `stream`.
@@ -224,15 +226,16 @@ impl CapturedGraph {
     }
 
     pub(super) fn new(stream: &StreamState, raw: RawGraph, kept: Vec<Box<dyn Any + Send>>) -> Self {
-        let (engine, _partition) = (stream.engine.clone(), stream.driver.partition().cloned());
-        let _kept = Mutex::new(kept);
-        CapturedGraph { remains: Some(CaptureRemains { engine, _partition, raw, _kept }) }
+        let (engine, partition) = (stream.engine.clone(), stream.driver.partition().cloned());
+        let remains = CaptureRemains { engine, raw, _kept: Mutex::new(kept), _partition: None };
+        CapturedGraph { remains: Some(remains), partition }
     }
 }
 
 impl Drop for CapturedGraph {
     fn drop(&mut self) {
-        let Some(remains) = self.remains.take() else { return };
+        let Some(mut remains) = self.remains.take() else { return };
+        remains._partition = self.partition.take().map(Share::ending);
         let engine = remains.engine.clone();
         // Whatever was compiled of it keeps it until its last launch is complete.
         engine.retire_owner(remains, UserList::new());

@@ -22,7 +22,7 @@ use super::raw::{Raw, Refusal};
 use crate::backend::{DriverResult, GraphEdge, RawGraph};
 use crate::error::DriverCode;
 use crate::runtime::graph_budget::{Evictable, Evicted, PlaceClaim};
-use crate::runtime::partitions::Share;
+use crate::runtime::partitions::{EndingShare, Share};
 use crate::runtime::progress::{Overlap, OverlapCounters, Overlapping};
 use crate::runtime::stream_state::{OfStream, StreamHandle, Turn};
 use crate::runtime::traced_op::TracedWork;
@@ -294,7 +294,7 @@ impl Drop for CompiledGraph {
         let Some(raw) = self.raw.take() else { return };
         let (engine, code) = (self.engine.clone(), std::mem::take(&mut self.code));
         let users = UserList::from_iter(self.last.take());
-        let (_kept, _partition) = (self.keeps.take(), self.partition.take());
+        let (_kept, _partition) = (self.keeps.take(), self.partition.take().map(Share::ending));
         let remains = GraphRemains { engine, raw, _code: code, _kept, _partition };
         self.engine.retire_owner(remains, users);
     }
@@ -305,7 +305,7 @@ struct GraphRemains {
     raw: RawGraph,
     _code: Vec<Arc<dyn KernelCode>>,
     _kept: Option<Kept>,
-    _partition: Option<Arc<Share>>,
+    _partition: Option<EndingShare>,
 }
 
 impl Drop for GraphRemains {

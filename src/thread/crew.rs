@@ -30,6 +30,8 @@ pub(crate) struct Crew {
     /// Where they run.
     process: Process,
     worker: Worker<Task>,
+    /// Tasks that the threads have, until they are dropped.
+    tasks: Arc<()>,
     /// The lines that have a thread.
     lines: Mutex<HashMap<Line, VecDeque<Task>>>,
     /// Pieces of pinned memory that were asked for.
@@ -53,6 +55,7 @@ impl Crew {
             threads: (cores / 2).clamp(2, 8),
             process: Process::remembered(),
             worker: Worker::new(NAME),
+            tasks: Arc::default(),
             lines: Mutex::default(),
             pinned: AtomicUsize::new(0),
         }
@@ -69,7 +72,7 @@ impl Crew {
         work: impl FnOnce() -> R + Send + 'static,
     ) -> Offloaded<R> {
         let (task, result) = package(self.process, Unwanted::IsDone, work);
-        self.send(Box::new(task));
+        self.send(task);
         result
     }
 
@@ -96,14 +99,14 @@ impl Crew {
         if is_first {
             let worker = LineWorker { crew: self.clone(), line, ended: false };
             // If this is refused, the line is dropped, and its waiters see that.
-            self.send(Box::new(move || drop(detach(move || worker.run()))));
+            self.send(move || drop(detach(move || worker.run())));
         }
         result
     }
 
     /// Runs `work` on a new thread, which a thread of the crew spawns. The result is dropped.
     pub(crate) fn detach(&self, work: impl FnOnce() + Send + 'static) {
-        self.send(Box::new(move || drop(detach(work))));
+        self.send(move || drop(detach(work)));
     }
 
     /// The line for the next piece of pinned memory.
@@ -114,12 +117,22 @@ impl Crew {
 
     /// Drops `value` on one of the threads: giving much memory back to the system takes long.
     pub(crate) fn drop_there(&self, value: impl Send + 'static) {
-        self.send(Box::new(move || drop(value)));
+        self.send(move || drop(value));
     }
 
-    fn send(&self, task: Task) {
+    /// Whether its threads have anything to do. A task whose future was dropped may still hold pinned memory.
+    pub(crate) fn is_busy(&self) -> bool {
+        Arc::strong_count(&self.tasks) > 1
+    }
+
+    fn send(&self, task: impl FnOnce() + Send + 'static) {
+        let one = self.tasks.clone();
+        let counted = move || {
+            task();
+            drop(one);
+        };
         // Without any thread the task is dropped here, and its waiter sees that.
-        drop(self.worker.send(task, work(self.threads)));
+        drop(self.worker.send(Box::new(counted), work(self.threads)));
     }
 }
 

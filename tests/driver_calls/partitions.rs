@@ -477,6 +477,30 @@ fn a_share_comes_back_behind_its_work() {
     });
 }
 
+/// Who takes one waits for graphs and streams that were given up, which may end in any order.
+#[test]
+fn given_up_with_its_graph() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let theirs = Theirs::load(driver);
+        for _ in 0..100 {
+            let stream = reserve(&device, 132).await.stream().unwrap();
+            let graph = with_captured_work(&device, &theirs).await;
+            let mut x = soon(stream.full(LEN, 1.0f32)).await.unwrap();
+            let held = driver.hold();
+            graph.launch(&stream, (&mut x, 1.0)).abandon();
+            drop((graph, stream, x));
+            let again = tokio::spawn({
+                let device = device.clone();
+                async move { soon(device.reserve_partition(132)).await }
+            });
+            tokio::task::yield_now().await;
+            drop(held);
+            assert_eq!(again.await.unwrap().unwrap().multiprocessors(), 132);
+        }
+    });
+}
+
 /// A device's green contexts are destroyed when nothing is left of them: no stream, no graph.
 #[test]
 fn destroyed_behind_everything() {

@@ -31,6 +31,28 @@ fn runtime() -> tokio::runtime::Runtime {
     runtime.worker_threads(2).enable_all().build().expect("tokio")
 }
 
+/// Pinned memory that another thread is taking back, or filling for nobody, is back when the close is over.
+#[tokio::test]
+async fn close_waits_for_who_takes_memory_back() {
+    for round in 0..100 {
+        let device = testing::device_with(modes::ALL[round % modes::ALL.len()]);
+        let stream = device.stream().unwrap();
+        let mut x = stream.zeros::<f32>(1000).await.unwrap();
+        for _ in 0..8 {
+            stream.upload_into(stream.pinned::<f32>(1000).unwrap(), &mut x).abandon();
+        }
+        let mut staged = Box::pin(stream.upload_staged(vec![1.0f32; 3 << 20]).fuse());
+        for _ in 0..round / 4 {
+            drop(futures::poll!(&mut staged));
+            std::thread::yield_now();
+        }
+        drop(staged);
+        device.close(crate::SOON).await.unwrap();
+        let stats = device.stats();
+        assert_eq!((stats.pinned_used_bytes, stats.lent_bytes), (0, 0), "round {round}");
+    }
+}
+
 /// What the crate's own threads drop, frozen memory among it, is free when the close is over.
 #[test]
 fn close_frees_what_the_crate_drops() -> gpu_await::Result<()> {

@@ -46,6 +46,8 @@ pub struct Grains {
     /// How many multiprocessors each has.
     sizes: Box<[u32]>,
     taken: GrainSet,
+    /// How many sets are taken.
+    shares: u64,
     /// Every set that was ever taken.
     made: Vec<GrainSet>,
 }
@@ -54,7 +56,7 @@ impl Grains {
     /// All are free. `sizes`: the multiprocessors of each.
     pub fn new(mut sizes: Vec<u32>) -> Self {
         sizes.truncate(GrainSet::MOST);
-        Grains { sizes: sizes.into(), taken: GrainSet(0), made: Vec::new() }
+        Grains { sizes: sizes.into(), taken: GrainSet(0), shares: 0, made: Vec::new() }
     }
 
     /// Takes grains with at least so many multiprocessors, one at least; `None` if there are not as many free.
@@ -65,6 +67,7 @@ impl Grains {
             .or_else(|| self.neighbours(least))
             .or_else(|| self.any(least))?;
         self.taken.0 |= set.0;
+        self.shares += 1;
         if !self.made.contains(&set) {
             self.made.push(set);
         }
@@ -75,6 +78,12 @@ impl Grains {
     pub fn give(&mut self, set: GrainSet) {
         debug_assert_eq!(self.taken.0 & set.0, set.0, "it was taken");
         self.taken.0 &= !set.0;
+        self.shares -= 1;
+    }
+
+    /// How many sets are taken.
+    pub fn shares(&self) -> u64 {
+        self.shares
     }
 
     /// The multiprocessors of a set.

@@ -7,11 +7,11 @@
 //! | the engine's own | the engine | no | those of the device's default partition |
 
 use std::any::Any;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crate::backend::{Backend, DriverResult, Query, RawStream, StreamOptions};
-use crate::runtime::partitions::Share;
+use crate::runtime::partitions::{EndingShare, Share};
 use gpu_await_protocol::sharing::Sharing;
 
 /// The owner of an adopted stream.
@@ -30,6 +30,8 @@ pub(crate) struct DriverStream {
     name: Option<Box<str>>,
     /// The multiprocessors that it is confined to.
     partition: Option<Arc<Share>>,
+    /// Once it has no handle.
+    ending: OnceLock<EndingShare>,
     /// It is ours to destroy.
     owned: bool,
     /// The owner of an adopted stream, if there is one.
@@ -58,6 +60,7 @@ impl DriverStream {
             options,
             name,
             partition,
+            ending: OnceLock::new(),
             owned,
             owner,
             sharing: Sharing::new(is_shared),
@@ -88,8 +91,16 @@ impl DriverStream {
         self.partition.as_ref()
     }
 
-    pub(super) fn take_partition(&mut self) -> Option<Arc<Share>> {
-        self.partition.take()
+    /// It has no handle any more.
+    pub(super) fn ends(&self) {
+        self.partition.iter().for_each(|share| {
+            self.ending.get_or_init(|| share.clone().ending());
+        });
+    }
+
+    /// Its work is over, and what it is confined to is not its own any more.
+    pub(super) fn leave_partition(&mut self) {
+        drop((self.partition.take(), self.ending.take()));
     }
 
     /// Whether others confined it, to multiprocessors that this crate does not know. Their context may go at any time, and what is compiled

@@ -225,10 +225,10 @@ impl StreamState {
         });
     }
 
-    /// Takes back everything that the device has finished with, including what another thread is taking back.
-    pub(crate) fn take_all_back(&self) {
+    /// Takes back everything that the device has finished with; true if it is all back, and no other thread still takes something.
+    pub(crate) fn take_all_back(&self) -> bool {
         self.lent.take_back(&self.engine, &self.progress.timeline);
-        self.lent.wait_for_takers();
+        !self.lent.has_takers()
     }
 
     /// After the loss: wakes all waiters and quarantines memory that is still lent, because the copy engines
@@ -236,7 +236,7 @@ impl StreamState {
     pub(crate) fn mourn(&self) {
         if !exit::begun() {
             self.lent.take_back(&self.engine, &self.progress.timeline);
-            self.lent.quarantine(&self.engine);
+            self.lent.give_up(&self.engine);
         }
         self.wake_settled();
         self.foreign.forget();

@@ -28,7 +28,7 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use gpu_await_protocol::sync::Mutex;
 use smallvec::SmallVec;
@@ -72,12 +72,16 @@ struct LentMemory {
 
 /// The values lent to a stream, in the order of their tickets.
 #[derive(Default)]
-pub(super) struct LentQueue(Counted<VecDeque<LentMemory>>);
+pub(super) struct LentQueue {
+    queue: Counted<VecDeque<LentMemory>>,
+    /// Threads that took memory out, and did not drop it yet.
+    takers: AtomicU32,
+}
 
 impl LentQueue {
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.queue.is_empty()
     }
 
     /// Lends host memory to the device until `ticket` is complete.
@@ -90,23 +94,22 @@ impl LentQueue {
     ) {
         // ORDERING: Relaxed: a statistic; added before the thread that takes the memory back subtracts it.
         engine.state.counters.lent_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.0.lock().push_back(LentMemory { ticket, bytes, payload });
+        self.queue.lock().push_back(LentMemory { ticket, bytes, payload });
     }
 
     /// Takes back lent memory that the device has finished with, and sends users' values to be dropped.
     pub(super) fn take_back(&self, engine: &Engine<StreamState>, timeline: &Timeline) {
         // A submitter's concurrent additions are not complete yet.
-        while !self.0.is_empty() {
+        while !self.queue.is_empty() {
             let mut blocks: SmallVec<[Arc<dyn LentBlock>; 8]> = SmallVec::new();
-            let mut any = false;
+            let (mut any, mut bytes) = (false, 0);
             {
-                let mut lent = self.0.lock();
+                let mut lent = self.queue.lock();
                 let completed = timeline.completed();
                 while blocks.len() < 8 && lent.front().is_some_and(|l| l.ticket <= completed) {
                     let Some(lent) = lent.pop_front() else { break };
                     any = true;
-                    // ORDERING: Relaxed: a statistic.
-                    engine.state.counters.lent_bytes.fetch_sub(lent.bytes, Ordering::Relaxed);
+                    bytes += lent.bytes;
                     match lent.payload {
                         Payload::Memory(memory) => blocks.push(memory),
                         // Under the lock: a thread that finds it empty also finds them sent.
@@ -114,34 +117,35 @@ impl LentQueue {
                         Payload::Kept(value) => engine.background.drop_later(value),
                     }
                 }
+                if !any {
+                    return;
+                }
+                // ORDERING: Relaxed: under the lock, which who looks takes first.
+                self.takers.fetch_add(1, Ordering::Relaxed);
             }
-            if !any {
-                return;
-            }
+            drop(blocks);
+            // ORDERING: Relaxed: a statistic.
+            engine.state.counters.lent_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            // ORDERING: Release: who sees no takers sees that the memory is back.
+            self.takers.fetch_sub(1, Ordering::Release);
         }
     }
 
-    /// Returns when no other thread is taking something back.
-    pub(super) fn wait_for_takers(&self) {
-        drop(self.0.lock());
+    /// Whether a thread is still taking something back.
+    pub(super) fn has_takers(&self) -> bool {
+        drop(self.queue.lock());
+        // ORDERING: Acquire: see above.
+        self.takers.load(Ordering::Acquire) > 0
     }
 
-    /// Quarantines memory lent to a lost device.
-    pub(super) fn quarantine(&self, engine: &Engine<StreamState>) {
-        for LentMemory { bytes, payload, .. } in self.take_all() {
+    /// Releases what is left on a lost device, or on a stream that nothing steps any more: memory goes into quarantine.
+    pub(super) fn give_up(&self, engine: &Engine<StreamState>) {
+        let left = std::mem::take(&mut *self.queue.lock());
+        for LentMemory { bytes, payload, .. } in left {
             give_up(engine, payload);
             // ORDERING: Relaxed: a statistic.
             engine.state.counters.lent_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
-    }
-
-    /// Releases what is left on a stream that nothing steps any more.
-    pub(super) fn give_up(&self, engine: &Engine<StreamState>) {
-        self.take_all().into_iter().for_each(|lent| give_up(engine, lent.payload));
-    }
-
-    fn take_all(&self) -> VecDeque<LentMemory> {
-        std::mem::take(&mut *self.0.lock())
     }
 }
 
