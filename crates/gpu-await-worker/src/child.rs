@@ -1,38 +1,23 @@
 //! The beginning of a worker's process, and the thread of it that does nothing else than watch.
 #![forbid(unsafe_code)]
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::frame::{
-    ChildTerms, Ending, MOST_HEADER, Setup, ToProcess, ToSupervisor, Tried, VERSION,
-};
-use crate::service::Services;
+use crate::codec;
+use crate::frame::{Ending, MOST_HEADER, Setup, ToProcess, ToSupervisor, Tried, VERSION};
+use crate::last_words::{self, end, end_with_front, refusal, refused, say};
+use crate::serve::{self, Child};
+use crate::service::sealed::Serves;
+use crate::service::{Service, Services};
 use crate::slab::Slab;
-use crate::system::{self, Sent};
-use crate::{codec, serve};
+use crate::system;
 
 /// How often a process says that it lives.
 const BEAT: Duration = Duration::from_millis(100);
-/// How long it tries to say why it ends.
-const PARTING: Duration = Duration::from_secs(1);
-
-/// A handle of the process that started this one.
-static FRONT: OnceLock<OwnedFd> = OnceLock::new();
-
-/// A process of a worker before its service has started.
-#[derive(Debug)]
-pub struct Child {
-    pub(crate) socket: OwnedFd,
-    pub(crate) requests: Slab,
-    pub(crate) responses: Arc<Slab>,
-    pub(crate) config: Vec<u8>,
-    pub(crate) terms: ChildTerms,
-}
-
 /// Serves what the supervisor asks for; `parent` started this process.
 pub(crate) fn run<S: Services>(parent: u32) -> ! {
     // First of all, that this process ends with its parent.
@@ -50,7 +35,7 @@ pub(crate) fn run<S: Services>(parent: u32) -> ! {
     if let Err(error) = system::close_stdin() {
         refused(socket.as_fd(), Tried::Socket, &error);
     }
-    let beats = match watch(&socket, FRONT.get_or_init(|| front)) {
+    let beats = match watch(&socket, last_words::front(front)) {
         Ok(beats) => beats,
         Err(error) => refused(socket.as_fd(), Tried::Watch, &error),
     };
@@ -129,56 +114,8 @@ fn watch(socket: &OwnedFd, front: &'static OwnedFd) -> std::io::Result<Arc<OnceL
     Ok(place)
 }
 
-/// The socket is closed: ends the process and what it started once the front is gone, or does not kill it either.
-pub(crate) fn end_with_front() -> ! {
-    if let Some(front) = FRONT.get() {
-        let limit = Timespec { tv_sec: PARTING.as_secs() as i64, tv_nsec: 0 };
-        drop(system::poll(&mut [PollFd::new(front, PollFlags::IN)], Some(limit)));
-    }
-    system::end_group()
-}
-
-/// The system refused what the process needs: how it ends.
-pub(crate) fn refusal(tried: Tried, error: &std::io::Error) -> Ending {
-    Ending::NotStarted { tried, errno: error.raw_os_error().unwrap_or(0) }
-}
-
-/// Says what the system refused, and ends the process.
-pub(crate) fn refused(socket: BorrowedFd<'_>, tried: Tried, error: &std::io::Error) -> ! {
-    // For the log, which has errors without a number as well. Perhaps nobody reads it.
-    let said = format!("a worker's process does not start: {}: {error}\n", tried.text());
-    drop(std::io::Write::write_all(&mut std::io::stderr(), said.as_bytes()));
-    end(socket, refusal(tried, error), "")
-}
-
-/// Says why, and ends the process.
-pub(crate) fn end(socket: BorrowedFd<'_>, ending: Ending, why: &str) -> ! {
-    // A long text must not be why nobody hears it.
-    let said = say(socket, &ToSupervisor::Ending(ending), codec::cut(why, 16 << 10));
-    if said == Sent::Gone {
-        end_with_front();
-    }
-    system::end_process(i32::from(ending != Ending::Done))
-}
-
-/// Sends a message, and waits a moment for room for it.
-fn say(socket: BorrowedFd<'_>, message: &ToSupervisor<'_>, body: &[u8]) -> Sent {
-    let Ok(header) = codec::encode(message) else { return Sent::TooLong };
-    let limit = Timespec { tv_sec: PARTING.as_secs() as i64, tv_nsec: 0 };
-    for _ in 0..10 {
-        match system::send(socket, &[&header, body], &[]) {
-            Sent::Full => {}
-            Sent::NoMemory => std::thread::sleep(PARTING / 10),
-            sent @ (Sent::Yes | Sent::TooLong | Sent::Gone) => return sent,
-        }
-        drop(system::poll(&mut [PollFd::new(&socket, PollFlags::OUT)], Some(limit)));
-    }
-    Sent::Full
-}
-
-impl Child {
-    /// Serves this service; does not return.
-    pub(crate) fn serve<S: crate::Service>(self) -> Child {
+impl Serves for Child {
+    fn serve<S: Service>(self) -> Self {
         serve::run::<S>(self)
     }
 }

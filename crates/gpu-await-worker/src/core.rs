@@ -21,47 +21,27 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use rustix::event::PollFlags;
 
+use crate::after::After;
 use crate::blame::{Blamed, Keys};
 use crate::calls::{CallId, Calls, Culprit, Runs, Takes, Terms};
 use crate::codec;
 use crate::error::{Cause, Error, Result};
-use crate::frame::{MOST_HEADER, ToProcess};
+use crate::frame::ToProcess;
 use crate::health::{Health, WorkerHealth};
-use crate::inside::{After, Inside, Outcome, Ticket, Until, Waiter};
 use crate::keep;
 use crate::leases::{LeaseId, Leases, Part};
 use crate::life::{Life, Limits, Phase, Role};
 use crate::options::Options;
 use crate::payload::{Lease, Placed};
 use crate::probe::Probe;
-use crate::process::{Ends, Process};
+use crate::process::Process;
 use crate::room::{Place, Room};
 use crate::route::{Readiness, Seen};
+use crate::spec::Spec;
+use crate::stats::Stats;
 use crate::system::{self, Sent};
-use crate::worker::Stats;
-
-/// What the supervisor's thread waits for, of one worker: descriptors with what is awaited, or, after a poll, what is there.
-#[derive(Default)]
-pub(crate) struct Watch {
-    pub(crate) processes: Vec<Watched>,
-    /// Of processes that were set aside, their handles alone.
-    pub(crate) stuck: Vec<Watched>,
-    pub(crate) due: Option<Instant>,
-    /// Nothing will ever be there again.
-    pub(crate) ended: bool,
-}
-
-/// The place of a process' socket among its descriptors.
-pub(crate) const SOCKET: usize = 0;
-
-/// The descriptors of a process: its socket, its handle, its output, its errors.
-pub(crate) struct Watched {
-    pub(crate) incarnation: u32,
-    pub(crate) ends: Arc<Ends>,
-    pub(crate) flags: [PollFlags; 4],
-}
+use crate::ticket::{Outcome, Ticket, Until, Waiter};
 
 /// The place of a process.
 #[derive(Debug, Default)]
@@ -204,13 +184,13 @@ impl Core {
     }
 
     /// What was under the lock is half done, because of a panic: ends all calls, and kills the process. Trusts nothing but lists of them.
-    pub(crate) fn give_up(&mut self, inside: &Inside, why: &str, after: &mut After) {
+    pub(crate) fn give_up(&mut self, spec: &Spec, why: &str, after: &mut After) {
         if self.ended.is_some() && self.seats.processes().next().is_none() {
             return;
         }
         let cause = Cause::Supervisor(why.to_owned());
         let error = self.given_up(cause.clone());
-        let mut old = std::mem::replace(self, Core::new(&inside.options, Instant::now()));
+        let mut old = std::mem::replace(self, Core::new(&spec.options, Instant::now()));
         after.rooms.extend(old.calls.take_rooms());
         (self.unwanted, self.incarnations) = (old.unwanted, old.incarnations);
         self.starts_under_way = old.starts_under_way;
@@ -218,14 +198,14 @@ impl Core {
         let processes = old.seats.0.into_iter().filter_map(|seat| seat.process);
         for process in processes.chain(old.stuck) {
             system::kill(process.ends.handle.as_fd(), process.pid);
-            let owner = (inside.number(), process.incarnation);
+            let owner = (spec.number(), process.incarnation);
             after.wake |= keep::gone(owner);
             keep::abandoned(owner);
             self.stuck.push(process);
         }
         self.life = Life::over(Instant::now(), self.stuck.len());
         (self.stats, self.last_cause) = (old.stats, Some(cause));
-        processes::tell_end(inside, &error, after);
+        processes::tell_end(spec, &error, after);
         self.ended = Some(error.clone());
         for ticket in old.calls.into_values() {
             after.end(ticket, Outcome::Failed(error.clone()));
@@ -276,7 +256,7 @@ impl Core {
 
     pub(crate) fn enter(
         &mut self,
-        inside: &Inside,
+        spec: &Spec,
         mut ticket: Ticket,
         terms: Terms,
         after: &mut After,
@@ -287,7 +267,7 @@ impl Core {
             return Err(Box::new((error, ticket)));
         }
         // Where it has room there is some. Else it counts here if it can, and where it had room if it cannot.
-        if ticket.room.as_ref().is_some_and(|room| room.take_at(inside)) {
+        if ticket.room.as_ref().is_some_and(|room| room.take_at(&spec.lender)) {
             ticket.room = None;
             self.calls.give_back_room();
         } else if !self.calls.is_full() {
@@ -307,7 +287,7 @@ impl Core {
         if is_watched && !has_room {
             self.calls.watch(id);
         }
-        self.pump(inside, now, after);
+        self.pump(spec, now, after);
         let due = self.calls.next_due().is_some_and(|due| due < self.next_look);
         after.wake |= due || self.seats.processes().any(Process::has_to_send);
         Ok(id)
@@ -328,19 +308,19 @@ impl Core {
     }
 
     /// Calls that go back to their group keep their places, before anybody else has these.
-    pub(crate) fn keep_rooms(&mut self, inside: &Inside, after: &mut After) {
+    pub(crate) fn keep_rooms(&mut self, spec: &Spec, after: &mut After) {
         after.rooms.extend(self.calls.take_freed());
         for (ticket, outcome) in &mut after.ended {
             let Outcome::Failed(error) = outcome else { continue };
             if ticket.room.is_none() && ticket.goes_on(error) {
                 self.calls.keep_room();
-                ticket.room = Some(Room::of(inside));
+                ticket.room = Some(Room::of(&spec.lender));
             }
         }
     }
 
     /// Hands room to those that wait for it, after whatever happened.
-    pub(crate) fn hand_out_room(&mut self, inside: &Inside, after: &mut After) {
+    pub(crate) fn hand_out_room(&mut self, spec: &Spec, after: &mut After) {
         if self.places.is_empty() {
             return;
         }
@@ -351,7 +331,7 @@ impl Core {
             }
             let room = match &ended {
                 Some(error) => Err(error.clone()),
-                None if self.calls.reserve() => Ok(Room::of(inside)),
+                None if self.calls.reserve() => Ok(Room::of(&spec.lender)),
                 None => return self.places.push_front(place),
             };
             after.places.push((place, room));
@@ -365,14 +345,14 @@ impl Core {
         Some(Error::Refused { what, until })
     }
 
-    pub(crate) fn lease(&mut self, inside: &Inside, bytes: u64) -> Result<Lease> {
+    pub(crate) fn lease(&mut self, spec: &Spec, bytes: u64) -> Result<Lease> {
         if let Some(error) = &self.ended {
             return Err(error.clone());
         }
-        let limit = inside.options.request_slab_bytes;
+        let limit = spec.options.request_slab_bytes;
         let full = || Error::Overloaded { what: "bytes of payloads", found: limit, limit };
         let (id, part) = self.leases.take(bytes).ok_or_else(full)?;
-        Ok(Lease { inside: inside.this(), slab: inside.requests.clone(), id, part })
+        Ok(Lease { lender: spec.lender.clone(), slab: spec.requests.clone(), id, part })
     }
 
     /// A call is refused, since too much is under way.
@@ -385,17 +365,17 @@ impl Core {
         self.calls.has_roomless()
     }
 
-    pub(crate) fn abandon(&mut self, inside: &Inside, id: CallId, after: &mut After) {
+    pub(crate) fn abandon(&mut self, spec: &Spec, id: CallId, after: &mut After) {
         let now = Instant::now();
         after.dropped.extend(self.calls.abandon(id, now));
         // It may have been a suspect that others waited for, or one that is not waited for without end.
-        self.pump(inside, now, after);
+        self.pump(spec, now, after);
         after.wake |= self.calls.next_due().is_some_and(|due| due < self.next_look);
     }
 
-    pub(crate) fn give_back(&mut self, inside: &Inside, id: LeaseId, after: &mut After) {
+    pub(crate) fn give_back(&mut self, spec: &Spec, id: LeaseId, after: &mut After) {
         if self.leases.give_back(id) {
-            self.has_room(inside, Instant::now(), after);
+            self.has_room(spec, Instant::now(), after);
         }
     }
 
@@ -404,28 +384,28 @@ impl Core {
         self.seats[role].process.as_mut()
     }
 
-    pub(crate) fn close(&mut self, inside: &Inside, until: Instant, after: &mut After) {
+    pub(crate) fn close(&mut self, spec: &Spec, until: Instant, after: &mut After) {
         let now = Instant::now();
         self.probe.stop();
         // One that was given up could begin anew, beside whoever waits for its end.
         if matches!(self.ended, Some(Error::GivenUp { .. })) {
-            processes::tell_end(inside, &Error::Closed, after);
+            processes::tell_end(spec, &Error::Closed, after);
             self.ended = Some(Error::Closed);
         }
         if !self.life.is_closing() && self.ended.is_none() {
-            let service = inside.service;
+            let service = spec.service;
             after.log(move || tracing::info!(service, "a worker is closing"));
         }
         let kill = self.life.close(until);
         for role in Role::ALL {
             if kill[role as usize] || until <= now {
-                self.kill(inside, role, Cause::Closed, Culprit::Outside, now, after);
+                self.kill(spec, role, Cause::Closed, Culprit::Outside, now, after);
             } else if let Some(process) = &mut self.seats[role].process {
                 process.tell(&ToProcess::End, Vec::new());
             }
         }
         if self.life.has_ended() && self.ended.is_none() {
-            self.end(inside, Error::Closed, after);
+            self.end(spec, Error::Closed, after);
         }
         for ticket in self.calls.end_waiting() {
             after.end(ticket, Outcome::Failed(Error::Closed));
@@ -533,30 +513,23 @@ impl Core {
     }
 
     /// Some of the slab became free.
-    fn has_room(&mut self, inside: &Inside, now: Instant, after: &mut After) {
+    fn has_room(&mut self, spec: &Spec, now: Instant, after: &mut After) {
         after.waiters.extend(self.room.drain(..).map(|waiter| (waiter, Ok(()))));
-        self.pump(inside, now, after);
+        self.pump(spec, now, after);
     }
 
     /// Sends what can be sent.
-    fn pump(&mut self, inside: &Inside, now: Instant, after: &mut After) {
+    fn pump(&mut self, spec: &Spec, now: Instant, after: &mut After) {
         // Suspects wait for a standby, and hold up nobody meanwhile. One that waits for memory takes none, nor does one that is stopped.
         let standby = self.seats[Role::Standby].process.as_ref();
         let waits = standby.is_some_and(|it| !it.asked_mut.is_empty() || it.is_stopped);
         let expects = self.life.expects_standby() && !waits;
         let takes = if expects { Takes::Fresh } else { Takes::All };
-        self.pump_to(inside, Role::Main, takes, now, after);
-        self.pump_to(inside, Role::Standby, Takes::Suspects, now, after);
+        self.pump_to(spec, Role::Main, takes, now, after);
+        self.pump_to(spec, Role::Standby, Takes::Suspects, now, after);
     }
 
-    fn pump_to(
-        &mut self,
-        inside: &Inside,
-        role: Role,
-        takes: Takes,
-        now: Instant,
-        after: &mut After,
-    ) {
+    fn pump_to(&mut self, spec: &Spec, role: Role, takes: Takes, now: Instant, after: &mut After) {
         let Some(process) = &mut self.seats[role].process else { return };
         let is_clear = process.send_control();
         let serves = matches!(self.life.phase(role), Phase::Serving(_));
@@ -582,7 +555,7 @@ impl Core {
             }
             let Some(process) = &mut self.seats[role].process else { return };
             let Some(ticket) = self.calls.value(id) else { return };
-            let payload = match place(inside, &mut self.leases, ticket, room) {
+            let payload = match place(spec, &mut self.leases, ticket, room) {
                 Ok(payload) => payload,
                 // Until something is returned: perhaps by a call behind it, which has its memory.
                 Err(NoRoom) => {
@@ -603,7 +576,7 @@ impl Core {
                     ticket.sent += 1;
                     process.used.calls += 1;
                     process.used.payload_bytes += payload.map_or(0, |(_, part)| part.len);
-                    after.wake |= role == Role::Main && self.wear(inside, now).is_some();
+                    after.wake |= role == Role::Main && self.wear(spec, now).is_some();
                     self.calls.sent(id, to, now);
                     self.stats.retries += u64::from(self.calls.attempt(id) > 1);
                     if let Some((lease, _)) = payload {
@@ -635,7 +608,7 @@ struct NoRoom;
 
 /// Sees to it that a call's payload lies in the slab, if it may take room there.
 fn place(
-    inside: &Inside,
+    spec: &Spec,
     leases: &mut Leases,
     ticket: &mut Ticket,
     room: bool,
@@ -647,13 +620,8 @@ fn place(
     };
     let taken = if room { leases.take(bytes.len() as u64) } else { None };
     let (id, part) = taken.ok_or(NoRoom)?;
-    let mut lease = Lease { inside: inside.this(), slab: inside.requests.clone(), id, part };
+    let mut lease = Lease { lender: spec.lender.clone(), slab: spec.requests.clone(), id, part };
     lease.copy_from_slice(bytes);
     ticket.payload = Some(Placed::Lease(lease));
     Ok(Some((id, part)))
-}
-
-/// The longest packet of a worker with these options.
-pub(crate) fn packet_bytes(options: &Options) -> usize {
-    options.most_message_bytes as usize + MOST_HEADER
 }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::calls::CallId;
 use crate::error::Error;
 use crate::leases::{LeaseId, Part};
+use crate::system::Executable;
 
 /// Of these messages. Both sides are one program, so it changes with that.
 pub(crate) const VERSION: u32 = 1;
@@ -21,11 +22,6 @@ pub(crate) const MOST_HEADER: usize = 1 << 10;
 
 /// The longest name of kept memory, in bytes.
 pub(crate) const MOST_NAME: usize = 256;
-
-/// Which file a program was started from: device, inode. What is in it does not change while it is executed, which the kernel sees to; its times
-/// and its mode may.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Executable(pub(crate) u64, pub(crate) u64);
 
 /// What a process is to be, sent as it starts: with the slabs and the configuration as descriptors.
 #[derive(Debug, Serialize, Deserialize)]

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use gpu_await::{Device, Element, ErrorDetail, ErrorKind, Frozen, SharedBuffer, sibling};
 
-use crate::frame::{ChildTerms, Ending, Executable, MOST_NAME, ToSupervisor, Tried};
+use crate::failure::Failure;
+use crate::frame::{ChildTerms, Ending, MOST_NAME, ToSupervisor, Tried};
 use crate::kept_mut::KeptMut;
 use crate::link::Link;
-use crate::service::Failure;
-use crate::system;
+use crate::system::{self, Executable};
 
 /// What a [`Service`](crate::Service) has of its process: its device, and memory that outlives the process.
 #[derive(Clone, Debug)]

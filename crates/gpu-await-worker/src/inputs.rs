@@ -13,10 +13,10 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::calls::CallId;
+use crate::failure::Failure;
 use crate::frame::{ChildTerms, ToSupervisor};
 use crate::leases::{LeaseId, Leases, Part, Returned};
-use crate::link::Link;
-use crate::service::Failure;
+use crate::link::{Link, sleep};
 use crate::slab::Slab;
 
 /// The payloads of one call, for its [`Service`](crate::Service).
@@ -172,12 +172,6 @@ impl RequestPayload {
 
 /// To a process the other side is one: its front.
 const FRONT: u32 = 0;
-
-/// Waits on this runtime, whatever polls it.
-pub(crate) fn sleep(runtime: &tokio::runtime::Handle, time: Duration) -> tokio::time::Sleep {
-    let _on = runtime.enter();
-    tokio::time::sleep(time)
-}
 
 /// How many elements a payload has.
 fn elements<T: Element>(bytes: usize) -> Result<usize, Failure> {

@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 
 use crate::kept::{Asked, Kept, Key, Owner};
 use crate::mutable::{Given, Mutable};
-use crate::process::Ends;
 use crate::program;
 use crate::system;
+use crate::watch::Ends;
 
 static KEPT: Mutex<Kept<SharedDescriptors>> = Mutex::new(Kept::new());
 

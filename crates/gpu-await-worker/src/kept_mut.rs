@@ -8,9 +8,9 @@ use gpu_await::sibling::mutable;
 use gpu_await::{Device, DeviceBuffer, Element, SharedBuffer, SharedDescriptors, ViewMut};
 use tokio::sync::oneshot;
 
+use crate::failure::Failure;
 use crate::frame::ToSupervisor;
-use crate::link::Link;
-use crate::service::Failure;
+use crate::link::{Lent, Link};
 
 /// How far apart two looks at memory are that something might still write.
 const APART: Duration = Duration::from_millis(20);
@@ -32,16 +32,6 @@ pub enum KeptState {
         /// That process's.
         generation: u64,
     },
-}
-
-/// Memory that the process was given, or is to make.
-#[derive(Debug)]
-pub(crate) struct Lent {
-    pub(crate) made: u64,
-    pub(crate) generation: u64,
-    pub(crate) died: Option<u64>,
-    /// None: it is to be made.
-    pub(crate) memory: Option<SharedDescriptors>,
 }
 
 enum Place<T> {

@@ -107,6 +107,8 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 #[cfg(target_os = "linux")]
+mod after;
+#[cfg(target_os = "linux")]
 mod blame;
 #[cfg(target_os = "linux")]
 mod calls;
@@ -119,6 +121,7 @@ mod core;
 #[cfg(not(target_os = "linux"))]
 mod elsewhere;
 mod error;
+mod failure;
 #[cfg(target_os = "linux")]
 mod frame;
 #[cfg(target_os = "linux")]
@@ -140,13 +143,19 @@ mod kept;
 #[cfg(target_os = "linux")]
 mod kept_mut;
 #[cfg(target_os = "linux")]
+mod last_words;
+#[cfg(target_os = "linux")]
 mod leases;
+#[cfg(target_os = "linux")]
+mod lender;
 #[cfg(target_os = "linux")]
 mod life;
 #[cfg(target_os = "linux")]
 mod link;
 #[cfg(target_os = "linux")]
 mod log;
+#[cfg(target_os = "linux")]
+mod members;
 #[cfg(all(test, target_os = "linux"))]
 mod models;
 #[cfg(target_os = "linux")]
@@ -179,13 +188,23 @@ mod service;
 #[cfg(target_os = "linux")]
 mod slab;
 #[cfg(target_os = "linux")]
+mod spec;
+#[cfg(target_os = "linux")]
+mod stats;
+#[cfg(target_os = "linux")]
 mod supervisor;
 #[cfg(target_os = "linux")]
 mod system;
+#[cfg(target_os = "linux")]
+mod ticket;
 #[cfg(all(feature = "tower", target_os = "linux"))]
 mod tower;
+#[cfg(all(test, target_os = "linux"))]
+mod trips;
 #[cfg(target_os = "linux")]
 mod unpolled;
+#[cfg(target_os = "linux")]
+mod watch;
 #[cfg(target_os = "linux")]
 mod worker;
 #[cfg(target_os = "linux")]
@@ -196,6 +215,7 @@ pub use blame::Blame;
 #[cfg(not(target_os = "linux"))]
 pub use elsewhere::{Host, Payloads, Worker, WorkerBuilder, init};
 pub use error::{Cause, Error, Guilt, Result, WorkerLost};
+pub use failure::Failure;
 #[cfg(target_os = "linux")]
 pub use gpus::{Gpu, gpu_named, gpus};
 #[cfg(target_os = "linux")]
@@ -218,10 +238,12 @@ pub use program::{init, testing};
 pub use replace::Replace;
 #[cfg(target_os = "linux")]
 pub use restart::Restart;
-pub use service::{Failure, Service, Services};
+pub use service::{Service, Services};
+#[cfg(target_os = "linux")]
+pub use stats::{Recovery, Stats};
 #[cfg(all(feature = "tower", target_os = "linux"))]
 pub use tower::CallService;
 #[cfg(target_os = "linux")]
-pub use worker::{Recovery, Stats, Worker, WorkerBuilder};
+pub use worker::{Worker, WorkerBuilder};
 #[cfg(target_os = "linux")]
 pub use workers::{Group, GroupStats};

@@ -16,12 +16,10 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 
-use crate::child;
 use crate::codec;
+use crate::failure::Failure;
 use crate::frame::{Ending, ToSupervisor};
-use crate::inputs::sleep;
-use crate::kept_mut::Lent;
-use crate::service::Failure;
+use crate::last_words;
 use crate::system::{self, Received, Sent};
 
 /// When a packet is sent again that the kernel had no memory for.
@@ -44,6 +42,16 @@ pub(crate) struct Link {
 
 /// Memory that the supervisor keeps: to fill under this number, or complete.
 pub(crate) type KeptReply = (u64, Option<SharedDescriptors>);
+
+/// Memory that the process was given, or is to make.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    pub(crate) made: u64,
+    pub(crate) generation: u64,
+    pub(crate) died: Option<u64>,
+    /// None: it is to be made.
+    pub(crate) memory: Option<SharedDescriptors>,
+}
 
 impl Link {
     /// Of this process, on the runtime of the calling task, which watches whether there is something to read: with more than that, each
@@ -137,7 +145,7 @@ impl Link {
 
     /// Says why, and ends the process.
     pub(crate) fn end(&self, ending: Ending, why: &str) -> ! {
-        child::end(self.socket.as_fd(), ending, why)
+        last_words::end(self.socket.as_fd(), ending, why)
     }
 
     /// Asks the supervisor for the memory that it keeps under a name.
@@ -234,6 +242,12 @@ impl Link {
             }
         }
     }
+}
+
+/// Waits on this runtime, whatever polls it.
+pub(crate) fn sleep(runtime: &tokio::runtime::Handle, time: Duration) -> tokio::time::Sleep {
+    let _on = runtime.enter();
+    tokio::time::sleep(time)
 }
 
 #[cfg(test)]

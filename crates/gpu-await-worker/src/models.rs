@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
@@ -16,6 +17,7 @@ use crate::frame::{ToProcess, ToSupervisor};
 use crate::heart::{Beat, EVERY, Heart, Pulse};
 use crate::kept::{Asked, Kept, Key};
 use crate::leases::{LeaseId, Leases, Part, Returned};
+use crate::lender::Lender;
 use crate::life::{Life, Limits, Phase, Role, Step};
 use crate::log::Log;
 use crate::mutable::{Given, Mutable};
@@ -55,6 +57,22 @@ fn event() -> impl Strategy<Value = Event> {
 struct Model {
     is_ready: bool,
     is_falling: bool,
+}
+
+/// Who lends nothing.
+#[derive(Debug)]
+struct Nobody;
+
+impl Lender for Nobody {
+    fn give_back(&self, _: LeaseId) {}
+    fn release(&self, _: u32, _: LeaseId) {}
+    fn give_back_room(&self) {}
+}
+
+/// Room of no worker.
+fn nowhere() -> Room {
+    let nobody: Weak<Nobody> = Weak::new();
+    Room::of(&(nobody as Weak<dyn Lender>))
 }
 
 /// A value that panics if it ends twice.
@@ -115,7 +133,7 @@ proptest! {
                     let limit = limit.map(Duration::from_millis);
                     let is_groups = made % 7 == 6;
                     let (terms, watched) = (Terms { deadline, limit, attempts, is_groups, ..Terms::default() }, made % 5 == 4);
-                    let room = (made % 6 == 5).then(Room::nowhere);
+                    let room = (made % 6 == 5).then(nowhere);
                     rooms.extend(room.clone());
                     match calls.insert(made, terms, watched, room) {
                         Ok(id) => {

@@ -7,8 +7,8 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use crate::inside::Inside;
 use crate::leases::{LeaseId, Part};
+use crate::lender::Lender;
 use crate::slab::Slab;
 use crate::system;
 
@@ -19,7 +19,7 @@ use crate::system;
 /// a call that [may run again](crate::Call::idempotent), only when the call has ended as well. Until then it counts against
 /// [`payload_bytes`](crate::WorkerBuilder::payload_bytes), so that callers that give up meet back pressure. A call of another worker gets a copy.
 pub struct Lease {
-    pub(crate) inside: Weak<Inside>,
+    pub(crate) lender: Weak<dyn Lender>,
     pub(crate) slab: Arc<Slab>,
     pub(crate) id: LeaseId,
     pub(crate) part: Part,
@@ -45,8 +45,8 @@ impl DerefMut for Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         // One that was sent is returned by the process, or goes with its slab.
-        if let Some(inside) = self.inside.upgrade() {
-            inside.give_back(self.id);
+        if let Some(lender) = self.lender.upgrade() {
+            lender.give_back(self.id);
         }
     }
 }
@@ -124,7 +124,7 @@ impl Drop for Waiting {
 /// use the memory for another answer; the memory of a process that died is never used again. Until then it counts against
 /// [`payload_bytes`](crate::WorkerBuilder::payload_bytes): other calls wait for its room.
 pub struct Payload {
-    pub(crate) inside: Weak<Inside>,
+    pub(crate) lender: Weak<dyn Lender>,
     pub(crate) slab: Arc<Slab>,
     pub(crate) id: LeaseId,
     pub(crate) part: Part,
@@ -195,8 +195,8 @@ impl Payload {
 
 impl Drop for Payload {
     fn drop(&mut self) {
-        if let Some(inside) = self.inside.upgrade() {
-            inside.release(self.incarnation, self.id);
+        if let Some(lender) = self.lender.upgrade() {
+            lender.release(self.incarnation, self.id);
         }
     }
 }

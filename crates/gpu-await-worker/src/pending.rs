@@ -10,19 +10,17 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use futures::channel::oneshot;
-
 use crate::blame::Keys;
-use crate::calls::{CallId, Terms};
+use crate::calls::Terms;
 use crate::codec;
 use crate::error::{Error, Result};
-use crate::inside::Outcome;
+use crate::inside::{Handle, SentCall};
+use crate::members::{Member, Members};
 use crate::options::capped;
 use crate::payload::{Input, Lease, Payload};
 use crate::room::Room;
 use crate::service::Service;
-use crate::worker::Handle;
-use crate::workers::Members;
+use crate::ticket::Outcome;
 
 /// A call that has not been sent: its options. Awaiting it sends it, and gives the response; so does [`send`](Self::send), at once.
 ///
@@ -60,7 +58,7 @@ impl To {
     /// Whether guilty requests are refused.
     fn blames(&self) -> bool {
         match self {
-            To::Worker(handle) => handle.inside.options.blame.is_some(),
+            To::Worker(handle) => handle.inside.spec.options.blame.is_some(),
             To::Group(members) => members.blames(),
         }
     }
@@ -176,13 +174,13 @@ impl<S: Service> Call<S> {
         let is_groups = matches!(to, To::Group(_));
         let terms = Terms { deadline, limit, attempts, keys, is_groups, ..Terms::default() };
         let sent = request.and_then(|request| match to {
-            To::Worker(handle) => match handle.inside.submit(request, payload, terms, room) {
-                Ok((id, reply)) => Ok((State::sent(handle, id, reply), None)),
+            To::Worker(handle) => match handle.submit(request, payload, terms, room) {
+                Ok(sent) => Ok((State::sent(sent), None)),
                 Err(returned) => Err(returned.error),
             },
             To::Group(members) => {
-                let (member, state) = members.send(room, None, request, payload, terms)?;
-                Ok((state, Some((members, member))))
+                let (member, sent) = members.send(room, None, request, payload, terms)?;
+                Ok((State::sent(sent), Some((members, member))))
             }
         });
         let (state, member) = sent.unwrap_or_else(|error| (State::Failed(error), None));
@@ -226,18 +224,9 @@ pub struct Answer<S: Service> {
     service: PhantomData<fn() -> S>,
 }
 
-/// Which worker of a group has a call, and on which terms.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Member {
-    pub(crate) at: usize,
-    pub(crate) terms: Terms,
-}
-
-pub(crate) enum State {
+enum State {
     Sent {
-        handle: Arc<Handle>,
-        id: CallId,
-        reply: oneshot::Receiver<Outcome>,
+        call: SentCall,
         /// Until then it looks for the answer itself.
         hot_until: Option<Instant>,
     },
@@ -246,10 +235,10 @@ pub(crate) enum State {
 }
 
 impl State {
-    pub(crate) fn sent(handle: Arc<Handle>, id: CallId, reply: oneshot::Receiver<Outcome>) -> Self {
-        let hot = handle.inside.options.hot;
+    fn sent(call: SentCall) -> Self {
+        let hot = call.handle.inside.spec.options.hot;
         let hot_until = (!hot.is_zero()).then(|| Instant::now() + hot);
-        State::Sent { handle, id, reply, hot_until }
+        State::Sent { call, hot_until }
     }
 }
 
@@ -278,7 +267,7 @@ impl<S: Service> Answer<S> {
                 break Outcome::Returned(returned);
             };
             match members.send_again(*member, *returned) {
-                Ok((next, state)) => (*member, self.state) = (next, state),
+                Ok((next, sent)) => (*member, self.state) = (next, State::sent(sent)),
                 Err(error) => break Outcome::Failed(error),
             }
         };
@@ -294,10 +283,10 @@ impl<S: Service> Answer<S> {
 
     fn poll_outcome(&mut self, cx: &mut Context<'_>) -> Poll<Outcome> {
         Poll::Ready(match &mut self.state {
-            State::Sent { handle, .. } if handle.inside.check_here().is_err() => {
+            State::Sent { call, .. } if call.handle.inside.check_here().is_err() => {
                 Outcome::Failed(Error::Forked)
             }
-            State::Sent { handle, reply, hot_until, .. } => {
+            State::Sent { call: SentCall { handle, reply, .. }, hot_until } => {
                 let mut polled = Pin::new(&mut *reply).poll(cx);
                 if let Some(until) = hot_until.filter(|_| polled.is_pending()) {
                     // Looks itself, and lets others run in between; later the supervisor wakes it.
@@ -327,8 +316,8 @@ impl<S: Service> Answer<S> {
 
 impl<S: Service> Drop for Answer<S> {
     fn drop(&mut self) {
-        if let State::Sent { handle, id, .. } = &self.state {
-            handle.inside.abandon(*id);
+        if let State::Sent { call, .. } = &self.state {
+            call.handle.inside.abandon(call.id);
         }
     }
 }

@@ -13,27 +13,19 @@ use crate::calls::Culprit;
 use crate::error::Cause;
 use crate::frame::{ChildTerms, Ending, Setup, ToProcess, VERSION};
 use crate::heart::Heart;
-use crate::inside::Inside;
 use crate::log::Log;
 use crate::program::PARENT;
 use crate::replace::Used;
 use crate::slab::{Slab, status_bytes};
+use crate::spec::Spec;
 use crate::system::{self, Exit, Sent};
+use crate::watch::Ends;
 
 /// How long a process that ends may take until it is killed.
 const ENDING: Duration = Duration::from_millis(200);
 
 /// How often a process may ask for memory that is kept.
 pub(crate) const MOST_KEPT: usize = 4096;
-
-/// What the supervisor polls of a process.
-#[derive(Debug)]
-pub(crate) struct Ends {
-    pub(crate) socket: OwnedFd,
-    pub(crate) handle: OwnedFd,
-    /// Its output and its errors.
-    pub(crate) pipes: [OwnedFd; 2],
-}
 
 /// A process that was started and has not been reaped.
 #[derive(Debug)]
@@ -101,12 +93,8 @@ fn tried(tried: &'static str) -> impl FnOnce(std::io::Error) -> Refusal {
 
 impl Process {
     /// Starts one. The calling thread is one that never ends: the kernel kills the process with it.
-    pub(crate) fn start(
-        inside: &Inside,
-        incarnation: u32,
-        now: Instant,
-    ) -> Result<Process, Refusal> {
-        let Inside { options, program, config, requests, service, .. } = inside;
+    pub(crate) fn start(spec: &Spec, incarnation: u32, now: Instant) -> Result<Process, Refusal> {
+        let Spec { options, program, config, requests, service, .. } = spec;
         let status_bytes = status_bytes(options.most_slots());
         let response_bytes = options.response_slab_bytes + status_bytes;
         let responses =
@@ -118,7 +106,7 @@ impl Process {
         unsafe { configuration.slice_mut(all) }.copy_from_slice(config);
 
         let (ours, theirs) = system::socket_pair().map_err(tried("a pair of sockets"))?;
-        let packet = options.most_message_bytes as usize + crate::frame::MOST_HEADER;
+        let packet = spec.packet_bytes();
         system::widen(ours.as_fd(), packet);
         system::widen(theirs.as_fd(), packet);
         let setup = ToProcess::Setup(Setup {

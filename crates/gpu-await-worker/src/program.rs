@@ -15,10 +15,10 @@ use std::sync::OnceLock;
 
 use gpu_await::sibling::Process;
 
+use crate::child;
 use crate::error::{Error, Result};
-use crate::frame::Executable;
 use crate::service::{Service, Services};
-use crate::{child, system};
+use crate::system::{self, Executable};
 
 /// Names the process that started a worker's.
 pub(crate) const PARENT: &str = "GPU_AWAIT_WORKER_OF";

@@ -15,7 +15,7 @@ use std::sync::{Arc, Weak};
 use futures::channel::oneshot;
 
 use crate::error::Result;
-use crate::inside::Inside;
+use crate::lender::Lender;
 
 /// Who waits for room for a call.
 pub(crate) type Place = oneshot::Sender<Result<Room>>;
@@ -26,19 +26,13 @@ pub(crate) struct Room(Arc<Held>);
 
 #[derive(Debug)]
 struct Held {
-    inside: Weak<Inside>,
+    lender: Weak<dyn Lender>,
     is_taken: AtomicBool,
 }
 
 impl Room {
-    pub(crate) fn of(inside: &Inside) -> Self {
-        Room(Arc::new(Held { inside: inside.this(), is_taken: AtomicBool::new(false) }))
-    }
-
-    /// Of no worker.
-    #[cfg(test)]
-    pub(crate) fn nowhere() -> Self {
-        Room(Arc::new(Held { inside: Weak::new(), is_taken: AtomicBool::new(false) }))
+    pub(crate) fn of(lender: &Weak<dyn Lender>) -> Self {
+        Room(Arc::new(Held { lender: lender.clone(), is_taken: AtomicBool::new(false) }))
     }
 
     /// Whether somebody else has a copy.
@@ -48,20 +42,20 @@ impl Room {
     }
 
     /// Whether it is at this worker.
-    pub(crate) fn is_at(&self, inside: &Inside) -> bool {
-        std::ptr::eq(self.0.inside.as_ptr(), inside)
+    pub(crate) fn is_at(&self, lender: &Weak<dyn Lender>) -> bool {
+        self.0.lender.ptr_eq(lender)
     }
 
     /// Whether it is at this worker; then nobody gives it back but the caller.
-    pub(crate) fn take_at(&self, inside: &Inside) -> bool {
-        self.is_at(inside) && !self.0.is_taken.swap(true, Ordering::SeqCst)
+    pub(crate) fn take_at(&self, lender: &Weak<dyn Lender>) -> bool {
+        self.is_at(lender) && !self.0.is_taken.swap(true, Ordering::SeqCst)
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(inside) = self.inside.upgrade().filter(|_| !*self.is_taken.get_mut()) {
-            inside.if_here(|core, _| core.give_back_room());
+        if let Some(lender) = self.lender.upgrade().filter(|_| !*self.is_taken.get_mut()) {
+            lender.give_back_room();
         }
     }
 }

@@ -16,16 +16,17 @@ use tokio::io::Interest;
 use tokio::sync::{Notify, oneshot};
 
 use crate::calls::CallId;
-use crate::child::{self, Child};
 use crate::codec::{self, Refused};
+use crate::failure::Failure;
 use crate::frame::{ChildTerms, Ending, MOST_HEADER, ToProcess, ToSupervisor, Tried, Verdict};
 use crate::host::Host;
 use crate::inputs::{Payloads, RequestPayload, Requests, Room};
-use crate::kept_mut::Lent;
+use crate::last_words;
 use crate::leases::{LeaseId, Part};
-use crate::link::Link;
+use crate::link::{Lent, Link};
 use crate::registered::register;
-use crate::service::{Failure, Service};
+use crate::service::Service;
+use crate::slab::Slab;
 use crate::system::{self, Sent};
 use crate::unpolled::Unpolled;
 
@@ -42,6 +43,16 @@ const LEFT: Duration = Duration::from_secs(1);
 /// How often the executor is seen to run.
 const POLLED: Duration = Duration::from_millis(250);
 
+/// A process of a worker before its service has started.
+#[derive(Debug)]
+pub(crate) struct Child {
+    pub(crate) socket: OwnedFd,
+    pub(crate) requests: Slab,
+    pub(crate) responses: Arc<Slab>,
+    pub(crate) config: Vec<u8>,
+    pub(crate) terms: ChildTerms,
+}
+
 /// Serves; does not return.
 pub(crate) fn run<S: Service>(child: Child) -> ! {
     let mut builder = match child.terms.threads {
@@ -57,14 +68,14 @@ pub(crate) fn run<S: Service>(child: Child) -> ! {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             let error = system_error(&codec::text_of(panic.payload()));
-            child::refused(socket.as_fd(), Tried::Runtime, &error)
+            last_words::refused(socket.as_fd(), Tried::Runtime, &error)
         }));
         let built = builder.enable_all().build();
         std::panic::set_hook(before);
         built
     });
     match built {
-        Err(error) => child::refused(child.socket.as_fd(), Tried::Runtime, &error),
+        Err(error) => last_words::refused(child.socket.as_fd(), Tried::Runtime, &error),
         Ok(runtime) => {
             let socket = child.socket.try_clone();
             let served = std::panic::catch_unwind(AssertUnwindSafe(|| {
@@ -79,7 +90,7 @@ pub(crate) fn run<S: Service>(child: Child) -> ! {
                 Err(panic) => (Ending::StartFailed, codec::panic_text(panic)),
             };
             match socket {
-                Ok(socket) => child::end(socket.as_fd(), ending, &why),
+                Ok(socket) => last_words::end(socket.as_fd(), ending, &why),
                 Err(_) => system::end_process(1),
             }
         }
@@ -102,7 +113,7 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> (En
     let Child { socket, requests, responses, config, terms } = child;
     let socket = match system::registered(socket, Interest::READABLE) {
         Ok(socket) => socket,
-        Err(error) => return (child::refusal(Tried::Reactor, &error), String::new()),
+        Err(error) => return (last_words::refusal(Tried::Reactor, &error), String::new()),
     };
     let link = Arc::new(Link::new(socket, runtime.clone()));
     let status = responses.clone();
@@ -300,7 +311,7 @@ impl Serving {
                 },
             };
             // Without a packet the supervisor is gone.
-            let Some((bytes, fds)) = packet else { child::end_with_front() };
+            let Some((bytes, fds)) = packet else { last_words::end_with_front() };
             let Some((message, body)) = codec::header(&buffer[..bytes]) else {
                 return "its supervisor sent an unknown message".to_owned();
             };

@@ -1,14 +1,12 @@
 //! [`Service`]: what a process of a worker does.
 #![forbid(unsafe_code)]
 
-use std::fmt;
 use std::future::Future;
-use std::panic::Location;
 
-use gpu_await::{ErrorDetail, ErrorKind};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::failure::Failure;
 use crate::{Host, Payloads};
 
 /// What a process of a worker does: it starts once, and is called from then on, many times at once.
@@ -79,96 +77,6 @@ pub trait Service: Sized + Send + Sync + 'static {
     ) -> impl Future<Output = Result<Self::Response, Failure>> + Send;
 }
 
-/// Why a service could not do something. Made from any error by `?`.
-///
-/// An error of `gpu_await` among its sources says what kind it is: that a device was lost ends the process. An error that shows another's text and
-/// sources as its own (`#[error(transparent)]`) hides which one that is; `#[source]` or `#[from]` with a text of its own does not.
-///
-/// # Examples
-/// ```
-/// use gpu_await_worker::Failure;
-/// fn parse(text: &str) -> Result<u32, Failure> {
-///     Ok(text.parse::<u32>()?)
-/// }
-/// assert!(parse("x").unwrap_err().to_string().contains("invalid digit"));
-/// ```
-#[derive(Debug)]
-pub struct Failure {
-    text: String,
-    kind: Option<ErrorKind>,
-    /// The bytes that there was no room for, those that the front holds, and those that there are.
-    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "there are no payloads"))]
-    held: Option<(u64, u64, u64)>,
-    /// The process is ending: its device refuses work.
-    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "there are no processes"))]
-    is_ending: bool,
-}
-
-impl Failure {
-    /// With this text.
-    #[must_use]
-    pub fn new(text: impl Into<String>) -> Self {
-        Failure { text: text.into(), kind: None, held: None, is_ending: false }
-    }
-
-    /// There is no room for a payload of `bytes`, because the front holds so many.
-    #[cfg(target_os = "linux")]
-    pub(crate) fn of_held(bytes: u64, held: u64, limit: u64) -> Self {
-        let text = format!(
-            "no room for a payload of {bytes} bytes: the front holds {held} of {limit}, and lets go of none"
-        );
-        Failure { held: Some((bytes, held, limit)), ..Failure::new(text) }
-    }
-
-    /// Whether the process is ending, and so is what it was asked to do.
-    #[cfg(target_os = "linux")]
-    pub(crate) fn is_ending(&self) -> bool {
-        self.is_ending
-    }
-
-    /// What it was made of by [`of_held`](Self::of_held).
-    #[cfg(target_os = "linux")]
-    pub(crate) fn held(&self) -> Option<(u64, u64, u64)> {
-        self.held
-    }
-
-    /// What an error of `gpu-await` says that can be done; `None` of other errors.
-    #[must_use]
-    pub fn kind(&self) -> Option<ErrorKind> {
-        self.kind
-    }
-}
-
-impl<E: std::error::Error + 'static> From<E> for Failure {
-    #[track_caller]
-    fn from(error: E) -> Self {
-        let mut text = error.to_string();
-        let mut next: Option<&(dyn std::error::Error + 'static)> = Some(&error);
-        let (mut kind, mut is_ending) = (None, false);
-        while let Some(error) = next {
-            let ours = error.downcast_ref::<gpu_await::Error>();
-            if let Some(error) = ours {
-                let lost = error.is_device_lost().then_some(ErrorKind::DeviceLost);
-                kind = kind.or(lost).or(Some(error.kind()));
-                is_ending |= matches!(error.detail(), ErrorDetail::ProcessEnding { .. });
-                // The line that met it is the next best, and the error's own text may have that.
-                let at = error.at().unwrap_or(Location::caller()).to_string();
-                if !text.contains(&at) {
-                    text = format!("{text} (at {at})");
-                }
-            }
-            next = error.source();
-        }
-        Failure { text, kind, held: None, is_ending }
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
-
 /// The services that processes of a program may serve: one, or a tuple of up to four. For [`init`](crate::init).
 pub trait Services: sealed::Services {}
 
@@ -184,10 +92,15 @@ pub(crate) mod sealed {
         /// The names of all, and the types that have them.
         fn names() -> Vec<(&'static str, TypeId)>;
 
-        /// Serves the one with that name, which does not return; returns if there is none.
-        #[cfg(target_os = "linux")]
+        /// Has the one with that name served; returns if there is none.
         #[doc(hidden)]
-        fn serve(name: &str, child: crate::child::Child) -> crate::child::Child;
+        fn serve<P: Serves>(name: &str, process: P) -> P;
+    }
+
+    /// A process that can serve any service.
+    pub trait Serves: Sized {
+        /// Serves this one; does not return.
+        fn serve<S: Service>(self) -> Self;
     }
 
     impl<S: Service> Services for S {
@@ -195,9 +108,8 @@ pub(crate) mod sealed {
             vec![(S::name(), TypeId::of::<S>())]
         }
 
-        #[cfg(target_os = "linux")]
-        fn serve(name: &str, child: crate::child::Child) -> crate::child::Child {
-            if name == S::name() { child.serve::<S>() } else { child }
+        fn serve<P: Serves>(name: &str, process: P) -> P {
+            if name == S::name() { process.serve::<S>() } else { process }
         }
     }
 
@@ -208,10 +120,9 @@ pub(crate) mod sealed {
                     [$(<$service as Services>::names()),+].concat()
                 }
 
-                #[cfg(target_os = "linux")]
-                fn serve(name: &str, child: crate::child::Child) -> crate::child::Child {
-                    $(let child = <$service as Services>::serve(name, child);)+
-                    child
+                fn serve<P: Serves>(name: &str, process: P) -> P {
+                    $(let process = <$service as Services>::serve(name, process);)+
+                    process
                 }
             }
         )+};

@@ -163,7 +163,7 @@ impl Drop for Slab {
             return;
         }
         #[cfg(test)]
-        crate::supervisor::tests::unmaps(self.len);
+        crate::trips::unmaps(self.len);
         // SAFETY: the mapping is this slab's, and nothing refers to it any more. What fails stays mapped.
         let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
     }

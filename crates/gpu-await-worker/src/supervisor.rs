@@ -15,10 +15,11 @@
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 
 use std::any::Any;
 use std::collections::VecDeque;
+use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
@@ -28,17 +29,31 @@ use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::codec::panic_text;
-use crate::core::{Watch, Watched, packet_bytes};
 use crate::error::{Error, Result};
-use crate::inside::Inside;
-use crate::process::{Process, Refusal};
 use crate::system;
+#[cfg(test)]
+use crate::trips;
+use crate::watch::{Watch, Watched};
+
+/// A worker, as these threads see it.
+pub(crate) trait Supervised: fmt::Debug + Send + Sync {
+    /// Starts a process, which gets this number: for the thread that may wait.
+    fn start(&self, incarnation: u32);
+    /// Hears what its processes say, if they do, and delivers it.
+    fn hear(&self, now: Instant, ready: &Watch, buffer: &mut [u8]);
+    /// What else there is to do when something of it is ready or due; says what to wait for next.
+    fn turn(&self, now: Instant, ready: &Watch, buffer: &mut [u8]) -> Watch;
+    /// Ends it because of a panic.
+    fn give_up(&self, why: &str);
+    /// Its longest packet.
+    fn packet_bytes(&self) -> usize;
+}
 
 /// The thread's inbox.
 #[derive(Debug)]
 struct Supervisor {
     event: OwnedFd,
-    new: Mutex<Vec<Arc<Inside>>>,
+    new: Mutex<Vec<Arc<dyn Supervised>>>,
     errands: Mutex<Errands>,
     more_errands: Condvar,
 }
@@ -47,7 +62,7 @@ struct Supervisor {
 #[derive(Debug, Default)]
 struct Errands {
     /// Starts a worker's process, with its number.
-    starts: VecDeque<(Arc<Inside>, u32)>,
+    starts: VecDeque<(Arc<dyn Supervised>, u32)>,
     /// Drops processes that were reaped, and workers that have ended.
     gone: Vec<Box<dyn Any + Send>>,
 }
@@ -55,17 +70,17 @@ struct Errands {
 static SUPERVISOR: OnceLock<Result<Supervisor>> = OnceLock::new();
 
 /// Has the thread look after a worker, which it may still do.
-pub(crate) fn supervise(inside: Arc<Inside>) -> Result<()> {
+pub(crate) fn supervise(worker: Arc<dyn Supervised>) -> Result<()> {
     let supervisor = SUPERVISOR.get_or_init(begin).as_ref().map_err(Clone::clone)?;
-    supervisor.new.lock().push(inside);
+    supervisor.new.lock().push(worker);
     system::signal_event(supervisor.event.as_fd());
     Ok(())
 }
 
 /// Has a process of this worker started, which hears of it.
-pub(crate) fn start(inside: Arc<Inside>, incarnation: u32) {
+pub(crate) fn start(worker: Arc<dyn Supervised>, incarnation: u32) {
     if let Some(Ok(supervisor)) = SUPERVISOR.get() {
-        supervisor.errands.lock().starts.push_back((inside, incarnation));
+        supervisor.errands.lock().starts.push_back((worker, incarnation));
         supervisor.more_errands.notify_one();
     }
 }
@@ -109,8 +124,8 @@ fn warn_of_group_kills() {
 }
 
 /// A worker, and what it waits for.
-struct Supervised {
-    inside: Arc<Inside>,
+struct LookedAfter {
+    worker: Arc<dyn Supervised>,
     watch: Watch,
 }
 
@@ -125,42 +140,29 @@ fn run_starts() {
             }
             (errands.starts.pop_front(), std::mem::take(&mut errands.gone))
         };
-        if let Some((inside, incarnation)) = start {
-            start_one(&inside, incarnation);
+        if let Some((worker, incarnation)) = start {
+            // A panic there has ended the worker.
+            let start = || worker.start(incarnation);
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(start)) {
+                drop(panic_text(panic));
+            }
         }
         // Each on its own: a panic leaves the others to be dropped.
         gone.into_iter().for_each(|it| drop(catch_unwind(AssertUnwindSafe(|| drop(it)))));
     }
 }
 
-fn start_one(inside: &Inside, incarnation: u32) {
-    let start = || {
-        #[cfg(test)]
-        inside.trips.slow();
-        Process::start(inside, incarnation, Instant::now())
-    };
-    let started = catch_unwind(AssertUnwindSafe(start)).unwrap_or_else(|panic| {
-        let error = std::io::Error::other(panic_text(panic));
-        Err(Refusal { tried: "a panic, which is a bug of this crate", error })
-    });
-    // A panic there has ended the worker.
-    let hears = || inside.started(incarnation, started);
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(hears)) {
-        drop(panic_text(panic));
-    }
-}
-
 fn run() {
     let Ok(supervisor) = SUPERVISOR.wait() else { return };
-    let mut workers: Vec<Supervised> = Vec::new();
+    let mut workers: Vec<LookedAfter> = Vec::new();
     let mut buffer = Vec::new();
     loop {
         let round = || look_after(supervisor, &mut workers, &mut buffer);
         let Err(panic) = catch_unwind(AssertUnwindSafe(round)) else { continue };
         let why = panic_text(panic);
-        for worker in &mut workers {
-            worker.inside.give_up(&why);
-            worker.watch = Watch::default();
+        for LookedAfter { worker, watch } in &mut workers {
+            worker.give_up(&why);
+            *watch = Watch::default();
         }
         // Whatever it is may happen again.
         std::thread::sleep(Duration::from_millis(10));
@@ -168,34 +170,33 @@ fn run() {
 }
 
 /// Gives each worker its turn, and waits.
-fn look_after(supervisor: &Supervisor, workers: &mut Vec<Supervised>, buffer: &mut Vec<u8>) {
-    for inside in std::mem::take(&mut *supervisor.new.lock()) {
-        if !workers.iter().any(|worker| Arc::ptr_eq(&worker.inside, &inside)) {
-            workers.push(Supervised { inside, watch: Watch::default() });
+fn look_after(supervisor: &Supervisor, workers: &mut Vec<LookedAfter>, buffer: &mut Vec<u8>) {
+    for worker in std::mem::take(&mut *supervisor.new.lock()) {
+        if !workers.iter().any(|known| Arc::ptr_eq(&known.worker, &worker)) {
+            workers.push(LookedAfter { worker, watch: Watch::default() });
         }
     }
-    let longest = workers.iter().map(|worker| packet_bytes(&worker.inside.options)).max();
+    let longest = workers.iter().map(|known| known.worker.packet_bytes()).max();
     if let Some(longest) = longest.filter(|longest| *longest > buffer.len()) {
         buffer.resize(longest, 0);
     }
     let now = Instant::now();
     // Whoever waits for an answer has it before anything else is done, for whichever worker.
-    for Supervised { inside, watch } in &*workers {
-        inside.hear(now, watch, &mut buffer[..packet_bytes(&inside.options)]);
+    for LookedAfter { worker, watch } in &*workers {
+        worker.hear(now, watch, &mut buffer[..worker.packet_bytes()]);
     }
-    for worker in &mut *workers {
-        let ready = std::mem::take(&mut worker.watch);
-        let bytes = packet_bytes(&worker.inside.options);
-        worker.watch = worker.inside.turn(now, &ready, &mut buffer[..bytes]);
+    for LookedAfter { worker, watch } in &mut *workers {
+        let ready = std::mem::take(watch);
+        *watch = worker.turn(now, &ready, &mut buffer[..worker.packet_bytes()]);
     }
-    free(workers.extract_if(.., |worker| worker.watch.ended).map(|worker| worker.inside));
+    free(workers.extract_if(.., |known| known.watch.ended).map(|known| known.worker));
     #[cfg(test)]
-    tests::trip();
+    trips::trip();
     wait(supervisor, workers);
 }
 
 /// Waits until something is ready or due, and leaves in the watches what is ready.
-fn wait(supervisor: &Supervisor, workers: &mut [Supervised]) {
+fn wait(supervisor: &Supervisor, workers: &mut [LookedAfter]) {
     let due = workers.iter().filter_map(|worker| worker.watch.due).min();
     let limit = due.map(|due| {
         let rest = due.saturating_duration_since(Instant::now());

@@ -16,11 +16,14 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions};
-
+use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::frame::Executable;
+/// Which file a program was started from: device, inode. What is in it does not change while it is executed, which the kernel sees to; its times
+/// and its mode may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Executable(pub(crate) u64, pub(crate) u64);
 
 /// Whether a packet went out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

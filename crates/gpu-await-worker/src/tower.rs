@@ -21,11 +21,12 @@ use futures::channel::oneshot;
 use tower_service::Service as Tower;
 
 use crate::error::{Error, Result};
+use crate::inside::Handle;
 use crate::pending::{Answer, Call};
 use crate::room::Room;
 use crate::route::Readiness;
 use crate::service::Service;
-use crate::worker::{Handle, Worker};
+use crate::worker::Worker;
 use crate::workers::Group;
 
 /// Calls of a [`Worker`] or a [`Group`] as a `tower::Service`, made by [`Worker::service`] and [`Group::service`].

@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 
 use crate::blame::{Blame, Blamed};
 use crate::codec;
-use crate::error::{Cause, Error, Result};
+use crate::error::{Error, Result};
 use crate::gpus;
-use crate::health::{Health, WorkerHealth};
-use crate::inside::{Inside, Until};
+use crate::health::WorkerHealth;
+use crate::inside::{Handle, Inside};
 use crate::options::{CALLS, Options, capped};
 use crate::payload::Lease;
 use crate::pending::{Call, To};
@@ -23,8 +23,10 @@ use crate::program::Program;
 use crate::replace::Replace;
 use crate::restart::Restart;
 use crate::service::Service;
+use crate::stats::Stats;
 use crate::supervisor;
 use crate::system;
+use crate::ticket::Until;
 
 /// A [`Service`] in a process of its own, which is started again when it dies. Cheap to clone, `Send + Sync`; used on any executor.
 ///
@@ -39,18 +41,6 @@ pub struct Worker<S: Service> {
     service: PhantomData<fn() -> S>,
 }
 
-/// Closes the worker when it goes.
-#[derive(Debug)]
-pub(crate) struct Handle {
-    pub(crate) inside: Arc<Inside>,
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        self.inside.close(Duration::ZERO);
-    }
-}
-
 impl<S: Service> Clone for Worker<S> {
     fn clone(&self) -> Self {
         Worker::of(self.handle.clone())
@@ -59,7 +49,7 @@ impl<S: Service> Clone for Worker<S> {
 
 impl<S: Service> fmt::Debug for Worker<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let service = self.handle.inside.service;
+        let service = self.handle.inside.spec.service;
         f.debug_struct("Worker").field("service", &service).field("stats", &self.stats()).finish()
     }
 }
@@ -494,93 +484,4 @@ impl<S: Service> WorkerBuilder<S> {
         supervisor::supervise(inside.clone())?;
         Ok(Worker::of(Arc::new(Handle { inside })))
     }
-}
-
-/// How long the steps of the last start took.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Recovery {
-    /// From `SIGKILL` until the process before it was gone; zero if it went by itself, or was the first.
-    pub killed_to_reaped: Duration,
-    /// Until the process was started: the delay of [`Restart`].
-    pub reaped_to_started: Duration,
-    /// Until it said hello.
-    pub started_to_hello: Duration,
-    /// Until its service had started.
-    pub hello_to_serving: Duration,
-}
-
-/// The figures of a [`Worker`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Stats {
-    /// Whether it serves; `None`, and all figures zero, in a fork of the process that it belongs to.
-    pub health: Option<Health>,
-    /// The number of the process that takes its calls, its pid.
-    pub process: Option<u32>,
-    /// That of the standby, if there is one that could take over now: see [`WorkerBuilder::standby`].
-    pub standby: Option<u32>,
-    /// That of a standby that is stopped, or that a debugger has: it is left alone until it is needed, and killed then.
-    pub stopped_standby: Option<u32>,
-    /// Memory of the device that the pool of that process had, in bytes, as its service had started. [Kept](crate::Host::keep) memory, and what
-    /// the driver takes for the process and its modules, are not in it.
-    pub device_bytes: u64,
-    /// Likewise of the standby: what it costs beside the driver's part.
-    pub standby_device_bytes: u64,
-    /// Calls that have not ended, and abandoned ones that a process still has.
-    pub calls: usize,
-    /// Those of them that the process has.
-    pub running: usize,
-    /// Those that wait to run alone, one after the other, since each of them may be why a process died: see [`Call::idempotent`]. Without a
-    /// [standby](WorkerBuilder::standby) all other calls wait for them.
-    pub suspects: usize,
-    /// Bytes of payloads that the front holds for calls that wait for room: see [`WorkerBuilder::most_waiting_bytes`].
-    pub waiting_bytes: u64,
-    /// Processes that were killed and are not gone.
-    pub stuck: usize,
-    /// Deaths in a row that were early: quick, and while no call ran. See [`Restart`].
-    pub early_deaths: u32,
-    /// Why a process died last. A start that the system refuses is no death, nor is an end that it was asked for: by a replacement, or by
-    /// [`Worker::close`].
-    pub last_cause: Option<Cause>,
-    /// How many processes were started.
-    pub starts: u64,
-    /// How many starts the system refused: for lack of descriptors, memory, or processes. They are tried again, after a delay that grows.
-    pub refused_starts: u64,
-    /// How many died, standbys among them, and none that ended as they were asked to.
-    pub deaths: u64,
-    /// How many of them were standbys.
-    pub standby_deaths: u64,
-    /// Why a standby died last.
-    pub last_standby_cause: Option<Cause>,
-    /// How often a standby took over.
-    pub takeovers: u64,
-    /// How often a process was replaced while it served: see [`Worker::replace`]. That is no death.
-    pub replacements: u64,
-    /// The number of the process that was replaced, and answers the calls that it has.
-    pub draining: Option<u32>,
-    /// Calls that were answered by a response.
-    pub answered: u64,
-    /// Calls that the service failed, or whose request or response could not be read, written or placed.
-    pub failed: u64,
-    /// Calls in which the service panicked.
-    pub panics: u64,
-    /// Calls that were refused because as many as there may be, or as many bytes, were under way.
-    pub overloads: u64,
-    /// Calls that were refused for what was sent before: see [`WorkerBuilder::blame`].
-    pub refused: u64,
-    /// How often a call was sent again.
-    pub retries: u64,
-    /// Calls that ended with their process; in a group also those that went on.
-    pub lost_calls: u64,
-    /// Calls whose deadline passed.
-    pub deadlines: u64,
-    /// Messages about calls and leases that there are not: none, unless a process misbehaves.
-    pub stale_messages: u64,
-    /// The process that takes the calls is stopped, or a debugger has it. It is not killed for that.
-    pub is_stopped: bool,
-    /// The executor of the process has not been polled for 5 s: something blocks it.
-    pub is_busy: bool,
-    /// The steps of the last start.
-    pub last_start: Option<Recovery>,
 }

@@ -5,22 +5,19 @@ use std::borrow::Borrow;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{join_all, select_ok};
 
-use crate::calls::{Runs, Terms};
 use crate::error::{Error, Result};
 use crate::health::GroupHealth;
-use crate::inside::{Returned, Until};
-use crate::payload::Input;
-use crate::pending::{Call, Member, State, To};
-use crate::room::Room;
-use crate::route::{Readiness, goes_on, pick};
+use crate::members::Members;
+use crate::pending::{Call, To};
 use crate::service::Service;
-use crate::worker::{Handle, Stats, Worker, WorkerBuilder};
+use crate::stats::Stats;
+use crate::ticket::Until;
+use crate::worker::{Worker, WorkerBuilder};
 
 /// Workers of one [`Service`] that are called as one: one on each GPU. Cheap to clone, `Send + Sync`; used on any executor.
 ///
@@ -87,7 +84,7 @@ impl<S: Service> Group<S> {
     /// As [`begin`](Self::begin). If no worker serves, that of the first one: [`Error::GivenUp`].
     pub async fn spawn(workers: impl IntoIterator<Item = WorkerBuilder<S>>) -> Result<Self> {
         let group = Group::begin(workers)?;
-        let handles = group.members.handles.iter();
+        let handles = group.members.handles().iter();
         let served = join_all(handles.map(|handle| handle.inside.wait(Until::Serving))).await;
         let first =
             served.into_iter().reduce(|one, other| if one.is_ok() { one } else { other.or(one) });
@@ -107,8 +104,7 @@ impl<S: Service> Group<S> {
         if handles.is_empty() {
             return Err(Error::Unfit { what: "workers of a group", found: 0, limit: 1 });
         }
-        let (turn, moved) = (AtomicUsize::new(0), AtomicU64::new(0));
-        Ok(Group { members: Arc::new(Members { handles, turn, moved }), service: PhantomData })
+        Ok(Group { members: Arc::new(Members::new(handles)), service: PhantomData })
     }
 
     /// Makes a call, as [`Worker::call`] does. A [`Lease`](crate::Lease) of one worker is copied if another one has the call.
@@ -121,7 +117,7 @@ impl<S: Service> Group<S> {
     /// # Errors
     /// All of them have ended: [`Error::GivenUp`], [`Error::Closed`].
     pub async fn serving(&self) -> Result<()> {
-        let handles = self.members.handles.iter();
+        let handles = self.members.handles().iter();
         let one = select_ok(handles.map(|handle| handle.inside.wait(Until::Serving).boxed())).await;
         one.map(|((), _others)| ())
     }
@@ -129,7 +125,7 @@ impl<S: Service> Group<S> {
     /// The workers, in the order in which they were given: for their [logs](Worker::log), or to [close](Worker::close) one, which takes its GPU
     /// out for good.
     pub fn workers(&self) -> impl ExactSizeIterator<Item = Worker<S>> {
-        self.members.handles.iter().map(|handle| Worker::of(handle.clone()))
+        self.members.handles().iter().map(|handle| Worker::of(handle.clone()))
     }
 
     /// Which of its workers serve, and why not: for `/healthz`. [`GroupHealth::is_serving`] says who answers 200.
@@ -142,8 +138,7 @@ impl<S: Service> Group<S> {
     #[must_use]
     pub fn stats(&self) -> GroupStats {
         let workers = self.workers().map(|worker| worker.stats()).collect();
-        // ORDERING: Relaxed: a count that orders nothing.
-        GroupStats { workers, moved: self.members.moved.load(Ordering::Relaxed) }
+        GroupStats { workers, moved: self.members.moved() }
     }
 
     /// Ends all workers at the same time, as [`Worker::close`] does. Returns when they are gone.
@@ -161,92 +156,4 @@ pub struct GroupStats {
     pub workers: Vec<Stats>,
     /// How often a call went on to another worker.
     pub moved: u64,
-}
-
-/// The workers of a group.
-#[derive(Debug)]
-pub(crate) struct Members {
-    handles: Vec<Arc<Handle>>,
-    /// Of equals, which one is next.
-    turn: AtomicUsize,
-    moved: AtomicU64,
-}
-
-impl Members {
-    /// Whether guilty requests are refused.
-    pub(crate) fn blames(&self) -> bool {
-        self.handles.iter().any(|handle| handle.inside.options.blame.is_some())
-    }
-
-    #[cfg(feature = "tower")]
-    pub(crate) fn handles(&self) -> &[Arc<Handle>] {
-        &self.handles
-    }
-
-    /// The worker for a call: `own`, if it takes calls at all.
-    pub(crate) fn pick(&self, own: Option<usize>) -> usize {
-        // ORDERING: Relaxed: a count that orders nothing.
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        pick(self.handles.iter().map(|handle| handle.inside.seen()), turn, own)
-    }
-
-    /// Sends a call to the worker that is to have it, or else to the next one.
-    pub(crate) fn send(
-        &self,
-        mut room: Option<Room>,
-        mut own: Option<usize>,
-        mut request: Vec<u8>,
-        mut payload: Option<Input>,
-        mut terms: Terms,
-    ) -> Result<(Member, State)> {
-        // One that ended since it was picked is not picked again; of those that have all ended, the last one says why.
-        let mut tries = self.handles.len();
-        // To where it has room, if that serves; else the place goes along.
-        let has_it =
-            |handle: &Arc<Handle>| room.as_ref().is_some_and(|room| room.is_at(&handle.inside));
-        let is_now = |at: &usize| self.handles[*at].inside.seen().ready == Readiness::Now;
-        own = own.or(self.handles.iter().position(has_it).filter(is_now));
-        loop {
-            let at = self.pick(own);
-            let handle = &self.handles[at];
-            let returned = match handle.inside.submit(request, payload, terms, room) {
-                Ok((id, reply)) => {
-                    let state = State::sent(handle.clone(), id, reply);
-                    return Ok((Member { at, terms }, state));
-                }
-                Err(returned) => *returned,
-            };
-            let Returned { error, sent, .. } = returned;
-            match goes_on(terms, &error, sent).filter(|_| tries > 0) {
-                Some(next) => terms = next,
-                None => return Err(error),
-            }
-            (request, payload, room) = (returned.request, returned.payload, returned.room);
-            tries -= 1;
-        }
-    }
-
-    /// Sends a call once more that came back, if it may go on.
-    pub(crate) fn send_again(&self, member: Member, returned: Returned) -> Result<(Member, State)> {
-        let Returned { error, request, payload, sent, room } = returned;
-        let Some(terms) = goes_on(member.terms, &error, sent) else { return Err(error) };
-        let terms = Terms { was_admitted: true, ..terms };
-        if terms.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            return Err(Error::Deadline);
-        }
-        let own = (terms.runs != Runs::Anywhere).then_some(member.at);
-        let sent = self.send(room, own, request, payload, terms);
-        if sent.as_ref().is_ok_and(|(next, _)| next.at != member.at) {
-            // ORDERING: Relaxed: a count that orders nothing.
-            self.moved.fetch_add(1, Ordering::Relaxed);
-        }
-        sent.map_err(|refused| match (error, refused) {
-            // It was made, whatever keeps it from being made again.
-            (
-                Error::Lost(lost),
-                Error::Overloaded { .. } | Error::GivenUp { .. } | Error::Closed,
-            ) => Error::Lost(lost),
-            (_, refused) => refused,
-        })
-    }
 }

@@ -4,23 +4,24 @@
 use std::time::Instant;
 
 use super::Core;
+use crate::after::After;
 use crate::blame::{Charge, Keys, Standing};
-use crate::inside::{After, Inside};
+use crate::spec::Spec;
 
 impl Core {
     /// Notes what there is against calls, and says what follows.
     pub(super) fn blame(
         &self,
-        inside: &Inside,
+        spec: &Spec,
         charges: Vec<(Keys, Charge)>,
         now: Instant,
         after: &mut After,
     ) {
-        let Some(policy) = &inside.options.blame else { return };
+        let Some(policy) = &spec.options.blame else { return };
         let mut known = self.blamed.lock();
         for (keys, charge) in charges {
             let follows = known.charge(keys, charge, now, policy);
-            let service = inside.service;
+            let service = spec.service;
             let (key, client) = (hex(keys.request), hex(keys.client));
             match follows.request {
                 Some(Standing::Watched) => after.log(move || {

@@ -4,17 +4,19 @@
 use std::time::Instant;
 
 use super::Core;
+use crate::after::After;
 use crate::calls::Culprit;
 use crate::error::{Cause, Error};
 use crate::heart::{self, Pulse};
-use crate::inside::{After, Inside, Outcome};
 use crate::life::{Role, Step};
 use crate::process::Process;
+use crate::spec::Spec;
 use crate::system;
+use crate::ticket::Outcome;
 
 impl Core {
     /// Looks at the process from outside.
-    pub(super) fn look(&mut self, inside: &Inside, role: Role, now: Instant, after: &mut After) {
+    pub(super) fn look(&mut self, spec: &Spec, role: Role, now: Instant, after: &mut After) {
         let process = self.seats[role].process.as_mut();
         let Some(process) = process.filter(|process| process.next_look <= now) else { return };
         process.next_look = now + heart::EVERY;
@@ -25,26 +27,26 @@ impl Core {
         if process.times.hello.is_none() {
             return;
         }
-        let limit = inside.options.executor.filter(|_| process.times.serving.is_some());
+        let limit = spec.options.executor.filter(|_| process.times.serving.is_some());
         let beat = process.responses.status().read();
         let stopped = system::is_stopped(process.pid);
         let pulse = process.heart.look(now, beat, stopped, limit);
         let (stopped, busy) = (pulse == Pulse::Stopped, pulse == Pulse::Busy);
         let was_stopped = std::mem::replace(&mut process.is_stopped, stopped);
         let was_busy = std::mem::replace(&mut process.is_busy, busy);
-        let (service, pid) = (inside.service, process.pid);
+        let (service, pid) = (spec.service, process.pid);
         let (number, standby) = (process.number(), role == Role::Standby);
         match pulse {
             Pulse::Dead => {
                 // Perhaps somebody froze it.
-                return self.kill(inside, role, Cause::Dead, Culprit::Killed, now, after);
+                return self.kill(spec, role, Cause::Dead, Culprit::Killed, now, after);
             }
             Pulse::Hung(time) => {
-                return self.kill(inside, role, Cause::Hung(time), Culprit::Begun, now, after);
+                return self.kill(spec, role, Cause::Hung(time), Culprit::Begun, now, after);
             }
             // A suspect runs in it, all other suspects wait for that, and no call in front of it says how long. A debugger may have it for a moment.
             Pulse::Stopped if was_stopped && self.holds_up_suspects(role) => {
-                return self.kill(inside, role, Cause::Stopped, Culprit::Unclear, now, after);
+                return self.kill(spec, role, Cause::Stopped, Culprit::Unclear, now, after);
             }
             Pulse::Stopped if !was_stopped => after.log(move || {
                 tracing::warn!(
@@ -66,11 +68,11 @@ impl Core {
             }),
             Pulse::Well | Pulse::Stopped | Pulse::Busy => {}
         }
-        let Some(limit) = inside.options.resident_bytes else { return };
+        let Some(limit) = spec.options.resident_bytes else { return };
         if let Some(resident) = system::resident_bytes(pid).filter(|bytes| *bytes > limit) {
             // Whose memory it is nobody knows: perhaps that of calls long ago.
             self.kill(
-                inside,
+                spec,
                 role,
                 Cause::MemoryLimit { resident, limit },
                 Culprit::Unclear,
@@ -88,18 +90,12 @@ impl Core {
     }
 
     /// Does what is due.
-    pub(super) fn tick(
-        &mut self,
-        inside: &Inside,
-        now: Instant,
-        buffer: &mut [u8],
-        after: &mut After,
-    ) {
+    pub(super) fn tick(&mut self, spec: &Spec, now: Instant, buffer: &mut [u8], after: &mut After) {
         for role in Role::ALL {
             let until = self.seats[role].process.as_ref().and_then(Process::ends_until);
             if until.is_some_and(|until| until <= now) {
                 let cause = Cause::Protocol("it closed its socket");
-                self.kill(inside, role, cause, Culprit::Running, now, after);
+                self.kill(spec, role, cause, Culprit::Running, now, after);
             }
         }
         let seats = &self.seats;
@@ -118,36 +114,36 @@ impl Core {
                 // Nothing ran, whatever its calls would have done.
                 let is_stopped = process.is_some_and(|process| system::is_stopped(process.pid));
                 let culprit = if is_stopped { Culprit::Unclear } else { Culprit::Begun };
-                self.kill(inside, role, Cause::CallLimit(limit), culprit, now, after);
+                self.kill(spec, role, Cause::CallLimit(limit), culprit, now, after);
             }
         }
         for process in expired.forsaken {
             if let Some(role) = self.seats.role(process) {
-                self.kill(inside, role, Cause::Abandoned, Culprit::Outside, now, after);
+                self.kill(spec, role, Cause::Abandoned, Culprit::Outside, now, after);
             }
         }
         for role in Role::ALL {
             let cause = match self.life.tick(role, now, &self.limits) {
-                Step::NoStart => self.no_start(inside, role),
+                Step::NoStart => self.no_start(spec, role),
                 Step::NoEnd => Cause::NoEnd,
                 Step::Start => {
-                    self.start(inside, role);
+                    self.start(spec, role);
                     continue;
                 }
                 Step::NoHello => {
-                    self.no_hello(inside, role, now, after);
+                    self.no_hello(spec, role, now, after);
                     continue;
                 }
                 Step::SetAside => {
-                    let role = self.replaced(inside, role, now, after);
-                    self.set_aside(inside, role, now, buffer, after);
+                    let role = self.replaced(spec, role, now, after);
+                    self.set_aside(spec, role, now, buffer, after);
                     continue;
                 }
                 Step::Nothing | Step::GiveUp | Step::NoStandby | Step::NotReplaced | Step::End => {
                     continue;
                 }
             };
-            self.kill(inside, role, cause, Culprit::Outside, now, after);
+            self.kill(spec, role, cause, Culprit::Outside, now, after);
         }
     }
 }

@@ -10,19 +10,22 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
-use super::{Core, SOCKET, Watch, Watched};
+use super::Core;
+use crate::after::After;
 use crate::calls::{Answered, Culprit};
 use crate::codec;
 use crate::error::Cause;
 use crate::frame::{Ending, MOST_NAME, ToProcess, ToSupervisor, VERSION, Verdict};
-use crate::inside::{After, Inside, Outcome};
 use crate::keep::{self, AskedMut};
 use crate::leases::Returned;
 use crate::life::Role;
 use crate::payload::Payload;
 use crate::process::{MOST_KEPT, Process};
 use crate::replace::Used;
+use crate::spec::Spec;
 use crate::system::{self, Received};
+use crate::ticket::Outcome;
+use crate::watch::{SOCKET, Watch, Watched};
 
 /// When a packet is sent again that the kernel had no memory for.
 const AGAIN: Duration = Duration::from_millis(10);
@@ -46,7 +49,7 @@ struct Said<'m> {
 impl Core {
     pub(crate) fn turn(
         &mut self,
-        inside: &Inside,
+        spec: &Spec,
         now: Instant,
         ready: &Watch,
         buffer: &mut [u8],
@@ -58,40 +61,40 @@ impl Core {
         }
         if self.probe.is_due(now) {
             // One that ended by a panic stays as it is.
-            drop(self.revive(inside, now, after));
+            drop(self.revive(spec, now, after));
         }
         for watched in &ready.processes {
             if let Some(role) = self.seats.role(watched.incarnation) {
-                self.attend(inside, role, now, &watched.flags, buffer, after);
+                self.attend(spec, role, now, &watched.flags, buffer, after);
             }
         }
-        self.fall(inside, now, after);
+        self.fall(spec, now, after);
         let is_there =
             |process: &Process| system::reap(process.ends.handle.as_fd(), process.pid).is_none();
         after.gone.extend(self.unwanted.extract_if(.., |process| !is_there(process)));
         for process in self.stuck.extract_if(.., |process| !is_there(process)) {
             self.life.unstuck();
-            let (service, pid) = (inside.service, process.number());
+            let (service, pid) = (spec.service, process.number());
             after.log(move || {
                 tracing::info!(service, pid, "a process that was set aside is gone");
             });
             after.gone.push(process);
         }
         #[cfg(test)]
-        inside.trips.trip(crate::supervisor::tests::Trip::Turn);
+        spec.trips.trip(crate::trips::Trip::Turn);
         for role in Role::ALL {
-            self.hand_out(inside, role, now, after);
-            self.look(inside, role, now, after);
+            self.hand_out(spec, role, now, after);
+            self.look(spec, role, now, after);
         }
-        self.tick(inside, now, buffer, after);
-        self.fall(inside, now, after);
-        self.renew(inside, now, after);
-        self.pump(inside, now, after);
-        self.watch(inside, now)
+        self.tick(spec, now, buffer, after);
+        self.fall(spec, now, after);
+        self.renew(spec, now, after);
+        self.pump(spec, now, after);
+        self.watch(spec, now)
     }
 
     /// What to wait for.
-    pub(crate) fn watch(&mut self, inside: &Inside, now: Instant) -> Watch {
+    pub(crate) fn watch(&mut self, spec: &Spec, now: Instant) -> Watch {
         let processes = self.seats.processes().map(|process| {
             let mut socket =
                 if process.deaf.is_some() { PollFlags::empty() } else { PollFlags::IN };
@@ -115,9 +118,9 @@ impl Core {
         });
         let main = self.seats[Role::Main].process.as_ref();
         let main = main.filter(|_| self.life.is_serving() && !self.life.is_wanted());
-        let worn = main.and_then(|process| inside.options.replace.due(&process.used));
+        let worn = main.and_then(|process| spec.options.replace.due(&process.used));
         let (life, calls) = (self.life.next_due(&self.limits), self.calls.next_due());
-        let due = [life, calls, worn, self.held_until(inside), self.probe.due()];
+        let due = [life, calls, worn, self.held_until(spec), self.probe.due()];
         let due = due.into_iter().flatten().chain(of_processes).min();
         self.next_look = due.unwrap_or(now + Duration::from_secs(3600));
         let is_gone = processes.is_empty() && stuck.is_empty() && self.starts_under_way == 0;
@@ -128,7 +131,7 @@ impl Core {
     /// Hears the processes that have something to say.
     pub(crate) fn hear_ready(
         &mut self,
-        inside: &Inside,
+        spec: &Spec,
         now: Instant,
         ready: &Watch,
         buffer: &mut [u8],
@@ -136,7 +139,7 @@ impl Core {
     ) {
         for watched in ready.processes.iter().filter(|it| !it.flags[SOCKET].is_empty()) {
             if let Some(role) = self.seats.role(watched.incarnation) {
-                self.hear(inside, role, now, MOST_AT_ONCE, buffer, after);
+                self.hear(spec, role, now, MOST_AT_ONCE, buffer, after);
             }
         }
     }
@@ -144,7 +147,7 @@ impl Core {
     /// Attends to the other descriptors of the process that are ready.
     fn attend(
         &mut self,
-        inside: &Inside,
+        spec: &Spec,
         role: Role,
         now: Instant,
         flags: &[PollFlags; 4],
@@ -163,15 +166,15 @@ impl Core {
         }
         let Some(process) = &self.seats[role].process else { return };
         if let Some(exit) = system::reap(process.ends.handle.as_fd(), process.pid) {
-            let role = self.replaced(inside, role, now, after);
-            self.bury(inside, role, exit, now, buffer, after);
+            let role = self.replaced(spec, role, now, after);
+            self.bury(spec, role, exit, now, buffer, after);
         }
     }
 
     /// Hears what the process says.
     pub(super) fn hear(
         &mut self,
-        inside: &Inside,
+        spec: &Spec,
         role: Role,
         now: Instant,
         most: usize,
@@ -186,7 +189,7 @@ impl Core {
             let is_packet = matches!(received, Received::Packet(_));
             let is_hello = process.times.hello.is_none();
             if is_packet && is_hello && beside.sender != Some(process.pid) {
-                return self.broken(inside, role, "a message of another process", now, after);
+                return self.broken(spec, role, "a message of another process", now, after);
             }
             match received {
                 Received::Nothing => return,
@@ -196,19 +199,18 @@ impl Core {
                     return;
                 }
                 Received::Packet(bytes) if bytes > buffer.len() => {
-                    return self.broken(inside, role, "a message that is too long", now, after);
+                    return self.broken(spec, role, "a message that is too long", now, after);
                 }
                 Received::Packet(bytes) => {
                     let Some((message, body)) = codec::header(&buffer[..bytes]) else {
-                        return self.broken(inside, role, "an unknown message", now, after);
+                        return self.broken(spec, role, "an unknown message", now, after);
                     };
                     let said = Said { message, body, fds: beside.fds };
-                    self.message(inside, role, said, now, after);
-                    let swamped =
-                        |process: &Process| process.is_swamped(inside.options.most_slots());
+                    self.message(spec, role, said, now, after);
+                    let swamped = |process: &Process| process.is_swamped(spec.options.most_slots());
                     if self.seats[role].process.as_ref().is_some_and(swamped) {
                         let how = "it does not read what it asks for";
-                        return self.broken(inside, role, how, now, after);
+                        return self.broken(spec, role, how, now, after);
                     }
                 }
             }
@@ -218,20 +220,20 @@ impl Core {
     /// Hears a few messages for a caller that looks for its answer.
     pub(crate) fn hear_now(
         &mut self,
-        inside: &Inside,
+        spec: &Spec,
         now: Instant,
         buffer: &mut [u8],
         after: &mut After,
     ) {
         const A_FEW: usize = 8;
-        self.hear(inside, Role::Main, now, A_FEW, buffer, after);
+        self.hear(spec, Role::Main, now, A_FEW, buffer, after);
         // What has to be done about its end is the supervisor's.
         after.wake |= self.seats[Role::Main].process.as_ref().is_some_and(Process::is_falling);
     }
 
     fn message(
         &mut self,
-        inside: &Inside,
+        spec: &Spec,
         role: Role,
         said: Said<'_>,
         now: Instant,
@@ -241,21 +243,21 @@ impl Core {
         let Some(process) = &mut self.seats[role].process else { return };
         let brings = matches!(message, ToSupervisor::Sealed { .. } | ToSupervisor::Made { .. });
         if !fds.is_empty() && !brings {
-            return self.broken(inside, role, "descriptors that nobody asked for", now, after);
+            return self.broken(spec, role, "descriptors that nobody asked for", now, after);
         }
-        let owner = (inside.number(), process.incarnation);
+        let owner = (spec.number(), process.incarnation);
         match message {
             ToSupervisor::Hello { .. } if process.times.hello.is_some() => {
-                self.broken(inside, role, "a second hello", now, after);
+                self.broken(spec, role, "a second hello", now, after);
             }
             ToSupervisor::Hello { version, executable } => {
-                if (version, executable) != (VERSION, inside.program.executable) {
+                if (version, executable) != (VERSION, spec.program.executable) {
                     let text = "its file is not the one that was started".to_owned();
                     process.told = Some((Ending::WrongProgram, text, now));
                     return;
                 }
                 process.times.hello = Some(now);
-                let (service, pid) = (inside.service, process.number());
+                let (service, pid) = (spec.service, process.number());
                 let started = now - process.times.started;
                 after.log(move || {
                     tracing::debug!(service, pid, ?started, "a worker's process said hello");
@@ -266,13 +268,13 @@ impl Core {
             }
             ToSupervisor::Serving { device_bytes } => {
                 if !self.life.serves(role, now) {
-                    return self.broken(inside, role, "a service that starts twice", now, after);
+                    return self.broken(spec, role, "a service that starts twice", now, after);
                 }
                 process.times.serving = Some(now);
                 process.used = Used::new(now);
                 process.device_bytes = device_bytes;
-                self.serves(inside, role, after);
-                self.has_room(inside, now, after);
+                self.serves(spec, role, after);
+                self.has_room(spec, now, after);
             }
             ToSupervisor::Answer { id, verdict, payload } => {
                 let payload = match payload
@@ -280,10 +282,10 @@ impl Core {
                 {
                     Some((_, _, false)) => {
                         let how = "a payload outside of its slab";
-                        return self.broken(inside, role, how, now, after);
+                        return self.broken(spec, role, how, now, after);
                     }
                     payload => payload.map(|(id, part, _)| Payload {
-                        inside: inside.this(),
+                        lender: spec.lender.clone(),
                         slab: process.responses.clone(),
                         id,
                         part,
@@ -325,7 +327,7 @@ impl Core {
             }
             ToSupervisor::Returned(lease) => match self.leases.returned(lease, process.incarnation)
             {
-                Returned::Free => self.has_room(inside, now, after),
+                Returned::Free => self.has_room(spec, now, after),
                 Returned::Kept => {}
                 Returned::Stale => self.stats.stale_messages += 1,
             },
@@ -334,26 +336,26 @@ impl Core {
             | ToSupervisor::KeepMut { name }
                 if name.len() > MOST_NAME =>
             {
-                self.broken(inside, role, "a name that is too long", now, after);
+                self.broken(spec, role, "a name that is too long", now, after);
             }
             ToSupervisor::Keep { name } | ToSupervisor::KeepMut { name } => {
                 process.requests_to_keep += 1;
                 if process.requests_to_keep > MOST_KEPT {
                     let how = "it asks for kept memory without end";
-                    return self.broken(inside, role, how, now, after);
+                    return self.broken(spec, role, how, now, after);
                 }
                 match message {
                     ToSupervisor::Keep { .. } => process.asked.push(name.to_owned()),
                     _ => process.asked_mut.push(name.to_owned()),
                 }
-                self.hand_out(inside, role, now, after);
+                self.hand_out(spec, role, now, after);
                 // A standby asks early, and waits for its turn.
                 let main = self.seats[Role::Main].process.as_ref().filter(|_| role == Role::Main);
                 let waits = |it: &&Process| it.asked_mut.iter().any(|asked| asked == name);
                 if let Some(process) = main.filter(waits)
-                    && let Some(writer) = keep::writer(&inside.key(name))
+                    && let Some(writer) = keep::writer(&spec.key(name))
                 {
-                    let (service, pid, name) = (inside.service, process.number(), name.to_owned());
+                    let (service, pid, name) = (spec.service, process.number(), name.to_owned());
                     after.log(move || {
                         let what =
                             "a worker's process waits for kept memory that another one may write";
@@ -362,32 +364,32 @@ impl Core {
                 }
             }
             ToSupervisor::Sealed { name, generation } => {
-                if !keep::sealed(&inside.key(name), owner, generation, fds) {
+                if !keep::sealed(&spec.key(name), owner, generation, fds) {
                     let how = "sealed memory that it was not told to fill";
-                    return self.broken(inside, role, how, now, after);
+                    return self.broken(spec, role, how, now, after);
                 }
                 after.wake = true;
             }
             ToSupervisor::Timeline(part) => {
                 let from = process.incarnation;
                 if let Err(how) = self.hear_timeline(from, part, body, after) {
-                    self.broken(inside, role, how, now, after);
+                    self.broken(spec, role, how, now, after);
                 }
             }
             ToSupervisor::Made { name, generation } => {
-                if !keep::made(&inside.key(name), owner, generation, fds) {
+                if !keep::made(&spec.key(name), owner, generation, fds) {
                     let how = "memory that it was not told to make";
-                    self.broken(inside, role, how, now, after);
+                    self.broken(spec, role, how, now, after);
                 }
             }
             ToSupervisor::Writes { name, begins } => {
-                if !keep::writes(&inside.key(name), owner, begins) {
+                if !keep::writes(&spec.key(name), owner, begins) {
                     let how = "a write to memory that it does not have";
-                    self.broken(inside, role, how, now, after);
+                    self.broken(spec, role, how, now, after);
                 }
             }
             ToSupervisor::NotFilled { name } => {
-                after.wake |= keep::not_filled(&inside.key(name), owner);
+                after.wake |= keep::not_filled(&spec.key(name), owner);
             }
             ToSupervisor::Ending(ending) => {
                 let serves = process.times.serving.is_some();
@@ -406,7 +408,7 @@ impl Core {
                 };
                 if !is_its {
                     let how = "an end that it has no reason for";
-                    return self.broken(inside, role, how, now, after);
+                    return self.broken(spec, role, how, now, after);
                 }
                 let text = String::from_utf8_lossy(body).into_owned();
                 process.told.get_or_insert((ending, text, now));
@@ -415,17 +417,17 @@ impl Core {
     }
 
     /// Hands kept memory to the process that asked for it, where it is complete or to be filled.
-    fn hand_out(&mut self, inside: &Inside, role: Role, now: Instant, after: &mut After) {
+    fn hand_out(&mut self, spec: &Spec, role: Role, now: Instant, after: &mut After) {
         let Some(process) = &mut self.seats[role].process else { return };
-        let owner = (inside.number(), process.incarnation);
+        let owner = (spec.number(), process.incarnation);
         process.settles = false;
         // A standby has nothing to write before it has taken over.
         let may_write = role == Role::Main || self.life.is_replaced(role);
         let wants = if may_write { std::mem::take(&mut process.asked_mut) } else { Vec::new() };
         for name in wants {
-            let (asked, aside) = keep::ask_mut(&inside.key(&name), owner, process.number(), now);
+            let (asked, aside) = keep::ask_mut(&spec.key(&name), owner, process.number(), now);
             if aside {
-                let (service, name) = (inside.service, name.clone());
+                let (service, name) = (spec.service, name.clone());
                 after.log(move || {
                     tracing::error!(
                         service,
@@ -445,12 +447,12 @@ impl Core {
                 }
                 AskedMut::Twice => {
                     let how = "it asks for memory that it has";
-                    return self.broken(inside, role, how, now, after);
+                    return self.broken(spec, role, how, now, after);
                 }
             }
         }
         for name in std::mem::take(&mut process.asked) {
-            match keep::ask(&inside.key(&name), owner, process.number()) {
+            match keep::ask(&spec.key(&name), owner, process.number()) {
                 None => process.asked.push(name),
                 Some((generation, fds)) => {
                     let (name, fill) = (name.as_str(), fds.is_empty());
@@ -463,18 +465,18 @@ impl Core {
     /// The process does not keep to the protocol.
     fn broken(
         &mut self,
-        inside: &Inside,
+        spec: &Spec,
         role: Role,
         how: &'static str,
         now: Instant,
         after: &mut After,
     ) {
-        self.kill(inside, role, Cause::Protocol(how), Culprit::Running, now, after);
+        self.kill(spec, role, Cause::Protocol(how), Culprit::Running, now, after);
     }
 
     pub(super) fn kill(
         &mut self,
-        inside: &Inside,
+        spec: &Spec,
         role: Role,
         cause: Cause,
         culprit: Culprit,
@@ -483,7 +485,7 @@ impl Core {
     ) {
         let Some(process) = &mut self.seats[role].process else { return };
         if process.times.killed.is_none() {
-            let (service, pid, cause) = (inside.service, process.number(), cause.to_string());
+            let (service, pid, cause) = (spec.service, process.number(), cause.to_string());
             after.log(move || tracing::info!(service, pid, %cause, "a worker's process is killed"));
         }
         process.kill(cause, culprit, now);

@@ -9,19 +9,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Core;
+use crate::after::After;
 use crate::calls::{CallId, Culprit, Died};
 use crate::error::{Cause, Error, Guilt, Result, WorkerLost};
 use crate::frame::Ending;
-use crate::inside::{After, Inside, Outcome};
 use crate::keep;
 use crate::life::{Phase, Role, Step};
 use crate::process::{Process, Refusal};
 use crate::replace::Used;
 use crate::restart::Sign;
 use crate::slab::Slab;
+use crate::spec::Spec;
+use crate::stats::Recovery;
 use crate::supervisor;
 use crate::system::{self, Exit};
-use crate::worker::Recovery;
+use crate::ticket::Outcome;
 
 /// How many causes of deaths are remembered.
 const MOST_CAUSES: usize = 16;
@@ -31,14 +33,14 @@ const LAST_LINES: usize = 1 << 10;
 
 impl Core {
     /// Why the service did not start in time.
-    pub(super) fn no_start(&self, inside: &Inside, role: Role) -> Cause {
+    pub(super) fn no_start(&self, spec: &Spec, role: Role) -> Cause {
         let limit = self.limits.start;
         let waits = self.seats[role]
             .process
             .iter()
             .flat_map(|it| it.asked.iter().chain(&it.asked_mut))
             .find_map(|name| {
-                let key = inside.key(name);
+                let key = spec.key(name);
                 let process = keep::filler(&key).or_else(|| keep::writer(&key))?;
                 Some(Cause::KeptNotFilled { name: name.clone(), process, limit })
             });
@@ -46,19 +48,19 @@ impl Core {
     }
 
     /// Has one started, on the thread for that.
-    pub(super) fn start(&mut self, inside: &Inside, role: Role) {
+    pub(super) fn start(&mut self, spec: &Spec, role: Role) {
         self.incarnations += 1;
         self.seats[role].starting = Some(self.incarnations);
-        if let Some(inside) = inside.this().upgrade() {
+        if let Some(worker) = spec.supervised.upgrade() {
             self.starts_under_way += 1;
-            supervisor::start(inside, self.incarnations);
+            supervisor::start(worker, self.incarnations);
         }
     }
 
     /// It was started, or not.
     pub(crate) fn started(
         &mut self,
-        inside: &Inside,
+        spec: &Spec,
         incarnation: u32,
         started: Result<Process, Refusal>,
         now: Instant,
@@ -75,14 +77,14 @@ impl Core {
             (Ok(process), Some(role)) => {
                 self.stats.starts += 1;
                 self.refusal = None;
-                let (pid, service) = (process.number(), inside.service);
+                let (pid, service) = (process.number(), spec.service);
                 let standby = role == Role::Standby;
                 after.log(move || {
                     tracing::info!(service, pid, standby, "a worker's process started");
                 });
                 self.seats[role].process = Some(process);
                 if self.life.is_closing() {
-                    self.kill(inside, role, Cause::Closed, Culprit::Outside, now, after);
+                    self.kill(spec, role, Cause::Closed, Culprit::Outside, now, after);
                 }
             }
             (Ok(process), None) => {
@@ -90,47 +92,41 @@ impl Core {
                 self.unwanted.push(process);
             }
             (Err(refusal), Some(role)) => {
-                self.not_started(inside, Cause::NotStarted(refusal.to_string()), after);
-                self.gone(inside, role, now, Sign::Refused, after);
+                self.not_started(spec, Cause::NotStarted(refusal.to_string()), after);
+                self.gone(spec, role, now, Sign::Refused, after);
             }
             (Err(_), None) => {}
         }
     }
 
     /// The system refused what a start needs, to the front or to the process: no death.
-    fn not_started(&mut self, inside: &Inside, cause: Cause, after: &mut After) {
+    fn not_started(&mut self, spec: &Spec, cause: Cause, after: &mut After) {
         self.stats.refused_starts += 1;
-        let (service, why) = (inside.service, cause.to_string());
+        let (service, why) = (spec.service, cause.to_string());
         self.refusal = Some(cause);
         after.log(move || tracing::warn!(service, %why, "a worker's process was not started"));
     }
 
     /// It has not said hello in time.
-    pub(super) fn no_hello(
-        &mut self,
-        inside: &Inside,
-        role: Role,
-        now: Instant,
-        after: &mut After,
-    ) {
+    pub(super) fn no_hello(&mut self, spec: &Spec, role: Role, now: Instant, after: &mut After) {
         let cause = Cause::NoHello(self.limits.hello);
         if self.seats[role].process.is_some() {
-            return self.kill(inside, role, cause, Culprit::Outside, now, after);
+            return self.kill(spec, role, cause, Culprit::Outside, now, after);
         }
         // It does not even execute its program: it is killed when it does.
         self.seats[role].starting = None;
-        let (service, why) = (inside.service, cause.to_string());
+        let (service, why) = (spec.service, cause.to_string());
         after.log(move || tracing::warn!(service, %why, "a worker's process was not started"));
         self.caused(role, cause);
-        self.gone(inside, role, now, Sign::Early, after);
+        self.gone(spec, role, now, Sign::Early, after);
     }
 
     /// The process serves: whoever waited for it goes on.
-    pub(super) fn serves(&mut self, inside: &Inside, role: Role, after: &mut After) {
+    pub(super) fn serves(&mut self, spec: &Spec, role: Role, after: &mut After) {
         let Some(process) = &self.seats[role].process else { return };
-        let (service, pid) = (inside.service, process.number());
+        let (service, pid) = (spec.service, process.number());
         if role == Role::Standby {
-            let is_standby = inside.options.standby;
+            let is_standby = spec.options.standby;
             return after.log(move || match is_standby {
                 true => tracing::info!(service, pid, "a standby is ready"),
                 false => tracing::info!(service, pid, "a replacement is ready"),
@@ -152,29 +148,29 @@ impl Core {
     }
 
     /// Has the standby take over if the main process takes no more calls.
-    pub(super) fn fall(&mut self, inside: &Inside, now: Instant, after: &mut After) {
+    pub(super) fn fall(&mut self, spec: &Spec, now: Instant, after: &mut After) {
         if self.seats[Role::Main].process.as_ref().is_some_and(Process::is_falling) {
-            self.take_over(inside, now, after);
+            self.take_over(spec, now, after);
         }
     }
 
     /// Has the standby take over from a process that is gone; returns that one's role from now on.
     pub(super) fn replaced(
         &mut self,
-        inside: &Inside,
+        spec: &Spec,
         role: Role,
         now: Instant,
         after: &mut After,
     ) -> Role {
-        if role == Role::Main && self.take_over(inside, now, after) { Role::Standby } else { role }
+        if role == Role::Main && self.take_over(spec, now, after) { Role::Standby } else { role }
     }
 
     /// Has the standby take the main process's place, and that the standby's; returns whether there is one.
-    fn take_over(&mut self, inside: &Inside, now: Instant, after: &mut After) -> bool {
+    fn take_over(&mut self, spec: &Spec, now: Instant, after: &mut After) -> bool {
         // One that does not run would hold up everybody until it does.
         let standby = self.seats[Role::Standby].process.as_ref();
         if self.life.can_take_over() && standby.is_some_and(Process::is_still) {
-            self.kill(inside, Role::Standby, Cause::Stopped, Culprit::Outside, now, after);
+            self.kill(spec, Role::Standby, Cause::Stopped, Culprit::Outside, now, after);
         }
         if !self.life.take_over(now) {
             return false;
@@ -186,7 +182,7 @@ impl Core {
             process.used = Used::new(now);
             process.number()
         });
-        let (service, ready) = (inside.service, self.life.is_serving());
+        let (service, ready) = (spec.service, self.life.is_serving());
         after.log(move || tracing::info!(service, pid, ready, "a standby takes over"));
         true
     }
@@ -194,56 +190,56 @@ impl Core {
     /// The process cannot be killed: its calls end, its memory is left alone, and another one may start.
     pub(super) fn set_aside(
         &mut self,
-        inside: &Inside,
+        spec: &Spec,
         role: Role,
         now: Instant,
         buffer: &mut [u8],
         after: &mut After,
     ) {
-        self.hear(inside, role, now, usize::MAX, buffer, after);
+        self.hear(spec, role, now, usize::MAX, buffer, after);
         let Some(mut process) = self.seats[role].process.take() else { return };
-        let owner = (inside.number(), process.incarnation);
+        let owner = (spec.number(), process.incarnation);
         after.wake |= keep::gone(owner);
         keep::abandoned(owner);
         let (cause, culprit) = process.cause(Exit::Unknown);
-        let (service, pid) = (inside.service, process.number());
+        let (service, pid) = (spec.service, process.number());
         after.log(move || tracing::error!(service, pid, "a killed process does not go: set aside"));
         self.remember(&mut process, &cause);
         let of = (process.incarnation, process.responses.clone());
         self.stuck.push(process);
         let sign = self.sign(of.0);
-        self.lose(inside, role, of, (cause, culprit), now, after);
-        self.gone(inside, role, now, sign, after);
+        self.lose(spec, role, of, (cause, culprit), now, after);
+        self.gone(spec, role, now, sign, after);
     }
 
     /// The process is gone: everything that it said counts, and then nothing of it does any more.
     pub(super) fn bury(
         &mut self,
-        inside: &Inside,
+        spec: &Spec,
         role: Role,
         exit: Exit,
         now: Instant,
         buffer: &mut [u8],
         after: &mut After,
     ) {
-        self.hear(inside, role, now, usize::MAX, buffer, after);
+        self.hear(spec, role, now, usize::MAX, buffer, after);
         let Some(mut process) = self.seats[role].process.take() else { return };
         let (cause, culprit) = process.cause(exit);
-        let owner = (inside.number(), process.incarnation);
+        let owner = (spec.number(), process.incarnation);
         let untrusted = matches!(cause, Cause::Protocol(_));
         after.wake |= keep::gone(owner) | keep::reaped(owner, untrusted, now, &process.ends);
         if matches!(process.told, Some((Ending::MemoryFault, ..))) {
-            keep::forget_gpu(&inside.options.gpu);
+            keep::forget_gpu(&spec.options.gpu);
         }
         self.remember(&mut process, &cause);
         let served = process.times.serving.map(|serving| now - serving);
-        if served.is_some_and(|served| served >= inside.options.restart.settled) {
+        if served.is_some_and(|served| served >= spec.options.restart.settled) {
             self.probe.settled();
         }
         if role == Role::Main {
             self.reaped = Some((process.times.killed.unwrap_or(now), now));
         }
-        let (service, pid, text) = (inside.service, process.number(), cause.to_string());
+        let (service, pid, text) = (spec.service, process.number(), cause.to_string());
         let killed = process.times.killed.map(|killed| now - killed);
         let ends = self.life.is_closing() || self.life.is_drained(role);
         let is_wanted = ends && matches!(cause, Cause::Closed);
@@ -252,7 +248,7 @@ impl Core {
             true => after.log(move || {
                 tracing::info!(service, pid, "a worker's process ended, as it was asked to");
             }),
-            false if is_refused => self.not_started(inside, cause.clone(), after),
+            false if is_refused => self.not_started(spec, cause.clone(), after),
             false => after.log(move || {
                 tracing::warn!(service, pid, cause = %text, ?killed, "a worker's process died");
             }),
@@ -265,8 +261,8 @@ impl Core {
             false if is_refused => Sign::Refused,
             false => self.sign(of.0),
         };
-        self.lose(inside, role, of, (cause, culprit), now, after);
-        self.gone(inside, role, now, sign, after);
+        self.lose(spec, role, of, (cause, culprit), now, after);
+        self.gone(spec, role, now, sign, after);
         after.gone.push(process);
     }
 
@@ -287,7 +283,7 @@ impl Core {
     /// Ends the calls that died with the process.
     fn lose(
         &mut self,
-        inside: &Inside,
+        spec: &Spec,
         role: Role,
         (process, responses): (u32, Arc<Slab>),
         (cause, culprit): (Cause, Culprit),
@@ -305,7 +301,7 @@ impl Core {
             after.waiters.extend(self.room.drain(..).map(|waiter| (waiter, Ok(()))));
         }
         let Died { lost, blamed } = self.calls.died(process, culprit, begun);
-        self.blame(inside, blamed, now, after);
+        self.blame(spec, blamed, now, after);
         let lines = self.last_lines.clone();
         let died = || {
             let (cause, log, guilt) = (cause.clone(), lines.clone(), Guilt::Innocent);
@@ -314,7 +310,7 @@ impl Core {
         self.lose_timeline(process, died, after);
         for lost in lost {
             #[cfg(test)]
-            inside.trips.trip(crate::supervisor::tests::Trip::Lose);
+            spec.trips.trip(crate::trips::Trip::Lose);
             self.stats.lost_calls += 1;
             let error = WorkerLost {
                 cause: cause.clone(),
@@ -345,26 +341,26 @@ impl Core {
     }
 
     /// There is no process: when the next one starts, or that none does.
-    fn gone(&mut self, inside: &Inside, role: Role, now: Instant, sign: Sign, after: &mut After) {
+    fn gone(&mut self, spec: &Spec, role: Role, now: Instant, sign: Sign, after: &mut After) {
         // A worker that never served is not tried again: whoever spawns it wants to know.
         let hopeless = !self.has_served && sign != Sign::None;
-        match self.life.gone(role, now, sign, &inside.options.restart, &self.limits) {
-            Step::End => self.end(inside, Error::Closed, after),
+        match self.life.gone(role, now, sign, &spec.options.restart, &self.limits) {
+            Step::End => self.end(spec, Error::Closed, after),
             step if hopeless || step == Step::GiveUp => {
                 self.life.end();
                 let refusal = self.refusal.clone().filter(|_| sign == Sign::Refused);
                 let cause = refusal.or_else(|| self.last_cause.clone()).unwrap_or(Cause::Unknown);
                 let error = self.given_up(cause);
-                if inside.options.probes {
-                    self.probe.given_up(now, &inside.options.restart);
+                if spec.options.probes {
+                    self.probe.given_up(now, &spec.options.restart);
                 }
-                self.end(inside, error, after);
+                self.end(spec, error, after);
             }
             Step::NoStandby => {
                 // Of a standby, or of a main process whose standby took over.
                 let refusal = self.refusal.clone().filter(|_| sign == Sign::Refused);
                 let cause = refusal.or_else(|| self.died_of.clone()).unwrap_or(Cause::Unknown);
-                let (service, text) = (inside.service, cause.to_string());
+                let (service, text) = (spec.service, cause.to_string());
                 after.log(move || {
                     tracing::error!(service, cause = %text, "no standby is started any more");
                 });
@@ -375,19 +371,14 @@ impl Core {
             _ => {}
         }
         let Phase::Waiting(until) = self.life.phase(role) else { return };
-        let (service, delay) = (inside.service, until - now);
+        let (service, delay) = (spec.service, until - now);
         if !delay.is_zero() {
             after.log(move || tracing::info!(service, ?delay, "a worker's next process waits"));
         }
     }
 
     /// Begins anew if the worker was given up; returns whether it was.
-    pub(crate) fn revive(
-        &mut self,
-        inside: &Inside,
-        now: Instant,
-        after: &mut After,
-    ) -> Result<bool> {
+    pub(crate) fn revive(&mut self, spec: &Spec, now: Instant, after: &mut After) -> Result<bool> {
         match &self.ended {
             None => return Ok(false),
             // What was under the lock is lost, and with it who has which part of the slab.
@@ -398,19 +389,19 @@ impl Core {
         self.probe.stop();
         (self.ended, self.reaped, self.has_served) = (None, None, false);
         self.causes.clear();
-        let service = inside.service;
+        let service = spec.service;
         after.log(move || tracing::info!(service, "a worker that was given up begins anew"));
         Ok(true)
     }
 
     /// There will be no process any more.
-    pub(super) fn end(&mut self, inside: &Inside, error: Error, after: &mut After) {
-        tell_end(inside, &error, after);
+    pub(super) fn end(&mut self, spec: &Spec, error: Error, after: &mut After) {
+        tell_end(spec, &error, after);
         for seat in &mut self.seats.0 {
             seat.starting = None;
             if let Some(process) = seat.process.take() {
                 system::kill(process.ends.handle.as_fd(), process.pid);
-                let owner = (inside.number(), process.incarnation);
+                let owner = (spec.number(), process.incarnation);
                 after.wake |= keep::gone(owner);
                 keep::abandoned(owner);
                 // Whatever it reads meanwhile, nobody hears of it.
@@ -431,8 +422,8 @@ impl Core {
 }
 
 /// Tells that there will be no process any more.
-pub(super) fn tell_end(inside: &Inside, error: &Error, after: &mut After) {
-    let (service, why) = (inside.service, error.report());
+pub(super) fn tell_end(spec: &Spec, error: &Error, after: &mut After) {
+    let (service, why) = (spec.service, error.report());
     match error {
         Error::Closed => after.log(move || tracing::info!(service, "a worker was closed")),
         _ => after.log(move || tracing::error!(service, %why, "a worker is given up")),

@@ -10,37 +10,39 @@
 use std::time::Instant;
 
 use super::Core;
+use crate::after::After;
 use crate::calls::Culprit;
 use crate::error::{Cause, Error, Result};
 use crate::frame::ToProcess;
-use crate::inside::{After, Inside, Waiter};
 use crate::life::Role;
 use crate::process::Process;
 use crate::replace::Used;
 use crate::restart::Sign;
+use crate::spec::Spec;
+use crate::ticket::Waiter;
 
 impl Core {
     /// Does what is due: has another process started, has it take over, and tells those who wait for that.
-    pub(super) fn renew(&mut self, inside: &Inside, now: Instant, after: &mut After) {
-        if let Some(why) = self.wear(inside, now) {
-            self.want(inside, why, now, after);
+    pub(super) fn renew(&mut self, spec: &Spec, now: Instant, after: &mut After) {
+        if let Some(why) = self.wear(spec, now) {
+            self.want(spec, why, now, after);
         }
-        self.promote(inside, now, after);
+        self.promote(spec, now, after);
         let (seats, is_serving) = (&self.seats, self.life.is_serving());
         let is_over = |it: &mut (u32, Waiter)| is_serving && seats.process(it.0).is_none();
         after.waiters.extend(self.replacing.extract_if(.., is_over).map(|(_, it)| (it, Ok(()))));
     }
 
     /// Why the main process is to be replaced, if it is, and is not about to be.
-    pub(super) fn wear(&self, inside: &Inside, now: Instant) -> Option<&'static str> {
+    pub(super) fn wear(&self, spec: &Spec, now: Instant) -> Option<&'static str> {
         let process = self.seats[Role::Main].process.as_ref()?;
         let is_idle = self.life.is_serving() && !self.life.is_closing() && !self.life.is_wanted();
-        inside.options.replace.why(&process.used, now).filter(|_| is_idle)
+        spec.options.replace.why(&process.used, now).filter(|_| is_idle)
     }
 
-    fn want(&mut self, inside: &Inside, why: &'static str, now: Instant, after: &mut After) {
+    fn want(&mut self, spec: &Spec, why: &'static str, now: Instant, after: &mut After) {
         let Some(process) = &self.seats[Role::Main].process else { return };
-        let (service, pid) = (inside.service, process.number());
+        let (service, pid) = (spec.service, process.number());
         if !self.life.is_wanted() && self.life.replace(now) {
             after.log(move || {
                 tracing::info!(service, pid, why, "a worker's process is to be replaced");
@@ -52,7 +54,7 @@ impl Core {
     /// Replaces the process that serves. The waiter hears when it is gone; if none serves, when one does.
     pub(crate) fn replace(
         &mut self,
-        inside: &Inside,
+        spec: &Spec,
         waiter: Waiter,
         now: Instant,
         after: &mut After,
@@ -65,7 +67,7 @@ impl Core {
         let main = self.seats[Role::Main].process.as_ref().filter(|_| self.life.is_serving());
         match main.map(|process| process.incarnation) {
             Some(incarnation) => {
-                self.want(inside, "demand", now, after);
+                self.want(spec, "demand", now, after);
                 self.replacing.push((incarnation, waiter));
             }
             None => self.serving.push(waiter),
@@ -74,7 +76,7 @@ impl Core {
     }
 
     /// Has the process that stands by take the calls, if that is wanted; the other one answers those that it has.
-    fn promote(&mut self, inside: &Inside, now: Instant, after: &mut After) {
+    fn promote(&mut self, spec: &Spec, now: Instant, after: &mut After) {
         if !self.life.can_promote() || self.seats.processes().any(Process::is_falling) {
             return;
         }
@@ -82,20 +84,20 @@ impl Core {
         if next.is_still() {
             // Seen twice: a debugger may have it for a moment.
             if next.is_stopped || next.heart.is_silent() {
-                self.kill(inside, Role::Standby, Cause::Stopped, Culprit::Outside, now, after);
+                self.kill(spec, Role::Standby, Cause::Stopped, Culprit::Outside, now, after);
             }
             return;
         }
         // A suspect that it has runs alone: all others would wait for it. It gets no other one meanwhile.
         if self.calls.running_in(next.incarnation) > 0 {
-            if self.held_until(inside).is_some_and(|until| until <= now) {
-                self.kill(inside, Role::Standby, Cause::NoEnd, Culprit::Outside, now, after);
+            if self.held_until(spec).is_some_and(|until| until <= now) {
+                self.kill(spec, Role::Standby, Cause::NoEnd, Culprit::Outside, now, after);
             }
             return;
         }
         next.used = Used::new(now);
-        let (service, pid) = (inside.service, next.number());
-        if !self.life.promote(now, now + inside.options.replace.drain) {
+        let (service, pid) = (spec.service, next.number());
+        if !self.life.promote(now, now + spec.options.replace.drain) {
             return;
         }
         self.seats.0.reverse();
@@ -107,11 +109,11 @@ impl Core {
     }
 
     /// When a suspect that holds up a replacement has had as long as calls that are drained have.
-    pub(super) fn held_until(&self, inside: &Inside) -> Option<Instant> {
+    pub(super) fn held_until(&self, spec: &Spec) -> Option<Instant> {
         let next = self.seats[Role::Standby].process.as_ref()?;
         let since = self.life.held_since()?;
         let is_held = self.calls.running_in(next.incarnation) > 0;
-        is_held.then(|| since + inside.options.replace.drain)
+        is_held.then(|| since + spec.options.replace.drain)
     }
 
     /// No other process could be started. The one that serves goes on, and is as new.

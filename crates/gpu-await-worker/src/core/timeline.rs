@@ -15,19 +15,11 @@
 
 use std::sync::Arc;
 
-use futures::channel::oneshot;
-
 use super::Core;
+use crate::after::{After, Reader, Timeline};
 use crate::error::{Error, Result};
 use crate::frame::{MOST_TIMELINE, TimelinePart, ToProcess};
-use crate::inside::After;
 use crate::life::Role;
-
-/// Who waits for one: `None` if no process serves.
-pub(crate) type Reader = oneshot::Sender<Result<Option<Timeline>>>;
-
-/// A whole one: copied by its readers, if there are several, and not under the lock.
-pub(crate) type Timeline = Arc<Vec<u8>>;
 
 /// One that is on its way.
 #[derive(Debug)]

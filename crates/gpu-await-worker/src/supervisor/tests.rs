@@ -1,59 +1,10 @@
 //! Panics of the code that looks after workers, injected.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crate::trips::{BETWEEN, RARE, Trip, UNMAPPED};
 use crate::{Cause, Error, Failure, Health, Host, Payloads, Service, Worker};
-
-/// Where a panic is injected.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Trip {
-    Turn = 1,
-    Lose = 2,
-}
-
-/// Panics at one of these places, once.
-#[derive(Debug, Default)]
-pub(crate) struct Trips(AtomicU8, AtomicBool, AtomicBool);
-
-impl Trips {
-    /// Waits in the start of a process.
-    pub(crate) fn slow(&self) {
-        while self.1.load(Ordering::SeqCst) {
-            self.2.store(true, Ordering::SeqCst);
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    pub(crate) fn trip(&self, at: Trip) {
-        let armed = self.0.compare_exchange(at as u8, 0, Ordering::SeqCst, Ordering::SeqCst);
-        assert!(armed.is_err(), "injected");
-    }
-
-    fn arm(&self, at: Trip) {
-        self.0.store(at as u8, Ordering::SeqCst);
-        super::wake();
-    }
-}
-
-/// Between two workers' turns.
-static BETWEEN: AtomicBool = AtomicBool::new(false);
-
-pub(super) fn trip() {
-    assert!(!BETWEEN.swap(false, Ordering::SeqCst), "injected between");
-}
-
-/// The thread that unmapped a slab of [`RARE`] bytes last.
-static UNMAPPED: parking_lot::Mutex<Option<String>> = parking_lot::Mutex::new(None);
-
-/// The slab of responses that one test has.
-const RARE: usize = 29 * 4096;
-
-pub(crate) fn unmaps(bytes: usize) {
-    if bytes == RARE {
-        *UNMAPPED.lock() = std::thread::current().name().map(str::to_owned);
-    }
-}
 
 /// Answers later.
 #[derive(Debug)]
@@ -120,7 +71,8 @@ fn a_panic_ends_one_worker() {
             let calls: Vec<_> = (0..3).map(|_| worker.call(LONG).send()).collect();
             let waits = worker.call(NOW).payload(vec![1]).send();
             let lease = worker.lease(1);
-            worker.handle.inside.trips.arm(at);
+            worker.handle.inside.spec.trips.arm(at);
+            super::wake();
             if let Trip::Lose = at {
                 drop(worker.call(None).send());
             }
@@ -143,7 +95,8 @@ fn a_panic_ends_one_worker() {
 
         // While one starts.
         let starts = Worker::<Later>::builder(()).begin().unwrap();
-        starts.handle.inside.trips.arm(Trip::Turn);
+        starts.handle.inside.spec.trips.arm(Trip::Turn);
+        super::wake();
         is_injected(starts.serving().await);
         assert_eq!(calm.stats().deaths, 0);
     });
@@ -174,7 +127,7 @@ fn a_slow_start_holds_up_nobody() {
         let calm = worker().await;
         let slow = Worker::<Later>::builder(()).restart(crate::Restart::default()).spawn().await;
         let slow = slow.unwrap();
-        slow.handle.inside.trips.1.store(true, Ordering::SeqCst);
+        slow.handle.inside.spec.trips.is_slow.store(true, Ordering::SeqCst);
         assert!(matches!(slow.call(None).await, Err(Error::Lost(_))));
         // The other worker answers, and the handles of this one do.
         let begun = std::time::Instant::now();
@@ -188,19 +141,19 @@ fn a_slow_start_holds_up_nobody() {
             assert_eq!(late, Err(Error::Deadline));
         }
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
-        slow.handle.inside.trips.1.store(false, Ordering::SeqCst);
+        slow.handle.inside.spec.trips.is_slow.store(false, Ordering::SeqCst);
         assert!(slow.call(NOW).await.is_ok());
         // One that nobody wants any more, when it has started at last.
-        slow.handle.inside.trips.1.store(true, Ordering::SeqCst);
-        slow.handle.inside.trips.2.store(false, Ordering::SeqCst);
+        slow.handle.inside.spec.trips.is_slow.store(true, Ordering::SeqCst);
+        slow.handle.inside.spec.trips.waits.store(false, Ordering::SeqCst);
         assert!(matches!(slow.call(None).await, Err(Error::Lost(_))));
-        while !slow.handle.inside.trips.2.load(Ordering::SeqCst) {
+        while !slow.handle.inside.spec.trips.waits.load(Ordering::SeqCst) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let (inside, waits) = (slow.handle.inside.clone(), slow.call(NOW).send());
         let closing = tokio::spawn(slow.close(Duration::ZERO));
         assert_eq!(waits.await, Err(Error::Closed));
-        inside.trips.1.store(false, Ordering::SeqCst);
+        inside.spec.trips.is_slow.store(false, Ordering::SeqCst);
         closing.await.unwrap();
         assert_eq!(inside.stats().starts, 3);
     });
