@@ -41,6 +41,8 @@ mod eventually;
 mod foreign;
 #[path = "../crates/gpu-await-algorithms/tests/under_test/foreign_arrays.rs"]
 mod foreign_arrays;
+#[path = "under_test/given_up.rs"]
+mod given_up;
 #[path = "under_test/limited.rs"]
 mod limited;
 #[path = "under_test/random.rs"]

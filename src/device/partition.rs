@@ -53,7 +53,7 @@ impl Device {
     /// as long as the device is open. So ask for few different sizes: of one size there are as many sets as fit beside each other, while those
     /// who come and go with any sizes leave the free grains in ever new pieces.
     ///
-    /// What was given up just now counts: where too little is free and streams or graphs without handles are ending, it waits up to 20 ms for those.
+    /// What was given up just now counts: where too little is free and streams or graphs without handles are ending, it waits up to 100 ms for those.
     ///
     /// # Cancel safety
     /// Dropped, it takes none.

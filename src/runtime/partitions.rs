@@ -48,8 +48,8 @@ pub(crate) struct Partitions {
 /// The turn to take a share.
 pub(crate) type Turn = futures::lock::OwnedMutexGuard<()>;
 
-/// How long to wait for what ends.
-const ENDS_WITHIN: Duration = Duration::from_millis(20);
+/// How long to wait for what ends: also where every core is busy, and the poller waits for its turn.
+const ENDS_WITHIN: Duration = Duration::from_millis(100);
 
 /// The driver's part of a share.
 struct Made {

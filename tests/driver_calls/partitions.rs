@@ -17,6 +17,7 @@ use super::{
     Line, Live, MODES, StandIn, async_under_the_stand_in, axpy, device_with, eventually, is_child,
     kernel_from, runtime, soon, test_of,
 };
+use crate::given_up::taken_again;
 
 const LEN: usize = 1000;
 
@@ -492,11 +493,11 @@ fn given_up_with_its_graph() {
             drop((graph, stream, x));
             let again = tokio::spawn({
                 let device = device.clone();
-                async move { soon(device.reserve_partition(132)).await }
+                async move { soon(taken_again(&device, 132)).await }
             });
             tokio::task::yield_now().await;
             drop(held);
-            assert_eq!(again.await.unwrap().unwrap().multiprocessors(), 132);
+            assert_eq!(again.await.unwrap().multiprocessors(), 132);
         }
     });
 }

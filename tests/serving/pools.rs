@@ -650,7 +650,7 @@ async fn who_cannot_be_answered_is_refused_at_once() -> Result<()> {
     };
     assert!(remaining_us < takes_us, "{error}");
     // Whoever has time waits, and so does who has no deadline.
-    let mut in_time = pool.acquire_by(Instant::now() + SOON);
+    let mut in_time = pool.acquire_by(Instant::now() + 100 * SOON);
     queue_up(&mut in_time);
     let mut patient = pool.acquire();
     queue_up(&mut patient);

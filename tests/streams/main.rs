@@ -6,6 +6,7 @@ mod under_test {
     pub(crate) mod completions;
     pub(crate) mod eventually;
     pub(crate) mod every_method;
+    pub(crate) mod given_up;
     pub(crate) mod host_threads;
     pub(crate) mod inside;
     pub(crate) mod modes;

@@ -7,6 +7,7 @@ use gpu_await::testing;
 use gpu_await::{Device, ErrorDetail, ErrorKind, LaunchConfig, Occupancy, Result, kernels};
 
 use crate::under_test::child;
+use crate::under_test::given_up::taken_again;
 
 #[tokio::test]
 async fn shares_are_taken_and_come_back() -> Result<()> {
@@ -42,12 +43,12 @@ async fn what_was_given_up_is_free() -> Result<()> {
     let device = testing::device();
     let all = device.multiprocessors();
     for _ in 0..50 {
-        let stream = device.reserve_partition(all).await?.stream()?;
+        let stream = taken_again(&device, all).await.stream()?;
         stream.host_fn(|| ()).await?;
         drop(stream);
         drop(futures::poll!(Box::pin(device.reserve_partition(all))));
     }
-    let held = device.reserve_partition(all).await?;
+    let held = taken_again(&device, all).await;
     assert_eq!(device.stats().unreserved_multiprocessors, 0);
     assert_eq!(device.reserve_partition(0).await.unwrap_err().kind(), ErrorKind::Overloaded);
     drop(held);
