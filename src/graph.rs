@@ -270,6 +270,8 @@ impl<S: GraphSlots> Graph<S> {
         if queue.is_recording_graph() {
             return Err(self.refuse(&passed, ErrorDetail::NotInGraph { op: NAME.into() }.into()));
         }
+        across::check_all_are_there(engine, self.definition.others())
+            .map_err(|error| self.refuse(&passed, error))?;
         // Not under the instance's lock: what the list kept ends with it.
         queue.end_list(Name::Verb(NAME));
         let instance = self.instance(queue.handle);

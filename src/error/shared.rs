@@ -6,8 +6,8 @@
 #[non_exhaustive]
 #[expect(missing_docs, reason = "fields are described by each variant")]
 pub enum SharedProblem {
-    /// A descriptor is of something else.
-    #[error("the descriptor of its {what} is of something else ({reason})")]
+    /// A descriptor is of something else, or of memory that others can still write.
+    #[error("the descriptor of its {what} cannot be used ({reason})")]
     NotShared { what: &'static str, reason: String },
     /// The header is of a version that this crate does not know.
     #[error("its header is of version {found}, expected {expected}")]

@@ -20,8 +20,8 @@ use super::{Definition, Graph};
 use crate::batch::queue::Queue;
 use crate::device::Device;
 use crate::error::{ErrorDetail, Result};
-use crate::runtime::Point;
 use crate::runtime::stream_state::StreamState;
+use crate::runtime::{Engine, Point};
 use crate::submit::{check_is_there, of_dependency, wrong_device};
 
 /// A graph's state and closure, and its other devices.
@@ -63,8 +63,7 @@ impl<State, F, const N: usize> Across<State, F, N> {
                 return Err(wrong_device("another device of the graph", engine, device.engine()));
             }
             // A host device's memory is its own until another one reaches it.
-            let reached = check_is_there(engine, device.engine())
-                .and_then(|()| queue.home.reaches(device.engine()));
+            let reached = queue.home.reaches(device.engine());
             reached.map_err(|error| of_dependency(engine, error))?;
         }
         Ok(self.others.each_ref().map(|device| {
@@ -145,6 +144,11 @@ impl Device {
         }
         Graph::of(self, Across { others: others.map(Device::clone), state, closure })
     }
+}
+
+/// Refuses a launch while one of these is lost or closed: its ticket would never be complete, whether or not a node is there.
+pub(super) fn check_all_are_there(engine: &Engine, others: &[Device]) -> Result<()> {
+    others.iter().try_for_each(|device| check_is_there(engine, device.engine()))
 }
 
 /// The ticket of the stream is complete only if none of these is lost before, and a wait for one of these as a whole waits for it.

@@ -285,6 +285,45 @@ async fn a_device_that_goes_takes_the_launch_along() -> Result<()> {
     Ok(())
 }
 
+/// Also a launch without a node there, which would run, is refused, and what is behind it is not.
+#[tokio::test]
+async fn a_device_that_is_gone_refuses_the_next_launch() -> Result<()> {
+    for is_lost in [true, false] {
+        let (faults, handle) = testing::faults();
+        let devices = [Device::host(), testing::host_with(faults)];
+        let stream = devices[0].stream()?;
+        let there = devices[1].stream()?;
+        let (graph, program) = of_both(&devices).await?;
+        let mut buffers = Vec::new();
+        for number in 0..ALL {
+            let on = if number < HERE { &stream } else { &there };
+            buffers.push(on.full(LEN, 1.0f32).await?);
+        }
+        set(&program, vec![Step::Scale { a: 2.0, x: 0 }]);
+        for _ in 0..2 {
+            launch(&graph, &stream, &mut buffers, 0).await?;
+        }
+        if is_lost {
+            handle.lose_device("on purpose");
+            assert!(there.zeros::<f32>(1).await.unwrap_err().is_device_lost());
+        } else {
+            devices[1].close(SOON).await?;
+        }
+        let gate = Gate::close(&stream)?;
+        let refused = launch(&graph, &stream, &mut buffers, 0);
+        let behind = stream.full(LEN, 3.0f32);
+        gate.open();
+        let error = refused.await.unwrap_err();
+        match error.detail() {
+            ErrorDetail::DependencyLost { .. } => assert!(is_lost, "{error}"),
+            ErrorDetail::Closed { .. } => assert!(!is_lost, "{error}"),
+            _ => panic!("{error}"),
+        }
+        assert_eq!(stream.download(&behind.await?).await?, [3.0; LEN]);
+    }
+    Ok(())
+}
+
 /// Its nodes are work of their devices, whichever stream launched them.
 #[tokio::test]
 async fn a_close_of_any_device_waits_for_the_launch() -> Result<()> {

@@ -208,7 +208,7 @@ async fn wrong_headers_are_refused() -> Result<()> {
     import(changed(0, b"gpuawait")).await?;
     let other_kind = if device.kind() == DeviceKind::Host { 1 } else { 2 };
     let wrong: [(usize, &[u8], &str); 16] = [
-        (0, b"G", "of its header is of something else (it does not begin as one)"),
+        (0, b"G", "of its header cannot be used (it does not begin as one)"),
         (8, &[2], "its header is of version 2, expected 1"),
         (12, &[other_kind], "it is on "),
         (12, &[3], "its kind of device is unknown"),
