@@ -54,7 +54,7 @@ impl SharedMemory {
                     account.refuse(bytes);
                 }
                 drop(account);
-                Err(if code.code == OUT_OF_MEMORY { full() } else { engine.refused(code) })
+                Err(if code.code == OUT_OF_MEMORY { full() } else { not_exported(engine, code) })
             }
         }
     }
@@ -105,6 +105,16 @@ pub(crate) unsafe fn protect(
     // SAFETY: the caller's promise is that of the backend.
     let protected = unsafe { engine.backend.shared_protect(mapping, memory.as_raw_fd()) };
     protected.map_err(|code| engine.refused(code))
+}
+
+/// The error of memory that the driver did not make. Where the system refused it something, the driver does not say what: if the process does
+/// not get the two descriptors that such memory has, it is that.
+fn not_exported(engine: &Engine, code: DriverCode) -> crate::Error {
+    const OPERATING_SYSTEM: i32 = 304;
+    match memfd::create(0).and_then(|one| one.try_clone()) {
+        Err(why) if code.code == OPERATING_SYSTEM => system("memfd_create", &why),
+        _ => engine.refused(code),
+    }
 }
 
 /// The error of an import that the driver refused. Which codes it has for other descriptors is nowhere said.

@@ -180,6 +180,46 @@ fn the_pool_returns_what_it_reserves() {
     });
 }
 
+/// The process has as many descriptors as it may: that is said, and not the driver's code.
+#[test]
+fn no_descriptor_for_shared_memory() {
+    async_under_the_stand_in(async |_| {
+        let device = device_with(Completion::Adaptive);
+        drop(soon(device.shared::<u32>(LEN)).await.unwrap());
+        // SAFETY: all zeros is a limit.
+        let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
+        // SAFETY: it is written during the call.
+        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+        limit.rlim_cur = 200;
+        // SAFETY: it is read during the call.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+        let mut taken = Vec::new();
+        while let Ok(file) = std::fs::File::open("/dev/null") {
+            taken.push(file);
+        }
+        let mut refused = 0;
+        let shared = loop {
+            match soon(device.shared::<u32>(LEN)).await {
+                Ok(shared) => break shared,
+                Err(error) => {
+                    let ErrorDetail::BadShared {
+                        problem: SharedProblem::System { code: libc::EMFILE, .. },
+                    } = error.detail()
+                    else {
+                        panic!("with {refused} free: {error}");
+                    };
+                    assert_eq!(device.stats().shared_bytes, 0);
+                }
+            }
+            refused += 1;
+            drop(taken.pop());
+        };
+        // The memory's and the header's, at least.
+        assert!(refused >= 2, "{refused}");
+        drop(shared);
+    });
+}
+
 /// After a loss the driver is left alone, and everything resolves.
 #[test]
 fn shared_memory_of_a_lost_device() {
