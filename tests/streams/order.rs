@@ -204,10 +204,15 @@ async fn a_thread_in_a_full_queue_does_not_block_poll_of_that_stream() {
             last = now;
         }
         assert!(last < 1500, "the queue never filled");
-        let start = Instant::now();
-        assert!((&mut late).now_or_never().is_none());
-        let polled = start.elapsed();
+        // Of a few: another thread may have had the core.
+        let polls = (0..10).map(|_| {
+            let start = Instant::now();
+            assert!((&mut late).now_or_never().is_none());
+            start.elapsed()
+        });
+        let polled = polls.min().expect("some");
         assert!(polled < Duration::from_millis(20), "poll took {polled:?}");
+        assert!(!gate.timed_out(), "a poll waited for the queue");
         gate.open();
         assert_eq!(late.await?, 6);
         submitter.join().expect("the submitter ends")?;
