@@ -12,7 +12,8 @@ use gpu_await_nccl::{Communicator, Error, Group, LostCause, Reduction};
 
 use crate::support::{LIMIT, address, groups, within};
 
-const SOON: Duration = Duration::from_millis(300);
+/// Long enough for a busy machine to say who is missing.
+const SOON: Duration = Duration::from_secs(1);
 
 /// A process that says what the test wants it to say.
 struct Raw(TcpStream);
@@ -202,7 +203,7 @@ async fn limits_are_kept() {
         // As soon as a thread that has nothing else to do is run.
         assert!(began.elapsed() >= SOON && began.elapsed() < SOON + Duration::from_secs(1));
         let is_right =
-            matches!(&error, Error::Closed { reason, .. } if reason == "no answer within 300ms");
+            matches!(&error, Error::Closed { reason, .. } if reason == "no answer within 1s");
         assert!(is_right, "{error}");
         zero.join().expect("a thread");
     }
@@ -371,7 +372,7 @@ async fn worlds_are_bounded() {
     let id = gpu_await_nccl::UniqueId::new(gpu_await::DeviceKind::Host).expect("an id");
     let began = Instant::now();
     // Long enough for the thread that knows who is missing to say so.
-    let limit = 10 * SOON;
+    let limit = 3 * SOON;
     let large = Communicator::builder(id, 60_000).rank(7, &device).connect_limit(limit).connect();
     let error = within(large).await.unwrap_err();
     let is_missing =
