@@ -10,7 +10,7 @@ use crate::codec;
 use crate::error::Result;
 use crate::payload::Payload;
 use crate::process::Process;
-use crate::room::{Place, Room};
+use crate::room::{Given, Room};
 use crate::supervisor;
 use crate::ticket::{Outcome, Ticket, Waiter};
 
@@ -26,7 +26,7 @@ pub(crate) type Timeline = Arc<Vec<u8>>;
 pub(crate) struct After {
     pub(crate) ended: Vec<(Ticket, Outcome)>,
     pub(crate) waiters: Vec<(Waiter, Result<()>)>,
-    pub(crate) places: Vec<(Place, Result<Room>)>,
+    pub(crate) given: Vec<Given>,
     pub(crate) rooms: Vec<Room>,
     pub(crate) readers: Vec<(Reader, Result<Option<Timeline>>)>,
     pub(crate) payloads: Vec<Payload>,
@@ -70,9 +70,7 @@ impl After {
         for (reader, timeline) in self.readers {
             contain(|| drop(reader.send(timeline)));
         }
-        for (place, room) in self.places {
-            contain(|| drop(place.send(room)));
-        }
+        self.given.into_iter().for_each(|given| contain(|| given.wake()));
         self.rooms.into_iter().for_each(|room| contain(|| drop(room)));
         self.payloads.into_iter().for_each(|payload| contain(|| drop(payload)));
         self.dropped.into_iter().for_each(|ticket| contain(|| drop(ticket)));

@@ -334,7 +334,12 @@ impl Core {
                 None if self.calls.reserve() => Ok(Room::of(&spec.lender)),
                 None => return self.places.push_front(place),
             };
-            after.places.push((place, room));
+            match place.give(room) {
+                Ok(given) => after.given.push(given),
+                // It went just now.
+                Err(Ok(room)) if room.take_at(&spec.lender) => self.calls.give_back_room(),
+                Err(_) => {}
+            }
         }
     }
 

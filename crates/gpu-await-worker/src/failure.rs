@@ -29,13 +29,23 @@ pub struct Failure {
     /// The process is ending: its device refuses work.
     #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "there are no processes"))]
     is_ending: bool,
+    /// The system refused a thread, a descriptor or memory, with this number: there may be more soon.
+    #[cfg(target_os = "linux")]
+    refused: Option<i32>,
 }
 
 impl Failure {
     /// With this text.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
-        Failure { text: text.into(), kind: None, held: None, is_ending: false }
+        Failure {
+            text: text.into(),
+            kind: None,
+            held: None,
+            is_ending: false,
+            #[cfg(target_os = "linux")]
+            refused: None,
+        }
     }
 
     /// There is no room for a payload of `bytes`, because the front holds so many.
@@ -51,6 +61,12 @@ impl Failure {
     #[cfg(target_os = "linux")]
     pub(crate) fn is_ending(&self) -> bool {
         self.is_ending
+    }
+
+    /// The number with which the system refused something that there may be more of soon.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn refused(&self) -> Option<i32> {
+        self.refused
     }
 
     /// What it was made of by [`of_held`](Self::of_held).
@@ -72,6 +88,8 @@ impl<E: std::error::Error + 'static> From<E> for Failure {
         let mut text = error.to_string();
         let mut next: Option<&(dyn std::error::Error + 'static)> = Some(&error);
         let (mut kind, mut is_ending) = (None, false);
+        #[cfg(target_os = "linux")]
+        let mut refused = None;
         while let Some(error) = next {
             let ours = error.downcast_ref::<gpu_await::Error>();
             if let Some(error) = ours {
@@ -84,14 +102,54 @@ impl<E: std::error::Error + 'static> From<E> for Failure {
                     text = format!("{text} (at {at})");
                 }
             }
+            #[cfg(target_os = "linux")]
+            {
+                refused = refused.or(refusal(error));
+            }
             next = error.source();
         }
-        Failure { text, kind, held: None, is_ending }
+        Failure {
+            text,
+            kind,
+            held: None,
+            is_ending,
+            #[cfg(target_os = "linux")]
+            refused,
+        }
     }
+}
+
+/// With which number the system refused a thread, a descriptor or memory, if that is what the error says.
+#[cfg(target_os = "linux")]
+fn refusal(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
+    const MORE_SOON: [i32; 4] = [libc::EAGAIN, libc::EMFILE, libc::ENFILE, libc::ENOMEM];
+    let ours = error.downcast_ref::<gpu_await::Error>();
+    if ours.is_some_and(|ours| matches!(ours.detail(), ErrorDetail::NoThread { .. })) {
+        return Some(libc::EAGAIN);
+    }
+    let number = error.downcast_ref::<std::io::Error>()?.raw_os_error()?;
+    MORE_SOON.contains(&number).then_some(number)
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("a model")]
+    struct Wrapped(#[source] std::io::Error);
+
+    #[test]
+    fn what_the_system_refuses_is_known() {
+        let of = |number| Failure::from(Wrapped(std::io::Error::from_raw_os_error(number)));
+        assert_eq!(of(libc::EMFILE).refused(), Some(libc::EMFILE));
+        assert_eq!(of(libc::ENOENT).refused(), None);
+        assert_eq!(Failure::new("no more").refused(), None);
     }
 }

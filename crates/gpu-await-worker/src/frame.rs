@@ -168,7 +168,7 @@ pub(crate) enum Ending {
     UnderMps,
 }
 
-/// What a process needs of the system before its service starts.
+/// What a process needs of the system until its service has started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Tried {
     Front,
@@ -179,6 +179,7 @@ pub(crate) enum Tried {
     Runtime,
     Reactor,
     Device,
+    Service,
 }
 
 impl Tried {
@@ -193,6 +194,7 @@ impl Tried {
             Tried::Runtime => "building its runtime",
             Tried::Reactor => "registering its socket",
             Tried::Device => "starting a thread of its device",
+            Tried::Service => "starting its service",
         }
     }
 

@@ -31,6 +31,8 @@ use crate::payload::{Input, Lease, Placed, Waiting};
 use crate::process::{Process, Refusal};
 use crate::program::Program;
 use crate::room::Room;
+#[cfg(feature = "tower")]
+use crate::room::{Awaited, Place};
 use crate::route::{Readiness, Seen};
 use crate::slab::Slab;
 use crate::spec::Spec;
@@ -277,13 +279,13 @@ impl Inside {
 
     /// Resolves when there is room for a call, which it keeps, or the worker has ended.
     #[cfg(feature = "tower")]
-    pub(crate) fn reserve(&self) -> oneshot::Receiver<Result<Room>> {
-        let (place, receiver) = oneshot::channel();
+    pub(crate) fn reserve(&self) -> Awaited {
+        let (place, awaited) = Place::new();
         match self.check_here() {
             Ok(()) => self.with(|core, _| core.reserve(place)),
-            Err(error) => drop(place.send(Err(error))),
+            Err(error) => drop(place.give(Err(error))),
         }
-        receiver
+        awaited
     }
 
     /// A part of the slab, if there is room now.

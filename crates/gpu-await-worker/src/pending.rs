@@ -135,7 +135,8 @@ impl<S: Service> Call<S> {
     /// [was alone](crate::Guilt::Alone) is not sent again. If somebody killed the process (`SIGKILL` from outside), all run again beside one another
     /// once, and then alone.
     ///
-    /// In a [`Group`](crate::Group) the next process may be another worker's.
+    /// In a [`Group`](crate::Group) the next process may be another worker's. Where there is none that takes it, since the workers are given up,
+    /// closed or full, it ends with the [`Lost`](Error::Lost) of the last one that had it.
     ///
     /// The memory of its payload is used again when it has ended.
     pub fn idempotent(mut self) -> Self {

@@ -9,16 +9,112 @@
 //! So a group never has more calls than its workers have places, and no call that was let in loses its place to one that was not.
 #![forbid(unsafe_code)]
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
 
-use futures::channel::oneshot;
+use futures::task::AtomicWaker;
+use parking_lot::Mutex;
 
 use crate::error::Result;
 use crate::lender::Lender;
 
-/// Who waits for room for a call.
-pub(crate) type Place = oneshot::Sender<Result<Room>>;
+/// The worker's end of a wait for room. What it gives is there at once, under its lock, so that who goes gives it back and nobody else: on its
+/// way the room would be nobody's.
+#[derive(Debug)]
+pub(crate) struct Place(Arc<Slot>);
+
+/// The other end: resolves to the room, or to why there will be none; `None` if the worker forgot it in a panic.
+#[derive(Debug)]
+pub(crate) struct Awaited(Arc<Slot>);
+
+/// Who is to be woken, not under the lock.
+#[derive(Debug)]
+pub(crate) struct Given(Arc<Slot>);
+
+#[derive(Debug, Default)]
+struct Slot {
+    holds: Mutex<Holds>,
+    waker: AtomicWaker,
+}
+
+#[derive(Debug, Default)]
+enum Holds {
+    #[default]
+    Nothing,
+    Room(Result<Room>),
+    /// The worker's end is gone.
+    Forgotten,
+    /// Nobody waits any more.
+    Gone,
+}
+
+impl Place {
+    pub(crate) fn new() -> (Place, Awaited) {
+        let slot = Arc::new(Slot::default());
+        (Place(slot.clone()), Awaited(slot))
+    }
+
+    /// Whether nobody waits any more.
+    pub(crate) fn is_canceled(&self) -> bool {
+        matches!(*self.0.holds.lock(), Holds::Gone)
+    }
+
+    /// Gives it, unless nobody waits any more.
+    pub(crate) fn give(self, room: Result<Room>) -> std::result::Result<Given, Result<Room>> {
+        let mut holds = self.0.holds.lock();
+        if matches!(*holds, Holds::Gone) {
+            return Err(room);
+        }
+        *holds = Holds::Room(room);
+        drop(holds);
+        Ok(Given(self.0.clone()))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut holds = self.0.holds.lock();
+        if let Holds::Nothing = *holds {
+            *holds = Holds::Forgotten;
+            drop(holds);
+            self.0.waker.wake();
+        }
+    }
+}
+
+impl Given {
+    pub(crate) fn wake(self) {
+        self.0.waker.wake();
+    }
+}
+
+impl Future for Awaited {
+    type Output = Option<Result<Room>>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.waker.register(cx.waker());
+        let mut holds = self.0.holds.lock();
+        match std::mem::replace(&mut *holds, Holds::Gone) {
+            Holds::Nothing => {
+                *holds = Holds::Nothing;
+                Poll::Pending
+            }
+            Holds::Room(room) => Poll::Ready(Some(room)),
+            Holds::Forgotten | Holds::Gone => Poll::Ready(None),
+        }
+    }
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        // What it held is dropped behind the lock.
+        let held = std::mem::replace(&mut *self.0.holds.lock(), Holds::Gone);
+        drop(held);
+    }
+}
 
 /// Room for one call at a worker, which is given back when its last copy is dropped. Not under the lock of any worker.
 #[derive(Clone, Debug)]

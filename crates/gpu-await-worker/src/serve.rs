@@ -229,9 +229,10 @@ fn fault_of(error: &gpu_await::Error) -> Ending {
 }
 
 fn ending_of(failure: &Failure) -> Ending {
-    match failure.kind() {
-        Some(ErrorKind::DeviceLost) => Ending::Fault,
-        Some(ErrorKind::OutOfMemory) => Ending::OutOfMemory,
+    match (failure.kind(), failure.refused()) {
+        (Some(ErrorKind::DeviceLost), _) => Ending::Fault,
+        (_, Some(errno)) => Ending::NotStarted { tried: Tried::Service, errno },
+        (Some(ErrorKind::OutOfMemory), _) => Ending::OutOfMemory,
         _ => Ending::StartFailed,
     }
 }

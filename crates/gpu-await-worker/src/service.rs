@@ -56,7 +56,8 @@ pub trait Service: Sized + Send + Sync + 'static {
     /// Loads models, compiles kernels, opens streams of [`Host::device`].
     ///
     /// # Errors
-    /// The process ends; whether another one is started says [`Restart`](crate::Restart).
+    /// The process ends; whether another one is started says [`Restart`](crate::Restart). Where the error, or one of its sources, says that
+    /// the system refused a thread, a descriptor or memory, that is no [death](crate::Stats::refused_starts).
     fn start(
         config: Self::Config,
         host: &Host,

@@ -55,7 +55,8 @@ pub struct Stats {
     pub last_cause: Option<Cause>,
     /// How many processes were started.
     pub starts: u64,
-    /// How many starts the system refused: for lack of descriptors, memory, or processes. They are tried again, after a delay that grows.
+    /// How many starts the system refused: for lack of descriptors, memory, threads or processes, also where a service's start failed with such an
+    /// error. They are tried again, after a delay that grows.
     pub refused_starts: u64,
     /// How many died, standbys among them, and none that ended as they were asked to.
     pub deaths: u64,

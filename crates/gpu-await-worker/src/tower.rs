@@ -17,13 +17,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use futures::channel::oneshot;
 use tower_service::Service as Tower;
 
 use crate::error::{Error, Result};
 use crate::inside::Handle;
 use crate::pending::{Answer, Call};
-use crate::room::Room;
+use crate::room::{Awaited, Room};
 use crate::route::Readiness;
 use crate::service::Service;
 use crate::worker::Worker;
@@ -55,7 +54,7 @@ pub struct CallService<T, F> {
 
 enum Ready {
     Idle,
-    Waits(Vec<oneshot::Receiver<Result<Room>>>),
+    Waits(Vec<Awaited>),
     Reserved(Room),
 }
 
@@ -151,13 +150,13 @@ impl Ready {
         while let Some(room) = waits.get_mut(at) {
             match Pin::new(room).poll(cx) {
                 Poll::Pending => at += 1,
-                Poll::Ready(Ok(Ok(room))) => {
+                Poll::Ready(Some(Ok(room))) => {
                     *self = Ready::Reserved(room);
                     return Poll::Ready(Ok(()));
                 }
                 Poll::Ready(ended) => {
                     // A panic forgot it: the worker has ended as well.
-                    error = ended.ok().and_then(Result::err).unwrap_or(error);
+                    error = ended.and_then(Result::err).unwrap_or(error);
                     drop(waits.swap_remove(at));
                 }
             }
