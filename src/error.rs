@@ -612,7 +612,8 @@ impl Error {
     /// device while the work was pending, and of calls that are `async`.
     ///
     /// A wrapper function with `#[track_caller]` hands on its caller's line. Of an [`ErrorDetail::Upstream`] this is where the reader was
-    /// submitted, and its `cause` has the line of the operation that failed first.
+    /// submitted, and its `cause` has the line of the operation that failed first; not where that is the loss of a device, which many
+    /// operations share.
     ///
     /// # Examples
     /// ```

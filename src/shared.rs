@@ -39,7 +39,6 @@ use crate::op::freeze::before_host;
 use crate::op::{HostValue, Op};
 use crate::runtime::{Engine, coop};
 use crate::thread::role;
-use crate::thread::worker::offload;
 use gpu_await_protocol::hazard::Mode;
 
 /// `len` elements of type `T` in memory that other processes can map once it is [sealed](Self::seal).
@@ -97,7 +96,7 @@ impl Device {
         role::check_driver("making shared memory")?;
         let bytes = bytes_of::<T>(len)?;
         let stream = self.default_stream().state().clone();
-        offload(move || {
+        let made = move || {
             let engine = &stream.engine;
             engine.check_open()?;
             let granularity_bytes =
@@ -114,8 +113,8 @@ impl Device {
                 info,
                 descriptors: SharedDescriptors::of(memory)?,
             })
-        })
-        .await?
+        };
+        self.home().crew.run_alone(made).await?
     }
 
     /// Maps memory that another process, or this one, made with [`shared`](Self::shared) and sealed: read-only, for operations on any
@@ -154,7 +153,7 @@ impl Device {
         let (bytes, engine) = (bytes_of::<T>(len)?, self.engine().clone());
         let (info, from) = (from.info()?, from.try_clone()?);
         let digest = info.digest;
-        let imported = offload(move || {
+        let imported = self.home().crew.run_alone(move || {
             engine.check_open()?;
             let expected = SharedInfo { generation, ..expected::<T>(&engine, len)? };
             info.check(&expected).map_err(bad)?;
@@ -233,13 +232,13 @@ impl<T: Element> SharedBuffer<T> {
         Op::behind_uses(uses, HostValue::Here((), on)).await?;
         let sealed = buffer.freeze().await?;
         let (kept, duplicate) = (sealed.clone(), descriptors.try_clone()?);
-        offload(move || {
+        let protected = move || {
             // SAFETY: `kept` keeps the memory, nothing writes frozen memory, and its uses were waited for: nobody could add one.
             let protected = unsafe { protect(&engine, &mapping, duplicate.memory.as_fd()) };
             drop(kept);
             protected
-        })
-        .await??;
+        };
+        device.home().crew.run_alone(protected).await??;
         let digest = digest::of(device, sealed.view()).await?;
         descriptors.seal(&SharedInfo { generation, digest, ..info })?;
         Ok((sealed, descriptors))

@@ -462,7 +462,9 @@ impl FaultHandle {
         self.0.fail(call.name(), nth, code_for(kind), true);
     }
 
-    /// Loses the device: from now on every call fails, as after a kernel's fault. A service that recovers
+    /// Loses the device: from now on every call of the driver on it fails, as after a kernel's fault. As there, nobody knows of it before such a
+    /// call was made: of what asks the device nothing, such as the end of a stream without work, the result is good until then, and so is that of
+    /// other devices' work with its memory. [`Device::lost`](crate::Device::lost) asks once a second. A service that recovers
     /// opens another device; in a test that is a fresh host device.
     pub fn lose_device(&self, what: &str) {
         self.0.lose(what);

@@ -197,7 +197,8 @@ impl DeviceBuilder {
         self
     }
 
-    /// Waits for each operation and checks it before its call returns, to find the one that faults. Its error
+    /// Waits for each operation and checks it before its call returns, to find the one that faults: a replayed
+    /// [`Region`](crate::Region) is put on its stream like a batch, and reports nothing. Its error
     /// is [`ErrorDetail::Verify`], with the operation's name and the line that submitted it (of a batch, the
     /// line of the batch). The environment variable `GPU_AWAIT_VERIFY=1` sets the default.
     ///

@@ -26,11 +26,12 @@ impl Device {
     /// - every [loan of memory](crate::Stream::lend_memory) has ended, and what other libraries had put on
     ///   their streams by then is complete,
     /// - values that work [keeps](crate::Uses::keeps) and owners of freed memory are dropped, and all memory
-    ///   freed by any thread is back. A close also waits until streams without handles are released, until the rest of staged copies that
-    ///   were dropped is copied, and until cleanup for which the system refused a thread has run; if only that is left at the limit, it succeeds all the same.
+    ///   freed by any thread is back. A close also waits until streams without handles are released, until threads of the crate are done with what
+    ///   dropped futures had begun (parts of staged copies, pinned and shared memory, partitions), and until cleanup for which the system
+    ///   refused a thread has run; if only that is left at the limit, it succeeds all the same.
     ///
     /// Streams free their caches as soon as they have finished, and cache nothing that is dropped later. In
-    /// the end the pool's unused memory is returned. Buffers that are alive stay valid and are freed when
+    /// the end the pool's unused memory is returned. Buffers that are alive keep their memory, which nothing can read any more, and are freed when
     /// they are dropped. It does not wait for [loans of streams](crate::Stream::lend_raw) to end.
     ///
     /// It blocks no thread: the device's poller keeps the time. On a stepped device (`testing::manual`) the
@@ -48,6 +49,11 @@ impl Device {
         coop::proceed().await;
         role::check_driver("closing a device")?;
         let engine = self.engine();
+        // In the child of a fork a thread of the parent may have any of the locks below.
+        let is_forked = |lost: &&Error| matches!(lost.detail(), ErrorDetail::Forked { .. });
+        if let Some(forked) = engine.state.lost().filter(is_forked) {
+            return Err(forked.clone());
+        }
         engine.close();
         let mut limit = Limit::after(self, limit);
         // No loan begins any more, and one that ends during this wait puts a ticket behind the work that is
@@ -135,8 +141,7 @@ impl Device {
         }
     }
 
-    /// Whether a part of a staged copy that was given up is still being copied, a stream without a handle is still there, or cleanup still
-    /// needs a thread. The poller releases such a stream in a round of its
+    /// Whether threads are still at what was given up, a stream without a handle is still there, or cleanup still needs a thread. The poller releases such a stream in a round of its
     /// own, a moment after its work was seen to be complete. A stream whose work will never be complete does not count.
     fn has_more_ending(&self) -> bool {
         let Engine { registry, background, .. } = &**self.engine();

@@ -11,7 +11,6 @@ use crate::runtime::coop;
 use crate::runtime::partitions::Share;
 use crate::stream::Stream;
 use crate::thread::role;
-use crate::thread::worker::offload;
 
 /// A share of a device's multiprocessors. Work of its streams runs there and nowhere else, beside whatever the others hold.
 ///
@@ -82,7 +81,7 @@ impl Device {
         engine.check_open()?;
         // One at a time: however many are given up, there is one thread for them.
         let turn = engine.shares.partitions.turn().await;
-        let taken = offload(move || {
+        let taken = self.home.crew.run_alone(move || {
             let refused = |code| engine.refused(code);
             let share = engine
                 .shares

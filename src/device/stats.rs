@@ -8,7 +8,8 @@ use crate::batch::report::Report;
 use crate::error::unfinished::Unfinished;
 use crate::runtime::progress::Overlapping;
 
-/// What a device is doing; a snapshot.
+/// What a device is doing. Each figure was true at a moment of the call; they are read one after the other, while others may work, but for those
+/// of partitions, which are of one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -150,17 +151,16 @@ impl Device {
         let memory = engine.memory.account.lock().figures();
         let counters = &engine.state.counters;
         let (pinned_bytes, pinned_used_bytes) = self.home.pinned.reserved_and_used();
+        let (partitions, unreserved_multiprocessors) =
+            engine.shares.partitions.figures(engine.limits.multiprocessors);
         // ORDERING: Relaxed: statistics.
         let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         Stats {
             in_flight,
             streams: self.home.streams(),
-            partitions: engine.shares.partitions.shares(),
-            unreserved_multiprocessors: engine
-                .shares
-                .partitions
-                .free(engine.limits.multiprocessors),
-            streams_outside_partitions: match engine.shares.partitions.shares() {
+            partitions,
+            unreserved_multiprocessors,
+            streams_outside_partitions: match partitions {
                 0 => 0,
                 _ => streams.iter().filter(|stream| stream.is_outside()).count(),
             },

@@ -239,9 +239,9 @@ impl Partitions {
         found.share.lock().upgrade()
     }
 
-    /// How many multiprocessors are in none, of `all` until the device is divided.
-    pub(crate) fn free(&self, all: u32) -> u32 {
-        self.grains.lock().as_ref().map_or(all, Grains::free)
+    /// How many shares there are, and how many multiprocessors are in none, of `all` until the device is divided.
+    pub(crate) fn figures(&self, all: u32) -> (u64, u32) {
+        self.grains.lock().as_ref().map_or((0, all), |grains| (grains.shares(), grains.free()))
     }
 
     /// Says once that there are more streams than the driver has hardware queues: those of several shares may be in one.
@@ -255,11 +255,6 @@ impl Partitions {
                 tracing::warn!(device, streams, queues, advice, "more streams than hardware queues")
             });
         }
-    }
-
-    /// How many shares there are.
-    pub(crate) fn shares(&self) -> u64 {
-        self.grains.lock().as_ref().map_or(0, Grains::shares)
     }
 
     /// By how much less memory was free after they had been made.

@@ -43,7 +43,7 @@ mod poll;
 mod submitter;
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::task::Waker;
 
@@ -351,8 +351,10 @@ impl StreamState {
     /// The last handle is dropped. The owner of the device's streams keeps the stream while its work is
     /// pending, and releases it when it is complete.
     fn desert(self: &Arc<Self>) {
-        // ORDERING: SeqCst: against `deactivate`, which stores that it lets go and then looks at this.
+        // ORDERING: SeqCst: against `deactivate`, which stores that it lets go and then looks at this; with the fence also against who frees
+        // memory here by a reference of its own, see `give_back`.
         self.deserted.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
         self.driver.ends();
         // If the poller does not have the stream, this is the last reference.
         if self.has_dues() || self.waiters.is_watched() || self.awaits_its_word() {

@@ -16,7 +16,6 @@ use crate::op::freeze::before_host;
 use crate::op::{HostValue, Op};
 use crate::runtime::coop;
 use crate::thread::role;
-use crate::thread::worker::offload;
 use gpu_await_protocol::hazard::Mode;
 
 /// Says what the memory is, as `generation`, so that another process can [`import`] it after this one; returns its descriptors.
@@ -50,7 +49,7 @@ pub async unsafe fn import<T: Element>(
     role::check_driver("importing shared memory")?;
     let (bytes, engine) = (bytes_of::<T>(len)?, device.engine().clone());
     let (info, descriptors) = (from.info()?, from.try_clone()?);
-    let imported = offload(move || {
+    let imported = device.home().crew.run_alone(move || {
         engine.check_open()?;
         let expected = SharedInfo { generation, is_mutable: true, ..expected::<T>(&engine, len)? };
         info.check(&expected).map_err(bad)?;

@@ -4,6 +4,9 @@
 //! |---|---|
 //! | copying between pageable and pinned memory ([`Crew::run`]) | the device's few |
 //! | calls that a busy stream or the driver may hold up ([`Crew::offload`]) | one per [`Line`] that has any, however many calls it has |
+//! | rare and long: taking a share, shared memory ([`Crew::run_alone`]) | one each |
+//!
+//! A close waits for all of it: what it was done for may be gone, and then its result is dropped there.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -16,6 +19,7 @@ use gpu_await_protocol::sync::Mutex;
 use super::inbox::Receiver;
 use super::native;
 use super::worker::{Offloaded, Task, Unwanted, Worker, detach, package, run};
+use crate::error::Result;
 use crate::thread::process::Process;
 
 /// The name of its threads.
@@ -30,7 +34,7 @@ pub(crate) struct Crew {
     /// Where they run.
     process: Process,
     worker: Worker<Task>,
-    /// Tasks that the threads have, until they are dropped.
+    /// As many more as there are tasks, until they are dropped.
     tasks: Arc<()>,
     /// The lines that have a thread.
     lines: Mutex<HashMap<Line, VecDeque<Task>>>,
@@ -85,7 +89,7 @@ impl Crew {
         work: impl FnOnce() -> R + Send + 'static,
     ) -> Offloaded<R> {
         let (task, result) = package(self.process, unwanted, work);
-        let task: Task = Box::new(task);
+        let task: Task = Box::new(self.counted(task));
         let is_first = match self.lines.lock().entry(line) {
             Entry::Occupied(mut tasks) => {
                 tasks.get_mut().push_back(task);
@@ -120,19 +124,32 @@ impl Crew {
         self.send(move || drop(value));
     }
 
-    /// Whether its threads have anything to do. A task whose future was dropped may still hold pinned memory.
+    /// Runs `work` on a thread of its own. Dropped, the future leaves it running.
+    pub(crate) async fn run_alone<R: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> R + Send + 'static,
+    ) -> Result<R> {
+        let (task, result) = package(self.process, Unwanted::IsDone, work);
+        detach(self.counted(task))?;
+        result.await
+    }
+
+    /// Whether there is anything to do: a task whose future was dropped may still hold memory.
     pub(crate) fn is_busy(&self) -> bool {
         Arc::strong_count(&self.tasks) > 1
     }
 
-    fn send(&self, task: impl FnOnce() + Send + 'static) {
+    fn counted(&self, task: impl FnOnce() + Send + 'static) -> impl FnOnce() + Send + 'static {
         let one = self.tasks.clone();
-        let counted = move || {
+        move || {
             task();
             drop(one);
-        };
+        }
+    }
+
+    fn send(&self, task: impl FnOnce() + Send + 'static) {
         // Without any thread the task is dropped here, and its waiter sees that.
-        drop(self.worker.send(Box::new(counted), work(self.threads)));
+        drop(self.worker.send(Box::new(self.counted(task)), work(self.threads)));
     }
 }
 

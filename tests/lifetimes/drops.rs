@@ -85,6 +85,31 @@ async fn a_time_out_returns_at_once_and_the_work_goes_on() {
     .await;
 }
 
+/// The last handle of a stream and memory of it, dropped at once by two threads: the memory is free when its free was run.
+#[test]
+fn memory_and_its_stream_dropped_at_once() {
+    let device = Device::builder().memory_limit_bytes(64 << 20).host();
+    let barrier = std::sync::Barrier::new(2);
+    for round in 0..3000 {
+        let stream = device.stream().unwrap();
+        let x = stream.empty::<u8>(3 << 20).queued().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                barrier.wait();
+                drop(x);
+            });
+            barrier.wait();
+            // So that it meets each step of the other one's.
+            (0..round % 300).for_each(|_| std::hint::spin_loop());
+            drop(stream);
+        });
+        let stats = device.stats();
+        assert_eq!((stats.leaked_bytes, stats.unreturned), (0, 0), "round {round}");
+    }
+    futures::executor::block_on(device.close(crate::SOON)).unwrap();
+    assert_eq!(device.stats().pending_bytes, 0);
+}
+
 /// Each operation, polled `polls` times, then dropped.
 async fn drop_after(device: &Device, stream: &Stream, polls: usize) -> gpu_await::Result<()> {
     async fn poll_and_drop<T>(mut op: gpu_await::Op<T>, polls: usize) {

@@ -31,7 +31,7 @@ fn runtime() -> tokio::runtime::Runtime {
     runtime.worker_threads(2).enable_all().build().expect("tokio")
 }
 
-/// Pinned memory that another thread is taking back, or filling for nobody, is back when the close is over.
+/// What another thread is taking back, or getting for nobody, is back when the close is over.
 #[tokio::test]
 async fn close_waits_for_who_takes_memory_back() {
     for round in 0..100 {
@@ -46,10 +46,18 @@ async fn close_waits_for_who_takes_memory_back() {
             drop(futures::poll!(&mut staged));
             std::thread::yield_now();
         }
-        drop(staged);
+        let mut others = futures::future::join3(
+            Box::pin(device.pinned_async::<u8>(3 << 20)),
+            Box::pin(device.reserve_partition(1)),
+            Box::pin(device.shared::<u8>(1000)),
+        );
+        drop(futures::poll!(&mut others));
+        drop((staged, others));
         device.close(crate::SOON).await.unwrap();
         let stats = device.stats();
-        assert_eq!((stats.pinned_used_bytes, stats.lent_bytes), (0, 0), "round {round}");
+        let used =
+            (stats.pinned_used_bytes, stats.lent_bytes, stats.partitions, stats.shared_bytes);
+        assert_eq!(used, (0, 0, 0, 0), "round {round}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! Algorithms on streams: sequences, formulas, sums, sorts and selections, chained with one host wait.
 //!
-//! Prints what each part came to. Needs no GPU: `cargo run --example 12_algorithms --features algorithms`.
+//! Prints what each part came to. Needs no GPU: `cargo run --example 12_algorithms`.
 
 use gpu_await::{Device, Result};
 use gpu_await_algorithms::{Algorithms, Compare, ReduceOp, Sequence, SequenceMut, transform};

@@ -28,7 +28,7 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use gpu_await_protocol::sync::Mutex;
 use smallvec::SmallVec;
@@ -391,6 +391,13 @@ impl StreamState {
         if !freed {
             self.memory.deferred.lock().push(block);
             self.activate();
+            return;
+        }
+        // ORDERING: SeqCst: against `desert`. Either that sees the free's ticket, or this that there is no handle any more: the caller may have
+        // the last reference, and the stream must not go before the free has run.
+        fence(Ordering::SeqCst);
+        if self.is_deserted() && self.has_dues() {
+            self.activate();
         }
     }
 
@@ -464,9 +471,10 @@ impl StreamState {
 
     /// The remaining blocks of a stream that goes away, whose work is complete or never will be.
     pub(super) fn take_left(&self) -> Vec<Block> {
-        let lost = self.engine.state.lost().is_some();
+        // Any other stream does what is on it, also when it is destroyed.
+        let runs = self.engine.state.lost().is_some() || !self.is_stuck();
         for InOrder { ticket, bytes, .. } in self.memory.take_frees(|_| true) {
-            if lost || self.progress.timeline.is_complete(ticket) {
+            if runs || self.progress.timeline.is_complete(ticket) {
                 self.engine.memory.release(bytes);
             } else {
                 // The driver never runs this free.
