@@ -493,7 +493,9 @@ pub enum ErrorDetail {
     BatchPanicked { requests: usize, message: String },
     /// A time limit passed: of [`Device::close`](crate::Device::close) or
     /// [`StreamPool::drained_within`](crate::StreamPool::drained_within), with what is left.
-    #[error("{what} did not finish within {limit_ms} ms: {left}")]
+    #[error(
+        "{what} did not finish within {limit_ms} ms: {left}; that goes on, and a later call can wait for it"
+    )]
     TimedOut { what: String, limit_ms: u64, left: Unfinished },
     /// This device cannot do what was asked.
     #[error("{what} is not supported by {device}")]
