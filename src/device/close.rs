@@ -105,6 +105,8 @@ impl Device {
     async fn all_freed(&self, limit: &mut Limit) -> Result<()> {
         let engine = self.engine();
         loop {
+            // In front of the count: what has ended by now retired all that it does.
+            let is_ending = self.has_more_ending();
             let before = engine.background.retirements();
             let mut is_back = true;
             engine
@@ -129,7 +131,7 @@ impl Device {
             let is_quiet = engine.background.retirements() == before;
             let is_over = is_quiet && is_back && (engine.options.stepped || !owes);
             let result = || engine.state.lost().map_or(Ok(()), |lost| Err(lost.clone()));
-            if is_over && (engine.options.stepped || !self.has_more_ending()) {
+            if is_over && (engine.options.stepped || !(is_ending || self.has_more_ending())) {
                 return result();
             }
             if !engine.options.stepped
