@@ -6,20 +6,17 @@
 //!
 //! | who | does |
 //! |---|---|
-//! | who starts a thread of this crate | [`starts`], which begins that one's first turn |
-//! | a thread of this crate | [`Starting::enter`], [`rest`] and [`pause`], [`leave_for_good`] |
+//! | a thread of this crate | [`enter`], [`rest`] and [`pause`], [`leave`] |
 //! | a thread that forks, in front of it | [`hold`] |
 //! | the same, in the parent behind it | [`let_go`] |
 //! | the child | nothing: it has no such threads |
 //!
 //! # Invariants
 //! 1. At a fork no thread of this crate holds a lock, unless one has been at a single task for all of [`PATIENCE`], as in a call of the driver
-//!    (`a_child_of_a_busy_parent_waits_for_no_lock`). That holds for the standard library's as well, which takes some as a thread starts and
-//!    ends: who ends is waited for until it is gone (`a_fork_waits_for_who_starts_or_ends`).
+//!    (`a_child_of_a_busy_parent_waits_for_no_lock`).
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, OnceCell};
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -38,8 +35,6 @@ static THREADS: PerProcess<Mutex<OurThreads>> = PerProcess::new(Mutex::default);
 #[derive(Default)]
 struct OurThreads {
     turns: Vec<Weak<Turn>>,
-    /// Where the system shows those that have had their last turn.
-    ending: Vec<PathBuf>,
     /// How many forks are under way.
     forks: u64,
 }
@@ -76,46 +71,19 @@ impl OwnTurn {
     }
 }
 
-/// A thread of this crate is about to be started; dropped, it was not.
-pub(super) fn starts() -> Starting {
+/// The calling thread is one of this crate, which has just started.
+pub(super) fn enter() {
     process::around_forks(hold, let_go);
     let mut threads = THREADS.get().lock();
-    let turn = Arc::new(Turn::begun(threads.forks));
+    let turn = Arc::new(Turn::new(threads.forks));
     threads.turns.retain(|turn| turn.strong_count() > 0);
     threads.turns.push(Arc::downgrade(&turn));
-    Starting(Some(turn))
+    drop(threads);
+    OWN.with(|own| own.get_or_init(|| OwnTurn { turn, process: Process::this() }).begin());
 }
 
-/// The first turn of a thread that is about to be started.
-pub(super) struct Starting(Option<Arc<Turn>>);
-
-impl Starting {
-    /// The calling thread is the one, and has started.
-    pub(super) fn enter(mut self) {
-        let Some(turn) = self.0.take() else { return };
-        OWN.with(|own| drop(own.set(OwnTurn { turn, process: Process::this() })));
-        pause();
-    }
-}
-
-impl Drop for Starting {
-    fn drop(&mut self) {
-        self.0.iter().for_each(|turn| turn.end());
-    }
-}
-
-/// The calling thread, which has entered, runs nothing more of this crate but its end.
-pub(super) fn leave_for_good() {
-    // Only Linux says of a thread when it is gone.
-    if let Ok(own) = std::fs::read_link("/proc/thread-self") {
-        let mut threads = THREADS.get().lock();
-        threads.ending.retain(|thread| thread.exists());
-        threads.ending.push(Path::new("/proc").join(own));
-    }
-    leave();
-}
-
-fn leave() {
+/// The calling thread, which has entered, runs nothing more of this crate that takes a lock.
+pub(super) fn leave() {
     OWN.with(|own| own.get().into_iter().for_each(|own| own.turn.end()));
 }
 
@@ -148,13 +116,7 @@ fn hold() {
         others
     };
     let (end, mut relax) = (Instant::now() + PATIENCE, Relax::default());
-    let are_gone = || {
-        let mut threads = threads.lock();
-        threads.ending.retain(|thread| thread.exists());
-        threads.ending.is_empty()
-    };
-    // In this order: who has its last turn is among those that end.
-    while (others.iter().any(|turn| !turn.is_at_rest()) || !are_gone()) && Instant::now() < end {
+    while others.iter().any(|turn| !turn.is_at_rest()) && Instant::now() < end {
         relax.pause();
     }
 }
@@ -171,30 +133,4 @@ fn let_go() {
     }
     threads.forks -= 1;
     threads.others().iter().for_each(|turn| turn.let_go());
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// How long a fork waits now.
-    fn held() -> Duration {
-        let begun = Instant::now();
-        hold();
-        let held = begun.elapsed();
-        let_go();
-        held
-    }
-
-    #[test]
-    fn a_fork_waits_for_who_starts_or_ends() {
-        let starting = starts();
-        assert!(held() >= PATIENCE, "it did not enter");
-        drop(starting);
-        THREADS.get().lock().ending.push(Path::new("/proc/self").to_owned());
-        assert!(held() >= PATIENCE, "it is not gone");
-        THREADS.get().lock().ending.clear();
-        // Of a few: other tests have threads as well.
-        assert!((0..50).any(|_| held() < PATIENCE), "there is nobody");
-    }
 }
