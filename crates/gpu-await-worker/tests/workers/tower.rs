@@ -97,8 +97,8 @@ fn room_for_who_goes_is_free_at_once() {
         for round in 0..500 {
             let (mut has, mut waits) = (worker.service(call), worker.service(call));
             has.ready().await.unwrap();
-            let answer = has.call(Do::Pid);
             is_pending(&mut waits);
+            let answer = has.call(Do::Pid);
             // With it the room goes to the one that waits, by another thread.
             answer.await.unwrap();
             drop(waits);
