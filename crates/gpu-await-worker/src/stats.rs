@@ -12,7 +12,7 @@ use crate::health::Health;
 pub struct Recovery {
     /// From `SIGKILL` until the process before it was gone; zero if it went by itself, or was the first.
     pub killed_to_reaped: Duration,
-    /// Until the process was started: the delay of [`Restart`].
+    /// Until the process was started: the delay of [`Restart`](crate::Restart).
     pub reaped_to_started: Duration,
     /// Until it said hello.
     pub started_to_hello: Duration,
@@ -20,7 +20,7 @@ pub struct Recovery {
     pub hello_to_serving: Duration,
 }
 
-/// The figures of a [`Worker`].
+/// The figures of a [`Worker`](crate::Worker).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -28,7 +28,7 @@ pub struct Stats {
     pub health: Option<Health>,
     /// The number of the process that takes its calls, its pid.
     pub process: Option<u32>,
-    /// That of the standby, if there is one that could take over now: see [`WorkerBuilder::standby`].
+    /// That of the standby, if there is one that could take over now: see [`WorkerBuilder::standby`](crate::WorkerBuilder::standby).
     pub standby: Option<u32>,
     /// That of a standby that is stopped, or that a debugger has: it is left alone until it is needed, and killed then.
     pub stopped_standby: Option<u32>,
@@ -41,17 +41,18 @@ pub struct Stats {
     pub calls: usize,
     /// Those of them that the process has.
     pub running: usize,
-    /// Those that wait to run alone, one after the other, since each of them may be why a process died: see [`Call::idempotent`]. Without a
-    /// [standby](WorkerBuilder::standby) all other calls wait for them.
+    /// Those that wait to run alone, one after the other, since each of them may be why a process died: see
+    /// [`Call::idempotent`](crate::Call::idempotent). Without a [standby](crate::WorkerBuilder::standby) all other calls wait for them.
     pub suspects: usize,
-    /// Bytes of payloads that the front holds for calls that wait for room: see [`WorkerBuilder::most_waiting_bytes`].
+    /// Bytes of payloads that the front holds for calls that wait for room: see
+    /// [`WorkerBuilder::most_waiting_bytes`](crate::WorkerBuilder::most_waiting_bytes).
     pub waiting_bytes: u64,
     /// Processes that were killed and are not gone.
     pub stuck: usize,
-    /// Deaths in a row that were early: quick, and while no call ran. See [`Restart`].
+    /// Deaths in a row that were early: quick, and while no call ran. See [`Restart`](crate::Restart).
     pub early_deaths: u32,
     /// Why a process died last. A start that the system refuses is no death, nor is an end that it was asked for: by a replacement, or by
-    /// [`Worker::close`].
+    /// [`Worker::close`](crate::Worker::close).
     pub last_cause: Option<Cause>,
     /// How many processes were started.
     pub starts: u64,
@@ -66,7 +67,7 @@ pub struct Stats {
     pub last_standby_cause: Option<Cause>,
     /// How often a standby took over.
     pub takeovers: u64,
-    /// How often a process was replaced while it served: see [`Worker::replace`]. That is no death.
+    /// How often a process was replaced while it served: see [`Worker::replace`](crate::Worker::replace). That is no death.
     pub replacements: u64,
     /// The number of the process that was replaced, and answers the calls that it has.
     pub draining: Option<u32>,
@@ -78,7 +79,7 @@ pub struct Stats {
     pub panics: u64,
     /// Calls that were refused because as many as there may be, or as many bytes, were under way.
     pub overloads: u64,
-    /// Calls that were refused for what was sent before: see [`WorkerBuilder::blame`].
+    /// Calls that were refused for what was sent before: see [`WorkerBuilder::blame`](crate::WorkerBuilder::blame).
     pub refused: u64,
     /// How often a call was sent again.
     pub retries: u64,

@@ -135,7 +135,7 @@ impl<S: Service> Worker<S> {
     ///
     /// # Errors
     /// As [`spawn`](WorkerBuilder::spawn): the worker is given up again if its first process dies before it serves. One that was closed stays
-    /// [`Closed`](Error::Closed), and one that ended by a panic of this crate ([`Cause::Supervisor`]) given up.
+    /// [`Closed`](Error::Closed), and one that ended by a panic of this crate ([`Cause::Supervisor`](crate::Cause::Supervisor)) given up.
     pub async fn revive(&self) -> Result<()> {
         self.handle.inside.revive()?;
         self.serving().await
