@@ -8,7 +8,7 @@
 //! | their launches | are confined to the partition of the stream, if it has one | run on the whole device: one whose default stream is in a partition is refused |
 //! | memory that the closure allocates | is the stream's | is the default stream's; kept by the graph likewise |
 //! | memory that is touched | is used by the launch of the graph, as by any operation of its stream | the same |
-//! | is lost | the launch resolves with that | with [`ErrorDetail::DependencyLost`] |
+//! | is lost | the launch resolves with that | with [`ErrorDetail::DependencyLost`]; what it wrote cannot be read, though its nodes here may end |
 //!
 //! A list of several devices is only launched as a graph: one by one, its launches would all run on one of them.
 #![forbid(unsafe_code)]
@@ -88,8 +88,8 @@ impl Device {
     /// None here; of a launch, besides those of [`Graph::launch`]: [`ErrorDetail::WrongDevice`] for a GPU beside a host device;
     /// [`ErrorDetail::NotInGraph`] for a copy to a device that
     /// does not reach the memory of the one that it is from ([`enable_peer`](Self::enable_peer) tells), [`ErrorDetail::Unsupported`] for another device
-    /// whose streams are in a partition; [`ErrorDetail::DependencyLost`] if another device is lost before the launch is complete, and
-    /// [`ErrorDetail::Closed`] if it was closed before the launch.
+    /// whose streams are in a partition; [`ErrorDetail::Closed`] if another device was closed before the launch, and
+    /// [`ErrorDetail::DependencyLost`] if one is lost before the launch is known to be complete: nothing reads then what it wrote.
     /// A graph that the driver does not compile is not launched.
     ///
     /// # Ownership

@@ -285,6 +285,48 @@ async fn a_device_that_goes_takes_the_launch_along() -> Result<()> {
     Ok(())
 }
 
+/// Its nodes may end all the same, and those of the device that is left may have read what the other did not write.
+#[tokio::test]
+async fn nobody_reads_what_a_launch_wrote_that_lost_a_device() -> Result<()> {
+    for is_told in [true, false] {
+        let (faults, handle) = testing::faults();
+        let devices = [Device::host(), testing::host_with(faults)];
+        let streams = [devices[0].stream()?, devices[1].stream()?];
+        let (graph, program) = of_both(&devices).await?;
+        let mut buffers = Vec::new();
+        for number in 0..ALL {
+            buffers.push(streams[number / HERE].full(LEN, 1.0f32).await?);
+        }
+        set(&program, vec![Step::Scale { a: 2.0, x: 0 }]);
+        launch(&graph, &streams[0], &mut buffers, 0).await?;
+        let gate = Gate::close(&streams[0])?;
+        let mut launched = launch(&graph, &streams[0], &mut buffers, 0);
+        let (tell, has_run) = std::sync::mpsc::channel();
+        streams[0].host_fn(move || tell.send(()).expect("the test waits")).queued()?;
+        handle.lose_device("on purpose");
+        assert!(streams[1].zeros::<f32>(1).await.unwrap_err().is_device_lost());
+        if is_told {
+            let told = timeout(SOON, &mut launched).await.expect("it is told").unwrap_err();
+            assert!(matches!(told.detail(), ErrorDetail::DependencyLost { .. }), "{told}");
+        }
+        gate.open();
+        has_run.recv_timeout(SOON).expect("it is behind the node, which runs");
+        // Asks the device.
+        assert!(streams[0].is_idle(), "it is complete or never will be");
+        let other = devices[0].stream()?;
+        for stream in [&other, &streams[0]] {
+            let read = timeout(SOON, stream.download(&buffers[0])).await.expect("it is told");
+            let error = read.expect_err("nobody knows whether it is right");
+            assert!(matches!(error.detail(), ErrorDetail::DependencyLost { .. }), "{error}");
+        }
+        if !is_told {
+            let told = timeout(SOON, launched).await.expect("it is told").unwrap_err();
+            assert!(matches!(told.detail(), ErrorDetail::DependencyLost { .. }), "{told}");
+        }
+    }
+    Ok(())
+}
+
 /// Also a launch without a node there, which would run, is refused, and what is behind it is not.
 #[tokio::test]
 async fn a_device_that_is_gone_refuses_the_next_launch() -> Result<()> {

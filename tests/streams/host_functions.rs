@@ -385,7 +385,10 @@ fn a_twin_is_refused_what_blocks_and_submits() -> Result<()> {
         ]
     })?;
     let mut x = stream.full(4, 1u32).queued()?;
+    // It may not run before its launch was submitted.
+    let gate = Gate::close(&stream)?;
     let launch = stream.launch(&kernel, LaunchConfig::new(1, 1), (&mut x,));
+    gate.open();
     let answers = told.recv_timeout(SOON).expect("the twin returns");
     assert_eq!(answers, vec![true; answers.len()]);
     launch.synchronize()?;

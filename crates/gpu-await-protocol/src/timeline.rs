@@ -6,17 +6,21 @@
 //! | word | set by | read by |
 //! |---|---|---|
 //! | `submitted` | the holder of the submission lock | everybody |
-//! | `completed` | whoever saw a marker complete | everybody |
+//! | `completed`, and whether it rises no more | whoever saw a marker complete; whoever says that a ticket never will be | everybody |
 //! | `held` | the submitter (its ticket), the ticket's `Op` (back to none) | the next submitter |
 //!
 //! # Invariants
 //! 1. `completed` never falls and never exceeds a ticket whose marker was seen complete (`completed_only_rises`).
 //! 2. `held` names the tail or nothing: an older ticket's `Op` cannot clear a newer one's (`an_older_op_cannot_release_the_tail`).
 //! 3. A thread that sees a ticket complete also sees it submitted (`what_is_in_flight_is_never_negative`).
+//! 4. A ticket that somebody was told of that it never will be complete is not (`a_ticket_is_complete_or_given_up`).
 #![forbid(unsafe_code)]
 
 use super::wait_queue::LossFlag;
 use crate::sync::{AtomicU64, Ordering};
+
+/// Of `completed`: it rises no more.
+const GIVEN_UP: u64 = 1 << 63;
 
 /// The end of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +62,7 @@ impl Timeline {
     pub fn completed(&self) -> u64 {
         // ORDERING: Acquire pairs with `complete`: the device's writes before the marker was seen are visible
         // to a reader of this value.
-        self.completed.load(Ordering::Acquire)
+        self.completed.load(Ordering::Acquire) & !GIVEN_UP
     }
 
     /// How many tickets are not known to be complete.
@@ -111,13 +115,14 @@ impl Timeline {
         Some(self.held.load(Ordering::Relaxed)).filter(|ticket| *ticket != 0)
     }
 
-    /// Raises `completed` to `ticket`; true if that changed anything.
+    /// Raises `completed` to `ticket`, unless something was [given up](Self::give_up); true if that changed anything.
     #[inline]
     pub fn complete(&self, ticket: u64) -> bool {
         // Not `fetch_max`, which compiles to this loop on x86: ThreadSanitizer does not instrument it, and
         // reports a race between the work that is complete and its reader.
         // ORDERING: Relaxed: only where the loop begins.
         let mut known = self.completed.load(Ordering::Relaxed);
+        // One that rises no more is larger than any ticket.
         while known < ticket {
             // ORDERING: Release publishes what the marker proved; Acquire joins the earlier raiser's
             // release sequence, so that a reader of the larger value sees both. Relaxed where another
@@ -129,5 +134,13 @@ impl Timeline {
             }
         }
         false
+    }
+
+    /// Says that `ticket`, with all behind it, never will be complete, whatever a marker says from now on; false if it is.
+    #[cold]
+    pub fn give_up(&self, ticket: u64) -> bool {
+        let given_up = |known| (known & !GIVEN_UP < ticket).then_some(known | GIVEN_UP);
+        // ORDERING: as in `complete`. Acquire where the ticket is complete: as in `completed`.
+        self.completed.fetch_update(Ordering::AcqRel, Ordering::Acquire, given_up).is_ok()
     }
 }

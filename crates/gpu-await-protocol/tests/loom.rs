@@ -533,6 +533,28 @@ fn completed_only_rises() {
 }
 
 #[test]
+fn a_ticket_is_complete_or_given_up() {
+    explore(3, || {
+        let timeline = Arc::new(Timeline::new());
+        let device = {
+            let timeline = timeline.clone();
+            thread::spawn(move || [1, 2].map(|ticket| timeline.complete(ticket)))
+        };
+        let given_up = timeline.give_up(2);
+        let told = timeline.is_complete(2);
+        assert_eq!(told, !given_up, "it is the one or the other");
+        let raised = device.join().unwrap();
+        assert_eq!(timeline.is_complete(2), !given_up, "and stays that");
+        assert_eq!(raised[1], !given_up);
+        assert_eq!(
+            timeline.completed(),
+            raised.into_iter().filter(|raised| *raised).count() as u64
+        );
+        assert!(!given_up || !timeline.complete(3) && timeline.give_up(3));
+    });
+}
+
+#[test]
 fn what_is_complete_is_visible() {
     explore(3, || {
         let timeline = Arc::new(Timeline::new());

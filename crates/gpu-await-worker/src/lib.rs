@@ -179,6 +179,10 @@ mod replace;
 #[cfg(target_os = "linux")]
 mod restart;
 #[cfg(target_os = "linux")]
+#[cfg_attr(
+    not(feature = "tower"),
+    allow(dead_code, reason = "only a tower service waits for room")
+)]
 mod room;
 #[cfg(target_os = "linux")]
 mod route;

@@ -4,6 +4,7 @@
 //! | the stream | |
 //! |---|---|
 //! | is stuck | what waits for its work resolves with the loss; nothing is submitted to it any more ([`check_moves`](StreamState::check_moves)) |
+//! | is stuck, and somebody was told | a ticket that is not complete by then never is, whatever a marker says later |
 //! | is stuck, and its full queue blocks a thread | on a host device the call fails with the loss ([`find_lost_dependency`](StreamState::find_lost_dependency)); a GPU's driver keeps the thread |
 //! | is detached: the driver knows its context no more ([`refused`](StreamState::refused)) | what is not known to be complete resolves with that; the driver refuses what is submitted to it |
 //! | is of the same device, and its work would wait for such a stream | that operation is refused, and the stream goes on |
@@ -20,6 +21,9 @@ use crate::runtime::progress::Progress;
 use crate::runtime::progress::any_lost;
 use crate::thread::role;
 use gpu_await_protocol::point::Track;
+
+/// A ticket that never comes: who waits for it waits for the loss of its device.
+const NEVER: u64 = u64::MAX;
 
 /// What a stream waits for on other devices, and whether it is detached.
 pub(crate) struct ForeignWaits {
@@ -72,8 +76,7 @@ impl ForeignWaits {
         ticket: u64,
         streams: impl Iterator<Item = Arc<Progress<StreamState>>>,
     ) {
-        // Of a ticket that never comes.
-        self.add(ticket, streams.map(|stream| Point { stream, ticket: u64::MAX }));
+        self.add(ticket, streams.map(|stream| Point { stream, ticket: NEVER }));
     }
 
     /// Calls `look` for the points on other devices that `ticket` waits for, directly or indirectly, until it
@@ -104,6 +107,15 @@ impl ForeignWaits {
             }
         }
         None
+    }
+
+    /// The first ticket up to this one that is not complete without a device that is lost, if any, though the driver says so.
+    fn not_whole(&self, ticket: u64) -> Option<u64> {
+        let waits = self.waits.lock();
+        let goes_with =
+            |(_, on): &&(u64, Point)| on.ticket == NEVER && on.stream.device().lost().is_some();
+        let found = waits.iter().filter(goes_with).map(|(of, _)| *of);
+        found.filter(|of| *of <= ticket && !self.progress.is_complete(*of)).min()
     }
 
     /// Adds the unseen points that `ticket` waits for.
@@ -167,6 +179,21 @@ impl StreamState {
         let detached = self.foreign.detach(error);
         self.engine.pacing.attention.call();
         detached
+    }
+
+    /// A marker says that `ticket` is complete; true if that changed anything. Work of several devices is not where one of them is lost
+    /// by then: its part there may not have run.
+    pub(super) fn complete(&self, ticket: u64) -> bool {
+        let timeline = &self.progress.timeline;
+        if any_lost()
+            && self.progress.waits_for_others()
+            && let Some(first) = self.foreign.not_whole(ticket)
+        {
+            let moved = timeline.complete(first - 1);
+            timeline.give_up(first);
+            return moved;
+        }
+        timeline.complete(ticket)
     }
 
     /// The loss of another device that work on the stream waits for. Asks those devices first, since nobody may have noticed.

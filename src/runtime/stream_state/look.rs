@@ -47,7 +47,7 @@ impl StreamState {
             self.try_with(|turn| {
                 let stream = turn.stream;
                 if stream.driver.is_through(&*stream.engine.backend) == Ok(true) {
-                    stream.progress.timeline.complete(stream.progress.timeline.submitted());
+                    stream.complete(stream.progress.timeline.submitted());
                 }
             });
         }
@@ -119,7 +119,8 @@ impl StreamState {
 
     /// Raises `completed` as far as the markers allow; returns what to, if that changed anything.
     fn ask(&self, asking: Asking<'_>) -> Result<Option<u64>> {
-        let ask = || asking.ask(&self.progress.timeline, &*self.engine.backend);
+        let complete = |ticket| self.complete(ticket);
+        let ask = || asking.ask(&self.progress.timeline, &*self.engine.backend, complete);
         ask().or_else(|code| self.judge(code, || ask().map(drop)).map(|()| None))
     }
 

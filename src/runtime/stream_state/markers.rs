@@ -221,11 +221,12 @@ impl Markers {
 pub(super) struct Asking<'m>(&'m Markers);
 
 impl Asking<'_> {
-    /// Raises the timeline's `completed` as far as the markers allow; returns what to, if that changed anything.
+    /// Has `complete` raise the timeline's `completed` as far as the markers allow; returns what to, if that changed anything.
     pub(super) fn ask(
         &self,
         timeline: &Timeline,
         backend: &dyn Backend,
+        complete: impl FnOnce(u64) -> bool,
     ) -> DriverResult<Option<u64>> {
         let known = timeline.completed();
         let mut completed = self.0.word.as_ref().map_or(known, |word| word.read().max(known));
@@ -234,11 +235,11 @@ impl Asking<'_> {
             true => Ok(false),
             false => self.ask_events(&mut completed, backend),
         };
-        let moved = completed > known && timeline.complete(completed);
+        let moved = completed > known && complete(completed);
         if found? {
             self.0.drop_complete(completed);
         }
-        Ok(moved.then_some(completed))
+        Ok(moved.then(|| timeline.completed()))
     }
 
     /// Raises `completed` as far as the events allow; whether any is complete.

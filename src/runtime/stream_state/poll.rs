@@ -321,8 +321,8 @@ impl StreamState {
             Some(Ended::Lost) => return device.lost().map(|lost| Err(lost.clone())),
             None => self.foreign.dependency_lost(ticket)?,
         };
-        // Work that completed before the loss is complete.
-        Some(if timeline.is_complete(ticket) { Ok(()) } else { Err(lost) })
+        // Work that completed before the loss is complete, and who is told that it is not must not find it complete later.
+        Some(if timeline.give_up(ticket) { Err(lost) } else { Ok(()) })
     }
 
     /// Whether the task checks now: it continues a check, or begins one; at the end of a window it may do both.
