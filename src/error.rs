@@ -426,7 +426,7 @@ pub enum ErrorDetail {
          {allocated_bytes}, {pending_bytes} pending, {kept_bytes} kept{}{}{}: {}",
         within(*.limit_bytes, *.total_bytes), leaked_suffix(*.leaked_bytes), shared_suffix(*.shared_bytes, *.budgeted_bytes),
         refused_suffix(*.driver_refused),
-        .advice.text(*.limit_bytes)
+        .advice.text(*.limit_bytes, *.allocated_bytes)
     )]
     OutOfMemory {
         op: Arc<str>,

@@ -9,7 +9,7 @@ pub enum MemoryAdvice {
     Reclaim,
     /// [Reserve](crate::Device::reserve) so much, which waits its turn, and then [grow with it](crate::Reservation::grow), which waits for pending memory.
     Reserve,
-    /// Drop buffers, ask for less, or raise the limit: `reclaimed` would refuse at once.
+    /// Drop buffers, if there are any, ask for less, or raise the limit: `reclaimed` would refuse at once.
     DropBuffers,
     /// End [loans](crate::Stream::lend_memory) of memory, which keep what was lent though its buffers are dropped; otherwise as
     /// [`DropBuffers`](Self::DropBuffers).
@@ -19,22 +19,26 @@ pub enum MemoryAdvice {
 }
 
 impl MemoryAdvice {
-    pub(super) fn text(self, limit_bytes: Option<u64>) -> &'static str {
-        match (self, limit_bytes) {
-            (MemoryAdvice::Reclaim, _) => "await `reclaimed` and try again",
-            (MemoryAdvice::Reserve, _) => {
-                "reserve so much, and grow with that (`Reservation::grow`)"
+    pub(super) fn text(self, limit_bytes: Option<u64>, allocated_bytes: u64) -> String {
+        let text = match self {
+            MemoryAdvice::Reclaim => "await `reclaimed` and try again",
+            MemoryAdvice::Reserve => "reserve so much, and grow with that (`Reservation::grow`)",
+            MemoryAdvice::TryAgain => "try again: memory has become free in the meantime",
+            MemoryAdvice::DropBuffers | MemoryAdvice::EndLoans => {
+                let all = [
+                    (self == MemoryAdvice::EndLoans, "end loans of memory"),
+                    (allocated_bytes > 0, "drop buffers"),
+                    (true, "ask for less"),
+                    (limit_bytes.is_some(), "raise the limit"),
+                ];
+                let of_use: Vec<_> =
+                    all.into_iter().filter_map(|(helps, what)| helps.then_some(what)).collect();
+                let (last, others) = of_use.split_last().expect("one always helps");
+                let or = if others.is_empty() { "" } else { ", or " };
+                return others.join(", ") + or + last;
             }
-            (MemoryAdvice::DropBuffers, None) => "drop buffers, or ask for less",
-            (MemoryAdvice::DropBuffers, Some(_)) => {
-                "drop buffers, ask for less, or raise the limit"
-            }
-            (MemoryAdvice::EndLoans, None) => "end loans of memory, drop buffers, or ask for less",
-            (MemoryAdvice::EndLoans, Some(_)) => {
-                "end loans of memory, drop buffers, ask for less, or raise the limit"
-            }
-            (MemoryAdvice::TryAgain, _) => "try again: memory has become free in the meantime",
-        }
+        };
+        text.to_owned()
     }
 }
 

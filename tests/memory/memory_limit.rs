@@ -202,10 +202,17 @@ async fn under_fail_reclaimed_says_when() -> Result<()> {
     // Beside the buffers there is no room for that, whatever completes.
     let error = soon(b.reclaimed(25 << 20)).await.unwrap_err();
     assert_eq!(limited::told(&error)[1], 40 << 20);
-    assert!(error.to_string().contains("drop buffers"), "{error}");
+    assert!(
+        error.to_string().contains(": drop buffers, ask for less, or raise the limit"),
+        "{error}"
+    );
     soon(b.reclaimed(24 << 20)).await?;
     soon(device.reclaimed(24 << 20)).await?;
     drop((kept, y));
+    soon(device.done()).await?;
+    // There are no buffers to drop.
+    let error = soon(b.reclaimed(LIMIT + 1)).await.unwrap_err();
+    assert!(error.to_string().contains(": ask for less, or raise the limit"), "{error}");
     Ok(())
 }
 
