@@ -93,7 +93,7 @@ def main():
 
 def process(nvrtc, source_path, check):
     """Builds one kernel; returns what to print and whether all is well."""
-    source = source_path.read_bytes()
+    source, (digest, headers) = source_path.read_bytes(), inputs_of(source_path)
     for architecture in BINARIES.get(source_path.stem, []):
         path = source_path.with_suffix(f".{architecture}.cubin")
         fresh = nvrtc.compile(source_path.name, source, [f"--gpu-architecture={architecture}", *OPTIONS], "CUBIN")
@@ -105,10 +105,9 @@ def process(nvrtc, source_path, check):
         if check:
             return f"STALE: {path.name} differs from a fresh build", False
         write(path, fresh)
-    digest = hashlib.sha256(source).hexdigest()
     ptx_path = source_path.with_suffix(".ptx")
     old = ptx_path.read_bytes() if ptx_path.exists() else None
-    fresh = build(nvrtc, source_path.stem, source, digest)
+    fresh = build(nvrtc, source_path.stem, source, digest, headers)
     if old == fresh:
         return "unchanged", True
     if not check:
@@ -136,12 +135,28 @@ def write(path, contents):
     os.replace(partial, path)
 
 
-def build(nvrtc, name, source, digest):
+def inputs_of(source_path):
+    """The hash of a source and of what it includes, as gpu-await-build makes it; and the headers, by the names that they are included by."""
+    files, every, headers = [source_path], "", {}
+    for path in files:
+        text = path.read_text()
+        every += hashlib.sha256(text.encode()).hexdigest()
+        for name in re.findall(r'^#include "(.+)"$', text, flags=re.MULTILINE):
+            header = (path.parent / name).resolve()
+            files += [] if header in files else [header]
+            headers[name] = header.read_text()
+            every += f"  {files.index(header)}"
+        every += "\n"
+    whole = source_path.read_text() if len(files) == 1 else every
+    return hashlib.sha256(whole.encode()).hexdigest(), headers
+
+
+def build(nvrtc, name, source, digest, headers):
     """Returns the bytes of the .ptx file."""
     options = [f"--gpu-architecture={ARCHITECTURES.get(name, ARCHITECTURE)}", *OPTIONS]
     if name in FUNCTIONS:
         options.append("--relocatable-device-code=true")
-    ptx = nvrtc.compile(f"{name}.cu", source, options)
+    ptx = nvrtc.compile(f"{name}.cu", source, options, headers=headers)
 
     version = re.search(r"^\.version (\d+)\.(\d+)$", ptx, re.MULTILINE)
     if not version or tuple(map(int, version.groups())) > MAX_PTX_ISA:
@@ -203,9 +218,11 @@ class Nvrtc:
     def text(self, program, what):
         return self.get(program, what).rstrip(b"\0").decode("utf-8", "replace")
 
-    def compile(self, name, source, options, what="PTX"):
-        program = ctypes.c_void_p()
-        self.call("nvrtcCreateProgram", ctypes.byref(program), source, name.encode(), 0, None, None)
+    def compile(self, name, source, options, what="PTX", headers={}):
+        program, names = ctypes.c_void_p(), ctypes.c_char_p * len(headers)
+        texts = names(*(text.encode() for text in headers.values()))
+        names = names(*(name.encode() for name in headers))
+        self.call("nvrtcCreateProgram", ctypes.byref(program), source, name.encode(), len(headers), texts, names)
         try:
             array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
             status = self.lib.nvrtcCompileProgram(program, len(options), array)
