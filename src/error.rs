@@ -392,7 +392,7 @@ pub enum ErrorDetail {
     /// another stream that would wait for any of this is refused, and its stream stays
     /// usable. [`Error::is_device_lost`] is false.
     #[error(
-        "this operation waits for {device}, which was lost: {cause}; make a new stream on this device, and new buffers for those that work on the old one uses"
+        "this operation waits for {device}, which was lost: {cause}; a stream with such work takes no more: make a new one on this device, and new buffers for those that the work uses"
     )]
     DependencyLost { device: String, cause: Error },
     /// A submission, a blocking wait or a driver call on a thread where it would deadlock or the driver

@@ -122,10 +122,15 @@ impl Host {
     ///
     /// # Examples
     /// ```
-    /// # use gpu_await_worker::{Failure, Host, KeptState};
-    /// async fn begin(host: &Host) -> Result<(), Failure> {
-    ///     let device = host.device().clone();
-    ///     let mut cache = host.keep_mut::<f32>("cache", 1 << 20)?;
+    /// # use gpu_await::Device;
+    /// # use gpu_await_worker::{Failure, Host, KeptMut, KeptState};
+    /// /// For the service's `start`, which must not wait for it.
+    /// fn ask(host: &Host) -> Result<KeptMut<f32>, Failure> {
+    ///     host.keep_mut::<f32>("cache", 1 << 20)
+    /// }
+    ///
+    /// /// For the first call that uses it.
+    /// async fn begin(device: &Device, cache: &mut KeptMut<f32>) -> Result<(), Failure> {
     ///     if let KeptState::WriterDied { .. } = cache.state().await? {
     ///         cache.write(async |mut cache| Ok(device.fill(&mut cache, 0.0).await?)).await?;
     ///     }

@@ -27,7 +27,7 @@ pub enum KeptState {
     /// Whoever had it before wrote all that it began to write.
     Clean,
     /// The process that had it as this [generation](KeptMut::generation) died while it wrote, or broke the protocol, so that nobody knows:
-    /// part of the memory may be old, new, or neither. Stays until a [`write`](KeptMut::write) succeeds.
+    /// part of the memory may be old, new, or neither. Each next process finds that as well, until a [`write`](KeptMut::write) has succeeded in one.
     WriterDied {
         /// That process's.
         generation: u64,
@@ -65,7 +65,7 @@ impl<T: Element> KeptMut<T> {
         Some(KeptMut { device, link, name, len, place: Place::Asked(asked) })
     }
 
-    /// Returns what this process found in it, once it has it.
+    /// Returns what this process found in it, once it has it: what it writes then changes nothing of that.
     ///
     /// # Cancel safety
     /// Yes, as of the other methods: what is under way is taken up by the next one.

@@ -118,6 +118,9 @@ impl<S: Service> Call<S> {
     /// unless one alone had begun: all that had are [suspects](crate::Guilt::Suspect), and run alone if they may run again. One that takes longer
     /// than its limit alone is guilty.
     ///
+    /// The first panic of a process with `RUST_BACKTRACE=1` keeps its executor for more than 100 ms, in which names are looked up: limits that are
+    /// shorter want [`env`](crate::WorkerBuilder::env) with `RUST_BACKTRACE=0`.
+    ///
     /// No call takes no time: with a limit of zero it is not sent, and ends with [`Error::Unfit`].
     pub fn within(mut self, limit: Duration) -> Self {
         if limit.is_zero() && self.request.is_ok() {
