@@ -19,7 +19,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use gpu_await_protocol::lock::Mutex;
 
 use crate::backend::Backend;
 #[cfg(feature = "cuda")]
@@ -122,7 +122,7 @@ mod turn {
     use std::thread::ThreadId;
     use std::time::{Duration, Instant};
 
-    use parking_lot::{Condvar, Mutex};
+    use gpu_await_protocol::lock::{Condvar, Mutex};
 
     struct Turns {
         owner: Option<ThreadId>,
@@ -142,10 +142,13 @@ mod turn {
             let this = std::thread::current().id();
             let end = Instant::now() + LIMIT;
             let mut state = STATE.lock();
-            while state.devices > 0
-                && state.owner != Some(this)
-                && !CHANGED.wait_until(&mut state, end).timed_out()
-            {}
+            while state.devices > 0 && state.owner != Some(this) {
+                let left = end.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    break;
+                }
+                state = CHANGED.wait_for(state, left);
+            }
             state.owner = Some(this);
             state.devices += 1;
             GpuTurn(())
@@ -184,7 +187,7 @@ pub struct Gate {
     limit: Duration,
     /// Keeps kernel loads of other tests from waiting for this gate inside the driver.
     #[cfg(feature = "cuda")]
-    closed: parking_lot::Mutex<Option<Closed>>,
+    closed: gpu_await_protocol::lock::Mutex<Option<Closed>>,
 }
 
 impl Gate {
@@ -225,7 +228,7 @@ impl Gate {
             word,
             limit,
             #[cfg(feature = "cuda")]
-            closed: parking_lot::Mutex::new(closed),
+            closed: gpu_await_protocol::lock::Mutex::new(closed),
         })
     }
 

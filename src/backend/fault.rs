@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use parking_lot::Mutex;
+use gpu_await_protocol::lock::Mutex;
 
 use super::{
     Arguments, Backend, DeviceKind, DevicePtr, DriverResult, EventCalls, EventOptions, Function,

@@ -41,7 +41,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use parking_lot::{Condvar, Mutex, RwLock};
+use gpu_await_protocol::lock::{Condvar, Mutex, RwLock};
 
 use self::memory::Memory;
 use self::queue::HostStream;

@@ -15,7 +15,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use gpu_await_protocol::lock::Mutex;
 
 use super::image::{Form, Image, check_text};
 use super::module::{LoadedModule, Module};

@@ -18,7 +18,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use gpu_await_protocol::lock::Mutex;
 
 use super::MemoryInfo;
 use super::allocation::Allocation;

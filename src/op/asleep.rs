@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::task::Wake;
 
-use parking_lot::{Condvar, Mutex};
+use gpu_await_protocol::lock::{Condvar, Mutex};
 
 #[derive(Default)]
 pub(crate) struct Asleep {
@@ -20,7 +20,7 @@ impl Asleep {
     pub(crate) fn until_woken(&self) {
         let mut woken = self.woken.lock();
         while !std::mem::take(&mut *woken) {
-            self.wakes.wait(&mut woken);
+            woken = self.wakes.wait(woken);
         }
     }
 }

@@ -96,7 +96,7 @@ pub(crate) fn capture(
                 DeviceKind::Cuda => Function::Captured(raw.graph),
                 DeviceKind::Host => {
                     // Theirs alone: one thread at a time runs them, and whatever they drop waits for none of this crate's.
-                    let twins = parking_lot::Mutex::new(recorder.twins.take());
+                    let twins = gpu_await_protocol::lock::Mutex::new(recorder.twins.take());
                     let each = move |_: &Grid, _: &ArgBlock| {
                         twins.lock().iter_mut().for_each(|twin| twin());
                     };

@@ -31,10 +31,11 @@ static LAST: PerProcess<Mutex<Option<JoinHandle<()>>>> = PerProcess::new(Mutex::
 /// the process if the payload of a thread's panic panics when it is dropped.)
 pub(crate) fn spawn(name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<Thread> {
     let (sender, own_handle) = bounded(1);
+    let starting = turn::starts();
     let contained = move || {
-        turn::enter();
+        starting.enter();
         contain("a thread of this crate", work);
-        turn::leave();
+        turn::leave_for_good();
         // Sent as soon as this thread was started.
         own_handle.recv().into_iter().for_each(end);
     };

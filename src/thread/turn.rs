@@ -6,17 +6,20 @@
 //!
 //! | who | does |
 //! |---|---|
-//! | a thread of this crate | [`enter`], [`rest`] and [`pause`], [`leave`] |
+//! | who starts a thread of this crate | [`starts`], which begins that one's first turn |
+//! | a thread of this crate | [`Starting::enter`], [`rest`] and [`pause`], [`leave_for_good`] |
 //! | a thread that forks, in front of it | [`hold`] |
 //! | the same, in the parent behind it | [`let_go`] |
 //! | the child | nothing: it has no such threads |
 //!
 //! # Invariants
 //! 1. At a fork no thread of this crate holds a lock, unless one has been at a single task for all of [`PATIENCE`], as in a call of the driver
-//!    (`a_child_of_a_busy_parent_waits_for_no_lock`).
+//!    (`a_child_of_a_busy_parent_waits_for_no_lock`). That holds for the standard library's as well, which takes some as a thread starts and
+//!    ends: who ends is waited for until it is gone (`a_fork_waits_for_who_starts_or_ends`).
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, OnceCell};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -35,6 +38,8 @@ static THREADS: PerProcess<Mutex<OurThreads>> = PerProcess::new(Mutex::default);
 #[derive(Default)]
 struct OurThreads {
     turns: Vec<Weak<Turn>>,
+    /// Where the system shows those that have had their last turn.
+    ending: Vec<PathBuf>,
     /// How many forks are under way.
     forks: u64,
 }
@@ -71,19 +76,46 @@ impl OwnTurn {
     }
 }
 
-/// The calling thread is one of this crate, which has just started.
-pub(super) fn enter() {
+/// A thread of this crate is about to be started; dropped, it was not.
+pub(super) fn starts() -> Starting {
     process::around_forks(hold, let_go);
     let mut threads = THREADS.get().lock();
-    let turn = Arc::new(Turn::new(threads.forks));
+    let turn = Arc::new(Turn::begun(threads.forks));
     threads.turns.retain(|turn| turn.strong_count() > 0);
     threads.turns.push(Arc::downgrade(&turn));
-    drop(threads);
-    OWN.with(|own| own.get_or_init(|| OwnTurn { turn, process: Process::this() }).begin());
+    Starting(Some(turn))
 }
 
-/// The calling thread, which has entered, runs nothing more of this crate that takes a lock.
-pub(super) fn leave() {
+/// The first turn of a thread that is about to be started.
+pub(super) struct Starting(Option<Arc<Turn>>);
+
+impl Starting {
+    /// The calling thread is the one, and has started.
+    pub(super) fn enter(mut self) {
+        let Some(turn) = self.0.take() else { return };
+        OWN.with(|own| drop(own.set(OwnTurn { turn, process: Process::this() })));
+        pause();
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|turn| turn.end());
+    }
+}
+
+/// The calling thread, which has entered, runs nothing more of this crate but its end.
+pub(super) fn leave_for_good() {
+    // Only Linux says of a thread when it is gone.
+    if let Ok(own) = std::fs::read_link("/proc/thread-self") {
+        let mut threads = THREADS.get().lock();
+        threads.ending.retain(|thread| thread.exists());
+        threads.ending.push(Path::new("/proc").join(own));
+    }
+    leave();
+}
+
+fn leave() {
     OWN.with(|own| own.get().into_iter().for_each(|own| own.turn.end()));
 }
 
@@ -107,16 +139,20 @@ pub(crate) fn pause() {
 /// Runs in front of a fork.
 fn hold() {
     let Some(threads) = THREADS.made() else { return };
-    let others = {
+    {
         let mut threads = threads.lock();
         threads.forks += 1;
         HOLDS.with(|holds| holds.set(holds.get() + 1));
-        let others = threads.others();
-        others.iter().for_each(|turn| turn.hold());
-        others
+        threads.others().iter().for_each(|turn| turn.hold());
+    }
+    // Of those as well that the program's threads start meanwhile. Who has its last turn is among those that end, under this lock.
+    let is_quiet = || {
+        let mut threads = threads.lock();
+        threads.ending.retain(|thread| thread.exists());
+        threads.ending.is_empty() && threads.others().iter().all(|turn| turn.is_at_rest())
     };
     let (end, mut relax) = (Instant::now() + PATIENCE, Relax::default());
-    while others.iter().any(|turn| !turn.is_at_rest()) && Instant::now() < end {
+    while !is_quiet() && Instant::now() < end {
         relax.pause();
     }
 }
@@ -133,4 +169,30 @@ fn let_go() {
     }
     threads.forks -= 1;
     threads.others().iter().for_each(|turn| turn.let_go());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How long a fork waits now.
+    fn held() -> Duration {
+        let begun = Instant::now();
+        hold();
+        let held = begun.elapsed();
+        let_go();
+        held
+    }
+
+    #[test]
+    fn a_fork_waits_for_who_starts_or_ends() {
+        let starting = starts();
+        assert!(held() >= PATIENCE, "it did not enter");
+        drop(starting);
+        THREADS.get().lock().ending.push(Path::new("/proc/self").to_owned());
+        assert!(held() >= PATIENCE, "it is not gone");
+        THREADS.get().lock().ending.clear();
+        // Of a few: other tests have threads as well.
+        assert!((0..50).any(|_| held() < PATIENCE), "there is nobody");
+    }
 }

@@ -855,6 +855,43 @@ mod growth {
         assert_eq!(block_on(streams[0].download(&kept)).unwrap(), [7; 1000]);
     }
 
+    /// A thread that waits in this crate at a fork is in no list that the child inherits: the child's own threads get its stack.
+    #[test]
+    fn a_child_of_a_parent_that_waits_uses_a_device() {
+        const NAME: &str =
+            concat!(module_path!(), "::a_child_of_a_parent_that_waits_uses_a_device");
+        if child::parameter().is_none() {
+            child::run(NAME, "");
+            return;
+        }
+        let device = Device::host();
+        let stream = device.stream().expect("a stream");
+        let gate = Gate::close(&stream).expect("a gate");
+        let wait = |stream: Stream| move || stream.host_fn(|| ()).synchronize();
+        let waiters: Vec<_> = (0..8).map(|_| std::thread::spawn(wait(stream.clone()))).collect();
+        // They wait for one another as well, and sleep.
+        let use_a_device = || {
+            let device = Device::host();
+            let streams = [(); 3].map(|()| device.stream().expect("a stream"));
+            for _ in 0..3 {
+                let stored = [0, 1, 2].map(|n| streams[n].upload(vec![5u8; 1000]).queued());
+                for (stream, x) in streams.iter().zip(&stored) {
+                    let x = x.as_ref().expect("memory");
+                    assert_eq!(stream.download(x).synchronize().expect("no failure"), [5; 1000]);
+                }
+            }
+        };
+        for _ in 0..30 {
+            forked_in_quiet(|| {
+                std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(use_a_device))));
+            });
+        }
+        gate.open();
+        for waiter in waiters {
+            waiter.join().expect("no panic").expect("no failure");
+        }
+    }
+
     /// A batcher works for the process that made it: elsewhere its calls fail, with a deadline and without, whether their batch has begun,
     /// they wait for one, or they are new; and its worker ends.
     #[test]

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
+use super::lock::Mutex;
 
 /// Events to be used again.
 pub struct EventPool<E> {

@@ -17,6 +17,7 @@
 //! | [`ready_tasks`] | whether woken tasks wait for a worker |
 //! | [`turn`] | whether a thread of the runtime may hold a lock as the process forks |
 //! | [`linked_outcome`] | whether work failed, or work that it read from |
+//! | [`lock`] | nothing: locks that leave nothing to the child of a fork |
 //! | [`event_pool`] | which events may be used again |
 //! | [`device_clock`] | times of the device on the host's clock |
 //! | [`account`], [`block_cache`], [`buddy`] | how much memory is in use; which freed block is used again; free blocks of a slab |
@@ -48,6 +49,7 @@ pub mod event_pool;
 pub mod grains;
 pub mod hazard;
 pub mod linked_outcome;
+pub mod lock;
 pub mod overlap;
 pub mod owed;
 pub mod park;

@@ -2,13 +2,13 @@
 //!
 //! `tests/loom.rs` compiles the modules against loom's types by putting a module of the same name in this one's place.
 //!
-//! In debug builds with the feature `test-util` a thread counts the locks that it holds. Otherwise the lock is `parking_lot`'s.
+//! In debug builds with the feature `test-util` a thread counts the locks that it holds. Otherwise it is a plain [`lock`](super::lock).
 #![forbid(unsafe_code)]
 
+#[cfg(not(all(debug_assertions, feature = "test-util")))]
+pub use super::lock::{Mutex, MutexGuard};
 #[cfg(all(debug_assertions, feature = "test-util"))]
 pub use counting::{Mutex, MutexGuard, held};
-#[cfg(not(all(debug_assertions, feature = "test-util")))]
-pub use parking_lot::{Mutex, MutexGuard};
 pub use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
 
 /// A lock without `try_lock`.
@@ -19,6 +19,8 @@ mod counting {
     use std::cell::Cell;
     use std::fmt;
     use std::ops::{Deref, DerefMut};
+
+    use super::super::lock;
 
     thread_local! {
         static HELD: Cell<usize> = const { Cell::new(0) };
@@ -31,13 +33,13 @@ mod counting {
 
     /// A lock that counts.
     #[derive(Default)]
-    pub struct Mutex<T: ?Sized>(parking_lot::Mutex<T>);
+    pub struct Mutex<T: ?Sized>(lock::Mutex<T>);
 
     /// Counted while it lives.
-    pub struct MutexGuard<'m, T: ?Sized>(parking_lot::MutexGuard<'m, T>);
+    pub struct MutexGuard<'m, T: ?Sized>(lock::MutexGuard<'m, T>);
 
     impl<'m, T: ?Sized> MutexGuard<'m, T> {
-        fn counted(guard: parking_lot::MutexGuard<'m, T>) -> Self {
+        fn counted(guard: lock::MutexGuard<'m, T>) -> Self {
             // A thread that ends counts nothing any more.
             let _ = HELD.try_with(|held| held.set(held.get() + 1));
             MutexGuard(guard)
@@ -53,7 +55,7 @@ mod counting {
     impl<T> Mutex<T> {
         /// A free lock.
         pub const fn new(value: T) -> Self {
-            Mutex(parking_lot::Mutex::new(value))
+            Mutex(lock::Mutex::new(value))
         }
     }
 

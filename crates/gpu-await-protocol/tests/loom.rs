@@ -1549,7 +1549,7 @@ fn a_failure_reaches_a_reader_that_is_linked_beside_it() {
 #[test]
 fn a_fork_finds_no_thread_in_its_turn() {
     explore(3, || {
-        let turn = Arc::new(Turn::new(0));
+        let turn = Arc::new(Turn::begun(0));
         // What a lock protects, and how often it was changed.
         let state = Arc::new(AtomicU64::new(0));
         let (begun, ended) = (Arc::new(Record::new(0)), Arc::new(Record::new(0)));
@@ -1557,8 +1557,9 @@ fn a_fork_finds_no_thread_in_its_turn() {
             let (turn, state) = (turn.clone(), state.clone());
             let (begun, ended) = (begun.clone(), ended.clone());
             thread::spawn(move || {
-                for _ in 0..2 {
-                    if turn.try_begin() {
+                for round in 0..2 {
+                    // The first began in front of the thread.
+                    if round == 0 || turn.try_begin() {
                         begun.fetch_add(1, Seen);
                         state.fetch_add(1, Ordering::Relaxed);
                         ended.fetch_add(1, Seen);

@@ -21,7 +21,7 @@
 mod exclusion {
     use std::time::{Duration, Instant};
 
-    use parking_lot::{Condvar, Mutex, MutexGuard};
+    use gpu_await_protocol::lock::{Condvar, Mutex, MutexGuard};
 
     /// Closed gates, and calls under way that wait for the device.
     struct Gates {
@@ -55,7 +55,7 @@ mod exclusion {
     fn wait_while(must_wait: impl Fn(&mut Gates) -> bool) -> MutexGuard<'static, Gates> {
         let (mut state, end) = (STATE.lock(), Instant::now() + LIMIT);
         while must_wait(&mut state) && Instant::now() < end {
-            CHANGED.wait_for(&mut state, LOOK);
+            state = CHANGED.wait_for(state, LOOK);
         }
         state
     }

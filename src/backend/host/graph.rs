@@ -5,7 +5,7 @@
 
 use std::collections::BinaryHeap;
 
-use parking_lot::Mutex;
+use gpu_await_protocol::lock::Mutex;
 
 use super::run::{Command, GraphStep, Launch};
 use super::{HostBackend, NOT_SUPPORTED, permitted};

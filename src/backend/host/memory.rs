@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Weak;
 
-use parking_lot::Mutex;
+use gpu_await_protocol::lock::Mutex;
 
 use super::range::HostRange;
 use super::run::Command;

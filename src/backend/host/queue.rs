@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use gpu_await_protocol::lock::Mutex;
 use smallvec::smallvec;
 
 use super::run::Command;
@@ -186,7 +186,7 @@ impl HostCore {
         if *depth >= QUEUE_LIMIT {
             *self.blocked.lock() += 1;
             while *depth >= QUEUE_LIMIT && self.fault.get().is_none() && !stands_still() {
-                books.room.wait(&mut depth);
+                depth = books.room.wait(depth);
             }
             *self.blocked.lock() -= 1;
             self.unblocked.notify_all();
@@ -204,7 +204,7 @@ impl HostCore {
         let mut blocked = self.blocked.lock();
         while *blocked > 0 && self.fault.get().is_none() {
             // The limit only bounds how late a fault is noticed.
-            self.unblocked.wait_for(&mut blocked, Duration::from_millis(20));
+            blocked = self.unblocked.wait_for(blocked, Duration::from_millis(20));
         }
     }
 

@@ -181,7 +181,8 @@ impl Command {
                         }
                     }
                     // The limit only bounds how late a fault elsewhere is noticed.
-                    turn::rest(|| event.changed.wait_for(&mut reached, Duration::from_millis(20)));
+                    let changed = &event.changed;
+                    reached = turn::rest(|| changed.wait_for(reached, Duration::from_millis(20)));
                 }
                 // It goes on, or discards what is left. ORDERING: Relaxed, see `stand_still`.
                 books.stands_still.store(false, Ordering::Relaxed);

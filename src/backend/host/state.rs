@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
+use gpu_await_protocol::lock::{Condvar, Mutex};
 use smallvec::{SmallVec, smallvec};
 
 use super::HostCore;
