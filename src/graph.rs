@@ -224,7 +224,7 @@ impl<S: GraphSlots> Graph<S> {
     /// The error that the closure returns; [`ErrorDetail::NotInGraph`]; memory that would be read but was
     /// never written or whose producer failed; [`ErrorDetail::WrongDevice`]; a lost or closed device.
     /// Arguments for `InOut` and `Out` then count as failed. If the closure ignores the error of a call, what that was to write counts as
-    /// failed, and if other launches of the list use it, the whole launch fails. A graph that the driver does not compile is
+    /// failed, and if other launches of the list use any of that argument, the whole launch fails. A graph that the driver does not compile is
     /// launched operation by operation ([`report`](Self::report)).
     ///
     /// # Panics
@@ -246,7 +246,7 @@ impl<S: GraphSlots> Graph<S> {
 
     /// Draws the compiled graphs in the DOT language: for each stream the launches, with their configurations
     /// and memory ranges, and which of them wait for which. A stream on which the graph is being launched
-    /// right now is left out, and a launch that failed in its closure has no edges.
+    /// right now, or whose last launch failed in its closure, is left out.
     #[must_use]
     pub fn dot(&self) -> String {
         let (mut clusters, mut first) = (String::new(), 0);
@@ -305,9 +305,8 @@ impl<S: GraphSlots> Graph<S> {
             failed(&passed).find(used).map_or(Ok(()), |(_, error)| Err(error))
         });
         if let Err(error) = closure {
-            recorded.list.release();
-            let outdated = instance.lock().return_recorded(recorded);
-            drop((outdated, shares));
+            // What was compiled is of another list than this one, which was not compared to its end.
+            drop((recorded, shares));
             return Err(self.refuse(&passed, error));
         }
         // In the next launch the closure runs again, and fails them again.

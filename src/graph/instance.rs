@@ -2,7 +2,7 @@
 //!
 //! | the instance | a launch with the same arguments | with other arguments |
 //! |---|---|---|
-//! | fresh | | the closure runs; compiled and launched |
+//! | fresh, or its closure failed | | the closure runs; compiled and launched |
 //! | not compiled: the driver refused | compiled in the next launch; each time that it refuses again, in twice as many, up to sixteen; captured work: compiled | the closure runs; the same, or compiled if the shape changed |
 //! | its graph was evicted, or exceeded the limit | compiled, or launched one by one | the closure runs; the same |
 //! | its stream is gone | | |
@@ -117,16 +117,11 @@ impl Instance {
         kept
     }
 
-    /// Takes its list for the closure to rewrite. Whoever launches the graph meanwhile begins with an empty one.
+    /// Takes its list for the closure to rewrite. Whoever launches the graph meanwhile begins with an empty one, and so does the next launch if
+    /// the closure fails.
     #[must_use]
     pub(super) fn take_recorded(&mut self) -> RecordedList {
         std::mem::take(&mut self.recorded)
-    }
-
-    /// Returns the list of a closure that failed, for the one that is out of date, if another launch left one.
-    #[must_use]
-    pub(super) fn return_recorded(&mut self, recorded: RecordedList) -> RecordedList {
-        std::mem::replace(&mut self.recorded, recorded)
     }
 
     /// Takes the place of another instance, with its graph if it has none of its own: another launch came in between. Returns what is

@@ -6,7 +6,7 @@
 //!
 //! | who | does |
 //! |---|---|
-//! | who starts a thread of this crate | [`starts`], which begins that one's first turn |
+//! | who starts a thread of this crate | [`starts`] |
 //! | a thread of this crate | [`Starting::enter`], [`rest`] and [`pause`], [`leave_for_good`] |
 //! | a thread that forks, in front of it | [`hold`] |
 //! | the same, in the parent behind it | [`let_go`] |
@@ -14,8 +14,10 @@
 //!
 //! # Invariants
 //! 1. At a fork no thread of this crate holds a lock, unless one has been at a single task for all of [`PATIENCE`], as in a call of the driver
-//!    (`a_child_of_a_busy_parent_waits_for_no_lock`). That holds for the standard library's as well, which takes some as a thread starts and
-//!    ends: who ends is waited for until it is gone (`a_fork_waits_for_who_starts_or_ends`).
+//!    (`a_child_of_a_busy_parent_waits_for_no_lock`).
+//! 2. Nor does one hold a lock of the standard library, which takes some as a thread starts and ends, unless it needs more than [`MOVING`]
+//!    for that: it is waited for from before its start until it has entered, and from its last turn until it is gone
+//!    (`a_fork_waits_for_who_starts_or_ends`).
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, OnceCell};
@@ -26,11 +28,15 @@ use std::time::{Duration, Instant};
 use gpu_await_protocol::sync::Mutex;
 use gpu_await_protocol::turn::Turn;
 
+use super::exit;
 use super::relax::Relax;
 use crate::thread::process::{self, PerProcess, Process};
 
 /// How long a fork waits for turns: a driver may keep a thread for as long as a kernel runs.
 const PATIENCE: Duration = Duration::from_millis(20);
+
+/// How long it waits for threads that start or end. That takes as long as they wait for a core, and no driver is in it.
+const MOVING: Duration = Duration::from_secs(1);
 
 static THREADS: PerProcess<Mutex<OurThreads>> = PerProcess::new(Mutex::default);
 
@@ -38,6 +44,8 @@ static THREADS: PerProcess<Mutex<OurThreads>> = PerProcess::new(Mutex::default);
 #[derive(Default)]
 struct OurThreads {
     turns: Vec<Weak<Turn>>,
+    /// How many are being started.
+    starting: u64,
     /// Where the system shows those that have had their last turn.
     ending: Vec<PathBuf>,
     /// How many forks are under way.
@@ -76,31 +84,50 @@ impl OwnTurn {
     }
 }
 
-/// A thread of this crate is about to be started; dropped, it was not.
+/// A thread of this crate is about to be started; dropped without that, it was not.
 pub(super) fn starts() -> Starting {
     process::around_forks(hold, let_go);
-    let mut threads = THREADS.get().lock();
-    let turn = Arc::new(Turn::begun(threads.forks));
-    threads.turns.retain(|turn| turn.strong_count() > 0);
-    threads.turns.push(Arc::downgrade(&turn));
-    Starting(Some(turn))
+    let may_wait = OWN.with(|own| own.get().is_none()) && HOLDS.with(Cell::get) == 0;
+    let (begun, mut relax) = (Instant::now(), Relax::default());
+    loop {
+        let mut threads = THREADS.get().lock();
+        // A thread of the program starts none while a fork is under way.
+        if threads.forks == 0 || !may_wait || begun.elapsed() > MOVING {
+            threads.starting += 1;
+            return Starting(Process::this());
+        }
+        drop(threads);
+        relax.pause();
+    }
 }
 
-/// The first turn of a thread that is about to be started.
-pub(super) struct Starting(Option<Arc<Turn>>);
+/// A thread that is about to be started.
+pub(super) struct Starting(Process);
 
 impl Starting {
     /// The calling thread is the one, and has started.
-    pub(super) fn enter(mut self) {
-        let Some(turn) = self.0.take() else { return };
-        OWN.with(|own| drop(own.set(OwnTurn { turn, process: Process::this() })));
-        pause();
+    pub(super) fn enter(self) {
+        let mut threads = THREADS.get().lock();
+        let turn = Arc::new(Turn::new(threads.forks));
+        threads.turns.retain(|turn| turn.strong_count() > 0);
+        threads.turns.push(Arc::downgrade(&turn));
+        drop(threads);
+        let process = self.0;
+        OWN.with(|own| {
+            let own = own.get_or_init(|| OwnTurn { turn, process });
+            // From here on a fork waits for its turn.
+            drop(self);
+            own.begin();
+        });
     }
 }
 
 impl Drop for Starting {
     fn drop(&mut self) {
-        self.0.iter().for_each(|turn| turn.end());
+        // A child has none of its parent's.
+        if self.0.is_here() {
+            THREADS.get().lock().starting -= 1;
+        }
     }
 }
 
@@ -145,14 +172,21 @@ fn hold() {
         HOLDS.with(|holds| holds.set(holds.get() + 1));
         threads.others().iter().for_each(|turn| turn.hold());
     }
-    // Of those as well that the program's threads start meanwhile. Who has its last turn is among those that end, under this lock.
-    let is_quiet = || {
-        let mut threads = threads.lock();
-        threads.ending.retain(|thread| thread.exists());
-        threads.ending.is_empty() && threads.others().iter().all(|turn| turn.is_at_rest())
-    };
-    let (end, mut relax) = (Instant::now() + PATIENCE, Relax::default());
-    while !is_quiet() && Instant::now() < end {
+    let (begun, mut relax) = (Instant::now(), Relax::default());
+    loop {
+        // In one look: who has its last turn is among those that end.
+        let (are_moving, are_busy) = {
+            let mut threads = threads.lock();
+            threads.ending.retain(|thread| thread.exists());
+            // At the end of the process a thread that has come so far stays.
+            let are_ending = !threads.ending.is_empty() && !exit::begun();
+            let others = threads.others();
+            (threads.starting > 0 || are_ending, others.iter().any(|turn| !turn.is_at_rest()))
+        };
+        let waited = begun.elapsed();
+        if !(are_moving && waited < MOVING || are_busy && waited < PATIENCE) {
+            return;
+        }
         relax.pause();
     }
 }
@@ -187,10 +221,10 @@ mod tests {
     #[test]
     fn a_fork_waits_for_who_starts_or_ends() {
         let starting = starts();
-        assert!(held() >= PATIENCE, "it did not enter");
+        assert!(held() >= MOVING, "it did not enter");
         drop(starting);
         THREADS.get().lock().ending.push(Path::new("/proc/self").to_owned());
-        assert!(held() >= PATIENCE, "it is not gone");
+        assert!(held() >= MOVING, "it is not gone");
         THREADS.get().lock().ending.clear();
         // Of a few: other tests have threads as well.
         assert!((0..50).any(|_| held() < PATIENCE), "there is nobody");

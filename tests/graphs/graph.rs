@@ -1,14 +1,14 @@
 //! Graphs: what their launches compute, whatever is passed; what they keep, and what they refuse.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use futures::executor::block_on;
 use gpu_await::testing::{self, DriverCall, Gate};
 use gpu_await::{
-    Device, DeviceBuffer, DlpackConsumer, ErrorDetail, ErrorKind, Frozen, Graph, In, InOut, Mapped,
-    Out, Queue, Refused, Region, Result, Stream, Uses, ViewMut, kernels,
+    Device, DeviceBuffer, DlpackConsumer, Error, ErrorDetail, ErrorKind, ForeignError, Frozen,
+    Graph, In, InOut, Mapped, Out, Queue, Refused, Region, Result, Stream, Uses, ViewMut, kernels,
 };
 use proptest::prelude::*;
 
@@ -1160,6 +1160,80 @@ fn a_failure_that_the_closure_ignores_fails_a_list_that_uses_its_output() -> Res
         stream.fill(&mut z, 0.0).queued()?;
     }
     assert_eq!(graph.report().failed, 4);
+    Ok(())
+}
+
+fn own_error() -> Error {
+    let cause = ForeignError::from(Arc::new(std::fmt::Error));
+    ErrorDetail::Foreign { op: "the closure".into(), cause }.into()
+}
+
+/// The next launch is what its closure writes, and not what was compiled before the one that failed.
+#[test]
+fn a_failing_closure_leaves_nothing_of_its_list() -> Result<()> {
+    let device = testing::device();
+    let streams = [device.stream()?, device.stream()?];
+    let scale = kernels::scale::load_blocking(&device)?;
+    let graph =
+        device.graph::<(InOut<f32>, u32, u32), _, _>(scale, |q, scale, (mut y, way, fails)| {
+            match way {
+                0 => scale.launch(q, 2.0, &mut y)?,
+                _ => q.fill(&mut y, 7.0)?,
+            }
+            if fails == 1 { Err(own_error()) } else { Ok(()) }
+        });
+    for stream in streams {
+        let mut y = stream.full(LEN, 1.0f32).queued()?;
+        let mut other = stream.full(LEN, 1.0f32).queued()?;
+        graph.launch(&stream, (&mut other, 0, 0)).queued()?;
+        graph.launch(&stream, (&mut y, 1, 1)).queued().unwrap_err();
+        stream.fill(&mut y, 1.0).queued()?;
+        graph.launch(&stream, (&mut y, 1, 0)).queued()?;
+        assert_eq!(stream.download(&y).synchronize()?, [7.0; LEN]);
+        assert_eq!(stream.download(&other).synchronize()?, [2.0; LEN]);
+    }
+    Ok(())
+}
+
+/// Nor does one that fails beside another launch take that one's place.
+#[test]
+fn a_failing_closure_leaves_the_launch_beside_it_alone() -> Result<()> {
+    let device = Device::host();
+    let stream = device.stream()?;
+    for is_compiled in [false, true] {
+        let meet = Arc::new(Barrier::new(2));
+        let state =
+            (kernels::scale::load_blocking(&device)?, kernels::fill::load_blocking(&device)?);
+        let graph = device.graph::<(InOut<f32>, f32), _, _>(
+            (state, meet.clone()),
+            |q, ((scale, fill), meet), (mut y, a)| {
+                if a != 99.0 {
+                    return scale.launch(q, a, &mut y);
+                }
+                fill.launch(q, 99.0, &mut y)?;
+                meet.wait();
+                meet.wait();
+                Err(own_error())
+            },
+        );
+        let mut x = stream.full(LEN, 1.0f32).queued()?;
+        let mut y = stream.full(LEN, 1.0f32).queued()?;
+        if is_compiled {
+            graph.launch(&stream, (&mut x, 1.0)).queued()?;
+        }
+        std::thread::scope(|scope| {
+            let failing = scope.spawn(|| graph.launch(&stream, (&mut x, 99.0)).queued());
+            meet.wait();
+            let launched = graph.launch(&stream, (&mut y, 2.0)).queued();
+            meet.wait();
+            failing.join().expect("no panic").unwrap_err();
+            launched
+        })?;
+        stream.fill(&mut x, 1.0).queued()?;
+        graph.launch(&stream, (&mut y, 2.0)).queued()?;
+        assert_eq!(stream.download(&y).synchronize()?, [4.0; LEN], "{is_compiled}");
+        assert_eq!(stream.download(&x).synchronize()?, [1.0; LEN], "{is_compiled}");
+    }
     Ok(())
 }
 

@@ -645,6 +645,29 @@ async fn a_device_is_done_when_what_waited_for_a_lost_one_is_dropped() {
     soon(device.close(Duration::from_secs(5))).await.unwrap();
 }
 
+/// Work in front of a wait for a lost device completes, though somebody was told that the wait never will.
+#[tokio::test]
+async fn what_is_in_front_of_a_stuck_wait_completes() {
+    for _ in 0..5 {
+        let (faults, of_lost) = testing::faults();
+        let (device, lost) = (Device::host(), testing::host_with(faults));
+        let (stream, theirs) = (device.stream().unwrap(), lost.stream().unwrap());
+        let (gate, held_up) = (Gate::close(&stream).unwrap(), Gate::close(&theirs).unwrap());
+        let first = stream.upload(vec![7u8; 100]);
+        let second = stream.host_fn(|| 5);
+        let wait = stream.wait(&theirs);
+        of_lost.lose_device("on purpose");
+        let told = soon(wait).await.unwrap_err();
+        assert!(matches!(told.detail(), ErrorDetail::DependencyLost { .. }), "{told}");
+        gate.open();
+        assert_eq!(soon(second).await.unwrap(), 5);
+        let x = soon(first).await.unwrap();
+        let read = device.stream().unwrap().download(&x);
+        assert_eq!(soon(read).await.unwrap()[..], [7; 100]);
+        drop(held_up);
+    }
+}
+
 /// The same, where another stream of the device waited for that one.
 #[tokio::test]
 async fn a_device_is_done_when_what_waited_by_way_of_another_stream_is_dropped() {

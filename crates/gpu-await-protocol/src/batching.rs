@@ -22,7 +22,8 @@
 //!    (`a_deadline_that_is_nearer_than_the_delay`).
 //! 3. A request that left is in no later batch, and does not affect the others (`batches_are_whole_and_in_order`).
 //! 4. No request is in a batch after its deadline or waits past it (`no_batch_has_the_late`), or is in a batch with too little time left
-//!    (`the_late_are_told_when_a_batch_begins`).
+//!    (`the_late_are_told_when_a_batch_begins`). While none is in flight the estimate is put to the test by the next one
+//!    (`requests_that_come_together_mend_an_estimate`).
 //! 5. While both priorities wait, every ninth request is a normal one (`priority_in_batches`); whether a high-priority request is too late
 //!    depends only on the requests in front of it (`high_priority_is_judged_by_what_is_in_front_of_it`).
 //! 6. A light request is not refused because heavy ones take long (`light_requests_beside_a_heavy_one`), but because it waits behind them
@@ -422,10 +423,10 @@ impl<T> Gather<T> {
         let whole = whole.unwrap_or(0).min(self.limits.max_weight.into());
         let own = weight - in_front * whole + u128::from(demand.weight);
         // As in `take`.
-        let is_alone = self.in_flight == 0 && self.waiting.is_empty();
+        let is_first = self.in_flight == 0 && in_front == 0;
         let in_flight = self.limits.max_in_flight as u64;
         let likely_ns =
-            if is_alone { 0 } else { self.turns.likely_ns_of(in_flight, saturated(own)) };
+            if is_first { 0 } else { self.turns.likely_ns_of(in_flight, saturated(own)) };
         // None of them begins before one ends that is in flight.
         let first_end = self.ends.keys().next().filter(|_| !self.may_start());
         let behind_ns = first_end.map_or(0, |ends| ends.saturating_sub(now));

@@ -6,7 +6,8 @@
 //! | word | set by | read by |
 //! |---|---|---|
 //! | `submitted` | the holder of the submission lock | everybody |
-//! | `completed`, and whether it rises no more | whoever saw a marker complete; whoever says that a ticket never will be | everybody |
+//! | `completed`, and whether a ticket was given up | whoever saw a marker complete; who gives up | everybody |
+//! | `given_up`, the first such ticket | who gives up; under its lock, as is the mark of it in `completed` | who saw a marker complete, by that mark |
 //! | `held` | the submitter (its ticket), the ticket's `Op` (back to none) | the next submitter |
 //!
 //! # Invariants
@@ -17,9 +18,9 @@
 #![forbid(unsafe_code)]
 
 use super::wait_queue::LossFlag;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// Of `completed`: it rises no more.
+/// Of `completed`: it does not rise as far as to `given_up`.
 const GIVEN_UP: u64 = 1 << 63;
 
 /// The end of a ticket.
@@ -37,6 +38,7 @@ pub struct Timeline {
     submitted: AtomicU64,
     completed: AtomicU64,
     held: AtomicU64,
+    given_up: Mutex<u64>,
 }
 
 impl Timeline {
@@ -47,6 +49,7 @@ impl Timeline {
             submitted: AtomicU64::new(0),
             completed: AtomicU64::new(0),
             held: AtomicU64::new(0),
+            given_up: Mutex::new(u64::MAX),
         }
     }
 
@@ -115,14 +118,19 @@ impl Timeline {
         Some(self.held.load(Ordering::Relaxed)).filter(|ticket| *ticket != 0)
     }
 
-    /// Raises `completed` to `ticket`, unless something was [given up](Self::give_up); true if that changed anything.
+    /// Raises `completed` to `ticket`, or to the last one in front of those that were [given up](Self::give_up); true if that changed
+    /// anything.
     #[inline]
     pub fn complete(&self, ticket: u64) -> bool {
+        // ORDERING: Relaxed: only where the loop begins.
+        self.raise(self.completed.load(Ordering::Relaxed), ticket)
+    }
+
+    /// Numbers with the mark are larger than all without.
+    #[inline]
+    fn raise(&self, mut known: u64, ticket: u64) -> bool {
         // Not `fetch_max`, which compiles to this loop on x86: ThreadSanitizer does not instrument it, and
         // reports a race between the work that is complete and its reader.
-        // ORDERING: Relaxed: only where the loop begins.
-        let mut known = self.completed.load(Ordering::Relaxed);
-        // One that rises no more is larger than any ticket.
         while known < ticket {
             // ORDERING: Release publishes what the marker proved; Acquire joins the earlier raiser's
             // release sequence, so that a reader of the larger value sees both. Relaxed where another
@@ -133,14 +141,27 @@ impl Timeline {
                 Err(newer) => known = newer,
             }
         }
-        false
+        known >= GIVEN_UP && ticket < GIVEN_UP && self.raise_in_front(known, ticket)
+    }
+
+    #[cold]
+    fn raise_in_front(&self, known: u64, ticket: u64) -> bool {
+        // Who gave up has it until it is known which ticket that was.
+        let given_up = self.given_up.lock();
+        self.raise(known, ticket.min(*given_up - 1) | GIVEN_UP)
     }
 
     /// Says that `ticket`, with all behind it, never will be complete, whatever a marker says from now on; false if it is.
     #[cold]
     pub fn give_up(&self, ticket: u64) -> bool {
-        let given_up = |known| (known & !GIVEN_UP < ticket).then_some(known | GIVEN_UP);
+        let mut given_up = self.given_up.lock();
+        let marked = |known| (known & !GIVEN_UP < ticket).then_some(known | GIVEN_UP);
         // ORDERING: as in `complete`. Acquire where the ticket is complete: as in `completed`.
-        self.completed.fetch_update(Ordering::AcqRel, Ordering::Acquire, given_up).is_ok()
+        let is_given_up =
+            self.completed.fetch_update(Ordering::AcqRel, Ordering::Acquire, marked).is_ok();
+        if is_given_up {
+            *given_up = ticket.min(*given_up);
+        }
+        is_given_up
     }
 }

@@ -25,9 +25,9 @@ const HOLD: u64 = 2;
 pub struct Turn(AtomicU64);
 
 impl Turn {
-    /// Of a thread that is about to start, in its first turn, while so many forks are under way.
-    pub fn begun(forks: u64) -> Self {
-        Turn(AtomicU64::new(forks * HOLD + TAKEN))
+    /// Of a thread that starts while so many forks are under way.
+    pub fn new(forks: u64) -> Self {
+        Turn(AtomicU64::new(forks * HOLD))
     }
 
     /// The thread: begins a turn, unless a fork holds it back.

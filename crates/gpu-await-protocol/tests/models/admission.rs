@@ -832,6 +832,28 @@ fn high_priority_is_judged_by_what_is_in_front_of_it() {
     assert!(gather.add(now, high, ()).is_err(), "behind ten of its own");
 }
 
+/// While no batch is in flight, the next one is gathered whatever the estimate says, however many its requests are: of two that come together,
+/// and go together if one is refused, none would ever mend it.
+#[test]
+fn requests_that_come_together_mend_an_estimate() {
+    let mut gather = Gather::new(limits(4, u64::MAX, 1));
+    let _ = gather.add(0, demand(1, None), ()).expect("it waits");
+    let stalled = gather.take(0);
+    let mut now = 10_000 * MS;
+    gather.finished(now, stalled.begun);
+    let hurried = demand(1, Some(now + 1000 * MS));
+    for _ in 0..4 {
+        let _ = gather.add(now, hurried, ()).expect("it is in the next batch");
+    }
+    assert!(gather.add(now, hurried, ()).is_err(), "behind one that takes so long");
+    let taken = gather.take(now);
+    assert_eq!(taken.requests.len(), 4);
+    assert!(gather.add(now, hurried, ()).is_err(), "the same");
+    now += MS;
+    gather.finished(now, taken.begun);
+    assert_eq!(gather.waiting(), 0);
+}
+
 /// Who cannot wait for others as long as the batch may is not kept until it is too late.
 #[test]
 fn a_deadline_that_is_nearer_than_the_delay() {
