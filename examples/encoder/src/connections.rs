@@ -7,10 +7,11 @@
 //! | that closes its connection, also for sending alone | nothing: it has left, and its request is dropped |
 //! | that comes while 900 are served | to wait in the system's queue: of 1,024 descriptors the others are for all else, as the next process of `--isolate` |
 //! | that comes before there is a model | 503, on `/healthz` as anywhere |
-//! | that asked before SIGTERM or SIGINT | its answer, within the time of a drain; its connection is closed behind it |
+//! | that asked before SIGTERM or SIGINT, or 200 ms behind it | its answer, within the time of a drain; its connection is closed behind it |
 #![forbid(unsafe_code)]
 
 use std::io;
+use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -32,7 +33,9 @@ use tokio::time::{sleep, timeout};
 use crate::serve::Failure;
 
 const MOST_CONNECTIONS: usize = 900;
-/// How long answers that are on their way at a signal may take.
+/// How long connections and requests are taken behind a signal: those that came before it may not be accepted, or read, yet.
+const LAST: Duration = Duration::from_millis(200);
+/// How long answers that are on their way then may take.
 const DRAIN: Duration = Duration::from_secs(10);
 
 /// What is served, once it is there.
@@ -67,11 +70,17 @@ pub async fn serve(listener: TcpListener, routes: Routes, patience: Duration) ->
         let place = room.clone().acquire_owned().await.map_err(io::Error::other)?;
         Ok::<_, io::Error>((listener.accept().await?.0, place))
     };
+    let mut ends = pin!(async {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+        sleep(LAST).await;
+    });
     loop {
         let accepted = tokio::select! {
             accepted = next() => accepted,
-            _ = term.recv() => break,
-            _ = int.recv() => break,
+            () = &mut ends => break,
         };
         match accepted {
             Ok((socket, place)) => {

@@ -90,6 +90,7 @@ async fn run<T: Launches>(
     match command {
         Command::Serve { addr, serving } => {
             let patience = Duration::from_millis(serving.client_timeout);
+            let mut made = None;
             let serve = async |routes: &encoder::Routes| {
                 let service = match serving.isolate {
                     true => Service::isolated(place, max_tokens, serving)?,
@@ -98,9 +99,13 @@ async fn run<T: Launches>(
                 #[cfg(feature = "tokenizers")]
                 let service = service.with_tokenizer(&place.model)?;
                 routes.set(router(service.clone())).ok();
-                Err(service.lost().await)
+                Err(made.insert(service).lost().await)
             };
-            listen(addr, patience, serve).await
+            let ended = listen(addr, patience, serve).await;
+            if let Some(service) = made {
+                service.close().await;
+            }
+            ended
         }
         Command::Embed { ids, out, layers } => {
             let texts: Vec<Vec<u32>> = serde_json::from_slice(&std::fs::read(ids)?)?;

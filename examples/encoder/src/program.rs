@@ -82,7 +82,8 @@ pub fn run(name: &str, program: impl Future<Output = Result<(), Failed>>) -> Exi
         tracing::error!("{name}: {error}");
     }
     // Where nobody reads the log it gives up after a second, and complains on stdout: which panics if that is closed.
-    std::thread::spawn(|| drop(flush)).join().ok();
+    // Refused a thread, it is dropped here.
+    std::thread::Builder::new().spawn(|| drop(flush)).map(|thread| thread.join().ok()).ok();
     ended.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS)
 }
 

@@ -40,6 +40,8 @@ const MAX_WAITING: usize = 4096;
 /// What an embedding is that is none.
 pub const NOT_FINITE: &str = "not finite: weights or f16 range";
 /// Answers that are the numbers' bytes.
+/// How long the end of the program waits for that of its process, which is killed.
+const GONE: Duration = Duration::from_secs(2);
 const RAW: &str = "application/octet-stream";
 
 /// How requests are served.
@@ -188,6 +190,14 @@ impl Service {
         let Compute::Isolated(worker, _) = &self.compute else { return pending().await };
         let error = worker.ended().await;
         format!("{error}\n{}", worker.log()).into()
+    }
+
+    /// Ends the process of `--isolate`, and waits until it is gone.
+    pub async fn close(&self) {
+        if let Compute::Isolated(worker, _) = &self.compute {
+            // One that the system does not let go ends nothing.
+            timeout(GONE, worker.clone().close(Duration::ZERO)).await.ok();
+        }
     }
 
     async fn embed(&self, text: Text) -> Result<Vec<f32>, Failure> {

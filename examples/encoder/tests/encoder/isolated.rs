@@ -151,6 +151,30 @@ async fn a_drain_waits_for_the_process() -> Result<(), Failed> {
     assert_eq!(embeddings(asked.await??)?, known);
     let (status, log) = server.ended().await?;
     assert!(status.success() && log.contains("asked to end"), "{log}");
+    assert!(!std::fs::exists(format!("/proc/{worker}"))?, "it was waited for");
+    Ok(())
+}
+
+/// Their connections may not be accepted yet, nor their heads read.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_came_before_the_signal_are_answered() -> Result<(), Failed> {
+    let tiny = Tiny::new("asked", "", "F32")?;
+    let (server, address) = Program::serve(&tiny, &[])?;
+    until_it_says(address, "/healthz", " 200 ").await?;
+    let request = "POST /embed HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\ncontent-length: 13\r\n\r\n{\"ids\":[[5]]}";
+    let mut asked = Vec::new();
+    for _ in 0..32 {
+        let mut stream = TcpStream::connect(address).await?;
+        stream.write_all(request.as_bytes()).await?;
+        asked.push(stream);
+    }
+    signal("-TERM", server.0.id())?;
+    for mut stream in asked {
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    }
+    assert!(server.ended().await?.0.success());
     Ok(())
 }
 
