@@ -163,12 +163,14 @@ async fn requests_that_came_before_the_signal_are_answered() -> Result<(), Faile
     until_it_says(address, "/healthz", " 200 ").await?;
     let request = "POST /embed HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\ncontent-length: 13\r\n\r\n{\"ids\":[[5]]}";
     let mut asked = Vec::new();
+    signal("-STOP", server.0.id())?;
     for _ in 0..32 {
         let mut stream = TcpStream::connect(address).await?;
         stream.write_all(request.as_bytes()).await?;
         asked.push(stream);
     }
     signal("-TERM", server.0.id())?;
+    signal("-CONT", server.0.id())?;
     for mut stream in asked {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await?;
