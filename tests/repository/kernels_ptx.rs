@@ -68,7 +68,7 @@ fn every_binary_holds_its_kernel() {
 #[test]
 fn every_ptx_was_built_from_the_source_beside_it() {
     fail_with(stems("cu").iter().filter_map(|stem| {
-        let expected = format!("// source-sha256: {}", sha256(read(stem, "cu")));
+        let expected = format!("// source-sha256: {}", sha256_of_source(stem));
         let ptx = read_text(stem);
         let found = ptx.lines().next().unwrap_or_default();
         (found != expected).then(|| {
@@ -174,6 +174,27 @@ fn read_text(stem: &str) -> String {
 
 fn sha256(bytes: impl AsRef<[u8]>) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Of a source; where it includes others, of the hashes of all and of which one includes which, as gpu-await-build has it.
+fn sha256_of_source(stem: &str) -> String {
+    let source = root().join(format!("{stem}.cu"));
+    let (mut files, mut all, mut next) = (vec![source], String::new(), 0);
+    while let Some(file) = files.get(next).cloned() {
+        let text = fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+        all += &sha256(&text);
+        for line in text.lines() {
+            let Some(name) = line.strip_prefix("#include \"") else { continue };
+            let header = file.with_file_name(name.trim_end_matches('"'));
+            let header = header.canonicalize().unwrap_or(header);
+            let at = files.iter().position(|known| *known == header);
+            all += &format!("  {}", at.unwrap_or(files.len()));
+            files.extend(at.is_none().then_some(header));
+        }
+        all += "\n";
+        next += 1;
+    }
+    if files.len() == 1 { sha256(read(stem, "cu")) } else { sha256(all) }
 }
 
 /// The operand of a module directive such as `.version`.
