@@ -22,4 +22,5 @@ pub use crate::system::library::{NotFound, Search, once, opened};
 pub use crate::thread::exit::register_again;
 pub use crate::thread::process::{PerProcess, Process};
 pub use crate::thread::role::check as check_thread;
+pub use gpu_await_protocol::lock;
 pub use gpu_await_protocol::sync::{Mutex, MutexGuard};

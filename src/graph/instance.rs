@@ -172,6 +172,7 @@ impl Instance {
         let Instance { recorded, uses, kept, events, is_told, .. } = self;
         let RecordedList { list, compiled, unserved } = recorded;
         if list.len() == 0 {
+            queue.stream.engine.check_open()?;
             return Ok(Untold::Events(events.clone()));
         }
         let mut footprint = Footprint::new("a graph");

@@ -55,9 +55,7 @@ struct OurThreads {
 impl OurThreads {
     /// The turns of all threads but the calling one, which may fork as well: in a waker.
     fn others(&self) -> Vec<Arc<Turn>> {
-        let is_own = |turn: &Arc<Turn>| {
-            OWN.with(|own| own.get().is_some_and(|own| Arc::ptr_eq(&own.turn, turn)))
-        };
+        let is_own = |turn: &Arc<Turn>| own(|own| Arc::ptr_eq(&own.turn, turn)) == Some(true);
         self.turns.iter().filter_map(Weak::upgrade).filter(|turn| !is_own(turn)).collect()
     }
 }
@@ -74,6 +72,13 @@ thread_local! {
     static HOLDS: Cell<u32> = const { Cell::new(0) };
 }
 
+/// What the calling thread has, if it is one of this crate. Others come here in destructors of their thread-locals as well, where this one may
+/// be gone.
+#[inline]
+fn own<R>(f: impl FnOnce(&OwnTurn) -> R) -> Option<R> {
+    OWN.try_with(|own| own.get().map(f)).ok().flatten()
+}
+
 impl OwnTurn {
     fn begin(&self) {
         let mut relax = Relax::default();
@@ -87,7 +92,7 @@ impl OwnTurn {
 /// A thread of this crate is about to be started; dropped without that, it was not.
 pub(super) fn starts() -> Starting {
     process::around_forks(hold, let_go);
-    let may_wait = OWN.with(|own| own.get().is_none()) && HOLDS.with(Cell::get) == 0;
+    let may_wait = own(|_| ()).is_none() && HOLDS.with(Cell::get) == 0;
     let (begun, mut relax) = (Instant::now(), Relax::default());
     loop {
         let mut threads = THREADS.get().lock();
@@ -134,7 +139,9 @@ impl Drop for Starting {
 /// The calling thread, which has entered, runs nothing more of this crate but its end.
 pub(super) fn leave_for_good() {
     // Only Linux says of a thread when it is gone.
-    if let Ok(own) = std::fs::read_link("/proc/thread-self") {
+    if !cfg!(miri)
+        && let Ok(own) = std::fs::read_link("/proc/thread-self")
+    {
         let mut threads = THREADS.get().lock();
         threads.ending.retain(|thread| thread.exists());
         threads.ending.push(Path::new("/proc").join(own));
@@ -143,7 +150,7 @@ pub(super) fn leave_for_good() {
 }
 
 fn leave() {
-    OWN.with(|own| own.get().into_iter().for_each(|own| own.turn.end()));
+    own(|own| own.turn.end());
 }
 
 /// Sleeps, or runs foreign code that may take long, between two turns. The caller holds no lock that the child of a fork may want.
@@ -151,14 +158,14 @@ pub(crate) fn rest<R>(sleep: impl FnOnce() -> R) -> R {
     leave();
     // Foreign code is contained by the caller.
     let slept = sleep();
-    OWN.with(|own| own.get().into_iter().for_each(OwnTurn::begin));
+    own(OwnTurn::begin);
     slept
 }
 
 /// For a thread that does not sleep: ends its turn and begins another if a fork waits.
 #[inline]
 pub(crate) fn pause() {
-    if OWN.with(|own| own.get().is_some_and(|own| own.turn.is_wanted())) {
+    if own(|own| own.turn.is_wanted()) == Some(true) {
         rest(|| ());
     }
 }

@@ -1195,6 +1195,20 @@ fn a_failing_closure_leaves_nothing_of_its_list() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn a_graph_without_nodes_needs_its_device() -> Result<()> {
+    let device = Device::host();
+    let stream = device.stream()?;
+    let graph = device.graph::<(u32,), _, _>((), |_, (), _| Ok(()));
+    graph.launch(&stream, (1,)).await?;
+    device.close(SOON).await?;
+    for value in [1, 2] {
+        let error = graph.launch(&stream, (value,)).await.unwrap_err();
+        assert!(matches!(error.detail(), ErrorDetail::Closed { .. }), "{error}");
+    }
+    Ok(())
+}
+
 /// Nor does one that fails beside another launch take that one's place.
 #[test]
 fn a_failing_closure_leaves_the_launch_beside_it_alone() -> Result<()> {

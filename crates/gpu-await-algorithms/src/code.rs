@@ -13,9 +13,9 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
+use gpu_await::sibling::lock::RwLock;
 use gpu_await::sibling::{Home, HostTwin, UntypedKernel, load};
 use gpu_await::{DeviceKind, ErrorDetail, Image, Module, Result};
-use parking_lot::RwLock;
 
 use super::images::{PackedCode, PackedImage, Tuned};
 

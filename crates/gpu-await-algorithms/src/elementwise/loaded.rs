@@ -17,9 +17,9 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::OnceLock;
 
+use gpu_await::sibling::lock::Mutex;
 use gpu_await::sibling::{ArgBlock, Footprint, Home, HostTwin, UntypedKernel};
 use gpu_await::{DeviceKind, Image, Queue, Result};
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::operand::MOST;
