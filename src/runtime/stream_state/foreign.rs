@@ -22,7 +22,7 @@ use crate::runtime::progress::any_lost;
 use crate::thread::role;
 use gpu_await_protocol::point::Track;
 
-/// A ticket that never comes: who waits for it waits for the loss of its device.
+/// A ticket that no stream ever issues. Work that waits for it fails only if the device of that stream is lost.
 const NEVER: u64 = u64::MAX;
 
 /// What a stream waits for on other devices, and whether it is detached.

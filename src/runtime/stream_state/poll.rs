@@ -321,7 +321,7 @@ impl StreamState {
             Some(Ended::Lost) => return device.lost().map(|lost| Err(lost.clone())),
             None => self.foreign.dependency_lost(ticket)?,
         };
-        // Work that completed before the loss is complete, and who is told that it is not must not find it complete later.
+        // Work that completed before the loss is complete. Once this reports a failure, the ticket must never become complete.
         Some(if timeline.give_up(ticket) { Err(lost) } else { Ok(()) })
     }
 
