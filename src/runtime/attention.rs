@@ -22,14 +22,14 @@ pub(crate) struct Attention {
     ended: AtomicBool,
     /// Set when the device's last handle is gone: nothing will wait for its streams.
     hurries: AtomicBool,
-    /// How often the poller decided when to look next.
+    /// Counts the poller's decisions when to look next.
     pub(super) looks: AtomicU64,
-    /// Whether it then kept idle streams.
+    /// Whether the last such decision kept idle streams.
     lingers: AtomicBool,
 }
 
 impl Attention {
-    /// Of a device with a poller, or one that is `stepped`.
+    /// For a device with a poller, or a `stepped` one.
     pub(super) fn new(device: &Arc<DeviceState>, stepped: bool) -> Self {
         Attention {
             device: device.clone(),
@@ -74,7 +74,7 @@ impl Attention {
         self.looks.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Whether the poller decided more than `looks` times, and keeps no stream for a while only.
+    /// Whether the poller has decided again since `looks` and lingers on no idle stream, or has ended.
     pub(super) fn has_let_go(&self, looks: u64) -> bool {
         let looked = self.looks.load(Ordering::SeqCst) > looks;
         self.has_ended() || (looked && !self.lingers.load(Ordering::SeqCst))
@@ -92,7 +92,7 @@ impl Attention {
         self.stop();
     }
 
-    /// This is the child of a fork. Neither locks nor allocates.
+    /// Called in the child of a fork. Neither locks nor allocates.
     pub(super) fn leave_to_the_parent(&self) {
         self.device.leave_to_the_parent();
     }
@@ -101,7 +101,7 @@ impl Attention {
         self.stop.load(Ordering::SeqCst)
     }
 
-    /// The poller looks no more.
+    /// The poller has stopped looking.
     pub(super) fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
     }

@@ -1,18 +1,18 @@
-//! [`Clock`]: a time, and who tells its deadlines. [`Pacing`]: when a device's poller and its tasks look.
+//! [`Clock`]: a clock and its deadlines. [`Pacing`]: when a device's poller and its tasks look.
 //!
-//! | a clock of | goes with | its deadlines are told by |
+//! | a clock of | follows | its deadlines are fired by |
 //! |---|---|---|
 //! | a device | the system's | the device's poller, also when the device is lost or closed, until it is gone |
 //! | a stepped device | its steps | its steps |
-//! | nobody's device: a batcher without a pool | the system's | a thread of its own, from the first deadline |
+//! | no device: a batcher without a pool | the system's | a thread of its own, from the first deadline |
 //!
-//! In the child of a fork nobody tells a deadline that a thread of its parent would tell ([`Clock::is_inherited`]).
+//! In the child of a fork nothing fires a deadline that a thread of the parent would have fired ([`Clock::is_inherited`]).
 //!
-//! Whoever waits for a moment has a [`Deadline`] of its own, so that nobody who is held up delays it. This and [`Engine`](super::Engine) are
-//! what pools and batchers know of the runtime.
+//! Each waiter has a [`Deadline`] of its own, so that no stalled task delays another. This module and [`Engine`](super::Engine) are all that
+//! pools and batchers know of the runtime.
 //!
 //! # Invariants
-//! 1. A deadline is told at its time, or at the end of its clock; where nobody would tell it, it is ready at once (`tests/serving/deadlines.rs`,
+//! 1. A deadline fires at its time, or at the end of its clock; if nothing would fire it, it is ready at once (`tests/serving/deadlines.rs`,
 //!    `a_child_waits_for_no_thread_of_its_parent`).
 #![forbid(unsafe_code)]
 
@@ -39,22 +39,22 @@ use gpu_await_protocol::deadlines::{Deadlines, NEVER};
 /// A clock, in nanoseconds since its origin.
 pub(crate) struct Clock {
     origin: Instant,
-    /// Where it was made, and its device or batcher.
+    /// The process that made it, and its device or batcher.
     process: Process,
     keeper: TimeKeeper,
     deadlines: Deadlines<Waker>,
 }
 
-/// Who moves a clock, and tells its deadlines.
+/// What advances a clock and fires its deadlines.
 enum TimeKeeper {
     Poller(Arc<Attention>),
-    /// The time of a stepped device, which time itself does not move.
+    /// The time of a stepped device, which only its steps advance.
     Steps(AtomicU64),
-    /// Gets a message when a deadline comes in front of all others.
+    /// Gets a message when a new deadline is the earliest.
     Thread(Worker<()>),
 }
 
-/// Resolves at a moment of a clock, or at once where nobody tells it.
+/// Resolves at a time of a clock, or at once if nothing would fire it.
 pub(crate) struct Deadline {
     clock: Arc<Clock>,
     due: u64,
@@ -62,7 +62,7 @@ pub(crate) struct Deadline {
 }
 
 impl Clock {
-    /// The clock of a device, whose poller has this attention.
+    /// The clock of a device whose poller has this attention.
     fn of_poller(attention: &Arc<Attention>) -> Arc<Self> {
         Clock::new(TimeKeeper::Poller(attention.clone()))
     }
@@ -91,12 +91,12 @@ impl Clock {
         }
     }
 
-    /// The moment that is so far away; `None` if it is out of range.
+    /// The time `limit` from now; `None` if it is out of range.
     pub(crate) fn after(&self, limit: Duration) -> Option<u64> {
         self.now().checked_add(u64::try_from(limit.as_nanos()).ok()?)
     }
 
-    /// When it will be `at`: on the clock of a stepped device, as far away as that is now.
+    /// The clock's time at `at`; on a stepped device, as far ahead as `at` is from now.
     pub(crate) fn time_of(&self, at: Instant) -> u64 {
         let time = match &self.keeper {
             TimeKeeper::Steps(_) => self.after(at.saturating_duration_since(Instant::now())),
@@ -125,18 +125,17 @@ impl Clock {
         self.deadlines.take_due(self.now()).into_iter().for_each(wake);
     }
 
-    /// Nobody keeps the time from now on: all deadlines are told, and new ones are ready at once.
+    /// Ends the clock: fires all deadlines; later ones are ready at once.
     pub(crate) fn end(&self) {
         self.deadlines.end().into_iter().for_each(wake);
     }
 
-    /// Whether it was made, with its device or batcher, by the process that this one was forked from.
+    /// Whether this process inherited it, with its device or batcher, through a fork.
     pub(crate) fn is_inherited(&self) -> bool {
         !self.process.is_here()
     }
 
-    /// Whether somebody tells deadlines: false where the system refuses the thread for it, and if it is
-    /// [inherited](Self::is_inherited).
+    /// Whether deadlines will fire: not if the system refuses the clock's thread, nor if the clock is [inherited](Self::is_inherited).
     pub(crate) fn is_kept(self: &Arc<Self>) -> bool {
         match &self.keeper {
             TimeKeeper::Thread(worker) => worker.start(keep_time(self)),
@@ -144,7 +143,7 @@ impl Clock {
         }
     }
 
-    /// Enters a deadline; false if nobody tells it.
+    /// Registers a deadline; false if nothing would fire it.
     fn enter(self: &Arc<Self>, due: u64, key: &mut Option<u64>, waker: Waker) -> bool {
         if !self.is_kept() {
             contain::let_go(waker);
@@ -160,7 +159,7 @@ impl Clock {
         match &self.keeper {
             TimeKeeper::Poller(attention) => attention.call_before(due),
             TimeKeeper::Thread(worker) if entered.is_first => {
-                // It has begun.
+                // `is_kept` started the thread.
                 worker.send((), keep_time(self)).ok();
             }
             TimeKeeper::Steps(_) | TimeKeeper::Thread(_) => {}
@@ -179,7 +178,7 @@ fn keep_time(clock: &Arc<Clock>) -> impl FnOnce(&Receiver<()>) + Send + 'static 
             clock.tell();
             let first = Some(clock.first()).filter(|first| *first != NEVER);
             let until = first.and_then(|ns| clock.origin.checked_add(Duration::from_nanos(ns)));
-            // It is not kept while this waits.
+            // The thread does not keep its clock alive while it waits.
             drop(clock);
             if calls.recv_until(until) == Err(Nothing::More) {
                 return;
@@ -202,7 +201,7 @@ impl Deadline {
         self.due
     }
 
-    /// Has `waker` woken at the deadline, which may have passed; false if nobody does that.
+    /// Registers `waker` for the deadline, which may have passed; false if nothing would wake it.
     pub(crate) fn wakes(&mut self, waker: Waker) -> bool {
         self.clock.enter(self.due, &mut self.key, waker)
     }
@@ -238,7 +237,7 @@ pub(crate) struct Pacing {
     pub(crate) checkers: CachePadded<Checkers>,
     /// How long the poller rests between two rounds, at least.
     ///
-    /// ORDERING: Relaxed, like the next: a guess.
+    /// ORDERING: Relaxed, as for the next: an estimate.
     rest_ns: AtomicU64,
     /// How long a task took lately from being woken to check to being polled.
     lag_ns: AtomicU64,
@@ -268,18 +267,18 @@ impl Pacing {
         self.rest_ns.load(Ordering::Relaxed)
     }
 
-    /// Records how long a round of the poller took, which alone calls this.
+    /// Records how long a round of the poller took; only the poller calls this.
     pub(crate) fn spent(&self, ns: u64) {
         self.rest_ns.store(cadence::rest(ns), Ordering::Relaxed);
     }
 
-    /// How long a task took lately from being woken to check to being polled.
+    /// The recent delay between a task's wake-up to check and its poll.
     #[inline]
     pub(crate) fn lag_ns(&self) -> u64 {
         self.lag_ns.load(Ordering::Relaxed)
     }
 
-    /// A task was polled so long after it was woken to check.
+    /// Records that a task was polled `ns` after it was woken to check.
     pub(crate) fn learn_lag(&self, ns: u64) {
         self.lag_ns.store(cadence::lag(self.lag_ns(), ns), Ordering::Relaxed);
     }

@@ -33,7 +33,7 @@ pub(crate) fn yield_now(cx: &mut Context<'_>) {
 /// succeed, then the task yields. Outside of tokio there is no budget.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Budget {
-    /// It was put off, and the budget has not been refilled since.
+    /// Whether the future was put off, and the budget has not been refilled since.
     #[cfg(feature = "tokio")]
     put_off: bool,
 }
@@ -70,23 +70,23 @@ impl Budget {
     }
 }
 
-/// The number of the task of tokio's that this thread runs, as its `Id` prints it.
+/// The number of the tokio task that this thread runs, as its `Id` prints it.
 pub(crate) fn task() -> Option<u64> {
-    // The id says its number only as text.
+    // The id exposes its number only as text.
     #[cfg(feature = "tokio")]
     return tokio::task::try_id().and_then(|id| id.to_string().parse().ok());
     #[cfg(not(feature = "tokio"))]
     None
 }
 
-/// Spends one of the budget: the first line of each public `async fn`, any of which may be ready or
-/// refused without awaiting a future that does (`a_task_that_never_waits_lets_others_run`).
+/// Spends one unit of the budget: the first line of each public `async fn`, since it may return without awaiting a future that does
+/// (`a_task_that_never_waits_lets_others_run`).
 pub(crate) async fn proceed() {
     let mut budget = Budget::default();
     std::future::poll_fn(|cx| budget.poll(cx, |_| Poll::Ready(()))).await;
 }
 
-/// Learns in advance what can be known of the executor. Not from inside one.
+/// Learns how to recognise the executor's wakers. Must not run inside an executor.
 pub(crate) fn prepare() {
     #[cfg(feature = "tokio")]
     tokio_waker::learn();

@@ -3,7 +3,7 @@
 //! A bell is a private stream that waits for a marker's event and then runs a host function, which makes the poller look at the marker's
 //! stream. It serves one user stream at a time. A bell is only a hint: it may ring late or, on a faulted device, never; the poller's
 //! time-out covers that. Bells are armed by the errands thread ([`Engine::errand`](super::engine::Engine::errand)): `cuLaunchHostFunc`
-//! takes the driver's lock exclusively, and may be delayed for long beside threads that launch without a pause.
+//! takes the driver's lock exclusively, and threads that launch without a pause may delay it a long time.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -38,8 +38,8 @@ impl Bells {
         self.bells.lock().drain(..).map(|bell| bell.stream).collect()
     }
 
-    /// Makes one more bell, up to a limit. Not on the poller's thread: beside threads that launch without a
-    /// pause the driver may delay it for seconds.
+    /// Makes one more bell, up to a limit. Not on the poller's thread: while other threads launch without a pause, the driver may delay
+    /// it for seconds.
     pub(crate) fn stock(
         &self,
         backend: &dyn Backend,
@@ -67,8 +67,7 @@ impl Bells {
 }
 
 impl Bell {
-    /// Puts a bell that was taken behind `event` of the stream whose next look that is; gives it back
-    /// if that is refused.
+    /// Puts a taken bell behind `event`, of the stream that `next_look` belongs to; gives the bell back if the driver refuses.
     pub(crate) fn place(
         &self,
         backend: &dyn Backend,
@@ -82,7 +81,7 @@ impl Bell {
         waited.inspect_err(|_| self.disarm())
     }
 
-    /// Arms a bell where it was placed.
+    /// Arms a bell that was placed.
     pub(crate) fn arm(self: Arc<Self>, backend: &dyn Backend) -> DriverResult<()> {
         let stream = self.stream;
         let data = Arc::into_raw(self);
@@ -90,8 +89,8 @@ impl Bell {
         // valid.
         let rung = unsafe { backend.host_fn(stream, ring, data.cast_mut().cast()) };
         rung.inspect_err(|_| {
-            // The reference is not taken back: the driver may report an earlier failure and call
-            // all the same. Then it rings once too often, which is harmless.
+            // The reference is not taken back: the driver may report an earlier failure and still make the call. The extra ring is
+            // harmless.
             // SAFETY: `data` came from `into_raw`, and that reference is leaked.
             unsafe { &*data }.disarm();
         })
@@ -99,7 +98,7 @@ impl Bell {
 
     /// Gives back a bell that was taken.
     pub(crate) fn disarm(&self) {
-        // ORDERING: Release pairs with `free_bell`.
+        // ORDERING: Release pairs with `take`.
         self.armed.store(false, Ordering::Release);
     }
 }

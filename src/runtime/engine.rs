@@ -8,13 +8,13 @@
 //! | `background` | drops users' values, and makes driver calls that may block | [`errands`] |
 //! | `pacing` | wakes the poller; its time; which tasks check for themselves | [`clock`](super::clock) |
 //! | `registry` | every stream, to report a loss and to wait for all | [`registry`](super::registry) |
-//! | `shares` | which multiprocessors are whose, and the engine's own driver streams | [`shares`] |
+//! | `shares` | the multiprocessors of each partition, and the engine's own driver streams | [`shares`] |
 //! | `graphs` | the number of compiled graphs | [`graph_budget`](super::graph_budget) |
 //! | `tracer` | the log of operations, while it is on | [`tracer`](super::tracer) |
 //! | `ending` | whether the device is closed, and the tasks that wait to hear of its loss | [`loss`] |
 //!
-//! A part has state and methods of its own. What takes several of them is the engine's: the meaning of a driver error, the close and
-//! the loss ([`loss`]), the return of retired memory ([`retirement`]), anchors of the device's clock ([`anchors`]).
+//! Each part has its own state and methods. Operations that span several are the engine's: the meaning of a driver error, close and loss
+//! ([`loss`]), the return of retired memory ([`retirement`]), anchors of the device's clock ([`anchors`]).
 //!
 //! # Invariants
 //! 1. `lost` is set once, before any waiter is woken because of it (`a_loss_is_seen_by_who_registers_beside_it`).
@@ -49,33 +49,33 @@ use crate::thread::{locks, worker};
 use gpu_await_protocol::account::Account;
 use gpu_await_protocol::cadence::Completion;
 
-/// How a device's completions are learned; from the builder.
+/// A device's options, from the builder.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct EngineOptions {
     pub(crate) completion: Completion,
     /// No poller: the device runs only when it is stepped.
     pub(crate) stepped: bool,
-    /// Pinned memory is registered by the calls that need it alone, and not ahead of them.
+    /// Pinned memory is registered only by the calls that need it, never ahead of time.
     pub(crate) pins_on_demand: bool,
     /// How many bytes may be held at once.
     pub(crate) memory_limit: Option<u64>,
-    /// What an allocation does that does not fit.
+    /// What happens to an allocation that does not fit.
     pub(crate) on_pressure: Pressure,
-    /// Each operation is waited for before its call returns.
+    /// Each call waits for its operation before it returns.
     pub(crate) verify: bool,
     /// How much freed memory a stream keeps for itself.
     pub(crate) block_cache_bytes: u64,
-    /// How many compiled graphs there may be.
+    /// The limit on compiled graphs.
     pub(crate) graph_limit: Option<usize>,
     /// The capacity of the log that starts with the device.
     pub(crate) timeline: Option<usize>,
-    /// Kernels are those of a GPU without machine code of its own.
+    /// Uses the kernels of a GPU that has no machine code of its own.
     pub(crate) general_images: bool,
-    /// Where kernels may start while the launch in front of them still ends.
+    /// Where kernels may start before the preceding launch has ended.
     pub(crate) overlap: Overlap,
-    /// The most elements that a launch of a selection takes, if that is less than what its kernel can.
+    /// The most elements per launch of a selection, if less than its kernel's limit.
     pub(crate) part_of_selections: Option<u32>,
-    /// How many multiprocessors all of it is confined to.
+    /// How many multiprocessors the device is confined to.
     pub(crate) multiprocessors: Option<u32>,
 }
 
@@ -118,7 +118,7 @@ pub(crate) trait DeviceStream: PointStream + Send + Sync + 'static {
 }
 
 impl<S: DeviceStream> Engine<S> {
-    /// Opens the engine of a device. Its poller is to be started, unless it is stepped.
+    /// Opens the engine of a device. The caller starts its poller, unless it is stepped.
     pub(crate) fn open(backend: Arc<dyn Backend>, options: EngineOptions) -> Result<Arc<Self>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let mut limit = options.memory_limit.unwrap_or(u64::MAX);

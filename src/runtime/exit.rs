@@ -10,15 +10,15 @@ use crate::error::Result;
 use crate::thread::process::{self, PerProcess};
 use crate::thread::{exit, native};
 
-/// The devices that must end, and their pollers, before the driver is torn down. The child of a fork looks at its parent's before
-/// it has any, so this is a lock that nobody has to be woken from.
+/// The devices to end, with their pollers, before the driver is torn down. The child of a fork locks its parent's list, so this
+/// lock must keep no table of waiting threads.
 static DEVICES: PerProcess<Mutex<Vec<Weak<Attention>>>> = PerProcess::new(Mutex::default);
 
 /// How long the end of the process waits for devices that are closing, and then for pollers.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// How long it waits for our threads that are in the driver, or are ending. If a driver, or a tool that traces it, is torn
-/// down meanwhile, the process ends with a signal; but a call may wait for a kernel that never ends.
+/// How long it waits for this crate's threads that are in the driver, or are ending. Tearing down a driver, or a tool that traces
+/// it, under them would crash the process; but a call may wait for a kernel that never ends.
 const DRIVER: Duration = Duration::from_secs(10);
 
 /// Registers a device to be ended with the process.
@@ -35,9 +35,9 @@ pub(super) fn watch(attention: &Arc<Attention>) -> Result<()> {
     Ok(())
 }
 
-/// Runs in the child of a fork, where nothing looks at its parent's devices: no thread, and no end of the process.
+/// Runs in the child of a fork, where neither a thread nor the end of the process looks at the parent's devices.
 fn leave_to_the_parent() {
-    // The fork may have come in between. Then what waits for those devices waits for ever, as it would anyway.
+    // The fork may have interrupted the lock's holder. Waits for those devices then never end, as they would not anyway.
     let Some(Ok(devices)) = DEVICES.made().map(Mutex::try_lock) else { return };
     devices.iter().filter_map(Weak::upgrade).for_each(|device| device.leave_to_the_parent());
 }
@@ -59,8 +59,7 @@ fn end_devices() {
     wait_until(limit, || !exit::is_leaving());
     exit::begin();
     devices.iter().for_each(|device| device.end_device());
-    // A poller is between driver calls in microseconds; one that is held by the driver (a
-    // full queue never holds it) is not waited for.
+    // A poller leaves the driver within microseconds; one that the driver blocks (a full queue never does) is not waited for.
     let limit = Instant::now() + PATIENCE;
     for device in devices {
         wait_until(limit, || device.has_ended());

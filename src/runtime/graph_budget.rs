@@ -6,10 +6,10 @@
 //! | the list | evicts | if there is none |
 //! |---|---|---|
 //! | was launched less than [`OFTEN`] times without a graph | an idle graph | refused |
-//! | was launched that often | one that was not launched once meanwhile | refused, and begins to count anew |
+//! | was launched that often | a graph that was not launched in that time | refused, and the count restarts |
 //! | cannot run without a graph | the least recently launched one that is not being launched | exceeds the limit |
 //!
-//! So graphs in use stay, however many take turns with them, and what is launched often gets the place of what is launched rarely.
+//! So graphs in use stay, however many lists compete for their places, and frequently launched lists displace rarely launched ones.
 //!
 //! More than 500 lines: half of it tests.
 #![forbid(unsafe_code)]
@@ -33,33 +33,33 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// The minimum time between two scans: a thousand graphs take tens of microseconds.
 const APART: Duration = Duration::from_millis(10);
 
-/// How often a list is launched without a graph before it claims the place of one that was not launched once meanwhile, and at most before
-/// a driver that refused is asked again. Of a thousand lists that are launched at random moments, equally often, hardly one is not launched
-/// for that long.
+/// How many times a list is launched without a graph before it claims the place of one not launched in that time; also the most launches
+/// before the driver is asked again after a refusal. Of a thousand lists launched equally often at random moments, hardly one goes
+/// unlaunched for that long.
 const OFTEN: u32 = 16;
 
-/// Whose place a graph may take at the limit.
+/// Which graph may lose its place to another at the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PlaceClaim {
     /// An idle graph's.
     Idle,
-    /// Also that of a graph which was not launched since that time.
+    /// Or one that was not launched since that time.
     UnusedSince(u64),
     /// Any graph's; if none can go, the limit is exceeded.
     Any,
 }
 
-/// The launches of a list since it was to be compiled and was not.
+/// The launches of a list that has no graph, since it first asked for one.
 #[derive(Default)]
 pub(crate) struct Unserved {
     launches: u32,
     since_ns: u64,
-    /// How often the driver refused it, one time after the other.
+    /// Consecutive refusals by the driver.
     refusals: u32,
 }
 
 impl Unserved {
-    /// Counts another launch. Returns what it may claim, or `None` if the driver is not to be asked again so soon.
+    /// Counts another launch. Returns what it may claim, or `None` if it is too soon to ask the driver again.
     pub(crate) fn claim(&mut self, now_ns: u64) -> Option<PlaceClaim> {
         if self.launches == 0 {
             self.since_ns = now_ns;
@@ -76,12 +76,12 @@ impl Unserved {
         Some(PlaceClaim::UnusedSince(std::mem::replace(&mut self.since_ns, now_ns)))
     }
 
-    /// There was no place for it.
+    /// Records that there was no place for it.
     pub(crate) fn was_crowded_out(&mut self) {
         self.refusals = 0;
     }
 
-    /// The driver refused it.
+    /// Records that the driver refused it.
     pub(crate) fn was_refused(&mut self) {
         self.launches = 0;
         self.refusals += 1;
@@ -89,7 +89,7 @@ impl Unserved {
 }
 
 /// The outcomes of the lists of a [`Region`](crate::Region) (runs of launches between operations that a graph
-/// cannot contain), or of the launches of a [`Graph`](crate::Graph). A list of nothing is not launched, and not counted.
+/// cannot contain), or of the launches of a [`Graph`](crate::Graph). An empty list is neither launched nor counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
@@ -97,14 +97,14 @@ pub struct Report {
     pub replayed: u64,
     /// Nodes of replayed graphs whose arguments were updated.
     pub nodes_set: u64,
-    /// Compiled, and launched for the first time; of a region, because the shape came twice.
+    /// Compiled, and launched for the first time; in a region, because its shape came twice.
     pub compiled: u64,
     /// Launched operation by operation: the shape was new, or there was no
     /// [room](crate::DeviceBuilder::graph_limit) for its graph, or the driver refused.
     pub plain: u64,
-    /// Those among them that there was no room for.
+    /// Those of them for which there was no room.
     pub no_place: u64,
-    /// Launched one by one, in the middle: something else used the stream, or waited for their work.
+    /// Interrupted and launched one by one: something else used the stream, or waited for their work.
     pub interrupted: u64,
     /// Compilations and updates that the driver refused; the work was launched operation by operation
     /// instead, where possible.
@@ -134,14 +134,14 @@ pub(crate) trait Evictable: Send + Sync {
     fn used_ns(&self) -> u64;
     /// Whether it still has the place that was taken for it.
     fn has_place(&self) -> bool;
-    /// Gives it up, and its place, unless it is in use. Returns it, for the caller to drop under no lock.
+    /// Gives up the graph and its place, unless it is in use. The caller drops it, holding no lock.
     fn give_up(&self) -> Option<Evicted>;
 }
 
 /// A graph that was given up.
 pub(crate) type Evicted = Box<dyn Any + Send>;
 
-/// The graphs that were looked at: the last owner of one may be here.
+/// The graphs that a scan visited; this may hold the last reference to one.
 type Seen = Vec<Arc<dyn Evictable>>;
 
 pub(crate) struct GraphBudget {
@@ -150,7 +150,7 @@ pub(crate) struct GraphBudget {
     graphs: AtomicUsize,
     evicted: AtomicU64,
     known: Mutex<Known>,
-    /// What became of all lists.
+    /// The outcomes of all lists.
     report: Mutex<Report>,
     refusal: Mutex<Option<DriverCode>>,
 }
@@ -178,20 +178,20 @@ impl GraphBudget {
         }
     }
 
-    /// How many there are.
+    /// How many compiled graphs there are.
     pub(crate) fn graphs(&self) -> usize {
         // ORDERING: Relaxed, here and below: the lock orders the decisions, and the rest is a statistic.
         self.graphs.load(Ordering::Relaxed)
     }
 
-    /// How many went for others.
+    /// How many were evicted.
     pub(crate) fn evicted(&self) -> u64 {
         self.evicted.load(Ordering::Relaxed)
     }
 
-    /// Takes a permit for a graph, which its owner keeps until it [leaves](Self::leave); false if there is none.
+    /// Takes a permit for a graph, kept by its owner until it [leaves](Self::leave); false if there is none.
     pub(crate) fn enter(&self, graph: Weak<dyn Evictable>, now_ns: u64, claim: PlaceClaim) -> bool {
-        // In front of the lock, and so dropped behind it.
+        // Declared before the lock, so dropped after it.
         let (mut seen, mut evicted) = (Seen::new(), None);
         let mut known = self.known.lock();
         if self.graphs() >= self.limit {
@@ -242,9 +242,9 @@ impl GraphBudget {
         self.graphs.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Evicts all that are idle, for their memory.
+    /// Evicts all idle graphs, to free their memory.
     pub(crate) fn evict_idle(&self, now_ns: u64) {
-        // Dropped behind the lock.
+        // Dropped after the lock.
         let (mut seen, mut known) = (Seen::new(), self.known.lock());
         known.look_ns = 0;
         known.look(now_ns, &mut seen);
@@ -254,12 +254,12 @@ impl GraphBudget {
         self.evicted.fetch_add(evicted, Ordering::Relaxed);
     }
 
-    /// What became of the lists so far.
+    /// The outcomes of the lists so far.
     pub(crate) fn report(&self) -> Report {
         *self.report.lock()
     }
 
-    /// Counts what became of lists; returns what the driver refused last, if it refused any of them and nobody was told.
+    /// Counts the outcomes of lists; if the driver refused any of them, returns its last refusal that was not yet reported.
     pub(crate) fn count(&self, lists: &Report) -> Option<DriverCode> {
         let mut report = self.report.lock();
         *report += *lists;
@@ -267,14 +267,14 @@ impl GraphBudget {
         if lists.refused > 0 { self.refusal.lock().take() } else { None }
     }
 
-    /// The driver refused to compile a graph, or to set its nodes. The loss of a device is told elsewhere.
+    /// Records that the driver refused to compile a graph or to set its nodes. The loss of a device is reported elsewhere.
     pub(crate) fn refused(&self, code: DriverCode) {
         *self.refusal.lock() = Some(code).filter(|code| !code.is_sticky());
     }
 }
 
 impl Known {
-    /// Finds out which are idle, if any may be that was not.
+    /// Finds the idle graphs, unless no other can be idle yet.
     fn look(&mut self, now_ns: u64, seen: &mut Seen) {
         if now_ns < self.look_ns {
             return;

@@ -1,4 +1,4 @@
-//! [`GraphMemory`]: the holders of device memory for graph launches, which release it when an allocation finds no other.
+//! [`GraphMemory`]: the holders of device memory for graph launches, which release it when an allocation finds no other memory.
 //!
 //! Memory made by a graph's closure is rewritten by each launch, so releasing it loses nothing: the next launch allocates it again.
 #![forbid(unsafe_code)]

@@ -28,7 +28,7 @@ impl Loans {
         OpenLoan(self.clone())
     }
 
-    /// How many have not ended.
+    /// How many are open.
     pub(crate) fn open(&self) -> u64 {
         self.state.lock().open
     }

@@ -1,14 +1,14 @@
 //! The shares of a device's multiprocessors to which streams are confined.
 //!
-//! | a share | from | until |
+//! | what | from | until |
 //! |---|---|---|
-//! | has its grains | [`Partitions::take`] | its drop: no handle and no stream has it, nor a compiled graph of theirs, and their work is over |
-//! | a driver object of a set of grains | the first share of that set | the end of the device: the driver never returns its memory, so a later share of that set uses it again |
+//! | the grains of a share | [`Partitions::take`] | its drop: no handle, stream or compiled graph has it any more, and their work is complete |
+//! | the driver object for a set of grains | the first share of that set | the end of the device: the driver never returns its memory, so later shares of that set reuse it |
 //!
 //! # Invariants
 //! 1. Shares are disjoint: the device is divided once, and a grain has one owner (`gpu_await_protocol::grains`).
 //! 2. A driver object outlives every stream and graph in it: those hold the engine, which holds it.
-//! 3. One thread takes shares, however many ask (`reservations_have_one_thread`). It waits for streams and graphs that end (`what_was_given_up_is_free`).
+//! 3. One thread at a time takes shares (`reservations_have_one_thread`). It waits for streams and graphs that are ending (`what_was_given_up_is_free`).
 //! 4. Graphs are compiled in a share by one thread at a time: the driver does not synchronize calls on it.
 
 use std::fmt;
@@ -29,11 +29,11 @@ use crate::thread::locks;
 /// The shares of one device.
 pub(crate) struct Partitions {
     backend: Arc<dyn Backend>,
-    /// Once the device was divided.
+    /// `None` until the device is divided.
     grains: Mutex<Option<Grains>>,
-    /// Held while one is made, which takes milliseconds; no drop takes it.
+    /// Locked while one is made, which takes milliseconds; no drop takes this lock.
     made: Mutex<Vec<(GrainSet, Arc<Made>)>>,
-    /// What the driver took to make them.
+    /// The memory that the driver took to make them.
     bytes: AtomicU64,
     queues: usize,
     queues_told: AtomicBool,
@@ -41,23 +41,23 @@ pub(crate) struct Partitions {
     ending: AtomicU64,
     /// The thread that waits for a share to end.
     waiter: Mutex<Option<Thread>>,
-    /// Held by the one who takes: it may have a thread for that.
+    /// Held by the caller that takes a share, which may use a thread for that.
     turn: Arc<futures::lock::Mutex<()>>,
 }
 
 /// The turn to take a share.
 pub(crate) type Turn = futures::lock::OwnedMutexGuard<()>;
 
-/// How long to wait for what ends: also where every core is busy, and the poller waits for its turn.
+/// How long to wait for an ending share: enough for the poller to get a core when all are busy.
 const ENDS_WITHIN: Duration = Duration::from_millis(100);
 
 /// The driver's part of a share.
 struct Made {
     raw: RawPartition,
-    /// A stream of it on which others' work is captured, once there was one.
+    /// A stream in it for capturing others' work, once there is one.
     captures: Mutex<Option<RawStream>>,
     compiling: Mutex<()>,
-    /// Whose it is, if it is anybody's.
+    /// The share that has it, if any.
     share: Mutex<Weak<Share>>,
 }
 
@@ -69,14 +69,14 @@ pub(crate) struct Share {
     multiprocessors: u32,
 }
 
-/// A share of something that was given up and did not end: who takes one waits for it.
+/// The share of a stream or graph that was dropped and has not ended: a caller that takes a share waits for it.
 pub(crate) struct EndingShare(Option<Arc<Share>>);
 
 /// Why there is no share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoShare {
     Refused(DriverCode),
-    /// So many multiprocessors are free, of so many.
+    /// Only `free` of `all` multiprocessors are free.
     Taken {
         free: u32,
         all: u32,
@@ -84,7 +84,7 @@ pub(crate) enum NoShare {
 }
 
 impl NoShare {
-    /// The error of who asked for so many multiprocessors of a device.
+    /// The error for a caller that `asked` for this many multiprocessors of a device.
     pub(crate) fn explain(
         self,
         device: &str,
@@ -143,7 +143,7 @@ impl Partitions {
         self.turn.clone().lock_owned().await
     }
 
-    /// As [`take`](Self::take); where too little is free while streams or graphs end, waits for a moment until they did. `look` has them looked at.
+    /// Like [`take`](Self::take), but if too little is free, waits briefly for ending streams and graphs. `look` has them looked at.
     pub(crate) fn take_soon(
         self: &Arc<Self>,
         multiprocessors: u32,
@@ -151,7 +151,7 @@ impl Partitions {
     ) -> Result<Arc<Share>, NoShare> {
         let end = Instant::now() + ENDS_WITHIN;
         loop {
-            // Before it looks: who ends a share behind that wakes it, and what ended in front of that is free.
+            // Before looking: a share that ends later wakes this thread, and one that ended earlier is free.
             *self.waiter.lock() = Some(thread::current());
             let all_ended = self.ending.load(Ordering::SeqCst) == 0;
             let taken = self.take(multiprocessors);
@@ -166,9 +166,9 @@ impl Partitions {
         }
     }
 
-    /// Takes a share of at least so many multiprocessors. Blocks for milliseconds if the driver has to make it.
+    /// Takes a share of at least this many multiprocessors. Blocks for milliseconds if the driver has to make it.
     pub(crate) fn take(self: &Arc<Self>, multiprocessors: u32) -> Result<Arc<Share>, NoShare> {
-        // Asked outside of the lock, which drops take; the backend divides once.
+        // Outside the lock, which drops take; the backend divides the device once.
         let sizes = self.backend.grains()?;
         let (set, has) = {
             let mut grains = self.grains.lock();
@@ -190,7 +190,7 @@ impl Partitions {
         waiter.inspect(Thread::unpark);
     }
 
-    /// The share of a device that is to be in one, while that is opened.
+    /// The share for a device that is being opened, if it is to be confined to one.
     pub(super) fn of_device(
         self: &Arc<Self>,
         multiprocessors: Option<u32>,
@@ -201,7 +201,7 @@ impl Partitions {
         share.map(Some).map_err(|why| why.explain(device, asked, DriverCode::into))
     }
 
-    /// Destroys what was made for a device that is not opened after all.
+    /// Destroys the driver objects of a device that is not opened after all.
     #[cold]
     pub(super) fn give_up(&self) {
         for partition in self.end().1 {
@@ -232,22 +232,22 @@ impl Partitions {
         }
     }
 
-    /// The share that has the driver's green context, if it is one of these.
+    /// The share that has the driver's green context, if it is one of this device's.
     pub(crate) fn share_of(&self, green: u64) -> Option<Arc<Share>> {
         let made = self.made.lock();
         let (_, found) = made.iter().find(|(_, made)| green != 0 && made.raw.green == green)?;
         found.share.lock().upgrade()
     }
 
-    /// How many shares there are, and how many multiprocessors are in none, of `all` until the device is divided.
+    /// The number of shares, and of multiprocessors in none: `all` until the device is divided.
     pub(crate) fn figures(&self, all: u32) -> (u64, u32) {
         self.grains.lock().as_ref().map_or((0, all), |grains| (grains.shares(), grains.free()))
     }
 
-    /// Says once that there are more streams than the driver has hardware queues: those of several shares may be in one.
+    /// Warns once if there are more streams than hardware queues: streams of different shares may then share a queue.
     pub(crate) fn tell_of_queues(&self, device: &str, streams: usize) {
         let queues = self.queues;
-        // ORDERING: Relaxed: two threads may both say it.
+        // ORDERING: Relaxed: two threads may both warn.
         if streams > queues && !self.queues_told.swap(true, Ordering::Relaxed) {
             let advice = "streams of several partitions may wait for each other in the driver's hardware queues: use fewer streams, or set \
                           CUDA_DEVICE_MAX_CONNECTIONS=32 before the process starts";
@@ -257,13 +257,13 @@ impl Partitions {
         }
     }
 
-    /// By how much less memory was free after they had been made.
+    /// How much free memory shrank while they were made.
     pub(crate) fn bytes(&self) -> u64 {
         // ORDERING: Relaxed: a statistic.
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// The driver's objects, for the end of the device; and streams of theirs, which go first.
+    /// The driver's objects, to be destroyed at the end of the device, and their streams, which go first.
     pub(super) fn end(&self) -> (Vec<RawStream>, Vec<RawPartition>) {
         let made = std::mem::take(&mut *self.made.lock());
         let streams = made.iter().filter_map(|(_, made)| made.captures.lock().take()).collect();
@@ -280,7 +280,7 @@ impl Share {
         self.multiprocessors
     }
 
-    /// What has this has no handle any more, and ends when its work is over.
+    /// For a stream or graph without a handle, which ends when its work is complete.
     pub(crate) fn ending(self: Arc<Self>) -> EndingShare {
         self.partitions.ending.fetch_add(1, Ordering::SeqCst);
         EndingShare(Some(self))
@@ -320,7 +320,7 @@ impl Drop for EndingShare {
     fn drop(&mut self) {
         let Some(share) = self.0.take() else { return };
         let partitions = share.partitions.clone();
-        // In this order: what does not end any more is free.
+        // In this order: a share that no longer counts as ending is free.
         drop(share);
         partitions.ending.fetch_sub(1, Ordering::SeqCst);
         partitions.wake_waiter();

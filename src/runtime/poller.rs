@@ -3,7 +3,7 @@
 //! It owns the list of streams that are waited for (or that have memory to free), looks at each when its work may be complete, and sleeps
 //! in between: see [`cadence`](gpu_await_protocol::cadence) for the phases. Its work grows with busy streams, not with futures. A stream
 //! without a handle is kept until its work is complete. The poller holds its engine only while it looks, so an unused device goes away, and
-//! the thread with it; it never joins itself. Of a lost device it only tells the deadlines.
+//! the thread with it; it never joins itself. For a lost device it only fires deadlines, once the waiters are woken.
 #![forbid(unsafe_code)]
 
 use std::sync::{Arc, Weak};
@@ -34,7 +34,7 @@ pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<()> {
     Ok(())
 }
 
-/// The shortest sleep between two rounds: a thread that waits for the core has it for some 3 µs.
+/// The shortest sleep between two rounds: another thread that waits for the core gets it for some 3 µs.
 const NAP_NS: u64 = 1_000;
 
 struct Poller {
@@ -43,9 +43,9 @@ struct Poller {
     last_press: u64,
     last_probe: u64,
     owed: Owed,
-    /// While the cores are busy with others: how long the thread had had its core when this turn began.
+    /// While the cores are busy with others: the thread's CPU time when this turn began.
     turn_from: Option<u64>,
-    /// How much later than it should the last sleep ended.
+    /// How late the last sleep ended.
     late_ns: u64,
 }
 
@@ -68,7 +68,7 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>, clock: &Clock) {
             Some(None) => break,
             None => (None, 0),
         };
-        // Once more: `stop` only wakes a poller that has announced its sleep.
+        // Checked again: `stop` only wakes a poller that has announced its sleep.
         if let Some(until) = until
             && !attention.must_stop()
             && attention.park.commit(until)
@@ -77,9 +77,9 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>, clock: &Clock) {
         }
         attention.park.resume();
     }
-    // Streams keep their engine, and that keeps those that were handed over.
+    // Streams keep their engine, which keeps the streams that were handed over.
     if let Some(engine) = engine.upgrade() {
-        // At the end of the process it counts as lost.
+        // At the end of the process the device counts as lost.
         contain::contain("what a poller called", || engine.mourn());
         engine.registry.let_go_of_all();
     }
@@ -114,7 +114,7 @@ impl Rounds for Round<'_> {
             }
             None => self.poller.next_look(self.engine, now, self.attention),
         };
-        // Each stream is due at a time of its own: without a sleep in between, some would always be due.
+        // Each stream has its own due time: without a sleep in between, some stream would always be due.
         until.min(self.engine.pacing.clock.first()).max(now + NAP_NS)
     }
 }
@@ -132,7 +132,7 @@ impl Poller {
         }
     }
 
-    /// Sleeps until then, or until it is called; where the cores are busy with others, first until it owes them nothing.
+    /// Sleeps until `until` or a call; if the cores are busy with others, first for the time it owes them.
     fn sleep(&mut self, now: u64, until: u64, clock: &Clock) {
         if until == u64::MAX {
             return std::thread::park();
@@ -160,7 +160,7 @@ impl Poller {
         attention.park.look(&mut Round { poller: self, engine, attention })
     }
 
-    /// The device is lost: wakes its waiters and lets its streams go.
+    /// The device is lost: wakes its waiters and releases its streams.
     fn bury(&mut self, engine: &Arc<Engine>) -> bool {
         // A submitter may have found the loss; it wakes nobody.
         engine.mourn();
@@ -174,7 +174,7 @@ impl Poller {
 
     /// Looks at every stream that is due, and whether the device is lost; true if anything moved.
     fn round(&mut self, engine: &Arc<Engine>) -> bool {
-        // Here, and so once more after the poller announced its sleep: there may be no stream.
+        // Here, and so again after the poller announced its sleep: there may be no stream.
         engine.mourn();
         engine.memory.wake_reclaimers();
         let mut moved = engine.registry.take_handed_over(&mut self.active);
@@ -198,7 +198,7 @@ impl Poller {
         moved
     }
 
-    /// Notes whether the cores are busy with others, and how long the thread had its core so far.
+    /// Notes whether the cores are busy with others, and the thread's CPU time so far.
     fn begin_turn(&mut self, engine: &Engine, now: u64) {
         engine.pacing.checkers.was_away(std::mem::take(&mut self.late_ns), now);
         if engine.pacing.checkers.may_yield(now) {
@@ -211,12 +211,12 @@ impl Poller {
     /// When to look next, after a round in which nothing moved.
     fn next_look(&mut self, engine: &Arc<Engine>, now: u64, attention: &Attention) -> u64 {
         let lingers_ns = attention.lingers_ns();
-        // They will not be used again.
+        // Deserted streams will not be used again.
         self.active.retain(|stream| !(stream.is_deserted() && stream.deactivate()));
         let waited_for = self.active.iter().any(|stream| stream.waiters.is_waited_for());
         let owes = self.owes(engine);
         if waited_for || owes {
-            // Words and doorbells say nothing of a device that died; a query does.
+            // Words and doorbells do not reveal a dead device; a query does.
             if now >= self.last_probe + cadence::PROBE_NS {
                 self.last_probe = now;
                 engine.check_health().ok();
@@ -252,7 +252,7 @@ impl Poller {
         self.last_probe + cadence::WATCH_NS
     }
 
-    /// When to take care of owed work; more rarely while nothing moves.
+    /// When to attend to owed work next; less often while nothing moves.
     fn next_press(&self) -> u64 {
         let age = self.last_press.saturating_sub(self.last_progress);
         self.last_press + (age / 4).clamp(cadence::MARK_WITHIN_NS, cadence::PROBE_NS)

@@ -16,17 +16,16 @@
 //! | healthy | the first call that reports a sticky code; or for ever |
 //! | lost | – |
 //!
-//! In the child of a fork its parent's devices are lost, for a cause that is written down when somebody asks.
+//! In the child of a fork the parent's devices are lost; the cause is written down when it is first asked for.
 //!
 //! Streams of a device are kept by its poller, or by a stepped device's stepper; at the end of the process they are never released.
 //!
 //! # Invariants
-//! 1. No stream goes while one of its tickets is pending and its device may still complete it
+//! 1. No stream is released while one of its tickets is pending and its device may still complete it
 //!    (`a_dropped_stream_orders_what_comes_behind`).
 //! 2. Nothing here keeps a stream, its device, or the owner of an adopted stream (`readers_that_go_leave_no_stream`,
 //!    `a_device_goes_before_what_it_read`).
-//! 3. A stream whose last owner reached it from here, perhaps under a lock, ends elsewhere
-//!    (`a_stream_reached_under_a_lock_ends_elsewhere`).
+//! 3. A stream whose last reference was taken here, perhaps under a lock, ends on another thread (`a_stream_reached_under_a_lock_ends_elsewhere`).
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -52,12 +51,11 @@ pub(crate) struct Progress<S> {
     /// Whether the stream waits for another device, as far as is known. Written under the lock of the
     /// stream's list of those waits.
     pub(super) waits_for_others: AtomicBool,
-    /// Why the stream makes no progress any more, though its device works. Set before the stream goes for
-    /// that reason.
+    /// Why the stream makes no further progress, though its device works. Set before the stream is released for that reason.
     pub(super) stuck: OnceLock<Error>,
 }
 
-/// The interface that a point needs of its stream while that exists.
+/// What a point needs from its stream while that exists.
 pub(crate) trait PointStream: fmt::Debug + Sized {
     /// Ends the stream on a thread that holds no lock.
     fn end_elsewhere(self);
@@ -65,18 +63,17 @@ pub(crate) trait PointStream: fmt::Debug + Sized {
     /// Whether `ticket` is complete or never will be.
     fn is_settled(&self, ticket: u64) -> bool;
 
-    /// Asks the device how far the stream is, behind a marker for `ticket`, or has the poller ask where no
-    /// driver call may be made. Never blocks.
+    /// Asks the device about the stream's progress, behind a marker for `ticket`; where no driver call may be made, the poller asks. Never blocks.
     fn ask_after(self: &Arc<Self>, ticket: u64);
 
-    /// The host will wait for `ticket`, which nobody held when later work was submitted.
+    /// The host will wait for `ticket`, which had no holder when later work was submitted.
     fn expect(&self, ticket: u64);
 
     /// The error for another device that waits for `ticket`, if this stream waits for a lost device.
     fn dependency_lost(&self, ticket: u64) -> Option<Error>;
 }
 
-/// A stream that was reached through a weak reference. All its other owners may let go meanwhile, and whoever holds this may hold locks.
+/// A stream reached through a weak reference. All its other owners may let go meanwhile, and the holder of this may hold locks.
 pub(crate) struct StreamRef<S: PointStream>(Option<Arc<S>>);
 
 impl<S: PointStream> StreamRef<S> {
@@ -118,7 +115,7 @@ impl<S: PointStream> Drop for StreamRef<S> {
 enum Standing<S: PointStream> {
     Complete,
     Pending(StreamRef<S>),
-    /// It will never be known to be complete, and why.
+    /// Will never be known to be complete, and why.
     Never(Error),
 }
 
@@ -190,8 +187,8 @@ impl<S: PointStream> Progress<S> {
         }
     }
 
-    /// The stream, for an operation on `device` that must wait for `ticket`; `None` if that is
-    /// complete. An error: it never will be, as a device is lost that it waits for.
+    /// The stream, for an operation on `device` that must wait for `ticket`; `None` if that is complete. An error if it never will be, because it
+    /// waits for a lost device.
     pub(crate) fn pending_for(
         &self,
         device: &DeviceState,
@@ -228,15 +225,15 @@ impl<S: PointStream> Progress<S> {
         }
     }
 
-    /// Has `ticket` marked as well as it can be, as the host will wait for it, and later ones better where that was not well.
+    /// Marks `ticket` as precisely as it can, since the host will wait for it; if that is imprecise, later tickets get better markers.
     pub(crate) fn expect(&self, ticket: u64) {
         if let Standing::Pending(stream) = self.standing(ticket) {
             stream.expect(ticket);
         }
     }
 
-    /// Asks the device how far the stream is, if `ticket` is not known to be complete, or has the poller
-    /// ask where no driver call may be made. Never blocks.
+    /// Asks the device about the stream's progress, if `ticket` is not known to be complete; where no driver call may be made, the poller asks. Never
+    /// blocks.
     pub(crate) fn ask(&self, ticket: u64) {
         if let Standing::Pending(stream) = self.standing(ticket) {
             stream.ask_after(ticket);
@@ -272,10 +269,10 @@ impl<S: PointStream> fmt::Debug for Progress<S> {
 /// A device of the process was lost.
 static ANY_LOST: AtomicBool = AtomicBool::new(false);
 
-/// Whether a device of the process was lost: until then nobody has to look whose.
+/// Whether any device of the process was lost: until then nobody has to check which.
 #[inline]
 pub(crate) fn any_lost() -> bool {
-    // ORDERING: Relaxed: what is submitted beside a loss may be on either side of it.
+    // ORDERING: Relaxed: a submission that races with a loss may be on either side of it.
     ANY_LOST.load(Ordering::Relaxed)
 }
 
@@ -289,19 +286,19 @@ pub(crate) struct Counters {
     pub(crate) overlaps: OverlapCounters,
 }
 
-/// Where kernels may start while the launch in front of them still ends: those that wait first, as formulas and algorithms do and kernels that are declared
-/// `programmatic`. No choice changes a result. See [`Overlaps`](crate::Overlaps) for what becomes of each launch.
+/// Where kernels may start before the preceding launch has ended: kernels that wait first, as those of formulas and algorithms do and kernels
+/// declared `programmatic`. The choice never changes a result. See [`Overlaps`](crate::Overlaps) for what becomes of each launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Overlap {
-    /// Nowhere: every launch and every edge is a full one. For finding a kernel that only sometimes waits.
+    /// Nowhere: every launch and every edge is a full dependency. For finding a kernel that does not always wait.
     Off,
     /// On streams.
     #[default]
     Launches,
-    /// On streams, and in [replayed batches](crate::Stream::replay) and [graphs](crate::Graph). For a GPU that one chain of small kernels has for itself,
-    /// because who shares it pays: on an H200 a replayed chain of 100 takes 0.83 of its time; 64 requests of 200 kernels at a time are served at 0.86
-    /// to 1.01 of the rate, and beside 8 such chains the p99 of a neighbour's kernel is 1.12 to 1.29 times as long (`benches/overlap`). From CUDA 12.3 on.
+    /// On streams, and in [replayed batches](crate::Stream::replay) and [graphs](crate::Graph). For a GPU dedicated to one chain of small kernels, since
+    /// others that share it pay: on an H200 a replayed chain of 100 takes 0.83 of its time; 64 requests of 200 kernels at a time are served at 0.86 to
+    /// 1.01 of the rate, and beside 8 such chains the p99 of a neighbour's kernel is 1.12 to 1.29 times as long (`benches/overlap`). Requires CUDA 12.3.
     LaunchesAndEdges,
 }
 
@@ -339,13 +336,13 @@ pub(crate) struct DeviceState {
     pub(crate) kind: DeviceKind,
     /// `cuda:0`, `host:3`: for messages.
     pub(crate) label: String,
-    /// Apart from what every submission reads, like the next.
+    /// Padded away from what every submission reads, like the next.
     pub(crate) ready_tasks: CachePadded<ReadyTasks>,
     /// Requests that hold a permit of a stream pool on one of its streams.
     pub(crate) permits: CachePadded<AtomicU64>,
     pub(crate) counters: CachePadded<Counters>,
     pub(super) loss: LossFlag,
-    /// Why it is lost; there before `loss` is set, unless a fork has set it.
+    /// Why it is lost; written before `loss` is set, unless a fork set it.
     cause: OnceLock<Error>,
 }
 
@@ -360,7 +357,7 @@ impl DeviceState {
     /// The loss, if it was declared.
     #[inline]
     pub(crate) fn lost(&self) -> Option<&Error> {
-        // ORDERING: set before `loss`: a thread that could know of this one's sees it.
+        // ORDERING: set before `loss`: a thread that could know of this device's loss sees it.
         if any_lost() && self.loss.is_set() { Some(self.cause()) } else { None }
     }
 
@@ -371,7 +368,7 @@ impl DeviceState {
 
     /// Declares it lost in the child of a fork. Neither locks nor allocates.
     pub(super) fn leave_to_the_parent(&self) {
-        // ORDERING: Relaxed: in front of the store of `loss`, which releases.
+        // ORDERING: Relaxed: before the store of `loss`, which releases.
         ANY_LOST.store(true, Ordering::Relaxed);
         self.loss.set();
     }
@@ -385,7 +382,7 @@ impl DeviceState {
         cause
     }
 
-    /// Counts something that the driver refused to take back: it leaks.
+    /// Counts a resource that the driver refused to take back: it leaks.
     pub(crate) fn count_unreturned(&self) {
         // ORDERING: Relaxed: a statistic.
         self.counters.unreturned.fetch_add(1, Ordering::Relaxed);

@@ -27,9 +27,9 @@ pub(crate) struct Registry<S> {
     streams: Mutex<Vec<(u64, Weak<S>)>>,
     /// Handed to the poller, which has not taken them yet.
     inbox: Inbox<Arc<S>>,
-    /// Set once a stream went whose work will never be complete.
+    /// Set once a stream was released whose work will never be complete.
     gave_up: AtomicBool,
-    /// Launches on streams of other devices that have nodes on this one; of a stream the last.
+    /// Launches on streams of other devices that have nodes on this one; the last one of each stream.
     visits: Mutex<Vec<VisitPoint<S>>>,
     /// Set once a buffer was used by two streams: from then on dependencies are exact, where streams depend on one another.
     crossed: AtomicBool,
@@ -42,7 +42,7 @@ impl<S: PointStream> Registry<S> {
         Registry { streams, inbox: Inbox::new(), gave_up, visits, crossed }
     }
 
-    /// Hands a stream to the poller; false if that has ended, and the stream is let go of.
+    /// Hands a stream to the poller; false if that has ended, and the stream is released.
     pub(crate) fn hand_over(&self, stream: Arc<S>) -> bool {
         self.inbox.put(stream).map_err(|stream| let_go([stream])).is_ok()
     }
@@ -66,7 +66,7 @@ impl<S: PointStream> Registry<S> {
         self.streams.lock().iter().any(|(_, stream)| stream.strong_count() == 0)
     }
 
-    /// Removes a stream whose drop has let go of all that it had.
+    /// Removes a stream whose drop has released everything it had.
     pub(crate) fn remove(&self, id: u64) {
         let mut streams = self.streams.lock();
         if let Some(at) = streams.iter().position(|(known, _)| *known == id) {
@@ -84,7 +84,7 @@ impl<S: PointStream> Registry<S> {
         self.streams().into_iter().map(StreamRef::unlocked).collect()
     }
 
-    /// Called when a stream goes whose work will never be complete.
+    /// Called when a stream is released whose work will never be complete.
     pub(crate) fn give_up_stream(&self) {
         // ORDERING: Release pairs with `has_given_up_streams`: a thread that no longer finds the stream reads
         // this.
@@ -101,11 +101,11 @@ impl<S: PointStream> Registry<S> {
         let stream = by.stream.id;
         let (mut visits, over) = self.running(|visit| visit.stream.id != stream);
         visits.push(by);
-        // The last shares of them go under no lock.
+        // May be the last references to their streams: dropped outside the lock.
         drop((visits, over));
     }
 
-    /// Those launches that are not complete. One whose device is lost never will be.
+    /// The launches that are not complete, except on lost devices, where they never will be.
     pub(crate) fn visits(&self) -> Vec<VisitPoint<S>> {
         let (visits, over) = self.running(|_| true);
         let running = visits.clone();
@@ -113,7 +113,7 @@ impl<S: PointStream> Registry<S> {
         running
     }
 
-    /// The launches, and those among them that are over.
+    /// The launches that still run, and those that are over.
     fn running(
         &self,
         stays: impl Fn(&VisitPoint<S>) -> bool,

@@ -16,7 +16,7 @@ pub enum TracedWork {
     Order,
     /// The launch of a kernel.
     Kernel,
-    /// Launches one by one, or of a graph: of a replayed list, or of a [`Graph`](crate::Graph).
+    /// A replayed list or a [`Graph`](crate::Graph), launched one by one or as a graph.
     List,
     /// A copy from the host.
     ToDevice,
@@ -28,7 +28,7 @@ pub enum TracedWork {
     Fill,
     /// A function on the host.
     HostFn,
-    /// Calls of another library.
+    /// Calls into another library.
     Foreign,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct TracedSubmission {
     pub(crate) note: Note,
     pub(crate) stream: u64,
     pub(crate) stream_name: Option<Arc<str>>,
-    /// How many multiprocessors its partition has, if it is in one.
+    /// The multiprocessors of its partition, if it is in one.
     pub(crate) partition: Option<u32>,
     pub(crate) ticket: u64,
     pub(crate) at: &'static Location<'static>,
@@ -60,7 +60,7 @@ pub(crate) struct TracedSubmission {
     /// Tickets of other streams that it waits for on the device.
     pub(crate) waits_for: SmallVec<[(u64, u64); 2]>,
     pub(crate) submitted_ns: u64,
-    /// Bytes held by the device's buffers then.
+    /// Bytes held by the device's buffers at that time.
     pub(crate) buffers_bytes: u64,
 }
 

@@ -29,7 +29,7 @@ use crate::runtime::event_pool::EventHandle;
 use crate::thread::contain;
 use gpu_await_protocol::device_clock::DeviceClock;
 
-/// Operations whose events are asked at once.
+/// Operations whose events are queried in one batch.
 const BATCH: usize = 1024;
 
 /// How long events are kept if few arrive, in nanoseconds; also how long clock drift may go unnoticed.
@@ -47,7 +47,7 @@ pub(crate) struct Tracer {
     resolving: Mutex<()>,
     /// A resolve was requested.
     is_called: AtomicBool,
-    /// How many logs there were.
+    /// How many logs were started.
     started: AtomicU64,
 }
 
@@ -70,7 +70,7 @@ impl Drop for TracedEntry {
 pub(crate) type Between = (EventHandle, EventHandle);
 
 struct Log {
-    /// Which one it is: numbers of another one's entries mean nothing in it.
+    /// Identifies the log: numbers of another log's entries mean nothing in it.
     generation: u64,
     capacity: usize,
     one_in: u32,
@@ -83,7 +83,7 @@ struct Log {
     clock: DeviceClock,
     /// The last anchor, and its time on the device.
     anchor: Option<(EventHandle, f64)>,
-    /// When events were asked last.
+    /// When events were last queried.
     resolved_ns: u64,
 }
 
@@ -102,7 +102,7 @@ pub(crate) struct LogSnapshot {
     pub(crate) one_in: u32,
 }
 
-/// An anchor: its event, and the looks at the host's clock around it.
+/// An anchor: its event, and the readings of the host's clock around it.
 pub(crate) struct AnchorEvent {
     pub(crate) event: EventHandle,
     pub(crate) window: (u64, u64),
@@ -126,7 +126,7 @@ impl Tracer {
         }
     }
 
-    /// Begins a new log, or none. The caller asks for an anchor then.
+    /// Begins a new log; one without capacity stays off. The caller then takes an anchor.
     pub(crate) fn start(&self, capacity: usize, one_in: u32, now: u64) {
         let fresh = Log {
             // ORDERING: Relaxed: only uniqueness matters.
@@ -191,7 +191,7 @@ impl Tracer {
     #[cold]
     pub(crate) fn woken(&self, stream: u64, ticket: u64, now: u64) {
         self.pass(stream, ticket, |passed| {
-            // Beside a look of its task's own it is woken for nothing.
+            // Its task already looked for itself: the wake-up is redundant.
             if passed.polled_ns.is_none() {
                 passed.seen_ns.get_or_insert(now);
                 passed.woken_ns.get_or_insert(now);
@@ -279,9 +279,9 @@ impl Tracer {
         told
     }
 
-    /// Asks how far each stream is by the events in the log, since no look may have happened yet, and since when the next
-    /// operation runs. Only where driver calls may be made. `clock` is read after the events: operations may have been submitted
-    /// and completed since the look began.
+    /// Finds how far each stream is by the events in the log, since no look may have happened yet, and when its next operation started.
+    /// Only where driver calls may be made. `clock` is read after the events: operations may have been submitted and completed since the
+    /// look began.
     pub(crate) fn look(&self, ask: &impl AskEvents, clock: impl Fn() -> u64) {
         // With the last ticket of each: more follow meanwhile.
         let streams = |log: &Log| {
@@ -318,7 +318,7 @@ impl Tracer {
         }
     }
 
-    /// Works on the log, if it is still that one.
+    /// Calls `work` on the log, if it is still that generation.
     fn within<R>(&self, generation: u64, work: impl FnOnce(&mut Log) -> R) -> Option<R> {
         let mut log = self.log.lock();
         log.as_deref_mut().filter(|log| log.generation == generation).map(work)
@@ -335,7 +335,7 @@ impl Tracer {
 }
 
 impl Log {
-    /// Returns the entry that it takes the place of.
+    /// Adds an entry; returns the one that it displaces.
     fn enter(
         &mut self,
         submission: TracedSubmission,
@@ -427,7 +427,7 @@ impl Log {
         let (start, end) = device?;
         let (start, end) = (self.clock.host_time(start)?, self.clock.host_time(end)?);
         let entry = self.entry(number)?;
-        // For a subscriber as for a trace: what says otherwise is the error of the device's clock.
+        // Clamped for a subscriber as for a trace: anything outside is the error of the device's clock.
         let submitted_ns = entry.submission.submitted_ns as f64;
         let seen_ns = entry.passed.seen_ns.map_or(f64::MAX, |ns| ns as f64);
         let start_ns = start.ns.max(submitted_ns).min(seen_ns);
@@ -437,7 +437,7 @@ impl Log {
     }
 }
 
-/// Reports an operation whose times are known to the subscriber.
+/// Reports to the subscriber an operation whose times are known.
 fn tell(submission: &TracedSubmission, passed: &TracedTimes) {
     let TracedSubmission { name: op, stream, ticket, span, submitted_ns, .. } = submission;
     let Some((start, end)) = passed.device_ns else { return };

@@ -30,13 +30,13 @@ struct Pages {
 }
 
 struct Page {
-    /// The device writes it. Has no way to a reference, which would be an access to all of it.
+    /// Written by the device. Never borrowed as a reference, which would count as an access to all of it.
     memory: MmapRaw,
     address: usize,
     device: DevicePtr,
 }
 
-/// No value that a word will have: whether it is still to be written is not known.
+/// A value that no word will have: whether a write is still to come is not known.
 const UNKNOWN: u64 = u64::MAX;
 
 /// A stream's word.
@@ -158,7 +158,7 @@ impl Word {
         self.read() < told && (told != UNKNOWN || has_work())
     }
 
-    /// The ticket that the last write will tell of, if that is behind `completed`.
+    /// The ticket of the last write, if that is behind `completed`.
     pub(crate) fn will_tell(&self, completed: u64) -> Option<u64> {
         let told = self.told.load(Ordering::Relaxed);
         (told != UNKNOWN && told > completed).then_some(told)
