@@ -239,7 +239,7 @@ pub(crate) struct Pacing {
     ///
     /// ORDERING: Relaxed, as for the next: an estimate.
     rest_ns: AtomicU64,
-    /// How long a task took lately from being woken to check to being polled.
+    /// The recent delay between a task's wake-up to check and its poll.
     lag_ns: AtomicU64,
 }
 

@@ -1,12 +1,12 @@
 //! One stream, as the completion engine sees it.
 //!
-//! [`StreamState`] has these parts, each with state and methods of its own, and what takes several of them:
+//! [`StreamState`] has these parts, each with its own state and methods, and the operations that span several:
 //!
 //! | part | what it is | in |
 //! |---|---|---|
-//! | `driver` | the driver's stream, and whose it is | [`driver_stream`] |
-//! | `submission`, `announced` | the submission lock, and what its holder lets others know | [`submitter`] |
-//! | `markers` | how the device tells how far it is | [`markers`] |
+//! | `driver` | the driver's stream, and who owns it | [`driver_stream`] |
+//! | `submission`, `announced` | the submission lock, and what its holder announces | [`submitter`] |
+//! | `markers` | how the device reports its progress | [`markers`] |
 //! | `waiters`, `pace` | the futures that wait, and when to look for them | [`poll`], [`look`] |
 //! | `lent` | host memory and values that the device may touch | [`memory`] |
 //! | `memory` | device memory that was freed on it | [`memory`] |
@@ -16,7 +16,7 @@
 //! |---|---|---|---|
 //! | a submitter | takes the lock, issues a ticket, makes driver calls | [`StreamState::with`] | [`submitter`] |
 //! | a future | looks, yields, registers | [`StreamState::poll_ticket`] | [`poll`] |
-//! | anybody | queries the driver, raises `completed`, wakes | [`StreamState::sweep`] | [`look`] |
+//! | any thread | queries the driver, raises `completed`, wakes | [`StreamState::sweep`] | [`look`] |
 //! | the poller | looks when the work may be complete | [`StreamState::visit`] | [`look`] |
 //! | a drop | caches the memory for the stream, frees it in stream order, or defers it | [`StreamState::free_in_order`] | [`memory`] |
 //! | an allocation | reuses memory that the stream freed | [`FreedMemory::reuse`], [`StreamState::take_freed`] | [`memory`] |
@@ -116,7 +116,7 @@ impl StreamState {
         result
     }
 
-    /// [`with`](Self::with) for a closure that adds to a list at most: it submits nothing, so nothing new is owed.
+    /// [`with`](Self::with) for a closure that at most adds to a list: it submits nothing, so nothing new is owed.
     #[inline(always)]
     pub(crate) fn with_list<R>(self: &Arc<Self>, f: impl FnOnce(&mut Turn<'_, '_>) -> R) -> R {
         self.submission.with(self, |locked| f(&mut Turn { stream: self, locked }))
@@ -204,13 +204,13 @@ impl Drop for StreamState {
         locks::assert_none("a stream's state");
         self.end();
         self.driver.leave_partition();
-        // Last: `close` waits for a stream that is registered and has no owner, which frees what it has.
+        // Last: `close` waits for a registered stream that has no owner to free what it has.
         self.engine.registry.remove(self.progress.id);
     }
 }
 
 impl StreamState {
-    /// Lets go of everything that it has; for its drop.
+    /// Releases everything that it has; called by its drop.
     fn end(&mut self) {
         let engine = self.engine.clone();
         if let Some(word) = self.markers.word.take() {
@@ -232,7 +232,7 @@ impl StreamState {
             contain::wake(waker);
         }
         self.markers.clear(self.progress.timeline.completed());
-        // What was lent while the device was being lost, which may not have stopped, and what nothing steps any more.
+        // Memory lent while the device was being lost, which may still be running; and what nothing steps any more.
         self.lent.give_up(&engine);
         if engine.state.lost().is_some() {
             let left = self.take_left().into_iter().map(Remnant::from);
@@ -351,8 +351,8 @@ impl StreamState {
     /// The last handle is dropped. The owner of the device's streams keeps the stream while its work is
     /// pending, and releases it when it is complete.
     fn desert(self: &Arc<Self>) {
-        // ORDERING: SeqCst: against `deactivate`, which stores that it lets go and then looks at this; with the fence also against who frees
-        // memory here by a reference of its own, see `give_back`.
+        // ORDERING: SeqCst: pairs with `deactivate`, which stores that it lets go and then reads this; and, with the fence, with a thread
+        // that frees memory here through a reference of its own, see `give_back`.
         self.deserted.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         self.driver.ends();
@@ -386,7 +386,7 @@ impl StreamState {
 impl Drop for StreamHandle {
     fn drop(&mut self) {
         locks::assert_none("a stream");
-        // First of all: this retires objects behind the stream's work, which the following looks at.
+        // First: this retires objects behind the stream's work, which is examined next.
         self.belongings.get_mut().alive().iter().for_each(|belonging| belonging.stream_is_gone());
         self.state.desert();
     }

@@ -14,7 +14,7 @@ use crate::thread::role;
 /// Timed events that are made before the first traced operation needs one.
 const TIMED: usize = 256;
 
-/// The closest of this many is taken.
+/// The closest of this many tries is taken.
 const TRIES: usize = 8;
 
 /// A try that takes longer, in nanoseconds, is abandoned: the device or the processor is busy.
@@ -66,8 +66,7 @@ impl<S: DeviceStream> Engine<S> {
         })
     }
 
-    /// `timed_event` of the pools, for callers that can do without: none if one would have to be created while the
-    /// driver may create none.
+    /// `timed_event` of the pools, for callers that can do without: `None` if one would have to be created while the driver cannot.
     pub(crate) fn timed_event_now(&self) -> Option<EventHandle> {
         let pooled = self.pools.idle_timed_event();
         pooled.or_else(|| {

@@ -29,13 +29,13 @@ pub(crate) struct Background {
     backend: Arc<dyn Backend>,
     state: Arc<DeviceState>,
     attention: Arc<Attention>,
-    /// The device runs only when it is stepped: without threads of its own, as far as that goes.
+    /// The device runs only when it is stepped, as far as possible without threads of its own.
     stepped: bool,
     reaper: Reaper,
     errands: Reaper,
-    /// Values of the program's that the reaper has not dropped.
+    /// User values that the reaper has not dropped.
     to_drop: Arc<AtomicU64>,
-    /// How often something was retired, or sent to be dropped.
+    /// Counts values that were retired, or sent to be dropped.
     retirements: AtomicU64,
 }
 
@@ -143,8 +143,8 @@ impl Background {
         }
     }
 
-    /// Waits until the values are dropped that were sent before. On a reaper's thread, where such a drop waits for
-    /// this, not at all; and no longer in the child of a fork.
+    /// Waits until the values sent before are dropped. Returns at once on a reaper's thread, where such a drop would wait for itself,
+    /// and in the child of a fork.
     pub(crate) async fn reaped(&self) {
         if self.reaper.has_begun() && !self.reaper.is_here() {
             let (behind, reaped) = package(Process::remembered(), Unwanted::IsDone, || ());
@@ -158,24 +158,24 @@ impl Background {
     /// dropped there may be another library's.
     pub(super) fn reap(&self, task: impl FnOnce() + Send + 'static) {
         self.reaper.send(self.on_reaper(self.counted(task)));
-        // Behind the sending: who has read the new number waits for the task.
+        // After sending: a thread that reads the new number waits for the task.
         self.count_retirement();
         self.call_for_left();
     }
 
-    /// Something was retired, and is in its place, or sent to be dropped.
+    /// Counts a value that was retired and is in its place, or that was sent to be dropped.
     pub(super) fn count_retirement(&self) {
-        // ORDERING: Release, against `retirements`.
+        // ORDERING: Release, pairs with `retirements`.
         self.retirements.fetch_add(1, Ordering::Release);
     }
 
-    /// How often something was retired, or sent to be dropped.
+    /// How many values were retired, or sent to be dropped.
     pub(crate) fn retirements(&self) -> u64 {
         // ORDERING: Acquire: what was counted is in its place.
         self.retirements.load(Ordering::Acquire)
     }
 
-    /// How many values of the program's the reaper has not dropped.
+    /// How many user values the reaper has not dropped.
     pub(crate) fn values_to_drop(&self) -> u64 {
         // ORDERING: Relaxed: a statistic.
         self.to_drop.load(Ordering::Relaxed)
@@ -206,7 +206,7 @@ impl Background {
 }
 
 impl<S: DeviceStream> Engine<S> {
-    /// Makes a driver call that may block for long, on a thread that nothing waits for. Skipped once the
+    /// Makes a driver call that may block for a long time, on a thread that nothing waits for. Skipped once the
     /// device is lost or the process ends.
     pub(crate) fn errand(self: &Arc<Self>, errand: impl FnOnce(&Arc<Self>) + Send + 'static) {
         if self.options.stepped {
@@ -224,7 +224,7 @@ impl<S: DeviceStream> Engine<S> {
     }
 }
 
-/// Something of the program's on its way to the reaper's thread, and counted until it is dropped.
+/// A user value on its way to the reaper's thread, counted until it is dropped.
 struct ToDrop(Arc<AtomicU64>);
 
 impl ToDrop {

@@ -132,7 +132,7 @@ impl<S: DeviceStream> Engine<S> {
         self.check_health().err().unwrap_or_else(|| code.into())
     }
 
-    /// Notes the code of a refused call that something is done without. Without the call, nobody else would notice the loss that it tells of.
+    /// Checks the code of a refused call that the caller can do without: nothing else would notice the loss that it may report.
     pub(crate) fn does_without(&self, code: DriverCode) {
         if code.is_sticky() {
             drop(self.refused(code));
@@ -195,8 +195,7 @@ impl<S: DeviceStream> Engine<S> {
         lost.clone()
     }
 
-    /// The device's last handle is gone. The poller keeps streams for a while, and with them this: no
-    /// longer.
+    /// Called when the device's last handle is gone: the poller no longer keeps idle streams, and with them this engine, for a while.
     pub(crate) fn leave_soon(&self) {
         if !self.options.stepped {
             *self.ending.leaving.lock() = Some(ExitGuard::leaving());
@@ -238,7 +237,7 @@ impl<S: DeviceStream> Engine<S> {
         for stream in self.registry.streams() {
             stream.mourn();
         }
-        // Behind those who know what they had submitted: whoever ends the process because of the loss may wait for them.
+        // After the waiters that know what they submitted: a handler that ends the process because of the loss may wait for them.
         let mourners = std::mem::take(&mut *self.ending.mourners.lock());
         mourners.into_iter().filter_map(|(_, waker)| waker).for_each(contain::wake);
     }

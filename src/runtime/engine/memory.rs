@@ -81,13 +81,13 @@ impl<S: DeviceStream> DeviceMemory<S> {
         self.moved();
     }
 
-    /// Pending bytes are the pool's again.
+    /// Returns pending bytes to the pool.
     pub(crate) fn release(&self, bytes: u64) {
         self.account.lock().release(bytes);
         self.moved();
     }
 
-    /// Called when memory was freed or came free: a future may be waiting for it.
+    /// Called when memory was freed, or is free again: a future may be waiting for it.
     pub(crate) fn moved(&self) {
         if self.reclaimers.are_there() {
             self.attention.call();
@@ -120,7 +120,7 @@ impl<S: DeviceStream> DeviceMemory<S> {
 
     /// Whether something is to be freed that no other device's stream uses.
     pub(crate) fn owes_frees(&self) -> bool {
-        // What a sweep has taken is then free, or sent to be dropped and counted.
+        // What a sweep took is then free, or sent to be dropped and counted.
         let _pressing = self.pressing.lock();
         let mut used_elsewhere = 0;
         for Retired { what, users, .. } in &*self.retired.lock() {
@@ -129,7 +129,7 @@ impl<S: DeviceStream> DeviceMemory<S> {
             }
             used_elsewhere += what.bytes();
         }
-        // Looked at behind that: memory is counted before it is retired, until it is free.
+        // Read after that: memory is counted from before it is retired until it is free.
         self.account.lock().figures().pending > used_elsewhere
     }
 
@@ -137,7 +137,7 @@ impl<S: DeviceStream> DeviceMemory<S> {
         self.retired.lock().iter().any(|retired| matches!(retired.what, Remnant::Module(_)))
     }
 
-    /// Asks how far the streams are that retired values wait for: nothing else may ask.
+    /// Asks about the streams that retired values wait for: nothing else may ask.
     pub(super) fn press_users(&self) {
         let mut users: UserList<S> = UserList::new();
         for retired in &*self.retired.lock() {
@@ -208,7 +208,7 @@ impl<S: DeviceStream> DeviceMemory<S> {
         self.attention.call();
     }
 
-    /// Lets go of the events, before the pool that they come from.
+    /// Releases the events, before the pool that they come from.
     pub(super) fn clear(&mut self) {
         self.freeing.get_mut().clear();
     }

@@ -1,6 +1,6 @@
 //! What markers are made of: events, words, and bells behind events.
 //!
-//! An event may come back after its engine is gone: a handle of a user's kept it, or an entry of a log. It is destroyed then.
+//! An event may return after its engine is gone, if a user's handle or a log entry kept it. It is destroyed then.
 
 use std::sync::Arc;
 
@@ -90,10 +90,10 @@ impl MarkerPools {
     }
 }
 
-/// Destroys events that come back after their engine is gone, on one thread however many they are; until `main` returns.
+/// Destroys events that return after their engine is gone, all of them on one thread; until `main` returns.
 fn destroy_later(backend: &Arc<dyn Backend>) -> Destroy {
     let backend = backend.clone();
-    // Some while a thread destroys events: those that it has not taken yet.
+    // `Some` while a thread destroys events: those that it has not taken yet.
     let late: Arc<Mutex<Option<Vec<RawEvent>>>> = Arc::default();
     Arc::new(move |event| {
         let mut waiting = late.lock();

@@ -26,7 +26,7 @@ impl<S: DeviceStream> Engine<S> {
     pub(crate) fn retire(self: &Arc<Self>, what: Remnant, users: UserList<S>) {
         let engine = self.clone();
         self.memory.with_retired(|retired| retired.push(Retired { what, users, engine }));
-        // Behind the entry: who has read the new number finds it.
+        // After the entry: a thread that reads the new number finds it.
         self.background.count_retirement();
         if self.state.lost().is_some() {
             // There is no poller any more.
@@ -69,7 +69,7 @@ impl<S: DeviceStream> Engine<S> {
                 let Retired { what, users, .. } = &mut retired[index];
                 users.retain(|used| !used.is_complete());
                 let is_hopeless = users.iter().any(|used| used.stream.is_hopeless(used.ticket));
-                // Asked behind that: by its own loss nothing is hopeless.
+                // Read after that: the device's own loss makes nothing hopeless.
                 let lost = self.state.lost().is_some();
                 if (is_hopeless || lost)
                     && !users.is_empty()
@@ -80,10 +80,10 @@ impl<S: DeviceStream> Engine<S> {
                     continue;
                 }
                 if lost {
-                    // The rest of its own work is waited for by the owner of the buried values.
+                    // Its own remaining work is left to the owner of the buried values, which waits for it.
                     users.retain(|used| used.stream.device().id != self.state.id);
                 }
-                // Unloading waits for everything that runs: only when nothing does.
+                // Unloading waits for everything that runs, so it waits until nothing does.
                 let ready = match what {
                     Remnant::Memory { .. } | Remnant::Foreign { .. } => true,
                     Remnant::Module(_) => idle || lost,
@@ -91,7 +91,7 @@ impl<S: DeviceStream> Engine<S> {
                 if ready && users.is_empty() {
                     done.push(retired.swap_remove(index));
                 } else if is_hopeless || lost {
-                    // Its users may get there at any later time, and nothing searches a lost device.
+                    // Its users may still get there at any time, and nothing searches a lost device.
                     hopeless.push(retired.swap_remove(index));
                 } else {
                     index += 1;
@@ -102,7 +102,7 @@ impl<S: DeviceStream> Engine<S> {
         for retired in done {
             self.free_now(retired.what);
         }
-        // Our own blocks, which stay mapped. They hold the device, which must not stay as well.
+        // These blocks stay mapped, but they hold the device, which must be free to go.
         drop(set_aside);
         for retired in hopeless {
             self.memory.give_up(retired.what.bytes());
@@ -113,13 +113,13 @@ impl<S: DeviceStream> Engine<S> {
         any
     }
 
-    /// Sets aside and counts a block that a device may touch at any later time.
+    /// Sets aside and counts a block that a device may still touch at any time.
     pub(crate) fn set_aside(&self, block: &dyn LentBlock) {
         // ORDERING: Relaxed: a statistic.
         self.state.counters.quarantined_bytes.fetch_add(block.quarantine(), Ordering::Relaxed);
     }
 
-    /// Asks how far every stream is, updates the account, and wakes the waiters of complete work.
+    /// Asks about the progress of every stream, updates the account, and wakes the waiters of complete work.
     pub(crate) fn look_everywhere(&self) {
         for stream in self.registry.streams() {
             stream.sweep();
@@ -157,7 +157,7 @@ impl<S: DeviceStream> Engine<S> {
         self.retire(what, users);
     }
 
-    /// Frees a value that no stream uses any more.
+    /// Frees what no stream uses any more.
     pub(crate) fn free_now(self: &Arc<Self>, what: Remnant) {
         let bytes = what.bytes();
         if self.state.lost().is_some() {
@@ -175,7 +175,7 @@ impl<S: DeviceStream> Engine<S> {
         };
         match what {
             Remnant::Memory { .. } => free(&what),
-            // Unloading may take its time, and an owner's drop is the user's: the caller may be the poller.
+            // Unloading may take long, and an owner's drop is user code: the caller may be the poller.
             Remnant::Module(_) | Remnant::Foreign { .. } => {
                 self.background.reap(move || free(&what))
             }

@@ -1,4 +1,4 @@
-//! The multiprocessors of a device: which are whose, and the driver streams on them that are the engine's own.
+//! The multiprocessors of a device: who has which, and the engine's own driver streams on them.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use crate::runtime::partitions::{Partitions, Share};
 
 pub(crate) struct Shares {
     pub(crate) partitions: Arc<Partitions>,
-    /// The share that streams are in which name no other, our own too.
+    /// The share for streams that name no other, the engine's own included.
     pub(crate) partition: Option<Arc<Share>>,
     /// Our own stream for frees of retired memory and for asking how the device is: never full.
     pub(crate) private: RawStream,
-    /// A stream on which others' work is captured, once there was one. Held while that is done.
+    /// A stream for capturing others' work, once there was one. Held while that is done.
     pub(crate) captures: Mutex<Option<RawStream>>,
 }
 

@@ -1,4 +1,4 @@
-//! [`DriverStream`]: the driver's stream under a stream, whose it is, and who else uses it.
+//! [`DriverStream`]: the driver's stream under a stream, who owns it, and who else uses it.
 //!
 //! | origin | destroyed by | other libraries put work on it | its multiprocessors |
 //! |---|---|---|---|
@@ -17,7 +17,7 @@ use gpu_await_protocol::sharing::Sharing;
 /// The owner of an adopted stream.
 pub(crate) type Owner = Box<dyn Any + Send + Sync>;
 
-/// Whose the driver's stream is; the rows of the table.
+/// Who owns the driver's stream; the rows of the table.
 pub(super) enum Origin {
     Ours,
     Adopted(Option<Owner>),
@@ -30,15 +30,15 @@ pub(crate) struct DriverStream {
     name: Option<Box<str>>,
     /// The multiprocessors that it is confined to.
     partition: Option<Arc<Share>>,
-    /// Once it has no handle.
+    /// Set once it has no handle.
     ending: OnceLock<EndingShare>,
-    /// It is ours to destroy.
+    /// This crate destroys it.
     owned: bool,
     /// The owner of an adopted stream, if there is one.
     owner: Option<Owner>,
     /// Which others put work on it.
     pub(crate) sharing: Sharing,
-    /// Another library's last calls took long, or there were none.
+    /// Another library's last calls took long, or it made none yet.
     foreign_takes_long: AtomicBool,
 }
 
@@ -81,7 +81,7 @@ impl DriverStream {
         self.owned
     }
 
-    /// Takes the owner of an adopted stream, which goes.
+    /// Takes the owner of an adopted stream that ends.
     pub(super) fn take_owner(&mut self) -> Option<Owner> {
         self.owner.take()
     }
@@ -91,20 +91,20 @@ impl DriverStream {
         self.partition.as_ref()
     }
 
-    /// It has no handle any more.
+    /// Called when it has no handle any more.
     pub(super) fn ends(&self) {
         self.partition.iter().for_each(|share| {
             self.ending.get_or_init(|| share.clone().ending());
         });
     }
 
-    /// Its work is over, and what it is confined to is not its own any more.
+    /// Gives up its share, once its work is complete.
     pub(super) fn leave_partition(&mut self) {
         drop((self.partition.take(), self.ending.take()));
     }
 
-    /// Whether others confined it, to multiprocessors that this crate does not know. Their context may go at any time, and what is compiled
-    /// for it or captured in it with it: neither is done.
+    /// Whether others confined it, to multiprocessors that this crate does not know. Their context may be destroyed at any time, with what
+    /// was compiled for it or captured in it: so neither is done.
     pub(crate) fn is_confined_by_others(&self) -> bool {
         self.partition.is_none() && self.options.partition.is_some()
     }
@@ -115,7 +115,7 @@ impl DriverStream {
         self.partition.as_ref().map_or(all, |share| share.multiprocessors())
     }
 
-    /// Whether there may be work on it that is in no operation, or in front of it that is on another stream.
+    /// Whether it may hold work that is in no operation, or be ordered behind another stream's work.
     pub(crate) fn may_have_work_of_others(&self) -> bool {
         self.sharing.is_shared() || self.sharing.is_owed() || self.options.blocking
     }

@@ -1,12 +1,12 @@
-//! What a stream waits for on other devices, and what follows when one of these is lost: the stream makes no progress any more. Nor does one
-//! whose context was destroyed by those who made it.
+//! What a stream waits for on other devices, and what follows when one of these is lost: the stream makes no further progress. The same goes for an
+//! adopted stream whose context its makers destroyed.
 //!
 //! | the stream | |
 //! |---|---|
 //! | is stuck | what waits for its work resolves with the loss; nothing is submitted to it any more ([`check_moves`](StreamState::check_moves)) |
-//! | is stuck, and somebody was told | a ticket that is not complete by then never is, whatever a marker says later |
+//! | is stuck, and that was reported | a ticket that is not complete by then never is, whatever a marker says later |
 //! | is stuck, and its full queue blocks a thread | on a host device the call fails with the loss ([`find_lost_dependency`](StreamState::find_lost_dependency)); a GPU's driver keeps the thread |
-//! | is detached: the driver knows its context no more ([`refused`](StreamState::refused)) | what is not known to be complete resolves with that; the driver refuses what is submitted to it |
+//! | is detached: the driver no longer knows its context ([`refused`](StreamState::refused)) | what is not known to be complete resolves with that error; the driver refuses new work |
 //! | is of the same device, and its work would wait for such a stream | that operation is refused, and the stream goes on |
 #![forbid(unsafe_code)]
 
@@ -31,7 +31,7 @@ pub(crate) struct ForeignWaits {
     /// Tickets that wait, with all behind them, for another device: for a stream of it, or for one of this
     /// device that does.
     waits: Mutex<Vec<(u64, Point)>>,
-    /// That the driver knows its context no more, of a stream that others made.
+    /// Set once the driver no longer knows the context of a stream that others made.
     detached: OnceLock<Error>,
 }
 
@@ -54,7 +54,7 @@ impl ForeignWaits {
         self.detached.get().is_some()
     }
 
-    /// The driver knows the stream's context no more: the error of that, or the one of the first such call.
+    /// Records that the driver no longer knows the stream's context; returns the error of the first such call.
     fn detach(&self, error: impl FnOnce() -> Error) -> Error {
         let detached = self.detached.get_or_init(error).clone();
         // Kept for futures that ask after the stream is gone.
@@ -70,7 +70,7 @@ impl ForeignWaits {
         self.note(!waits.is_empty());
     }
 
-    /// Enters that `ticket` is not complete unless the devices of these streams are there until then.
+    /// Enters that `ticket` completes only if the devices of these streams survive until then.
     pub(crate) fn is_lost_with(
         &self,
         ticket: u64,
@@ -109,7 +109,7 @@ impl ForeignWaits {
         None
     }
 
-    /// The first ticket up to this one that is not complete without a device that is lost, if any, though the driver says so.
+    /// The first ticket up to this one that needs a lost device and so is not complete, whatever the driver says.
     fn not_whole(&self, ticket: u64) -> Option<u64> {
         let waits = self.waits.lock();
         let goes_with =
@@ -141,7 +141,7 @@ impl ForeignWaits {
         self.note(!waits.is_empty());
     }
 
-    /// A stream that is detached counts as one that waits for something.
+    /// A detached stream counts as one that waits for something.
     fn note(&self, waits: bool) {
         self.progress.set_waits_for_others(waits || self.is_detached());
     }
@@ -156,7 +156,7 @@ impl StreamState {
         if is_detached { self.detach(code) } else { error }
     }
 
-    /// What an answer about this stream says that is none: the loss of the device, or that of the stream's context.
+    /// Interprets a failed query of this stream: the loss of the device, or of the stream's context.
     #[cold]
     #[inline(never)]
     pub(super) fn judge(
@@ -181,7 +181,7 @@ impl StreamState {
         detached
     }
 
-    /// A marker says that `ticket` is complete; true if that changed anything. Work of several devices is not where one of them is lost
+    /// Takes a marker's word that `ticket` is complete; true if that changed anything. Work of several devices is not complete if one of them is lost
     /// by then: its part there may not have run.
     pub(super) fn complete(&self, ticket: u64) -> bool {
         let timeline = &self.progress.timeline;
@@ -201,15 +201,15 @@ impl StreamState {
     pub(crate) fn find_lost_dependency(&self) -> Option<Error> {
         self.foreign.visit(u64::MAX, |on| {
             if let Some(other) = on.stream.stream() {
-                // A loss is found below.
+                // The loss is found below.
                 other.engine.check_health().ok();
             }
             on.stream.lost_before(on.ticket)
         })
     }
 
-    /// Refuses work that would never run, as what is in front of it waits for a lost device. Otherwise the stream would take it until
-    /// its queue is full, and then block the caller for ever.
+    /// Refuses work that would never run, because work in front of it waits for a lost device. Otherwise the stream would accept work until its queue
+    /// is full, and then block the caller for ever.
     #[inline]
     pub(crate) fn check_moves(&self) -> Result<()> {
         if any_lost() { self.check_moves_beside_a_loss() } else { Ok(()) }

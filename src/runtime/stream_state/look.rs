@@ -39,11 +39,10 @@ impl StreamState {
     /// a marker unless another thread is submitting right now.
     pub(crate) fn ask_after_all(self: &Arc<Self>) {
         let tail = self.progress.timeline.submitted();
-        // A stream that is shared may be captured by others, which a query would void; the whole device's has no
-        // work of its own.
+        // A shared stream may be under capture by others, which a query would void; the whole device's stream has no work of its own.
         let is_ours = self.driver.is_owned() && !self.driver.sharing.is_shared();
         if is_ours && !self.progress.timeline.is_complete(tail) && role::may_call_driver() {
-            // Under the lock: the driver does not answer about a stream on which it holds a thread.
+            // Under the lock: the driver does not answer about a stream on which it blocks a thread.
             self.try_with(|turn| {
                 let stream = turn.stream;
                 if stream.driver.is_through(&*stream.engine.backend) == Ok(true) {
@@ -117,7 +116,7 @@ impl StreamState {
         self.markers.look(|asking| drop(self.ask(asking)));
     }
 
-    /// Raises `completed` as far as the markers allow; returns what to, if that changed anything.
+    /// Raises `completed` as far as the markers allow; returns the new value, if that changed anything.
     fn ask(&self, asking: Asking<'_>) -> Result<Option<u64>> {
         let complete = |ticket| self.complete(ticket);
         let ask = || asking.ask(&self.progress.timeline, &*self.engine.backend, complete);
@@ -269,7 +268,7 @@ impl StreamState {
         self.waiters.give_up(|| self.has_dues() || (self.word_is_late() && !self.is_stuck()))
     }
 
-    /// Whether the poller has to come for that. Of a lost device nothing comes back; see `mourn`.
+    /// Whether the poller must look again for that. Nothing comes back from a lost device; see `mourn`.
     pub(crate) fn has_dues(&self) -> bool {
         (self.owes() || self.owes_frees()) && self.engine.state.lost().is_none() && !self.is_stuck()
     }
@@ -416,7 +415,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// The work at the head is waited for from now on.
+    /// Records that the work at the head is waited for.
     #[inline]
     pub(super) fn waited_for(&self, now: u64) {
         self.head_since.store(now, Ordering::Relaxed);
@@ -427,13 +426,13 @@ impl Pace {
         self.head_since.load(Ordering::Relaxed)
     }
 
-    /// A look saw nothing new.
+    /// Records that a look saw nothing new.
     #[inline]
     pub(super) fn was_pending(&self, now: u64) {
         self.pending_at.store(now, Ordering::Relaxed);
     }
 
-    /// A look saw that the stream moved. Remembers how long the work at the head took, if it was waited for: a future that
+    /// Records that a look saw the stream move, and how long the work at the head took, if it was waited for: a future that
     /// checks is not entered yet.
     #[inline]
     pub(super) fn moved(&self, now: u64, has_waiters: impl FnOnce() -> bool) {
@@ -465,7 +464,7 @@ impl Pace {
         checked_at + cadence::CHECK_AGAIN_NS > now && checked_at != 0
     }
 
-    /// A task looks for itself at `now`; 0: it stops.
+    /// Records that a task looks for itself at `now`; 0: it stops.
     #[inline]
     pub(super) fn check(&self, now: u64) {
         self.checked_at.store(now, Ordering::Relaxed);
@@ -482,13 +481,13 @@ impl Pace {
         self.alerted.load(Ordering::Relaxed) == until
     }
 
-    /// A task is woken now, to check until `until`.
+    /// Records that a task is woken now, to check until `until`.
     pub(super) fn alert(&self, now: u64, since: u64, until: u64) {
         self.alerted.store(until, Ordering::Relaxed);
         self.woke(now, since);
     }
 
-    /// A task is woken now that waited since then: its poll shows how long that takes.
+    /// Records that a task is woken that waited since then: its poll shows how long that takes.
     pub(super) fn woke(&self, now: u64, since: u64) {
         if now.saturating_sub(since) >= cadence::LAG_FROM_NS {
             self.woken_at.store(now, Ordering::Relaxed);
@@ -510,7 +509,7 @@ impl Pace {
         self.armed.load(Ordering::Relaxed) >= ticket
     }
 
-    /// A doorbell is armed behind `ticket`.
+    /// Records that a doorbell is armed behind `ticket`.
     pub(super) fn arm(&self, ticket: u64) {
         self.armed.store(ticket, Ordering::Relaxed);
     }

@@ -34,13 +34,13 @@ pub(crate) struct Markers {
     /// The stream's word, if it has one.
     pub(super) word: Option<Word>,
     followed: Followed,
-    /// Of the threads that would [ask](Asking::ask), one does.
+    /// Lets one thread at a time [ask](Asking::ask).
     gate: SweepGate,
-    /// The number of events from which on a submitter looks, if nothing waits.
+    /// The number of events at which a submitter looks, if nothing waits.
     tidy_from: AtomicU64,
 }
 
-/// Points behind which an event was recorded, and events to be used again.
+/// Points behind which an event was recorded, and spare events.
 #[derive(Default)]
 struct PlacedEvents {
     queue: VecDeque<Marker>,
@@ -53,19 +53,19 @@ impl Length for PlacedEvents {
     }
 }
 
-/// Whether operations that touch buffers are followed by events, so that who depends on one waits for nothing behind it: another stream, or
-/// the host that waits for memory ([`expect`](Markers::expect)).
+/// Whether operations that touch buffers are followed by events, so that a dependent of one waits for nothing behind it: another stream, or the host
+/// that waits for memory ([`expect`](Markers::expect)).
 ///
 /// | operations followed | until |
 /// |---|---|
-/// | none, as long as no buffer of the device is used by two streams; then the next [`UNUSED`] | somebody waits for the event of one: so many from there on |
-/// | none, as nobody did so | somebody must wait for later work as well: from then on all; also where no buffer is shared |
+/// | none, as long as no buffer of the device is used by two streams; then the next [`UNUSED`] | something waits for the event of one: as many from there on |
+/// | none, as nothing did so | something must wait for later work as well: from then on all; also where no buffer is shared |
 /// | all | – |
 ///
 /// Threads that race lose at most a change, which a later wait makes up for.
 struct Followed(AtomicU64);
 
-/// As many as a stream holds before it blocks who submits.
+/// As many as a stream holds before it blocks its submitter.
 const UNUSED: u64 = 1024;
 
 impl Followed {
@@ -78,7 +78,7 @@ impl Followed {
     /// Whether the operation that is submitted is followed.
     #[inline]
     fn next(&self, buffers_are_shared: bool) -> bool {
-        // ORDERING: Relaxed, here and below: it only decides for how much later work somebody waits.
+        // ORDERING: Relaxed, here and below: it only decides how much later work is waited for.
         let left = self.0.load(Ordering::Relaxed);
         if left == Followed::ALL {
             return true;
@@ -90,7 +90,7 @@ impl Followed {
         true
     }
 
-    /// Somebody depends on one ticket, and waits for an event behind another.
+    /// Records that a dependent of one ticket waits for an event behind another.
     fn waited(&self, depends_on: u64, waits_for: u64) {
         let left = if depends_on == waits_for { UNUSED } else { Followed::ALL };
         self.0.fetch_max(left, Ordering::Relaxed);
@@ -123,8 +123,8 @@ impl Markers {
         event.into_iter().chain(written).min()
     }
 
-    /// Creates events before they are needed, so that there are `least`: beside threads that launch
-    /// without a pause the driver may delay that for 100 ms.
+    /// Creates events before they are needed, so that there are `least`: while other threads launch without a pause, the driver may delay that for
+    /// 100 ms.
     pub(crate) fn stock_events(&self, engine: &Engine<StreamState>, least: usize) {
         while !self.has_events(least) {
             let Ok(event) = engine.pools.event() else { return };
@@ -144,7 +144,7 @@ impl Markers {
         self.events.lock().queue.push_back(marker);
     }
 
-    /// An event at or behind `ticket`, as close behind as there is.
+    /// An event at or behind `ticket`, the closest there is.
     pub(super) fn behind(&self, ticket: u64) -> Option<Marker> {
         let events = self.events.read();
         let index = events.queue.partition_point(|marker| marker.ticket < ticket);
@@ -156,7 +156,7 @@ impl Markers {
         self.behind(ticket).inspect(|marker| self.followed.waited(ticket, marker.ticket))
     }
 
-    /// The host waits for `ticket`, which is marked as well as it can be; `tail` was the last when it began to.
+    /// Called when the host waits for `ticket`, already marked as well as it can be; `tail` was the last ticket when it began to.
     pub(super) fn expect(&self, ticket: u64, tail: u64) {
         let marked = self.behind(ticket).map_or(tail, |marker| marker.ticket);
         self.followed.waited(ticket, marked);
@@ -175,7 +175,7 @@ impl Markers {
         self.events.len() >= self.tidy_from.load(Ordering::Relaxed)
     }
 
-    /// A submitter looked: the next does when there are twice as many.
+    /// Records a submitter's look: the next is due at twice as many events.
     pub(super) fn tidied(&self) {
         let from = 2 * self.events.len().max(cadence::MARK_EVERY);
         self.tidy_from.store(from, Ordering::Relaxed);
@@ -203,7 +203,7 @@ impl Markers {
         drop(placed);
     }
 
-    /// Lets go of the events, before the engine, whose end destroys the pool's.
+    /// Releases the events before the engine, whose end destroys the pool's.
     pub(super) fn clear(&mut self, completed: u64) {
         let events = self.events.get_mut();
         events.spare.clear();
@@ -221,7 +221,7 @@ impl Markers {
 pub(super) struct Asking<'m>(&'m Markers);
 
 impl Asking<'_> {
-    /// Has `complete` raise the timeline's `completed` as far as the markers allow; returns what to, if that changed anything.
+    /// Has `complete` raise the timeline's `completed` as far as the markers allow; returns the new value, if that changed anything.
     pub(super) fn ask(
         &self,
         timeline: &Timeline,
@@ -262,7 +262,7 @@ impl Asking<'_> {
             };
             let Some((index, ticket, event)) = next else { break };
             let answer = if ticket <= *completed {
-                // The word said so, or the stream.
+                // The word said so, or the stream did.
                 Query::Complete
             } else {
                 // SAFETY: the marker keeps its event, and only this function, one thread at a time,
@@ -320,8 +320,8 @@ impl StreamState {
         tail
     }
 
-    /// The ticket of everything on the stream now. If others put work there, or did so on a loan that ended,
-    /// that is a fresh one behind theirs; it blocks while another submitter is in the driver.
+    /// The ticket of everything on the stream now. If others put work there, or did so during a loan that ended, that is a fresh one behind it;
+    /// blocks while another submitter is in the driver.
     pub(crate) fn here(self: &Arc<Self>) -> u64 {
         self.put_listed(u64::MAX);
         // Where no driver call may be made, the known state must do.
@@ -330,7 +330,7 @@ impl StreamState {
             return self.progress.timeline.submitted();
         }
         self.with(|turn| {
-            // Work that an ended loan left is covered by the turn.
+            // The turn covers work that an ended loan left.
             if turn.stream.driver.sharing.is_shared() {
                 turn.publish_empty()
             } else {
@@ -358,8 +358,8 @@ impl StreamState {
         }
     }
 
-    /// An event at or behind `ticket`, as close behind as there is; places one at the tail if there is
-    /// none. `None` if the ticket is complete. Takes the submission lock: not while holding another stream's.
+    /// The closest event at or behind `ticket`; places one at the tail if there is none. `None` if the ticket is complete. Takes the submission lock:
+    /// not while holding another stream's.
     pub(crate) fn event_behind(self: &Arc<Self>, ticket: u64) -> Result<Option<Marker>> {
         if self.progress.timeline.is_complete(ticket) {
             return Ok(None);

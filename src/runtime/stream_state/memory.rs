@@ -17,7 +17,7 @@
 //! | to the driver, by the next submitter or the poller | otherwise | pending |
 //! | to the stream's next allocation, through the driver | its free is on the stream | allocated |
 //! | to another stream's allocation, which waits for this stream | see [`claim`](crate::memory::reclaim::claim) | allocated |
-//! | back to the pool | the stream was seen to be behind it | nothing |
+//! | back to the pool | the stream was seen to have passed it | nothing |
 //!
 //! # Invariants
 //! 1. Memory goes from one buffer to another on its home stream, behind its last use (`what_is_freed_is_used_again_behind_its_last_use`),
@@ -120,13 +120,13 @@ impl LentQueue {
                 if !any {
                     return;
                 }
-                // ORDERING: Relaxed: under the lock, which who looks takes first.
+                // ORDERING: Relaxed: under the lock, which a reader takes first.
                 self.takers.fetch_add(1, Ordering::Relaxed);
             }
             drop(blocks);
             // ORDERING: Relaxed: a statistic.
             engine.state.counters.lent_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            // ORDERING: Release: who sees no takers sees that the memory is back.
+            // ORDERING: Release: a thread that sees no takers sees that the memory is back.
             self.takers.fetch_sub(1, Ordering::Release);
         }
     }
@@ -156,7 +156,7 @@ fn give_up(engine: &Engine<StreamState>, payload: Payload) {
         return std::mem::forget(payload);
     }
     match payload {
-        // It holds its device, which must not stay as well.
+        // The memory holds its device, which must not be kept as well.
         Payload::Memory(memory) => engine.set_aside(&*memory),
         Payload::Callback(callback) => {
             if let Some(function) = callback.give_up() {
@@ -185,7 +185,7 @@ pub(crate) struct FreedMemory {
 struct FreesInOrder {
     /// In ticket order.
     queue: VecDeque<InOrder>,
-    /// The ticket that is behind the last one; 0: there was none.
+    /// The ticket behind the last one; 0: there was none.
     last: u64,
 }
 
@@ -318,7 +318,7 @@ impl FreedMemory {
     fn take_freed(&self, most: u64, ticket: Option<u64>) -> u64 {
         let mut freed = self.in_order.lock();
         let mut taken = 0;
-        // The oldest are complete soonest: the newest first.
+        // Newest first: the oldest are complete soonest.
         for index in (0..freed.queue.len()).rev() {
             let entry = &mut freed.queue[index];
             if ticket.is_none_or(|ticket| entry.ticket == ticket) {
@@ -364,8 +364,8 @@ impl FreedMemory {
 }
 
 impl StreamState {
-    /// Frees a buffer's block behind everything submitted so far, where another allocation may use it; never
-    /// blocks. The memory goes back to the budget that it is of.
+    /// Frees a buffer's block behind everything submitted so far, where another allocation may use it; never blocks. The memory returns to its
+    /// budget.
     pub(crate) fn free_in_order(
         self: &Arc<Self>,
         ptr: DevicePtr,
@@ -393,8 +393,8 @@ impl StreamState {
             self.activate();
             return;
         }
-        // ORDERING: SeqCst: against `desert`. Either that sees the free's ticket, or this that there is no handle any more: the caller may have
-        // the last reference, and the stream must not go before the free has run.
+        // ORDERING: SeqCst: pairs with `desert`. Either that sees the free's ticket, or this sees that there is no handle any more: the caller
+        // may have the last reference, and the stream must not go before the free has run.
         fence(Ordering::SeqCst);
         if self.is_deserted() && self.has_dues() {
             self.activate();
@@ -434,7 +434,7 @@ impl StreamState {
         }
     }
 
-    /// Whether a future waits for memory, and frees on the stream may be what it waits for: nothing else may ask about them.
+    /// Whether a future waits for memory that frees on the stream may give it: nothing else may ask about them.
     pub(super) fn owes_frees(&self) -> bool {
         self.engine.memory.reclaimers.are_there() && self.memory.has_frees()
     }
@@ -471,7 +471,7 @@ impl StreamState {
 
     /// The remaining blocks of a stream that goes away, whose work is complete or never will be.
     pub(super) fn take_left(&self) -> Vec<Block> {
-        // Any other stream does what is on it, also when it is destroyed.
+        // Any other stream completes its work, even when destroyed.
         let runs = self.engine.state.lost().is_some() || !self.is_stuck();
         for InOrder { ticket, bytes, .. } in self.memory.take_frees(|_| true) {
             if runs || self.progress.timeline.is_complete(ticket) {

@@ -1,4 +1,4 @@
-//! How streams begin, and the multiprocessors that each is confined to.
+//! How streams are opened, and the multiprocessors that each is confined to.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -24,7 +24,7 @@ use gpu_await_protocol::submission::SubmissionLock;
 use gpu_await_protocol::timeline::Timeline;
 use gpu_await_protocol::wait_queue::WaitQueue;
 
-/// Events that a new stream has.
+/// Events that a new stream is stocked with.
 const EVENTS_IN_STOCK: usize = 8;
 
 impl StreamState {
@@ -156,7 +156,7 @@ impl StreamState {
 }
 
 impl StreamState {
-    /// Whether work is put on it that is in no share.
+    /// Whether work may be put on it that runs outside any share.
     pub(crate) fn is_outside(&self) -> bool {
         let is_ours = self.driver.raw.0 == self.engine.shares.private.0;
         let is_confined = self.driver.partition().is_some() || self.driver.is_confined_by_others();

@@ -8,8 +8,8 @@
 //! | registered and checking: polled again after each yield | the same; or the end of its window, unless the next is open |
 //! | registered and awake: polled again after each yield, without looking | the same; or waits that end less often |
 //!
-//! A future is put off while other tasks that were woken have not been polled yet. Repeated polls only make it sooner: a future that is
-//! polled again only when it is woken is woken.
+//! A future is put off while other tasks that were woken have not been polled yet. Extra polls only speed things up: a future that is
+//! polled only when it is woken does get woken.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -35,14 +35,14 @@ use gpu_await_protocol::waiters::WaiterKey;
 /// A future's state between polls.
 #[derive(Debug, Default)]
 pub(crate) struct WaitState {
-    /// The stream has it.
+    /// Its key, while the stream has it.
     key: Option<WaiterKey>,
     stage: Stage,
     /// It leaves all looks to others: it was asked to, tasks of the device do not check, or it was polled too late while it checked.
     never_checks: bool,
     /// Polled by a thread that has nothing else to do.
     blocking: bool,
-    /// The task's: kept here because there is room.
+    /// The task's budget, kept here because there is room.
     pub(crate) budget: Budget,
 }
 
@@ -52,7 +52,7 @@ enum Stage {
     /// It was not polled yet.
     #[default]
     New,
-    /// An earlier point of its operation is complete: the tasks that had to go first did.
+    /// An earlier point of its operation is complete: tasks that had to go first have run.
     Next,
     /// It waits to be woken.
     Waiting,
@@ -134,7 +134,7 @@ impl StreamState {
             Stage::Awake(permit) if self.stays_awake(permit, wait, cx, (now, may_ask)) => {
                 return Poll::Pending;
             }
-            // Woken for nothing, unless it is ahead of time, to check.
+            // Woken for nothing, or ahead of time, to check.
             Stage::Waiting
                 if was_entered && self.is_entered(wait, cx) && !self.pace.is_alerted(now) =>
             {
@@ -332,7 +332,7 @@ impl StreamState {
             if away_ns > cadence::SLICE_NS && system::was_preempted() {
                 self.engine.pacing.checkers.was_away(away_ns, now);
             }
-            // An executor that has other things to do: the poller looks by now.
+            // The executor has other things to do: by this time the poller looks.
             let is_late = away_ns > cadence::CHECK_AGAIN_NS;
             if now < permit.until() && !is_late && self.engine.pacing.checkers.may_yield(now) {
                 wait.stage = Stage::Checking { permit, checked_at: now };
@@ -360,7 +360,7 @@ impl StreamState {
         true
     }
 
-    /// A length that does not repeat is no reason to check, but to have one task awake.
+    /// Whether a check pays off. A length that does not repeat is checked only to have one task awake.
     pub(super) fn is_worth_a_check(&self, plan: &Plan, now: u64) -> bool {
         plan.repeats || self.engine.pacing.checkers.all_sleep(now)
     }

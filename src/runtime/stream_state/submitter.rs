@@ -6,7 +6,7 @@
 //! |---|---|
 //! | none | its first operation, which opens it with the stream's next ticket |
 //! | open | the end of its owner's closure, which takes it |
-//! | open | anybody that takes the next ticket or waits for this one, and so puts the list on the stream as it is |
+//! | open | any thread that takes the next ticket or waits for this one, and so puts the list on the stream as it is |
 //! | put on the stream by another thread | its owner, which fetches it |
 //!
 //! More operations of the owner join the open list, under the same ticket.
@@ -14,7 +14,7 @@
 //! # Invariants
 //! 1. The ticket of an open list is the next one: no other ticket is issued before the list is on the stream
 //!    ([`Turn::next_ticket`]).
-//! 2. Anybody that waits for the ticket puts the list on the stream first, wherever its owner is (`what_waits_in_the_middle_gets_it`).
+//! 2. A thread that waits for the ticket puts the list on the stream first, wherever its owner is (`what_waits_in_the_middle_gets_it`).
 //! 3. The values that a list keeps are dropped by its owner, outside of the lock.
 //!
 //! More than 500 lines: the methods of a turn.
@@ -35,7 +35,7 @@ use gpu_await_protocol::cadence;
 use gpu_await_protocol::submission::{Locked, Markable};
 use gpu_await_protocol::timeline::Timeline;
 
-/// Streams that a stream remembers to have waited for: others come and go as long as it lives.
+/// How many streams a stream remembers having waited for: others come and go while it lives.
 const REMEMBERED: usize = 64;
 
 /// Commands from one entry of [`Submitter::sent_at`] to the next.
@@ -46,7 +46,7 @@ const STEPS: usize = 32;
 
 /// The state that the submission lock protects.
 pub(crate) struct Submitter {
-    /// Commands so far, event records and waits aside: they take no room in the stream's queue.
+    /// Commands so far, without event records and waits: those take no room in the stream's queue.
     sent: u64,
     /// `sent` when the last marker was placed.
     sent_at_mark: u64,
@@ -60,7 +60,7 @@ pub(crate) struct Submitter {
     asked_at: u64,
     /// Whether an operation since the last event touched buffers.
     pub(crate) touched: bool,
-    /// Up to which ticket this stream already waits for others; the last few of them.
+    /// The last few other streams that this one waits for, and up to which ticket.
     waited: VecDeque<(u64, u64)>,
     lists: Lists,
 }
@@ -194,7 +194,7 @@ pub(crate) struct Announced {
 }
 
 impl Announced {
-    /// A list is open under this ticket; 0: none is any more.
+    /// Announces a list that is open under this ticket; 0: none is open.
     pub(super) fn list(&self, ticket: u64) {
         self.list.store(ticket, Ordering::SeqCst);
     }
@@ -222,12 +222,12 @@ impl Announced {
     }
 }
 
-/// Whose list it is: an address of the owner's.
+/// Identifies a list's owner by an address.
 pub(crate) type ListOwner = usize;
 
 /// Operations in their order, under one ticket.
 pub(crate) trait Listed: Any + Send {
-    /// Makes their driver calls; returns how many. It remembers refusals.
+    /// Makes their driver calls; returns how many. The list remembers refusals.
     fn put(&mut self, turn: &mut Turn<'_, '_>) -> u32;
 }
 
@@ -246,7 +246,7 @@ pub(crate) struct Turn<'t, 'l> {
 }
 
 impl Turn<'_, '_> {
-    /// The ticket of the operation about to be submitted, behind a list that is open. If an `Op` still observes the tail, its
+    /// The ticket of the operation about to be submitted, behind any open list. If an `Op` still observes the tail, its
     /// marker goes in front of this one.
     #[inline]
     pub(crate) fn next_ticket(&mut self) -> u64 {
@@ -283,13 +283,13 @@ impl Turn<'_, '_> {
         ticket
     }
 
-    /// Publishes `ticket`, which put nothing on the stream that a launch could be behind.
+    /// Publishes `ticket`, which put nothing on the stream for a launch to follow.
     pub(crate) fn publish_nothing(&mut self, ticket: u64) {
         self.stream.overlap.pass_on(ticket);
         self.publish(ticket, 0, false);
     }
 
-    /// Publishes the ticket that is owed to work of others, if they no longer use the stream.
+    /// Publishes the ticket that is owed for others' work, if they no longer use the stream.
     #[inline]
     pub(super) fn cover_loans(&mut self) {
         if self.stream.driver.sharing.is_owed() {
@@ -301,16 +301,16 @@ impl Turn<'_, '_> {
     fn cover_loans_now(&mut self) {
         if self.stream.driver.sharing.take_owed() {
             let ticket = self.publish_empty();
-            // Behind work of others.
+            // It is behind others' work.
             self.stream.overlap.demand_full(ticket);
             self.stream.driver.sharing.settle();
-            // Nothing holds it yet.
+            // No `Op` holds the ticket yet.
             self.stream.progress.timeline.release(ticket);
         }
     }
 
-    /// Before driver calls that may block the thread: publishes an event behind everything submitted so far,
-    /// so that others who wait for that find it without this lock.
+    /// Before driver calls that may block the thread: publishes an event behind everything submitted so far, so that others can wait
+    /// for that without this lock.
     #[cold]
     pub(crate) fn expect_to_block(&mut self) {
         self.stream.announced.block_at(self.stream.progress.timeline.submitted() + 1);
@@ -454,7 +454,7 @@ impl Turn<'_, '_> {
     }
 
     fn free_all_deferred(&mut self) {
-        // An allocation finds them in one place or the other; it holds this and waits for no stream.
+        // An allocation, which holds this lock and waits for no stream, finds them in one place or the other.
         let _pressing = self.stream.engine.memory.pressing.lock();
         for block in self.stream.memory.take_all_deferred() {
             self.free(block);
@@ -463,7 +463,7 @@ impl Turn<'_, '_> {
 
     // ---- lists ------------------------------------------------------------------------------
 
-    /// Opens a list of the owner, which has none, and returns its ticket. Another's is put on the stream.
+    /// Opens a list for the owner, which has none, and returns its ticket. Another owner's list is put on the stream.
     pub(crate) fn open_list(
         &mut self,
         owner: ListOwner,
@@ -514,7 +514,7 @@ impl Turn<'_, '_> {
         }
     }
 
-    /// Publishes the ticket of a list, of which so many commands are on the stream.
+    /// Publishes the ticket of a list that put this many commands on the stream.
     pub(crate) fn publish_list(&mut self, ticket: u64, commands: u32) {
         if commands == 0 {
             self.stream.overlap.pass_on(ticket);
