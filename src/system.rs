@@ -40,28 +40,28 @@ pub(crate) fn minimize_timer_slack() {
     }
 }
 
-/// Gives the current thread short turns on its core, which it gets sooner for it: of a thread that works for microseconds at a time, and is
-/// waited for. Linux takes it from 6.12 on, from anybody.
+/// Gives the current thread shorter slices of its core, which it then gets sooner: for a thread that works for microseconds at a time while others
+/// wait for it. Linux accepts this from 6.12 on, without privileges.
 pub(crate) fn ask_for_short_slices() {
     #[cfg(all(target_os = "linux", not(miri)))]
     {
-        /// The least that it takes.
+        /// The least that Linux accepts.
         const SLICE_NS: u64 = 100_000;
         let size = size_of::<libc::sched_attr>() as u32;
         // SAFETY: all zeros is a valid `sched_attr`.
         let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: of the calling thread; the structure is writable and as long as is said.
+        // SAFETY: it reads the calling thread's attributes; the structure is writable and as long as stated.
         let got =
             unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) };
         if got == 0 && attributes.sched_policy == libc::SCHED_OTHER as u32 {
             (attributes.size, attributes.sched_runtime) = (size, SLICE_NS);
-            // SAFETY: likewise; it is read. Refused, the slices stay as they are.
+            // SAFETY: likewise, and the structure is only read. If it is refused, the slices stay as they are.
             unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
         }
     }
 }
 
-/// How long the current thread has had a core, with the system's work for it, in nanoseconds; 0 where that is not known.
+/// The CPU time of the current thread, the system's work for it included, in nanoseconds; 0 where that is not known.
 pub(crate) fn thread_time_ns() -> u64 {
     #[cfg(all(target_os = "linux", not(miri)))]
     {
@@ -75,7 +75,7 @@ pub(crate) fn thread_time_ns() -> u64 {
     0
 }
 
-/// Whether the system took the core from the current thread since its last such question.
+/// Whether the current thread was preempted since its last such question.
 pub(crate) fn was_preempted() -> bool {
     #[cfg(all(target_os = "linux", not(miri)))]
     {
@@ -121,7 +121,7 @@ pub(crate) fn file_of(function: *const std::ffi::c_void) -> Option<std::path::Pa
         if unsafe { libc::dladdr(function, info.as_mut_ptr()) } == 0 {
             return None;
         }
-        // SAFETY: written, as the call says.
+        // SAFETY: the call succeeded, and so wrote it.
         let name = unsafe { info.assume_init() }.dli_fname;
         if name.is_null() {
             return None;
@@ -129,7 +129,7 @@ pub(crate) fn file_of(function: *const std::ffi::c_void) -> Option<std::path::Pa
         // SAFETY: a string of the loader's, which stays as long as the library.
         let name = unsafe { std::ffi::CStr::from_ptr(name) };
         let file = std::path::PathBuf::from(std::ffi::OsStr::from_bytes(name.to_bytes()));
-        // Which of several it is a link to.
+        // The file that it links to: the loader may name any of several links.
         Some(file.canonicalize().unwrap_or(file))
     }
     #[cfg(not(all(unix, not(miri))))]
@@ -176,10 +176,10 @@ fn memory_of_the_machine() -> u64 {
     if found == 0 { 0 } else { status.total_physical }
 }
 
-/// Whether files can be kept from other users: whether their owner and mode can be asked for.
+/// Whether files can be kept from other users: whether the system tells their owner and mode.
 pub(crate) const HAS_PRIVATE_FILES: bool = cfg!(unix);
 
-/// Makes folders that this user alone can use, and those that they are in.
+/// Makes folders that only this user can access, and their parents.
 pub(crate) fn private_folder() -> DirBuilder {
     let mut builder = DirBuilder::new();
     builder.recursive(true);
@@ -188,7 +188,7 @@ pub(crate) fn private_folder() -> DirBuilder {
     builder
 }
 
-/// Makes files that this user alone can use.
+/// Makes files that only this user can access.
 pub(crate) fn private_file() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
@@ -206,7 +206,7 @@ pub(crate) fn plain_file() -> OpenOptions {
     options
 }
 
-/// Whether this user alone owns it and can write it.
+/// Whether only this user owns it and can write it.
 #[cfg(unix)]
 pub(crate) fn is_ours_alone(found: &Metadata) -> bool {
     found.uid() == effective_user() && found.mode() & 0o022 == 0

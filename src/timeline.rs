@@ -22,23 +22,21 @@ use crate::thread::role;
 
 /// The timeline of a device: a log of its last operations, off until it is started; from [`Device::timeline`](crate::Device::timeline).
 ///
-/// Of each operation it keeps what it was, where the program submitted it, what it waited for, and six times: submitted, started and
-/// completed on the device, seen by the host, its task woken, and its future polled. See [`TracedOp`](crate::TracedOp).
+/// For each operation it keeps what it was, where the program submitted it, what it waited for, and six times: submitted, started and completed on
+/// the device, seen by the host, its task woken, and its future polled. See [`TracedOp`](crate::TracedOp).
 ///
-/// A batch has an entry for each of its operations; a replayed list, and a launch of a [`Graph`](crate::Graph), are one. What a replayed
-/// closure allocates has none. On a device of `testing::manual` operations have no times of the device.
+/// A batch has an entry for each of its operations; a replayed list, or a launch of a [`Graph`](crate::Graph), has one. Allocations of a replayed
+/// closure have none. On a device of `testing::manual` operations have no device times.
 ///
 /// # Cost
-/// Off, none that instruction counts would show. On, an operation is put between two timed events and logged
-/// under a lock of the device; the events are queried later, on a thread of this crate. While a full queue
-/// blocks a thread in the driver, the driver creates no events, and operations may lack their times on the
-/// device.
+/// Off, none that instruction counts would show. On, each operation is put between two timed events and logged under a lock of the device; the events
+/// are queried later, on a thread of this crate. While a full queue blocks a thread in the driver, the driver creates no events, and operations may
+/// lack their device times.
 ///
 /// # Tracing
-/// For each operation whose times were learned there is an event of [`tracing`] (target `gpu_await::timeline`, level trace) with the
-/// fields `op`, `stream`, `ticket`, `span` (the number of the span that it was submitted in), `wait_us` (from submitted to started) and
-/// `device_us`. It comes when the events were asked: with the first operation that is seen a thousand operations or a quarter of a second
-/// later, or in a snapshot.
+/// Each operation whose times become known emits an event of [`tracing`] (target `gpu_await::timeline`, level trace) with the fields `op`, `stream`,
+/// `ticket`, `span` (the number of the span that it was submitted in), `wait_us` (from submitted to started) and `device_us`. It is emitted when the
+/// operation's events are queried: with the first operation that is seen a thousand operations or a quarter of a second later, or in a snapshot.
 ///
 /// # Examples
 /// ```
@@ -71,9 +69,9 @@ impl Device {
 impl DeviceTimeline {
     /// Starts an empty log of the last `capacity` operations, replacing an earlier one; 0 empties and stops it.
     ///
-    /// While it is on, no launch on a stream starts before the one in front of it is complete, as some do otherwise
-    /// ([`Stats::overlaps`](crate::Stats::overlaps)): what is measured is measured apart. A replayed list or a graph is one entry, within which
-    /// launches overlap as ever.
+    /// While it is on, no launch on a stream starts before the preceding one is complete, as some do otherwise
+    /// ([`Stats::overlaps`](crate::Stats::overlaps)), so that each is measured by itself. A replayed list or a graph is one entry, within which
+    /// launches overlap as usual.
     ///
     /// # Blocking
     /// For about a millisecond: it makes events, and compares the device's clock with the host's.
@@ -84,8 +82,8 @@ impl DeviceTimeline {
         self.start_sampled(capacity, 1)
     }
 
-    /// [`start`](Self::start), of one operation in `one_in` of each stream; 0 counts as 1. With more than 1 a [report](Trace::report) has
-    /// no gaps and no advice: what is between two operations is not known.
+    /// Like [`start`](Self::start), but logs one operation in `one_in` of each stream; 0 counts as 1. With more than 1 a [report](Trace::report) has
+    /// no gaps and no advice: the operations in between are not known.
     ///
     /// # Blocking
     /// As [`start`](Self::start).
@@ -107,8 +105,8 @@ impl DeviceTimeline {
         self.engine.tracer.is_on()
     }
 
-    /// Asks the device how far each stream is, and copies the log. It is empty if it was never started. For a
-    /// lost device it has what was known when the loss was found.
+    /// Asks the device how far each stream is, and copies the log. The copy is empty if the log was never started. For a lost device it holds what
+    /// was known when the loss was found.
     ///
     /// # Blocking
     /// For about a millisecond, plus a microsecond for each operation whose events were not yet queried

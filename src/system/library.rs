@@ -20,11 +20,11 @@ pub struct Search {
     pub names: &'static [&'static str],
 }
 
-/// Why there is none.
+/// Why no library was found.
 pub struct NotFound {
     /// The names and paths that were tried.
     pub looked_for: Vec<String>,
-    /// The loader's words for one of them.
+    /// The loader's message for one of them.
     pub reason: String,
 }
 
@@ -32,7 +32,7 @@ impl Search {
     /// The first of the candidates that `open` can use.
     ///
     /// # Errors
-    /// None is.
+    /// None of them can be used.
     pub fn find<L>(
         &self,
         open: impl Fn(&Path) -> std::result::Result<L, String>,
@@ -71,7 +71,7 @@ impl Search {
 /// What is in `cell`, or what `find` finds. A failure is not remembered: what was missing may be there later.
 ///
 /// # Errors
-/// What `find` fails with.
+/// Those of `find`.
 pub fn once<T, E>(
     cell: &'static OnceLock<T>,
     find: impl FnOnce() -> std::result::Result<T, E>,
@@ -84,17 +84,17 @@ pub fn once<T, E>(
     Ok(cell.get_or_init(|| found))
 }
 
-/// Opens a library; an error is the loader's own words.
+/// Opens a library; an error is the loader's own message.
 #[cfg(feature = "cuda")]
 pub(crate) fn open(path: &Path) -> std::result::Result<libloading::Library, String> {
     // SAFETY: NVIDIA's libraries run only their own initializers.
     opened(unsafe { libloading::Library::new(path) })
 }
 
-/// A library that was loaded just now, which may have an exit handler of its own; an error is the loader's own words.
+/// Passes on a library that was just loaded, and may have an exit handler of its own; an error is the loader's own message.
 ///
 /// # Errors
-/// There is none.
+/// The library could not be loaded.
 pub fn opened<L, E: StdError>(
     library: std::result::Result<L, E>,
 ) -> std::result::Result<L, String> {

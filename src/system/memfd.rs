@@ -10,15 +10,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 
 /// Neither its size nor these seals change any more.
 pub(crate) const SIZE: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
-/// Nor its contents, and no seal is added.
+/// Its contents cannot change either, and no seal can be added.
 pub(crate) const ALL: i32 = SIZE | libc::F_SEAL_WRITE | libc::F_SEAL_SEAL;
-/// Nobody makes a writable mapping of it any more, or writes it through a descriptor. Those that exist stay.
+/// No new writable mapping of it can be made, and no descriptor can write it. Existing mappings stay.
 pub(crate) const NEW_WRITERS: i32 = libc::F_SEAL_FUTURE_WRITE;
 
-/// Makes a file of `bytes` zeros that grows and shrinks no more, and that no started program inherits.
+/// Makes a file of `bytes` zeros that can neither grow nor shrink, and that no started program inherits.
 pub(crate) fn create(bytes: u64) -> io::Result<OwnedFd> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // Kernels before 6.3 do not know that it is no program; later ones may insist.
+    // Kernels before 6.3 do not know the flag for files that are no programs; later ones may insist on it.
     let made = open(flags | libc::MFD_NOEXEC_SEAL).or_else(|_| open(flags))?;
     let file = File::from(made);
     file.set_len(bytes)?;
@@ -48,13 +48,13 @@ fn taken(number: i32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Takes over a descriptor that a driver made, and keeps started programs from inheriting it: those that another thread started before this
-/// call have it, unless the driver had seen to that.
+/// Takes over a descriptor that a driver made, and keeps started programs from inheriting it. Those that another thread started before this
+/// call inherit it, unless the driver prevented that.
 ///
 /// # Safety
-/// It is open, and the caller's.
+/// The descriptor is open, and the caller owns it.
 pub(crate) unsafe fn take_over(number: i32) -> io::Result<OwnedFd> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller vouches that it is open and its own.
     let taken = unsafe { OwnedFd::from_raw_fd(number) };
     // SAFETY: it is open, and the call takes a number.
     let set = unsafe { libc::fcntl(taken.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
@@ -73,7 +73,7 @@ pub(crate) fn seal(file: BorrowedFd<'_>, seals: i32) -> io::Result<()> {
     if added < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Whether it has all of these seals; an error for what cannot have any.
+/// Whether it has all of these seals; an error for a file that cannot have any.
 pub(crate) fn has(file: BorrowedFd<'_>, seals: i32) -> io::Result<bool> {
     // SAFETY: it is open, and the call takes no argument.
     let found = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };

@@ -5,7 +5,7 @@
 //!
 //! A panic's payload is foreign as well: its `Drop` may panic, with a payload whose `Drop` panics. It is dropped here; a payload that keeps
 //! panicking is leaked. A panic that leaves a drop while another one unwinds ends the process, and a `Vec` drops its elements in one go: so
-//! what this crate holds of others is [`Contained`], value by value.
+//! this crate holds foreign values as [`Contained`], one by one.
 //!
 //! # Invariants
 //! 1. Nothing unwinds out of a function of this module, and no payload ends a thread (`a_waker_whose_panic_panics_ends_nothing` and its
@@ -26,7 +26,7 @@ use std::task::{Poll, Waker};
 /// How many payloads of one panic are dropped, each thrown by the drop of the one before.
 const PAYLOADS: usize = 8;
 
-/// A value of others: its drop is contained, wherever that happens.
+/// A foreign value: its drop is contained, wherever it happens.
 #[derive(Debug)]
 pub(crate) struct Contained<T>(
     /// `None` only while it is dropped.
@@ -65,7 +65,7 @@ impl<T> Drop for Contained<T> {
     }
 }
 
-/// Drops values of others, each by itself.
+/// Drops foreign values one by one.
 pub(crate) fn drop_each<T>(values: impl IntoIterator<Item = T>) {
     values.into_iter().for_each(let_go);
 }

@@ -6,7 +6,7 @@
 //! | calls that a busy stream or the driver may hold up ([`Crew::offload`]) | one per [`Line`] that has any, however many calls it has |
 //! | rare and long: taking a share, shared memory ([`Crew::run_alone`]) | one each |
 //!
-//! A close waits for all of it: what it was done for may be gone, and then its result is dropped there.
+//! A close waits for all of it: if the requester is gone, the result is dropped on that thread.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -31,10 +31,10 @@ pub(crate) struct Crew {
     /// How many threads there are: half of the cores, at least 2 and at most 8. One copies about
     /// 10 GB/s and a GPU's link takes 55.
     pub(crate) threads: usize,
-    /// Where they run.
+    /// The process that they run in.
     process: Process,
     worker: Worker<Task>,
-    /// As many more as there are tasks, until they are dropped.
+    /// Has one more reference for each task, until that is dropped.
     tasks: Arc<()>,
     /// The lines that have a thread.
     lines: Mutex<HashMap<Line, VecDeque<Task>>>,
@@ -42,7 +42,7 @@ pub(crate) struct Crew {
     pinned: AtomicUsize,
 }
 
-/// Work that is held up by the same thing, and so is done one after the other, in the order of the calls.
+/// Work that the same thing may hold up, and that therefore runs one at a time, in the order of the calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Line {
     /// A stream, by its id.

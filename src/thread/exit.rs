@@ -10,7 +10,7 @@ use crate::thread::process::PerProcess;
 
 static STATE: PerProcess<ExitState> = PerProcess::new(ExitState::default);
 
-/// What a process has begun, and how far its end has come.
+/// What is under way in a process, and how far its end has come.
 #[derive(Default)]
 struct ExitState {
     /// No device is opened any more.
@@ -41,7 +41,7 @@ impl ExitGuard {
         Self::counted(&STATE.get().in_driver)
     }
 
-    /// For a device that goes away: it is waited for before anything is stopped.
+    /// For a device that is closing: it is waited for before anything is stopped.
     pub(crate) fn leaving() -> Self {
         Self::counted(&STATE.get().leaving)
     }
@@ -63,13 +63,12 @@ pub(crate) fn is_in_driver() -> bool {
     STATE.get().in_driver.load(Ordering::SeqCst) > 0
 }
 
-/// Whether any device is going away.
+/// Whether any device is closing.
 pub(crate) fn is_leaving() -> bool {
     STATE.get().leaving.load(Ordering::SeqCst) > 0
 }
 
-/// Refuses to start anything that would have to be ended, from the moment that the end waits for existing
-/// devices.
+/// Refuses to start anything new from the moment that the end of the process waits for existing devices.
 pub(crate) fn check_running(what: &'static str) -> Result<()> {
     if STATE.get().ending.load(Ordering::SeqCst) {
         return Err(ErrorDetail::ProcessEnding { what }.into());
@@ -82,14 +81,13 @@ pub(crate) fn begun() -> bool {
     STATE.get().begun.load(Ordering::SeqCst)
 }
 
-/// The process is ending from now on; called by the exit handler, which may first let others finish.
+/// Marks the process as ending; called by the exit handler, which may first let others finish.
 pub(crate) fn begin() {
     STATE.get().begun.store(true, Ordering::SeqCst);
 }
 
-/// Registers `handler` with the C runtime, once for each time the set of loaded libraries may have grown:
-/// handlers run in reverse order, and ours must run before those of a driver that was loaded meanwhile. It
-/// runs once.
+/// Registers `handler` with the C runtime, again each time the set of loaded libraries may have grown: handlers run in reverse order, and ours
+/// must run before those of a driver that was loaded meanwhile. It runs once.
 pub(crate) fn register(handler: fn()) {
     let state = STATE.get();
     *state.handler.lock() = Some(handler);
@@ -97,8 +95,8 @@ pub(crate) fn register(handler: fn()) {
     register_within(8);
 }
 
-/// Registers the handler once more, behind what a library registered that was loaded just now, or made its first object: threads of this crate
-/// may be inside of it until the handler ran.
+/// Registers the handler once more, after a library that was just loaded, or made its first object, registered its own: threads of this crate
+/// may be inside that library until the handler has run.
 pub fn register_again() {
     register_within(32);
 }

@@ -1,9 +1,9 @@
-//! A queue whose receivers sleep at once where there is nothing: `crossbeam`'s own yields up to four times before it sleeps, and a
-//! yield on a busy core lasts as long as a neighbour's slice.
+//! A queue whose receivers sleep without a yield: `crossbeam`'s own yield up to four times before they sleep, and a yield on a busy core
+//! lasts as long as a neighbour's slice.
 //!
 //! # Invariants
-//! 1. A sender that finds nobody asleep has sent before any receiver looks for the last time: it counts the sleepers under the lock under
-//!    which they look (`what_is_sent_wakes_a_receiver`).
+//! 1. A sender that finds no sleepers has sent before any receiver's last look: it counts the sleepers under the lock under which they
+//!    look (`what_is_sent_wakes_a_receiver`).
 //! 2. Receivers end when the last sender is gone and nothing is left (`receivers_end_with_the_senders`).
 #![forbid(unsafe_code)]
 
@@ -15,7 +15,7 @@ use crossbeam_channel::TryRecvError;
 use super::turn;
 use crate::thread::process::Process;
 
-/// Looks before a receiver sleeps, some µs of a caller that sends again and again.
+/// Looks before a receiver sleeps: some µs, for a caller that sends again and again.
 const LOOKS: u32 = 100;
 
 /// A new queue.
@@ -41,10 +41,10 @@ impl Sleepers {
     }
 }
 
-/// Wakes all receivers when it is dropped, behind the sender that goes with it.
+/// Wakes all receivers when it is dropped, after its sender.
 struct Ring {
     sleepers: Arc<Sleepers>,
-    /// Where the receivers are, of which one may hold the lock as the process forks: it rests with it.
+    /// The receivers' process. One of them may hold the lock when the process forks: it rests with it.
     process: Process,
 }
 
@@ -101,7 +101,7 @@ impl<T> Clone for Receiver<T> {
 /// Why a receiver came back without an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nothing {
-    /// The time is over.
+    /// Time ran out.
     Yet,
     /// The senders are gone.
     More,
@@ -113,7 +113,7 @@ impl<T> Receiver<T> {
         self.items.try_recv().ok()
     }
 
-    /// Blocks until there is an item, at most until then.
+    /// Blocks until there is an item, at most until `until`.
     pub(crate) fn recv_until(&self, until: Option<Instant>) -> Result<T, Nothing> {
         turn::pause();
         for _ in 0..LOOKS {

@@ -1,8 +1,8 @@
 //! No lock is held where something may end.
 //!
-//! The end of a stream, a device or an allocation calls the owners of what belongs to it, frees and wakes: under a lock of this crate it
-//! may come back to that lock, or wait for a thread that waits for it. So the last owner of any is dropped under none. Debug builds with
-//! `test-util` check that at each such drop; the process aborts, since a panic in a drop may be contained.
+//! When a stream, a device or an allocation ends, it calls the owners of its belongings, frees and wakes: under a lock of this crate it
+//! could come back to that lock, or wait for a thread that waits for it. So the last reference to one is never dropped under a lock.
+//! Debug builds with `test-util` check that at each such drop, and abort the process, since a panic in a drop may be contained.
 //!
 //! The closure of `enqueue` is the user's and runs under its stream's submission lock; what it drops only queues its work (see
 //! [`role`](super::role)).

@@ -1,7 +1,7 @@
 //! Native threads of this crate: how each starts and ends.
 //!
-//! A driver, and a tool that traces it, does things of its own as a thread ends that called it, after all code of this crate. If it is torn
-//! down meanwhile, the process ends with a signal. So at the end of the process a thread
+//! As a thread that called a driver ends, the driver, and any tool that traces it, runs code of its own, after all code of this crate. If
+//! it is torn down meanwhile, the process crashes. So at the end of the process a thread
 //!
 //! | is | and |
 //! |---|---|
@@ -41,7 +41,7 @@ pub(crate) fn spawn(name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<Th
     };
     let handle = Builder::new().name(name.to_owned()).spawn(contained)?;
     let thread = handle.thread().clone();
-    // The thread does not go before it has its handle.
+    // The thread does not end before it has its handle.
     sender.send(handle).ok();
     Ok(thread)
 }
@@ -68,12 +68,11 @@ fn join(thread: JoinHandle<()>) {
     thread.join().ok();
 }
 
-/// Counts the threads that were ending when the process [began](exit::begin) to, as if one thread were in the driver until they
-/// have ended.
+/// Counts the threads that were ending when the process [began](exit::begin) to end as one thread in the driver, until they have ended.
 pub(crate) fn count_ending() {
     let Some(last) = LAST.get().lock().take() else { return };
     let ending = ExitGuard::ending();
-    // A join has no limit. On a thread that never calls the driver.
+    // A join has no time limit, so it runs on a thread that never calls the driver.
     let join = move || {
         join(last);
         drop(ending);

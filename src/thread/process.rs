@@ -1,4 +1,4 @@
-//! What this crate knows of its process, which the child of a fork begins anew.
+//! State of this crate that belongs to a process, and that the child of a fork begins anew.
 //!
 //! The child has a copy of its parent's memory and none of its other threads: counts of work under way, lists of devices and handles of
 //! threads are the parent's, and a lock that another thread held stays locked. So they are in [`PerProcess`] values: a child makes its own
@@ -12,19 +12,19 @@
 //! | gates and turns of tests on a GPU, calls that take the driver's lock | not used: CUDA does not work there |
 //!
 //! # Invariants
-//! 1. A child waits for nothing that its parent had under way (`the_child_of_a_fork_ends_at_once`), and for no thread of its parent: what
-//!    waits for one remembers its [`Process`], and ends in another (`a_child_waits_for_no_thread_of_its_parent`).
+//! 1. A child waits for nothing that its parent had under way (`the_child_of_a_fork_ends_at_once`), and for no thread of its parent: a wait for one
+//!    remembers its [`Process`], and ends in any other (`a_child_waits_for_no_thread_of_its_parent`).
 //!
-//! Source: `pthread_atfork(3)`, POSIX. Where there is no such call there is no fork.
+//! Source: `pthread_atfork(3)`, POSIX. Systems without it have no fork.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// Whether forks are counted, in this process or by what it inherited.
+/// Whether forks are counted, by a handler that this process registered or inherited.
 #[cfg(all(unix, not(miri)))]
 static COUNTED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
 
-/// How many forks there were on the way from the process that used this crate first to this one.
+/// How many forks lie between the process that used this crate first and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// What a child does before its own code runs.
@@ -41,26 +41,26 @@ impl Process {
         Process(FORKS.load(Ordering::Relaxed))
     }
 
-    /// This one, for what is of use in it alone: a child that is forked from now on differs from it.
+    /// This one, for a value that is of use only here: a child that is forked from now on differs from it.
     pub fn remembered() -> Self {
         count_forks();
         Process::this()
     }
 
-    /// The one that this one was forked from, as the tests of what remembers its process have it.
+    /// The parent of this one, for tests of values that remember their process.
     #[cfg(test)]
     pub(crate) fn parent() -> Self {
         Process(Process::this().0.wrapping_sub(1))
     }
 
-    /// Whether it is this one, and no other that this one was forked from.
+    /// Whether it is this one, and not an ancestor.
     pub fn is_here(self) -> bool {
         self == Process::this()
     }
 }
 
 /// Has each child of a fork call `run` before its own code runs, on its only thread: it may neither wait for a lock nor allocate.
-/// There are as many places as callers.
+/// There is one slot for each caller.
 pub(crate) fn in_child(run: fn()) {
     count_forks();
     let is_its = |place: &OnceLock<fn()>| std::ptr::fn_addr_eq(*place.get_or_init(|| run), run);
@@ -68,16 +68,16 @@ pub(crate) fn in_child(run: fn()) {
     debug_assert!(is_there, "no place is left");
 }
 
-/// What a thread does in front of a fork, and in the parent behind it.
+/// What a thread does before a fork, and after it in the parent.
 static AROUND: OnceLock<[fn(); 2]> = OnceLock::new();
 
-/// Has each thread that forks call `before` in front of it, and `in_parent` behind it. There is one place.
+/// Has each thread that forks call `before` before the fork, and `in_parent` after it. There is one slot.
 pub(crate) fn around_forks(before: fn(), in_parent: fn()) {
     AROUND.get_or_init(|| [before, in_parent]);
     count_forks();
 }
 
-/// Has the system call [`after_fork`] in each child, and what is around forks.
+/// Registers [`after_fork`] for each child, and the calls around forks.
 fn count_forks() {
     #[cfg(all(unix, not(miri)))]
     {
@@ -85,7 +85,7 @@ fn count_forks() {
         unsafe extern "C" {
             fn pthread_atfork(prepare: Handler, parent: Handler, child: Handler) -> libc::c_int;
         }
-        // Registered before it is said to be: two threads may do it twice, which does no harm.
+        // Registered before the flag says so: two threads may both register, which does no harm.
         if !COUNTED.load(Ordering::SeqCst) {
             // SAFETY: a plain function lives as long as the program. If it is refused, a child counts as its parent.
             unsafe { pthread_atfork(Some(before_fork), Some(in_parent), Some(after_fork)) };
@@ -137,7 +137,7 @@ impl<T: Sync> PerProcess<T> {
     /// This process's value, if it has one.
     #[inline]
     pub fn made(&self) -> Option<&'static T> {
-        // ORDERING: Acquire, of the store in `begin`: the value is seen as it was made.
+        // ORDERING: Acquire, pairs with the store in `begin`: the value is seen as it was made.
         let current = self.current.load(Ordering::Acquire);
         // SAFETY: null, or a box that was made into a pointer below, and is never freed.
         let found = unsafe { current.as_ref() };
@@ -147,7 +147,7 @@ impl<T: Sync> PerProcess<T> {
     /// Makes this process's value, unless another thread does.
     #[cold]
     fn begin(&self) -> &'static T {
-        // In front of the first value: a child of a process without any has nothing to leave.
+        // Before the first value: a child of a process without any has nothing to leave.
         count_forks();
         let fresh = Box::new(OfProcess { process: Process::this(), value: (self.new)() });
         let fresh = Box::into_raw(fresh);
@@ -160,7 +160,7 @@ impl<T: Sync> PerProcess<T> {
                 drop(unsafe { Box::from_raw(fresh) });
                 return found;
             }
-            // ORDERING: Release, of the load in `made`.
+            // ORDERING: Release, pairs with the load in `made`.
             let stored =
                 self.current.compare_exchange(before, fresh, Ordering::Release, Ordering::Relaxed);
             match stored {

@@ -43,7 +43,7 @@ impl Reaper {
 
     /// Whether anything was ever sent.
     pub(crate) fn has_begun(&self) -> bool {
-        // ORDERING: Acquire, of `enqueue`: a thread that learned of a value from another one sees that it was
+        // ORDERING: Acquire, pairs with `enqueue`: a thread that learned of a value from another one sees that it was
         // sent.
         self.has_begun.load(Ordering::Acquire) || self.left() > 0
     }

@@ -1,14 +1,14 @@
-//! How a thread that looks again and again lets others run in between.
+//! How a thread that looks repeatedly lets others run in between.
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
 
-/// A yield of at most that long had its core for itself.
+/// A yield that takes at most this long had its core to itself.
 const CHEAP: Duration = Duration::from_micros(50);
-/// How long it sleeps otherwise: who sleeps gets its core back at once.
+/// How long it sleeps otherwise: a sleeper gets its core back at once.
 const NAP: Duration = Duration::from_micros(20);
 
-/// Yields, until a yield cost what it costs on a busy core: the slices of its neighbours, some milliseconds. Then it sleeps.
+/// Yields until a yield costs what it costs on a busy core: its neighbours' slices, some milliseconds. Then it sleeps.
 #[derive(Default)]
 pub(crate) struct Relax {
     are_costly: bool,

@@ -1,22 +1,22 @@
 //! A fork waits for the threads of this crate.
 //!
-//! A lock that another thread holds at a fork stays locked in the child. A program knows what its own threads are at, but not what a poller
-//! is, which takes locks all the time. So a thread of this crate has a [`Turn`] while it runs, and none while it [rests](rest): as it
-//! sleeps, or runs a kernel's twin. A fork begins when all have ended theirs, and they begin no other before it is over.
+//! A lock that another thread holds at a fork stays locked in the child. A program knows what its own threads are doing, but not what a poller
+//! is doing, which takes locks all the time. So a thread of this crate has a [`Turn`] while it runs, and none while it [rests](rest), that is,
+//! sleeps or runs a kernel's twin. A fork begins when all turns have ended, and no other begins before it is over.
 //!
 //! | who | does |
 //! |---|---|
-//! | who starts a thread of this crate | [`starts`] |
+//! | a thread that starts one of this crate | [`starts`] |
 //! | a thread of this crate | [`Starting::enter`], [`rest`] and [`pause`], [`leave_for_good`] |
-//! | a thread that forks, in front of it | [`hold`] |
-//! | the same, in the parent behind it | [`let_go`] |
+//! | a thread that forks, before the fork | [`hold`] |
+//! | the same thread, after it in the parent | [`let_go`] |
 //! | the child | nothing: it has no such threads |
 //!
 //! # Invariants
 //! 1. At a fork no thread of this crate holds a lock, unless one has been at a single task for all of [`PATIENCE`], as in a call of the driver
 //!    (`a_child_of_a_busy_parent_waits_for_no_lock`).
-//! 2. Nor does one hold a lock of the standard library, which takes some as a thread starts and ends, unless it needs more than [`MOVING`]
-//!    for that: it is waited for from before its start until it has entered, and from its last turn until it is gone
+//! 2. Nor does one hold a lock of the standard library, which takes some as a thread starts and ends: the fork waits for a thread from before
+//!    its start until it has entered, and from its last turn until it is gone, unless that takes more than [`MOVING`]
 //!    (`a_fork_waits_for_who_starts_or_ends`).
 #![forbid(unsafe_code)]
 
@@ -35,7 +35,7 @@ use crate::thread::process::{self, PerProcess, Process};
 /// How long a fork waits for turns: a driver may keep a thread for as long as a kernel runs.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// How long it waits for threads that start or end. That takes as long as they wait for a core, and no driver is in it.
+/// How long it waits for threads that start or end. They may wait for a core, but not for a driver.
 const MOVING: Duration = Duration::from_secs(1);
 
 static THREADS: PerProcess<Mutex<OurThreads>> = PerProcess::new(Mutex::default);
@@ -46,7 +46,7 @@ struct OurThreads {
     turns: Vec<Weak<Turn>>,
     /// How many are being started.
     starting: u64,
-    /// Where the system shows those that have had their last turn.
+    /// The system's paths of those that have had their last turn.
     ending: Vec<PathBuf>,
     /// How many forks are under way.
     forks: u64,
@@ -60,7 +60,7 @@ impl OurThreads {
     }
 }
 
-/// The calling thread's, if it is one of this crate.
+/// The calling thread's turn, if it is one of this crate.
 struct OwnTurn {
     turn: Arc<Turn>,
     process: Process,
@@ -68,12 +68,12 @@ struct OwnTurn {
 
 thread_local! {
     static OWN: OnceCell<OwnTurn> = const { OnceCell::new() };
-    /// How often the thread holds the others: the functions below may be registered, also twice, in the middle of its fork.
+    /// How many times the thread holds the others: the functions below may be registered, even twice, in the middle of its fork.
     static HOLDS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// What the calling thread has, if it is one of this crate. Others come here in destructors of their thread-locals as well, where this one may
-/// be gone.
+/// The calling thread's turn, if it is one of this crate. Other threads also come here in destructors of their thread-locals, where this one
+/// may be gone.
 #[inline]
 fn own<R>(f: impl FnOnce(&OwnTurn) -> R) -> Option<R> {
     OWN.try_with(|own| own.get().map(f)).ok().flatten()
@@ -82,14 +82,14 @@ fn own<R>(f: impl FnOnce(&OwnTurn) -> R) -> Option<R> {
 impl OwnTurn {
     fn begin(&self) {
         let mut relax = Relax::default();
-        // A child that was forked on this thread has the turn as it was.
+        // A child that was forked on this thread inherits the turn as it was, and goes on.
         while !self.turn.try_begin() && self.process.is_here() {
             relax.pause();
         }
     }
 }
 
-/// A thread of this crate is about to be started; dropped without that, it was not.
+/// Announces that a thread of this crate is about to be started; dropped, it was not.
 pub(super) fn starts() -> Starting {
     process::around_forks(hold, let_go);
     let may_wait = own(|_| ()).is_none() && HOLDS.with(Cell::get) == 0;
@@ -110,7 +110,7 @@ pub(super) fn starts() -> Starting {
 pub(super) struct Starting(Process);
 
 impl Starting {
-    /// The calling thread is the one, and has started.
+    /// The calling thread is the announced one, and has started.
     pub(super) fn enter(self) {
         let mut threads = THREADS.get().lock();
         let turn = Arc::new(Turn::new(threads.forks));
@@ -129,16 +129,16 @@ impl Starting {
 
 impl Drop for Starting {
     fn drop(&mut self) {
-        // A child has none of its parent's.
+        // A child has none of its parent's threads.
         if self.0.is_here() {
             THREADS.get().lock().starting -= 1;
         }
     }
 }
 
-/// The calling thread, which has entered, runs nothing more of this crate but its end.
+/// Called when the calling thread, which has entered, has nothing of this crate left to run but its end.
 pub(super) fn leave_for_good() {
-    // Only Linux says of a thread when it is gone.
+    // Only Linux tells when a thread is gone.
     if !cfg!(miri)
         && let Ok(own) = std::fs::read_link("/proc/thread-self")
     {
@@ -170,7 +170,7 @@ pub(crate) fn pause() {
     }
 }
 
-/// Runs in front of a fork.
+/// Runs before a fork.
 fn hold() {
     let Some(threads) = THREADS.made() else { return };
     {
@@ -181,11 +181,11 @@ fn hold() {
     }
     let (begun, mut relax) = (Instant::now(), Relax::default());
     loop {
-        // In one look: who has its last turn is among those that end.
+        // Under one lock: a thread that has had its last turn is then among those that end.
         let (are_moving, are_busy) = {
             let mut threads = threads.lock();
             threads.ending.retain(|thread| thread.exists());
-            // At the end of the process a thread that has come so far stays.
+            // At the end of the process a thread that is ending stays.
             let are_ending = !threads.ending.is_empty() && !exit::begun();
             let others = threads.others();
             (threads.starting > 0 || are_ending, others.iter().any(|turn| !turn.is_at_rest()))
@@ -198,7 +198,7 @@ fn hold() {
     }
 }
 
-/// Runs in the parent behind a fork.
+/// Runs in the parent after a fork.
 fn let_go() {
     let holds = HOLDS.with(Cell::get);
     let Some(threads) = THREADS.made().filter(|_| holds > 0) else { return };
@@ -233,7 +233,7 @@ mod tests {
         THREADS.get().lock().ending.push(Path::new("/proc/self").to_owned());
         assert!(held() >= MOVING, "it is not gone");
         THREADS.get().lock().ending.clear();
-        // Of a few: other tests have threads as well.
+        // At least one of these: other tests have threads as well.
         assert!((0..50).any(|_| held() < PATIENCE), "there is nobody");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! | work | thread |
 //! |---|---|
-//! | frequent: drops of users' values, driver calls that may block, copies; the time of a batcher without a device | a [`Worker`], one task after another |
+//! | frequent: drops of users' values, driver calls that may block, copies; the clock of a batcher without a device | a [`Worker`], one task after another |
 //! | rare, and possibly long: loading, trimming ([`offload`], [`detach`]); a device's last acts ([`last_act`]) | one per task |
 //!
 //! A [`Worker`] starts with the first task sent and ends with its owner. An executor's blocking threads are not used: all of them may be
@@ -27,7 +27,7 @@ use crate::thread::inbox::{Receiver, Sender, inbox};
 use crate::thread::process::Process;
 use crate::thread::{contain, native};
 
-/// Something to be done elsewhere.
+/// Work for another thread.
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
 
 /// A thread with an inbox.
@@ -49,14 +49,13 @@ impl<T: Send + 'static> Worker<T> {
         self.name
     }
 
-    /// Starts the thread unless it runs; false if the system refuses it, then the next call asks again; and in a child that was forked from
+    /// Starts the thread unless it runs. False if the system refuses it, in which case the next call asks again, and in a child that was forked from
     /// the process that has it.
     pub(crate) fn start(&self, work: impl FnOnce(&Receiver<T>) + Send + 'static) -> bool {
         self.sender(work).is_some()
     }
 
-    /// Sends the thread something, starting it with `work` if need be. An item that it cannot have is
-    /// returned.
+    /// Sends the thread an item, starting it with `work` if need be. Returns the item if that cannot be done.
     pub(crate) fn send(
         &self,
         what: T,
@@ -93,7 +92,7 @@ pub(crate) fn run(task: Task) {
 /// The result of work that another thread does. Dropped, it leaves the work running.
 pub(crate) struct Offloaded<R> {
     result: oneshot::Receiver<std::thread::Result<R>>,
-    /// Where that thread runs.
+    /// The process that the thread runs in.
     process: Process,
 }
 
@@ -137,7 +136,7 @@ impl<R> Future for Offloaded<R> {
         match Pin::new(&mut self.result).poll(cx) {
             Poll::Ready(Ok(Ok(result))) => Poll::Ready(Ok(result)),
             Poll::Ready(Ok(Err(panic))) => resume_unwind(panic),
-            // Its thread does not come to it here, or took none of it.
+            // In a child, the thread is the parent's, or never took the work.
             Poll::Pending | Poll::Ready(Err(_)) if !self.process.is_here() => {
                 Poll::Ready(Err(ErrorDetail::Forked { device: "the device".to_owned() }.into()))
             }
@@ -192,7 +191,7 @@ mod tests {
 
     use super::*;
 
-    /// Whatever became of the work, but for a result that is there.
+    /// Whatever became of the work, unless its result is there.
     #[test]
     fn work_of_the_parent_fails_in_the_child() {
         let is_forked = |result: Option<Result<u8>>| {

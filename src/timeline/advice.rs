@@ -40,7 +40,7 @@ pub enum Advice {
         /// How long the stream was idle because the next operation was not submitted.
         idle: Duration,
     },
-    /// A stream was idle for operations of another one.
+    /// A stream was idle while it waited for operations of another one.
     Waits {
         /// The stream.
         stream: TracedStream,
@@ -48,17 +48,17 @@ pub enum Advice {
         on: TracedStream,
         /// The operation there that was waited for longest.
         name: Arc<str>,
-        /// How long, in all.
+        /// How long, in total.
         idle: Duration,
-        /// The part of the trace.
+        /// That time as a part of the trace.
         share: f64,
     },
     /// Two streams that were both in use never ran at once.
     TakeTurns {
         /// The streams.
         streams: [TracedStream; 2],
-        /// How many of their operations wait for the other one: with none, something that this crate does not see orders them: work on
-        /// the legacy default stream, if one of them is not that stream itself, or a call that waits for the device.
+        /// How many of their operations wait for the other stream. If none do, something that this crate does not see orders them:
+        /// work on the legacy default stream, unless one of them is that stream, or a call that waits for the device.
         waits: usize,
     },
 }
@@ -116,7 +116,7 @@ fn take_turns(of_a: &[Timed<'_>], of_b: &[Timed<'_>]) -> Option<Advice> {
     }
     let lesser = runs_for(of_a).min(runs_for(of_b));
     let [there_a, there_b] = [of_a, of_b].map(|ops| stretches(ops, |(op, ..)| op.submitted));
-    // They could have: operations of both were there.
+    // They could have: both had operations.
     if at_once(&there_a, &there_b) < lesser {
         return None;
     }
@@ -135,7 +135,7 @@ fn runs_for(ops: &[Timed<'_>]) -> Duration {
     ops.iter().map(|(_, start, end)| *end - *start).sum()
 }
 
-/// When a stream has operations, from there on to their ends: sorted, and apart.
+/// The times in which a stream has operations, up to their ends: sorted and disjoint.
 fn stretches(
     ops: &[Timed<'_>],
     from: impl Fn(&Timed<'_>) -> Duration,
@@ -151,7 +151,7 @@ fn stretches(
     stretches
 }
 
-/// How long two of these are at once.
+/// How long two of these overlap.
 fn at_once(a: &[(Duration, Duration)], b: &[(Duration, Duration)]) -> Duration {
     let (mut at_a, mut at_b, mut together) = (0, 0, Duration::ZERO);
     while let (Some(x), Some(y)) = (a.get(at_a), b.get(at_b)) {
@@ -202,7 +202,7 @@ mod tests {
     use crate::op::Ticket;
     use crate::timeline::trace::{Trace, TracedOp};
 
-    /// A stream, the start and the end of its operation, and the stream whose last operation in front of it it waits for.
+    /// A stream, the start and the end of its operation, and the stream whose preceding operation it waits for.
     type Op = (u64, (u64, u64), Option<u64>);
 
     fn stream(id: u64) -> TracedStream {

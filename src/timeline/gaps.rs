@@ -14,7 +14,7 @@ use crate::op::Ticket;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Gap {
-    /// The operation behind it.
+    /// The operation after it.
     pub before: Ticket,
     /// Its name.
     pub name: Arc<str>,
@@ -45,7 +45,7 @@ pub enum GapCause {
         /// The other stream.
         stream: TracedStream,
     },
-    /// For the device: it was submitted, and had nothing to wait for that the trace knows.
+    /// For the device: it was submitted, and waited for nothing that the trace knows.
     Device,
 }
 

@@ -12,12 +12,12 @@ const PAGE: &str = include_str!("page.html");
 const PLACE: &str = "/*TRACE*/";
 
 impl Trace {
-    /// Writes a page of one file that needs no network and no other program: a lane for each stream, to zoom and to move; of an
-    /// operation its six times, what it waited for, and where the program submitted it; the longest gaps, and the
+    /// Writes a self-contained page that needs no network and no other program: a lane for each stream, to zoom and move; for
+    /// each operation its six times, what it waited for, and where the program submitted it; the longest gaps, and the
     /// [advice](super::report::TraceReport::advice) of the report.
     ///
     /// # Errors
-    /// What the writer says.
+    /// What the writer returns.
     pub fn write_html(&self, out: &mut impl io::Write) -> io::Result<()> {
         let Some((before, behind)) = PAGE.split_once(PLACE) else {
             unreachable!("the page has a place for the trace")
@@ -73,7 +73,7 @@ fn write_op(out: &mut impl io::Write, op: &TracedOp) -> io::Result<()> {
     write!(out, ",\"buffers_bytes\":{}", op.buffers_bytes)?;
     write!(out, ",\"block\":{block:?},\"shared_mem_bytes\":{shared},\"at\":{at},\"span\":")?;
     match op.span {
-        // Wider than a number of the page's.
+        // Wider than a number in the page's JavaScript.
         Some(span) => write!(out, "\"{span}\"")?,
         None => write!(out, "null")?,
     }

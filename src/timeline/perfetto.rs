@@ -81,14 +81,14 @@ struct TrackEvent<'a> {
 }
 
 impl Trace {
-    /// Writes the trace for [Perfetto](https://ui.perfetto.dev): a track for each stream, on which operations are from started to
-    /// completed; a track for each task of tokio's, and for each stream that others used, on which operations that were awaited are from
-    /// submitted to when their future was woken or polled; arrows from an operation to those of
-    /// other streams that waited for it; and, over time, how many operations were in flight,
-    /// what buffers held, and how many streams were copying in each direction. (The driver does not say which copy engine took a copy.) Times are nanoseconds since the device was opened.
+    /// Writes the trace for [Perfetto](https://ui.perfetto.dev): a track for each stream, on which operations last from started to completed; a track
+    /// for each tokio task, and for each stream that others used, on which awaited operations last from submitted to when their future was woken or
+    /// polled; arrows from an operation to those of other streams that waited for it; and, over time, how many operations were in flight, what
+    /// buffers held, and how many streams were copying in each direction. (The driver does not say which copy engine took a copy.) Times are
+    /// nanoseconds since the device was opened.
     ///
     /// # Errors
-    /// What the writer says.
+    /// What the writer returns.
     ///
     /// # Source
     /// `perfetto/trace/trace.proto`.
@@ -121,7 +121,7 @@ impl Trace {
         out.write_all(&trace.0)
     }
 
-    /// Describes tracks on which no two waits of the host overlap, and says which operation's is on which.
+    /// Describes tracks on which no two waits of the host overlap, and returns the track of each operation's wait.
     fn waits_on_tracks(&self, trace: &mut Message) -> Vec<Option<u64>> {
         let mut ends: HashMap<(u64, u64), Vec<(u64, Duration)>> = HashMap::new();
         let (mut next, names) = (HOST + 1, HashMap::<u64, String>::from_iter(self.streams()));
@@ -202,7 +202,7 @@ impl Trace {
             *count += change;
             counter(at, track, (*count).max(0).unsigned_abs())
         }));
-        // Stable: of what takes no time the beginning stays in front of the end.
+        // Stable: an operation that takes no time begins before it ends.
         events.sort_by_key(|event| event.at);
         events
     }

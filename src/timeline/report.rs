@@ -20,7 +20,7 @@ const GAPS: usize = 8;
 pub struct TraceReport {
     /// From the first start to the last completion.
     pub length: Duration,
-    /// How long at least one operation ran, of those that were logged.
+    /// How long at least one of the logged operations ran.
     pub busy: Duration,
     /// One operation in this many was logged.
     pub one_in: u32,
@@ -50,7 +50,7 @@ pub struct OpSummary {
     pub total: Duration,
     /// The median of these.
     pub p50: Duration,
-    /// The 99th percentile of these: of fewer than a hundred the longest.
+    /// The 99th percentile of these; with fewer than a hundred, the longest.
     pub p99: Duration,
     /// The bytes that they copied or filled.
     pub bytes: u64,
@@ -79,7 +79,7 @@ impl Trace {
             .into_iter()
             .map(|((name, work), (bytes, mut times))| {
                 times.sort();
-                // The least of which so many are not above it.
+                // The least time that this percentage of them does not exceed.
                 let at = |percent: usize| times[(times.len() * percent).div_ceil(100) - 1];
                 let (p50, p99) = (at(50), at(99));
                 let (count, total) = (times.len(), times.iter().sum());

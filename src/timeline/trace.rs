@@ -52,21 +52,21 @@ pub struct TracedOp {
     pub partition: Option<u32>,
     /// Bytes that are copied or filled.
     pub bytes: u64,
-    /// How many launches it consists of, as far as this crate makes them: of kernels, and of fills and copies that are kernels here.
-    /// 0 for a launch of a [`Graph`](crate::Graph).
+    /// How many launches this crate made for it: of kernels, and of fills and copies that are kernels here. 0 for a launch of a
+    /// [`Graph`](crate::Graph).
     pub launches: u32,
-    /// Blocks of the grid; of the last launch, as the next two.
+    /// Blocks of the grid; this and the next two are those of the last launch.
     pub grid_dim: [u32; 3],
     /// Threads of a block.
     pub block_dim: [u32; 3],
     /// Dynamic shared memory of a block.
     pub shared_mem_bytes: u32,
-    /// Where the program submitted it; of a batch, where that was.
+    /// Where the program submitted it, or the batch that it is in.
     pub at: &'static Location<'static>,
     /// The number of the [`tracing`] span that it was submitted in, as its subscriber counts.
     pub span: Option<u64>,
-    /// The task of tokio's that put it on its stream: the number that its `tokio::task::Id` prints. None outside of tokio, in a `block_on`,
-    /// and without the crate's `tokio` feature.
+    /// The number of the tokio task that put it on its stream, as `tokio::task::Id` prints it. None outside of tokio, in a `block_on`, and
+    /// without the crate's `tokio` feature.
     pub task: Option<u64>,
     /// The tickets on other streams, of this or another device, that it waited for; those already complete
     /// are not included.
@@ -76,7 +76,7 @@ pub struct TracedOp {
     pub buffers_bytes: u64,
     /// When the call began to put it on its stream.
     pub submitted: Duration,
-    /// When the device began with it.
+    /// When the device began it.
     pub started: Option<Duration>,
     /// When it was complete on the device.
     pub completed: Option<Duration>,
@@ -86,7 +86,7 @@ pub struct TracedOp {
     pub woken: Option<Duration>,
     /// When its future was found complete.
     pub polled: Option<Duration>,
-    /// How far `started` and `completed` may both be off, because the device's clock is another one than the host's. They are
+    /// How far `started` and `completed` may both be off, because the device has a clock of its own. They are
     /// never before `submitted` or after `seen`.
     pub clock_error: Duration,
 }
@@ -104,7 +104,7 @@ impl Trace {
         Trace { device: device.to_owned(), taken, operations, dropped, one_in }
     }
 
-    /// When it was taken: since the device was opened, as all its times, and by the clock on the wall.
+    /// When it was taken: since the device was opened, like all its times, and by the wall clock.
     #[must_use]
     pub fn taken(&self) -> (Duration, SystemTime) {
         self.taken
@@ -122,19 +122,19 @@ impl Trace {
         &self.device
     }
 
-    /// One operation in this many of each stream was logged; 1: each.
+    /// One operation in this many of each stream was logged; 1: all.
     #[must_use]
     pub fn one_in(&self) -> u32 {
         self.one_in
     }
 
-    /// The operations, in the order in which they were logged: of one stream that of their tickets.
+    /// The operations, in the order in which they were logged; those of one stream are in the order of their tickets.
     #[must_use]
     pub fn operations(&self) -> &[TracedOp] {
         &self.operations
     }
 
-    /// How many operations were logged before these, and made room for later ones.
+    /// How many earlier operations were dropped to make room for later ones.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped
@@ -179,7 +179,7 @@ impl fmt::Display for TracedStream {
 }
 
 impl TracedOp {
-    /// The stream, for people.
+    /// A label of the stream, for people.
     pub(super) fn stream_label(&self) -> String {
         self.stream().to_string()
     }
@@ -201,7 +201,7 @@ impl TracedOp {
         ]
     }
 
-    /// When it ran on the device, or since when it runs: then to when the trace was taken.
+    /// When it ran on the device; if it is still running, up to when the trace was taken.
     pub(super) fn runs(&self, taken: Duration) -> Option<(Duration, Duration)> {
         let started = self.started?;
         Some((started, self.completed.unwrap_or(taken.max(started))))
@@ -258,7 +258,7 @@ impl From<(TracedSubmission, TracedTimes)> for TracedOp {
             submitted: Duration::from_nanos(submission.submitted_ns),
             started: passed.device_ns.map(|(start, _)| start).or(passed.since_ns).map(about),
             completed: passed.device_ns.map(|(_, end)| about(end)),
-            // Concurrent threads enter them: a thread that acted on the completion had seen it.
+            // Concurrent threads record these: a thread that acted on the completion had seen it.
             seen: exactly(
                 [passed.seen_ns, passed.woken_ns, passed.polled_ns].into_iter().flatten().min(),
             ),
@@ -295,8 +295,8 @@ pub(super) fn shown(name: &str) -> String {
     shown
 }
 
-/// Operations of one stream do not overlap, and none starts before it is submitted or is complete after it is seen: what says
-/// so is the rounding of their times, and the error of the device's clock.
+/// Operations of one stream do not overlap, and none starts before it is submitted or is complete after it is seen: anything else is the
+/// rounding of their times, or the error of the device's clock.
 fn keep_apart(operations: &mut [TracedOp]) {
     let mut ends = std::collections::HashMap::new();
     for op in operations {
