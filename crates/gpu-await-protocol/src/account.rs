@@ -8,7 +8,7 @@
 //! | allocated | held by buffers |
 //! | pending | freed, and waiting for device work: several streams used it, or its free is on a stream |
 //! | kept | in a stream's block cache |
-//! | leaked | the driver refused its free, or nobody knows when its use ends; permanent |
+//! | leaked | the driver refused its free, or the end of its use is unknown; permanent |
 //! | shared | made with a descriptor, for other processes as well: beside the pool |
 //! | committed | of buffers that grow in place: beside the pool |
 //!
@@ -28,8 +28,8 @@
 //! | [`commit`](Account::commit) | fresh | committed |
 //! | [`uncommit`](Account::uncommit) | committed | nowhere: unmapped |
 //!
-//! Budgets ([`reservations`](super::reservations)) are promises, and no places: what is left of them is for their allocations alone. Those
-//! may have what is pending and kept as well, as far as the device may wait.
+//! Budgets ([`reservations`](super::reservations)) are promises, not places: what is left of them is reserved for their allocations, which may also
+//! use what is pending and kept, as far as the device may wait.
 //!
 //! | transition | changes |
 //! |---|---|
@@ -42,7 +42,7 @@
 //! 1. `allocated + pending + kept + leaked + shared + committed` never exceeds the limit: only a claim, `share` and `commit` raise it
 //!    (`no_transition_exceeds_the_limit`).
 //! 2. Nothing is counted twice or lost (`every_byte_is_in_one_place`).
-//! 3. `allocated + leaked + shared + committed` and what is left of budgets never exceed the limit together, but by leaks: an allocation that draws fits
+//! 3. `allocated + leaked + shared + committed` and what is left of budgets never exceed the limit together, except by leaks: an allocation that draws fits
 //!    once enough of what is pending and kept was taken over (`budgets_are_kept`).
 #![forbid(unsafe_code)]
 
@@ -74,7 +74,7 @@ pub struct Figures {
     pub shared: u64,
     /// Bytes of buffers that grow in place.
     pub committed: u64,
-    /// Bytes of other processes that are mapped here: theirs, so no part of the limit.
+    /// Bytes of other processes that are mapped here: not counted in the limit.
     pub imported: u64,
     /// Buffers alive.
     pub buffers: u64,
@@ -104,10 +104,10 @@ impl Figures {
 #[derive(Debug)]
 pub struct Account {
     limit: u64,
-    /// Freed memory is nobody's until no work uses it: allocations do not wait on the device.
+    /// Freed memory is available only when no work uses it: allocations do not wait on the device.
     is_strict: bool,
     figures: Figures,
-    /// The budgets, and who waits for one.
+    /// The budgets, and the requests that wait for one.
     pub reservations: Reservations,
     /// Rises when memory is freed by a buffer, or comes free.
     version: u64,
@@ -116,7 +116,7 @@ pub struct Account {
 }
 
 impl Account {
-    /// Nothing is in use yet. `is_strict`: allocations do not take over what other streams still use.
+    /// An account with nothing in use. `is_strict`: allocations do not take over what other streams still use.
     #[inline]
     pub fn new(limit: u64, is_strict: bool) -> Self {
         let (figures, reservations) = (Figures::default(), Reservations::default());
@@ -136,7 +136,7 @@ impl Account {
         self.version
     }
 
-    /// The driver refused a block that fits. The refusal holds until memory moves.
+    /// Records that the driver refused a block that fits. The refusal holds until memory moves.
     #[inline]
     pub fn refuse(&mut self, block: u64) {
         let known = self.refused.filter(|(version, _)| *version == self.version);
@@ -150,21 +150,20 @@ impl Account {
         self.refused.is_some_and(|(version, least)| version == self.version && least <= block)
     }
 
-    /// How much more may be allocated, by everybody or from a budget.
+    /// How much more may be allocated, without a budget or from one.
     #[inline]
     pub fn room(&self, budget: Option<usize>) -> u64 {
         self.fresh(budget).min(self.most(budget))
     }
 
-    /// The memory available to everything but buffers, leaks and, without a budget, those.
+    /// The limit, without buffers, leaks and, outside of budgets, what is left of those.
     #[inline]
     pub fn most(&self, budget: Option<usize>) -> u64 {
         let promised = if budget.is_none() { self.reservations.left() } else { 0 };
         self.limit.saturating_sub(self.taken() + promised)
     }
 
-    /// The memory available to everything but leaks and buffers without a budget, or in a budget, all of them: when all budgets are closed, and
-    /// what was drawn from them is free.
+    /// What `most` would be if all budgets were closed and, outside of budgets, what was drawn from them were free.
     pub fn most_without_budgets(&self, budget: Option<usize>) -> u64 {
         let drawn = if budget.is_none() { self.reservations.drawn() } else { 0 };
         self.limit.saturating_sub(self.taken() - drawn)
@@ -174,7 +173,7 @@ impl Account {
     fn fresh(&self, budget: Option<usize>) -> u64 {
         let Figures { pending, kept, .. } = self.figures;
         let promised = match budget {
-            // It may not be had from what is pending.
+            // What is pending cannot serve as the promised memory.
             None if self.is_strict => self.reservations.left(),
             _ => 0,
         };
@@ -196,8 +195,8 @@ impl Account {
         block.saturating_sub(taken).saturating_sub(self.fresh(budget))
     }
 
-    /// A buffer gets a block: of `taken` pending bytes, as far as they go, and of fresh memory. False,
-    /// and nothing happens, if that would exceed the limit, or what is left of the budget.
+    /// Gives a buffer a block: of `taken` pending bytes, as far as they go, and of fresh memory. False, and nothing happens, if that would exceed the
+    /// limit, or what is left of the budget.
     #[must_use]
     #[inline]
     pub fn claim(&mut self, block: u64, taken: u64, budget: Option<usize>) -> bool {
@@ -262,8 +261,8 @@ impl Account {
         self.version += 1;
     }
 
-    /// A buffer gets a block of the stream's cache. False, and nothing happens, if that is another budget's memory, or more than
-    /// what is left of this one.
+    /// Gives a buffer a block of the stream's cache. False, and nothing happens, if that is another budget's memory, or more than what is left of
+    /// this one.
     #[must_use]
     #[inline]
     pub fn reuse(&mut self, block: u64, budget: Option<usize>) -> bool {
@@ -278,7 +277,7 @@ impl Account {
         true
     }
 
-    /// A stream's cache gets a buffer's block.
+    /// Moves a buffer's block to a stream's cache.
     #[inline]
     pub fn keep(&mut self, block: u64, budget: Option<usize>) {
         self.undraw(block, budget);
@@ -306,7 +305,7 @@ impl Account {
         self.figures.pending += block;
     }
 
-    /// Pending bytes are the pool's again.
+    /// Returns pending bytes to the pool.
     #[inline]
     pub fn release(&mut self, bytes: u64) {
         self.peak();
@@ -356,7 +355,7 @@ impl Account {
         fits
     }
 
-    /// That memory is not there any more.
+    /// That memory was unmapped.
     pub fn uncommit(&mut self, bytes: u64, budget: Option<usize>) {
         self.undraw(bytes, budget);
         self.peak();

@@ -9,8 +9,8 @@
 //! | waiting | a permit, a refusal, the end of all slots, the close, its drop |
 //! | ended: it has a permit, or was refused as too late or past its deadline | learning of it; its drop, which passes a permit on |
 //!
-//! The outcome of a wait is in a cell that the request shares, so that it learns of it without the lock around all of this: every request
-//! takes that lock anyway when it enters and when its permit comes back.
+//! The outcome of a wait is in a cell shared with the request, which so learns of it without the lock around all of this: every request takes that
+//! lock anyway when it enters and when its permit comes back.
 //!
 //! When permits are available, the next request is chosen by:
 //!
@@ -68,10 +68,10 @@ pub const OVERTAKES: u32 = 8;
 /// that passes by itself, shorter than people's patience.
 const INTERVAL_NS: u64 = 100_000_000;
 
-/// Deadlines of requests that wait no more, beyond as many as do wait, that are kept.
+/// How many deadlines of requests that no longer wait are kept, beyond as many as do wait.
 const STALE_DEADLINES: usize = 64;
 
-/// Whom to wake, when the lock is released.
+/// What to wake when the lock is released.
 pub type Wakers = SmallVec<[Waker; 2]>;
 
 /// Which queue a request waits in.
@@ -98,14 +98,14 @@ pub struct Ask {
     pub patience: Patience,
 }
 
-/// How many may wait.
+/// Whether a request may wait, given how many do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
     /// It is refused unless a permit is free.
     Never,
-    /// Unless as many as the limit says wait already.
+    /// It waits unless as many as the limit already do.
     UpToTheLimit,
-    /// However many wait.
+    /// It waits, however many do.
     Always,
 }
 
@@ -134,7 +134,7 @@ pub enum Entered {
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Waited {
-    /// It goes on.
+    /// The wait continues.
     Wait,
     /// It has a permit.
     In(Granted),
@@ -145,7 +145,7 @@ pub enum Waited {
 /// A permit, or several of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
-    /// Names it.
+    /// Identifies it.
     pub number: usize,
     /// The slot that it belongs to.
     pub slot: usize,
@@ -183,20 +183,20 @@ pub enum NoPermit {
     /// With `remaining_ns` left, it would have waited another `expected_ns` and been late: it is then likely to take
     /// `takes_ns`.
     Late {
-        /// Left until its deadline.
+        /// Time left until its deadline.
         remaining_ns: u64,
-        /// Of waiting.
+        /// Time that it would still have waited.
         expected_ns: u64,
-        /// Of the device.
+        /// Likely time on the device.
         takes_ns: u64,
     },
     /// Its deadline passed, or is nearer than the time that it is likely to take.
     Expired {
-        /// Waited so far.
+        /// Time waited so far.
         waited_ns: u64,
-        /// Left until its deadline.
+        /// Time left until its deadline.
         remaining_ns: u64,
-        /// Of the device.
+        /// Likely time on the device.
         takes_ns: u64,
     },
     /// No slot is left.
@@ -205,7 +205,7 @@ pub enum NoPermit {
     Closed,
 }
 
-/// Names a waiter.
+/// Identifies a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     lane: usize,
@@ -252,7 +252,7 @@ struct Share {
     outcomes: Outcomes,
     taken: u64,
     took: ServiceTimes,
-    /// The time that its permits were held, over its part; more than it was, if it did without while others did not.
+    /// The time that its permits were held, divided by its part; raised if it went without while others did not.
     used_ns: u64,
     /// Since when every admitted request had waited too long.
     standing: Option<u64>,
@@ -274,7 +274,7 @@ struct Grant {
     since: u64,
     /// `u64::MAX` if there is none.
     deadline: u64,
-    /// Permits that were taken then, its own among them.
+    /// Permits that were taken at that time, its own included.
     in_flight: u64,
     /// The share's charge in advance.
     charged_ns: u64,
@@ -284,7 +284,7 @@ struct Grant {
 #[derive(Debug)]
 pub struct Admission {
     limit: u64,
-    /// For each share.
+    /// Per share.
     max_waiting: usize,
     slots: Vec<PermitSlot>,
     shares: Vec<Share>,
@@ -308,7 +308,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Slots of these classes, for these shares.
+    /// Admission to slots of these classes, for these shares.
     pub fn new(
         limit: u64,
         max_waiting: usize,
@@ -445,7 +445,7 @@ impl Admission {
         self.hand_back(now, permit)
     }
 
-    /// [`give_back`](Self::give_back) of an unused permit: that it took no time says nothing.
+    /// [`give_back`](Self::give_back) of an unused permit: its holding time says nothing.
     pub fn hand_back(&mut self, now: u64, permit: usize) -> Wakers {
         let mut wakers = Wakers::new();
         let grant = self.release(permit);
@@ -548,13 +548,13 @@ impl Admission {
         self.shares[share].took.mean_ns()
     }
 
-    /// Whether, of this share, the newest go first.
+    /// Whether the newest requests of this share go first.
     pub fn is_overloaded(&self, now: u64, share: usize) -> bool {
         let standing = self.shares[share].standing;
         standing.is_some_and(|since| now.saturating_sub(since) >= INTERVAL_NS)
     }
 
-    /// Whether the slot was not taken away.
+    /// Whether the slot has not been removed.
     pub fn is_usable(&self, slot: usize) -> bool {
         self.slots[slot].usable
     }
@@ -618,8 +618,8 @@ impl Admission {
         Waiting { key, outcome }
     }
 
-    /// Enters a deadline. It stays when the wait ends earlier, which is cheaper than to look for it: once most are of that
-    /// kind, all of them are removed.
+    /// Enters a deadline. It stays when the wait ends earlier, which is cheaper than searching for it: once most are stale, all stale ones are
+    /// removed.
     fn note_deadline(&mut self, deadline: u64, key: Key) {
         if self.deadlines.len() > 2 * self.waiting + STALE_DEADLINES {
             let mut deadlines = std::mem::take(&mut self.deadlines);
@@ -673,7 +673,7 @@ impl Admission {
         self.end(key, Err(expired), wakers);
     }
 
-    /// Refuses the requests that are too many, or cannot be answered in time, now that `key` waits as well.
+    /// Refuses requests that exceed the limit, or cannot be answered in time, now that `key` waits as well.
     fn bound(&mut self, now: u64, key: Key, patience: Patience, wakers: &mut Wakers) {
         let share = share_of(key.lane);
         let newest_first = key.hurried && self.is_overloaded(now, share);
@@ -706,7 +706,7 @@ impl Admission {
                 (false, _) => self.weights[key.lane],
             };
             let Some(&Waiter { weight, deadline, .. }) = self.waiter(last) else { return };
-            // In front of it is also its own weight, counted above.
+            // Its own weight counts too: the sums above include it.
             let expected_ns = self.until_free_ns(share, in_front.max(u64::from(weight)));
             let remaining_ns = deadline.saturating_sub(now);
             if expected_ns.saturating_add(likely_ns) > remaining_ns {
@@ -767,7 +767,7 @@ impl Admission {
         }
     }
 
-    /// The next request, whether it fits or not; none of a share that is at its limit.
+    /// The next request, whether it fits or not; but never one of a share at its limit.
     fn next(&self, now: u64) -> Option<Key> {
         let of_class = |class| {
             let may = |share: &usize| self.next_in(now, lane(class, *share)).is_some();
@@ -836,9 +836,8 @@ impl Admission {
         (weight as f64 * mean_ns as f64 / self.permits_of(share) as f64) as u64
     }
 
-    /// Takes permits on the slot of the class that fewest share, of these the first: a stream that
-    /// was used lately has memory to reuse, and is known. Where there is none of the class, any other
-    /// will do.
+    /// Takes permits on the slot of the class with the fewest permits, the first of several: a stream that was used lately has memory to reuse, and
+    /// is known. If the class has no slot, any other will do.
     fn grant(
         &mut self,
         now: u64,

@@ -40,7 +40,7 @@ use super::service_times::ServiceTimes;
 pub struct BatchLimits {
     /// Requests of a batch.
     pub max_len: usize,
-    /// Their weight together.
+    /// Their total weight.
     pub max_weight: u64,
     /// How long the first of a batch waits for others.
     pub max_delay_ns: u64,
@@ -80,11 +80,11 @@ pub enum NotGathered {
     Full,
     /// Like [`NoPermit::Late`](super::admission::NoPermit::Late).
     Late {
-        /// Left until its deadline.
+        /// Time left until its deadline.
         remaining_ns: u64,
-        /// Of waiting.
+        /// Time that it would have waited.
         expected_ns: u64,
-        /// Of the device.
+        /// Likely time on the device.
         takes_ns: u64,
     },
 }
@@ -105,9 +105,9 @@ pub struct Gathered<T> {
     pub weight: u64,
     /// The deadline of its answer; `u64::MAX` if there is none.
     pub deadline: u64,
-    /// Of one that was too late for a batch, what it was likely to take in it; else 0.
+    /// For a request that was too late for a batch, the time that it was likely to take in it; else 0.
     pub takes_ns: u64,
-    /// What was asked.
+    /// The request itself.
     pub request: T,
 }
 
@@ -175,7 +175,7 @@ pub struct Gather<T> {
     ends: BTreeMap<u64, usize>,
     /// Since when the next batch's needs are asked for.
     asked_ns: Option<u64>,
-    /// Durations of batches from the request for a permit, and from the taking, to the end.
+    /// Durations of batches: from the request for a permit to the end, and from the taking to the end.
     turns: ServiceTimes,
     runs: ServiceTimes,
     /// High-priority requests in a row, while a normal one waited.
@@ -205,7 +205,7 @@ impl<T> Gather<T> {
     }
 
     /// Enters a request. The key is for [`leave`](Self::leave); true: [`next`](Self::next) or
-    /// [`wakes_at`](Self::wakes_at) has something new to say. Refused, it comes back.
+    /// [`wakes_at`](Self::wakes_at) has something new to say. A refused request comes back.
     pub fn add(
         &mut self,
         now: u64,
@@ -269,7 +269,7 @@ impl<T> Gather<T> {
         self.asked_ns.get_or_insert(now);
     }
 
-    /// Takes out whose deadline is not after `now`.
+    /// Takes out the requests whose deadline is not after `now`.
     pub fn expire(&mut self, now: u64) -> Vec<Gathered<T>> {
         let mut expired = Vec::new();
         while let Some(&(_, key)) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now)
@@ -295,7 +295,7 @@ impl<T> Gather<T> {
         {
             let with_it = weight + u128::from(gathered.weight);
             let fits = with_it <= u128::from(self.limits.max_weight) || requests.is_empty();
-            // Alone, it may be late by an estimate that is wrong: that is how it mends.
+            // With none in flight, a batch may be late by an estimate that is wrong: that corrects the estimate.
             let likely_ns = match self.in_flight {
                 0 => 0,
                 _ => self.runs.likely_ns_of(begun.in_flight, saturated(with_it)),
@@ -418,7 +418,7 @@ impl<T> Gather<T> {
         let Load { len, weight } = if demand.high_priority { self.high } else { self.all };
         let in_front = (len / self.limits.max_len) as u128;
         let in_front = in_front.max(weight / u128::from(self.limits.max_weight));
-        // What is left in front of it is in its batch.
+        // The rest of what is in front of it is in its own batch.
         let whole = weight.saturating_mul(self.limits.max_len as u128).checked_div(len as u128);
         let whole = whole.unwrap_or(0).min(self.limits.max_weight.into());
         let own = weight - in_front * whole + u128::from(demand.weight);
@@ -427,7 +427,7 @@ impl<T> Gather<T> {
         let in_flight = self.limits.max_in_flight as u64;
         let likely_ns =
             if is_first { 0 } else { self.turns.likely_ns_of(in_flight, saturated(own)) };
-        // None of them begins before one ends that is in flight.
+        // None of them begins before a batch in flight ends.
         let first_end = self.ends.keys().next().filter(|_| !self.may_start());
         let behind_ns = first_end.map_or(0, |ends| ends.saturating_sub(now));
         let mean_ns = self.turns.mean_ns_of(saturated(whole));
@@ -467,7 +467,7 @@ fn saturated(weight: u128) -> u64 {
     u64::try_from(weight).unwrap_or(u64::MAX)
 }
 
-/// The middle between a request's coming and its deadline.
+/// The midpoint between a request's arrival and its deadline.
 fn half_time(since: u64, deadline: u64) -> u64 {
     since.midpoint(deadline)
 }

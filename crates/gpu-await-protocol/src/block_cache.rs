@@ -54,7 +54,7 @@ impl<T> BlockCache<T> {
         Some(piece)
     }
 
-    /// Keeps a piece of a rounded size, or hands it back: there is enough.
+    /// Keeps a piece of a rounded size, or hands it back if the cache is full.
     pub fn put(&mut self, size: u64, piece: T) -> Result<(), T> {
         if self.bytes + size > self.limit {
             return Err(piece);

@@ -6,11 +6,11 @@
 //! | named blocks, a range | at each block that it touches: 16 bytes are written | the uses of these blocks, and those of the whole slab |
 //! | the whole slab | once, and supersedes what the blocks have | the highest ticket of each stream |
 //!
-//! A use that names no block keeps the slab all the same: its operation was given the address of all of it.
+//! A use that names no block still keeps the slab: its operation was given the address of all of it.
 //!
 //! A use names its stream by a number of 16 bits, which the stream has here until all its uses are complete, and its ticket by 47 bits.
 //!
-//! The block is the unit: a use of a part of one orders like a use of all of it, and what fails a part fails all of it. A write of a part
+//! The block is the unit: a use of a part of one orders like a use of all of it, and a failure of a part fails all of it. A write of a part
 //! heals nothing. A slab has been written as a whole when it is made, so no block is unwritten.
 //!
 //! # Invariants
@@ -29,7 +29,7 @@ use smallvec::{SmallVec, smallvec};
 use super::hazard::{Content, Mode};
 use super::point::{Point, Track};
 
-/// How many streams a slab remembers before it looks for those that are not needed.
+/// How many streams a slab remembers before it looks for some to forget.
 const STREAMS: usize = 32;
 
 /// The most streams that a slab remembers: as many as have numbers.
@@ -52,7 +52,7 @@ pub struct BlockHazards<S, P> {
     /// The last write of the whole slab, and the reads of it since.
     writer: Use,
     readers: SmallVec<[Use; 2]>,
-    /// By the numbers of the uses, less one.
+    /// Indexed by the numbers of the uses, minus one.
     streams: Vec<Option<Stream<S>>>,
     most_streams: usize,
     /// Readers of a block besides the first.
@@ -61,7 +61,7 @@ pub struct BlockHazards<S, P> {
     failed: HashMap<u32, Content<P>>,
     /// A complete writer is not forgotten: it may have failed, and the blocks with it.
     pub keeps_writers: bool,
-    /// Poison that was replaced. Its drop may run code of a user's, which the holder of a lock must not.
+    /// Poison that was replaced. Its drop may run user code, which must not happen under a lock.
     pub replaced: Vec<P>,
 }
 
@@ -115,7 +115,7 @@ impl Use {
 }
 
 impl<S: Track + Clone, P: Clone> BlockHazards<S, P> {
-    /// A slab of so many blocks, which `writer` wrote when it was made.
+    /// A slab of this many blocks, which `writer` wrote when it was made.
     pub fn new(blocks: usize, block_bytes: u64, writer: Option<Point<S>>) -> Self {
         let mut made = BlockHazards {
             block_bytes,
@@ -200,7 +200,7 @@ impl<S: Track + Clone, P: Clone> BlockHazards<S, P> {
             let mut last = Block::default();
             self.each(blocks, |number, _| {
                 let block = uses[number as usize];
-                // Neighbours often say the same.
+                // Neighbours are often equal.
                 if block.writer != last.writer {
                     add(&mut highest, block.writer);
                 }
@@ -357,7 +357,7 @@ impl<S: Track + Clone, P: Clone> BlockHazards<S, P> {
         number
     }
 
-    /// Forgets the streams whose uses are complete. Looks at all blocks: once for so many new streams.
+    /// Forgets the streams whose uses are complete. Looks at all blocks, so it runs only after many new streams.
     #[cold]
     fn forget_streams(&mut self) {
         if !self.keeps_writers || self.streams.len() >= MOST_STREAMS {

@@ -16,7 +16,7 @@
 //! to each in time would never sleep while a dozen waits are under way: on two cores the task that it wakes would wait for its core.
 //!
 //! A checking task yields between its polls. At most one task checks per stream, and [`CHECKERS`] per device; for a length that does not
-//! repeat, where a window is a guess, only while no other task checks. While the poller wakes tasks often ([`OFTEN_NS`]) and nobody checks,
+//! repeat, where a window is a guess, only while no other task checks. While the poller wakes tasks often ([`OFTEN_NS`]) and no task checks,
 //! one of the waiting tasks *stays awake*: it yields again and again without looking, so that a worker of the executor picks up at once
 //! what the poller finds. (A sleeping worker is late by some 20 µs, occasionally by hundreds.) It yields its core as well, which the poller
 //! may need. The poller leaves a stream to its checker as long as the executor polls it every [`CHECK_AGAIN_NS`]; a checker that is polled
@@ -111,8 +111,8 @@ pub const NAP_LEAST_NS: u64 = 20_000;
 pub const NAP_MOST_NS: u64 = 1_000_000;
 /// A checking task that is not polled for this long is served by the poller.
 pub const CHECK_AGAIN_NS: u64 = 100_000;
-/// A thread that has its core back so much later than it should lost it to a neighbour, whose slice is 0.7 ms or more; what is less may have
-/// been a thread of this crate.
+/// A thread that gets its core back this late lost it to a neighbour, whose slice is 0.7 ms or more; a shorter delay may be due to a thread of this
+/// crate.
 pub const SLICE_NS: u64 = 500_000;
 /// For this long the cores count as busy with others, ...
 pub const BUSY_NS: u64 = 100_000_000;
@@ -138,7 +138,7 @@ pub const CROWDED: u64 = 800;
 pub struct Age {
     /// Since the head of the stream was waited for, or since the preceding completion.
     pub age_ns: u64,
-    /// How long a task took lately from being woken to being polled.
+    /// How long a task recently took from being woken to being polled.
     pub lag_ns: u64,
     /// How long the poller rests between two rounds, at least.
     pub rest_ns: u64,

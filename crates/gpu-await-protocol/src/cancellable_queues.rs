@@ -1,7 +1,7 @@
 //! [`CancellableQueues`]: queues whose entries may leave from anywhere (pure).
 //!
-//! All entries are in one slab and linked to their neighbours, so a line neither searches nor allocates once it has been as long. Other
-//! threads' caches have this memory: each operation touches the entry and at most two neighbours.
+//! All entries are in one slab and linked to their neighbours, so a line never searches, and allocates only when it is longer than
+//! ever. The memory is in other threads' caches: each operation touches the entry and at most two neighbours.
 //!
 //! # Invariants
 //! 1. A line has its entries in the order in which they came, without those that left (`a_line_is_a_queue`).

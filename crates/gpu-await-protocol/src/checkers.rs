@@ -2,9 +2,8 @@
 //!
 //! A permit expires: a future that was leaked in the middle of a check loses its permit by the clock.
 //!
-//! Who has a permit yields between its polls. On an idle core that takes a microsecond; on a busy one it lasts until the neighbours have
-//! had their slices of milliseconds, while a thread that sleeps gets its core as soon as it is woken. So yields are measured, and the
-//! poller's sleeps.
+//! A permit's holder yields between its polls. On an idle core that takes a microsecond; on a busy one it lasts until the neighbours have had their
+//! slices of milliseconds, while a sleeping thread gets its core as soon as it is woken. So both yields and the poller's sleeps are timed.
 //!
 //! | the cores are | there are permits | until |
 //! |---|---|---|
@@ -60,14 +59,14 @@ impl Checkers {
         }
     }
 
-    /// Whether those who have permits may yield: the cores are not busy with others.
+    /// Whether permit holders may yield: the cores are not busy with others.
     #[inline]
     pub fn may_yield(&self, now: u64) -> bool {
         // ORDERING: Relaxed, here and below: a time, for a guess.
         self.busy_until.load(Ordering::Relaxed) <= now
     }
 
-    /// A yield that ended now took so long, or a sleep ended so much later than it should.
+    /// Records that a yield that ended now took this long, or that a sleep ended this late.
     #[inline]
     pub fn was_away(&self, ns: u64, now: u64) {
         if ns > SLICE_NS {
@@ -81,7 +80,7 @@ impl Checkers {
         let (ended, known) = (&self.busy_until, self.busy_for.load(Ordering::Relaxed));
         // Read once: another thread may store a later time between two reads, and the difference would wrap.
         let Some(since) = now.checked_sub(ended.load(Ordering::Relaxed)) else { return };
-        // The first time there was no end before, which is as if it were long ago.
+        // The first time there is no earlier end, which counts as long ago.
         let is_soon = since < known && since < now;
         let busy_for = if is_soon { (2 * known).min(BUSY_MOST_NS) } else { BUSY_NS };
         self.busy_for.store(busy_for, Ordering::Relaxed);

@@ -1,6 +1,6 @@
 //! A copy of many pieces: which pieces may be copied together, and by what (pure).
 //!
-//! The pieces of a copy are moved in no order, by whatever is quickest. So **no byte that a piece writes may be touched by another piece**,
+//! The pieces of a copy are moved in any order, by whatever is quickest. So **no byte that a piece writes may be touched by another piece**,
 //! nor by its own source.
 //!
 //! | pieces | are moved by | because |
@@ -31,7 +31,7 @@ pub enum Mover {
     Kernel,
 }
 
-/// What moves so many pieces of so many bytes together, where the caller leaves the choice.
+/// What moves this many pieces, of this many bytes together, where the caller leaves the choice.
 #[must_use]
 pub fn mover(pieces: usize, bytes: u64) -> Mover {
     if pieces < FEW || bytes / pieces as u64 >= LARGE_BYTES {

@@ -3,15 +3,15 @@
 //! | a deadline is | left by |
 //! |---|---|
 //! | entered, with a waker | its time, or the end of its clock, when its waker is woken; its drop |
-//! | told | – |
+//! | fired | – |
 //!
-//! Whoever keeps the time [takes](Deadlines::take_due) those that are due, and sleeps no longer than until the [first](Deadlines::first).
+//! The time keeper [takes](Deadlines::take_due) those that are due, and sleeps no longer than until the [first](Deadlines::first).
 //! Times are nanoseconds of the caller's clock.
 //!
 //! # Invariants
 //! 1. A deadline that is dropped leaves nothing behind (`a_close_that_is_given_up_leaves_nothing`).
 //! 2. A deadline that is entered before the poller is [called](super::park::ParkState::notify_before) is taken before the poller
-//!    sleeps beyond it, and one that is entered beside the end of its clock is told or refused (`a_deadline_is_never_slept_over`).
+//!    sleeps beyond it, and one that is entered beside the end of its clock fires or is refused (`a_deadline_is_never_slept_over`).
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ use crate::sync::{AtomicU64, Ordering, Plain};
 /// No deadline; a clock that counts nanoseconds gets there in 584 years.
 pub const NEVER: u64 = u64::MAX;
 
-/// What was to be woken, when the lock is released.
+/// What to wake when the lock is released.
 pub type Due<W> = SmallVec<[W; 4]>;
 
 /// The deadlines of a clock, with their wakers.
@@ -97,12 +97,12 @@ impl<W> Deadlines<W> {
         })
     }
 
-    /// Takes a deadline out that is dropped.
+    /// Removes a deadline that is dropped.
     pub fn remove(&self, due: u64, key: u64) -> Option<W> {
         self.change(|entries| entries.wakers.remove(&(due, key)))
     }
 
-    /// Nobody keeps the time any more: all are due.
+    /// Ends the clock: all are due.
     pub fn end(&self) -> Due<W> {
         self.change(|entries| {
             entries.ended = true;

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 /// How many anchors are remembered.
 const ANCHORS: usize = 64;
 
-/// How far the two clocks may drift apart, where it is not known: parts of one.
+/// How far the two clocks may drift apart where the drift is not known, as a fraction.
 const DRIFT: f64 = 1e-4;
 
 /// A moment of both clocks, in nanoseconds.
@@ -43,7 +43,7 @@ pub struct DeviceClock {
 }
 
 impl DeviceClock {
-    /// Enters a moment of the device, between two looks at the host's clock; not before the last one.
+    /// Enters a moment of the device, between two readings of the host's clock; not before the last anchor.
     pub fn anchor(&mut self, device_ns: f64, (before, after): (u64, u64)) {
         let (before, after) = (before as f64, after as f64);
         let host_ns = f64::midpoint(before, after);
@@ -57,7 +57,7 @@ impl DeviceClock {
         self.anchors.push_back(Anchor { device_ns, host_ns, error_ns: (after - before) / 2.0 });
     }
 
-    /// The host's time at a moment of the device; nothing without an anchor.
+    /// The host's time at a moment of the device; `None` without an anchor.
     pub fn host_time(&self, device_ns: f64) -> Option<HostTime> {
         let behind = self.anchors.partition_point(|anchor| anchor.device_ns <= device_ns);
         let before = behind.checked_sub(1).and_then(|before| self.anchors.get(before));

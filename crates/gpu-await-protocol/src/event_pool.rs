@@ -51,8 +51,7 @@ impl<E> Default for EventPool<E> {
 }
 
 impl<E: Copy> EventPool<E> {
-    /// Takes a pooled event, or adopts the one that `create` makes; it is shown the events that are not
-    /// lent any more, and destroys them.
+    /// Takes a pooled event, or adopts the one that `create` makes; that also gets the spoiled events, and destroys them.
     pub fn get<F>(
         self: &Arc<Self>,
         create: impl FnOnce(Vec<E>) -> Result<E, F>,
@@ -112,7 +111,7 @@ impl<E: Copy> EventHandle<E> {
         self.raw
     }
 
-    /// Whether this is the only share.
+    /// Whether this is the only handle.
     pub fn is_sole(&self) -> bool {
         self.cell.as_ref().is_some_and(|cell| Arc::strong_count(cell) == 1)
     }

@@ -1,4 +1,4 @@
-//! Which grains of a device's multiprocessors belong to whom (pure).
+//! Who owns which grains of a device's multiprocessors (pure).
 //!
 //! A device is divided once, into grains that the driver makes; a share of it is a set of grains. Shares are disjoint because each grain
 //! has one owner.
@@ -8,12 +8,12 @@
 //! | free | the beginning | it is taken |
 //! | taken | [`Grains::take`] | [`Grains::give`] of the same set |
 //!
-//! The driver keeps memory for every set that it was ever given, also when that is destroyed. So sets are few: a set that was made before
-//! is taken again if it is free and as good, and new ones are runs of neighbours where there is room.
+//! The driver keeps memory for every set that it was ever given, even after the set is destroyed. So few sets are made: an earlier one is
+//! taken again if it is free and fits as well, and new ones are runs of neighbours where there is room.
 //!
 //! # Invariants
 //! 1. A grain is taken by one owner at a time (`shares_are_disjoint`).
-//! 2. A share has at least as many multiprocessors as were asked for, and would not without its smallest grain
+//! 2. A share has at least as many multiprocessors as were asked for, and too few without its smallest grain
 //!    (`a_share_is_large_enough_and_no_larger`).
 //! 3. If enough multiprocessors are free, a share is found (`what_is_free_can_be_taken`).
 #![forbid(unsafe_code)]
@@ -59,7 +59,7 @@ impl Grains {
         Grains { sizes: sizes.into(), taken: GrainSet(0), shares: 0, made: Vec::new() }
     }
 
-    /// Takes grains with at least so many multiprocessors, one at least; `None` if there are not as many free.
+    /// Takes grains with at least this many multiprocessors, at least one grain; `None` if too few are free.
     pub fn take(&mut self, multiprocessors: u32) -> Option<GrainSet> {
         let least = multiprocessors.max(1);
         let set = self
@@ -101,7 +101,7 @@ impl Grains {
         self.sizes.iter().sum()
     }
 
-    /// The smallest share that there can be.
+    /// The smallest possible share.
     pub fn smallest(&self) -> u32 {
         self.sizes.iter().copied().min().unwrap_or(0)
     }
@@ -126,7 +126,7 @@ impl Grains {
         runs.find(|set| !set.overlaps(self.taken) && self.fits(*set, least))
     }
 
-    /// The first free grains, without the first that are not needed.
+    /// The first free grains that suffice, without the first that are not needed.
     fn any(&self, least: u32) -> Option<GrainSet> {
         let free: Vec<usize> =
             (0..self.sizes.len()).filter(|at| self.taken.0 >> at & 1 == 0).collect();

@@ -20,7 +20,7 @@
 //! 5. Clearing poison exposes nothing that was never written (`spans_say_what_every_byte_would`).
 //! 6. A range for which [`only_user`](Hazards::only_user) names a stream has no pending dependency on others and is entirely readable
 //!    (`the_only_user_waits_for_nothing`).
-//! 7. What was cut off is unwritten, whoever still uses it (`spans_say_what_every_byte_would`).
+//! 7. What was cut off is unwritten, even where it is still in use (`spans_say_what_every_byte_would`).
 //!
 //! Pinned by the property tests in `tests/models/hazard.rs`.
 #![forbid(unsafe_code)]
@@ -68,7 +68,7 @@ pub enum Content<P> {
     },
 }
 
-/// A use, with its stream's id: telling streams apart looks at none of them.
+/// A use, with its stream's id, so that streams are told apart without a look at them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Used<S> {
     id: u64,
@@ -89,7 +89,7 @@ pub struct Hazards<S, P> {
     spans: SmallVec<[Tracked<S, P>; 1]>,
     /// A complete writer is not forgotten: it may have failed, and the range with it.
     pub keeps_writers: bool,
-    /// Poison that was replaced. Its drop may run code of a user's, which the holder of a lock must not.
+    /// Poison that was replaced. Its drop may run user code, which must not happen under a lock.
     pub replaced: Vec<P>,
 }
 
@@ -220,8 +220,8 @@ impl<S: Track + Clone + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
         users
     }
 
-    /// Nobody may read what is behind `from` until it is written again, whoever still uses it. Returns the end of the last part there that is in use,
-    /// or `from`.
+    /// Makes everything behind `from` unreadable until it is written again, even where it is still in use. Returns the end of the last part there
+    /// that is in use, or `from`.
     pub fn cut_off(&mut self, from: u64) -> u64 {
         let all = from..self.spans.last().map_or(from, |span| span.end);
         self.change(&all, |span, replaced| {
@@ -252,7 +252,7 @@ impl<S: Track + Clone + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
         })
     }
 
-    /// Changes the spans of a range, which begin and end where that does; nothing of an empty one.
+    /// Changes the spans of a range, split at its ends; does nothing for an empty range.
     fn change(
         &mut self,
         range: &Range<u64>,
@@ -282,7 +282,7 @@ impl<S: Track + Clone + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
         index + 1
     }
 
-    /// Joins neighbours that say the same, among some that changed and those beside them.
+    /// Merges equal neighbours, among the changed spans and those beside them.
     fn merge(&mut self, first: usize, last: usize) {
         let behind = (last + 1).min(self.spans.len());
         for index in (first.max(1)..behind).rev() {
@@ -333,7 +333,7 @@ impl<S: Track + Clone, P> Tracked<S, P> {
         }
         match self.readers.iter().position(|reader| reader.id == id) {
             Some(0) => self.readers[0].at.ticket = ticket,
-            // Asking costs a look at each stream: while the first of them reads, it is left alone.
+            // The removal below looks at each stream: it waits until the first of them has read.
             Some(place) if !self.readers[0].at.is_complete() => {
                 self.readers[place].at.ticket = ticket;
             }

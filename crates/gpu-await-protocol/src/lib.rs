@@ -7,7 +7,7 @@
 //! | [`point`], [`hazard`], [`block_hazards`] | what an operation must wait for |
 //! | [`submission`] | who may submit, and who places a marker that a waiter needs |
 //! | [`sharing`] | whether other libraries put work on the stream |
-//! | [`overlap`] | which launches may start while the launch in front still ends |
+//! | [`overlap`] | which launches may start before the preceding one has ended |
 //! | [`sweep`] | which thread queries the driver |
 //! | [`wait_queue`], [`waiters`] | registered wakers in ticket order, their wake-ups, and the poller's next look |
 //! | [`park`] | when the poller may sleep |
@@ -23,7 +23,7 @@
 //! | [`account`], [`block_cache`], [`buddy`] | how much memory is in use; which freed block is used again; free blocks of a slab |
 //! | [`copies`] | which pieces may be copied together, and by what |
 //! | [`reservations`] | who may use how much of the memory, and who waits for that |
-//! | [`grains`] | which of a device's multiprocessors belong to whom |
+//! | [`grains`] | who owns which of a device's multiprocessors |
 //! | [`admission`], [`batching`] | who is admitted, and which requests form a batch, by deadlines and what requests took lately |
 //! | [`cancellable_queues`], [`service_times`] | queues that entries leave from anywhere; how long requests took |
 //!

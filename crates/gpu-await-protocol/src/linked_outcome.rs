@@ -4,16 +4,16 @@
 //! |---|---|---|
 //! | open | neither | a failure of its own or of a producer may come |
 //! | failed | by its own failure, or by that of a producer | so has everything that descends from it |
-//! | told | told to have succeeded, as its readers may be | nothing can fail it, and it has no links any more |
+//! | told | reported to have succeeded, as its readers may be | nothing can fail it, and it has no links any more |
 //!
-//! A producer keeps its readers: its failure reaches them though nobody else knows of them. A reader does not keep its producers: one that
-//! nobody has any more cannot fail.
+//! A producer keeps its readers: its failure reaches them even if nothing else refers to them. A reader does not keep its producers: one
+//! that nothing refers to any more cannot fail.
 //!
 //! # Invariants
 //! 1. An outcome that was told, or that a told one descends from, does not fail: producers are told first
 //!    (`what_a_told_reader_descends_from_does_not_fail`).
 //! 2. A failure reaches whatever is linked before it or after it (`a_failure_reaches_a_reader_that_is_linked_beside_it`).
-//! 3. A reader that is asked meanwhile sees it: outcomes that it has reached stay until it has reached all
+//! 3. A reader that is asked meanwhile sees the failure: outcomes that it has reached stay until it has reached all
 //!    (`a_failure_is_seen_through_what_it_has_reached`).
 //! 4. No walk is recursive, nor is the drop (`a_long_chain_of_outcomes`).
 #![forbid(unsafe_code)]
@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 
 use crate::sync::Plain;
 
-/// The outcome of a piece of work: `T` is known of it since it was made, `M` is each memory that it wrote, `F` is a failure.
+/// The outcome of a piece of work: `T` is known of it from the start, `M` is a piece of memory that it wrote, `F` is a failure.
 pub struct LinkedOutcome<T, M, F> {
     /// What is known of the work.
     pub work: T,
@@ -108,8 +108,8 @@ impl<T, M, F: Clone> LinkedOutcome<T, M, F> {
         state.failure().cloned()
     }
 
-    /// It failed, unless it was told or `is_over` by now; a failure of its own replaces no other of its own. Everything that descends
-    /// from it has failed then, each with what `inherited` makes of it. `spread` gets whatever failed first by this, with what it wrote.
+    /// Records that it failed, unless it was told or `is_over` by now; its first own failure stays. Everything that descends from it fails
+    /// as well, each with what `inherited` makes of it. `spread` gets each outcome that this failed first, with what it wrote.
     #[inline]
     pub fn fail(
         self: &Arc<Self>,
@@ -123,7 +123,7 @@ impl<T, M, F: Clone> LinkedOutcome<T, M, F> {
             return;
         }
         state.own = Some(own.clone());
-        // Nothing, if it had failed by a producer.
+        // Empty if a producer had failed it before.
         let (mut reached, written) = (take(&mut state.readers), take(&mut state.written));
         drop(state);
         spread(self, &own, written);
@@ -138,7 +138,7 @@ impl<T, M, F: Clone> LinkedOutcome<T, M, F> {
         }
     }
 
-    /// A producer failed. Returns the readers and what was written, unless it had failed before.
+    /// Records a producer's failure. Returns the readers and what was written, unless it had failed before.
     #[inline]
     pub fn inherit(&self, failure: &F) -> Option<Reached<T, M, F>> {
         let mut state = self.state.lock();
@@ -149,7 +149,7 @@ impl<T, M, F: Clone> LinkedOutcome<T, M, F> {
         Some((take(&mut state.readers), take(&mut state.written)))
     }
 
-    /// Asked when the work is complete: the failure, if there was one, and whose; otherwise there never will be one.
+    /// Asked when the work is complete: the failure, if there was one, and whose; otherwise there will never be one.
     #[inline]
     pub fn tell(self: &Arc<Self>) -> Result<(), Failed<T, M, F>> {
         // Each with whether its producers were told.
@@ -182,7 +182,7 @@ impl<T, M, F: Clone> LinkedOutcome<T, M, F> {
     }
 }
 
-/// One after the other: each may have the last share of the next.
+/// One by one, not recursively: each may hold the last reference to the next.
 impl<T, M, F> Drop for LinkedOutcome<T, M, F> {
     fn drop(&mut self) {
         let mut readers = take(&mut self.state.lock().readers);

@@ -1,8 +1,8 @@
 //! The standard library's locks, without poison.
 //!
-//! They are words that the kernel waits on, so the child of a fork inherits nothing of the threads that wait. `parking_lot` lists these in
-//! a table of the process: the child inherits the list, its own threads get the stacks that the listed ones had, and the list ends in
-//! itself. (`a_child_of_a_parent_that_waits_uses_a_device`)
+//! They are words that the kernel waits on, so the child of a fork inherits no record of waiting threads. `parking_lot` keeps these in a
+//! table of the process: the child inherits the list, its own threads get the stacks of the listed ones, and the list becomes circular.
+//! (`a_child_of_a_parent_that_waits_uses_a_device`)
 #![forbid(unsafe_code)]
 
 pub use std::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
@@ -37,7 +37,7 @@ impl<T: ?Sized> Mutex<T> {
         }
     }
 
-    /// What it protects, where nobody else can have it.
+    /// What it protects; nothing else can have it.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
@@ -59,7 +59,7 @@ impl<T: ?Sized> RwLock<T> {
     }
 }
 
-/// Waits for a change of what a [`Mutex`] protects. It may wake for no reason.
+/// Waits for a change of what a [`Mutex`] protects. Wake-ups may be spurious.
 #[derive(Debug, Default)]
 pub struct Condvar(std::sync::Condvar);
 
@@ -74,17 +74,17 @@ impl Condvar {
         self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Blocks until it is notified, for so long at most.
+    /// Blocks until it is notified, for `most` at the longest.
     pub fn wait_for<'m, T>(&self, guard: MutexGuard<'m, T>, most: Duration) -> MutexGuard<'m, T> {
         self.0.wait_timeout(guard, most).unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Wakes one that waits.
+    /// Wakes one waiter.
     pub fn notify_one(&self) {
         self.0.notify_one();
     }
 
-    /// Wakes all that wait.
+    /// Wakes all waiters.
     pub fn notify_all(&self) {
         self.0.notify_all();
     }

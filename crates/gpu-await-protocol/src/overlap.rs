@@ -1,4 +1,4 @@
-//! Which launches of a stream may start while the launch in front of them still ends (pure).
+//! Which launches of a stream may start before the preceding launch has ended (pure).
 //!
 //! A kernel *waits first* if every thread of every block executes `griddepcontrol.wait` before anything that can have an effect, whatever
 //! its arguments. Launched behind a kernel, with the driver's attribute for it, it may start early: its wait returns when that kernel is
@@ -18,8 +18,8 @@
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// What the launches of a stream may start in front of; changed under its submission lock. Launches of kernels that do not wait first
-/// neither read nor write it.
+/// What the launches of a stream may overlap with; changed under its submission lock. Launches of kernels that do not wait first neither
+/// read nor write it.
 #[derive(Debug)]
 pub struct Overlap {
     /// The last ticket with a command that no launch may overlap with; 0 if a launch is known to be behind it.
@@ -48,7 +48,7 @@ impl Overlap {
         self.full_behind.store(ticket, Ordering::Relaxed);
     }
 
-    /// The ticket puts nothing on the stream that a launch could be behind.
+    /// The ticket puts nothing on the stream for a launch to follow.
     #[inline]
     pub fn pass_on(&self, ticket: u64) {
         if self.full_behind.load(Ordering::Relaxed) + 1 == ticket {
@@ -62,7 +62,7 @@ impl Overlap {
         self.full_behind.load(Ordering::Relaxed) + 1 < ticket
     }
 
-    /// A launch that waits first was accepted, which overlaps or not: what was in front of it is complete when it is.
+    /// Records an accepted launch that waits first, whether it overlaps or not: when it is complete, so is what was in front of it.
     pub fn launched(&self, ticket: u64, overlaps: bool) {
         self.full_behind.store(0, Ordering::Relaxed);
         if overlaps {
@@ -70,7 +70,7 @@ impl Overlap {
         }
     }
 
-    /// Whether a launch of a ticket that the caller submitted may overlap; not known once one behind it may. The lock need not be held.
+    /// Whether a launch of a ticket that the caller submitted may overlap; `None` once a later one may. The lock need not be held.
     #[must_use]
     pub fn was_allowed(&self, ticket: u64) -> Option<bool> {
         match self.allowed.load(Ordering::Relaxed).cmp(&ticket) {

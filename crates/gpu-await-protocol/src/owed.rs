@@ -1,13 +1,13 @@
 //! How long a poller sleeps where its core is busy with others (pure).
 //!
-//! Linux gives a thread that wakes its core at once while it had no more than its share: what it ran is made up for by a sleep as long, at
-//! equal weights. Woken before, it waits until the neighbour's slice is over, at the next tick. So behind a turn the poller sleeps a
+//! Linux gives a waking thread its core at once if it has had no more than its share: at equal weights, a sleep as long as its run makes
+//! up for that. Woken earlier, it waits for the end of the neighbour's slice, at the next tick. So after a turn the poller sleeps a
 //! multiple of that turn, and no call ends this sleep.
 //!
 //! | the multiple | |
 //! |---|---|
 //! | is [`LEAST`] | at first |
-//! | doubles, up to [`MOST`] | with [`LATE`] sleeps one after the other that ended late: its weight is less than the neighbours' |
+//! | doubles, up to [`MOST`] | after [`LATE`] sleeps in a row that ended late: its weight is less than the neighbours' |
 //! | is halved | [`GOOD`] sleeps later |
 //!
 //! # Invariants
@@ -40,7 +40,7 @@ impl Owed {
         Owed { halves: LEAST, late: 0, slept: 0 }
     }
 
-    /// How long to sleep behind a turn of that length.
+    /// How long to sleep after a turn of that length.
     #[inline]
     pub fn sleep_ns(&self, turn_ns: u64) -> u64 {
         (turn_ns * self.halves / 2).min(NAP_MOST_NS)

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-/// A stream, as far as a point needs to know it: the stream itself, or how far it is.
+/// A stream, as far as a point needs to know it: the stream itself, or its progress.
 pub trait Track {
     /// Names the stream.
     fn id(&self) -> u64;

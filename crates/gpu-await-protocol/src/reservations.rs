@@ -1,18 +1,18 @@
-//! Budgets of an account's memory, and who waits for one (pure).
+//! Budgets of an account's memory, and the requests that wait for one (pure).
 //!
 //! | a request | left by |
 //! |---|---|
-//! | waits, in FIFO order: only the first is looked at, however small those behind it are | a grant; its drop; its limit of time, polled or not |
+//! | waits, in FIFO order: only the first is looked at, however small those behind it are | a grant; its drop; its time-out, polled or not |
 //!
 //! | a budget | left by |
 //! |---|---|
-//! | open: what is left of it is memory for its allocations alone | its close |
+//! | open: what is left of it is reserved for its allocations | its close |
 //! | closed: nothing is left of it | the drop of its last allocation and handle |
 //!
-//! A budget has a size, of which allocations draw; freed memory comes back to it while it is open. Its size only shrinks.
+//! A budget has a size, from which allocations draw; freed memory comes back to it while it is open. Its size only shrinks.
 //!
 //! # Invariants
-//! 1. What is left of a budget is its size without what is drawn, and nothing once it is closed (`budgets_say_what_a_model_says`).
+//! 1. What is left of a budget is its size minus what is drawn, and nothing once it is closed (`budgets_say_what_a_model_says`).
 //! 2. A request is granted only when no older one waits (`no_request_overtakes`).
 //! 3. Whenever another request becomes the first, its waker is returned (`no_request_overtakes`).
 #![forbid(unsafe_code)]
@@ -31,12 +31,12 @@ pub struct Reservations {
     left: u64,
     /// What allocations of open ones have drawn.
     drawn: u64,
-    /// The budgets that tasks hold, each behind the address of its task's waker.
+    /// The budgets that tasks hold, each after the address of its task's waker.
     held: BTreeSet<(usize, usize)>,
     /// By the order in which they came.
     queue: BTreeMap<u64, Request>,
     came: u64,
-    /// Of all in the queue.
+    /// The sum of all in the queue.
     waiting_bytes: u64,
 }
 
@@ -51,14 +51,14 @@ struct Request {
 struct OpenBudget {
     size: u64,
     drawn: u64,
-    /// Unless that passed it on.
+    /// `None` once the task passed it on.
     holder: Option<Holder>,
 }
 
 /// The task that awaited a budget, and where it asked.
 #[derive(Debug)]
 pub struct Holder {
-    /// The task's.
+    /// The task's waker.
     pub waker: Waker,
     /// The line that asked for the budget.
     pub made_at: &'static Location<'static>,
@@ -68,7 +68,7 @@ pub struct Holder {
 #[derive(Debug)]
 #[must_use]
 pub struct LeftRequest {
-    /// Its waker, to be dropped; to be woken, if it was late.
+    /// Its waker, to be dropped, or to be woken if it was late.
     pub stale: Option<Waker>,
     /// The waker of the request that is the first now, to be woken.
     pub next: Option<Waker>,
@@ -79,7 +79,7 @@ impl OpenBudget {
         self.size.saturating_sub(self.drawn)
     }
 
-    /// What it has of memory that others may get when it goes.
+    /// What it drew, unless it is closed.
     fn drawn_while_open(&self) -> u64 {
         if self.size > 0 { self.drawn } else { 0 }
     }
@@ -113,17 +113,17 @@ impl Reservations {
         self.queue.len()
     }
 
-    /// How many wait in front of a request.
+    /// How many requests are ahead of a request.
     pub fn ahead_of(&self, request: u64) -> u64 {
         self.queue.range(..request).count() as u64
     }
 
-    /// For how many bytes.
+    /// How many bytes they wait for.
     pub fn waiting_bytes(&self) -> u64 {
         self.waiting_bytes
     }
 
-    /// When the first of them came.
+    /// When the first of them arrived.
     pub fn waiting_since(&self) -> Option<u64> {
         self.queue.first_key_value().map(|(_, first)| first.since)
     }
@@ -170,8 +170,8 @@ impl Reservations {
         self.queue.values_mut().filter_map(|request| request.waker.take()).collect()
     }
 
-    /// A budget that the task of `waker` awaited and holds, if it is open: its size, and where it was made. Tasks with a waker of their own for what they poll are not
-    /// recognised.
+    /// A budget that the task of `waker` awaited and holds, if it is open: its size, and where it was made. A task that polls with another waker than
+    /// its own is not recognised.
     pub fn held_by(&self, waker: &Waker) -> Option<(u64, &'static Location<'static>)> {
         let address = address(waker);
         let held = self.held.range((address, 0)..=(address, usize::MAX));
@@ -192,7 +192,7 @@ impl Reservations {
         budget
     }
 
-    /// An allocation draws; false, and nothing happens, if that is more than what is left.
+    /// Draws for an allocation; false, and nothing happens, if that is more than what is left.
     #[must_use]
     pub(crate) fn draw(&mut self, budget: usize, bytes: u64) -> bool {
         let fits = bytes <= self.left_of(budget);
@@ -202,12 +202,12 @@ impl Reservations {
         fits
     }
 
-    /// Its memory is freed.
+    /// Returns what a freed allocation drew.
     pub(crate) fn undraw(&mut self, budget: usize, bytes: u64) {
         self.change(budget, |budget| budget.drawn -= bytes);
     }
 
-    /// The task that awaited the budget passed it on; returns its waker, to be dropped.
+    /// Records that the task that awaited the budget passed it on; returns its waker, to be dropped.
     pub fn hand_over(&mut self, budget: usize) -> Option<Holder> {
         let holder = self.budgets[budget].holder.take();
         holder.inspect(|holder| {

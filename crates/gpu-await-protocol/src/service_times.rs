@@ -22,8 +22,8 @@
 //! 2. Where no admitted request is late, the mean alone decides (`nobody_is_refused_who_can_be_in_time`); where some are, about one in
 //!    fifty is (`too_many_permits_cost_little_goodput`).
 //! 3. Full devices and devices with spare capacity are told apart (`a_line_is_learned`).
-//! 4. What is light is not expected to take as long as what is heavy (`light_requests_beside_a_heavy_one`), nor what is heavy in proportion to light
-//!    ones that differ by chance (`weights_are_told_apart`).
+//! 4. Light work is not expected to take as long as heavy work (`light_requests_beside_a_heavy_one`), nor heavy work in proportion to light samples
+//!    that differ by chance (`weights_are_told_apart`).
 //! 5. One slow sample is soon forgotten (`a_slow_first_request_is_soon_forgotten`, `a_slow_batch_is_soon_forgotten`).
 #![forbid(unsafe_code)]
 
@@ -31,20 +31,19 @@ const GAIN: f64 = 1.0 / 8.0;
 /// A sample of less than half of the estimate means that an outlier, or first-time work, was remembered.
 const FALL_GAIN: f64 = 1.0 / 2.0;
 const DEVIATION_GAIN: f64 = 1.0 / 4.0;
-/// Mean deviations that are added for [`ServiceTimes::likely_ns`] at most. Two hold 19 of 20 samples of a normal distribution, for which the
+/// The most mean deviations that [`ServiceTimes::likely_ns`] adds. Two cover 19 of 20 samples of a normal distribution, for which the
 /// mean deviation is 0.8 standard deviations; TCP's four are for losses, which cost it more than a wrong guess costs here.
 const DEVIATIONS: f64 = 2.0;
-/// How many deviations are taken off for each request in time. One is added for each that was late, so about one in
-/// this many is late where any are.
+/// The part of a deviation that each request in time takes off. Each late one adds a whole one, so about one in fifty is late where any are.
 const IN_TIME: f64 = 1.0 / 50.0;
 /// A variance of the number in flight at which its slope counts half: that of a number which is off by one every fourth
 /// time.
 const LITTLE: f64 = 0.25;
 
-/// A weight further above the mean than so many standard deviations counts as that far: what is that heavy was not seen lately, and must not be
-/// refused for what light ones took.
+/// A weight further above the mean than this many standard deviations counts as that far: nothing as heavy was seen lately, so it must not be refused
+/// for what light work took.
 const FAR: f64 = 4.0;
-/// A part of the mean weight: at a standard deviation of as much the slope counts half.
+/// At a standard deviation of this part of the mean weight, the slope counts half.
 const LITTLE_PART: f64 = 1.0 / 8.0;
 
 /// How long requests took lately.
@@ -56,16 +55,16 @@ pub struct ServiceTimes {
     weight: Varied,
     /// Mean deviation from the line.
     deviation_ns: f64,
-    /// How many deviations are added.
+    /// How many deviations `likely_ns` adds.
     margin: f64,
 }
 
-/// What times depend on, by moving averages.
+/// A quantity that times depend on, by moving averages.
 #[derive(Clone, Copy, Debug, Default)]
 struct Varied {
     mean: f64,
     variance: f64,
-    /// With the time.
+    /// Its covariance with the time.
     covariance: f64,
 }
 
@@ -76,7 +75,7 @@ impl Varied {
         self.covariance = (1.0 - GAIN) * (self.covariance + GAIN * by * ns);
     }
 
-    /// Time for each more, at most in proportion; little of it where the variance is no more than `little`.
+    /// Time per unit, at most in proportion; little of it where the variance is no more than `little`.
     fn slope(&self, mean_ns: f64, little: f64) -> f64 {
         let steepest = mean_ns / self.mean.max(1.0);
         (self.covariance / (self.variance + little)).clamp(0.0, steepest)
@@ -89,7 +88,7 @@ impl ServiceTimes {
         self.add_of(in_flight, 1, ns);
     }
 
-    /// [`add`](Self::add), of what has a weight.
+    /// [`add`](Self::add), with a weight.
     pub fn add_of(&mut self, in_flight: u64, weight: u64, ns: u64) {
         let (n, w, t) = (in_flight as f64, weight as f64, ns as f64);
         self.samples += 1;
@@ -103,7 +102,7 @@ impl ServiceTimes {
         let gain = if t < expected / 2.0 { FALL_GAIN } else { GAIN };
         self.deviation_ns += DEVIATION_GAIN * ((t - expected).abs() - self.deviation_ns);
         let dt = t - self.ns;
-        // What the weight explains is not the number's.
+        // What the weight explains is not put down to the number.
         self.in_flight.add(n - self.in_flight.mean, t - of_weight, gain);
         self.weight.add(w - self.weight.mean, dt, gain);
         self.ns += gain * dt;
@@ -120,37 +119,37 @@ impl ServiceTimes {
         (self.samples > 0).then_some(self.ns as u64)
     }
 
-    /// The mean of what has that weight; 0 before the first sample.
+    /// The mean for that weight; 0 before the first sample.
     pub fn mean_ns_of(&self, weight: u64) -> u64 {
         self.of_weight(weight as f64) as u64
     }
 
-    /// The likely duration with this many in flight, of what has the mean weight; 0 before the first sample.
+    /// The likely duration with this many in flight, at the mean weight; 0 before the first sample.
     pub fn likely_ns(&self, in_flight: u64) -> u64 {
         // A float that is too large for the integer becomes the largest.
         (self.at(in_flight as f64) + self.margin * self.deviation_ns) as u64
     }
 
-    /// [`likely_ns`](Self::likely_ns), of what has that weight.
+    /// [`likely_ns`](Self::likely_ns), for that weight.
     pub fn likely_ns_of(&self, in_flight: u64, weight: u64) -> u64 {
         let at_mean = self.at(in_flight as f64) + self.margin * self.deviation_ns;
         (self.part(weight as f64) * at_mean) as u64
     }
 
-    /// Of the mean weight.
+    /// The estimate at the mean weight.
     fn at(&self, in_flight: f64) -> f64 {
         let slope = self.in_flight.slope(self.ns, LITTLE);
         (self.ns + slope * (in_flight - self.in_flight.mean)).max(0.0)
     }
 
-    /// With the mean number in flight.
+    /// The estimate at the mean number in flight.
     fn of_weight(&self, weight: f64) -> f64 {
         let Varied { mean, variance, .. } = self.weight;
         let slope = self.weight.slope(self.ns, (mean * LITTLE_PART).powi(2));
         (self.ns + slope * (weight.min(mean + FAR * variance.sqrt()) - mean)).max(0.0)
     }
 
-    /// What a weight takes, as a part of what the mean one does.
+    /// The time for a weight, relative to that for the mean weight.
     fn part(&self, weight: f64) -> f64 {
         if self.ns > 0.0 { self.of_weight(weight) / self.ns } else { 1.0 }
     }

@@ -63,7 +63,7 @@ impl Sharing {
         self.0.load(Ordering::Relaxed) & !(OWED | COVERING) != 0
     }
 
-    /// Whether the work that a loan left still needs a ticket; if not, that is published.
+    /// Whether the work that a loan left still needs a ticket; if not, the ticket is published.
     #[inline]
     pub fn is_owed(&self) -> bool {
         // ORDERING: Acquire pairs with `settle`.

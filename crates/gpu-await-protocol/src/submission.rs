@@ -1,11 +1,11 @@
 //! The submission lock: one submitter at a time, and `poll` never waits for it (pure).
 //!
-//! The driver may hold a submitter for long (a full queue blocks its thread), and `poll` must not block behind it. So `poll` only *tries*
+//! The driver may hold a submitter for a long time (a full queue blocks its thread), and `poll` must not block behind it. So `poll` only *tries*
 //! the lock: if that fails, it records the ticket that it needs marked in `wanted`, and the holder serves it when it unlocks.
 //!
 //! | word | set by | meaning |
 //! |---|---|---|
-//! | `wanted` | anybody | a waiter needs this ticket and saw no marker at or behind it |
+//! | `wanted` | any thread | a waiter needs this ticket and saw no marker at or behind it |
 //! | `marked` | the holder of the lock | the highest ticket with a published marker |
 //!
 //! # Invariants
@@ -31,7 +31,7 @@ pub trait Markable {
     fn mark_tail(&mut self, context: &Self::Context, tail: u64) -> bool;
 }
 
-/// The lock of those who submit to a stream, and what waiters ask of whoever has it.
+/// The lock for submitting to a stream, and the requests that waiters leave for its holder.
 #[derive(Debug)]
 pub struct SubmissionLock<S> {
     state: Mutex<S>,

@@ -35,7 +35,7 @@ mod counting {
     #[derive(Default)]
     pub struct Mutex<T: ?Sized>(lock::Mutex<T>);
 
-    /// Counted while it lives.
+    /// A held lock, counted while it lives.
     pub struct MutexGuard<'m, T: ?Sized>(lock::MutexGuard<'m, T>);
 
     impl<'m, T: ?Sized> MutexGuard<'m, T> {
@@ -70,7 +70,7 @@ mod counting {
             self.0.try_lock().map(MutexGuard::counted)
         }
 
-        /// What it protects, where nobody else can have it.
+        /// What it protects; nothing else can have it.
         pub fn get_mut(&mut self) -> &mut T {
             self.0.get_mut()
         }

@@ -5,22 +5,22 @@
 //!
 //! | word | set by | read by |
 //! |---|---|---|
-//! | `submitted` | the holder of the submission lock | everybody |
-//! | `completed`, and whether a ticket was given up | whoever saw a marker complete; who gives up | everybody |
-//! | `given_up`, the first such ticket | who gives up; under its lock, as is the mark of it in `completed` | who saw a marker complete, by that mark |
+//! | `submitted` | the holder of the submission lock | all threads |
+//! | `completed`, and whether a ticket was given up | a thread that saw a marker complete, or that gives up | all threads |
+//! | `given_up`, the first such ticket | a thread that gives up; under its lock, as is the mark of it in `completed` | a thread that saw a marker complete, by that mark |
 //! | `held` | the submitter (its ticket), the ticket's `Op` (back to none) | the next submitter |
 //!
 //! # Invariants
 //! 1. `completed` never falls and never exceeds a ticket whose marker was seen complete (`completed_only_rises`).
 //! 2. `held` names the tail or nothing: an older ticket's `Op` cannot clear a newer one's (`an_older_op_cannot_release_the_tail`).
 //! 3. A thread that sees a ticket complete also sees it submitted (`what_is_in_flight_is_never_negative`).
-//! 4. A ticket that somebody was told of that it never will be complete is not (`a_ticket_is_complete_or_given_up`).
+//! 4. A ticket that was reported as never completing never does (`a_ticket_is_complete_or_given_up`).
 #![forbid(unsafe_code)]
 
 use super::wait_queue::LossFlag;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// Of `completed`: it does not rise as far as to `given_up`.
+/// Set in `completed`: that does not rise as far as to `given_up`.
 const GIVEN_UP: u64 = 1 << 63;
 
 /// The end of a ticket.
@@ -146,12 +146,12 @@ impl Timeline {
 
     #[cold]
     fn raise_in_front(&self, known: u64, ticket: u64) -> bool {
-        // Who gave up has it until it is known which ticket that was.
+        // A thread that gives up holds this lock until the ticket is stored.
         let given_up = self.given_up.lock();
         self.raise(known, ticket.min(*given_up - 1) | GIVEN_UP)
     }
 
-    /// Says that `ticket`, with all behind it, never will be complete, whatever a marker says from now on; false if it is.
+    /// Declares that `ticket`, with all behind it, will never be complete, whatever a marker says from now on; false if it is.
     #[cold]
     pub fn give_up(&self, ticket: u64) -> bool {
         let mut given_up = self.given_up.lock();

@@ -25,7 +25,7 @@ const HOLD: u64 = 2;
 pub struct Turn(AtomicU64);
 
 impl Turn {
-    /// Of a thread that starts while so many forks are under way.
+    /// For a thread that starts while this many forks are under way.
     pub fn new(forks: u64) -> Self {
         Turn(AtomicU64::new(forks * HOLD))
     }
@@ -34,14 +34,14 @@ impl Turn {
     #[must_use]
     #[inline]
     pub fn try_begin(&self) -> bool {
-        // ORDERING: Acquire, of `let_go`: what a fork's handlers did is over.
+        // ORDERING: Acquire, pairs with `let_go`: what a fork's handlers did is over.
         self.0.compare_exchange(0, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// The thread: ends its turn.
     #[inline]
     pub fn end(&self) {
-        // ORDERING: Release, of `is_at_rest`.
+        // ORDERING: Release, pairs with `is_at_rest`.
         self.0.fetch_sub(TAKEN, Ordering::Release);
     }
 
@@ -54,20 +54,20 @@ impl Turn {
 
     /// A fork: lets the thread begin no other turn.
     pub fn hold(&self) {
-        // ORDERING: Relaxed: nothing is read before `is_at_rest`. In the order of changes of this word no turn begins behind it.
+        // ORDERING: Relaxed: nothing is read before `is_at_rest`. In this word's modification order, no turn begins after it.
         self.0.fetch_add(HOLD, Ordering::Relaxed);
     }
 
     /// A fork that holds the thread: whether it is between two turns.
     #[must_use]
     pub fn is_at_rest(&self) -> bool {
-        // ORDERING: Acquire, of `end`.
+        // ORDERING: Acquire, pairs with `end`.
         self.0.load(Ordering::Acquire) & TAKEN == 0
     }
 
     /// A fork: the thread may go on.
     pub fn let_go(&self) {
-        // ORDERING: Release, of `try_begin`.
+        // ORDERING: Release, pairs with `try_begin`.
         self.0.fetch_sub(HOLD, Ordering::Release);
     }
 }

@@ -7,7 +7,7 @@
 //! | who | steps, in this order | in |
 //! |---|---|---|
 //! | a future | stores its waker; fence; rereads `completed` and `lost`; asks for a look | [`WaitQueue::register`] |
-//! | whoever raises `completed` or sets `lost` | that; fence; takes out and wakes the due | [`WaitQueue::settle`], [`LossFlag::tell`] |
+//! | a thread that raises `completed` or sets `lost` | does so; fence; takes out and wakes the due | [`WaitQueue::settle`], [`LossFlag::tell`] |
 //! | the poller, at a stream | takes the requested look; looks; sets the next | [`WaitQueue::begin_look`], [`WaitQueue::look_by`] |
 //! | the poller, done with a stream | gives it up; takes it again if a future waits | [`WaitQueue::give_up`] |
 //!
@@ -57,7 +57,7 @@ pub struct WaitQueue<W> {
     /// ORDERING: Relaxed throughout: stored before the fence in `register`, loaded behind the one in
     /// `settle`, or behind the swap in `give_up`.
     len: AtomicU64,
-    /// When the poller looks next on account of a waiter. Doorbells have a share of it.
+    /// When the poller looks next on account of a waiter. Doorbells share it.
     next_look: Arc<AtomicU64>,
     /// The poller has the stream.
     watched: AtomicBool,
@@ -120,7 +120,7 @@ impl<W: Wakes> WaitQueue<W> {
     }
 
     /// Enters a future that waits for `ticket` and wants the poller to look at `due`, at the latest.
-    /// `outcome` is asked behind that: `None` while the ticket is pending. Otherwise the caller takes the
+    /// `outcome` is called after that: `None` while the ticket is pending. Otherwise the caller takes the
     /// future out again.
     #[inline]
     pub fn register<R>(
@@ -205,7 +205,7 @@ impl<W: Wakes> WaitQueue<W> {
         self.waiters.lock().next_due()
     }
 
-    /// Whether anybody waits.
+    /// Whether anything waits.
     #[inline]
     pub fn is_waited_for(&self) -> bool {
         self.len.load(Ordering::Relaxed) > 0

@@ -121,7 +121,7 @@ impl<W> Waiters<W> {
             return None;
         }
         let waker = self.slots.remove(key.slot as usize).waker;
-        // A task that finds its own work complete was first as a rule: nothing stale piles up behind it.
+        // A task that finds its own work complete is usually first: this keeps stale entries from piling up behind it.
         self.next_due();
         Some(waker)
     }
