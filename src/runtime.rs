@@ -49,11 +49,11 @@ use self::stream_state::StreamState;
 
 /// The engine of one device.
 pub(crate) type Engine = self::engine::Engine<StreamState>;
-/// How far a stream is.
+/// A stream's progress.
 pub(crate) type Progress = self::progress::Progress<StreamState>;
 /// A point on a stream.
 pub(crate) type Point = gpu_await_protocol::point::Point<Arc<Progress>>;
-/// The same, with an event if one is at hand.
+/// The same, with an event if one is available.
 pub(crate) type MarkedPoint = self::event_pool::MarkedPoint<Arc<Progress>>;
 /// A retired value, and the streams that use it.
 pub(crate) type Retired = crate::memory::reclaim::retired::Retired<StreamState>;

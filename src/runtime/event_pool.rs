@@ -19,7 +19,7 @@ pub(crate) struct Marker {
     pub(crate) event: EventHandle,
 }
 
-/// A point, with a marker at or behind it where one is at hand.
+/// A point, with a marker at or behind it if one is available.
 #[derive(Clone)]
 pub(crate) struct MarkedPoint<S> {
     pub(crate) point: Point<S>,

@@ -8,7 +8,7 @@
 //! # Invariants
 //! 1. Shares are disjoint: the device is divided once, and a grain has one owner (`gpu_await_protocol::grains`).
 //! 2. A driver object outlives every stream and graph in it: those hold the engine, which holds it.
-//! 3. One thread at a time takes shares (`reservations_have_one_thread`). It waits for streams and graphs that are ending (`what_was_given_up_is_free`).
+//! 3. One thread at a time takes shares (`reservations_have_one_thread`), and waits for ending streams and graphs (`what_was_given_up_is_free`).
 //! 4. Graphs are compiled in a share by one thread at a time: the driver does not synchronize calls on it.
 
 use std::fmt;
@@ -291,7 +291,7 @@ impl Share {
         self.made.compiling.lock()
     }
 
-    /// The stream on which work is captured for it; held while that is done.
+    /// The stream for capturing work for it; locked while that is done.
     pub(crate) fn captures(&self) -> &Mutex<Option<RawStream>> {
         &self.made.captures
     }

@@ -1,4 +1,4 @@
-//! How far a stream is, and whether its device is lost: the parts of a stream and of a device that outlive these.
+//! How far a stream is, and whether its device is lost: the parts of a stream and of a device that outlive them.
 //!
 //! Buffers remember their users, futures and events their points; all of them may live much longer than the stream. They keep this small
 //! object, and reach the stream through it while one of its tickets is pending.
@@ -232,7 +232,7 @@ impl<S: PointStream> Progress<S> {
         }
     }
 
-    /// Asks the device about the stream's progress, if `ticket` is not known to be complete; where no driver call may be made, the poller asks. Never
+    /// Asks the device how far the stream is, unless `ticket` is known to be complete; where no driver call may be made, the poller asks. Never
     /// blocks.
     pub(crate) fn ask(&self, ticket: u64) {
         if let Standing::Pending(stream) = self.standing(ticket) {
@@ -269,7 +269,7 @@ impl<S: PointStream> fmt::Debug for Progress<S> {
 /// A device of the process was lost.
 static ANY_LOST: AtomicBool = AtomicBool::new(false);
 
-/// Whether any device of the process was lost: until then nobody has to check which.
+/// Whether any device of the process was lost: until then no one has to check which.
 #[inline]
 pub(crate) fn any_lost() -> bool {
     // ORDERING: Relaxed: a submission that races with a loss may be on either side of it.
@@ -296,9 +296,9 @@ pub enum Overlap {
     /// On streams.
     #[default]
     Launches,
-    /// On streams, and in [replayed batches](crate::Stream::replay) and [graphs](crate::Graph). For a GPU dedicated to one chain of small kernels, since
-    /// others that share it pay: on an H200 a replayed chain of 100 takes 0.83 of its time; 64 requests of 200 kernels at a time are served at 0.86 to
-    /// 1.01 of the rate, and beside 8 such chains the p99 of a neighbour's kernel is 1.12 to 1.29 times as long (`benches/overlap`). Requires CUDA 12.3.
+    /// On streams, and in [replayed batches](crate::Stream::replay) and [graphs](crate::Graph), from CUDA 12.3 on. For a GPU that runs one chain of
+    /// small kernels alone, since others pay: on an H200 a replayed chain of 100 takes 0.83 of its time; 64 requests of 200 kernels at a time are served
+    /// at 0.86 to 1.01 of the rate, and beside 8 such chains the p99 of a neighbour's kernel is 1.12 to 1.29 times as long (`benches/overlap`).
     LaunchesAndEdges,
 }
 

@@ -31,7 +31,7 @@ pub(crate) struct Registry<S> {
     gave_up: AtomicBool,
     /// Launches on streams of other devices that have nodes on this one; the last one of each stream.
     visits: Mutex<Vec<VisitPoint<S>>>,
-    /// Set once a buffer was used by two streams: from then on dependencies are exact, where streams depend on one another.
+    /// Set once a buffer was used by two streams: from then on dependencies between streams are exact.
     crossed: AtomicBool,
 }
 

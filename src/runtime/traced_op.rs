@@ -55,7 +55,7 @@ pub(crate) struct TracedSubmission {
     pub(crate) ticket: u64,
     pub(crate) at: &'static Location<'static>,
     pub(crate) span: Option<u64>,
-    /// The id of tokio's task.
+    /// The id of the tokio task.
     pub(crate) task: Option<u64>,
     /// Tickets of other streams that it waits for on the device.
     pub(crate) waits_for: SmallVec<[(u64, u64); 2]>,

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 
-/// Neither its size nor these seals change any more.
+/// Its size cannot change any more, and these seals cannot be removed.
 pub(crate) const SIZE: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 /// Its contents cannot change either, and no seal can be added.
 pub(crate) const ALL: i32 = SIZE | libc::F_SEAL_WRITE | libc::F_SEAL_SEAL;
@@ -44,7 +44,7 @@ fn taken(number: i32) -> io::Result<OwnedFd> {
     if number < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: made by the call, and nobody else has it.
+    // SAFETY: made by the call, and owned by nothing else.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn len(file: BorrowedFd<'_>) -> io::Result<u64> {
 /// Makes pages read-only for this process.
 ///
 /// # Safety
-/// The range is one mapping, which is the caller's, and nobody has a reference to it through which it is written.
+/// The range is one mapping, which is the caller's, and no reference exists through which it is written.
 pub(crate) unsafe fn forbid_writes(start: *mut u8, bytes: usize) -> io::Result<()> {
     // SAFETY: as the caller vouches; the contents stay.
     let refused = unsafe { libc::mprotect(start.cast(), bytes, libc::PROT_READ) };

@@ -71,7 +71,7 @@ pub(crate) struct Sender<T> {
 }
 
 impl<T> Sender<T> {
-    /// Whether the receivers are in this process, and not in one that it was forked from.
+    /// Whether the receivers are in this process, not in an ancestor.
     pub(crate) fn is_here(&self) -> bool {
         self.ring.process.is_here()
     }

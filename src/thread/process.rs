@@ -156,7 +156,7 @@ impl<T: Sync> PerProcess<T> {
         loop {
             if let Some(found) = self.made() {
                 // Another thread was first.
-                // SAFETY: made above, and nobody else has seen it.
+                // SAFETY: made above, and never published.
                 drop(unsafe { Box::from_raw(fresh) });
                 return found;
             }

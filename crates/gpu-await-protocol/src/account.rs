@@ -42,8 +42,8 @@
 //! 1. `allocated + pending + kept + leaked + shared + committed` never exceeds the limit: only a claim, `share` and `commit` raise it
 //!    (`no_transition_exceeds_the_limit`).
 //! 2. Nothing is counted twice or lost (`every_byte_is_in_one_place`).
-//! 3. `allocated + leaked + shared + committed` and what is left of budgets never exceed the limit together, except by leaks: an allocation that draws fits
-//!    once enough of what is pending and kept was taken over (`budgets_are_kept`).
+//! 3. `allocated + leaked + shared + committed` and what is left of budgets never exceed the limit together, except by leaks: an allocation that
+//!    draws fits once enough of what is pending and kept was taken over (`budgets_are_kept`).
 #![forbid(unsafe_code)]
 
 use smallvec::SmallVec;
@@ -240,7 +240,7 @@ impl Account {
         if self.is_strict { most.min(self.fresh(None).saturating_sub(beyond)) } else { most }
     }
 
-    /// How much [`reserve`](Self::reserve) could ever have of a device with so much memory.
+    /// How much [`reserve`](Self::reserve) could ever get on a device with this much memory.
     pub fn reservable(&self, total: u64) -> u64 {
         self.limit.min(total).saturating_sub(self.figures.leaked)
     }

@@ -103,7 +103,7 @@ pub struct Ask {
 pub enum Patience {
     /// It is refused unless a permit is free.
     Never,
-    /// It waits unless as many as the limit already do.
+    /// It waits unless the limit of waiting requests is reached.
     UpToTheLimit,
     /// It waits, however many do.
     Always,
@@ -296,7 +296,7 @@ pub struct Admission {
     /// The weight of all grants: sums of `u32`s that are in memory do not overflow.
     taken: u64,
     waiting: usize,
-    /// The waiters with a deadline, the earliest first, and some that wait no more.
+    /// The waiters with a deadline, the earliest first, and some that no longer wait.
     deadlines: BinaryHeap<Reverse<(u64, Key)>>,
     /// The number of requests that ever waited: the next key.
     came: u64,

@@ -184,7 +184,7 @@ pub struct Gather<T> {
 }
 
 impl<T> Gather<T> {
-    /// No request waits.
+    /// Without requests.
     pub fn new(limits: BatchLimits) -> Self {
         Gather {
             limits,

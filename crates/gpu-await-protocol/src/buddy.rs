@@ -31,7 +31,7 @@ pub struct Buddy {
 }
 
 impl Buddy {
-    /// All of it free.
+    /// A slab that is all free.
     pub fn new() -> Self {
         let mut largest = vec![0; 2 * SLAB_BYTES / LEAST_BYTES];
         for value in 1..=whole(ROOT) {

@@ -46,7 +46,7 @@ pub struct CheckPermit {
 }
 
 impl Checkers {
-    /// Nobody checks.
+    /// All permits are free.
     #[inline]
     pub fn new() -> Self {
         Checkers {

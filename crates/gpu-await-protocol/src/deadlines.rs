@@ -53,7 +53,7 @@ pub struct EnteredDeadline<W> {
 }
 
 impl<W> Deadlines<W> {
-    /// No deadline is entered.
+    /// A clock without deadlines.
     pub fn new() -> Self {
         let entries = DeadlineEntries { wakers: BTreeMap::new(), entered: 0, ended: false };
         Deadlines { entries: Plain::new(entries), first: AtomicU64::new(NEVER) }

@@ -22,7 +22,7 @@
 /// Kinds of work that a stream remembers.
 const SPANS: usize = 4;
 
-/// Waits after which one that nothing fitted since is forgotten.
+/// How many waits it takes to forget one that nothing fitted since.
 const FORGET_AFTER: u32 = 64;
 
 /// Work of less than that is checked for whether it repeats or not.

@@ -36,7 +36,7 @@ impl Default for Overlap {
 }
 
 impl Overlap {
-    /// Nothing is on the stream.
+    /// For an empty stream.
     #[must_use]
     pub fn new() -> Self {
         Overlap { full_behind: AtomicU64::new(0), allowed: AtomicU64::new(0) }

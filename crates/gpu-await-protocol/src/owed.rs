@@ -34,7 +34,7 @@ pub struct Owed {
 }
 
 impl Owed {
-    /// It owes the least.
+    /// Owes the least.
     #[inline]
     pub fn new() -> Self {
         Owed { halves: LEAST, late: 0, slept: 0 }

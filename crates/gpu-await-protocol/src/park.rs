@@ -37,7 +37,7 @@ pub struct Inbox<T> {
 }
 
 impl<T> Inbox<T> {
-    /// Nothing was put in.
+    /// An empty inbox.
     #[inline]
     pub fn new() -> Self {
         Inbox { items: Plain::new(Some(Vec::new())) }
@@ -81,7 +81,7 @@ pub struct ParkState {
 }
 
 impl ParkState {
-    /// It runs.
+    /// The state of a running poller.
     #[inline]
     pub fn new() -> Self {
         ParkState { state: AtomicU8::new(RUNNING), until: AtomicU64::new(0) }

@@ -98,7 +98,7 @@ impl Reservations {
         self.drawn
     }
 
-    /// What is left of one.
+    /// What is left of one budget.
     pub fn left_of(&self, budget: usize) -> u64 {
         self.budgets[budget].left()
     }

@@ -78,7 +78,7 @@ impl Sharing {
         if self.0.load(Ordering::Relaxed) & OWED == 0 {
             return false;
         }
-        // ORDERING: Relaxed: it says what the debt said until now.
+        // ORDERING: Relaxed: it takes over what the debt said.
         self.0.fetch_or(COVERING, Ordering::Relaxed);
         // ORDERING: Acquire pairs with `end`: the loan's work is on the stream before the ticket.
         self.0.fetch_and(!OWED, Ordering::Acquire);

@@ -40,7 +40,7 @@ pub struct SubmissionLock<S> {
 }
 
 impl<S: Markable> SubmissionLock<S> {
-    /// Nobody submits.
+    /// A free lock.
     #[inline]
     pub fn new(state: S) -> Self {
         SubmissionLock {

@@ -17,7 +17,7 @@ pub struct SweepGate {
 }
 
 impl SweepGate {
-    /// Nobody sweeps.
+    /// A gate that no thread holds.
     #[inline]
     pub fn new() -> Self {
         SweepGate { busy: AtomicBool::new(false), missed: AtomicBool::new(false) }

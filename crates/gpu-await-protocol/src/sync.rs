@@ -2,7 +2,7 @@
 //!
 //! `tests/loom.rs` compiles the modules against loom's types by putting a module of the same name in this one's place.
 //!
-//! In debug builds with the feature `test-util` a thread counts the locks that it holds. Otherwise it is a plain [`lock`](super::lock).
+//! In debug builds with the feature `test-util` a thread counts the locks that it holds. Otherwise a lock is a plain [`lock`](super::lock).
 #![forbid(unsafe_code)]
 
 #[cfg(not(all(debug_assertions, feature = "test-util")))]

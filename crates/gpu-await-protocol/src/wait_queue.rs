@@ -97,7 +97,7 @@ pub enum Notify {
 }
 
 impl<W: Wakes> WaitQueue<W> {
-    /// Nobody waits.
+    /// No waiters.
     #[inline]
     pub fn new() -> Self {
         WaitQueue {

@@ -35,7 +35,7 @@ struct Slot<W> {
 }
 
 impl<W> Waiters<W> {
-    /// Nobody waits.
+    /// No waiters.
     #[inline]
     pub fn new() -> Self {
         Waiters { slots: Slab::new(), due: BinaryHeap::new(), generation: 0 }

@@ -7,7 +7,7 @@
 //! | is stuck, and that was reported | a ticket that is not complete by then never is, whatever a marker says later |
 //! | is stuck, and its full queue blocks a thread | on a host device the call fails with the loss ([`find_lost_dependency`](StreamState::find_lost_dependency)); a GPU's driver keeps the thread |
 //! | is detached: the driver no longer knows its context ([`refused`](StreamState::refused)) | what is not known to be complete resolves with that error; the driver refuses new work |
-//! | is of the same device, and its work would wait for such a stream | that operation is refused, and the stream goes on |
+//! | is on the same device, and an operation would wait for such a stream | the operation is refused, and the stream goes on |
 #![forbid(unsafe_code)]
 
 use std::sync::{Arc, OnceLock};
@@ -196,7 +196,7 @@ impl StreamState {
         timeline.complete(ticket)
     }
 
-    /// The loss of another device that work on the stream waits for. Asks those devices first, since nobody may have noticed.
+    /// The loss of another device that work on the stream waits for. Asks those devices first, since the loss may have gone unnoticed.
     #[cold]
     pub(crate) fn find_lost_dependency(&self) -> Option<Error> {
         self.foreign.visit(u64::MAX, |on| {
@@ -220,7 +220,7 @@ impl StreamState {
     fn check_moves_beside_a_loss(&self) -> Result<()> {
         let tail = self.progress.timeline.submitted();
         if self.foreign.dependency_lost(tail).is_some() && role::may_call_driver() {
-            // It may be complete, and nobody has looked.
+            // It may be complete without anything having looked.
             self.ask_quietly();
         }
         match self

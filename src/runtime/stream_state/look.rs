@@ -225,7 +225,7 @@ impl StreamState {
         });
     }
 
-    /// Takes back everything that the device has finished with; true if it is all back, and no other thread still takes something.
+    /// Takes back everything that the device has finished with; true if all is back, and no other thread is still taking something.
     pub(crate) fn take_all_back(&self) -> bool {
         self.lent.take_back(&self.engine, &self.progress.timeline);
         !self.lent.has_takers()

@@ -47,7 +47,7 @@ use gpu_await_protocol::timeline::Timeline;
 
 /// A lent value.
 pub(crate) enum Payload {
-    /// Our own memory: dropping it is cheap and calls nobody.
+    /// Our own memory: dropping it is cheap and runs no foreign code.
     Memory(Arc<dyn LentBlock>),
     /// A user's callback for the driver: dropped by the reaper.
     Callback(Box<dyn Callback>),
@@ -314,7 +314,7 @@ impl FreedMemory {
         }
     }
 
-    /// Takes over memory whose free is on the stream, `most` bytes of it; of a certain ticket, or any.
+    /// Takes over memory whose free is on the stream, at most `most` bytes; of `ticket` alone, if given.
     fn take_freed(&self, most: u64, ticket: Option<u64>) -> u64 {
         let mut freed = self.in_order.lock();
         let mut taken = 0;

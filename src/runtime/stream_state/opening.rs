@@ -163,7 +163,7 @@ impl StreamState {
         !is_confined && !self.is_deserted() && !is_ours
     }
 
-    /// The stream on which work is captured for it; held while that is done.
+    /// The stream for capturing its work; locked while that is done.
     pub(crate) fn captures(&self) -> &Mutex<Option<RawStream>> {
         self.driver.partition().map_or(&self.engine.shares.captures, |share| share.captures())
     }

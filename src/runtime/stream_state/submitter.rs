@@ -205,7 +205,7 @@ impl Announced {
         self.list.load(Ordering::SeqCst) != 0
     }
 
-    /// Whether one is open under this ticket, or one in front of it.
+    /// Whether a list is open under this ticket, or an earlier one.
     pub(super) fn has_list_within(&self, ticket: u64) -> bool {
         let list = self.list.load(Ordering::SeqCst);
         list != 0 && list <= ticket
@@ -534,7 +534,7 @@ impl Turn<'_, '_> {
 }
 
 impl StreamState {
-    /// Puts the open list on the stream, if it has this ticket or one in front of it.
+    /// Puts the open list on the stream, if it has this ticket or an earlier one.
     #[inline]
     pub(super) fn put_listed(&self, ticket: u64) {
         if ticket > self.progress.timeline.submitted() {
