@@ -37,7 +37,7 @@ pub(super) fn watch(attention: &Arc<Attention>) -> Result<()> {
 
 /// Runs in the child of a fork, where neither a thread nor the end of the process looks at the parent's devices.
 fn leave_to_the_parent() {
-    // The fork may have interrupted the lock's holder. Waits for those devices then never end, as they would not anyway.
+    // The fork may have interrupted the lock's holder. Waits for those devices then last for ever, as they would anyway.
     let Some(Ok(devices)) = DEVICES.made().map(Mutex::try_lock) else { return };
     devices.iter().filter_map(Weak::upgrade).for_each(|device| device.leave_to_the_parent());
 }

@@ -91,7 +91,7 @@ pub(crate) fn open(path: &Path) -> std::result::Result<libloading::Library, Stri
     opened(unsafe { libloading::Library::new(path) })
 }
 
-/// Passes on a library that was just loaded, and may have an exit handler of its own; an error is the loader's own message.
+/// Registers this crate's exit handler again, after that of a library that was just loaded; an error is the loader's own message.
 ///
 /// # Errors
 /// The library could not be loaded.

@@ -9,8 +9,8 @@
 //! | waiting | a permit, a refusal, the end of all slots, the close, its drop |
 //! | ended: it has a permit, or was refused as too late or past its deadline | learning of it; its drop, which passes a permit on |
 //!
-//! The outcome of a wait is in a cell shared with the request, which so learns of it without the lock around all of this: every request takes that
-//! lock anyway when it enters and when its permit comes back.
+//! The outcome of a wait is in a cell shared with the request, so that it is learned without the lock around all of this, which every request takes
+//! anyway when it enters and when its permit comes back.
 //!
 //! When permits are available, the next request is chosen by:
 //!

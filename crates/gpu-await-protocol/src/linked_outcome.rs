@@ -109,7 +109,7 @@ impl<T, M, F: Clone> LinkedOutcome<T, M, F> {
     }
 
     /// Records that it failed, unless it was told or `is_over` by now; its first own failure stays. Everything that descends from it fails
-    /// as well, each with what `inherited` makes of it. `spread` gets each outcome that this failed first, with what it wrote.
+    /// as well, each with what `inherited` makes of it. `spread` gets each outcome that had not failed before, with what it wrote.
     #[inline]
     pub fn fail(
         self: &Arc<Self>,

@@ -7,7 +7,7 @@
 //! | who | steps, in this order | in |
 //! |---|---|---|
 //! | a future | stores its waker; fence; rereads `completed` and `lost`; asks for a look | [`WaitQueue::register`] |
-//! | a thread that raises `completed` or sets `lost` | does so; fence; takes out and wakes the due | [`WaitQueue::settle`], [`LossFlag::tell`] |
+//! | a thread that raises `completed` or sets `lost` | does so; fence; takes out and wakes the due waiters | [`WaitQueue::settle`], [`LossFlag::tell`] |
 //! | the poller, at a stream | takes the requested look; looks; sets the next | [`WaitQueue::begin_look`], [`WaitQueue::look_by`] |
 //! | the poller, done with a stream | gives it up; takes it again if a future waits | [`WaitQueue::give_up`] |
 //!
