@@ -296,9 +296,9 @@ pub enum Overlap {
     /// On streams.
     #[default]
     Launches,
-    /// On streams, and in [replayed batches](crate::Stream::replay) and [graphs](crate::Graph), from CUDA 12.3 on. For a GPU that runs one chain of
-    /// small kernels alone, since others pay: on an H200 a replayed chain of 100 takes 0.83 of its time; 64 requests of 200 kernels at a time are served
-    /// at 0.86 to 1.01 of the rate, and beside 8 such chains the p99 of a neighbour's kernel is 1.12 to 1.29 times as long (`benches/overlap`).
+    /// On streams, and in [replayed batches](crate::Stream::replay) and [graphs](crate::Graph), from CUDA 12.3 on. For a GPU with one chain of small
+    /// kernels alone, since others pay: on an H200 a replayed chain of 100 takes 0.83 of its time; 64 requests of 200 kernels at a time are served at
+    /// 0.86 to 1.01 of the rate, and beside 8 such chains a neighbour's kernel has 1.12 to 1.29 times the p99 (`benches/overlap`).
     LaunchesAndEdges,
 }
 
