@@ -70,9 +70,9 @@ pub(crate) struct RawModule(pub(crate) u64);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawFunction {
-    /// Of the device's own context.
+    /// The function, in the device's own context.
     pub(crate) function: u64,
-    /// The same in any context: what a graph's node takes that names one.
+    /// The kernel, bound to no context: for graph nodes that name a context.
     pub(crate) kernel: u64,
     /// The device's own context.
     pub(crate) context: u64,
@@ -175,7 +175,7 @@ pub(crate) struct StreamInfo {
     pub(crate) blocking: bool,
     /// Its context, comparable with [`Backend::context`].
     pub(crate) context: u64,
-    /// The green context over that one that it is a stream of; 0: none.
+    /// The green context over `context` that the stream belongs to; 0: none.
     pub(crate) green: u64,
 }
 
@@ -198,7 +198,7 @@ pub(crate) struct PoolInfo {
 pub(crate) struct MemoryAt {
     /// The device whose memory it is; `None` if it is not device memory.
     pub(crate) ordinal: Option<usize>,
-    /// The allocation that it is a part of, where that is known.
+    /// The allocation that contains it, if known.
     pub(crate) allocation: Option<Range<u64>>,
 }
 
@@ -219,8 +219,8 @@ pub(crate) enum Function {
 }
 
 impl Function {
-    /// Whether every thread of every block waits for the launch in front of it, before anything that can have an effect and whatever its
-    /// arguments. A property of the code that is loaded.
+    /// Whether every thread of every block waits for the preceding launch before it has any side effect, whatever the arguments. A property of
+    /// the loaded code.
     #[inline]
     pub(crate) fn waits_first(&self) -> bool {
         match self {
@@ -236,8 +236,8 @@ impl Function {
 pub(crate) struct LaunchShape {
     pub(crate) grid: Grid,
     pub(crate) cooperative: bool,
-    /// The device may start it while the launch in front of it in its stream still ends; decided [there](crate::submit). In a graph its
-    /// edges say that.
+    /// The device may start it while the preceding launch in its stream is still ending; decided by [`submit`](crate::submit). In a graph, the
+    /// edges decide.
     pub(crate) overlaps: bool,
 }
 
@@ -296,12 +296,12 @@ pub(crate) struct RowCopy {
     pub(crate) from: Place,
     pub(crate) from_pitch: u64,
     pub(crate) row_bytes: u64,
-    /// At least 1, with at least one byte each; pitches are not less than that.
+    /// At least 1, of at least one byte each; no pitch is shorter than a row.
     pub(crate) rows: u64,
 }
 
 impl RowCopy {
-    /// One row: so many bytes of device memory.
+    /// A single row of `bytes` bytes of device memory.
     pub(crate) fn whole(to: DevicePtr, from: DevicePtr, bytes: u64) -> Self {
         let (to, from) = (Place::Device(to), Place::Device(from));
         RowCopy { to, to_pitch: bytes, from, from_pitch: bytes, row_bytes: bytes, rows: 1 }
@@ -315,7 +315,7 @@ pub(crate) enum Place {
 }
 
 impl RowCopy {
-    /// The bytes from the first row's begin to the last one's end.
+    /// The bytes from the start of the first row to the end of the last.
     pub(crate) fn extent(&self, pitch: u64) -> u64 {
         (self.rows - 1) * pitch + self.row_bytes
     }
@@ -353,8 +353,8 @@ pub(crate) trait Backend:
     /// Called when the device is lost: the backend's resources are leaked.
     fn abandon(&self) {}
 
-    /// Readies a thread of this crate for the code of others: makes the device's context current, and calls no part of
-    /// captures of other threads.
+    /// Prepares a thread of this crate to run foreign code: makes the device's context current, and keeps the thread's calls from
+    /// breaking other threads' captures.
     fn ready_thread(&self) {}
     /// Runs one command of a backend without threads; false if none is ready.
     fn step(&self, _choose: usize) -> bool {
@@ -371,7 +371,7 @@ pub(crate) trait Backend:
     /// Lets this device's copies reach the other's memory directly; false if it cannot. Repeated calls are
     /// harmless.
     fn enable_peer(&self, other: &dyn Backend) -> DriverResult<bool>;
-    /// Called when another device is about to access this one's memory; a host device's.
+    /// Called when another device is about to access this one's memory; `None` except for host devices.
     fn begin_peer_access(&self) -> Option<Weak<dyn PeerMemory>> {
         None
     }

@@ -76,15 +76,15 @@ pub(crate) struct CudaBackend {
     ordinal: usize,
     name: String,
     limits: Limits,
-    /// Where the driver writes what it says of each module's text: it may compile that again for another context.
+    /// The log buffers of modules, by handle: the driver may write to them again when it compiles a module's PTX for another context.
     logs: Mutex<HashMap<u64, Vec<u8>>>,
-    /// What partitions are made of, once the device was divided.
+    /// The grains that partitions are made of, once the device has been divided.
     grains: OnceLock<Vec<dev_resource::DevResource>>,
 }
 
 /// The number of GPUs that the driver sees; 0 without a driver.
 ///
-/// Asked once: it does not change while the process lives, and a host function may not ask.
+/// Queried once: it does not change during the life of the process, and a host function must not query it.
 pub(crate) fn device_count() -> usize {
     if COUNT.get().is_none() && role::may_call_driver() {
         Api::get().and_then(count).ok();
@@ -103,7 +103,7 @@ impl CudaBackend {
     /// Opens a GPU through its primary context, and makes a memory pool on it.
     ///
     /// # Errors
-    /// No driver, no such GPU, a driver that is too old or does not work.
+    /// No driver, no such GPU, a driver that is too old or broken.
     pub(crate) fn open(ordinal: usize, release_threshold_bytes: Option<u64>) -> Result<Self> {
         let api = Api::get()?;
         Self::open_with(api, ordinal, release_threshold_bytes).map_err(|error| api.explained(error))
@@ -121,20 +121,20 @@ impl CudaBackend {
         let _relaxed = api.relax();
         // Opening makes the context current: restore the thread's context afterwards.
         let before = api.current_context()?;
-        // Retained by ourselves first: a failure is then a number, not an enum that may lack the code.
+        // Retained here first: a failure is then an integer, not an enum that may lack the code.
         let device = api.retain(ordinal)?;
         let context = CudaContext::new(ordinal)
             .map_err(|error| DriverCode { call: "cuDevicePrimaryCtxRetain", code: error.0 as i32 });
         let read = |context| Self::read(api, context, ordinal, release_threshold_bytes);
         let opened = context.map_err(Into::into).and_then(read);
-        // Whichever of these fails, the others are done.
+        // Both are done, even if one fails.
         let (released, restored) = (api.release(device), api.set_context(before));
         released?;
         restored?;
         opened
     }
 
-    /// Opens the GPU of a context that the caller has, and makes a memory pool on it.
+    /// Opens the GPU of the caller's context, and makes a memory pool on it.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -182,7 +182,7 @@ impl CudaBackend {
             words: attribute(122)? != 0,
             cooperative: attribute(95)? != 0,
             clusters: attribute(120)? != 0,
-            // Drivers that do not know the attribute do not say so.
+            // Drivers without this attribute return an error.
             interprocess_events: attribute(125).is_ok_and(|supported| supported != 0),
         };
         let pools = attribute(115)? != 0;
@@ -234,8 +234,7 @@ impl CudaBackend {
         Ok(Bound { api: self.api, restore })
     }
 
-    /// Before work is put on a stream: like [`bind`](Self::bind), for a stream that is the context's and not one of its
-    /// own.
+    /// For calls on a stream: like [`bind`](Self::bind), but only for the default streams, which depend on the current context.
     fn bind_for(&self, stream: RawStream) -> DriverResult<Option<Bound>> {
         exclusive::give_way();
         if stream.0 > RawStream::PER_THREAD.0 { Ok(None) } else { self.bind().map(Some) }
@@ -327,9 +326,9 @@ impl Backend for CudaBackend {
     }
 
     fn ready_thread(&self) {
-        // If this is refused, the code finds no context, as it would on any other thread.
+        // If this fails, the code finds no context, as on any other thread.
         self.api.set_context(self.raw_context).ok();
-        // Never restored: the thread is ours.
+        // Never restored: the thread is the crate's.
         std::mem::forget(self.api.relax());
     }
 
@@ -366,12 +365,11 @@ impl Backend for CudaBackend {
 impl Drop for CudaBackend {
     fn drop(&mut self) {
         let Some(context) = self.context.take() else { return };
-        // Whichever thread drops the backend last, the end of the process waits for it.
+        // The process does not exit before the drop has finished, on whichever thread it runs.
         // ORDERING: Relaxed, see `abandon`.
         let is_gone = self.abandoned.load(Ordering::Relaxed) || self.process != Process::this();
         let Some(in_driver) = ExitGuard::in_driver().filter(|_| !is_gone) else {
-            // No driver call after `main`, on a device that faulted, nor in the child of a fork: the context goes
-            // with the process.
+            // No driver call after `main`, on a device that faulted, or in the child of a fork: the context goes with the process.
             std::mem::forget(context);
             return;
         };
@@ -382,12 +380,11 @@ impl Drop for CudaBackend {
             // Releasing it makes it current first: restore the thread's context afterwards.
             let before = api.current_context();
             if api.set_context(raw_context).is_ok() {
-                // Memory left in it is freed when its free is reached. If this is refused, it is freed with
-                // the process.
+                // Memory that is still allocated is freed when its free runs. If this call fails, the pool goes with the process.
                 api.destroy_pool(pool as Handle).ok();
             }
             drop(ManuallyDrop::into_inner(context));
-            // This context may be gone, and is current still if it was before.
+            // This context may be destroyed by now; if it was current before, it stays current.
             if let Ok(before) = before
                 && before != raw_context
             {
@@ -398,8 +395,8 @@ impl Drop for CudaBackend {
         if role::may_call_driver() {
             return release();
         }
-        // The last handle of the device was dropped in a host function. Without a thread, or with the process
-        // ending, the context goes with the process.
+        // The last handle of the device was dropped in a host function. If no thread can be started, or the process is
+        // exiting, the context goes with the process.
         worker::last_act(release);
     }
 }

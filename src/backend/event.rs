@@ -6,7 +6,7 @@ use super::{DriverResult, EventOptions, Query, RawEvent, RawStream};
 pub(crate) trait EventCalls {
     fn event_create(&self, options: EventOptions) -> DriverResult<RawEvent>;
     unsafe fn event_export(&self, event: RawEvent) -> DriverResult<[u8; 64]>;
-    /// The handle's process keeps the event while this one uses it.
+    /// The exporting process keeps the event alive while this one uses it.
     unsafe fn event_import(&self, handle: &[u8; 64]) -> DriverResult<RawEvent>;
     unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult<()>;
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()>;

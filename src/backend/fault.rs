@@ -1,4 +1,4 @@
-//! A backend around another one: records its calls, makes them fail, loses the device.
+//! A backend that wraps another: records its calls, makes them fail, loses the device.
 //!
 //! It sits between the runtime and a real backend, so tests exercise the runtime that users run. Public as
 //! [`testing::faults`](crate::testing::faults).
@@ -23,13 +23,13 @@ use crate::error::image::ParamLayout;
 use crate::error::{DriverCode, LossCause};
 use gpu_await_protocol::grains::GrainSet;
 
-/// A backend that is watched.
+/// A backend that records and fails the calls of another.
 pub(crate) struct Wrapper {
     inner: Arc<dyn Backend>,
     control: Arc<Control>,
 }
 
-/// The state and the decisions of the watcher.
+/// The wrapper's state and decisions.
 #[derive(Default)]
 pub(crate) struct Control {
     log: Mutex<Option<Vec<&'static str>>>,
@@ -40,7 +40,7 @@ pub(crate) struct Control {
 
 struct Fault {
     call: &'static str,
-    /// Calls still to come before this one fails; 1 is the next.
+    /// Calls until this one fails; 1 is the next.
     countdown: u64,
     code: i32,
     after_effect: bool,

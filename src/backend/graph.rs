@@ -2,19 +2,19 @@
 
 use super::{Arguments, DriverResult, Function, Grid, LaunchShape, RawPartition, RawStream};
 
-/// A compiled graph of launches, or a captured one with neither `exec` nor nodes. `nodes` are the driver's handles, in the
-/// order in which they were given.
+/// A compiled graph of launches, or a captured one with neither `exec` nor nodes. `nodes` are the driver's handles, in the order in which
+/// the launches were passed.
 #[derive(Debug)]
 pub(crate) struct RawGraph {
     pub(crate) graph: u64,
     pub(crate) exec: u64,
     pub(crate) nodes: Box<[u64]>,
-    /// Edges of it overlap, as far as they were to.
+    /// Its edges overlap, as far as asked for.
     pub(crate) overlaps: bool,
 }
 
-/// The second of two nodes runs behind the first; if it `overlaps` it starts as soon as all blocks of the first have triggered or ended, and
-/// waits itself until the first is complete.
+/// The second node runs after the first; if the edge `overlaps`, it starts as soon as all blocks of the first have triggered or ended, and
+/// itself waits until the first is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GraphEdge {
     pub(crate) first: u32,
@@ -30,7 +30,7 @@ pub(crate) struct NodeLaunch<'a> {
     pub(crate) args: Arguments<'a>,
 }
 
-/// A kernel of a captured graph, with the arguments that it was captured with: these are the graph's, which outlives this. Handles and
+/// A kernel of a captured graph, with its captured arguments: they belong to the graph, which outlives this. Handles and
 /// addresses as numbers.
 #[derive(Debug)]
 pub(crate) struct KernelCall {
@@ -43,10 +43,10 @@ pub(crate) struct KernelCall {
 }
 
 /// Part of [`Backend`](super::Backend), whose contract the unsafe functions share. A graph is used by one thread at a
-/// time; launches that are under way keep the arguments that they were launched with.
+/// time; launches in progress keep the arguments that they were launched with.
 pub(crate) trait GraphCalls {
-    /// Captures what code puts on a stream, which nothing else uses in the meantime; it must not unwind. On a host device nothing
-    /// is captured: the code says itself what runs.
+    /// Captures what `code` puts on a stream, which nothing else uses in the meantime; `code` must not unwind. A host device captures
+    /// nothing: the code itself records what runs.
     unsafe fn graph_capture(
         &self,
         stream: RawStream,
@@ -56,15 +56,15 @@ pub(crate) trait GraphCalls {
     unsafe fn graph_kernels(&self, graph: &RawGraph) -> DriverResult<Option<Vec<KernelCall>>>;
     /// Launches one of them on its own.
     unsafe fn launch_call(&self, call: &KernelCall, stream: RawStream) -> DriverResult<()>;
-    /// Compiles launches; edges are ordered by their second nodes. Where the driver has none that overlap, none does. The nodes belong to a
-    /// partition, wherever the graph is launched.
+    /// Compiles launches; edges are sorted by their second nodes. If the driver lacks overlapping edges, none overlaps. The nodes belong to
+    /// the partition, wherever the graph is launched.
     unsafe fn graph_compile(
         &self,
         nodes: &[NodeLaunch<'_>],
         edges: &[GraphEdge],
         partition: Option<RawPartition>,
     ) -> DriverResult<RawGraph>;
-    /// Changes nodes, by their numbers, for the launches to come; `partition` is that of the graph. An error leaves it open which are
+    /// Changes nodes, by index, for later launches; `partition` is the graph's. After an error it is unspecified which have
     /// changed.
     unsafe fn graph_set(
         &self,

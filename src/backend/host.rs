@@ -5,9 +5,9 @@
 //!
 //! - memory exists from the moment its allocation *runs* to the moment its free runs; a command that touches any other memory loses the
 //!   device, as an illegal address would;
-//! - fresh memory is filled with `0xA5`, so that premature reads show;
+//! - fresh memory is filled with `0xA5`, so that reads of uninitialized memory show;
 //! - a stream takes [`QUEUE_LIMIT`] commands, then the next call blocks its thread; meanwhile no stream or event can be created or
-//!   destroyed, no memory pinned, and no host function put on a stream. Unlike a GPU's, that call is refused, with 401, if the queue will
+//!   destroyed, no memory pinned, and no host function put on a stream. Unlike on a GPU, that call fails with 401 if the queue will
 //!   never have room because the stream waits for another device that is lost;
 //! - host functions run one after another;
 //! - the legacy default stream waits for all streams that are not non-blocking, and they for it;
@@ -15,7 +15,7 @@
 //! - after a fault every call fails and no queued command runs.
 //!
 //! A kernel's host twin is called once per launch, with the whole grid; a twin that panics loses the device. The device without threads
-//! (`testing::manual`) runs a command only when it is stepped.
+//! (`testing::manual`) runs commands only when it is stepped.
 //!
 //! | file | decides |
 //! |---|---|
@@ -84,7 +84,7 @@ struct HostCore {
     /// Held while something is put on the legacy default stream or on one ordered with it.
     legacy_order: Mutex<()>,
     memory: Arc<Mutex<Memory>>,
-    /// Other devices' memory that this one reaches.
+    /// Other devices' memory that this one can access.
     reached: Mutex<Vec<Weak<dyn PeerMemory>>>,
     /// Values used by other libraries' work that may still run after the loss.
     buried: Mutex<Vec<Box<dyn Any + Send>>>,
@@ -134,7 +134,7 @@ impl HostBackend {
                 compute_capability: (0, 0),
                 priorities: (0, 0),
                 words: true,
-                // A twin is called with the whole grid, so it may do what needs all blocks at once.
+                // A twin is called with the whole grid, so it can do what needs all blocks at once.
                 cooperative: true,
                 clusters: true,
                 interprocess_events: false,
@@ -146,7 +146,7 @@ impl HostBackend {
 
 impl Drop for HostBackend {
     fn drop(&mut self) {
-        // Each worker has a share of all this: without handles they end.
+        // Each worker has a share of all this: without their handles, the workers end.
         let streams = std::mem::take(&mut *self.shared.streams.write());
         drop(streams);
     }
@@ -213,9 +213,9 @@ impl Backend for HostBackend {
         true
     }
 
-    /// Host devices share the host's memory.
+    /// Host devices use the host's memory.
     fn abandon(&self) {
-        // Threads held by a full queue continue: no command runs any more.
+        // Releases threads blocked by a full queue: no command runs any more.
         self.shared.fail("the device is lost".to_owned());
     }
 

@@ -17,7 +17,7 @@ pub(crate) trait MemoryCalls {
     fn memory_at(&self, ptr: DevicePtr) -> DriverResult<MemoryAt>;
     /// Allows commands to use another library's memory.
     unsafe fn adopt(&self, _ptr: DevicePtr, _bytes: u64) {}
-    /// Takes that back.
+    /// Revokes that.
     unsafe fn disown(&self, _ptr: DevicePtr, _bytes: u64) {}
     /// After the loss: keeps a value until no command runs any more, or returns it if none does.
     fn bury(&self, value: Box<dyn Any + Send>) -> Option<Box<dyn Any + Send>> {
@@ -64,8 +64,8 @@ pub(crate) trait MemoryCalls {
     ) -> DriverResult<()>;
 }
 
-/// Memory of a device, for others that reach it.
+/// A device's memory, for other devices that access it.
 pub(crate) trait PeerMemory: Send + Sync {
-    /// Whether all of that is allocated.
+    /// Whether the whole range is allocated.
     fn has(&self, ptr: DevicePtr, bytes: u64) -> bool;
 }

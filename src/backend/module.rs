@@ -26,14 +26,14 @@ pub(crate) trait ModuleCalls {
         function: RawFunction,
     ) -> DriverResult<Option<Vec<ParamLayout>>>;
     unsafe fn allow_shared_mem(&self, function: RawFunction, bytes: u32) -> DriverResult<()>;
-    /// Blocks that a multiprocessor holds at once.
+    /// Blocks that a multiprocessor can hold at once.
     unsafe fn active_blocks(
         &self,
         function: RawFunction,
         threads: u32,
         shared: u32,
     ) -> DriverResult<u32>;
-    /// Clusters that the multiprocessors of a stream hold at once; without a stream, those of the device.
+    /// Clusters that a stream's multiprocessors can hold at once; without a stream, the device's.
     unsafe fn active_clusters(
         &self,
         function: RawFunction,

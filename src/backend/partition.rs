@@ -4,7 +4,7 @@ use gpu_await_protocol::grains::GrainSet;
 
 use super::DriverResult;
 
-/// A set of grains to which streams can be confined: the driver's green context, and that as a context.
+/// A set of grains to which streams can be confined: the driver's green context, also as a plain context.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawPartition {
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "a host device has none"))]
@@ -16,10 +16,10 @@ pub(crate) struct RawPartition {
 /// Part of [`Backend`](super::Backend), whose contract the unsafe functions share. The driver does not synchronize calls on a partition: a
 /// thread that compiles a graph in it excludes others that do.
 pub(crate) trait PartitionCalls {
-    /// Divides the device into grains, once: how many multiprocessors each has.
+    /// Divides the device into grains, once: the number of multiprocessors of each.
     fn grains(&self) -> DriverResult<Vec<u32>>;
-    /// Joins grains into one partition. Blocks until the work in flight is complete. The driver never returns the memory that this takes.
+    /// Joins grains into one partition. Blocks until the work in flight is complete. The driver never returns the memory that it takes.
     fn partition_create(&self, grains: GrainSet) -> DriverResult<RawPartition>;
-    /// Requires that none of its streams is left, and no graph with nodes in it.
+    /// Requires that its streams and all graphs with nodes in it are destroyed.
     unsafe fn partition_destroy(&self, partition: RawPartition) -> DriverResult<()>;
 }

@@ -23,19 +23,19 @@ impl<B> SharedCalls for B {}
 pub(crate) trait SharedCalls {
     /// The device's identity, the same in every process.
     fn uuid(&self) -> DriverResult<[u8; 16]>;
-    /// What the size of such memory is a multiple of, in bytes: a power of two. 801 where there is none.
+    /// The granularity of such memory, in bytes: a power of two. 801 where it is not supported.
     fn shared_granularity(&self) -> DriverResult<u64>;
-    /// Makes memory that this process may write, and a descriptor of it, which is the caller's.
+    /// Makes memory that this process may write, and a descriptor of it, which the caller owns.
     fn shared_create(&self, bytes: u64) -> DriverResult<(SharedMapping, i32)>;
-    /// Maps all of the memory behind a descriptor, which stays the caller's, for reading; with `writes` for writing as well.
+    /// Maps all of the memory behind a descriptor, which the caller keeps, for reading; with `writes` also for writing.
     fn shared_import(
         &self,
         descriptor: i32,
         bytes: u64,
         writes: bool,
     ) -> DriverResult<SharedMapping>;
-    /// Makes a mapping, with its descriptor, read-only: no command that uses it is under way.
+    /// Makes a mapping and its descriptor read-only; requires that no command uses it.
     unsafe fn shared_protect(&self, mapping: &SharedMapping, descriptor: i32) -> DriverResult<()>;
-    /// Ends a mapping that no command uses any more. The memory is free when nobody maps it or has a descriptor of it.
+    /// Ends a mapping that no command uses any more. The memory is freed once nobody maps it or has a descriptor of it.
     unsafe fn shared_unmap(&self, mapping: &SharedMapping) -> DriverResult<()>;
 }

@@ -21,7 +21,7 @@ pub(crate) trait StreamCalls {
         callback: HostCallback,
         data: *mut c_void,
     ) -> DriverResult<()>;
-    /// Runs another library's code that puts work on `stream`: with the device's context current and the
-    /// thread's captures relaxed. An error means that `code` did not run, or does not say that it did.
+    /// Runs another library's code that puts work on `stream`, with the device's context current and the thread's capture
+    /// mode relaxed. After an error, `code` may not have run.
     unsafe fn foreign(&self, stream: RawStream, code: &mut dyn FnMut()) -> DriverResult<()>;
 }

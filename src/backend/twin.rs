@@ -44,13 +44,13 @@ impl Grid {
 /// A kernel's host implementation, unpacking its own arguments.
 pub type HostTwin = Arc<dyn Fn(&Grid, &ArgBlock) + Send + Sync>;
 
-/// The maximum number of a kernel's arguments: of a declaration's, and of every other kernel's of this crate and its siblings.
+/// The maximum number of arguments of a kernel, of this crate and its siblings.
 const MOST_ARGS: usize = 16;
 
 /// Pointers to a kernel's arguments, in order.
 pub(crate) type ArgPointers = [*mut std::ffi::c_void; MOST_ARGS];
 
-/// Those of none.
+/// The pointers of a kernel without arguments.
 pub(crate) const NO_ARGS: ArgPointers = [std::ptr::null_mut(); MOST_ARGS];
 
 /// The arguments of one launch: values in 8-byte words, one slot an argument.
@@ -63,7 +63,7 @@ pub struct ArgBlock {
     slots: SmallVec<[ArgSlot; 16]>,
 }
 
-/// The place of an argument: the index of its first word, and whether that is an address, with its bytes in the word behind it.
+/// The slot of an argument: the index of its first word, and whether that is an address, with its byte count in the word after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
 pub(crate) struct ArgSlot(u32);
@@ -119,8 +119,8 @@ impl ArgBlock {
         self.slots.push(ArgSlot(word | ArgSlot::MEMORY));
     }
 
-    /// Adds an address as [`push_memory`](Self::push_memory) does, with numbers for the twin behind it.
-    /// The driver takes as many bytes as the kernel's parameter has, and so the address alone.
+    /// Adds an address as [`push_memory`](Self::push_memory) does, with numbers for the twin after it. The driver reads
+    /// only the kernel's parameter size, and so the address alone.
     pub(crate) fn push_memory_with(&mut self, address: u64, memory_bytes: u64, numbers: [u64; 3]) {
         self.push_memory(address, memory_bytes);
         self.words.extend(numbers);
@@ -151,7 +151,7 @@ impl ArgBlock {
         self.slots[index].memory_bytes(&self.words)
     }
 
-    /// All of them.
+    /// All arguments.
     #[inline]
     pub(crate) fn arguments(&self) -> Arguments<'_> {
         Arguments { words: &self.words, slots: &self.slots }
@@ -182,7 +182,7 @@ impl Arguments<'_> {
         pointers
     }
 
-    /// Makes the [pointers](Self::pointers) of as many arguments as there are those to the values.
+    /// Fills in as many [pointers](Self::pointers) as there are arguments.
     #[inline]
     pub(crate) fn point(&self, pointers: &mut ArgPointers) {
         for (pointer, slot) in pointers[..self.slots.len()].iter_mut().zip(self.slots) {
@@ -191,7 +191,7 @@ impl Arguments<'_> {
         }
     }
 
-    /// By copying memory: the derived `Clone` of a block copies the words one by one.
+    /// Copies memory: the derived `Clone` of a block copies the words one by one.
     pub(crate) fn to_block(self) -> ArgBlock {
         let (words, slots) = (SmallVec::from_slice(self.words), SmallVec::from_slice(self.slots));
         ArgBlock { words, slots }

@@ -33,7 +33,7 @@ pub(super) struct MemAccess {
 }
 
 impl MemAccess {
-    /// Of memory that this device may read, and perhaps write.
+    /// Access for `device`: reading, or with `writes` also writing.
     pub(super) fn of(device: c_int, writes: bool) -> Self {
         const DEVICE: c_int = 1;
         const READ: c_int = 1;
@@ -57,7 +57,7 @@ pub(super) struct MemPoolProps {
     location_type: c_int,
     location_id: c_int,
     win32_security_attributes: Handle,
-    /// 0: none. It counts whole chunks with the holes in them, so that what fits would be refused.
+    /// 0: no limit. The driver counts whole chunks, holes included, and would refuse allocations that fit.
     max_bytes: usize,
     reserved: [u8; 56],
 }
@@ -98,14 +98,14 @@ const _: () = {
 };
 
 impl AllocationProp {
-    /// Of memory of a device that has a file descriptor.
+    /// Device memory that has a file descriptor.
     #[cfg(target_os = "linux")]
     pub(super) fn with_descriptor(device: c_int) -> Self {
         const POSIX_FILE_DESCRIPTOR: c_int = 1;
         AllocationProp { handle_types: POSIX_FILE_DESCRIPTOR, ..AllocationProp::of(device) }
     }
 
-    /// Of memory of a device that is no other process's.
+    /// Device memory that is not shared with other processes.
     pub(super) fn of(device: c_int) -> Self {
         const PINNED: c_int = 1;
         const DEVICE: c_int = 1;
@@ -151,7 +151,7 @@ const _: () = {
 
 impl From<&RowCopy> for Memcpy2d {
     fn from(copy: &RowCopy) -> Self {
-        // CU_MEMORYTYPE_HOST and CU_MEMORYTYPE_DEVICE; the other kind's address is not looked at.
+        // CU_MEMORYTYPE_HOST and CU_MEMORYTYPE_DEVICE; the driver ignores the address of the other kind.
         let place = |place| match place {
             Place::Host(ptr) => (1, ptr.0 as *mut c_void, 0),
             Place::Device(ptr) => (2, std::ptr::null_mut(), ptr.0),
@@ -187,10 +187,10 @@ pub(super) struct IpcHandle(pub(super) [u8; 64]);
 /// `CUDA_ERROR_NOT_INITIALIZED`.
 const NOT_INITIALIZED: c_int = 3;
 
-/// An entry point of the driver, which is called as the function that it is.
+/// An entry point of the driver, callable like the function itself.
 ///
-/// In the child of a fork it refuses: the child has a copy of the driver's memory and shares what that maps, so that even a question (`cuStreamQuery`)
-/// writes where the parent writes, whose work then never ends (`a_child_makes_no_call`).
+/// In the child of a fork it fails without a call: the child has a copy of the driver's memory but shares its mappings, so that even a query
+/// (`cuStreamQuery`) writes to what the parent uses, and the parent's work then never completes (`a_child_makes_no_call`).
 pub(super) struct EntryPoint<F> {
     function: UnsafeCell<F>,
     refuses: F,
@@ -293,7 +293,7 @@ entry_points! {
         cuStreamGetCtx_v2(Handle, *mut Handle, *mut Handle);
         // From CUDA 12.3 on. Without it no node of a graph overlaps with the one in front of it.
         cuGraphAddDependencies_v2(Handle, *const Handle, *const Handle, *const EdgeData, usize);
-        // Without these, calls of libraries are made again and again.
+        // Without these, library calls are made again instead of replayed.
         cuGraphGetNodes(Handle, *mut Handle, *mut usize);
         cuGraphNodeGetDependencies(Handle, *mut Handle, *mut usize);
         cuGraphNodeGetType(Handle, *mut c_int);
@@ -400,7 +400,7 @@ entry_points! {
 /// The driver's library.
 const NAME: &str = "libcuda.so.1";
 
-/// The error of a driver that does not work. One that finds no GPU is no driver to us.
+/// The error for a driver that does not work. One that finds no GPU counts as no driver.
 fn broken(library: String, code: DriverCode) -> Error {
     match code.code {
         100 => ErrorDetail::NoDriver { reason: format!("{library} finds no GPU: {code}") },
@@ -433,13 +433,13 @@ fn leave_to_the_parent() {
 }
 
 impl Api {
-    /// The driver, initialized: once in the life of the process. A failure is not remembered: a driver may be ready later.
+    /// The driver, initialized once per process. A failure is not cached: the driver may become ready later.
     pub(super) fn get() -> Result<&'static Api> {
         static LIBRARY: OnceLock<libloading::Library> = OnceLock::new();
-        // Kept though it may not work: nobody knows what its initializers have left behind.
+        // Never unloaded, even if the driver does not work: its initializers may have left state behind.
         let library = library::once(&LIBRARY, Self::find)?;
         library::once(&API, || {
-            // First of all: a stub, or an old driver, says so.
+            // First of all: this is where a stub or an old driver fails.
             Self::initialize(library)?;
             process::in_child(leave_to_the_parent);
             Api::load(library)
@@ -448,7 +448,7 @@ impl Api {
 
     fn find() -> Result<libloading::Library> {
         library::open(Path::new(NAME)).map_err(|why| {
-            // The loader's own words, where it has any.
+            // The loader's own message, if it names the library.
             let reason = if why.contains(NAME) { why } else { format!("{NAME}: {why}") };
             ErrorDetail::NoDriver { reason }.into()
         })
@@ -458,11 +458,11 @@ impl Api {
         // SAFETY: the type is the entry point's in the driver API's documentation.
         let init = unsafe { library.get::<unsafe extern "C" fn(u32) -> c_int>(b"cuInit\0") };
         let init = init.map_err(|_| ErrorDetail::MissingSymbol { symbol: "cuInit" })?;
-        // SAFETY: 0 is the only flag that there is.
+        // SAFETY: 0 is the only valid flag.
         check("cuInit", unsafe { init(0) }).map_err(|code| broken(file_of(library), code))
     }
 
-    /// What a call returned that opens a device, as an error of the driver where it means that.
+    /// The error of a call that opens a device, turned into that of a broken driver where it means that.
     pub(super) fn explained(&self, error: Error) -> Error {
         match error.detail() {
             ErrorDetail::Driver { op: None, code } if code.says_that_the_driver_is_broken() => {
@@ -527,16 +527,16 @@ impl Api {
         Ok(pool)
     }
 
-    /// Ends a pool's handle.
+    /// Destroys a pool's handle.
     pub(super) fn destroy_pool(&self, pool: Handle) -> DriverResult<()> {
         // SAFETY: the pool was made by `make_pool`, and the caller destroys it once. Memory allocated from it
         // stays until it is freed.
         check("cuMemPoolDestroy", unsafe { (self.cuMemPoolDestroy)(pool) })
     }
 
-    /// Lets a pool keep freed memory, so that allocating again is quick, and keeps it from ordering streams
-    /// by itself: by default an allocation may take memory whose free is still queued on another stream, and
-    /// orders its stream behind that (seen to deadlock on an H200).
+    /// Lets a pool keep freed memory, so that allocating again is fast, and keeps it from ordering streams by itself: by
+    /// default an allocation may reuse memory whose free is still queued on another stream, and then orders its stream
+    /// behind that free (seen to deadlock on an H200).
     fn set_up_pool(&self, pool: Handle, release_threshold_bytes: Option<u64>) -> DriverResult<()> {
         const REUSE_ALLOW_INTERNAL_DEPENDENCIES: c_int = 3;
         const RELEASE_THRESHOLD: c_int = 4;
@@ -553,7 +553,7 @@ impl Api {
         })
     }
 
-    /// One of a pool's counts of bytes.
+    /// One of a pool's byte counts.
     pub(super) fn pool_bytes(&self, pool: Handle, attribute: c_int) -> DriverResult<u64> {
         let mut bytes = 0_u64;
         // SAFETY: these attributes' values are 64-bit integers, and this one lives.
@@ -582,8 +582,8 @@ impl Api {
         Ok(can != 0)
     }
 
-    /// Shows the memory of another device's pool to `device`: the access that contexts give each other
-    /// does not include pools.
+    /// Makes the memory of another device's pool accessible to `device`: peer access between contexts does
+    /// not include pools.
     pub(super) fn show_pool(&self, pool: Handle, device: usize) -> DriverResult<()> {
         let access = MemAccess::of(self.device(device)?, true);
         // SAFETY: one description, which lives, for a pool that lives as long as its backend, which the

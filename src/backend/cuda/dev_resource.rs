@@ -1,7 +1,7 @@
 //! [`DevResource`]: multiprocessors, as the driver names them.
 #![forbid(unsafe_code)]
 
-/// `CUdevResource`: its kind, and of multiprocessors how many they are.
+/// `CUdevResource`: its kind, and for multiprocessors their number.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub(super) struct DevResource {
@@ -25,7 +25,7 @@ impl DevResource {
         DevResource { kind: 0, pad: [0; 92], multiprocessors: 0, rest: [0; 44] }
     }
 
-    /// How many multiprocessors it is; 0 of another kind.
+    /// The number of multiprocessors; 0 for another kind.
     pub(super) fn multiprocessors(&self) -> u32 {
         if self.kind == Self::MULTIPROCESSORS { self.multiprocessors } else { 0 }
     }

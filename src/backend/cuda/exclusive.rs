@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 
 use crate::thread::relax::Relax;
 
-/// Exclusive calls that did not return.
+/// Exclusive calls that have not returned.
 static WAITING: AtomicU32 = AtomicU32::new(0);
 
-/// Longer than a call needs that gets the lock.
+/// Longer than a call takes once it has the lock.
 const LIMIT: Duration = Duration::from_micros(500);
 
-/// A call that wants the lock for itself; dropped when it returned.
+/// A call that takes the lock exclusively; dropped when the call has returned.
 pub(super) struct Exclusive(());
 
 impl Exclusive {

@@ -12,7 +12,7 @@ use crate::backend::{
 use crate::error::DriverCode;
 
 impl CudaBackend {
-    /// A graph of launches. If it `overlaps`, so do the edges that are to.
+    /// A graph of launches. With `overlaps`, the edges that ask for it overlap.
     fn new_graph(
         &self,
         launches: &[NodeLaunch<'_>],
@@ -80,7 +80,7 @@ impl CudaBackend {
     }
 }
 
-/// Whether a refused graph is to be had with full edges: the driver does not know the others. Anything else may pass, or fails with those as well.
+/// Whether a refused graph should be built again with full edges, because the driver lacks the others. Any other error is transient, or would recur.
 fn is_about_edges(code: DriverCode) -> bool {
     code.is_not_known_here()
         && matches!(code.call, "cuGraphAddDependencies_v2" | "cuGraphInstantiateWithFlags")
@@ -135,7 +135,7 @@ impl GraphCalls for CudaBackend {
         changes: &mut dyn Iterator<Item = (usize, NodeLaunch<'_>)>,
         partition: Option<RawPartition>,
     ) -> DriverResult<()> {
-        // Driver 580 ends the process where there is none.
+        // Driver 580 kills the process if no context is current.
         let _bound = self.bind()?;
         let (mut params, mut pointers) = (NodeParams::unset(), NO_ARGS);
         for (node, launch) in changes {

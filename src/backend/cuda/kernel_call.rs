@@ -1,6 +1,6 @@
 //! Captured kernels, read out of their graph and launched on their own.
 //!
-//! Source: `cuda.h`, "Graph Management"; the argument pointers that a kernel node returns belong to the node, and are valid as long as it
+//! Source: `cuda.h`, "Graph Management"; the argument pointers that a kernel node returns belong to the node, and are valid while it
 //! exists.
 
 use std::ffi::{c_int, c_void};
@@ -11,11 +11,11 @@ use super::node_params::NodeParams;
 use super::{CudaBackend, driver, newer, stream_handle};
 use crate::backend::{DriverResult, KernelCall, RawStream};
 
-/// The driver's code for an edge that is more than an order: the node may start before the other is complete.
+/// The driver's code for an edge that is not a full dependency: the node may start before its predecessor is complete.
 const LOSSY_QUERY: i32 = 920;
 
 impl CudaBackend {
-    /// The kernels that are all of a graph, if each is behind the one before.
+    /// The kernels of a graph that is nothing but a chain of kernels.
     pub(super) fn kernel_chain(&self, graph: Handle) -> DriverResult<Option<Vec<KernelCall>>> {
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
@@ -35,7 +35,7 @@ impl CudaBackend {
         Ok(Some(calls))
     }
 
-    /// A graph's nodes, each behind the one before; an error where one need not wait for all of that.
+    /// The nodes of a graph that is a chain of full dependencies, in order.
     fn node_chain(&self, graph: Handle) -> DriverResult<Option<Vec<Handle>>> {
         let none: Handle = std::ptr::null_mut();
         let mut count: usize = 0;
@@ -78,14 +78,14 @@ impl CudaBackend {
         Ok((chain.len() == links.len()).then_some(chain))
     }
 
-    /// The attributes of a kernel node without which its launch is another, as far as they are set.
+    /// The attributes of a kernel node that a launch of its own needs as well, as far as they are set.
     fn launch_attributes_of(&self, node: Handle) -> DriverResult<Box<[[u64; 9]]>> {
-        // Cooperative, the clusters' extents, how they are scheduled; from CUDA 12.8 on the extents that are preferred.
+        // Cooperative, cluster extents, cluster scheduling policy; from CUDA 12.8 on, the preferred cluster extents.
         const ASKED: [c_int; 4] = [2, 4, 5, 11];
         const INVALID_VALUE: c_int = 1;
         let mut attributes = Vec::new();
         for id in ASKED {
-            // `CUlaunchAttribute`: which one, padding, and 64 bytes of a value.
+            // `CUlaunchAttribute`: its id, padding, and 64 bytes of a value.
             let mut attribute = [0; 9];
             attribute[0] = u64::from(id as u32);
             let value: *mut c_void = attribute[1..].as_mut_ptr().cast();

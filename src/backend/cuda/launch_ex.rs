@@ -22,7 +22,7 @@ pub(super) struct RawConfig {
     attribute_count: u32,
 }
 
-/// `CUlaunchAttribute`: which one, and 64 bytes for the largest of all values.
+/// `CUlaunchAttribute`: its id, and 64 bytes, the size of the largest value.
 #[repr(C, align(8))]
 pub(super) struct Attribute {
     id: c_int,

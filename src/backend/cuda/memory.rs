@@ -14,8 +14,8 @@ use crate::error::DriverCode;
 const INVALID_VALUE: i32 = 1;
 
 impl CudaBackend {
-    /// Puts a copy on the stream. The driver finds memory that is mapped from several handles only for a thread that has a current
-    /// context: refused without one, the copy is made once more with the device's (driver 580; fills and launches need none).
+    /// Puts a copy on the stream. For memory mapped from several handles, the driver needs a current context on the calling thread: if the
+    /// copy is refused without one, it is made again with the device's (driver 580; fills and launches need none).
     fn copying(&self, stream: RawStream, copy: impl Fn() -> DriverResult<()>) -> DriverResult<()> {
         let bound = self.bind_for(stream)?;
         match copy() {
@@ -79,7 +79,7 @@ impl MemoryCalls for CudaBackend {
             (0, 0, 0, 0);
         match driver!(self.cuPointerGetAttribute((&raw mut kind).cast(), MEMORY_TYPE, ptr.0)) {
             Ok(()) if kind == DEVICE => {}
-            // The driver does not know it.
+            // The driver does not know the pointer.
             Ok(()) | Err(DriverCode { code: INVALID_VALUE, .. }) => {
                 return Ok(MemoryAt { ordinal: None, allocation: None });
             }
@@ -189,7 +189,7 @@ impl MemoryCalls for CudaBackend {
         let stream = stream_handle(stream);
         let short = pattern.shortest();
         let pitch = short.len;
-        // In units of that pattern.
+        // In units of the pattern.
         let count = pattern.len / pitch * count as usize;
         let is_aligned = |bytes: u64| dst.0.is_multiple_of(bytes);
         match *short.as_slice() {

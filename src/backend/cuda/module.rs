@@ -33,7 +33,7 @@ impl ModuleCalls for CudaBackend {
         let stream = stream_handle(stream);
         let mut pointers = args.pointers();
         let (params, extra) = (pointers.as_mut_ptr(), std::ptr::null_mut());
-        // One test of both: most launches are neither.
+        // One combined test: most launches are neither.
         if shape.cooperative | shape.overlaps || shape.grid.has_clusters() {
             if shape.cooperative && !shape.grid.has_clusters() {
                 return driver!(self.cuLaunchCooperativeKernel(

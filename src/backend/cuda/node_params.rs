@@ -43,7 +43,7 @@ pub(super) struct EdgeData {
 }
 
 impl EdgeData {
-    /// From all blocks of a kernel, when they have triggered or ended, to a kernel that waits for it.
+    /// An edge from a kernel, once all its blocks have triggered or ended, to a kernel that waits for it.
     pub(super) const PROGRAMMATIC: EdgeData =
         EdgeData { from_port: 1, to_port: 0, kind: 1, reserved: [0; 5] };
 }
@@ -69,7 +69,7 @@ impl NodeParams {
     /// The filled-in parameters as a launch with these attributes.
     pub(super) fn call(&self, attributes: Box<[[u64; 9]]>) -> KernelCall {
         let NodeParams { grid_dim, block_dim, shared_mem_bytes, .. } = *self;
-        // A kernel that belongs to no context yet is launched as a function is.
+        // A kernel that is not bound to a context is launched like a function.
         let function = if self.function.is_null() { self.kernel } else { self.function };
         KernelCall {
             function: function as u64,
@@ -80,8 +80,8 @@ impl NodeParams {
         }
     }
 
-    /// Makes them those of a launch. They point to `params`, which must outlive the call that they are passed to. The graph is of the device with
-    /// the context `home`, and of a partition of that, if it is; a function of another device runs there.
+    /// Sets them to those of a launch. They point to `params`, which must outlive the call that they are passed to. `home` is the context of the
+    /// graph's device, `partition` the graph's, if it has one; a function of another device runs on that device.
     #[inline]
     pub(super) fn set(
         &mut self,
@@ -95,7 +95,7 @@ impl NodeParams {
             return Err(DriverCode { call: "cuGraphAddKernelNode", code: NOT_SUPPORTED });
         };
         let grid = &launch.shape.grid;
-        // With a function the driver pays no attention to the context.
+        // With a function, the driver ignores the context.
         let (function, kernel, context) = match partition {
             _ if context != home => (0, kernel, context),
             Some(RawPartition { context, .. }) => (0, kernel, context),

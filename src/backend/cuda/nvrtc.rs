@@ -1,7 +1,7 @@
 //! NVRTC, the run-time compiler for CUDA C++: found at run time, its results as plain integers.
 //!
 //! It is looked for once per process, where [`library`] says. NVRTC 12 is preferred to 13, because its PTX loads on more drivers. The
-//! library opens its builtins by bare name at the first compilation, which fails for a library outside the search path; so the builtins are
+//! library opens its builtins by bare name at the first compilation, which fails for a library outside the search path; so they are
 //! opened first, from the same folder.
 //!
 //! Source: the NVRTC manual; all entry points exist since 11.2.
@@ -47,7 +47,7 @@ pub(crate) struct Nvrtc {
     _library: libloading::Library,
 }
 
-/// A text or image of a program: its length and its contents.
+/// A text or image of a program: the calls for its length and its contents.
 struct Text {
     bytes: unsafe extern "C" fn(Program, *mut usize) -> c_int,
     copy: unsafe extern "C" fn(Program, *mut u8) -> c_int,
@@ -77,7 +77,7 @@ pub(crate) struct Compiled {
 }
 
 impl Nvrtc {
-    /// The compiler; found once in the life of the process.
+    /// The compiler, looked up once per process.
     pub(crate) fn get() -> Result<&'static Nvrtc> {
         static NVRTC: OnceLock<Nvrtc> = OnceLock::new();
         library::once(&NVRTC, Self::find)
@@ -93,7 +93,7 @@ impl Nvrtc {
         let builtins = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         for path in builtins.into_iter().flat_map(files).filter(|path| is_builtins(path)) {
             if let Ok(library) = library::open(&path) {
-                // Kept as long as the compiler, which is for ever.
+                // Kept as long as the compiler: for ever.
                 std::mem::forget(library);
             }
         }
@@ -142,7 +142,7 @@ impl Nvrtc {
         if code != 0 || found.is_empty() {
             return Vec::new();
         }
-        // SAFETY: `found` has room for as many as the library said.
+        // SAFETY: `found` has room for the number of elements that the library returned.
         match unsafe { (self.nvrtcGetSupportedArchs)(found.as_mut_ptr()) } {
             0 => found.into_iter().filter_map(|one| u32::try_from(one).ok()).collect(),
             _ => Vec::new(),
@@ -172,8 +172,8 @@ impl Nvrtc {
         let refused = |code: c_int| failed(self.describe(code), String::new());
 
         let mut program = OpenProgram { nvrtc: self, raw: std::ptr::null_mut() };
-        // SAFETY: all texts live for the call and end with a NUL; the two arrays have as many
-        // elements as is said.
+        // SAFETY: all texts live for the call and end with a NUL; the two arrays have the given number of
+        // elements.
         let code = unsafe {
             (self.nvrtcCreateProgram)(
                 &raw mut program.raw,
@@ -190,7 +190,7 @@ impl Nvrtc {
             let code = unsafe { (self.nvrtcAddNameExpression)(program.raw, instance.as_ptr()) };
             check(code).map_err(refused)?;
         }
-        // SAFETY: the program is alive; the array has as many elements as is said.
+        // SAFETY: the program is alive; the array has the given number of elements.
         let compiled = unsafe {
             let options = pointers(&options);
             (self.nvrtcCompileProgram)(program.raw, options.len() as c_int, options.as_ptr())
@@ -207,9 +207,9 @@ impl Nvrtc {
         Ok(Compiled { image, names, log })
     }
 
-    /// The library's words for a code.
+    /// The library's message for a code.
     fn describe(&self, code: c_int) -> String {
-        // SAFETY: any code may be asked for.
+        // SAFETY: any code is valid.
         let text = unsafe { (self.nvrtcGetErrorString)(code) };
         if text.is_null() {
             return format!("NVRTC error {code}");
@@ -231,7 +231,7 @@ impl OpenProgram<'_> {
         // SAFETY: the program is alive, `bytes` is a live integer.
         check(unsafe { (what.bytes)(self.raw, &raw mut bytes) })?;
         let mut read = vec![0; bytes];
-        // SAFETY: the program is alive, `read` has room for as many bytes as the library said.
+        // SAFETY: the program is alive, `read` has room for the number of bytes that the library returned.
         check(unsafe { (what.copy)(self.raw, read.as_mut_ptr()) })?;
         Ok(read)
     }

@@ -1,7 +1,7 @@
-//! The driver's green contexts: contexts over the primary one, of some of its multiprocessors.
+//! The driver's green contexts: contexts over the primary one, each with some of its multiprocessors.
 //!
-//! None is ever made current: a stream of one is used like any other with the primary context, a graph's node names it. Source: "Green
-//! Contexts" in the driver API's documentation, and on an H200 with driver 580:
+//! None is ever made current: its streams are used like any other with the primary context, and a graph's node names it. Source: "Green
+//! Contexts" in the driver API's documentation, and tests on an H200 with driver 580:
 //!
 //! | what | seen |
 //! |---|---|
@@ -9,7 +9,7 @@
 //! | a kernel node | belongs to the context that it names with a `CUkernel`; with a `CUfunction` to the whole GPU |
 //! | work captured on such a stream with the primary context current | is confined |
 //! | an event recorded for the whole primary context | covers these streams |
-//! | 200 made and destroyed | 4 MiB of device memory each, which do not come back |
+//! | 200 made and destroyed | 4 MiB of device memory each, never returned |
 
 use gpu_await_protocol::grains::GrainSet;
 
@@ -20,7 +20,7 @@ use super::{CudaBackend, newer};
 use crate::backend::{DriverResult, PartitionCalls, RawPartition};
 
 impl CudaBackend {
-    /// The device divided into grains of the smallest size, with what is left as the last.
+    /// The device divided into grains of the smallest size, the remainder last.
     fn divide(&self) -> DriverResult<Vec<DevResource>> {
         let device = self.device()?;
         let mut all = DevResource::unset();

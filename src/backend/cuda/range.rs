@@ -1,6 +1,6 @@
-//! Reserved addresses, and memory of the driver's that is mapped there step by step.
+//! Reserved addresses, and driver memory that is mapped there step by step.
 //!
-//! A step is a handle of its own: `cuMemUnmap` takes whole mappings alone. The handle goes at once, and the mapping keeps the memory.
+//! Each step has its own handle: `cuMemUnmap` takes whole mappings only. The handle is released at once; the mapping keeps the memory.
 //!
 //! Source: "Virtual Memory Management" in the driver API's documentation.
 
@@ -43,11 +43,11 @@ impl CudaBackend {
 
     fn map_step(&self, at: u64, size: usize, prop: &AllocationProp) -> DriverResult<()> {
         let mut handle = 0;
-        // For each by itself: launches of other threads go in between.
+        // Taken for each step: launches of other threads get through in between.
         let _exclusive = Exclusive::begin();
         newer!(self.cuMemCreate(&raw mut handle, size, &raw const *prop, 0))?;
         let mapped = newer!(self.cuMemMap(at, size, 0, handle, 0));
-        // Refused, the memory stays until the process ends.
+        // If this fails, the memory stays until the process ends.
         newer!(self.cuMemRelease(handle)).ok();
         mapped
     }

@@ -1,4 +1,4 @@
-//! The driver's memory with a file descriptor: made, mapped, and shown to processes read-only, or to one after the other for writing.
+//! Driver memory with a file descriptor: made, mapped, and shared with other processes read-only, or writable by one process at a time.
 //!
 //! | what | keeps the memory |
 //! |---|---|
@@ -20,7 +20,7 @@ use crate::backend::{DevicePtr, DriverResult, SharedCalls, SharedMapping};
 const POSIX_FILE_DESCRIPTOR: c_int = 1;
 
 impl CudaBackend {
-    /// Maps all of a handle's memory. Whatever fails is undone; the caller releases the handle.
+    /// Maps all of a handle's memory. A failure is undone; the caller releases the handle.
     fn map(&self, handle: u64, bytes: u64, writes: bool) -> DriverResult<SharedMapping> {
         let (size, mut ptr) = (bytes as usize, 0);
         newer!(self.cuMemAddressReserve(&raw mut ptr, size, 0, 0, 0))?;
@@ -71,7 +71,7 @@ impl SharedCalls for CudaBackend {
                     self.unmap(&mapping).ok();
                 })
         });
-        // The mapping keeps the memory from here on. Refused, the memory stays until the process ends.
+        // The mapping keeps the memory from here on. If the release fails, the memory stays until the process ends.
         newer!(self.cuMemRelease(handle)).ok();
         made
     }

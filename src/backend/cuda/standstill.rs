@@ -2,7 +2,7 @@
 //!
 //! On an H200 (driver 580), `cuModuleLoadDataEx`, `cuModuleUnload` and `cuMemHostUnregister` return only when every running kernel of the
 //! context has ended, and while one of them waits, *launches of other threads block too*. So they are made off the executor and never by
-//! the poller, and those that can be deferred are deferred until the device is idle.
+//! the poller, and deferred until the device is idle where possible.
 //!
 //! `cuGraphInstantiate` does the same when it needs more memory than all graphs together have ever taken: it was seen twice before there
 //! were 200 graphs of ten launches, and not again in that process. It is still called by the launch that needs it: moving it to another
@@ -14,7 +14,7 @@
 //! from starting.
 //!
 //! # Invariants
-//! 1. A gate that its own limit has opened holds up nothing, though nobody opens or drops it (`a_gate_past_its_limit_holds_up_nothing`).
+//! A gate past its own limit holds up nothing, even if nobody opens or drops it (`a_gate_past_its_limit_holds_up_nothing`).
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "test-util")]
@@ -23,7 +23,7 @@ mod exclusion {
 
     use gpu_await_protocol::lock::{Condvar, Mutex, MutexGuard};
 
-    /// Closed gates, and calls under way that wait for the device.
+    /// Closed gates, and calls in progress that wait for the device.
     struct Gates {
         gates: Vec<KnownGate>,
         calls: u32,
@@ -39,9 +39,9 @@ mod exclusion {
 
     static STATE: Mutex<Gates> = Mutex::new(Gates { gates: Vec::new(), calls: 0, next: 0 });
     static CHANGED: Condvar = Condvar::new();
-    /// Longer than any gate stays closed: a thread that has waited for so long proceeds anyway.
+    /// Longer than any gate stays closed: a thread that has waited this long proceeds anyway.
     const LIMIT: Duration = Duration::from_secs(30);
-    /// How often a waiting thread looks at the gates: one that its own limit opens tells nobody.
+    /// How often a waiting thread checks the gates: one that opens by its own limit notifies nobody.
     const LOOK: Duration = Duration::from_millis(5);
 
     impl Gates {
@@ -60,7 +60,7 @@ mod exclusion {
         state
     }
 
-    /// A call that waits for the device; dropped when it returned.
+    /// A call that waits for the device; dropped when the call has returned.
     pub(crate) struct Standstill(());
 
     impl Standstill {
@@ -77,12 +77,12 @@ mod exclusion {
         }
     }
 
-    /// A gate that is closed; dropped when it was opened.
+    /// A closed gate; dropped when it has been opened.
     #[derive(Debug)]
     pub(crate) struct Closed(u64);
 
     impl Closed {
-        /// A gate of the device `owner`. It may open before this is dropped, by its own limit: then `is_open`.
+        /// A gate of the device `owner`. It may open before this is dropped, by its own limit: `is_open` is then true.
         pub(crate) fn begin(owner: u64, is_open: impl Fn() -> bool + Send + 'static) -> Self {
             let mut state = wait_while(|state| state.calls > 0 || state.has_closed(Some(owner)));
             let number = state.next;

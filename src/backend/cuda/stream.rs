@@ -39,7 +39,7 @@ impl StreamCalls for CudaBackend {
         driver!(self.cuStreamGetFlags(stream, &raw mut flags))?;
         let mut green: Handle = std::ptr::null_mut();
         match self.api.cuStreamGetCtx_v2 {
-            // A green context is one over the context that this returns.
+            // A green context is one on top of the context that this returns.
             Some(_) => {
                 newer!(self.cuStreamGetCtx_v2(stream, &raw mut context, &raw mut green))
             }

@@ -1,7 +1,7 @@
 //! Graphs of a host device: stored launches that are put on a stream together.
 //!
 //! A graph launch is one command of its stream, as on a GPU. Its nodes run one after another, as far from program order as their edges
-//! allow, so that a missing edge shows. An edge that overlaps orders nothing, unless its second node waits first and is behind that one alone.
+//! allow, so that a missing edge shows. An overlapping edge orders nothing, unless its second node waits first and has no other predecessor.
 
 use std::collections::BinaryHeap;
 
@@ -135,7 +135,7 @@ fn kept(call: &'static str, node: NodeLaunch<'_>) -> DriverResult<HostNode> {
     Ok(HostNode::Launch(Box::new(launch)))
 }
 
-/// An order in which each node is behind those that its edges name, and as early as they allow if it was added late.
+/// An order that respects the edges, in which nodes that were added later run as early as possible.
 fn last_first(nodes: usize, edges: &[GraphEdge]) -> Vec<usize> {
     let mut waits_for = vec![0; nodes];
     edges.iter().for_each(|edge| waits_for[edge.second as usize] += 1);

@@ -22,7 +22,7 @@ use crate::thread::native::spawn;
 #[derive(Default)]
 pub(super) struct Memory {
     pub(super) blocks: BTreeMap<u64, HostBlock>,
-    /// Adopted memory, from its first byte to behind its last: one entry per adoption.
+    /// Adopted memory, as address ranges: one entry per adoption.
     pub(super) adopted: Vec<Range<u64>>,
     /// Counts an allocation from when it runs to when its free runs.
     pub(super) pool: PoolInfo,
@@ -34,7 +34,7 @@ pub(super) struct Memory {
     /// Mappings of memory that other processes may map as well, by address.
     #[cfg(target_os = "linux")]
     pub(super) shared: BTreeMap<u64, super::shared::Shared>,
-    /// How much of the limit these two take.
+    /// How much of the limit ranges and shared mappings take.
     pub(super) used_beside_pool: u64,
 }
 
@@ -73,8 +73,7 @@ impl Drop for HostCore {
     fn drop(&mut self) {
         drop_values(std::mem::take(self.buried.get_mut()));
         if *self.has_peers.get_mut() {
-            // Another device may still copy from this memory, and after a loss this device does not wait for that
-            // copy.
+            // Another device may still be copying from this memory; after a loss, this device does not wait for that copy.
             #[cfg(target_os = "linux")]
             std::mem::forget(std::mem::take(&mut self.memory.lock().shared));
             std::mem::forget(std::mem::take(&mut self.memory.lock().ranges));
@@ -101,8 +100,8 @@ fn drop_values(values: Vec<Box<dyn Any + Send>>) {
 }
 
 impl HostCore {
-    /// Drops the buried values, once no queue has a command that may use them. On a thread of its own: a value may
-    /// hold the device, and so end it.
+    /// Drops the buried values once no queue has a command that may use them. On a thread of its own: a value may hold
+    /// the device, and so end it.
     pub(super) fn unearth(&self) {
         if self.buried.lock().is_empty() || !self.streams.read().values().all(|s| s.is_idle()) {
             return;
@@ -111,13 +110,13 @@ impl HostCore {
         if values.is_empty() {
             return;
         }
-        // If a thread is refused, they leak: this thread may be the device's own.
+        // If no thread can be started, they leak: this thread may be the device's own.
         let values = std::mem::ManuallyDrop::new(values);
         let drop_all = move || drop_values(std::mem::ManuallyDrop::into_inner(values));
         spawn("gpu-await-reaper", Box::new(drop_all)).ok();
     }
 
-    /// The address, if all of it is live memory of this device, or of one that it reaches.
+    /// The address, if the whole range is live memory of this device, or of one that it can access.
     pub(super) fn touch(&self, ptr: DevicePtr, bytes: u64) -> std::result::Result<*mut u8, String> {
         if self.memory.lock().has(ptr, bytes) || self.reaches(ptr, bytes) {
             return Ok(ptr.0 as *mut u8);
@@ -233,7 +232,7 @@ impl MemoryCalls for HostBackend {
         const CALL: &str = "free";
         self.shared.healthy(CALL)?;
         {
-            // Counted at once: later allocations are ordered behind it, as in the driver's pool.
+            // Counted at once: later allocations are ordered after it, as in the driver's pool.
             let mut memory = self.shared.memory.lock();
             let block = memory.blocks.get(&ptr.0);
             let bytes = block.ok_or(DriverCode { call: CALL, code: INVALID_VALUE })?.bytes;
@@ -334,7 +333,7 @@ impl MemoryCalls for HostBackend {
         _src_context: u64,
         bytes: u64,
     ) -> DriverResult<()> {
-        // The other device's memory is the host's, and this one's books say nothing of it.
+        // The other device's memory is host memory, which this device does not track.
         let src = HostPtr(src.0 as usize);
         self.enqueue(stream, "copy_from_peer", Command::CopyIn { dst, src, bytes })
     }

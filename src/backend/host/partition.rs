@@ -1,4 +1,4 @@
-//! Shares of the cores, in name alone: a kernel's twin runs on its stream's thread, wherever the system puts that.
+//! Shares of the cores, in name only: a kernel's twin runs on its stream's thread, wherever the system schedules it.
 
 use gpu_await_protocol::grains::GrainSet;
 
@@ -6,7 +6,7 @@ use super::HostBackend;
 use crate::backend::{Backend, DriverResult, PartitionCalls, RawPartition};
 
 impl PartitionCalls for HostBackend {
-    /// A grain a core, or a few where there are more than a device has of grains.
+    /// One core per grain, or several if there are more cores than a device can have grains.
     fn grains(&self) -> DriverResult<Vec<u32>> {
         self.shared.healthy("grains")?;
         let cores = self.limits().multiprocessors;

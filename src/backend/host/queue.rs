@@ -25,14 +25,14 @@ pub(super) struct HostStream {
     pub(super) blocking: bool,
     pub(super) commands: Sender<Command>,
     pub(super) books: Arc<Books>,
-    /// The receiving end, where no thread owns it.
+    /// The receiving end, if no thread owns it.
     pub(super) stepped: Option<Mutex<Stepped>>,
 }
 
 pub(super) struct Stepped {
     pub(super) commands: Receiver<Command>,
     pub(super) head: Option<Command>,
-    /// A command runs: not under the lock, it is the user's code.
+    /// A command is running: not under the lock, since it is user code.
     pub(super) running: bool,
 }
 
@@ -177,7 +177,7 @@ fn share(event: RawEvent) -> Arc<HostEvent> {
 }
 
 impl HostCore {
-    /// Blocks until a stream takes another command, which is then counted. An error if it never will, where a driver would block the
+    /// Blocks until a stream has room for another command, and counts it. An error if it never will, where a driver would block the
     /// thread for ever.
     pub(super) fn take_room(&self, books: &Books) -> std::result::Result<(), i32> {
         let mut depth = books.depth.lock();
@@ -198,8 +198,8 @@ impl HostCore {
         Ok(())
     }
 
-    /// Blocks while a full queue blocks another thread: so does the driver when it is to make a stream
-    /// or an event, to pin memory, or to put a host function on a stream.
+    /// Blocks while a full queue blocks another thread: the driver does so as well before it creates a stream
+    /// or an event, pins memory, or puts a host function on a stream.
     pub(super) fn wait_until_nobody_is_blocked(&self) {
         let mut blocked = self.blocked.lock();
         while *blocked > 0 && self.fault.get().is_none() {
@@ -208,9 +208,8 @@ impl HostCore {
         }
     }
 
-    /// Orders a stream that is not non-blocking: the legacy default stream behind all others, another
-    /// one behind the legacy default stream. Under `legacy_order`, so that no two of them wait for
-    /// each other.
+    /// Orders a stream that is not non-blocking: the legacy default stream after all others, any other after the legacy
+    /// default stream. Called under `legacy_order`, so that no two of them wait for each other.
     pub(super) fn wait_for_counterparts(self: &Arc<Self>, handle: RawStream, stream: &HostStream) {
         let streams = self.streams.read();
         let legacy = RawStream::LEGACY.0;
@@ -327,7 +326,7 @@ impl EventCalls for HostBackend {
         let streams = self.shared.streams.read();
         let books = streams.values().map(|stream| Arc::downgrade(&stream.books)).collect();
         let generation = event.next_record(&self.shared, books);
-        // Reached when the last share is dropped: by the streams, and by this call.
+        // Reached when the last share is dropped: each stream has one, and so does this call.
         let everybody = Arc::new(Everybody { event, generation });
         for stream in streams.values() {
             // A stream whose worker is gone has nothing to wait for.

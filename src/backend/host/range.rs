@@ -1,5 +1,5 @@
-//! Reserved addresses of the host device: an anonymous mapping, whose pages the system gives when they are written. Commands may use the part
-//! that has memory alone (`touch`), so a use beyond it loses the device, as a GPU's would.
+//! Reserved addresses of the host device: an anonymous mapping, whose pages the system provides when they are written. Commands may use the
+//! committed part only (`touch`), so a use beyond it loses the device, as a GPU's would.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ const GRANULARITY: u64 = 2 << 20;
 /// Reserved addresses.
 pub(super) struct HostRange {
     map: MmapRaw,
-    /// Memory from the beginning on.
+    /// Committed memory, from the start.
     pub(super) committed: u64,
 }
 
@@ -50,7 +50,7 @@ impl RangeCalls for HostBackend {
             return Err(DriverCode { call: CALL, code: INVALID_VALUE });
         }
         let beginning = range.map.as_mut_ptr().wrapping_add(range.committed as usize);
-        // SAFETY: inside of the mapping, checked above; commands use what is committed alone, and this is not yet.
+        // SAFETY: inside the mapping, checked above; commands use committed memory only, and this is not committed yet.
         unsafe { std::ptr::write_bytes(beginning, POISON, bytes as usize) };
         range.committed += bytes;
         memory.used_beside_pool += bytes;
@@ -70,7 +70,7 @@ impl RangeCalls for HostBackend {
         #[cfg(unix)]
         {
             let (advice, offset) = (memmap2::UncheckedAdvice::DontNeed, range.committed as usize);
-            // SAFETY: nothing refers to these pages: commands that used them are complete, and no new one may. Refused, they stay with the
+            // SAFETY: nothing refers to these pages: commands that used them are complete, and no new one may. If this fails, they stay with the
             // process, and nobody reads them before they are written.
             unsafe { range.map.unchecked_advise_range(advice, offset, bytes as usize) }.ok();
         }
@@ -84,7 +84,7 @@ impl RangeCalls for HostBackend {
     }
 }
 
-/// The range that an address is in, and where it begins.
+/// The range that contains an address, and its start.
 fn range_at<'r>(
     ranges: &'r mut BTreeMap<u64, HostRange>,
     at: DevicePtr,

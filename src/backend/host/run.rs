@@ -65,7 +65,7 @@ pub(super) enum Command {
     },
 }
 
-/// A node of a graph that is launched.
+/// A node of a launched graph.
 pub(super) enum GraphStep {
     Launch(Box<Launch>),
     Record { event: Arc<HostEvent>, generation: u64 },
@@ -80,7 +80,7 @@ pub(super) struct Launch {
 }
 
 impl Command {
-    /// Whether it takes a place in the stream's queue, as launches, fills and copies do on an H200.
+    /// Whether it takes a slot in the stream's queue, as launches, fills and copies do on an H200.
     pub(super) fn counts(&self) -> bool {
         !matches!(
             self,
@@ -93,7 +93,7 @@ impl Command {
         )
     }
 
-    /// Whose code it runs.
+    /// The role of the user code that it runs, if any.
     pub(super) fn role(&self) -> Option<Role> {
         match self {
             Command::HostFn { .. } => Some(Role::HostFn),
@@ -125,15 +125,14 @@ impl Command {
             Command::Free(ptr) => shared.release(ptr),
             Command::CopyIn { dst, src, bytes } => {
                 let dst = shared.touch(dst, bytes)?;
-                // SAFETY: `touch` proved `dst` live for `bytes`; the submitter keeps `src` valid
-                // until this command is complete, be it the host's or another device's; neither
-                // overlaps with this device's.
+                // SAFETY: `touch` proved `dst` live for `bytes`; the submitter keeps `src` valid until this command is
+                // complete, whether it is host memory or another device's; neither overlaps with this device's memory.
                 unsafe { std::ptr::copy_nonoverlapping(src.0 as *const u8, dst, bytes as usize) };
                 Ok(())
             }
             Command::CopyOut { dst, src, bytes } => {
                 let src = shared.touch(src, bytes)?;
-                // SAFETY: as above, the other way round.
+                // SAFETY: as above, in the other direction.
                 unsafe { std::ptr::copy_nonoverlapping(src, dst.0 as *mut u8, bytes as usize) };
                 Ok(())
             }
@@ -149,7 +148,7 @@ impl Command {
             Command::Graph(steps) => {
                 let mut steps = steps.into_iter();
                 let ran = steps.by_ref().try_for_each(|step| step.run(shared));
-                // More may follow the one that failed.
+                // Others may follow the one that failed.
                 steps.for_each(GraphStep::discard);
                 ran
             }
@@ -175,7 +174,7 @@ impl Command {
                         books.stand_still();
                         // ORDERING: SeqCst, see `stream_destroy`.
                         if books.destroyed.load(Ordering::SeqCst) {
-                            // ORDERING: Relaxed: for this thread.
+                            // ORDERING: Relaxed: only this thread reads it.
                             books.given_up.store(true, Ordering::Relaxed);
                             break;
                         }
@@ -184,13 +183,13 @@ impl Command {
                     let changed = &event.changed;
                     reached = turn::rest(|| changed.wait_for(reached, Duration::from_millis(20)));
                 }
-                // It goes on, or discards what is left. ORDERING: Relaxed, see `stand_still`.
+                // It continues, or discards the rest. ORDERING: Relaxed, see `stand_still`.
                 books.stands_still.store(false, Ordering::Relaxed);
                 Ok(())
             }
             Command::Word { word, value } => {
                 let word: *mut u64 = word.0 as *mut u64;
-                // SAFETY: the engine keeps the word, 8-byte aligned, until its last value was seen.
+                // SAFETY: the engine keeps the word, 8-byte aligned, until it has seen its last value.
                 let word = unsafe { AtomicU64::from_ptr(word) };
                 // ORDERING: Release: a reader of the value sees the stream's earlier writes.
                 word.store(value, Ordering::Release);
@@ -226,7 +225,7 @@ impl Launch {
         ran
     }
 
-    /// Drops it: if it is the last to have the twin, that includes whatever a user's twin captured.
+    /// Drops it: if it holds the last reference to a user's twin, that drops the twin's captures too.
     pub(super) fn discard(self: Box<Self>) {
         contain::contain("the drop of what a kernel's host twin captured", || drop(self));
     }

@@ -1,10 +1,10 @@
 //! Memory that several processes map, on the host device: a file without a name.
 //!
-//! Read-only here means that the pages are: a twin that writes them ends its process (`SIGSEGV`), where a GPU's kernel faults. Twins get
-//! such memory as `&[T]`, so safe code has no such twin. Once it is sealed, no process can map it writable any more.
+//! Read-only here means that the pages are: a twin that writes them kills its process (`SIGSEGV`), where a GPU's kernel faults. Twins get
+//! such memory as `&[T]`, so safe twins cannot. Once it is sealed, no process can map it writable any more.
 //!
-//! A process maps a file description of its own, so that another one can ask the system whether it, and what it forked, have let go of it
-//! (`fcntl(2)`, `F_SETLEASE`).
+//! Each process maps a file description of its own, so that another one can ask the system whether that process and its forks have let go of
+//! it (`fcntl(2)`, `F_SETLEASE`).
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -22,13 +22,13 @@ const GRANULARITY: u64 = 2 << 20;
 /// A mapping.
 pub(super) struct Shared {
     map: MmapRaw,
-    /// How much of this device's memory it takes: what is imported is its maker's.
+    /// How much of this device's memory it takes: imported memory counts for its creator.
     bytes: u64,
 }
 
 impl HostBackend {
     fn enter(&self, map: MmapRaw, bytes: u64) -> SharedMapping {
-        // A process that dies would write it to disk.
+        // Otherwise a crash would dump it to disk.
         map.advise(Advice::DontDump).ok();
         let mapping =
             SharedMapping { ptr: DevicePtr(map.as_mut_ptr() as u64), bytes: map.len() as u64 };
@@ -58,7 +58,7 @@ impl SharedCalls for HostBackend {
             memory.used_beside_pool += bytes;
         }
         let made = memfd::create(bytes).and_then(|file| {
-            // What `memfd_create` returns is not counted among those who write the file.
+            // The kernel does not count the description from `memfd_create` among the file's writers.
             let file = memfd::opened_again(&file).unwrap_or(file);
             let map = MmapOptions::new().len(bytes as usize).map_raw(&file)?;
             Ok((map, memfd::into_number(file)))
@@ -80,10 +80,10 @@ impl SharedCalls for HostBackend {
     ) -> DriverResult<SharedMapping> {
         const CALL: &str = "shared_import";
         self.shared.healthy(CALL)?;
-        // SAFETY: the caller's descriptor, which is open during the call.
+        // SAFETY: the caller's descriptor, open during the call.
         let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
         let import = || {
-            // It could be cut short otherwise, and reading it would end this process; or written, where it is sealed to be read.
+            // Without these seals it could be truncated, and reading it would kill this process; or written although it is shared read-only.
             let seals = if writes { memfd::SIZE } else { memfd::SIZE | memfd::NEW_WRITERS };
             if !memfd::has(file, seals)? || memfd::len(file)? != bytes {
                 return Err(io::ErrorKind::InvalidInput.into());
@@ -99,12 +99,12 @@ impl SharedCalls for HostBackend {
         const CALL: &str = "shared_protect";
         self.shared.healthy(CALL)?;
         let start = mapping.ptr.0 as *mut u8;
-        // SAFETY: a mapping of this backend, which no command uses.
+        // SAFETY: a mapping of this backend that no command uses.
         let forbidden = unsafe { memfd::forbid_writes(start, mapping.bytes as usize) };
         forbidden.map_err(|why| code_of(CALL, &why))?;
-        // SAFETY: the caller's descriptor, which is open during the call.
+        // SAFETY: the caller's descriptor, open during the call.
         let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
-        // Kernels before 5.1 do not know that seal.
+        // Kernels before 5.1 lack that seal.
         memfd::seal(file, memfd::NEW_WRITERS).ok();
         Ok(())
     }

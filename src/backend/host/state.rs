@@ -14,25 +14,25 @@ use super::HostCore;
 #[derive(Default)]
 pub(super) struct Books {
     pub(super) handle: u64,
-    /// The handle is destroyed; the stream goes when its queue is empty.
+    /// The handle is destroyed; the stream goes once its queue is empty.
     pub(super) destroyed: AtomicBool,
     /// Unfinished commands of all kinds.
     pub(super) pending: AtomicU64,
     /// Unfinished commands that take a slot in the queue.
     pub(super) depth: Mutex<usize>,
     pub(super) room: Condvar,
-    /// The stream waited for an event that is never reached, and its handle is gone: the worker discards
-    /// the commands that are left.
+    /// The stream waits for an event that is never reached, and its handle is gone: the worker discards the
+    /// remaining commands.
     pub(super) given_up: AtomicBool,
-    /// The head waits for an event that is never reached: the queue gets no room any more. Set under the lock of `depth`.
+    /// The head waits for an event that is never reached: no room is freed in the queue any more. Set under the lock of `depth`.
     pub(super) stands_still: AtomicBool,
 }
 
 impl Books {
-    /// Releases the threads that wait for room, which there will never be.
+    /// Releases the threads that wait for room, since none will be freed.
     pub(super) fn stand_still(&self) {
         let _depth = self.depth.lock();
-        // ORDERING: Relaxed: read under the lock, or by a stream that looks again.
+        // ORDERING: Relaxed: read under the lock, or by a stream that polls.
         if !self.stands_still.swap(true, Ordering::Relaxed) {
             self.room.notify_all();
         }
@@ -46,19 +46,19 @@ pub(super) struct HostEvent {
     pub(super) reached: Mutex<Reached>,
     pub(super) changed: Condvar,
     pub(super) last_record: Mutex<LastRecord>,
-    /// The last record that the stream was asked for and discarded.
+    /// The last requested record that a stream discarded.
     pub(super) discarded: AtomicU64,
 }
 
 impl HostEvent {
-    /// Whether a record that was not reached never will be.
+    /// Whether a record that has not been reached never will be.
     pub(super) fn never_comes(&self, generation: u64) -> bool {
         // ORDERING: Relaxed: the stream that waits polls this.
         self.discarded.load(Ordering::Relaxed) >= generation
             || self.last_record.lock().stands_still()
     }
 
-    /// The number of its next record, which waits for the queues of these streams.
+    /// The number of the next record, which waits for the queues of these streams.
     pub(super) fn next_record(
         &self,
         core: &Arc<HostCore>,
@@ -77,7 +77,7 @@ impl HostEvent {
         (event, generation)
     }
 
-    /// A requested record is not made.
+    /// A requested record will not be made.
     pub(super) fn discard(&self, generation: u64) {
         // ORDERING: Relaxed: a stream that waits for the event polls this.
         self.discarded.fetch_max(generation, Ordering::Relaxed);
@@ -101,14 +101,14 @@ pub(super) struct Reached {
 #[derive(Default)]
 pub(super) struct LastRecord {
     core: Weak<HostCore>,
-    /// The streams that may not have come to it.
+    /// The streams that may not have reached it yet.
     streams: SmallVec<[Weak<Books>; 1]>,
 }
 
 impl LastRecord {
     /// Returns whether a record that has not been reached yet never will be. A destroyed stream counts as having finished its queue.
     fn stands_still(&self) -> bool {
-        // ORDERING: Relaxed: the caller looks again.
+        // ORDERING: Relaxed: the caller polls.
         let stands_still = |books: Arc<Books>| books.stands_still.load(Ordering::Relaxed);
         self.core.upgrade().is_none_or(|core| core.fault.get().is_some())
             || self.streams.iter().filter_map(Weak::upgrade).any(stands_still)
@@ -122,7 +122,7 @@ pub(super) struct Everybody {
 }
 
 impl Everybody {
-    /// A stream has come to it.
+    /// A stream has reached it.
     pub(super) fn arrive(&self, books: &Books) {
         let mut last_record = self.event.last_record.lock();
         last_record.streams.retain(|stream| !std::ptr::eq(stream.as_ptr(), books));
