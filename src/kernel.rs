@@ -128,14 +128,14 @@ pub(crate) mod sealed {
 }
 
 impl<S: Signature> Kernel<S> {
-    /// Makes a kernel for the host device alone: `twin` is called once per launch, for the whole grid.
+    /// Makes a kernel for the host device only: `twin` is called once per launch, for the whole grid.
     ///
-    /// A twin occupies its stream while it runs. Calls that submit or block fail with
-    /// [`ErrorDetail::WrongThread`] inside one.
+    /// A twin occupies its stream while it runs. Inside a twin, calls that submit or block fail with
+    /// [`ErrorDetail::WrongThread`].
     ///
     /// The twin must overwrite all of an [`Out`](crate::Out); that is trusted, not checked, and the memory
-    /// counts as written from then on. Elements that the twin skips keep their old value: in memory that was
-    /// never written, bytes of `0xA5`, with which a host device fills new memory.
+    /// counts as written from then on. Elements that the twin skips keep their old value: in memory never
+    /// written before, the `0xA5` bytes with which a host device fills new memory.
     ///
     /// # Errors
     /// [`ErrorDetail::NoImplementation`] on another kind of device.
@@ -143,7 +143,7 @@ impl<S: Signature> Kernel<S> {
         Kernel::host_erased(device.engine(), name, twin.erase())
     }
 
-    /// [`host`](Self::host) for a twin whose types were checked before.
+    /// [`host`](Self::host) for a twin whose types have been checked.
     pub(crate) fn host_erased(engine: &Arc<Engine>, name: &str, twin: HostTwin) -> Result<Self> {
         if engine.backend.kind() != crate::DeviceKind::Host {
             return Err(no_implementation(name, engine));
@@ -173,8 +173,8 @@ impl<S: Signature> Kernel<S> {
         Kernel { core: Arc::new(core), requirements: Arc::default(), names: &[] }
     }
 
-    /// Adds a precondition that is checked before every launch that reaches the device: one of [nothing](LaunchConfig::nothing) is not
-    /// checked. `text` appears in the error. A clone with further preconditions reports those of the original as a whole, without their texts.
+    /// Adds a precondition that is checked before every launch that reaches the device; launches of [nothing](LaunchConfig::nothing) are not
+    /// checked. `text` appears in the error. A clone with further preconditions reports the original's as a whole, without their texts.
     ///
     /// # Examples
     /// ```
@@ -232,7 +232,7 @@ impl<S: Signature> Kernel<S> {
         if self.requirements.is_empty() {
             return Ok(());
         }
-        // What is evaluated last, if that panics.
+        // The requirement evaluated last, in case it panics.
         let last = Cell::new("");
         let failed = contain::hold(|| {
             self.requirements.iter().find(|requirement| {
@@ -246,7 +246,7 @@ impl<S: Signature> Kernel<S> {
         }
     }
 
-    /// The error of a requirement that does not hold, or of `what`, which panicked.
+    /// The error for a requirement that does not hold, or for `what`, which panicked.
     #[cold]
     #[inline(never)]
     fn unmet(
@@ -291,7 +291,7 @@ impl<S: Signature> Kernel<S> {
             Ok(config) => config,
             Err(why) => return Err(footprint.poison(why.of(&core.name))),
         };
-        // Not again behind the check, which calls foreign code.
+        // Computed once: the check below calls user code.
         let is_simple = config.is_simple();
         let mut checked = self.check(&config, is_simple, &shapes);
         if !is_simple {
@@ -387,27 +387,27 @@ launch! {
     /// Puts a kernel launch on the stream. Ready proves *complete on the device*.
     ///
     /// Buffers are borrowed for the call only: `&x` for [`In`](crate::In), `&mut y` for
-    /// [`InOut`](crate::InOut) and [`Out`](crate::Out). Work of other streams on them is waited for
-    /// on the device.
+    /// [`InOut`](crate::InOut) and [`Out`](crate::Out). If other streams still use them, this stream waits
+    /// for that work on the device.
     ///
     /// # Blocking
-    /// While the stream's queue is [full](Stream#blocking). The first launch of a kernel may also wait, for what the driver makes
-    /// then: launch each kernel once before serving.
+    /// While the stream's queue is [full](Stream#blocking). The first launch of a kernel may also wait while the driver sets it
+    /// up: launch each kernel once before serving.
     ///
     /// # Errors
     /// Refused before the driver sees it: a precondition that does not hold, with the values
-    /// ([`ErrorDetail::Precondition`]); an extent that is zero or over a limit, with what was asked
-    /// and what is allowed ([`ErrorDetail::LaunchLimit`]: grid and block by axis, threads, registers
-    /// and shared memory of a block, what a cooperative launch needs resident at once); a grid that
-    /// is no whole number of clusters ([`ErrorDetail::PartialCluster`]); clusters or a cooperative
-    /// launch on a device that has none ([`ErrorDetail::Unsupported`]); buffers or a kernel of another
+    /// ([`ErrorDetail::Precondition`]); an extent that is zero or over a limit, with the requested and the
+    /// allowed value ([`ErrorDetail::LaunchLimit`]: grid and block by axis, threads, registers
+    /// and shared memory of a block, the blocks that a cooperative launch needs resident at once); a grid that
+    /// is not a whole number of clusters ([`ErrorDetail::PartialCluster`]); clusters or a cooperative
+    /// launch on a device without support ([`ErrorDetail::Unsupported`]); buffers or a kernel of another
     /// device; inputs that were never written or whose producer failed. The outputs are then poisoned
     /// until they are overwritten.
     ///
     /// # Blocking
     /// The driver blocks the thread when about a thousand launches are queued on the stream; see
-    /// [`throttle`](Stream::throttle). A launch that shares memory with other streams also needs an event,
-    /// from the device's stock of some dozens: if all are in use the driver makes one, and does not while
+    /// [`throttle`](Stream::throttle). A launch that shares memory with other streams also needs an event
+    /// from the device's pool of a few dozen: if all are in use, the driver creates one, which blocks while
     /// another stream's [queue is full](Stream#blocking).
     ///
     /// # Source

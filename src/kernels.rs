@@ -59,7 +59,7 @@ kernel! {
 }
 
 kernel! {
-    /// Keeps one thread busy for at least that many nanoseconds.
+    /// Keeps one thread busy for at least `nanoseconds`.
     pub unsafe fn spin(nanoseconds: u64);
     launch = LaunchConfig::new(1, 1);
     ptx = include_str!("../kernels/spin.ptx");
@@ -67,9 +67,9 @@ kernel! {
 }
 
 kernel! {
-    /// Waits until the word is not zero, for at most `timeout_ns`; after the timeout it sets the word to 2.
+    /// Waits until the word is nonzero, for at most `timeout_ns`; on a timeout it sets the word to 2.
     ///
-    /// Its stream stands still meanwhile. Open it with
+    /// Its stream is held up meanwhile. Open it with
     /// [`PinnedFlag::compare_exchange`](crate::PinnedFlag::compare_exchange)`(0, 1)`, and use a fresh word
     /// for each launch.
     pub unsafe fn gate(word: &PinnedFlag, timeout_ns: u64);
@@ -86,13 +86,13 @@ kernel! {
     host = twin::empty;
 }
 
-/// [`gate`] for `testing`, on the calling thread, whichever it is.
+/// [`gate`] for `testing`, loaded on the calling thread, whichever it is.
 #[cfg(feature = "test-util")]
 pub(crate) fn load_gate(home: &crate::device::home::Home) -> crate::Result<gate> {
     Ok(gate { kernel: crate::kernel::declared::Declared::load_now(home)? })
 }
 
-/// The kernels on the CPU: called once a launch, for the whole grid.
+/// The kernels on the CPU: called once per launch, for the whole grid.
 mod twin {
     use super::{Duration, Grid, Instant, Ordering};
     use std::sync::atomic::AtomicU32;
@@ -145,7 +145,7 @@ mod twin {
             if left.is_zero() {
                 return;
             }
-            // A CPU has better to do than to spin for long.
+            // Don't spin long on the CPU.
             if left > Duration::from_micros(300) {
                 std::thread::sleep(left - Duration::from_micros(150));
             } else {

@@ -3,7 +3,7 @@
 //! | a source | is compiled |
 //! |---|---|
 //! | whose result depends on nothing else | once: a [`Cache`] per device in memory, a [`DiskCache`] for all processes |
-//! | with options or folders of the caller's, or a word that reads a file or the clock | each time |
+//! | with the caller's options or include folders, or a word that reads a file or the clock | each time |
 #![forbid(unsafe_code)]
 
 use gpu_await_protocol::sync::Mutex;
@@ -71,7 +71,7 @@ impl CudaSource {
         !self.has_options && !texts.any(|text| looks_outside(text, &self.headers))
     }
 
-    /// The architecture for a device. PTX of an older one runs as well; machine code does not.
+    /// The architecture for a device. PTX for an older one works too; machine code does not.
     fn target(&self, device: u32, known: &[u32]) -> String {
         let older = known.iter().copied().filter(|known| *known <= device).max();
         match self.cubin {
@@ -81,7 +81,7 @@ impl CudaSource {
     }
 }
 
-/// Compiles, or returns the result that this machine's disk cache has.
+/// Compiles, or returns the result from this machine's disk cache.
 fn compile_once(nvrtc: &Nvrtc, job: &Job<'_>) -> Result<Compiled> {
     let (Some(version), Some(cache)) = (nvrtc.version(), DiskCache::of_the_user()) else {
         return nvrtc.compile(job);
@@ -110,8 +110,8 @@ fn key(job: &Job<'_>, version: (i32, i32)) -> CacheKey {
     CacheKey::new(fixed.chain([job.text.as_bytes(), job.name.as_bytes()]).chain(texts))
 }
 
-/// Whether compiling a text may read a file, or the clock: whether it has a word that does, but in front of the name of
-/// one of `headers`, which the compiler takes before any file.
+/// Whether compiling a text may read a file or the clock: whether it contains such a word, other than an `include` of one
+/// of `headers`, which the compiler uses before any file.
 fn looks_outside(text: &str, headers: &[(String, String)]) -> bool {
     const WORDS: &[&str] = &[
         "include",
@@ -124,7 +124,7 @@ fn looks_outside(text: &str, headers: &[(String, String)]) -> bool {
         "__TIME__",
         "__TIMESTAMP__",
     ];
-    // The compiler joins lines before it sees words.
+    // The compiler joins lines before it splits them into words.
     let text = text.replace("\\\n", "").replace("\\\r\n", "");
     let is_a_header = |rest: &str| {
         let rest = rest.trim_start_matches([' ', '\t']);
@@ -148,7 +148,7 @@ fn looks_outside(text: &str, headers: &[(String, String)]) -> bool {
     false
 }
 
-/// A device's cache: the last sources compiled for it, most recently used first.
+/// A device's cache: the sources compiled last, most recently used first.
 #[derive(Default)]
 struct Cache(Mutex<Vec<(CudaSource, Image)>>);
 
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(ptx.target(90, &known), "compute_90");
         assert_eq!(ptx.target(89, &known), "compute_80");
         assert_eq!(ptx.target(120, &known), "compute_90");
-        // Left to the compiler to refuse, in its own words.
+        // Left for the compiler to refuse, with its own message.
         assert_eq!(ptx.target(35, &known), "compute_35");
         assert_eq!(ptx.target(75, &[]), "compute_75");
         assert_eq!(ptx.cubin().target(89, &known), "sm_89");
@@ -288,11 +288,11 @@ mod tests {
         assert!(cache.find(&source(0).header("a.h", "")).is_none());
         let found = format!("{:?}", cache.find(&source(0)).unwrap());
         assert_eq!(found, format!("{:?}", image(0)));
-        // 0 was used last, so that 1 goes first.
+        // 0 was used last, so 1 is evicted first.
         cache.keep(&source(100), &image(100));
         assert!(cache.find(&source(1)).is_none());
         assert!(cache.find(&source(0)).is_some() && cache.find(&source(100)).is_some());
-        // Kept once more, it takes no second place.
+        // Kept again, it takes no second slot.
         cache.keep(&source(100), &image(100));
         assert!(cache.find(&source(2)).is_some());
     }

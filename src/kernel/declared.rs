@@ -1,12 +1,12 @@
 //! The expansion of [`kernel!`](crate::kernel!): a declaration, and the kernel behind it.
 //!
 //! `unsafe fn` in a declaration is its author's signature; nothing else in the expansion lets safe code, in the declaring module or
-//! elsewhere, launch the kernel in another way than declared (`must_not_compile.rs`):
+//! elsewhere, launch the kernel other than as declared (`must_not_compile.rs`):
 //!
 //! | part of the expansion | why safe code cannot use it |
 //! |---|---|
 //! | the field | a [`Declared`], whose kernel is returned by an `unsafe fn` only |
-//! | the struct's literal | needs a [`Declared`] of this very declaration, which only loading makes |
+//! | the struct's literal | needs a [`Declared`] of this very declaration, which only loading creates |
 //! | the contents of the declaration | an `unsafe impl` of [`Declaration`] |
 //! | expressions in the declaration | are never expanded inside an `unsafe` block, and can name the arguments but nothing that the macro defines |
 
@@ -29,12 +29,12 @@ use crate::runtime::coop;
 use crate::thread::role;
 use crate::thread::worker::offload;
 
-/// What [`kernel!`](crate::kernel!) says of a kernel.
+/// What [`kernel!`](crate::kernel!) declares about a kernel.
 ///
 /// # Safety
-/// The implementor vouches for what `kernel!` asks: the signature is that of the kernel's source, and
-/// for all arguments that the requirements admit it stays inside its arrays, and overwrites all of those
-/// that are [`Out`](crate::Out).
+/// The implementor vouches for what `kernel!` requires: the signature matches the kernel's source, and
+/// for all arguments that the requirements admit the kernel stays inside its arrays, and overwrites all
+/// of those that are [`Out`](crate::Out).
 #[doc(hidden)]
 pub unsafe trait Declaration<S: Signature>: Sized + 'static {
     /// The arguments' names, for messages.
@@ -58,7 +58,7 @@ pub struct Code {
 pub enum CudaCode {
     Ptx(Cow<'static, str>),
     Source(CudaSource),
-    /// Code that waits first.
+    /// Code that waits for the preceding launch first.
     Programmatic(Box<CudaCode>),
 }
 
@@ -76,7 +76,7 @@ impl CudaCode {
         CudaCode::Programmatic(Box::new(self))
     }
 
-    /// PTX, if that is what it is.
+    /// The text, if it is PTX.
     fn text(self) -> Option<Cow<'static, str>> {
         match self {
             CudaCode::Ptx(text) => Some(text),
@@ -85,7 +85,7 @@ impl CudaCode {
         }
     }
 
-    /// The image that has the entry. A name with `<` is an instance of a template.
+    /// The image that contains the entry. A name with `<` is an instance of a template.
     fn image(self, name: &str, entry: &str, home: &Home) -> Result<Image> {
         match self {
             CudaCode::Ptx(text) => Ok(Image::ptx(text).named(name)),
@@ -98,8 +98,8 @@ impl CudaCode {
     }
 }
 
-/// The kernel of the declaration `K`, and of no other one: loaded, with its requirements, and out of reach
-/// of safe code. Launched as it is, it would have any geometry and any derived arguments.
+/// The kernel of the declaration `K`, and of no other: loaded, with its requirements, and out of reach of safe code,
+/// which could launch it with any geometry and any derived arguments.
 #[doc(hidden)]
 pub struct Declared<K, S: Signature> {
     kernel: Kernel<S>,
@@ -111,8 +111,8 @@ impl<K: Declaration<S>, S: Signature> Declared<K, S> {
     ///
     /// # Errors
     /// As [`Module::load`], [`Module::compile`] and [`Module::kernel`];
-    /// [`ErrorDetail::NoImplementation`](crate::ErrorDetail::NoImplementation) where the declaration has no
-    /// code for the device's kind. A host device tells as well that PTX has no such entry.
+    /// [`ErrorDetail::NoImplementation`](crate::ErrorDetail::NoImplementation) if the declaration has no
+    /// code for the device's kind. A host device also reports that PTX lacks the entry.
     pub async fn load(device: &Device) -> Result<Self> {
         coop::proceed().await;
         role::check_driver("loading a kernel")?;
@@ -132,7 +132,7 @@ impl<K: Declaration<S>, S: Signature> Declared<K, S> {
         Declared::load_now(device.home())
     }
 
-    /// [`load`](Self::load) on the calling thread, whichever it is.
+    /// [`load`](Self::load) on the calling thread, without checking which thread that is.
     pub(crate) fn load_now(home: &Home) -> Result<Self> {
         Declared::of(K::code(), home)
     }
@@ -158,7 +158,7 @@ impl<K: Declaration<S>, S: Signature> Declared<K, S> {
                     waits_first.then_some(WaitsFirst { declaration, entry }),
                 )?;
                 // SAFETY: the author of `K` vouches for the signature, for every argument that
-                // `K::require` admits, and that code declared so waits first.
+                // `K::require` admits, and that code declared as programmatic waits first.
                 unsafe { module.find_kernel(code.entry, waits_first) }?
             }
             _ => return Err(super::no_implementation(code.name, engine)),
@@ -180,8 +180,8 @@ impl<K: Declaration<S>, S: Signature> Declared<K, S> {
     /// The kernel behind its declaration.
     ///
     /// # Safety
-    /// It is launched with the declaration's geometry, where it has one, and its derived arguments; or
-    /// with others for which it stays inside its arrays as well.
+    /// It must be launched with the declaration's geometry, where it has one, and its derived arguments; or
+    /// with others for which it also stays inside its arrays.
     pub unsafe fn kernel(&self) -> &Kernel<S> {
         &self.kernel
     }
@@ -199,7 +199,7 @@ impl<K, S: Signature> fmt::Debug for Declared<K, S> {
     }
 }
 
-/// A twin behind its types.
+/// A twin with its types erased.
 #[doc(hidden)]
 pub fn erase<S: Signature, F: crate::kernel::signature::TwinFn<S>>(twin: F) -> Erased {
     twin.erase()

@@ -8,7 +8,7 @@
 //! | a whole entry of this very key | hits, and marks it as just used | kept |
 //! | nothing; a link; a file truncated, changed, writable by others, of another format or key | misses | replaced, in one rename |
 //! | a folder in the entry's place, a full disk, an unwritable folder | misses | unchanged; the result is used and not stored |
-//! | a cache folder of another owner, or that others can write | does not look there | unchanged |
+//! | a cache folder of another owner, or that others can write | is skipped | unchanged |
 //!
 //! 1. No state of the disk fails a compilation (`tests::whatever_is_in_its_place`, `tests::a_folder_that_cannot_be_used`).
 //! 2. Only files that this user wrote completely are used: the GPU runs their contents, and the driver trusts them
@@ -34,11 +34,11 @@ use self::entry::{decode, encode};
 
 mod entry;
 
-/// A PTX text has some 10 KB and a large cubin a few MB: thousands of kernels fit. CUDA's own cache had the same
+/// A PTX text has about 10 KB and a large cubin a few MB: thousands of kernels fit. CUDA's own cache had the same
 /// limit before it was raised to 1 GiB.
 const LIMIT_BYTES: u64 = 256 << 20;
 
-/// Names the folder; empty, there is no cache.
+/// Names the folder; if empty, there is no cache.
 const VARIABLE: &str = "GPU_AWAIT_CACHE_DIR";
 
 const EXTENSION: &str = ".compiled";
@@ -50,7 +50,7 @@ pub(super) struct DiskCache {
 }
 
 impl DiskCache {
-    /// The user's, if there is one. Makes the folder.
+    /// The user's cache, if there is one. Creates the folder.
     pub(super) fn of_the_user() -> Option<DiskCache> {
         if !system::HAS_PRIVATE_FILES {
             return None;
@@ -120,7 +120,7 @@ impl DiskCache {
             fs::rename(&new, self.folder.join(name))
         };
         let written = write();
-        // An existing one was left by a process that had our process id.
+        // An existing one is left over from a process with the same process id.
         if written.is_err() {
             fs::remove_file(&new).ok();
         }
@@ -149,7 +149,7 @@ fn folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     if let Some(named) = variable(VARIABLE) {
         return Some(PathBuf::from(named)).filter(|named| !named.as_os_str().is_empty());
     }
-    // The XDG specification has relative paths ignored.
+    // The XDG specification says to ignore relative paths.
     let absolute = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let caches = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
     Some(caches?.join("gpu-await"))
@@ -159,7 +159,7 @@ fn file_name(key: &CacheKey) -> String {
     format!("{:016x}{EXTENSION}", key.hash())
 }
 
-/// Whether it is the name of an entry, or of one that is being written.
+/// Whether it is the name of an entry, or of one being written.
 fn is_an_entrys(name: &OsStr) -> bool {
     let Some((hash, rest)) = name.to_str().and_then(|name| name.split_at_checked(16)) else {
         return false;
@@ -178,7 +178,7 @@ mod tests {
 
     use super::*;
 
-    /// A cache in a folder of the test's own, which is removed with it.
+    /// A cache in the test's own folder, which is removed with it.
     struct Own(DiskCache);
 
     impl Own {
@@ -301,7 +301,7 @@ mod tests {
         for folder in [parent.join("file"), parent.join("file/cache"), "/proc/none/cache".into()] {
             assert!(DiskCache::open(folder, LIMIT_BYTES).is_none());
         }
-        // Removed under way.
+        // Removed during use.
         fs::remove_dir(&own.0.folder).unwrap();
         own.0.keep(&key("a"), &compiled(20));
         assert!(own.0.find(&key("a")).is_none());

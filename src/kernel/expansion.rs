@@ -1,7 +1,7 @@
-//! How `kernel!` parses a declaration's arguments, and its expansion, which uses the items of `declared.rs`. Types of arguments are
-//! [`values`](super::values)'.
+//! How `kernel!` parses a declaration's arguments, and its expansion, which uses the items of `declared.rs`. [`values`](super::values)
+//! parses the types of arguments.
 
-/// Reads one argument after the other, then expands.
+/// Parses one argument after another, then expands.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __kernel {
@@ -169,7 +169,7 @@ macro_rules! __kernel {
     (@args [ $arg:ident : $type:tt , $($more:tt)* ] $($state:tt)*) => {
         $crate::__kernel! { @value $arg [$type] [ $($more)* ] $($state)* }
     };
-    // the same of types that are more than a name
+    // the same for types that are more than a name
     (@args [ $arg:ident : $type:ty = $derive:expr , $($more:tt)* ] $($state:tt)*) => {
         $crate::__kernel! { @derived $arg [$type] [$derive] [ $($more)* ] $($state)* }
     };
@@ -223,7 +223,7 @@ macro_rules! __kernel {
         rest [$meta:tt $vis:tt $name:ident $($rest:tt)*]) => {
         $crate::__kernel_error! { $name, $($message),+ }
     };
-    // all arguments read: one kernel
+    // all arguments parsed: one kernel
     (@args [ ]
         types [$($types:tt)*] takes $takes:tt shapes $shapes:tt before $before:tt
         passes $passes:tt names $names:tt idents $idents:tt seen $seen:tt
@@ -244,7 +244,7 @@ macro_rules! __kernel {
             [$($types)*] $takes $shapes $before $passes $names $idents $seen
         }
     };
-    // all arguments read: one kernel for each type of a list
+    // all arguments parsed: one kernel for each type of a list
     (@args [ ]
         types $types:tt takes $takes:tt shapes $shapes:tt before $before:tt
         passes $passes:tt names $names:tt idents $idents:tt seen $seen:tt
@@ -256,7 +256,7 @@ macro_rules! __kernel {
             @generic [$($meta)*] $vis $name $of $types
         }
         $(const _: () = {
-            // The type that the parameter stands for here.
+            // The type that the parameter stands for.
             type $of = $type;
             $crate::__kernel! {
                 @impls [$name<$of>]
@@ -314,7 +314,7 @@ macro_rules! __kernel {
             /// Loads the kernel for `device`'s kind, off the executor.
             ///
             /// # Errors
-            /// An image that does not load, with the compiler's log; parameters that are not the declared
+            /// An image that does not load, with the compiler's log; parameters that differ from the declared
             /// ones; a device of a kind that the kernel has no code for.
             $vis async fn load(device: &$crate::Device) -> $crate::Result<Self> {
                 let kernel = $crate::__private::Declared::load(device).await?;
@@ -324,7 +324,7 @@ macro_rules! __kernel {
             /// Loads the kernel for `device`'s kind, on the calling thread.
             ///
             /// # Blocking
-            /// Yes, up to seconds, and on a GPU until everything that runs there has ended: not from
+            /// Yes, up to seconds, and on a GPU until everything running there has ended: not for
             /// async code.
             ///
             /// # Errors
@@ -394,8 +394,8 @@ macro_rules! __kernel {
     (@evaluate $config:ident [] [$($shapes:tt)*] [$given:ident]) => {
         let $config = ::core::result::Result::Ok($given);
     };
-    // Each derived value once: the geometry, the conditions and the kernel see the same. They are `None` if there is no value. All that is
-    // passed is in scope before, so that a derived value names what comes behind it as what comes in front.
+    // Each derived value is computed once: the geometry, the conditions and the kernel see the same one. It is `None` if it has no value. All passed
+    // arguments are in scope first, so that a derived value can name those after it as well as those before it.
     (@evaluate $config:ident [$(($arg:ident $type:tt [$derive:expr]))*] [$($shapes:tt)*] [$launch:expr]) => {
         let evaluated = $crate::__private::evaluate_all(|| {
             #[allow(unused_imports, reason = "not every expression needs it")]

@@ -1,13 +1,13 @@
 //! A kernel image: the argument of [`Module::load`](crate::Module::load).
 //!
 //! The driver is passed an address and no length. It recognises the format by the first bytes, reads PTX up to a NUL, and trusts the
-//! sizes in a binary. So text is checked before the driver sees it; a binary's author vouches for it.
+//! sizes in a binary. So text is checked before the driver sees it; for a binary, its author vouches.
 //!
 //! | format | begins with | checked |
 //! |---|---|---|
 //! | PTX | printable text | no NUL inside, nothing that the driver could take for another format |
-//! | cubin | `7f 45 4c 46`, ELF | that |
-//! | fatbin | `50 ed 55 ba` | that |
+//! | cubin | `7f 45 4c 46`, ELF | these bytes |
+//! | fatbin | `50 ed 55 ba` | these bytes |
 //!
 //! # Invariants
 //! 1. Text is not read past its end, nor as a binary (`text_is_text`), and compilers' output is accepted
@@ -40,7 +40,7 @@ pub(crate) enum Form {
 impl Image {
     /// Makes an image from PTX text; the driver compiles it for its GPU.
     ///
-    /// Loading refuses text that contains a NUL or begins like a binary, which the driver would take it for
+    /// Loading refuses text that contains a NUL, or begins like a binary so that the driver would take it for one
     /// ([`ErrorDetail::BadImage`](crate::ErrorDetail::BadImage)).
     pub fn ptx(text: impl Into<Cow<'static, str>>) -> Self {
         let bytes = match text.into() {
@@ -56,7 +56,7 @@ impl Image {
     /// The driver trusts everything else in them.
     ///
     /// # Safety
-    /// The bytes are a whole cubin or fatbin as a CUDA compiler wrote it. The driver does not learn their
+    /// The bytes are a whole cubin or fatbin as written by a CUDA compiler. The driver is not given their
     /// length and runs what they contain; a truncated or modified file can crash the process.
     ///
     /// # Examples
@@ -89,13 +89,13 @@ impl Image {
         self
     }
 
-    /// The name that an entry, or an instance of a template, has in it.
+    /// The name in the image of an entry, or of an instance of a template.
     pub(super) fn lowered<'n>(&'n self, entry: &'n str) -> &'n str {
         let instance = self.instances.iter().find(|(written, _)| written == entry);
         instance.map_or(entry, |(_, lowered)| lowered)
     }
 
-    /// The names of its kernels, for errors: as many as are found without the driver. Refuses what the driver would read wrongly.
+    /// The names of its kernels, for errors: as many as can be found without the driver. Refuses what the driver would misread.
     pub(super) fn check(&self) -> Result<Vec<String>, ImageProblem> {
         match self.form {
             Form::Ptx => check_text(&self.bytes),
@@ -104,7 +104,7 @@ impl Image {
     }
 }
 
-/// The names of the kernels of PTX. Refuses what the driver would read wrongly.
+/// The names of the kernels of PTX. Refuses what the driver would misread.
 pub(super) fn check_text(text: &[u8]) -> Result<Vec<String>, ImageProblem> {
     let printable = |byte: u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
     let wrong = match text.first() {
@@ -117,7 +117,7 @@ pub(super) fn check_text(text: &[u8]) -> Result<Vec<String>, ImageProblem> {
     }
 }
 
-/// The names behind PTX's `.entry`.
+/// The names after PTX's `.entry`.
 fn entries(text: &str) -> Vec<String> {
     let is_of_name = |c: char| c.is_ascii_alphanumeric() || "_$%".contains(c);
     let names = text.split(".entry").skip(1).filter_map(|rest| {
@@ -137,8 +137,8 @@ fn check_binary(bytes: &[u8]) -> Result<Vec<String>, ImageProblem> {
     }
 }
 
-/// The names behind `.text.` in names of sections, wherever these stand: a kernel's code has a section of its own. What is compressed
-/// has none.
+/// The names after `.text.` in section names, wherever these are: a kernel's code has a section of its own. Compressed images have no
+/// readable ones.
 fn sections(bytes: &[u8]) -> Vec<String> {
     const CODE: &[u8] = b".text.";
     let mut names: Vec<String> = bytes
@@ -147,7 +147,7 @@ fn sections(bytes: &[u8]) -> Vec<String> {
         .filter_map(|name| std::str::from_utf8(&name[CODE.len()..]).ok())
         .map(str::to_owned)
         .collect();
-    // Other sections of a kernel name it as well, and a fatbin has it for several architectures.
+    // Other sections of a kernel contain its name too, and a fatbin has it for several architectures.
     names.sort_unstable();
     names.dedup();
     names
@@ -157,7 +157,7 @@ fn sections(bytes: &[u8]) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// As much of a binary as is looked at: the beginning, and names of sections.
+    /// The parts of a binary that are looked at: the beginning, and section names.
     fn binary(first: [u8; 4]) -> Vec<u8> {
         [&first[..], b"\x02\x01\0\0.strtab\0.text.ab\0.rela.text.ab\0.bss\0.text.\xff\0"].concat()
     }

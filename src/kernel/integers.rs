@@ -2,17 +2,17 @@
 //!
 //! `x.len() == rows * columns` over `u32` would wrap around where the caller's crate has no overflow checks, and admit a launch past its
 //! arrays. So the expansion of [`kernel!`](crate::kernel!) shows every integer of a declaration to its expressions as an `i128`, which
-//! holds the product of any two lengths, or of four `u32`. What an expression computes is converted back with a check.
+//! holds the product of any two lengths, or of four `u32`. The value of an expression is converted back with a check.
 //!
 //! | an expression | the launch |
 //! |---|---|
-//! | has a value that its parameter can hold | goes on |
-//! | of a derived argument has another | is refused: [`ErrorDetail::IntegerRange`](crate::ErrorDetail::IntegerRange) |
-//! | of the geometry has one that no extent can hold | is refused: the extent is `u32::MAX`, which is beyond every limit |
-//! | panics: a division by zero, an overflow where these are checked | is refused: [`ErrorDetail::Evaluation`](crate::ErrorDetail::Evaluation) |
+//! | has a value that its parameter can hold | proceeds |
+//! | of a derived argument has any other value | is refused: [`ErrorDetail::IntegerRange`](crate::ErrorDetail::IntegerRange) |
+//! | of the geometry has a value that no extent can hold | is refused: the extent is `u32::MAX`, which is beyond every limit |
+//! | panics: a division by zero, an overflow if overflows are checked | is refused: [`ErrorDetail::Evaluation`](crate::ErrorDetail::Evaluation) |
 //!
 //! # Invariants
-//! 1. No declaration whose expressions have no `as` admits what its arithmetic does not (`tests/kernels/integers.rs`).
+//! A declaration without `as` in its expressions admits nothing that exact arithmetic would not (`tests/kernels/integers.rs`).
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;
@@ -23,16 +23,16 @@ use crate::memory::view::Extent;
 use crate::memory::view_2d::Shape2;
 use crate::thread::contain;
 
-/// A primitive integer: what geometries and derived arguments are made of. Sealed.
+/// A primitive integer, for geometries and derived arguments. Sealed.
 ///
-/// In the expressions of [`kernel!`](crate::kernel!) lengths and integer arguments are `i128`. A constant, or a field of a struct, joins them
-/// by [`wide`](Self::wide), which is in scope there.
+/// In the expressions of [`kernel!`](crate::kernel!), lengths and integer arguments are `i128`. Convert a constant or a struct's field with
+/// [`wide`](Self::wide), which is in scope there, to combine it with them.
 pub trait Integer: Copy + sealed::Sealed {
-    /// Its value as an `i128`.
+    /// Returns the value as an `i128`.
     fn wide(self) -> i128;
 }
 
-/// A primitive integer that a derived argument may be.
+/// A primitive integer that can be a derived argument.
 #[doc(hidden)]
 pub trait Parameter: Integer + TryFrom<i128> {
     const LEAST: Self;
@@ -68,7 +68,7 @@ impl Integer for i128 {
     }
 }
 
-/// What `usize` has and `i128` has not, so that expressions over lengths stay as they are. Their results are those of `usize` where
+/// Methods that `usize` has and `i128` lacks, so that expressions over lengths compile unchanged. Their results are those of `usize` where
 /// both have one.
 #[doc(hidden)]
 pub trait AsUnsigned: Copy {
@@ -101,7 +101,7 @@ impl AsUnsigned for i128 {
     }
 }
 
-/// The length of an array argument, as a precondition sees it.
+/// The length of an array argument, as preconditions see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Len(usize);
 
@@ -124,7 +124,7 @@ impl Len {
     }
 }
 
-/// How many blocks a table has, and how long they are.
+/// How many blocks a table has, and their length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableShape {
     pub(super) blocks: usize,
@@ -138,7 +138,7 @@ impl TableShape {
         self.blocks
     }
 
-    /// The number of elements of a block.
+    /// The number of elements per block.
     #[must_use]
     pub fn block_len(&self) -> usize {
         self.block_len
@@ -232,14 +232,14 @@ impl RowsLen {
     }
 }
 
-/// Why a declaration's expressions have no value. Small, as it goes through every launch.
+/// Why a declaration's expressions have no value. Small, since every launch passes it along.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct NoValue(Box<Why>);
 
 #[derive(Debug)]
 enum Why {
-    /// A derived argument, by its name, cannot hold this.
+    /// The derived argument `what` cannot hold this value.
     Beyond { what: &'static str, value: i128, least: i128, most: i128 },
     /// The expression `what` panicked.
     Panicked { what: &'static str, message: String },
@@ -275,8 +275,8 @@ pub fn fit<T: Parameter>(what: &'static str, value: impl Integer) -> Result<T, N
     })
 }
 
-/// Chooses by a type that the expansion knows by name alone, which may be another name of an integer: the first trait that has the method
-/// for so many references is taken.
+/// Dispatches on a type that the expansion knows only by name, possibly an alias of an integer: method lookup takes the first trait that has
+/// the method for that many references.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Named<'a, T, V>(pub &'a V, pub PhantomData<T>);
@@ -307,7 +307,7 @@ impl<T, V: Copy> NamedValue<V> for &Named<'_, T, V> {
     }
 }
 
-/// One that is no plain data; that is the error.
+/// A value that is not plain data, which is an error elsewhere.
 #[doc(hidden)]
 pub trait NamedAny<'a, V> {
     fn shown(&self) -> &'a V;
@@ -319,7 +319,7 @@ impl<'a, T, V> NamedAny<'a, V> for Named<'a, T, V> {
     }
 }
 
-/// [`fit`] for such a type.
+/// [`fit`] for such an integer type.
 #[doc(hidden)]
 pub trait FitInteger<T> {
     fn fitted(&self, what: &'static str) -> Result<T, NoValue>;
@@ -332,7 +332,7 @@ impl<T: Parameter> FitInteger<T> for &&Named<'_, T, i128> {
     }
 }
 
-/// A value that is of its type already.
+/// A value that already has its type.
 #[doc(hidden)]
 pub trait FitValue<T> {
     fn fitted(&self, what: &'static str) -> Result<T, NoValue>;
@@ -377,7 +377,7 @@ pub fn evaluate<R>(what: &'static str, expression: impl FnOnce() -> R) -> R {
     value
 }
 
-/// The value of the derived argument `what` where there is none.
+/// The type of the derived argument `what`, without a value.
 #[doc(hidden)]
 #[must_use]
 pub fn none<T>(_what: &str) -> Option<T> {

@@ -8,7 +8,7 @@
 //! | threads of a block | the device's, then the kernel's (registers, launch bounds) | attributes 1 and 12, the function's |
 //! | dynamic shared memory of a block | the opt-in limit less the kernel's static | attribute 97 |
 //! | cluster | 8 blocks, and the grid is a whole number of clusters | the portable size |
-//! | blocks of a cooperative grid; one cluster | what is resident at once | occupancy |
+//! | blocks of a cooperative grid; one cluster | what can be resident at once | occupancy |
 //!
 //! The driver allows more shared memory than the device's default only to kernels that opted in. Each kernel opts in once, up to its limit,
 //! so that launches of other sizes on other threads never lower it.
@@ -29,7 +29,7 @@ const BLOCK: u32 = 256;
 
 const AXES: [Axis; 3] = [Axis::X, Axis::Y, Axis::Z];
 
-/// Blocks of a cluster that every device with clusters can hold.
+/// Blocks of a cluster that every device with clusters supports.
 const CLUSTER: u32 = 8;
 
 /// The geometry of a launch: grid, block, dynamic shared memory and cluster.
@@ -49,12 +49,12 @@ const CLUSTER: u32 = 8;
 pub struct LaunchConfig {
     grid: Grid,
     cooperative: bool,
-    /// Made for no elements: the launch is nothing.
+    /// Made for zero elements: the launch does nothing.
     nothing: bool,
 }
 
 /// Extents along x, y and z, from integers of any type; a missing one is 1. A negative extent, or one beyond `u32`, becomes `u32::MAX`:
-/// no device takes it, and the launch is refused.
+/// no device supports it, and the launch is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Dim3(pub [u32; 3]);
 
@@ -82,7 +82,7 @@ impl<D: Integer> From<[D; 3]> for Dim3 {
     }
 }
 
-/// What is no extent, also below 0, is one that is beyond every limit: its launch is refused.
+/// A value that is not an extent becomes one beyond every limit, even if it is negative: the launch is refused.
 fn extent(value: impl Integer) -> u32 {
     u32::try_from(value.wide()).unwrap_or(u32::MAX)
 }
@@ -109,7 +109,7 @@ impl LaunchConfig {
     /// [`for_elements`](Self::for_elements) with another block.
     pub(crate) fn for_elements_in_blocks(n: impl Integer, block: u32) -> Self {
         let n = n.wide();
-        // In 64 bits where that is enough: divisions of 128 bits are slow.
+        // In 64 bits where possible: 128-bit divisions are slow.
         let blocks = match u64::try_from(n) {
             Ok(n) => i128::from(n.div_ceil(u64::from(block))),
             Err(_) => n,
@@ -118,14 +118,14 @@ impl LaunchConfig {
     }
 
     /// Covers each point of a 1-, 2- or 3-dimensional extent with at least one thread, in blocks of
-    /// `block_dim`; the kernel guards the edges. A launch for an empty extent does nothing; one for a negative extent, or for 2^32 - 1 and more
+    /// `block_dim`; the kernel guards the edges. A launch for an empty extent does nothing; one for a negative extent, or for 2^32 - 1 or more
     /// along an axis, is refused.
     #[must_use]
     pub fn for_extent(extent: impl Into<Dim3>, block_dim: impl Into<Dim3>) -> Self {
         let (extent, block) = (extent.into().0, block_dim.into().0);
         // A block without threads is refused by the launch, whatever the grid.
         let blocks = |axis: usize| match extent[axis] {
-            // It was none, or more than there can be.
+            // Not an extent, or too large.
             u32::MAX => u32::MAX,
             extent => extent.div_ceil(block[axis].max(1)),
         };
@@ -133,7 +133,7 @@ impl LaunchConfig {
         LaunchConfig { nothing, ..LaunchConfig::new([blocks(0), blocks(1), blocks(2)], block) }
     }
 
-    /// Makes a launch of no elements: nothing reaches the device.
+    /// Makes a launch of zero elements: nothing reaches the device.
     #[must_use]
     pub fn nothing() -> Self {
         LaunchConfig::for_elements(0)
@@ -212,7 +212,7 @@ impl LaunchConfig {
         self.grid.has_clusters()
     }
 
-    /// Whether it is blocks of threads and nothing else: no dynamic shared memory, no clusters, not cooperative.
+    /// Whether it is plain blocks of threads: no dynamic shared memory, no clusters, not cooperative.
     #[inline]
     pub(crate) fn is_simple(&self) -> bool {
         (self.grid.shared_mem_bytes == 0) & !self.cooperative & !self.has_clusters()
@@ -237,7 +237,7 @@ impl Core {
     #[inline]
     pub(super) fn check_limits(&self, config: &LaunchConfig, is_simple: bool) -> Result<()> {
         let limits = &self.engine.limits;
-        // Of most launches all at once.
+        // Most launches pass this in one test.
         let fits = |asked: [u32; 3], most: [u32; 3]| {
             (0..3).fold(true, |fits, axis| fits & (asked[axis].wrapping_sub(1) < most[axis]))
         };
@@ -310,8 +310,8 @@ impl Core {
         Ok(())
     }
 
-    /// Lets the launch have its shared memory, and checks that everything that must be resident at once can be. Only for these it calls the
-    /// driver.
+    /// Opts in to the launch's shared memory, and checks that everything that must be resident at once fits. Calls the driver only for
+    /// these.
     #[inline]
     pub(super) fn admit(&self, config: &LaunchConfig, stream: &StreamState) -> Result<()> {
         self.allow_shared_mem(config.shared_mem())?;
@@ -333,7 +333,7 @@ impl Core {
         )
     }
 
-    /// The multiprocessors of a stream; without one, those of the device's streams.
+    /// The number of multiprocessors of a stream; without a stream, of the device's streams.
     pub(super) fn multiprocessors(&self, stream: Option<&StreamState>) -> u32 {
         let share = stream
             .map_or(self.engine.shares.partition.as_ref(), |stream| stream.driver.partition());
@@ -341,7 +341,7 @@ impl Core {
         share.map_or_else(all, |share| share.multiprocessors())
     }
 
-    /// Blocks of such a launch that a stream holds at once; without one, the device.
+    /// Blocks of such a launch that a stream, or without one the device, holds at once.
     pub(super) fn resident_blocks(&self, grid: &Grid, stream: Option<&StreamState>) -> Result<u32> {
         let multiprocessors = self.multiprocessors(stream);
         if grid.has_clusters() {
@@ -350,7 +350,7 @@ impl Core {
             let raw = stream.map(|stream| stream.driver.raw);
             let active =
                 self.ask(|module, function| module.active_clusters(function, grid, raw))?;
-            // On a host device a block a core, and one cluster at least.
+            // A host device holds one block per core, and at least one cluster.
             return Ok(active.unwrap_or((multiprocessors / of_cluster).max(1)) * of_cluster);
         }
         let threads = grid.block_dim.iter().product();
@@ -365,17 +365,17 @@ impl Core {
         Ok(active.unwrap_or(1))
     }
 
-    /// Lets the kernel use as much shared memory as the device has, if it needs more than the default.
+    /// Raises the kernel's shared memory limit to the device's maximum, if it needs more than the default.
     #[inline]
     fn allow_shared_mem(&self, dynamic_bytes: u32) -> Result<()> {
-        // Every device's default suffices for the kernel's static memory, which the compiler limits.
+        // Every device's default is enough for the kernel's static memory, which the compiler limits.
         if dynamic_bytes == 0 { Ok(()) } else { self.allow_dynamic_shared_mem(dynamic_bytes) }
     }
 
     fn allow_dynamic_shared_mem(&self, dynamic_bytes: u32) -> Result<()> {
         let default = self.engine.limits.shared_mem_bytes;
         let asked = u64::from(dynamic_bytes) + u64::from(self.attributes.static_shared_mem_bytes);
-        // ORDERING: Acquire: the driver's limit was raised before it says so.
+        // ORDERING: Acquire: the driver's limit was raised before the flag was set.
         if asked <= u64::from(default) || self.shared_mem_allowed.load(Ordering::Acquire) {
             return Ok(());
         }

@@ -2,7 +2,7 @@
 //!
 //! | macro | parses |
 //! |---|---|
-//! | `kernel!` | docs, visibility, `unsafe fn`, name; leaves the arguments to `__kernel!` in `expansion.rs` |
+//! | `kernel!` | docs, visibility, `unsafe fn`, name; passes the arguments to `__kernel!` in `expansion.rs` |
 //! | `__kernel_clauses!` | the clauses after the head, in any order |
 //! | `__kernel_error!` | nothing: an invalid declaration ends there, with one message |
 //!
@@ -11,7 +11,7 @@
 //! 2. The expressions in a declaration can name the arguments, and nothing that the macro defines (`names_of_a_declaration_take_none_of_ours`).
 #![forbid(unsafe_code)]
 
-/// Declares a kernel: its types, what must hold of its arguments, and its code.
+/// Declares a kernel: its types, the preconditions on its arguments, and its code.
 ///
 /// ```text
 /// kernel! {
@@ -33,7 +33,7 @@
 /// | declared | a launch takes | the CUDA kernel receives | the host twin receives |
 /// |---|---|---|---|
 /// | `a: f32`, any number type | `f32` | `float` | `f32` |
-/// | `p: Params`, plain data of yours | `Params` | the same struct | `Params` |
+/// | `p: Params`, your own plain data | `Params` | the same struct | `Params` |
 /// | `x: &[f32]` | `&` a buffer or view ([`Readable`](crate::Readable)) | `const float*` | `&[f32]` |
 /// | `y: &mut [f32]` | `&mut` a buffer or view ([`Writable`](crate::Writable)) | `float*` | `&mut [f32]` |
 /// | `y: Out<[f32]>` | likewise | `float*` | `&mut [f32]` |
@@ -45,36 +45,36 @@
 /// | `n: u64 = y.len()` | nothing: the launch computes it | `unsigned long long` | `u64` |
 ///
 /// The twin is a function of [`&Grid`](crate::Grid) and these, in order; it is called once per launch. A
-/// struct is passed by value, as in CUDA C++: `#[repr(C)]`, with fields in the order of the kernel's,
+/// struct is passed by value, as in CUDA C++: `#[repr(C)]`, with its fields in the kernel's order,
 /// `#[derive(Clone, Copy, Debug, Pod, Zeroable)]` of [`bytemuck`](crate::bytemuck) (with `#[bytemuck(crate =
-/// "gpu_await::bytemuck")]`, unless the program depends on that itself), and no padding: fill gaps with a
-/// field on both sides. Conditions and `launch` read its fields. `f16` and `bf16` of `half` are `__half` and
-/// `__nv_bfloat16` there, `Complex<f32>` of `num-complex` is `float2`, `Complex<f64>` `double2`.
+/// "gpu_await::bytemuck")]`, unless the program depends on bytemuck itself), and no padding: fill gaps with a
+/// field on both sides. Conditions and `launch` can read its fields. In CUDA C++, `f16` and `bf16` of `half` are `__half`
+/// and `__nv_bfloat16`, `Complex<f32>` of `num-complex` is `float2`, and `Complex<f64>` is `double2`.
 ///
 /// `ptx` is PTX text; `cuda` is CUDA C++, as text or as a [`CudaSource`](crate::CudaSource), which NVRTC
-/// compiles when the kernel is loaded ([`Module::compile`](crate::Module::compile)). In it the entry is
+/// compiles when the kernel is loaded ([`Module::compile`](crate::Module::compile)). The entry is either
 /// `extern "C"`, or an instance of a template: `entry = "scale<float>"`. PTX without the entry is refused on a host
-/// device too ([`ErrorDetail::NoSuchKernel`](crate::ErrorDetail::NoSuchKernel), with the entries that it has).
+/// device too ([`ErrorDetail::NoSuchKernel`](crate::ErrorDetail::NoSuchKernel), which lists the entries that exist).
 ///
-/// Kernels over the same text are one module, loaded with the first of them and unloaded behind the last: they share its `__device__` variables, as in
-/// one `.cu` file, and one load waits for the GPU.
+/// Kernels over the same text share one module, loaded with the first of them and unloaded after the last: they share its `__device__` variables, as
+/// in one `.cu` file, and only one load waits for the GPU.
 ///
-/// `programmatic = true` (for programmatic dependent launch) says that every thread of every block executes `griddepcontrol.wait` before any
-/// load, store, atomic, branch, return, call or trigger, whatever its arguments: in front of the guard `if (i >= n) return;`, and also where
-/// there is nothing to do. Then a GPU of compute capability 9.0 may start the kernel while a launch of such a kernel or another one in front of
-/// it still ends, on a stream and in replayed batches and graphs. Completion of the launch still proves completion of everything in front of
-/// it; a kernel that only *sometimes* waits breaks that, and memory that is still in use would be used again. The first statement is
-/// `asm volatile("griddepcontrol.wait;" ::: "memory");`, and parameters are not `__restrict__`: loads of constant data may be moved across it.
-/// PTX, which `cuda` is compiled to as well, is checked when a device of compute capability 9.0 or later loads it, and is for such devices
-/// ([`ErrorDetail::NotProgrammatic`](crate::ErrorDetail::NotProgrammatic)); for machine code ([`CudaSource::cubin`](crate::CudaSource::cubin)) the declaration
-/// vouches. Debug builds (`-G`) mostly store before they wait, and are refused then. A kernel that waits for anything but the launch in front of it, such as a flag, never
-/// executes `griddepcontrol.launch_dependents`. On other devices the clause changes nothing; older ones have no such instruction, so that code for both has it
-/// within `#if __CUDA_ARCH__ >= 900`. `__constant__` memory is not to be written by a kernel in front.
+/// `programmatic = true` (for programmatic dependent launch) says that every thread of every block executes `griddepcontrol.wait` before any load,
+/// store, atomic, branch, return, call or trigger, whatever the arguments: before the guard `if (i >= n) return;`, and also where there is nothing to
+/// do. A GPU of compute capability 9.0 may then start the kernel while the preceding launch, of such a kernel or another, is still ending, on a
+/// stream and in replayed batches and graphs. Completion of the launch still proves completion of everything before it; a kernel that only
+/// *sometimes* waits breaks that, and memory still in use would be reused. Make `asm volatile("griddepcontrol.wait;" ::: "memory");` the first
+/// statement, and no parameter `__restrict__`: loads of constant data may be moved across the wait. PTX, which `cuda` is compiled to as well, is
+/// checked when a device of compute capability 9.0 or later loads it, and must target such devices
+/// ([`ErrorDetail::NotProgrammatic`](crate::ErrorDetail::NotProgrammatic)); for machine code ([`CudaSource::cubin`](crate::CudaSource::cubin)) the
+/// declaration vouches. Debug builds (`-G`) mostly store before they wait, and are then refused. A kernel that waits for anything but the preceding
+/// launch, such as a flag, must never execute `griddepcontrol.launch_dependents`. On other devices the clause has no effect; older ones lack the
+/// instruction, so code for both puts it in `#if __CUDA_ARCH__ >= 900`. A preceding kernel must not write `__constant__` memory.
 ///
 /// A declaration with a type parameter, `NAME<T>(a: T, x: &mut [T])`, is one kernel for each type that
 /// `entry` lists, each with its own name in the code and loaded separately: `NAME::<f32>::load`. `NAME<T>`
-/// needs `T: 'static`, as every [`Element`](crate::Element) is. The twin is a function that is generic in the
-/// same way, with any bounds. Each is a separate type with its own methods: code that is generic over the
+/// needs `T: 'static`, which every [`Element`](crate::Element) is. The twin is a function generic in the
+/// same way, with any bounds. Each instance is a separate type with its own methods: code that is generic over the
 /// element needs a trait of your own, implemented for each listed type by a macro: `trait Scale: Element { fn
 /// scale(on: &Stream, kernel: &scale<Self>, a: Self, x: &mut DeviceBuffer<Self>) -> Op<()>; }` (the
 /// example `encoder` has a macro for such traits in `kernels.rs`).
@@ -82,22 +82,21 @@
 /// Arguments are plain values (`a: f32`), arrays that are read (`x: &[f32]`), read and written (`y: &mut
 /// [f32]`) or overwritten as a whole (`y: Out<[f32]>`), words shared with the host (`go: &PinnedFlag`), and
 /// derived values that the launch computes (`n: u64 = y.len()`). The CUDA kernel receives arrays as
-/// bare pointers. Only an `Out` accepts unwritten memory, such as that from `empty`: declare `Out` where the
-/// kernel writes every element, or pass `zeros`. An array of which it writes a part is `&mut [T]`, as what it leaves would be read later.
+/// bare pointers. Only an `Out` accepts unwritten memory, such as that from `empty`: declare `Out` if the
+/// kernel writes every element; otherwise pass `zeros`. An array that it writes in part is `&mut [T]`: the rest would be read later.
 ///
 /// # Conditions and geometry
-/// In conditions, in `launch` and in derived values, arrays have a `len()`, rows have `rows()`, `columns()` and `pitch()`, tables have `blocks()` and `block_len()`, and values are
-/// themselves. Lengths and integer arguments are `i128` there, so that `x.len() == rows * columns` does not wrap around for arguments of
-/// any type: the product of two integers of 63 bits is exact, and so is that of four `u32`. A constant, a field or what a function returns joins them by
-/// [`wide`](crate::Integer::wide). A derived value takes an integer of any type; one that its parameter cannot hold refuses the launch
-/// ([`ErrorDetail::IntegerRange`](crate::ErrorDetail::IntegerRange)), and so does a division by zero or any other panic
-/// ([`ErrorDetail::Evaluation`](crate::ErrorDetail::Evaluation)). You vouch for what you convert with `as`, and for integers that
-/// keep a type of their own: fields without `wide`, and a literal on the left of a shift, `1 << log`, which is an `i32` as anywhere in Rust: say
-/// `1_i128 << log`.
+/// In conditions, `launch` and derived values, arrays have a `len()`, rows have `rows()`, `columns()` and `pitch()`, tables have `blocks()` and
+/// `block_len()`, and values are themselves. Lengths and integer arguments are `i128` there, so that `x.len() == rows * columns` does not wrap around
+/// for arguments of any type: the product of two 63-bit integers is exact, and so is that of four `u32`. Convert a constant, a field or a function's
+/// result with [`wide`](crate::Integer::wide) to combine it with them. A derived value takes an integer of any type; one that its parameter cannot
+/// hold refuses the launch ([`ErrorDetail::IntegerRange`](crate::ErrorDetail::IntegerRange)), and so does a division by zero or any other panic
+/// ([`ErrorDetail::Evaluation`](crate::ErrorDetail::Evaluation)). You vouch for what you convert with `as`, and for integers that keep their own
+/// type: fields without `wide`, and a literal on the left of a shift, `1 << log`, which is an `i32` as anywhere in Rust: write `1_i128 << log`.
 ///
-/// Derived values come first, in their order, then `launch`, then the conditions, which see all of them. A derived value names any argument, also one behind
-/// it, and the derived values in front of it. So a condition does not keep a divisor
-/// of 0 from a derived value; the launch is refused all the same, and names the value.
+/// Derived values are computed first, in order, then `launch`, then the conditions, which see all of them. A derived value can name any argument,
+/// even a later one, and the derived values before it. So a condition cannot protect a derived value from a divisor of 0; the launch is refused all
+/// the same, and the error names the value.
 ///
 /// `|config|` names the [`LaunchConfig`](crate::LaunchConfig) for the conditions. Loading on a GPU compares
 /// the number, sizes and alignments of the parameters with those of the compiled kernel
@@ -107,10 +106,9 @@
 /// Errors and [reports](crate::Region::last_run) name the line that called `launch`. Put `#[track_caller]` on
 /// a wrapper function, so that they name its caller's line instead.
 ///
-/// # Safety
-/// By writing `unsafe fn` you vouch that these types are those of the CUDA source, and that for all arguments
+/// By writing `unsafe fn` you vouch that these types match the CUDA source, and that for all arguments
 /// and geometries that the `where` lines and `launch` admit, the kernel stays inside its arrays and
-/// overwrites all of those declared `Out`. Without `launch`, that is any geometry.
+/// overwrites all of those declared `Out`. Without `launch`, that means any geometry.
 ///
 /// # Examples
 /// ```
@@ -231,11 +229,11 @@ macro_rules! __kernel_error {
     };
 }
 
-/// Reads one clause after the other, in any order.
+/// Parses one clause after another, in any order.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __kernel_clauses {
-    // all clauses read, `programmatic` among them: a property of the code for GPUs
+    // all clauses parsed, `programmatic` among them: a property of the code for GPUs
     ([$meta:tt $vis:tt $name:ident $of:tt $args:tt programmatic]
         where $where:tt launch $launch:tt code [] entry $entry:tt host $host:tt read []) => {
         $crate::__kernel_clauses! {
@@ -249,7 +247,7 @@ macro_rules! __kernel_clauses {
             where $where launch $launch code [programmatic $code] entry $entry host $host read []
         }
     };
-    // all clauses read, and no code among them
+    // all clauses parsed, and no code among them
     ([$meta:tt $vis:tt $name:ident $of:tt $args:tt]
         where $where:tt launch $launch:tt code [] entry $entry:tt host [] read []) => {
         $crate::__kernel_error! {
@@ -257,7 +255,7 @@ macro_rules! __kernel_clauses {
             "there is no code: add `ptx = ..;` or `cuda = ..;` for GPUs, `host = ..;` for host devices, or both"
         }
     };
-    // all clauses read: types are listed where there is a parameter for them
+    // all clauses parsed: types are listed if there is a type parameter
     ([$meta:tt $vis:tt $name:ident [$of:ident] [$($args:tt)*]]
         where [$($where:tt)*] launch $launch:tt code $code:tt entry [of $($entry:tt)+] host $host:tt read []) => {
         $crate::__kernel! {
@@ -280,7 +278,7 @@ macro_rules! __kernel_clauses {
             ::core::stringify!($name), "<T>(..)`"
         }
     };
-    // all clauses read
+    // all clauses parsed
     ([$meta:tt $vis:tt $name:ident [] [$($args:tt)*]]
         where [$($where:tt)*] launch $launch:tt code $code:tt entry $entry:tt host $host:tt read []) => {
         $crate::__kernel! {

@@ -33,7 +33,7 @@ pub struct Module {
 pub(crate) struct LoadedModule {
     engine: Arc<Engine>,
     raw: RawModule,
-    /// It is not loaded any more.
+    /// It is no longer loaded.
     is_gone: bool,
     /// Instances of templates, each with its name in the image.
     instances: Vec<(String, String)>,
@@ -46,7 +46,7 @@ impl Module {
     /// Loads an image, off the executor: compiling PTX can take seconds.
     ///
     /// # Errors
-    /// [`ErrorDetail::BadImage`] with the compiler's log, or what says that it is none;
+    /// [`ErrorDetail::BadImage`] with the compiler's log, or the reason why it is not an image;
     /// [`ErrorDetail::NoImplementation`] on a host device.
     ///
     /// # Blocking
@@ -54,11 +54,11 @@ impl Module {
     /// [queue is full](crate::Stream#blocking). Load before serving.
     ///
     /// # Cancel safety
-    /// Dropped, the load goes on and its result is unloaded.
+    /// If the future is dropped, the load goes on and its result is unloaded.
     pub async fn load(device: &Device, image: Image) -> Result<Module> {
         coop::proceed().await;
-        // Not because the call would be made here: waiting for it would wait for everything that runs, this
-        // host function included.
+        // The call is not made on this thread, but waiting for it would wait for everything that is running, including
+        // this host function.
         role::check_driver("loading a kernel")?;
         let engine = device.engine().clone();
         offload(move || Module::load_now(&engine, image)).await?
@@ -67,11 +67,11 @@ impl Module {
     /// [`load`](Self::load) on the calling thread.
     ///
     /// # Blocking
-    /// Yes: up to seconds, and until everything running on the GPU has ended, full
-    /// [queues](crate::Stream#blocking) included. Not from async code.
+    /// Yes: up to seconds, and until everything running on the GPU has ended, including full
+    /// [queues](crate::Stream#blocking). Not for async code.
     ///
     /// # Errors
-    /// As [`load`](Self::load); the calling thread would deadlock.
+    /// As [`load`](Self::load); a thread on which it would deadlock.
     pub fn load_blocking(device: &Device, image: Image) -> Result<Module> {
         role::check("loading a kernel")?;
         Module::load_now(device.engine(), image)
@@ -81,7 +81,7 @@ impl Module {
         Module::load_if(engine, image, |_| Ok(ImageVerdicts::default()))
     }
 
-    /// Loads an image that is one and that `permit` permits.
+    /// Loads an image that is valid and that `permit` allows.
     pub(super) fn load_if(
         engine: &Arc<Engine>,
         image: Image,
@@ -96,7 +96,7 @@ impl Module {
         };
         let kernels = image.check().map_err(|problem| bad(problem, String::new()))?;
         let verdicts = permit(&image)?;
-        // PTX is text and the driver wants its end marked; a binary does not mind.
+        // The driver needs PTX to end with a NUL; for a binary the NUL is harmless.
         let mut bytes = Vec::with_capacity(image.bytes.len() + 1);
         bytes.extend_from_slice(&image.bytes);
         bytes.push(0);
@@ -114,7 +114,7 @@ impl Module {
         Ok(Module::of(Arc::new(loaded), name))
     }
 
-    /// A loaded image, under the name that messages call it here.
+    /// A loaded image, under the name that messages use for it here.
     pub(super) fn of(loaded: Arc<LoadedModule>, name: String) -> Self {
         Module { loaded, name }
     }
@@ -123,7 +123,7 @@ impl Module {
         &self.loaded
     }
 
-    /// Unloads it at once, where nothing of it was launched. Refused, it stays loaded.
+    /// Unloads it at once, if none of its kernels was launched. If that fails, it stays loaded.
     pub(crate) fn unload(self) {
         if let Some(mut loaded) = Arc::into_inner(self.loaded) {
             // SAFETY: the module is loaded, nothing of it was launched, and nobody else has it.
@@ -132,12 +132,12 @@ impl Module {
         }
     }
 
-    /// Compiles CUDA C++ for this device and loads it, off the executor: that takes milliseconds to minutes.
-    /// The result is cached, for later processes as well: see [`CudaSource`].
+    /// Compiles CUDA C++ for this device and loads it, off the executor, which takes milliseconds to minutes.
+    /// The result is cached, also for later processes: see [`CudaSource`].
     ///
     /// The compiler is NVRTC, loaded at the first call: `libnvrtc.so.12` (or 13, 11.2) on the loader's search
     /// path or in a CUDA toolkit; the environment variable `GPU_AWAIT_NVRTC` names another library, or its
-    /// folder. A compiler that is newer than the driver makes PTX that the driver does not load: see
+    /// folder. A compiler newer than the driver produces PTX that the driver does not load: see
     /// [`CudaSource::cubin`].
     ///
     /// # Errors
@@ -188,26 +188,26 @@ impl Module {
     /// [`Out`](crate::Out).
     ///
     /// # Errors
-    /// [`ErrorDetail::NoSuchKernel`] with the names that are there: without `extern "C"` a kernel has a mangled one;
+    /// [`ErrorDetail::NoSuchKernel`], which lists the kernels that exist: without `extern "C"` a kernel has a mangled name;
     /// [`ErrorDetail::WrongParameters`] if number, sizes or alignments of the
     /// parameters differ from those the kernel was compiled with, where the driver reports them (CUDA 12.4).
     /// Types beyond their sizes cannot be checked.
     ///
     /// # Blocking
-    /// For calls of the driver: it may load the kernel's code only then, which waits as [`load`](Self::load) does. Look kernels up
+    /// For driver calls: the driver may load the kernel's code only then, which waits as [`load`](Self::load) does. Look kernels up
     /// before serving.
     ///
     /// # Source
     /// `cuLibraryGetKernel`, `cuFuncGetAttribute`, `cuFuncGetParamInfo`.
     pub unsafe fn kernel<S: Signature>(&self, name: &str) -> Result<Kernel<S>> {
-        // SAFETY: the caller's; and nothing is said of waits.
+        // SAFETY: the caller's contract; the kernel is not declared to wait first.
         unsafe { self.find_kernel(name, false) }
     }
 
-    /// [`kernel`](Self::kernel), which waits first if `waits_first`.
+    /// [`kernel`](Self::kernel), for one that waits first if `waits_first`.
     ///
     /// # Safety
-    /// As [`kernel`](Self::kernel), and it does as [`Function::waits_first`] says.
+    /// As [`kernel`](Self::kernel); and with `waits_first`, it waits as [`Function::waits_first`] describes.
     pub(super) unsafe fn find_kernel<S: Signature>(
         &self,
         name: &str,
@@ -237,7 +237,7 @@ impl Module {
 }
 
 impl Module {
-    /// A function by its name, or an instance of a template by the name that it was asked for with.
+    /// A function by its name, or an instance of a template by the name that it was requested with.
     pub(crate) fn function(&self, name: &str) -> Result<RawFunction> {
         let Module { loaded, name: image } = self;
         let LoadedModule { engine, raw, instances, kernels, .. } = &**loaded;
@@ -260,7 +260,7 @@ impl LoadedModule {
         &self.engine
     }
 
-    /// What the text that it was loaded from says of its entries.
+    /// The verdicts on the entries of the text that it was loaded from.
     pub(super) fn verdicts(&self) -> &ImageVerdicts {
         &self.verdicts
     }
@@ -271,7 +271,7 @@ impl LoadedModule {
         unsafe { self.engine.backend.allow_shared_mem(function, bytes) }
     }
 
-    /// Blocks of a function of this module that a multiprocessor holds at once.
+    /// Blocks of a function of this module that a multiprocessor can hold at once.
     pub(crate) fn active_blocks(
         &self,
         function: RawFunction,
@@ -282,7 +282,7 @@ impl LoadedModule {
         unsafe { self.engine.backend.active_blocks(function, threads, shared_mem_bytes) }
     }
 
-    /// Clusters of a function of this module that a stream holds at once; without one, the device.
+    /// Clusters of a function of this module that a stream, or without one the device, can hold at once.
     pub(crate) fn active_clusters(
         &self,
         function: RawFunction,

@@ -11,21 +11,20 @@ use crate::stream::Stream;
 use crate::submit::wrong_device;
 use crate::thread::role;
 
-/// Blocks that a multiprocessor of any architecture holds at once.
+/// Blocks that a multiprocessor of any architecture can hold at once.
 const MOST_BLOCKS: u32 = 32;
 
 /// How many blocks of a kernel run at once, and which block size fills the device best.
 ///
 /// A multiprocessor takes a block when it has room for all of it: its threads in whole warps, its registers
-/// ([`registers`](KernelAttributes::registers) per thread), its static and dynamic shared memory. Room that
-/// is too small for another block stays unused. Blocks of other kernels, on any stream, compete for the same
-/// room.
+/// ([`registers`](KernelAttributes::registers) per thread), its static and dynamic shared memory. Room too small
+/// for another block stays unused. Blocks of other kernels, on any stream, compete for the same room.
 ///
 /// On a host device a kernel's twin is called once for the whole grid, so the answers are
-/// conventions: a block a core, and a best block of one thread.
+/// conventions: one block per core, and a best block of one thread.
 ///
 /// # Blocking
-/// Each question is one driver call; [`best_block`](Self::best_block) makes one for each block size. None
+/// Each method makes one driver call; [`best_block`](Self::best_block) makes one for each block size. None
 /// waits for the device.
 ///
 /// # Errors
@@ -50,7 +49,7 @@ const MOST_BLOCKS: u32 = 32;
 #[derive(Clone, Copy)]
 pub struct Occupancy<'k> {
     core: &'k Core,
-    /// Whose multiprocessors are asked for; without one, all of the device's.
+    /// The stream whose multiprocessors count; without one, all of the device's.
     stream: Option<&'k StreamState>,
 }
 
@@ -69,7 +68,7 @@ impl<S: Signature> Kernel<S> {
 }
 
 impl<'k> Occupancy<'k> {
-    /// Asks for the multiprocessors of that stream, which are fewer than the device's if it is in a
+    /// Counts the multiprocessors of that stream, which are fewer than the device's if it is in a
     /// [partition](crate::Partition).
     ///
     /// # Examples
@@ -109,14 +108,14 @@ impl<'k> Occupancy<'k> {
         self.core.active_blocks(block_dim.iter().product(), shared_mem_bytes)
     }
 
-    /// Returns how many blocks the whole device holds at once, or [the stream](Self::on): the largest grid of a cooperative launch.
-    /// Block, shared memory and cluster of `config` count, its grid does not. On a host device it is one
+    /// Returns how many blocks the whole device, or [the stream](Self::on), holds at once: the largest grid of a cooperative launch.
+    /// The block, shared memory and cluster of `config` count, its grid does not. On a host device it is one
     /// block per core, and at least one cluster.
     ///
     /// # Errors
     /// A geometry that a launch would be refused for; a stream of another device; the loss of the device.
     pub fn resident_blocks(&self, config: &LaunchConfig) -> Result<u32> {
-        // Whole clusters, and more of them than any device holds.
+        // A grid of whole clusters, more than any device holds.
         let [x, y, z] = config.cluster_dim();
         let most = self.multiprocessors()? * MOST_BLOCKS;
         let config = config.with_grid_dim([x.saturating_mul(most), y, z]);
@@ -132,7 +131,7 @@ impl<'k> Occupancy<'k> {
     /// active threads.
     ///
     /// # Errors
-    /// [`LaunchLimit::SharedMemBytes`] where no block has so much shared memory; a limit of 0; a stream of another device; the
+    /// [`LaunchLimit::SharedMemBytes`] if no block can have that much shared memory; a limit of 0; a stream of another device; the
     /// loss of the device.
     pub fn best_block(
         &self,
@@ -185,7 +184,7 @@ impl<'k> Occupancy<'k> {
     /// The loss of the device.
     pub fn config_for_elements(&self, n: usize) -> Result<LaunchConfig> {
         let (_, block) = self.best_block(|_| 0, None)?;
-        // On a host device blocks of one are as good as any, and there may be more elements than blocks.
+        // On a host device, any block size is as good as one thread, and there may be more elements than the grid may have blocks.
         let most_blocks = self.core.engine.limits.grid_dim[0] as usize;
         let least = u32::try_from(n.div_ceil(most_blocks)).unwrap_or(u32::MAX);
         Ok(LaunchConfig::for_elements_in_blocks(n, block.max(least)))

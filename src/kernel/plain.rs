@@ -1,7 +1,7 @@
 //! [`Plain`]: a by-value argument of a declared kernel, of any plain type.
 //!
-//! A wrong type in a declaration is one error, at that type. To that end the expansion of [`kernel!`](crate::kernel!) requires [`Element`]
-//! in one place, where it makes the [`Proof`], and the rest is well-formed whatever the type is.
+//! A wrong type in a declaration is one error, at that type. So the expansion of [`kernel!`](crate::kernel!) requires [`Element`]
+//! in one place, where it makes the [`Proof`], and everything else is well-formed whatever the type is.
 //!
 //! # Invariants
 //! 1. A [`Plain<T>`] exists only for a `T: Element`: it holds the proof (`mistakes_have_one_error`).
@@ -14,7 +14,7 @@ use super::signature::{Arg, ArgList, Param, layout_of};
 use crate::backend::ArgBlock;
 use crate::memory::Element;
 
-/// Shows that `T` is plain data, by what can be done with it.
+/// Proves that `T` is plain data.
 #[doc(hidden)]
 pub struct Proof<T> {
     bytes: fn(&T) -> &[u8],
@@ -31,11 +31,11 @@ pub struct Plain<T> {
     proof: Proof<T>,
 }
 
-/// The one place where a declaration asks for what an array's elements are.
+/// The one place where a declaration states its requirement on an array's elements.
 #[doc(hidden)]
 pub const fn element<T: Element>() {}
 
-/// The one place where a declaration asks for what a value's type is.
+/// The one place where a declaration states its requirement on a value's type.
 #[doc(hidden)]
 #[must_use]
 pub const fn proof<T: Element + fmt::Debug>() -> Proof<T> {
@@ -53,7 +53,7 @@ impl<T> Plain<T> {
         Plain { value, proof }
     }
 
-    /// A derived value, or bytes of 0 for a launch that is refused as it has none.
+    /// A derived value, or zero bytes for a launch that is refused because it has none.
     #[must_use]
     pub fn or_zero(value: Option<T>, proof: Proof<T>) -> Self {
         Plain { value: value.unwrap_or_else(proof.zero), proof }
@@ -75,7 +75,7 @@ impl<T: 'static> Param for Plain<T> {
         const { assert!(size_of::<T>() > 0, "a kernel's parameter has a size") };
         let bytes = args.value(index, size_of::<T>());
         // SAFETY: the caller vouches that the argument was pushed for this type, so from a `Plain<T>`:
-        // these bytes are all of a `T`, and its proof says that it is plain data. No alignment is needed.
+        // these bytes are a whole `T`, and its proof says that it is plain data. No alignment is needed.
         unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
     }
 }

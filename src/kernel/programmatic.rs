@@ -1,15 +1,15 @@
-//! Whether kernels wait for what is in front of them before anything that can have an effect, by their PTX (pure).
+//! Whether kernels wait for the preceding launch before they can have any effect, as far as their PTX shows (pure).
 //!
-//! An entry may do nothing in front of its `griddepcontrol.wait` but compute from its parameters and special registers, and the wait has no
-//! condition. So every thread of every block waits, whatever the arguments. Nothing in it, or in functions that it calls, loads through a cache that
-//! asserts that nobody writes meanwhile: the compiler may move such loads across the wait, and what is in front writes. Nobody writes the tables of
-//! CUDA's mathematical functions.
+//! Before its `griddepcontrol.wait`, an entry may only compute from its parameters and special registers, and the wait is unconditional. So every
+//! thread of every block waits, whatever the arguments. Neither the entry nor the functions that it calls load through a cache that assumes that
+//! nobody is writing: the compiler may move such loads across the wait, and the preceding launch may still write. The tables of CUDA's mathematical
+//! functions are exempt: nobody writes them.
 //!
-//! A text is read once for all of its entries, and a body with tables once more; what is kept is a summary of each function, and then a verdict for
-//! each entry.
+//! A text is read once for all of its entries, and a body with tables once more; only a summary of each function, and then a verdict for
+//! each entry, are kept.
 //!
 //! # Invariants
-//! 1. The steps that it takes are in proportion to the text (`steps_grow_with_the_text`).
+//! The number of steps is proportional to the length of the text (`steps_grow_with_the_text`).
 #![forbid(unsafe_code)]
 
 use std::collections::{HashMap, HashSet};
@@ -22,10 +22,10 @@ use crate::error::image::NotProgrammatic;
 
 mod tables;
 
-/// The first compute capability, times ten, that starts kernels early.
+/// The first compute capability, times ten, that can start kernels early.
 const FIRST: u32 = 90;
 
-/// What computes, and does nothing else. `ld.param` is apart.
+/// Instructions that only compute. `ld.param` is handled separately.
 const COMPUTES: [&str; 54] = [
     "abs", "add", "addc", "and", "bfe", "bfi", "bfind", "bmsk", "brev", "clz", "cnot", "copysign",
     "cos", "cvt", "cvta", "div", "dp2a", "dp4a", "ex2", "fma", "fns", "isspacep", "lg2", "lop3",
@@ -33,14 +33,14 @@ const COMPUTES: [&str; 54] = [
     "prmt", "rcp", "rem", "rsqrt", "sad", "selp", "set", "setp", "shf", "shl", "shr", "sin",
     "slct", "sqrt", "sub", "subc", "tanh", "xor",
 ];
-/// What a text says of its entries.
+/// What a text shows about its entries.
 #[derive(Debug)]
 pub(super) struct Verdicts {
-    /// Of each entry, why it does not wait first, if so.
+    /// For each entry, why it does not wait first, if it does not.
     entries: HashMap<Box<str>, Option<NotProgrammatic>>,
-    /// Why none of them does: the text is for older GPUs.
+    /// Why none of them does: the text targets older GPUs.
     target: Option<NotProgrammatic>,
-    /// Why nothing can be said of any.
+    /// Why nothing is known about any.
     unread: Option<NotProgrammatic>,
 }
 
@@ -66,7 +66,7 @@ impl Verdicts {
         verdicts
     }
 
-    /// Why the entry does not wait first, if so. One that is not there is for the driver to miss.
+    /// Why the entry does not wait first, if it does not. A missing entry is left for the driver to report.
     pub(super) fn check(&self, entry: &str) -> Result<(), NotProgrammatic> {
         let of_all = match (&self.unread, self.entries.get(entry)) {
             (Some(unread), _) => Some(unread),
@@ -77,12 +77,12 @@ impl Verdicts {
     }
 }
 
-/// The verdicts of an image: made when they are first asked for, once.
+/// The verdicts on an image, computed once when first needed.
 #[derive(Debug, Default)]
 pub(super) struct ImageVerdicts(OnceLock<Verdicts>);
 
 impl ImageVerdicts {
-    /// Why the entry of the image does not wait first, where that can be seen: a binary's author vouches for it.
+    /// Why the entry of the image does not wait first, as far as can be seen: for a binary, its author vouches.
     pub(super) fn check(&self, image: &Image, entry: &str) -> Result<(), NotProgrammatic> {
         if image.form == Form::Binary {
             return Ok(());
@@ -92,7 +92,7 @@ impl ImageVerdicts {
     }
 }
 
-/// Why GPUs of these targets start nothing early.
+/// Why GPUs of these targets cannot start kernels early.
 fn too_old(targets: &[&str]) -> Option<NotProgrammatic> {
     let number = |target: &str| {
         target.strip_prefix("sm_")?.trim_end_matches(char::is_alphabetic).parse().ok()
@@ -102,26 +102,26 @@ fn too_old(targets: &[&str]) -> Option<NotProgrammatic> {
     is_old.then(|| NotProgrammatic::Target { target: targets.join(", ") })
 }
 
-/// What counts of a function that has a body.
+/// The summary of a function with a body.
 #[derive(Debug)]
 struct FunctionSummary<'t> {
     name: &'t str,
     is_entry: bool,
-    /// It has no wait, or something in front of it.
+    /// It has no wait, or something before it.
     does_not_wait: Option<NotProgrammatic>,
-    /// The first of its own instructions that loads what nobody may write meanwhile.
+    /// The first of its own instructions that loads through a cache that assumes that nobody is writing.
     asserts: Option<String>,
-    /// What it calls. Whom a register names is not known.
+    /// The functions that it calls. `None`: called through a register.
     calls: Vec<Option<&'t str>>,
 }
 
-/// What counts of a text.
+/// The summary of a text.
 #[derive(Default)]
 struct Found<'t> {
     targets: Vec<&'t str>,
-    /// Those that have bodies.
+    /// Functions with bodies.
     functions: Vec<FunctionSummary<'t>>,
-    /// The others.
+    /// Functions without bodies.
     declared: HashSet<&'t str>,
 }
 
@@ -152,7 +152,7 @@ impl<'t> Found<'t> {
     }
 }
 
-/// Reads a body.
+/// Summarizes a body.
 fn summary<'t>(
     (name, is_entry): (&'t str, bool),
     reader: &mut Reader<'t>,
@@ -191,7 +191,7 @@ fn only_computes(statement: &Statement<'_>) -> bool {
     COMPUTES.contains(&name) || statement.op.starts_with("ld.param")
 }
 
-/// Whether it loads what nobody may write meanwhile.
+/// Whether it loads through a cache that assumes that nobody is writing.
 fn is_of_constants(op: &str) -> bool {
     let mut parts = op.split('.');
     match parts.next() {
@@ -201,7 +201,7 @@ fn is_of_constants(op: &str) -> bool {
     }
 }
 
-/// Whom it calls: the name stands in front, or behind what is returned.
+/// The function that it calls: the name comes first, or after the return parameters.
 fn callee<'t>(call: &Statement<'t>) -> Option<&'t str> {
     let mut operands = call.operands().peekable();
     if operands.peek() == Some(&"(") {
@@ -211,7 +211,7 @@ fn callee<'t>(call: &Statement<'t>) -> Option<&'t str> {
     operands.next()
 }
 
-/// Of each function, the first instruction found that loads what nobody may write meanwhile: of its own, or of a function that it may call.
+/// For each function, the first such load found, its own or that of a function that it may call.
 fn asserting(Found { functions, declared, .. }: &Found<'_>) -> Vec<Option<String>> {
     let called = || functions.iter().enumerate().filter(|(_, function)| !function.is_entry);
     let mut by_name: HashMap<&str, usize> = HashMap::new();
@@ -226,7 +226,7 @@ fn asserting(Found { functions, declared, .. }: &Found<'_>) -> Vec<Option<String
             match call.map(|name| (by_name.get(name), declared.contains(name))) {
                 Some((Some(called), _)) => callers[*called].push(number),
                 Some((None, true)) => {}
-                // A register, or nobody knows.
+                // Through a register, or to an unknown function.
                 Some((None, false)) | None => calls_any = true,
             }
         }
@@ -245,7 +245,7 @@ fn asserting(Found { functions, declared, .. }: &Found<'_>) -> Vec<Option<String
     found.into_iter().map(Option::<&String>::cloned).collect()
 }
 
-/// Where it loads from: a register, or a name.
+/// The address that it loads from: a register, or a name.
 fn address<'t>(statement: &Statement<'t>) -> Option<&'t str> {
     statement.operands().skip_while(|operand| *operand != "[").nth(1)
 }
@@ -280,7 +280,7 @@ mod tests {
             "{ griddepcontrol.wait; } @%p1 bra L; L: ret;",
             "L: griddepcontrol.wait; ld.global.u32 %r1, [%rd1]; ret;",
             ".loc 1 2 3\n ld.param.v2.f32 {%f1, %f2}, [p+8]; rcp.rn.f32 %f3, %f1; .loc 1 3 3\n griddepcontrol .wait; .loc 1 4 4\n@%p1 bra L; L: ret;",
-            // A table of CUDA's own, as in a sine.
+            // One of CUDA's own tables, as in a sine.
             "griddepcontrol.wait; mov.u64 %rd1, __cudart_i2opi_f; L: ld.global.nc.u32 %r1, [%rd1]; add.s64 %rd1, %rd1, 4; @%p1 bra L; ret;",
         ];
         for code in accepted {
@@ -336,7 +336,7 @@ mod tests {
         assert_eq!(with(function, "griddepcontrol.wait; ret;"), Ok(()));
         let other = ".extern .func vprintf(.param .b64 a); .entry other() { ld.global.nc.f64 %fd1, [%rd1]; ret; } .func g() { ld.global.nc.f64 %fd1, [%rd1]; ret; }";
         assert_eq!(with(other, "griddepcontrol.wait; call vprintf, (a); ret;"), Ok(()));
-        // A function that is passed is not the one that is called.
+        // A function passed as an argument is not the one called.
         assert_eq!(
             with(
                 &format!("{function} .func g() {{ ret; }}"),
@@ -346,7 +346,7 @@ mod tests {
         );
         let old = checked(&kernel("sm_80", WAIT), "it");
         assert_eq!(old, Err(NotProgrammatic::Target { target: "sm_80".to_owned() }));
-        // The driver says which kernels there are.
+        // The driver reports which kernels exist.
         assert_eq!(checked(&kernel("sm_90", WAIT), "none"), Ok(()));
         assert_eq!(checked(&kernel("texmode_independent, sm_90a", WAIT), "it"), Ok(()));
     }
@@ -386,7 +386,7 @@ mod tests {
         let entry = |name: &str, code: &str| {
             format!(".entry {name}(.param .u64 p)\n{{ griddepcontrol.wait; {code} ret; }}\n")
         };
-        // Registers in a row, none of which has a table in the end.
+        // A chain of registers, none of which holds a table in the end.
         let a_sum = |n: usize| {
             let mut code = "ld.global.nc.u32 %r1, [%rd0]; mov.f32 %f0, 0f00000000;".to_owned();
             (0..n).for_each(|i| _ = writeln!(code, "add.f32 %f{}, %f{i}, %g{i};", i + 1));

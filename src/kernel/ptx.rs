@@ -1,10 +1,10 @@
-//! PTX as a sequence of statements (pure): as much of the language as it takes to say what an entry executes, in which order.
+//! PTX as a sequence of statements (pure): as much of the language as is needed to tell what an entry executes, and in which order.
 //!
-//! Comments, strings and white space are read as the assembler reads them: an instruction may stand anywhere on a line, behind labels, and in
-//! several pieces. A directive that ends with no semicolon, such as `.loc`, ends where its operands do. What is not understood is an error, so that
-//! nothing hides behind it.
+//! Comments, strings and white space are read as the assembler reads them: an instruction may stand anywhere on a line, after labels, and in
+//! several pieces. A directive that ends without a semicolon, such as `.loc`, ends where its operands do. Anything not understood is an error, so
+//! that nothing hides after it.
 //!
-//! Nothing is kept of what was read: texts have megabytes.
+//! Nothing of the text is stored: texts can have megabytes.
 #![forbid(unsafe_code)]
 
 use std::borrow::Cow;
@@ -12,25 +12,25 @@ use std::borrow::Cow;
 /// A piece of an image in PTX.
 #[derive(Debug)]
 pub(super) enum Item<'t> {
-    /// What it is compiled for, `sm_90` for example.
+    /// A target of the image, `sm_90` for example.
     Target(&'t str),
-    /// A function has a second name.
+    /// A second name for a function.
     Alias,
     Function {
         name: &'t str,
         is_entry: bool,
-        /// Its statements follow, and then [`Ends`](Item::Ends). It is declared only, if not.
+        /// Whether its statements follow, up to [`Ends`](Item::Ends); otherwise it is only declared.
         has_body: bool,
     },
     Statement(Statement<'t>),
-    /// The body of a function does.
+    /// The end of a function's body.
     Ends,
 }
 
 /// An instruction, without labels and declarations around it.
 #[derive(Debug)]
 pub(super) struct Statement<'t> {
-    /// It has a condition.
+    /// It has a guard predicate.
     pub(super) is_guarded: bool,
     /// With its suffixes, `ld.global.nc.f32` for example.
     pub(super) op: Cow<'t, str>,
@@ -39,7 +39,7 @@ pub(super) struct Statement<'t> {
 }
 
 impl<'t> Statement<'t> {
-    /// What its operands consist of, brackets and commas among it.
+    /// The tokens of its operands, including brackets and commas.
     pub(super) fn operands(&self) -> impl Iterator<Item = &'t str> + use<'t> {
         let (text, mut at) = (self.operands, 0);
         std::iter::from_fn(move || {
@@ -49,17 +49,17 @@ impl<'t> Statement<'t> {
         })
     }
 
-    /// As it stands in the text, on one line.
+    /// Its text, on one line.
     pub(super) fn written(&self) -> String {
         self.whole.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 }
 
-/// What begins there is not understood.
+/// The start of the text that was not understood.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NotUnderstood(pub(super) String);
 
-/// Directives in front of an instruction that end with a semicolon.
+/// Directives before an instruction that end with a semicolon.
 const DECLARES: [&str; 9] = [
     ".branchtargets",
     ".callprototype",
@@ -74,7 +74,7 @@ const DECLARES: [&str; 9] = [
 
 #[derive(Clone, Copy, Debug)]
 struct Token<'t> {
-    /// Empty at the end, and where something begins that is none.
+    /// Empty at the end of the text, and where no token begins.
     text: &'t str,
     at: usize,
 }
@@ -89,7 +89,7 @@ fn is_of_word(c: char) -> bool {
     c.is_ascii_alphanumeric() || "_$%".contains(c)
 }
 
-/// The next one: a word, a word with a dot in front, `::`, a string, or a single character.
+/// The next token: a word, a word with a leading dot, `::`, a string, or a single character.
 fn token(text: &str, mut at: usize) -> Token<'_> {
     step();
     while let Some(first) = text[at..].chars().next() {
@@ -113,7 +113,7 @@ fn token(text: &str, mut at: usize) -> Token<'_> {
                 }
                 None => 0,
             },
-            // Which line of another file comes next.
+            // A line marker of the preprocessor.
             '#' if rest[1..]
                 .trim_start_matches([' ', '\t'])
                 .starts_with(|c: char| c.is_ascii_digit()) =>
@@ -122,7 +122,7 @@ fn token(text: &str, mut at: usize) -> Token<'_> {
                 continue;
             }
             '"' => match rest[1..].find(['"', '\n']) {
-                // Whether a quote behind a backslash ends a string is nowhere said.
+                // Nothing specifies whether a quote after a backslash ends a string.
                 Some(end)
                     if rest[1..][end..].starts_with('"') && !rest[..end + 1].ends_with('\\') =>
                 {
@@ -141,7 +141,7 @@ fn token(text: &str, mut at: usize) -> Token<'_> {
     Token { text: "", at }
 }
 
-/// Counts what a text costs, where a test asks.
+/// Counts the steps that a text takes, for tests.
 #[inline]
 pub(super) fn step() {
     #[cfg(test)]
@@ -153,13 +153,13 @@ thread_local! {
     pub(super) static STEPS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// Reads an image from its beginning, or the statements of a body. Nothing is read behind what is not understood.
+/// Reads an image from its beginning, or the statements of a body. Stops at the first thing that it does not understand.
 pub(super) struct Reader<'t> {
     text: &'t str,
     next: Token<'t>,
-    /// How many brackets of a body are open.
+    /// The number of open braces in a body.
     depth: usize,
-    /// A target was read last: more may follow.
+    /// The last item was a target: more may follow.
     is_in_targets: bool,
     has_failed: bool,
 }
@@ -186,7 +186,7 @@ impl<'t> Reader<'t> {
         Reader { text, next, depth: 0, is_in_targets: false, has_failed: false }
     }
 
-    /// Reads the statements again that follow.
+    /// A second reader from the same position.
     pub(super) fn again(&self) -> Self {
         Reader { ..*self }
     }
@@ -218,7 +218,7 @@ impl<'t> Reader<'t> {
         Ok(self.take())
     }
 
-    /// Behind what is in brackets, of which the first one is next.
+    /// Skips a bracketed group, whose opening bracket is next.
     fn skip_brackets(&mut self) -> Result<(), ()> {
         let mut depth = 0_usize;
         loop {
@@ -234,7 +234,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// Behind the next semicolon that is in no brackets; returns where that stands.
+    /// Skips past the next semicolon outside brackets; returns the semicolon's position.
     fn skip_statement(&mut self) -> Result<usize, ()> {
         let mut depth = 0_usize;
         loop {
@@ -297,7 +297,7 @@ impl<'t> Reader<'t> {
         self.word().map(Item::Target)
     }
 
-    /// From its directive to the bracket that opens its body, or to its end.
+    /// A function, from its directive to the brace that opens its body, or to its end.
     fn function(&mut self) -> Result<Item<'t>, ()> {
         let is_entry = self.take() == ".entry";
         if !is_entry && self.peek() == "(" {
@@ -323,7 +323,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// Behind the bracket that opens it.
+    /// The next item inside a body, after its opening brace.
     fn of_body(&mut self) -> Result<Item<'t>, ()> {
         while self.depth > 0 {
             match self.peek() {
@@ -394,7 +394,7 @@ impl<'t> Reader<'t> {
                 self.take();
             }
             match &mut op {
-                // Still as it stands there.
+                // Still contiguous in the text.
                 Cow::Borrowed(op) if end == next.at => *op = &self.text[end - op.len()..next.end()],
                 op => op.to_mut().push_str(next.text),
             }

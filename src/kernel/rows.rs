@@ -7,8 +7,8 @@
 //! | [`Out2<T>`] | likewise; the kernel overwrites every element | `T*` | [`SliceMut2<T>`] |
 //!
 //! # Invariants
-//! 1. A twin gets a slice of each row and never one over the gaps, which may be another argument's
-//!    (`columns_beside_each_other_are_two_arguments`).
+//! A twin gets a slice of each row and never one over the gaps, which may belong to another argument
+//! (`columns_beside_each_other_are_two_arguments`).
 //! 2. An [`Out2`] with gaps is tracked as read and written, so that unwritten gaps stay marked as unwritten (`gaps_stay_unwritten`).
 
 use std::marker::PhantomData;
@@ -30,7 +30,7 @@ pub struct In2<T>(PhantomData<fn() -> T>);
 #[derive(Debug)]
 pub struct InOut2<T>(PhantomData<fn() -> T>);
 
-/// Marker: a 2-D array that the kernel overwrites, every element, before reading any. Unwritten memory is
+/// Marker: a 2-D array of which the kernel overwrites every element before reading any. Unwritten memory is
 /// accepted if there are no gaps between its rows, and counts as written from then on.
 #[derive(Debug)]
 pub struct Out2<T>(PhantomData<fn() -> T>);
@@ -57,11 +57,11 @@ unsafe impl<T: Sync> Send for Slice2<'_, T> {}
 unsafe impl<T: Sync> Sync for Slice2<'_, T> {}
 // SAFETY: it reads and writes like a `&mut [T]`.
 unsafe impl<T: Send> Send for SliceMut2<'_, T> {}
-// SAFETY: a shared one only reads.
+// SAFETY: a shared reference only reads.
 unsafe impl<T: Sync> Sync for SliceMut2<'_, T> {}
 
 impl<T> Slice2<'_, T> {
-    /// Rows, columns and pitch.
+    /// Returns rows, columns and pitch.
     #[must_use]
     pub fn shape(&self) -> Shape2 {
         self.shape
@@ -70,11 +70,11 @@ impl<T> Slice2<'_, T> {
     /// Returns a row.
     ///
     /// # Panics
-    /// If there is none of that number.
+    /// If there is no row with that number.
     #[must_use]
     pub fn row(&self, row: usize) -> &[T] {
         let start = self.start.wrapping_add(offset(self.shape, row));
-        // SAFETY: it was made from memory with that many rows of that shape (`twin`), so that these
+        // SAFETY: it was made from memory with that many rows of that shape (`twin`), so these
         // elements are live and only read for `'a`.
         unsafe { std::slice::from_raw_parts(start, self.shape.columns()) }
     }
@@ -86,7 +86,7 @@ impl<T> Slice2<'_, T> {
 }
 
 impl<T> SliceMut2<'_, T> {
-    /// Rows, columns and pitch.
+    /// Returns rows, columns and pitch.
     #[must_use]
     pub fn shape(&self) -> Shape2 {
         self.shape
@@ -95,18 +95,18 @@ impl<T> SliceMut2<'_, T> {
     /// Returns a row.
     ///
     /// # Panics
-    /// If there is none of that number.
+    /// If there is no row with that number.
     #[must_use]
     pub fn row(&self, row: usize) -> &[T] {
         let start = self.start.wrapping_add(offset(self.shape, row)).cast_const();
-        // SAFETY: as in `row_mut`; and nothing writes them while this is borrowed.
+        // SAFETY: as in `row_mut`; nothing writes them while `self` is borrowed.
         unsafe { std::slice::from_raw_parts(start, self.shape.columns()) }
     }
 
     /// Returns a row for writing.
     ///
     /// # Panics
-    /// If there is none of that number.
+    /// If there is no row with that number.
     pub fn row_mut(&mut self, row: usize) -> &mut [T] {
         let start = self.start.wrapping_add(offset(self.shape, row));
         // SAFETY: it was made from memory with that many rows of that shape (`twin`), so these elements are
@@ -124,14 +124,14 @@ impl<T> SliceMut2<'_, T> {
         let (start, shape) = (self.start, self.shape);
         (0..shape.rows()).map(move |row| {
             let start = start.wrapping_add(offset(shape, row));
-            // SAFETY: as in `row_mut`; each row comes once, and no two of them overlap, as a pitch is no less than
-            // a row.
+            // SAFETY: as in `row_mut`; each row is returned once, and no two overlap, since the pitch is no less
+            // than a row.
             unsafe { std::slice::from_raw_parts_mut(start, shape.columns()) }
         })
     }
 }
 
-/// Elements before a row.
+/// The number of elements before a row.
 fn offset(shape: Shape2, row: usize) -> usize {
     let rows = shape.rows();
     assert!(row < rows, "row {row} of {rows}");

@@ -1,14 +1,14 @@
-//! [`SharedModules`]: one module for all kernels that are declared over the same code.
+//! [`SharedModules`]: one module for all kernels declared over the same code.
 //!
 //! | a text | left by |
 //! |---|---|
-//! | unknown, or not loaded any more | the load of a kernel of it, for which others of the same text wait |
+//! | unknown, or unloaded | the load of a kernel over it, which others of the same text wait for |
 //! | loaded | the drop of its last kernel, which unloads it |
 //!
-//! Loading waits for everything that runs on the GPU, so it is done once a text, not once a kernel. A text with kernels that are declared to wait first
-//! is read once for all of them: what it says of them stays with the module.
+//! Loading waits for everything running on the GPU, so it is done once per text, not once per kernel. A text with kernels that are declared to wait
+//! first is analysed once for all of them: the verdicts stay with the module.
 //!
-//! A host device loads no text. It reads of which entries a text is, once for all of its kernels, so that a wrong name is told there as well.
+//! A host device loads no text. It reads the entries of a text once for all of its kernels, so that a wrong name is reported there too.
 #![forbid(unsafe_code)]
 
 use std::borrow::Cow;
@@ -28,20 +28,20 @@ use crate::error::{ErrorDetail, Result};
 #[derive(Default)]
 pub(super) struct SharedModules {
     places: Mutex<HashMap<Key, Arc<Place>>>,
-    /// Of a host device: the entries of texts that live for ever, by their addresses and lengths.
+    /// For a host device: the entries of `'static` texts, by address and length.
     entries: Mutex<HashMap<Address, Entries>>,
 }
 
-/// Where a text begins, and its length.
+/// The start of a text, and its length.
 type Address = (usize, usize);
 
 /// The names of a text's kernels.
 type Entries = Arc<[String]>;
 
-/// Held while it is loaded: it is none of the locks that are counted.
+/// Held during the load; not one of the counted locks.
 type Place = Mutex<Weak<LoadedModule>>;
 
-/// All that an image is, but for its name.
+/// The whole image except its name.
 type Key = (Form, Cow<'static, [u8]>, Vec<(String, String)>);
 
 /// A kernel that is declared to wait first.
@@ -60,7 +60,7 @@ impl WaitsFirst<'_> {
 }
 
 impl SharedModules {
-    /// The module of an image, loaded unless it is. One whose kernel is to wait first and does not is not loaded for it.
+    /// The module of an image, loaded if it is not yet. If the kernel should wait first and does not, nothing is loaded for it.
     ///
     /// # Errors
     /// As [`Module::load`]; [`ErrorDetail::NotProgrammatic`].
@@ -88,10 +88,10 @@ impl SharedModules {
         Ok(module)
     }
 
-    /// Whether PTX has an entry, without a driver.
+    /// Checks that PTX has an entry, without a driver.
     ///
     /// # Errors
-    /// [`ErrorDetail::NoSuchKernel`]; [`ErrorDetail::BadImage`], what a driver would read wrongly.
+    /// [`ErrorDetail::NoSuchKernel`]; [`ErrorDetail::BadImage`] for what a driver would misread.
     pub(super) fn find_entry(
         home: &Home,
         name: &str,
@@ -113,7 +113,7 @@ impl SharedModules {
             Cow::Borrowed(text) => text,
             Cow::Owned(text) => return Ok(check_text(text.as_bytes())?.into()),
         };
-        // Others wait, so that it is read once.
+        // Others wait, so that the text is read once.
         let mut entries = self.entries.lock();
         let address = (text.as_ptr().addr(), text.len());
         if let Some(known) = entries.get(&address) {
@@ -136,7 +136,7 @@ impl SharedModules {
         if let Some(place) = places.get(&key) {
             return place.clone();
         }
-        // Whoever loads one has a share of its place.
+        // A thread that is loading one has a share of its place.
         places.retain(|_, place| Arc::strong_count(place) > 1 || place.lock().strong_count() > 0);
         places.entry(key).or_default().clone()
     }
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(*first, ["one", "two"]);
         assert!(Arc::ptr_eq(&first, &read(Cow::Borrowed(text))));
         assert_eq!(*read(Cow::Borrowed(&text[..12])), ["one"]);
-        // One that is made anew may be another one at the same address.
+        // An owned text may be a different one at a reused address.
         assert_eq!(read(Cow::Owned(text.to_owned())), first);
         assert_eq!(all.entries.lock().len(), 2);
     }

@@ -6,7 +6,7 @@
 //! | marker | passed as | the device sees | the host twin sees |
 //! |---|---|---|---|
 //! | a plain type, e.g. `f32` | itself | the value | the value |
-//! | [`Value<T>`] | `T`, any plain type of yours | the value | the value |
+//! | [`Value<T>`] | `T`, any plain type of your own | the value | the value |
 //! | [`In<T>`] | `&buffer`, `&view` | `const T*` | `&[T]` |
 //! | [`InOut<T>`] | `&mut buffer`, `&mut view` | `T*` | `&mut [T]` |
 //! | [`Out<T>`] | likewise; the kernel overwrites all of it | `T*` | `&mut [T]` |
@@ -37,12 +37,12 @@ pub struct In<T>(PhantomData<fn() -> T>);
 #[derive(Debug)]
 pub struct InOut<T>(PhantomData<fn() -> T>);
 
-/// Marker: an array that the kernel overwrites, every element, before reading any. Unwritten memory is
+/// Marker: an array of which the kernel overwrites every element before reading any. Unwritten memory is
 /// accepted, and counts as written from then on.
 #[derive(Debug)]
 pub struct Out<T>(PhantomData<fn() -> T>);
 
-/// Marker: a plain value of your own type, in the signature of a [`Kernel`](crate::Kernel) that is found at
+/// Marker: a plain value of your own type, in the signature of a [`Kernel`](crate::Kernel) that is looked up at
 /// run time. In [`kernel!`](crate::kernel!) the type stands for itself.
 #[derive(Debug)]
 pub struct Value<T>(PhantomData<fn() -> T>);
@@ -115,7 +115,7 @@ pub trait Signature: sealed::Sealed + Sized + 'static {
     type Shapes: 'static;
     #[doc(hidden)]
     fn describe(shapes: &Self::Shapes, names: &[&str]) -> String;
-    /// The parameters that a kernel of these types has.
+    /// The parameters of a kernel with these types.
     #[doc(hidden)]
     fn layout() -> Vec<ParamLayout>;
 }
@@ -143,14 +143,14 @@ pub trait TwinFn<S: Signature>: Send + Sync + 'static {
     fn erase(self) -> Erased;
 }
 
-/// A twin behind its types.
+/// A twin with its types erased.
 pub(crate) type Erased = HostTwin;
 
 pub(super) mod sealed {
     pub trait Sealed {}
 }
 
-/// The arguments of a launch, as they are collected.
+/// The arguments of a launch, while they are collected.
 #[doc(hidden)]
 pub struct ArgList<'k> {
     pub(crate) block: ArgBlock,
@@ -160,7 +160,7 @@ pub struct ArgList<'k> {
 }
 
 impl<'k> ArgList<'k> {
-    // Inlined as every push is: from an empty list on the compiler knows each argument's place.
+    // Inlined, as every push is: starting from an empty list, the compiler then knows each argument's place.
     #[inline(always)]
     pub(crate) fn new() -> Self {
         ArgList { block: ArgBlock::default(), footprint: Footprint::new("a launch"), waits: false }
@@ -209,7 +209,7 @@ impl<'k, T: Pod + Debug + Send + Sync> Arg<'k, Value<T>> for T {
 }
 
 impl<T> sealed::Sealed for In<T> {}
-// A buffer has an `Element`; so does whatever is passed for an array. The markers ask for nothing.
+// A buffer requires `Element`, and so does everything passed for an array. The markers require nothing.
 impl<T: 'static> Param for In<T> {
     type Shape = Len;
     type Twin<'a> = &'a [T];
@@ -269,7 +269,7 @@ impl Param for Flag {
     type Twin<'a> = &'a AtomicU32;
     unsafe fn twin(args: &ArgBlock, index: usize) -> &AtomicU32 {
         let word: *mut u32 = args.address(index) as *mut u32;
-        // SAFETY: the caller vouches that the flag's block, which the launch was lent, is live; all
+        // SAFETY: the caller vouches that the flag's block, which was lent to the launch, is live; all
         // access to it is atomic.
         unsafe { AtomicU32::from_ptr(word) }
     }

@@ -21,7 +21,7 @@ use crate::kernel::image::Image;
 ///
 /// - In memory, a device keeps the results of the last 32 sources.
 /// - On disk, they are kept for other processes, by source, options, architecture and NVRTC's major and minor
-///   version: in the folder that the environment variable `GPU_AWAIT_CACHE_DIR` names, else in `gpu-await`
+///   version: in the folder named by the environment variable `GPU_AWAIT_CACHE_DIR`, else in `gpu-await`
 ///   under `XDG_CACHE_HOME` or `~/.cache`; nowhere if the variable is empty. The cache holds at most 256 MiB:
 ///   the least recently used entries are removed. Folders and files that another user could have written are
 ///   ignored. Problems with the cache never make a compilation fail.
@@ -48,7 +48,7 @@ pub struct CudaSource {
     pub(super) has_options: bool,
 }
 
-/// The name of a source that was not given one.
+/// The name of an unnamed source.
 const UNNAMED: &str = "source.cu";
 
 impl CudaSource {
@@ -72,15 +72,15 @@ impl CudaSource {
         self
     }
 
-    /// Compiles a declared kernel's text, which has the kernel's name in messages unless it has one of its own. To the compiler all texts without a
-    /// name are of one name, so that kernels over one text are one image.
+    /// Compiles a declared kernel's text, which messages call by the kernel's name unless it has its own. To the compiler all unnamed texts have
+    /// the same name, so that kernels over the same text share one image.
     pub(super) fn image_of(&self, kernel: &str, home: &Home) -> Result<Image> {
         if self.name != UNNAMED {
             return self.image(home);
         }
         let named = |error: Error| match error.detail() {
             ErrorDetail::Compile { reason, log, .. } => {
-                // To the compiler it has the name that they share.
+                // The compiler saw the shared name.
                 let (file, log) = (kernel.to_owned(), log.replace(UNNAMED, kernel));
                 let reason = reason.clone();
                 ErrorDetail::Compile { file, reason, log }.into()
@@ -107,7 +107,7 @@ impl CudaSource {
     }
 
     /// Instantiates a template, e.g. `scale<float>`; [`Module::kernel`](crate::Module::kernel) finds the
-    /// instance by exactly that text.
+    /// instance by exactly this text.
     pub fn instance(mut self, expression: impl Into<String>) -> Self {
         self.instances.push(expression.into());
         self
@@ -136,8 +136,8 @@ impl CudaSource {
     }
 
     /// Compiles to machine code for this device instead of PTX. The driver then has nothing left to compile,
-    /// and a driver that is older than the compiler, but of the same major version, loads it although it
-    /// would not load the PTX.
+    /// and a driver older than the compiler, but of the same major version, loads it although it would not
+    /// load the PTX.
     pub fn cubin(mut self) -> Self {
         self.cubin = true;
         self
@@ -154,7 +154,7 @@ impl CudaSource {
         self
     }
 
-    /// Without CUDA there are host devices only.
+    /// Without CUDA there are only host devices.
     #[cfg(not(feature = "cuda"))]
     pub(crate) fn image(&self, home: &Home) -> Result<Image> {
         Err(no_cuda(home))
@@ -167,7 +167,7 @@ pub(super) fn no_cuda(home: &Home) -> Error {
     ErrorDetail::Unsupported { what, device }.into()
 }
 
-/// The text, with nothing else said.
+/// The text, with default options.
 impl From<&'static str> for CudaSource {
     fn from(text: &'static str) -> Self {
         CudaSource::new(text)

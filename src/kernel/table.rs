@@ -1,16 +1,16 @@
-//! Blocks at any addresses as one argument of a kernel: a table of addresses, which the library makes of views.
+//! Blocks at any addresses as one kernel argument: a table of addresses, which the library builds from views.
 //!
 //! | marker | passed as | the device sees | the host twin sees |
 //! |---|---|---|---|
 //! | [`InTable<T>`] | [`&BlockTable`](BlockTable) | `const T* const*` | [`BlockSlices<T>`] |
 //! | [`InOutTable<T>`] | [`&mut BlockTableMut`](BlockTableMut) | `T* const*` | [`BlockSlicesMut<T>`] |
 //!
-//! The contents of a table decide what the kernel touches. So nobody else makes one, none changes, and a launch uses what its table names.
+//! The contents of a table decide what the kernel touches. So only the library makes tables, none changes, and a launch uses all that it names.
 //!
 //! # Invariants
-//! 1. Every address of a table is that of a view which the table borrows, and what a launch uses are these views
-//!    (`a_table_is_ordered_by_what_it_names`).
-//! 2. All blocks of a table have one length (`blocks_of_another_length_are_refused`).
+//! Every address of a table is that of a view that the table borrows, and a launch uses these views
+//! (`a_table_is_ordered_by_what_it_names`).
+//! All blocks of a table have the same length (`blocks_of_another_length_are_refused`).
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -41,15 +41,15 @@ pub struct InOutTable<T>(PhantomData<fn() -> T>);
 
 /// The addresses of blocks of device memory, for kernels that read them.
 ///
-/// The blocks may be of slabs or of any buffers, in any order, also several times. They have one length. For blocks of one slab indices are
-/// simpler, and need no table: [`DeviceSlab::naming`](crate::DeviceSlab::naming).
+/// The blocks may belong to slabs or to any buffers, in any order, even repeatedly. They have the same length. For blocks of one slab, indices are
+/// simpler and need no table: [`DeviceSlab::naming`](crate::DeviceSlab::naming).
 ///
 /// # Ownership
-/// The table borrows the blocks. A launch takes the table for the call only; the device keeps all that it needs until the launch is complete.
+/// The table borrows the blocks. A launch borrows the table for the call only; the device keeps everything it needs until the launch is complete.
 ///
 /// # Ordering
-/// A launch is ordered with other uses of the blocks that its table names, and of no others. Make a table in front of a
-/// [replayed batch](crate::Stream::replay), not in its closure. There, blocks of a slab order as the whole slab.
+/// A launch is ordered with other uses of the blocks that its table names, and with nothing else. Make a table before a
+/// [replayed batch](crate::Stream::replay), not in its closure. In a replayed batch, blocks of a slab are ordered like the whole slab.
 ///
 /// # Examples
 /// ```
@@ -99,7 +99,7 @@ impl<'a, T: Element> BlockTable<'a, T> {
     /// memory; a device that is lost or closed.
     ///
     /// # Source
-    /// As of [`Stream::upload_from`].
+    /// As [`Stream::upload_from`].
     #[track_caller]
     pub fn new(stream: &Stream, blocks: Vec<View<'a, T>>) -> Result<Self> {
         let lens = blocks.iter().map(View::len);
@@ -112,10 +112,10 @@ impl<'a, T: Element> BlockTableMut<'a, T> {
     /// Uploads the addresses of the blocks.
     ///
     /// # Errors
-    /// As of [`BlockTable::new`].
+    /// As [`BlockTable::new`].
     ///
     /// # Source
-    /// As of [`Stream::upload_from`].
+    /// As [`Stream::upload_from`].
     #[track_caller]
     pub fn new(stream: &Stream, blocks: Vec<ViewMut<'a, T>>) -> Result<Self> {
         let lens = blocks.iter().map(ViewMut::len);
@@ -125,7 +125,7 @@ impl<'a, T: Element> BlockTableMut<'a, T> {
 }
 
 impl<T> BlockTable<'_, T> {
-    /// How many blocks it has, and how long they are.
+    /// Returns how many blocks it has, and their length.
     #[must_use]
     pub fn shape(&self) -> TableShape {
         self.0.shape
@@ -133,7 +133,7 @@ impl<T> BlockTable<'_, T> {
 }
 
 impl<T> BlockTableMut<'_, T> {
-    /// How many blocks it has, and how long they are.
+    /// Returns how many blocks it has, and their length.
     #[must_use]
     pub fn shape(&self) -> TableShape {
         self.0.shape
@@ -196,11 +196,11 @@ pub struct BlockSlicesMut<'a, T> {
 }
 
 impl<'a, T> BlockSlices<'a, T> {
-    /// Returns a block, if there is one of that number.
+    /// Returns a block, if there is one with that number.
     #[must_use]
     pub fn get(&self, number: usize) -> Option<&'a [T]> {
         let start = start::<T>(self.addresses, number, self.block_len)?;
-        // SAFETY: the launch names the block, which a view of that length had: its elements are live, and only read for `'a`.
+        // SAFETY: the launch names the block, which came from a view of that length: its elements are live, and only read for `'a`.
         Some(unsafe { std::slice::from_raw_parts(start, self.block_len) })
     }
 
@@ -211,18 +211,18 @@ impl<'a, T> BlockSlices<'a, T> {
 }
 
 impl<T> BlockSlicesMut<'_, T> {
-    /// Returns a block, if there is one of that number.
+    /// Returns a block, if there is one with that number.
     #[must_use]
     pub fn get(&self, number: usize) -> Option<&[T]> {
         let start = start::<T>(self.addresses, number, self.block_len)?;
-        // SAFETY: as in `get_mut`; and nothing writes the block while this is borrowed.
+        // SAFETY: as in `get_mut`; nothing writes the block while `self` is borrowed.
         Some(unsafe { std::slice::from_raw_parts(start, self.block_len) })
     }
 
-    /// Returns a block for writing, if there is one of that number.
+    /// Returns a block for writing, if there is one with that number.
     pub fn get_mut(&mut self, number: usize) -> Option<&mut [T]> {
         let start = start::<T>(self.addresses, number, self.block_len)?;
-        // SAFETY: the launch names the block, which an exclusive view of that length had: its elements are live and exclusive; and one
+        // SAFETY: the launch names the block, which came from an exclusive view of that length: its elements are live and exclusive; and one
         // block is borrowed at a time.
         Some(unsafe { std::slice::from_raw_parts_mut(start, self.block_len) })
     }
@@ -255,7 +255,7 @@ unsafe fn table(args: &ArgBlock, index: usize) -> (&[u64], usize) {
     if blocks == 0 {
         return (&[], block_len);
     }
-    // SAFETY: by this function's contract: so many addresses are in that buffer, which the library alone wrote, and nothing writes it again.
+    // SAFETY: by this function's contract, that many addresses are in the buffer, which only the library wrote, and nothing writes it again.
     (unsafe { std::slice::from_raw_parts(args.address(index) as *const u64, blocks) }, block_len)
 }
 

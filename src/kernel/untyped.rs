@@ -1,6 +1,6 @@
-//! [`UntypedKernel`]: kernels without a type, and what the verbs of a sibling crate are made of.
+//! [`UntypedKernel`]: kernels without a type, the basis of a sibling crate's verbs.
 //!
-//! A verb is a few launches on a queue, so it goes wherever a launch goes: onto a stream, into a batch, a replayed batch or a graph. Each
+//! A verb is a few launches on a queue, so it works wherever a launch does: on a stream, in a batch, a replayed batch or a graph. Each
 //! launch declares its memory in a [`Footprint`]; the sibling's kernels are found at run time, so their author vouches for both.
 
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::submit::{Footprint, KernelCode, KernelLaunch, wrong_device};
 use crate::thread::role;
 use crate::thread::worker::offload;
 
-/// A kernel that is known by its name alone.
+/// A kernel known only by its name.
 pub struct UntypedKernel {
     name: Arc<str>,
     function: Function,
@@ -48,25 +48,25 @@ impl UntypedKernel {
     /// A kernel of a host device.
     ///
     /// # Safety
-    /// Each launch of it passes the arguments that the twin reads, and its footprint has all memory that the twin touches, as it does.
+    /// Each launch passes the arguments that the twin reads, and its footprint declares all memory that the twin touches, with its kind of access.
     #[must_use]
     pub unsafe fn twin(name: &str, twin: HostTwin) -> Arc<Self> {
         let name: Arc<str> = name.into();
-        // As those of the GPUs that can start a kernel early do.
+        // Like kernels on GPUs that can start them early.
         let function = Function::Host { twin, kernel: name.clone(), waits_first: true };
         let launched = AtomicBool::new(true);
         Arc::new(UntypedKernel { name, function, launched, module: None })
     }
 
-    /// A kernel of an image; messages call it `name`. If `waits_first`, it does in the image that is loaded: every thread of every block
-    /// executes `griddepcontrol.wait` before anything that can have an effect, whatever the arguments. On a device that starts no kernel
-    /// early that is nothing.
+    /// A kernel of an image; messages call it `name`. `waits_first` says that the kernel in the loaded image waits first: every thread of every block
+    /// executes `griddepcontrol.wait` before it can have any effect, whatever the arguments. A device that starts no kernel early ignores
+    /// it.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// The driver's refusal.
     ///
     /// # Safety
-    /// Each launch of it passes the arguments of the kernel, and its footprint has all memory that the kernel touches, as it does.
+    /// Each launch passes the arguments of the kernel, and its footprint declares all memory that the kernel touches, with its kind of access.
     pub unsafe fn find(
         module: &Module,
         entry: &str,
@@ -81,14 +81,14 @@ impl UntypedKernel {
         Ok(Arc::new(UntypedKernel { name: name.into(), function, launched, module }))
     }
 
-    /// The kernel of an image that has one, which messages call as the image; see [`find`](Self::find). If there is none, nothing
-    /// stays loaded.
+    /// The kernel `entry` of an image, named after the image in messages; see [`find`](Self::find). If it is missing, nothing stays
+    /// loaded.
     ///
     /// # Errors
-    /// As [`load`], and what the driver refuses.
+    /// As [`load`], and the driver's refusal.
     ///
     /// # Safety
-    /// As of [`find`](Self::find).
+    /// As [`find`](Self::find).
     pub unsafe fn load(
         home: &Home,
         image: Image,
@@ -97,7 +97,7 @@ impl UntypedKernel {
     ) -> Result<Arc<Self>> {
         let name = image.name.clone();
         let module = load(home, image)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let found = unsafe { UntypedKernel::find(&module, entry, &name, waits_first) };
         if found.is_err() {
             module.unload();
@@ -108,7 +108,7 @@ impl UntypedKernel {
     /// The number of blocks of this many threads that are resident on a multiprocessor at once; at least 1.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// The driver's refusal.
     pub fn active_blocks(&self, threads: u32) -> Result<u32> {
         let (Function::Device(function), Some(module)) = (&self.function, &self.module) else {
             return Ok(1);
@@ -179,35 +179,35 @@ impl<'k> ResultTarget<'k> {
     }
 }
 
-/// What a verb needs of a queue besides its public verbs.
+/// What a verb needs from a queue besides its public verbs.
 pub trait VerbParts {
     /// State that the streams of the device share.
     fn home(&self) -> &Arc<Home>;
 
-    /// Whether its launches are the list of a graph.
+    /// Whether its launches become a graph.
     fn is_recording_graph(&self) -> bool;
 
-    /// How many multiprocessors its launches run on: those of its stream. A graph is also launched on streams with others.
+    /// The number of multiprocessors that its launches run on: those of its stream. A graph may also be launched on streams with more or fewer.
     fn multiprocessors(&self) -> u32;
 
-    /// How many multiprocessors the device has, whichever of them its launches run on: for work whose division shows in the result.
+    /// The number of multiprocessors of the device, wherever its launches run: for work whose result depends on how it is divided.
     fn multiprocessors_of_device(&self) -> u32;
 
-    /// Runs a verb: whatever it fails with names the line that called it.
+    /// Runs a verb: its errors name the line that called it.
     ///
     /// # Errors
-    /// What the verb fails with.
+    /// The verb's errors.
     #[track_caller]
     fn verb<R>(&self, put: impl FnOnce() -> Result<R>) -> Result<R>;
 
-    /// Memory that an operation of several launches works in.
+    /// Scratch memory for an operation of several launches.
     ///
     /// # Errors
     /// Out of memory; a lost or closed device.
     #[track_caller]
     fn scratch<T: Element>(&self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>>;
 
-    /// Whether a use of the buffer would wait for no other stream: its uses elsewhere are complete.
+    /// Whether using the buffer would wait for no other stream: its uses elsewhere are complete.
     fn is_free<T: Element>(&self, buffer: &DeviceBuffer<T>) -> bool;
 
     /// Refuses memory of another device, before anything is loaded, allocated or put on the stream for an operation.
@@ -216,19 +216,19 @@ pub trait VerbParts {
     /// [`ErrorDetail::WrongDevice`](crate::ErrorDetail::WrongDevice).
     fn check_memory<'m>(&self, memory: impl IntoIterator<Item = &'m Span<'m>>) -> Result<()>;
 
-    /// The checks of a launch, for an operation with nothing to run.
+    /// The checks of a launch, for an operation that runs nothing.
     ///
     /// # Errors
-    /// As of a launch.
+    /// As a launch.
     fn put_nothing(&self, footprint: &Footprint<'_>) -> Result<()>;
 
-    /// Has `put` write one value, which the host reads when that is complete.
+    /// Has `put` write one value, which the host reads when the write is complete.
     ///
-    /// On a GPU the kernel writes it to pinned memory, where `unwritten` stands before. On a host device, where kernels reach
-    /// device memory only, it is downloaded.
+    /// On a GPU the kernel writes it to pinned memory, which holds `unwritten` before. On a host device, where kernels reach only
+    /// device memory, it is downloaded.
     ///
     /// # Errors
-    /// Out of memory; what `put` fails with.
+    /// Out of memory; the errors of `put`.
     fn to_host<R: Element, H: Send + 'static>(
         &self,
         unwritten: R,
@@ -304,7 +304,7 @@ impl VerbParts for Queue<'_> {
     }
 }
 
-/// A batch of one call, whose line is the caller's.
+/// A batch of one call, reported under the caller's line.
 #[track_caller]
 pub fn one<R: Settle>(
     stream: &Stream,
@@ -313,10 +313,10 @@ pub fn one<R: Settle>(
     stream.one(call)
 }
 
-/// The value of a download that is complete: in verify mode each is when it returns.
+/// The value of a completed download: in verify mode every download is complete when it returns.
 ///
 /// # Errors
-/// What the download failed with.
+/// The download's error.
 pub fn take_complete<T>(lent: Lent<T>) -> Result<T> {
     lent.0.value.take()
 }
@@ -327,7 +327,7 @@ pub fn rows_span<'a, T>(rows: &View2<'a, T>) -> Span<'a> {
     rows.span()
 }
 
-/// The same, to be written.
+/// The same, for writing.
 #[must_use]
 pub fn rows_span_mut<'a, T>(rows: &mut ViewMut2<'a, T>) -> Span<'a> {
     rows.span_mut()
@@ -336,7 +336,7 @@ pub fn rows_span_mut<'a, T>(rows: &mut ViewMut2<'a, T>) -> Span<'a> {
 /// Loads an image on the calling thread.
 ///
 /// # Errors
-/// As [`Module::load_blocking`], of which it makes no check of the thread.
+/// As [`Module::load_blocking`], but without the check of the thread.
 pub fn load(home: &Home, image: Image) -> Result<Module> {
     Module::load_now(&home.engine, image)
 }
@@ -344,7 +344,7 @@ pub fn load(home: &Home, image: Image) -> Result<Module> {
 /// Has a device load something off the executor, ahead of its first use.
 ///
 /// # Errors
-/// What `load` fails with; a thread that must not call the driver, for `what`.
+/// The errors of `load`; a thread that must not call the driver, for `what`.
 pub async fn load_ahead(
     device: &Device,
     what: &'static str,
@@ -354,10 +354,10 @@ pub async fn load_ahead(
     off_executor(what, move || load(&home)).await
 }
 
-/// Runs `work` off the executor. Dropped, the future leaves it running.
+/// Runs `work` off the executor. Dropping the future leaves it running.
 ///
 /// # Errors
-/// What `work` fails with; a thread that must not call the driver, for `what`.
+/// The errors of `work`; a thread that must not call the driver, for `what`.
 pub async fn off_executor<R: Send + 'static>(
     what: &'static str,
     work: impl FnOnce() -> Result<R> + Send + 'static,

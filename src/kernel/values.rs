@@ -11,14 +11,14 @@
 #[macro_export]
 macro_rules! __kernel_array {
     ([$type:ty] $arg:ident) => {{
-        // As for values, the error is this line's alone.
+        // As for values, this line alone is in error.
         const _: () = $crate::__private::element::<$type>();
         $arg
     }};
 }
 
 /// The type of a value: its marker (`type`), what a launch passes (`pass`, and `pass_derived`, which may have no value) and what conditions
-/// see (`see`). Expressions see integers as `i128` (`shadow`, `derive`), and what they computed must fit (`fit`).
+/// see (`see`). Expressions see integers as `i128` (`shadow`, `derive`), and their results must fit (`fit`).
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __kernel_value {
@@ -122,7 +122,7 @@ macro_rules! __kernel_value {
     (see [f64] $arg:ident) => { $arg };
     (type [$type:ty]) => { $crate::__private::Plain<$type> };
     (pass [$type:ty] $arg:ident) => {{
-        // The error for a type that is not plain data is this line's alone, and points at the type.
+        // For a type that is not plain data, this line alone is in error, and the error points at the type.
         const __PROOF: $crate::__private::Proof<$type> = $crate::__private::proof::<$type>();
         $crate::__private::Plain::new($arg, __PROOF)
     }};
@@ -153,7 +153,7 @@ macro_rules! __kernel_value {
                 .fitted(::core::stringify!($arg))?
         };
     };
-    // Another name of an integer is one as well.
+    // An alias of an integer counts as one.
     (shown [$type:ty] $arg:ident) => {{
         #[allow(unused_imports, reason = "one of them is used")]
         use $crate::__private::{NamedAny as _, NamedInteger as _, NamedValue as _};

@@ -11,7 +11,7 @@ const MAGIC: &[u8] = b"gpu-await compiled 1\n";
 pub(in crate::kernel) struct CacheKey(Vec<u8>);
 
 impl CacheKey {
-    /// `fields` in an order that is unambiguous, with the lengths of lists among them.
+    /// `fields` in an unambiguous order, with the lengths of lists among them.
     pub(in crate::kernel) fn new<'a>(fields: impl IntoIterator<Item = &'a [u8]>) -> CacheKey {
         let mut key = Vec::new();
         fields.into_iter().for_each(|field| put(&mut key, field));
@@ -61,7 +61,7 @@ pub(super) fn decode(entry: &[u8], key: &CacheKey) -> Option<Compiled> {
     Some(Compiled { image, names, log })
 }
 
-/// A field, behind its length.
+/// A field, after its length.
 fn put(bytes: &mut Vec<u8>, field: &[u8]) {
     bytes.extend_from_slice(&(field.len() as u64).to_le_bytes());
     bytes.extend_from_slice(field);
@@ -74,7 +74,7 @@ fn take<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(field)
 }
 
-/// FNV-1a: the same in every build of this crate, and another for any one byte that changed.
+/// FNV-1a: the same in every build of this crate, and different if any one byte changed.
 fn hash(bytes: &[u8]) -> u64 {
     const OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x100_0000_01b3;
@@ -94,7 +94,7 @@ mod tests {
         Compiled { image: vec![7; 20], names, log: "a warning".to_owned() }
     }
 
-    /// Fields that run together alike are different keys.
+    /// Different fields with the same concatenation are different keys.
     #[test]
     fn keys() {
         let fields: [&[&[u8]]; 6] =
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(decode(&sealed(newer), &a), None);
         for at in 0..fields.len() {
             let cut = decode(&sealed(fields[..at].to_vec()), &a);
-            // Cut in front of the instances, it is whole without them.
+            // Truncated before the instances, it is complete without them.
             assert!(cut.is_none_or(|cut| cut.names.is_empty()), "cut to {at} bytes");
         }
         for len in [u64::MAX, u64::MAX / 2, 1 << 40].map(u64::to_le_bytes) {

@@ -1,17 +1,17 @@
-//! [`Tables`]: which registers of a body have addresses of CUDA's own tables (pure).
+//! [`Tables`]: which registers of a body hold addresses of CUDA's own tables (pure).
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
 
 use crate::kernel::ptx::{Item, Reader, Statement, step};
 
-/// Whether it is the name of one of the tables of CUDA's mathematical functions.
+/// Whether it is the name of a table of CUDA's mathematical functions.
 pub(super) fn is_named(name: &str) -> bool {
     name.starts_with("__cudart_")
 }
 
-/// The registers of a body that have addresses of tables alone, whatever the way to an instruction: everything that writes one moves, and
-/// from a table or from such a register.
+/// The registers of a body that only ever hold addresses of tables, whatever the control flow: every instruction that writes one is a move,
+/// from a table or from another such register.
 #[derive(Default)]
 pub(super) struct Tables<'t> {
     numbers: HashMap<&'t str, usize>,
@@ -22,7 +22,7 @@ pub(super) struct Tables<'t> {
 #[derive(Default)]
 struct Register {
     is_moved_to: bool,
-    /// It has something else as well, or nothing.
+    /// It holds something else as well, or nothing.
     is_other: bool,
     /// The moves from it.
     moves: Vec<usize>,
@@ -31,12 +31,12 @@ struct Register {
 /// An instruction that moves addresses.
 struct Move {
     to: Vec<usize>,
-    /// How many of its sources are tables, as far as is known.
+    /// How many of its sources are tables, as far as known.
     tables: usize,
 }
 
 impl<'t> Tables<'t> {
-    /// By the statements up to the end of the body, which were understood before.
+    /// From the statements up to the end of the body, which have parsed before.
     pub(super) fn of(body: Reader<'t>) -> Self {
         let mut tables = Tables::default();
         for item in body {
@@ -48,7 +48,7 @@ impl<'t> Tables<'t> {
         let mut others: Vec<usize> =
             numbers.filter(|number| is_none(&tables.registers[*number])).collect();
         others.iter().for_each(|number| tables.registers[*number].is_other = true);
-        // Nor is what is moved from these alone.
+        // Nor are registers that are moved only from these.
         let from_none = tables.moves.iter().filter(|one| one.tables == 0);
         let mut to_none: Vec<usize> = from_none.flat_map(|one| one.to.iter().copied()).collect();
         loop {
