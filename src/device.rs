@@ -38,14 +38,14 @@ use crate::thread::role;
 use crate::thread::role::Role;
 use crate::thread::worker::{Unwanted, offload};
 
-/// A GPU, or the CPU as a device: where streams, memory and kernels come from. Cheap to clone, `Send + Sync`.
+/// A GPU, or the CPU as a device: the source of streams, memory and kernels. Cheap to clone, `Send + Sync`.
 /// A process may open several of both kinds; opening a GPU twice gives two independent devices.
 ///
 /// | opened by | which |
 /// |---|---|
 /// | [`cuda`](Self::cuda), [`host`](Self::host), [`cuda_or_host`](Self::cuda_or_host) | this one |
 /// | [`from_env`](Self::from_env) | the one that `GPU_AWAIT_DEVICE` names |
-/// | [`builder().named("cuda:1")`](crate::DeviceBuilder::named) | the one of that name, such as an argument of the command line: `cuda:N`, `host`, `auto` |
+/// | [`builder().named("cuda:1")`](crate::DeviceBuilder::named) | the one with that name, e.g. a command-line argument: `cuda:N`, `host`, `auto` |
 ///
 /// # Examples
 /// ```
@@ -57,13 +57,13 @@ use crate::thread::worker::{Unwanted, offload};
 #[derive(Clone)]
 pub struct Device {
     home: Arc<Home>,
-    /// The stream for work that is called on the device outside of scopes.
+    /// The stream for verbs called on the device outside of scopes.
     default: Stream,
 }
 
 impl Device {
     pub(crate) fn open(backend: Arc<dyn Backend>, options: EngineOptions) -> Result<Device> {
-        // A host device has no driver that could refuse calls: it opens anywhere.
+        // A host device has no driver that could refuse calls: it can be opened anywhere.
         let is_host = backend.kind() == DeviceKind::Host;
         let _role = is_host.then(|| role::enter(Role::Free));
         let engine = Engine::open(backend, options)?;
@@ -119,7 +119,7 @@ impl Device {
         self.engine().backend.name()
     }
 
-    /// Returns the number of multiprocessors; on a host device, of cores.
+    /// Returns the number of multiprocessors; on a host device, the number of cores.
     #[must_use]
     pub fn multiprocessors(&self) -> u32 {
         self.engine().limits.multiprocessors
@@ -159,7 +159,7 @@ impl Device {
             return Ok(pooled);
         }
         let pool = pool.clone();
-        // Not on the crew: large allocations take long, and would delay copies.
+        // Not on the crew: large allocations take long and would delay copies.
         let line = self.home.crew.next_of_pinned();
         let zeroed = move || PinnedBuffer::zeroed(&pool, len);
         self.home.crew.offload(line, Unwanted::IsLeft, zeroed).await?
@@ -169,8 +169,8 @@ impl Device {
     /// growing the pool happen off the executor.
     ///
     /// # Errors
-    /// As [`pinned`](Self::pinned); [`ErrorDetail::TooLarge`](crate::ErrorDetail::TooLarge), also of 2^32 blocks or more. Blocks without elements are no blocks: there are 0
-    /// then.
+    /// As [`pinned`](Self::pinned); [`ErrorDetail::TooLarge`](crate::ErrorDetail::TooLarge), also for 2^32 blocks or more. With a `block_len` of 0,
+    /// the slab has 0 blocks.
     pub async fn host_slab<T: Element>(
         &self,
         blocks: usize,
@@ -180,7 +180,7 @@ impl Device {
         Ok(HostSlab::new(self.pinned_async(len).await?, block_len))
     }
 
-    /// Makes a word that the host and running kernels share; it begins as zero.
+    /// Makes a word that the host and running kernels share, initially zero.
     ///
     /// # Blocking
     /// As [`pinned`](Self::pinned) for a few bytes.
@@ -192,7 +192,7 @@ impl Device {
         self.engine().check_open().and_then(|()| PinnedFlag::new(&self.home.pinned)).here()
     }
 
-    /// Asks the device for its free, total, used and reserved memory.
+    /// Returns the device's free, total, used and reserved memory.
     ///
     /// # Errors
     /// The loss of the device.
@@ -205,13 +205,13 @@ impl Device {
     }
 
     /// Returns unused memory of the device's pool to the system, down to `keep_bytes`, off the executor.
-    /// Memory whose free is still on a stream stays.
+    /// Memory whose free is still queued on a stream stays.
     ///
     /// # Errors
     /// The loss of the device; inside a host function.
     ///
     /// # Cancel safety
-    /// Dropped, it goes on.
+    /// If the future is dropped, the call goes on.
     ///
     /// # Source
     /// `cuMemPoolTrimTo`.
@@ -238,7 +238,7 @@ impl Device {
     /// The loss of the device; inside a host function.
     ///
     /// # Cancel safety
-    /// Dropped, it goes on.
+    /// If the future is dropped, the call goes on.
     ///
     /// # Source
     /// `cuMemHostUnregister`.
@@ -250,16 +250,16 @@ impl Device {
         offload(move || pool.trim(keep_bytes)).await?
     }
 
-    /// Lets this device copy from and to the memory of `other` directly; false if the two cannot, and copies
-    /// between them go through the host. The first copy does the same by itself: called beforehand, this
-    /// spares that copy the wait. Needed once for each pair and direction; a device always reaches itself.
+    /// Lets this device copy directly from and to the memory of `other`; false if the two cannot, and copies
+    /// between them go through the host. The first copy does the same by itself; calling this beforehand spares
+    /// that copy the wait. Needed once for each pair and direction; a device can always access itself.
     /// Works off the executor.
     ///
     /// # Errors
     /// The loss of this device; a driver's refusal; inside a host function.
     ///
     /// # Cancel safety
-    /// Dropped, it goes on.
+    /// If the future is dropped, the call goes on.
     ///
     /// # Source
     /// `cuDeviceCanAccessPeer`, `cuCtxEnablePeerAccess`, `cuMemPoolSetAccess`.
@@ -280,15 +280,14 @@ impl Device {
     /// With a driver before CUDA 12.5, streams of other libraries are waited for only if they are not
     /// non-blocking. The same holds once the device is closed.
     ///
-    /// # Ordering
-    /// It is the coarsest way to wait: see the [table](crate#waiting).
+    /// The coarsest way to wait: see the [table](crate#waiting).
     ///
     /// # Errors
     /// The loss of the device. [`ErrorDetail::DependencyLost`](crate::ErrorDetail::DependencyLost): one of
-    /// its streams waits for another device that was lost; this device and its other streams work. That may
-    /// last for a moment after that stream is dropped, and from then on streams of other libraries are waited
+    /// its streams waits for another device that was lost; this device and its other streams work. The error may
+    /// persist for a moment after that stream is dropped, and from then on streams of other libraries are waited
     /// for as with an old driver. The calling thread must not make driver calls (inside a host function or a
-    /// waker). While a stream of this device is being captured into a graph, the driver refuses and
+    /// waker). While a stream of this device is being captured into a graph, the driver refuses the call and
     /// invalidates that capture: wait for streams and events instead.
     ///
     /// # Source
@@ -330,7 +329,7 @@ impl Device {
     /// Blocks the calling thread until everything submitted so far is complete.
     ///
     /// # Blocking
-    /// Yes: not from async code; `device.done().await` there.
+    /// Yes: in async code, use `device.done().await`.
     ///
     /// # Errors
     /// The loss of the device; a thread on which it would deadlock.
@@ -343,9 +342,9 @@ impl Device {
     /// Resolves with the error when the device is lost, and stays pending otherwise. The end of the process counts
     /// as a loss, with the error [`ErrorDetail::ProcessEnding`](crate::ErrorDetail::ProcessEnding).
     ///
-    /// Whoever waits for an operation of the device is woken before whoever awaits this.
+    /// Futures of the device's operations are woken before this one.
     ///
-    /// A driver reports a loss only when it is called. While this is being awaited, an idle device is asked
+    /// A driver reports a loss only when it is called. While this future is being awaited, an idle device is queried
     /// once a second.
     ///
     /// The device may still write to host memory that it knows, so after a loss all pinned memory stays
@@ -360,7 +359,7 @@ impl Device {
     }
 }
 
-/// An operation that is complete when every point is.
+/// An operation that is complete when all points are.
 fn at(points: Vec<Point>) -> Op<()> {
     Op::at_points(points, HostValue::here(()))
 }

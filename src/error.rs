@@ -2,7 +2,7 @@
 //!
 //! An [`Error`] carries facts, not prose: [`Error::kind`] says what the caller can do next, and
 //! [`Error::detail`] carries the numbers (asked, limit, free, the operation's name). Formatting
-//! never enters the driver, so an error can be printed on a machine that has none and after the
+//! never enters the driver, so an error can be printed on a machine without one, and after the
 //! device is lost.
 //!
 //! More than 500 lines: one enum, each variant with its facts, its message and its kind.
@@ -52,14 +52,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// ```
 ///
 /// An error of an operation names the line that [called](Error::at) the verb. Two errors are equal if their facts are,
-/// whatever their lines.
+/// even if their lines differ.
 #[derive(Clone)]
 pub struct Error(Arc<Located>);
 
-/// An error's facts, and where they were met.
+/// An error's facts and its line.
 struct Located {
     detail: ErrorDetail,
-    /// Known when the error leaves the call.
+    /// Set when the error leaves the call.
     at: OnceLock<&'static Location<'static>>,
 }
 
@@ -78,7 +78,7 @@ impl Eq for Error {}
 /// | [`ErrorKind::InvalidCall`] | fix the call; nothing was put on the device, and its outputs cannot be read until something overwrites them |
 /// | [`ErrorKind::OutOfMemory`] | free something and retry; everything else still works. Any call can return it: an allocation, a launch that needs scratch memory, NVIDIA's libraries. Before retrying an in-place operation (`sort`, an update) call [`clear_poison`](crate::DeviceBuffer::clear_poison), see below |
 /// | [`ErrorKind::Overloaded`] | retry later |
-/// | [`ErrorKind::TimedOut`] | wait longer or give up; submitted work goes on, and work that was not submitted never runs |
+/// | [`ErrorKind::TimedOut`] | wait longer or give up; submitted work goes on, and work not yet submitted never runs |
 /// | [`ErrorKind::Unsupported`] | this device or driver cannot do it |
 /// | [`ErrorKind::DeviceLost`] | [`is_device_lost`](Error::is_device_lost): the process cannot get that device back: report and exit; otherwise ([`ErrorDetail::DependencyLost`]) another device is lost: make a new stream |
 /// | [`ErrorKind::Closed`] | the device was closed by [`Device::close`](crate::Device::close), the context of an adopted stream by its owner, or `main` has returned |
@@ -96,7 +96,7 @@ impl Eq for Error {}
 pub enum ErrorKind {
     /// The call itself was wrong; nothing was put on the device.
     ///
-    /// Errors follow data, those of refused calls too: the destination counts as failed, and its readers are
+    /// Errors follow data, including those of refused calls: the destination counts as failed, and its readers are
     /// refused with [`ErrorDetail::Upstream`], which names the call, until all of it is overwritten by a
     /// fill, a copy or a kernel's [`Out`](crate::Out). The corrected call does that, unless it keeps part of
     /// the destination, as a kernel's `&mut [T]` and [rows with gaps](crate::Stream::copy_2d) do: [clear the
@@ -106,7 +106,7 @@ pub enum ErrorKind {
     OutOfMemory,
     /// Too much work is in flight, or the system refuses a thread.
     Overloaded,
-    /// A time limit passed first.
+    /// A time limit passed.
     TimedOut,
     /// This device, driver or build cannot do what was asked.
     Unsupported,
@@ -116,7 +116,7 @@ pub enum ErrorKind {
     DeviceLost,
     /// The device was closed, or the context of an adopted stream; or the process is ending.
     Closed,
-    /// The driver refused a call that this crate believed to be valid.
+    /// The driver refused a call that this crate considered valid.
     Driver,
     /// A closure that the caller passed panicked.
     Panicked,
@@ -142,7 +142,7 @@ pub struct LibraryStatus {
     pub call: &'static str,
     /// The status, as a number: it may be newer than this crate.
     pub code: i32,
-    /// Its name in the library's header, where this crate knows it.
+    /// Its name in the library's header, if this crate knows it.
     pub name: Option<&'static str>,
 }
 
@@ -165,7 +165,7 @@ pub enum Axis {
     Z,
 }
 
-/// Which extent of a launch is meant.
+/// The extent of a launch that an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LaunchLimit {
@@ -200,8 +200,8 @@ pub enum ErrorDetail {
         "no CUDA driver: {reason}; install NVIDIA's driver, or use a host device (`Device::cuda_or_host`)"
     )]
     NoDriver { reason: String },
-    /// The driver is there and does not work, or not yet: what it returned when a GPU was opened. Nothing of that is remembered: the next
-    /// call asks again.
+    /// The driver exists but does not work, or not yet: the error it returned when a GPU was opened. The failure is not cached: the next
+    /// call tries again.
     #[error(
         "the driver {library} does not work: {code}{}",
         codes::what_now(.code.code).map(|now| format!(": {now}")).unwrap_or_default()
@@ -210,12 +210,12 @@ pub enum ErrorDetail {
     /// The crate was built without the `cuda` feature.
     #[error("this build has no CUDA support (feature `cuda` is off)")]
     NotBuilt,
-    /// There is no device with that ordinal.
+    /// There is no device with this ordinal.
     #[error(
         "no CUDA device {ordinal}: {count} can be seen (`CUDA_VISIBLE_DEVICES` hides the others)"
     )]
     NoSuchDevice { ordinal: usize, count: usize },
-    /// A device name cannot be read: what the caller passed, or the value of the environment variable `variable`.
+    /// A device name cannot be parsed: the one that the caller passed, or the value of the environment variable `variable`.
     #[error(
         "{} is `{value}`: expected `auto`, `host`, `cuda` or `cuda:N`",
         .variable.map_or("the device name".to_owned(), |name| format!("the environment variable {name}"))
@@ -227,7 +227,7 @@ pub enum ErrorDetail {
     /// The driver refused a call; `op` is the operation that made it, if any.
     #[error("{}{code}", operation(.op.as_deref()))]
     Driver { op: Option<Arc<str>>, code: DriverCode },
-    /// A kernel image did not load; `log` is the JIT compiler's.
+    /// A kernel image did not load; `log` is the JIT compiler's log.
     #[error("the kernel image `{image}` did not load ({problem}){}", log_suffix(.log))]
     BadImage { image: String, problem: ImageProblem, log: String },
     /// No run-time compiler for CUDA C++ could be loaded.
@@ -250,21 +250,21 @@ pub enum ErrorDetail {
         looked_for: Vec<String>,
         reason: String,
     },
-    /// CUDA C++ did not compile; `log` is the compiler's, with the lines.
+    /// CUDA C++ did not compile; `log` is the compiler's log, with line numbers.
     #[error("`{file}` does not compile ({reason}){}", log_suffix(.log))]
     Compile { file: String, reason: String, log: String },
-    /// The image has no kernel of that name. Those of PTX, of cubins and of uncompressed fatbins are `there`.
+    /// The image has no kernel with that name. `there` lists those of PTX, of cubins and of uncompressed fatbins.
     #[error("`{image}` has no kernel `{kernel}`{}", image::instead(.kernel, .there))]
     NoSuchKernel { image: String, kernel: String, there: Vec<String> },
-    /// A kernel is declared with other parameters than it was compiled with: another number, other sizes,
-    /// or other alignments. Drivers from CUDA 12.4 on tell.
+    /// A kernel is declared with other parameters than it was compiled with: a different number, or different
+    /// sizes or alignments. Drivers from CUDA 12.4 on report them.
     #[error(
         "kernel `{kernel}` is declared with {} parameters and was compiled with {} (cuFuncGetParamInfo): {}; \
          declare those of its source, in order, arrays and flags as pointers",
         .declared.len(), .compiled.len(), image::difference(.declared, .compiled)
     )]
     WrongParameters { kernel: String, declared: Vec<ParamLayout>, compiled: Vec<ParamLayout> },
-    /// A kernel is declared [`programmatic`](crate::kernel!), by the type `declaration`, and its code, `kernel`, does not wait first.
+    /// The kernel `kernel` is declared [`programmatic`](crate::kernel!), by the type `declaration`, but its code does not wait first.
     #[error("`{declaration}` declares kernel `{kernel}` programmatic, but {reason}")]
     NotProgrammatic { declaration: String, kernel: String, reason: NotProgrammatic },
     /// The kernel has no implementation for this kind of device.
@@ -278,8 +278,8 @@ pub enum ErrorDetail {
         "kernel `{kernel}` computes {what} = {value}, but its parameter holds {least} to {most}"
     )]
     IntegerRange { kernel: String, what: &'static str, value: i128, least: i128, most: i128 },
-    /// An expression of a kernel's declaration panicked: it divides by zero, or overflows; nothing was launched. `what` is a derived argument's
-    /// name, `launch`, or a condition.
+    /// An expression of a kernel's declaration panicked, e.g. by a division by zero or an overflow; nothing was launched. `what` is a derived
+    /// argument's name, `launch`, or a condition.
     #[error("kernel `{kernel}`: `{what}` of its declaration panicked: {message}")]
     Evaluation { kernel: String, what: &'static str, message: String },
     /// A launch exceeds a limit, or has a zero extent.
@@ -296,25 +296,25 @@ pub enum ErrorDetail {
         owner(expected, found)
     )]
     WrongDevice { what: &'static str, expected: String, found: String },
-    /// A handle of a foreign stream that cannot be adopted.
+    /// A handle of a foreign stream cannot be adopted.
     #[error("stream handle {handle:#x}: {reason}")]
     BadStream { handle: u64, reason: &'static str },
-    /// Memory of another library that cannot be adopted.
+    /// Memory of another library cannot be adopted.
     #[error("{bytes} bytes at {ptr:#x} cannot be adopted: {problem}")]
     BadMemory { ptr: u64, bytes: u64, problem: MemoryProblem },
-    /// [Memory of another process](crate::Device::import_shared) that cannot be used here, or memory that cannot be shared.
+    /// [Memory of another process](crate::Device::import_shared) cannot be used here, or memory cannot be shared.
     #[error("the shared memory cannot be used: {problem}")]
     BadShared { problem: SharedProblem },
-    /// A DLPack tensor that cannot be adopted, or memory that cannot be exported as one.
+    /// A DLPack tensor cannot be adopted, or memory cannot be exported as one.
     #[error("the tensor cannot be passed on: {problem}")]
     BadTensor { problem: TensorProblem },
-    /// Two lengths that must agree do not (both in elements).
+    /// Two lengths that must be equal are not (both in elements).
     #[error("{op}: the source has {source_len} elements, the destination {destination_len}")]
     LengthMismatch { op: &'static str, source_len: usize, destination_len: usize },
-    /// A piece of a copy of many pieces cannot be copied with the others; `piece` is its number, from 0.
+    /// A piece of a copy of many pieces cannot be copied with the others; `piece` is its index, from 0.
     #[error("{op}: piece {piece}: {problem}")]
     BadPiece { op: &'static str, piece: usize, problem: PieceProblem },
-    /// A block of a slab was asked for twice, to be written: as number `first` and number `second` of a list.
+    /// A block of a slab was requested twice for writing: as number `first` and number `second` of a list.
     #[error(
         "block {block} is in the list twice, at {first} and {second}: it can be borrowed for writing once"
     )]
@@ -332,13 +332,13 @@ pub enum ErrorDetail {
         .ptr % .alignment
     )]
     Misaligned { op: &'static str, what: &'static str, ptr: u64, alignment: u64 },
-    /// The kernels of a selection of at most `most` elements left `found` as their number: `u64::MAX` if they wrote none. A defect of
-    /// this crate, or something else wrote to its memory; what was selected is not to be used.
+    /// The kernels of a selection of at most `most` elements reported a count of `found`: `u64::MAX` if they wrote none. Either a defect of
+    /// this crate, or something else wrote to its memory; do not use the selected elements.
     #[error(
         "{op}: {found} of {most} elements were counted: a defect of this crate, or memory was overwritten; please report it"
     )]
     BadCount { op: &'static str, found: u64, most: usize },
-    /// A range leaves its buffer, or the rows or columns of a view; `unit` says what it counts.
+    /// A range exceeds its buffer, or the rows or columns of a view; `unit` says what it counts.
     #[error("range {start}..{end} is out of bounds: there are {len} {unit}")]
     OutOfBounds { start: usize, end: usize, len: usize, unit: &'static str },
     /// Bytes cannot be reinterpreted as elements of another type: their number or alignment does not fit.
@@ -355,10 +355,10 @@ pub enum ErrorDetail {
     /// A length in bytes does not fit the address space.
     #[error("{len} elements of {element_bytes} bytes do not fit in memory")]
     TooLarge { len: usize, element_bytes: usize },
-    /// The host makes the value when the operation completes; only awaiting gives it.
+    /// The host computes the value when the operation completes; it is only available by awaiting.
     #[error("{op}: the value is made by the host; await it")]
     HostValue { op: &'static str },
-    /// The operation cannot be a part of a [`Graph`](crate::Graph).
+    /// The operation cannot be part of a [`Graph`](crate::Graph).
     #[error(
         "{op} cannot be a part of a graph: launches, fills and copies within the device can (kernels that wait for a \
          flag, are cooperative or have clusters cannot), events by `Event::record_in`, and work that `Uses::can_be_captured` \
@@ -368,27 +368,26 @@ pub enum ErrorDetail {
     /// A [`Graph`](crate::Graph) uses the memory in each of its launches.
     #[error("{op}: a graph uses this memory in each of its launches; drop the graph first")]
     KeptByGraph { op: &'static str },
-    /// Memory would be read that nothing has written since it was allocated: by a copy, by a kernel
-    /// (also through a `&mut [T]`), or as what stays between the rows of a pitched copy.
+    /// The call would read memory that nothing has written since it was allocated: a copy, a kernel (also
+    /// through a `&mut [T]`), or a pitched copy that leaves the gaps between its rows.
     #[error(
         "{op} may read bytes {start}..{end} of a buffer that nothing has written yet: write them first (`zeros`, `fill`; a kernel \
          that overwrites all of it declares `Out<[T]>`, or `Out<[[T]]>` for rows; an enqueue, `Uses::writes`)"
     )]
     Unwritten { op: Arc<str>, start: u64, end: u64 },
-    /// The operation reads data that depends on what `producer` would have written, which failed with
-    /// `cause`. However many operations were refused in between, `producer` is the first. [`Error::at`] is the line of `op`, and that of
-    /// `cause` the producer's.
+    /// The operation reads data that depends on the output of `producer`, which failed with `cause`. However many operations were refused in
+    /// between, `producer` is the first. [`Error::at`] is the line of `op`, and that of `cause` the producer's.
     #[error("{op} depends on the output of {producer}, which failed: {cause}")]
     Upstream { op: Arc<str>, producer: Arc<str>, cause: Error },
     /// In verify mode: the operation that failed. [`Error::at`] is where it was submitted.
     #[error("{op} failed: {cause}")]
     Verify { op: Arc<str>, cause: Error },
-    /// Another device, `device`, was lost, and this operation, the memory that it uses, or work in front of it on its stream waits
-    /// for that device: it passes data on, or was ordered with [`wait`](crate::Stream::wait).
+    /// Another device, `device`, was lost, and this operation, the memory that it uses, or earlier work on its stream waits
+    /// for that device: the work passes data on, or was ordered with [`wait`](crate::Stream::wait).
     ///
-    /// The operation's own device works. A wait that is on a stream already never ends: everything
-    /// behind it on that stream fails in the same way, and nothing more is submitted there. Memory that such work uses is never
-    /// free again: what only reads it can be read, but not overwritten. Drop the stream and that memory, and make new ones. An operation on
+    /// The operation's own device works. A wait that is already on a stream never ends: everything
+    /// after it on that stream fails in the same way, and nothing more is submitted there. Memory used by such work is never
+    /// freed: if the work only reads it, it can be read, but not overwritten. Drop the stream and that memory, and make new ones. An operation on
     /// another stream that would wait for any of this is refused, and its stream stays
     /// usable. [`Error::is_device_lost`] is false.
     #[error(
@@ -396,16 +395,16 @@ pub enum ErrorDetail {
     )]
     DependencyLost { device: String, cause: Error },
     /// A submission, a blocking wait or a driver call on a thread where it would deadlock or the driver
-    /// refuses it: inside a host function, a kernel's host twin or a waker. Return what is needed from the
+    /// refuses it: inside a host function, a kernel's host twin or a waker. Return what you need from the
     /// host function and continue in the task that awaits it.
     #[error("{what} is not possible on {thread}: do it in the task that awaits the work")]
     WrongThread { what: &'static str, thread: &'static str },
-    /// An event was used in a way it was not made for, or too early.
+    /// An event was used in a way that it was not made for, or too early.
     #[error("{which} {problem}")]
     Event { which: &'static str, problem: EventProblem },
     /// A call of another library inside [`enqueue`](crate::Stream::enqueue) failed with `cause`, which is the
     /// [`source`](std::error::Error::source). Memory that the operation declared as written counts as failed. Programs
-    /// make it [of their own errors](crate::guide::graphs).
+    /// use it [for their own errors](crate::guide::graphs).
     #[error("{op}: {cause}")]
     Foreign { op: Arc<str>, cause: ForeignError },
     /// The closure passed to [`enqueue`](crate::Stream::enqueue) panicked. Memory that the operation declared
@@ -414,13 +413,13 @@ pub enum ErrorDetail {
     EnqueuePanicked { op: Arc<str>, message: String },
     /// Device memory ran out. All figures in bytes, as in [`MemoryInfo`](crate::MemoryInfo).
     ///
-    /// `asked_bytes` become a block of the next multiple of 512. Free, allocated, pending, kept, leaked and shared bytes add up to the
-    /// limit, or to less if others use the device as well. `reclaimable_bytes` are those that are
-    /// pending, and those that a stream keeps and still uses: they come free without a buffer being dropped.
-    /// `budgeted_bytes` are left of other [reservations](crate::Device::reserve), for their allocations alone, and not free: [`MemoryInfo`](crate::MemoryInfo) has
-    /// the sum beside them.
-    /// `driver_refused`: there is room within the limit, and the driver refused all the same, also after its pool returned what
-    /// it does not use: others use the device, or free memory is in pieces and the device is full. `advice` says what helps.
+    /// The allocation takes a block of `asked_bytes`, rounded up to a multiple of 512. Free, allocated, pending, kept, leaked and shared bytes
+    /// add up to the limit, or to less if others use the device as well. `reclaimable_bytes` are pending, or kept by a stream that still uses
+    /// them: they are freed without a buffer being dropped.
+    /// `budgeted_bytes` are the unused part of other [reservations](crate::Device::reserve), for their allocations only, and not free;
+    /// [`MemoryInfo`](crate::MemoryInfo) reports their sum separately.
+    /// `driver_refused`: there is room within the limit, but the driver refused, even after its pool returned what
+    /// it does not use: others use the device, or free memory is fragmented and the device is full. `advice` says what helps.
     #[error(
         "{op} on {device}: out of device memory: asked {asked_bytes} bytes, {free_bytes} free {}; buffers hold \
          {allocated_bytes}, {pending_bytes} pending, {kept_bytes} kept{}{}{}: {}",
@@ -445,29 +444,29 @@ pub enum ErrorDetail {
         total_bytes: u64,
         limit_bytes: Option<u64>,
     },
-    /// Memory could not be [reserved](crate::Device::reserve), or an allocation could not draw from what was.
+    /// Memory could not be [reserved](crate::Device::reserve), or an allocation could not draw from a reservation.
     #[error("{asked_bytes} bytes of a reservation on {device}: {problem}")]
     Reservation { device: String, asked_bytes: u64, problem: ReservationProblem },
-    /// Pinned host memory could not be made.
+    /// Pinned host memory could not be allocated.
     #[error("out of pinned host memory: asked {asked_bytes} bytes ({reason})")]
     OutOfPinnedMemory { asked_bytes: u64, reason: String },
     /// Ordinary host memory for a result could not be allocated.
     #[error("out of host memory: asked {asked_bytes} bytes")]
     OutOfHostMemory { asked_bytes: u64 },
-    /// Too many requests are in flight, and as many wait as may.
+    /// Too many requests are in flight, and no more may wait.
     #[error(
         "{by} is full: {in_flight} of {limit} in flight, {waiting} waiting of at most {max_waiting}; retry later"
     )]
     Overloaded { by: Admitter, in_flight: u64, limit: u64, waiting: u64, max_waiting: u64 },
-    /// A request cannot be answered by its deadline, by what requests took lately: refused at once, or under overload
-    /// because newer ones go first. `expected_us` is the wait, `takes_us` what it is then likely to take: both together are more
-    /// than what is left.
+    /// A request cannot be answered by its deadline, judging by what requests took lately: refused at once, or under overload
+    /// because newer ones go first. `expected_us` is the wait, `takes_us` how long the request is then likely to take: together they exceed the
+    /// time left.
     #[error(
         "{by} cannot answer in time: {remaining_us} µs are left; with {waiting} waiting, a request waits about \
          {expected_us} µs and then takes {takes_us} µs; retry later, or elsewhere"
     )]
     TooLate { by: Admitter, remaining_us: u64, expected_us: u64, takes_us: u64, waiting: u64 },
-    /// A request waited until its deadline, with nothing left (its kind is `TimedOut`), or until less was left than what it is
+    /// A request waited until its deadline, with no time left (its kind is `TimedOut`), or until less time was left than it is
     /// likely to take (`takes_us`; `Overloaded`). It never reached the device.
     #[error(
         "{by} did not admit a request in time: it waited {waited_us} µs{}; {waiting} wait; retry later, or elsewhere",
@@ -477,13 +476,13 @@ pub enum ErrorDetail {
         }
     )]
     Expired { by: Admitter, waited_us: u64, remaining_us: u64, takes_us: u64, waiting: u64 },
-    /// A pool has no share of that name.
+    /// A pool has no share with that name.
     #[error("{by} has no share `{name}`: declare it with `StreamPoolBuilder::share`")]
     NoSuchShare { by: Admitter, name: String },
     /// There are fewer of something than required.
     #[error("{what}: {found}, at least {least} needed")]
     TooFew { what: &'static str, found: u64, least: u64 },
-    /// A batch was not answered request by request.
+    /// A batch did not get one reply for each request.
     #[error(
         "a batch of {requests} requests got {replies} replies: return one for each request, in order"
     )]
@@ -491,7 +490,7 @@ pub enum ErrorDetail {
     /// The closure that ran a batch panicked.
     #[error("the closure of a batch of {requests} requests panicked: {message}")]
     BatchPanicked { requests: usize, message: String },
-    /// A time limit passed: of [`Device::close`](crate::Device::close) or
+    /// A time limit passed: that of [`Device::close`](crate::Device::close) or
     /// [`StreamPool::drained_within`](crate::StreamPool::drained_within), with what is left.
     #[error(
         "{what} did not finish within {limit_ms} ms: {left}; that goes on, and a later call can wait for it"
@@ -503,16 +502,16 @@ pub enum ErrorDetail {
     /// This device lacks what a feature requires.
     #[error("{what} requires {requirement}, which {device} does not have")]
     Requires { what: &'static str, requirement: &'static str, device: String },
-    /// The context of an [adopted](crate::Stream::from_raw) stream was destroyed by its owner. The stream takes no more work, and what was
-    /// pending there may have run or not, so that what waits for all of the device's streams may get this as well. The device and its other
+    /// The context of an [adopted](crate::Stream::from_raw) stream was destroyed by its owner. The stream takes no more work, and pending
+    /// work may or may not have run, so waiting for all of the device's streams can fail with this error too. The device and its other
     /// streams go on.
     #[error(
         "the context of the adopted stream was destroyed ({code}): the stream takes no more work, and what was pending on it may have run \
          or not; {device} goes on. Its owner is to keep the context as long as the stream is used"
     )]
     StreamDetached { device: String, code: DriverCode },
-    /// A [partition](crate::Device::reserve_partition) of so many multiprocessors was asked for, where `free` of `all` are in none. The
-    /// kind is [`Overloaded`](ErrorKind::Overloaded), or [`Unsupported`](ErrorKind::Unsupported) if there never are as many.
+    /// A [partition](crate::Device::reserve_partition) of this many multiprocessors was requested, but only `free` of `all` are in none. The
+    /// kind is [`Overloaded`](ErrorKind::Overloaded), or [`Unsupported`](ErrorKind::Unsupported) if there will never be as many.
     #[error(
         "a partition of {asked} multiprocessors of {device}, which has {all} to divide, of which {free} are in no partition: {}",
         if .asked > .all { "ask for fewer" } else { "drop another partition and its streams, or ask for fewer" }
@@ -530,21 +529,21 @@ pub enum ErrorDetail {
     #[error("{device} was closed")]
     Closed { device: String },
     /// `main` has returned or `exit` was called: calls that need a thread or the driver are refused, and pending
-    /// operations fail, because the driver may be gone. That begins with a handler which the first devices register with
-    /// `atexit`: handlers that were registered later run before it, and there everything goes on.
+    /// operations fail, because the driver may be gone. This starts with an `atexit` handler, registered when the first device is
+    /// opened: handlers that were registered later run before it, while everything still works.
     #[error("the process is ending: {what} is refused")]
     ProcessEnding { what: &'static str },
-    /// The device, pool or batcher was made by the process that this one was forked from; so was the call that was pending at the fork, or
-    /// that needs a thread of it.
+    /// The device, pool or batcher was made by the process that this one was forked from; or the call was pending at the fork, or
+    /// needs a thread of that process.
     #[error("{device} belongs to the process that this one was forked from: open a device here")]
     Forked { device: String },
 }
 
-/// Why an event cannot do what was asked of it.
+/// Why an event cannot be used that way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum EventProblem {
-    /// It takes no time stamps.
+    /// It records no time stamps.
     #[error("was not recorded with timing: use `record_timed`, or `event_builder().timed(true)`")]
     Untimed,
     /// It was never recorded.
@@ -553,10 +552,10 @@ pub enum EventProblem {
     /// It was recorded after the event that ends the interval.
     #[error("was recorded after the end event: swap the two")]
     BehindEnd,
-    /// Its stream has not reached it.
+    /// Its stream has not reached it yet.
     #[error("is not complete yet: await it first")]
     Incomplete,
-    /// It cannot be shared between processes and take time stamps.
+    /// It cannot both be shared between processes and record time stamps.
     #[error("cannot be both interprocess and timed")]
     InterprocessTimed,
     /// It was not made to be shared between processes.
@@ -571,7 +570,7 @@ pub enum MemoryProblem {
     /// The address is null, and the range is not empty.
     #[error("its address is null, which only a range of no elements may have")]
     Null,
-    /// The device has no memory there: the driver does not know it, or the range leaves the address space.
+    /// The device has no memory there: the driver does not know it, or the range exceeds the address space.
     #[error("the device has no memory there; host memory has to be uploaded or pinned")]
     NotDeviceMemory,
     /// The address is not a multiple of the element's alignment.
@@ -580,12 +579,12 @@ pub enum MemoryProblem {
         /// The alignment of the element type, in bytes.
         alignment: usize,
     },
-    /// The range leaves the allocation that its address is in.
+    /// The range exceeds the allocation that contains its address.
     #[error("its allocation is {bytes} bytes at {start:#x}")]
     OutOfBounds {
-        /// Where the allocation begins.
+        /// The start of the allocation.
         start: u64,
-        /// How long it is.
+        /// The length of the allocation.
         bytes: u64,
     },
 }
@@ -603,18 +602,18 @@ pub enum LossCause {
 }
 
 impl Error {
-    /// Says what the caller can do next.
+    /// Returns what the caller can do next.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.detail.kind()
     }
 
-    /// Returns the line of the program that called the verb which failed: of a [`Stream`](crate::Stream), a [`Device`](crate::Device), a
-    /// [`Queue`](crate::Queue), a kernel, a graph or a plan. `None` of an error that a future finds on its own, such as the loss of the
-    /// device while the work was pending, and of calls that are `async`.
+    /// Returns the line of the program that called the failed verb: of a [`Stream`](crate::Stream), a [`Device`](crate::Device), a
+    /// [`Queue`](crate::Queue), a kernel, a graph or a plan. `None` for an error that a future finds on its own, such as the loss of the
+    /// device while the work was pending, and for `async` calls.
     ///
-    /// A wrapper function with `#[track_caller]` hands on its caller's line. Of an [`ErrorDetail::Upstream`] this is where the reader was
-    /// submitted, and its `cause` has the line of the operation that failed first; not where that is the loss of a device, which many
+    /// A wrapper function with `#[track_caller]` passes on its caller's line. For an [`ErrorDetail::Upstream`] this is where the reader was
+    /// submitted, and its `cause` has the line of the operation that failed first, unless the cause is the loss of a device, which many
     /// operations share.
     ///
     /// # Examples
@@ -630,19 +629,19 @@ impl Error {
         self.0.at.get().copied()
     }
 
-    /// The same facts without a line: for another call, or of a call that the program did not make itself.
+    /// The same facts without a line: for another call, or for a call that the program did not make itself.
     #[cold]
     pub(crate) fn without_line(&self) -> Self {
         self.0.detail.clone().into()
     }
 
-    /// The error of a call at this line; one that has a line keeps it.
+    /// The error of a call at this line, unless it already has one.
     #[cold]
     pub(crate) fn called_at(self, at: &'static Location<'static>) -> Self {
         use ErrorDetail as D;
         let detail = match &self.0.detail {
             _ if self.at().is_some() => return self,
-            // One for many calls: a device that does not work here any more keeps it.
+            // The device keeps this error for many calls, so the line goes into a copy.
             D::DeviceLost { .. }
             | D::DependencyLost { .. }
             | D::Forked { .. }
@@ -661,17 +660,17 @@ impl Error {
         &self.0.detail
     }
 
-    /// Whether both are the same failure, and not only alike.
+    /// Whether both are the same failure, not just equal.
     pub(crate) fn is(&self, other: &Error) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Whether the operation's own device is lost: the process cannot use that device any more.
+    /// Returns whether the operation's own device is lost: the process cannot use that device any more.
     ///
     /// False for [`ErrorDetail::DependencyLost`], whose kind is [`ErrorKind::DeviceLost`] too: there another
     /// device was lost, and this one works; make a new stream on it and go on. For an
-    /// [`ErrorDetail::Upstream`] it refers to the device of the operation that failed first, which may be another one: ask
-    /// [`Device::lost`](crate::Device::lost) of the device that is to be replaced.
+    /// [`ErrorDetail::Upstream`] it refers to the device of the operation that failed first, which may be a different one: check
+    /// [`Device::lost`](crate::Device::lost) of the device that you would replace.
     #[must_use]
     pub fn is_device_lost(&self) -> bool {
         match self.detail() {
@@ -770,7 +769,7 @@ impl ErrorDetail {
 }
 
 impl Error {
-    /// Whether it has an error of another library, whose drop is foreign code.
+    /// Whether it contains an error of another library, whose drop is foreign code.
     pub(crate) fn is_foreign(&self) -> bool {
         match &self.0.detail {
             ErrorDetail::Upstream { cause, .. }
@@ -788,8 +787,8 @@ impl From<ErrorDetail> for Error {
     }
 }
 
-/// 800 is the driver's answer to any call from a host function, of whatever library: the thread is the
-/// wrong one, and nothing is wrong with the device.
+/// 800 is the driver's answer to any call from a host function, of whatever library: the thread is wrong, not the
+/// device.
 impl From<DriverCode> for Error {
     fn from(code: DriverCode) -> Self {
         match code.code {
@@ -839,13 +838,13 @@ impl std::error::Error for Error {
 }
 
 impl DriverCode {
-    /// The code's name in `cuda.h`, where this crate knows it.
+    /// Returns the code's name in `cuda.h`, if this crate knows it.
     #[must_use]
     pub fn name(&self) -> Option<&'static str> {
         codes::NAMES.iter().find(|(code, _)| *code == self.code).map(|(_, name)| *name)
     }
 
-    /// What the caller can do, whatever call returned it. Codes that mean "not on this machine, or not in this
+    /// What the caller can do, whichever call returned it. Codes that mean "not on this machine, or not in this
     /// process" and those that mean "out of memory" have kinds of their own; the rest are the driver's.
     fn kind(self) -> ErrorKind {
         match self.code {
@@ -865,22 +864,22 @@ impl DriverCode {
     /// `CUDA_ERROR_INVALID_HANDLE`.
     pub(crate) const INVALID_HANDLE: i32 = 400;
 
-    /// `CUDA_ERROR_STUB_LIBRARY`: the library that the toolkit has for linking.
+    /// `CUDA_ERROR_STUB_LIBRARY`: the toolkit's library for linking.
     pub(crate) const STUB: i32 = 34;
 
-    /// Not a driver's: what a host device returns where the system refuses a thread.
+    /// Not a driver code: returned by a host device if the system refuses a thread.
     pub(crate) const NO_THREAD: i32 = i32::MIN;
 
-    /// `CUDA_ERROR_ILLEGAL_STATE`: what a host device returns for work that its stream would never have room for.
+    /// `CUDA_ERROR_ILLEGAL_STATE`: returned by a host device for work that its stream would never have room for.
     pub(crate) const ILLEGAL_STATE: i32 = 401;
 
-    /// Whether this code says that the driver does not work, where a device is opened.
+    /// Whether this code, from opening a device, means that the driver does not work.
     #[cfg(feature = "cuda")]
     pub(crate) fn says_that_the_driver_is_broken(self) -> bool {
         self.code == 100 || codes::what_now(self.code).is_some()
     }
 
-    /// Whether this code says that the context is gone for good.
+    /// Whether this code means that the context is gone for good.
     pub(crate) fn is_sticky(self) -> bool {
         matches!(
             self.code,
@@ -888,7 +887,7 @@ impl DriverCode {
         )
     }
 
-    /// Whether this code says that the driver does not know what it is asked for, and never will: a second try may ask for less.
+    /// Whether this code means that the driver does not support the request, and never will: a second attempt may request less.
     pub(crate) fn is_not_known_here(self) -> bool {
         matches!(
             self.code,
@@ -896,13 +895,13 @@ impl DriverCode {
         )
     }
 
-    /// Whether this code may be about the context of one stream that others made. It is about the device's, if work outside of that
+    /// Whether this code may be about the context of a single, adopted stream. It is about the device's context if work outside that
     /// stream gets it as well.
     pub(crate) fn may_be_of_a_stream(self) -> bool {
         matches!(self.code, 709 | 917)
     }
 
-    /// Whether this code is about the calling thread, or a capture: it says nothing of the device.
+    /// Whether this code is about the calling thread, or a capture: it tells nothing about the device.
     pub(crate) fn is_about_the_caller(self) -> bool {
         matches!(self.code, DriverCode::NOT_PERMITTED | 900..=909)
     }
@@ -960,13 +959,13 @@ fn owner(expected: &str, found: &str) -> String {
     if expected != found {
         return expected.to_owned();
     }
-    // One GPU, opened more than once.
+    // A GPU that was opened more than once.
     format!("another device that was opened as {expected}: open it once, and clone that")
 }
 
 fn allowed(what: LaunchLimit, limit: u64) -> String {
     match what {
-        // None at all is allowed as well.
+        // Zero is allowed as well.
         LaunchLimit::SharedMemBytes => format!("at most {limit}"),
         _ if limit == 0 => "smaller: the device can hold none of that shape".to_owned(),
         _ => format!("1 to {limit}"),

@@ -41,14 +41,14 @@ pub struct DeviceBuilder {
 }
 
 impl Device {
-    /// Opens the CUDA device of that ordinal.
+    /// Opens the CUDA device with that ordinal.
     ///
     /// # Blocking
-    /// Yes: the first time in a process, the driver initialises itself and makes a context. Open devices when the program starts.
+    /// Yes: the first call in a process initializes the driver and creates a context. Open devices when the program starts.
     ///
     /// # Errors
-    /// [`ErrorDetail::NoDriver`](crate::ErrorDetail::NoDriver); [`ErrorDetail::BrokenDriver`](crate::ErrorDetail::BrokenDriver): which file the driver
-    /// is, what it says and what to do, and the next call asks again; [`ErrorDetail::NoSuchDevice`](crate::ErrorDetail::NoSuchDevice) with
+    /// [`ErrorDetail::NoDriver`](crate::ErrorDetail::NoDriver); [`ErrorDetail::BrokenDriver`](crate::ErrorDetail::BrokenDriver), with the driver's
+    /// file, its error and what to do; the next call tries again; [`ErrorDetail::NoSuchDevice`](crate::ErrorDetail::NoSuchDevice) with
     /// the count; [`ErrorDetail::Requires`](crate::ErrorDetail::Requires): a GPU without memory pools;
     /// [`ErrorDetail::NotBuilt`](crate::ErrorDetail::NotBuilt) without the `cuda` feature.
     pub fn cuda(ordinal: usize) -> Result<Device> {
@@ -59,21 +59,21 @@ impl Device {
     /// run asynchronously, as a GPU's do: submitting one returns before it has run.
     ///
     /// # Panics
-    /// If the system refuses a thread, or the process is ending; `Device::builder().named("host")` returns an
+    /// If the system refuses a thread, or the process is exiting; `Device::builder().named("host")` returns an
     /// error instead.
     #[must_use]
     pub fn host() -> Device {
         Device::builder().host()
     }
 
-    /// Opens CUDA device 0, or a host device where there is no driver (or the CUDA toolkit's stub of one) or no GPU. A
-    /// `tracing` event says which, and why: a warning, if it is a host device.
+    /// Opens CUDA device 0, or a host device if there is no driver (or only the CUDA toolkit's stub of one) or no GPU. A
+    /// `tracing` event says which, and why: a warning if it is a host device.
     ///
     /// # Blocking
     /// As [`cuda`](Self::cuda).
     ///
     /// # Errors
-    /// A GPU is there and cannot be opened; a driver is there and does not work, or not yet
+    /// A GPU exists but cannot be opened; a driver exists but does not work, or not yet
     /// ([`ErrorDetail::BrokenDriver`](crate::ErrorDetail::BrokenDriver)); the system refuses a thread.
     pub fn cuda_or_host() -> Result<Device> {
         Device::builder().cuda_or_host()
@@ -86,7 +86,7 @@ impl Device {
     /// As [`cuda`](Self::cuda).
     ///
     /// # Errors
-    /// [`ErrorDetail::BadDeviceName`](crate::ErrorDetail::BadDeviceName) with the variable and its value; those of the device named.
+    /// [`ErrorDetail::BadDeviceName`](crate::ErrorDetail::BadDeviceName) with the variable and its value; the errors of the named device.
     pub fn from_env() -> Result<Device> {
         Device::builder().from_env()
     }
@@ -96,11 +96,11 @@ impl Device {
         DeviceBuilder::default()
     }
 
-    /// Returns the number of CUDA devices: 0 where there is no driver, and inside a host function if it was
-    /// never asked before.
+    /// Returns the number of CUDA devices: 0 without a driver, and inside a host function unless the number is known from an
+    /// earlier call.
     ///
     /// # Blocking
-    /// The first call in a process loads the driver and initialises it.
+    /// The first call in a process loads and initializes the driver.
     #[must_use]
     pub fn count() -> usize {
         #[cfg(feature = "cuda")]
@@ -111,44 +111,44 @@ impl Device {
 }
 
 impl DeviceBuilder {
-    /// Chooses how completions are detected; the default is right for almost every program.
+    /// Sets how completions are detected; the default is right for almost every program.
     pub fn completion(mut self, completion: Completion) -> Self {
         self.completion = completion;
         self
     }
 
     /// Limits how much device memory this device may hold at once, so that several users can share a GPU;
-    /// there is no limit by default. Buffers count, as do freed memory that still waits for device work and
-    /// the blocks that streams cache. [`on_pressure`](Self::on_pressure) chooses what an allocation beyond
+    /// there is no limit by default. The limit covers buffers, freed memory that still waits for device work, and
+    /// the blocks that streams cache. [`on_pressure`](Self::on_pressure) sets what an allocation beyond
     /// the limit does.
     ///
-    /// It bounds what is held, in bytes, and what fits it is allocated as long as the GPU has memory. What the driver's pool
-    /// reserves for that stands beside it, as [`MemoryInfo::reserved_bytes`](crate::MemoryInfo::reserved_bytes): whole chunks
-    /// of 32 MiB, and more of them where free memory is in pieces. A GPU that is shared needs room for that.
+    /// It bounds the bytes held, and an allocation within it succeeds as long as the GPU has memory. The driver's pool reserves
+    /// memory on top of that, reported as [`MemoryInfo::reserved_bytes`](crate::MemoryInfo::reserved_bytes): whole chunks
+    /// of 32 MiB, and more of them if free memory is fragmented. A shared GPU needs room for that.
     ///
     /// Whole blocks count: sizes are rounded up to a multiple of 512 bytes, and sizes up to 1 MiB further, so
     /// that streams can cache the blocks (see [`spare_bytes_per_stream`](Self::spare_bytes_per_stream)). A
-    /// block that does not fit only because of the second rounding is allocated without it.
+    /// block that exceeds the limit only because of the second rounding is allocated without it.
     ///
     /// On a host device the scratch memory of algorithms, matrix products and transforms is the process's own
-    /// and does not count: what fits there may not fit on a GPU. A process that has no memory left for it
+    /// and does not count: work that fits there may not fit on a GPU. A process that runs out of memory for it
     /// aborts.
     pub fn memory_limit_bytes(mut self, bytes: u64) -> Self {
         self.memory_limit_bytes = Some(bytes);
         self
     }
 
-    /// Chooses what an allocation does that fits the limit or the device only once other streams have
-    /// progressed; [`Pressure::Wait`] by default. Either way it first takes cached blocks, freed memory that
+    /// Sets what an allocation does that fits the limit or the device only after other streams have made
+    /// progress; [`Pressure::Wait`] by default. Either way it first takes cached blocks, freed memory that
     /// is no longer in use, and memory that its own stream freed.
     ///
-    /// What still does not fit fails with [`ErrorDetail::OutOfMemory`].
+    /// An allocation that still does not fit fails with [`ErrorDetail::OutOfMemory`].
     pub fn on_pressure(mut self, pressure: Pressure) -> Self {
         self.on_pressure = pressure;
         self
     }
 
-    /// Sets how much freed memory the device's pool keeps for quick allocations; all of it by default. The
+    /// Sets how much freed memory the device's pool keeps for fast allocations; all of it by default. The
     /// driver returns the rest when a stream or an event is synchronized anywhere in the process, which this
     /// crate never does; [`Device::trim`] returns it at once. The pool is this device's own; a host device
     /// keeps nothing.
@@ -161,15 +161,15 @@ impl DeviceBuilder {
     }
 
     /// Sets how much memory each stream caches from freed buffers of at most 1 MiB, for its next buffers of
-    /// about that size; 8 MiB by default, 0 for none. The cache is returned by [`Device::trim`], when the
+    /// about that size; 8 MiB by default, 0 for none. The cache is released by [`Device::trim`], when the
     /// stream is dropped, and before an allocation fails.
     ///
     /// Sizes up to 1 MiB are rounded up so that blocks fit the next buffers: to a multiple of 512 bytes up to
     /// 4 KiB, and beyond that to an eighth of the next power of two, at most a quarter more. With 0 they are
     /// only rounded to 512 bytes.
     ///
-    /// The driver's allocator is fast from one thread and slow from several: 0.6 µs for an allocation and its
-    /// free on an H200, and 27 µs from each of eight threads. A cached block costs neither.
+    /// The driver's allocator is fast from one thread and slow from several: an allocation and its free take
+    /// 0.6 µs on an H200, and 27 µs from each of eight threads. A cached block costs neither.
     pub fn spare_bytes_per_stream(mut self, bytes: u64) -> Self {
         self.spare_bytes_per_stream = Some(bytes);
         self
@@ -180,26 +180,25 @@ impl DeviceBuilder {
     /// [`memory_limit_bytes`](Self::memory_limit_bytes): on an H200, 0.1 MiB for a graph of one launch, 0.3
     /// MiB for one of a hundred.
     ///
-    /// One more evicts the least recently launched graph, if its last launch was at least a second ago
+    /// Beyond the limit, the least recently launched graph is evicted, if its last launch was at least a second ago
     /// ([`Stats::graphs_evicted`](crate::Stats::graphs_evicted)); the evicted graph is compiled again when
     /// needed. If all are in use, the new list is launched operation by operation
-    /// ([`Report::no_place`](crate::Report::no_place), [`ListOutcome::NoPlace`](crate::ListOutcome::NoPlace)), until that was so
-    /// sixteen times while one with a graph was not launched once: then it gets that one's place. Lists that are launched equally
-    /// often leave one another their graphs. Graphs of a stream that is gone do not count.
+    /// ([`Report::no_place`](crate::Report::no_place), [`ListOutcome::NoPlace`](crate::ListOutcome::NoPlace)), until that has happened
+    /// sixteen times while some compiled list was not launched once: then it takes that one's place. Lists that are launched equally
+    /// often do not evict each other. Graphs of a dropped stream do not count.
     ///
-    /// A graph [of several devices](Device::graph_across), which counts on its own one, and a graph with [events](crate::Event::record_in) or, on a GPU, [captured
-    /// work](crate::Uses::can_be_captured) cannot be launched operation by operation: it evicts the least
-    /// recently launched graph even if that is in use, and exceeds the limit if none can be evicted at that
-    /// moment. More such graphs in rotation than the limit allows are compiled at each launch. On a host
-    /// device captured work is called like a launch and does not count.
+    /// A graph [of several devices](Device::graph_across), which counts on its own device, and a graph with [events](crate::Event::record_in) or, on
+    /// a GPU, [captured work](crate::Uses::can_be_captured) cannot be launched operation by operation: it evicts the least recently launched graph
+    /// even if that is in use, and exceeds the limit if none can be evicted at that moment. If more such graphs rotate than the limit allows, each
+    /// launch compiles. On a host device captured work is called like a launch and does not count.
     pub fn graph_limit(mut self, graphs: usize) -> Self {
         self.graph_limit = Some(graphs);
         self
     }
 
     /// Waits for each operation and checks it before its call returns, to find the one that faults: a replayed
-    /// [`Region`](crate::Region) is put on its stream like a batch, and reports nothing. Its error
-    /// is [`ErrorDetail::Verify`], with the operation's name and the line that submitted it (of a batch, the
+    /// [`Region`](crate::Region) is put on its stream like a batch, and reports nothing. The error
+    /// is [`ErrorDetail::Verify`], with the operation's name and the line that submitted it (for a batch, the
     /// line of the batch). The environment variable `GPU_AWAIT_VERIFY=1` sets the default.
     ///
     /// # Blocking
@@ -210,8 +209,8 @@ impl DeviceBuilder {
         self
     }
 
-    /// Chooses where kernels may start while the launch in front of them still ends. The environment variable `GPU_AWAIT_OVERLAP` sets the default:
-    /// `off`, `launches` or `launches-and-edges`; any other value means `off`. Without it, [`Overlap::Launches`].
+    /// Sets where kernels may start while the preceding launch is still ending. The environment variable `GPU_AWAIT_OVERLAP` sets the default:
+    /// `off`, `launches` or `launches-and-edges`; any other value means `off`. If it is unset, the default is [`Overlap::Launches`].
     ///
     /// # Source
     /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`, `CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC`.
@@ -228,15 +227,15 @@ impl DeviceBuilder {
         self
     }
 
-    /// Confines every stream of the device that names no other [partition](crate::Partition) to one of at least so many multiprocessors, the
-    /// crate's own too, but the [legacy default stream](Device::legacy_stream). Opening it fails as [`Device::reserve_partition`] does ([`host`](Self::host) panics then). Partitions of one GPU are disjoint only among those of one
-    /// [`Device`].
+    /// Confines every stream of the device that names no other [partition](crate::Partition) to one of at least this many multiprocessors, including
+    /// the crate's own streams, except the [legacy default stream](Device::legacy_stream). Opening the device fails as [`Device::reserve_partition`]
+    /// does ([`host`](Self::host) then panics). Partitions of one GPU are disjoint only within one [`Device`].
     pub fn partition(mut self, multiprocessors: u32) -> Self {
         self.multiprocessors = Some(multiprocessors);
         self
     }
 
-    /// Sets how much memory a host device has; the default is the machine's.
+    /// Sets how much memory a host device has; by default, as much as the machine.
     pub fn host_memory_bytes(mut self, bytes: u64) -> Self {
         self.host_memory_bytes = Some(bytes);
         self
@@ -261,7 +260,7 @@ impl DeviceBuilder {
     /// See [`Device::cuda`].
     ///
     /// # Errors
-    /// [`ErrorDetail::NotBuilt`]: this build has no CUDA.
+    /// [`ErrorDetail::NotBuilt`]: this build has no CUDA support.
     #[cfg(not(feature = "cuda"))]
     pub fn cuda(self, _ordinal: usize) -> Result<Device> {
         Err(ErrorDetail::NotBuilt.into())
@@ -296,10 +295,10 @@ impl DeviceBuilder {
                 ErrorDetail::NoDriver { .. }
                 | ErrorDetail::NotBuilt
                 | ErrorDetail::NoSuchDevice { count: 0, .. } => error,
-                // A machine on which programs are built, and which has no driver.
+                // A machine for building programs, without a driver.
                 ErrorDetail::BrokenDriver { code, .. } if code.code == DriverCode::STUB => error,
-                // A driver or GPU that exists but does not work (yet) is an error: falling back would silently serve GPU
-                // work from the CPU.
+                // A driver or GPU that exists but does not work (yet) is an error: falling back would silently run GPU work on
+                // the CPU.
                 _ => return Err(error),
             },
         };
@@ -322,18 +321,18 @@ impl DeviceBuilder {
         }
     }
 
-    /// Opens the device of that name: `cuda:N`, `cuda`, `host` or `auto`.
+    /// Opens the device with that name: `cuda:N`, `cuda`, `host` or `auto`.
     ///
     /// # Blocking
     /// As [`Device::cuda`].
     ///
     /// # Errors
-    /// [`ErrorDetail::BadDeviceName`]; those of the device named.
+    /// [`ErrorDetail::BadDeviceName`]; the errors of the named device.
     pub fn named(self, name: &str) -> Result<Device> {
         self.open_named(None, name)
     }
 
-    /// `variable` is the environment variable that names it.
+    /// `variable` is the environment variable that the name came from.
     fn open_named(self, variable: Option<&'static str>, name: &str) -> Result<Device> {
         let bad = || ErrorDetail::BadDeviceName { variable, value: name.to_owned() };
         match name.trim().split_once(':') {
@@ -378,10 +377,10 @@ fn overlap_from_env() -> Overlap {
     }
 }
 
-/// [`DeviceBuilder::host`], where a panic is no answer.
+/// [`DeviceBuilder::host`], for callers that must not panic.
 ///
 /// # Errors
-/// What that panics with.
+/// Where that panics.
 pub fn open_host(builder: DeviceBuilder) -> Result<Device> {
     exit::check_running("opening a device")?;
     let backend = HostBackend::new(builder.host_memory_bytes, true);

@@ -17,7 +17,7 @@ use crate::runtime::{Engine, Point};
 use crate::thread::crew::Crew;
 use crate::thread::role;
 
-/// The compute capability whose kernels every later GPU runs as well: they are PTX.
+/// The compute capability whose kernels every later GPU can run too: they are PTX.
 const GENERAL: (u32, u32) = (8, 0);
 
 /// The homes that have a stream for the current thread.
@@ -42,18 +42,18 @@ pub struct Home {
     pub(crate) pinned: Arc<PinnedPool>,
     /// The threads of the staged copies.
     pub(crate) crew: Arc<Crew>,
-    /// The devices whose memory was asked for, by the engine's id, and whether it can be reached
+    /// The devices whose peer access was requested, by the engine's id, and whether their memory can be accessed
     /// directly.
     peers: Mutex<Vec<(u64, bool)>>,
-    /// The stream that the device has from the start.
+    /// The stream that every device has from the start.
     pub(crate) default: Arc<StreamHandle>,
     legacy: Mutex<Option<Arc<StreamHandle>>>,
     /// A stream for tickets that cover the whole device.
     whole: Mutex<Option<Arc<StreamHandle>>>,
     of_threads: Mutex<HashMap<ThreadId, Arc<StreamHandle>>>,
-    /// One value of each type. Held while one is loaded, which may load kernels.
+    /// One value per type. Held while one is being loaded, which may load kernels.
     loaded: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
-    /// The modules of declared kernels, by whom they are loaded.
+    /// The modules of declared kernels; the type belongs to the code that loads them.
     pub(crate) modules: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
@@ -96,38 +96,38 @@ impl Home {
         self.engine.check_open()
     }
 
-    /// What kind of device it is.
+    /// Returns the kind of device.
     #[must_use]
     pub fn kind(&self) -> DeviceKind {
         self.engine.backend.kind()
     }
 
-    /// The device's name in messages.
+    /// Returns the device's name for messages.
     #[must_use]
     pub fn label(&self) -> &str {
         self.engine.label()
     }
 
-    /// The compute capability that kernels are chosen for: the device's, unless it is to run those of every GPU.
+    /// Returns the compute capability that kernels are chosen for: the device's, unless it should run kernels that fit every GPU.
     #[must_use]
     pub fn capability_of_images(&self) -> (u32, u32) {
         let capability = self.engine.limits.compute_capability;
         if self.engine.options.general_images { capability.min(GENERAL) } else { capability }
     }
 
-    /// The most elements that a launch of a selection takes, if that is less than what its kernel can.
+    /// Returns the most elements per launch of a selection, if that is less than its kernel can take.
     #[must_use]
     pub fn part_of_selections(&self) -> Option<u32> {
         self.engine.options.part_of_selections
     }
 
-    /// Whether each operation is waited for before its call returns.
+    /// Returns whether each operation is waited for before its call returns.
     #[must_use]
     pub fn verifies(&self) -> bool {
         self.engine.options.verify
     }
 
-    /// Whether copies of this device reach the other's memory directly; enables that once per pair.
+    /// Whether copies of this device can access the other's memory directly; enables that once per pair.
     pub(crate) fn reaches(&self, other: &Engine) -> Result<bool> {
         let known =
             |peers: &[(u64, bool)]| peers.iter().find(|(id, _)| *id == other.state.id).copied();
@@ -151,7 +151,7 @@ impl Home {
             return Ok(stream.clone());
         }
         let (name, options) = (Some("legacy default".into()), RawStream::LEGACY_OPTIONS);
-        // It belongs to the driver: nothing has to keep it.
+        // It belongs to the driver: nothing has to keep it alive.
         let stream = StreamState::open_foreign(
             &self.engine,
             None,
@@ -162,28 +162,28 @@ impl Home {
         Ok(legacy.insert(stream).clone())
     }
 
-    /// Points that together cover all work on the device: other libraries' too, if the device is open. If the
-    /// driver cannot report that, theirs on streams ordered with the legacy default stream.
+    /// Points that together cover all work on the device, including other libraries' if the device is open. If the driver
+    /// cannot report theirs, only their work on streams ordered with the legacy default stream is covered.
     pub(crate) fn everything(&self) -> Result<Vec<Point>> {
         role::check("waiting for a whole device")?;
         if self.engine.check_open().is_err() {
             return Ok(self.ours());
         }
         if self.has_given_up_streams() {
-            // The driver's wait would include those as well.
+            // The driver's wait would cover those as well.
             self.legacy()?;
             return Ok(self.ours());
         }
         let stream = self.whole_device()?;
         if stream.state.mark_everything()?.is_none() {
-            // Its tail is a point behind all of those.
+            // Its tail is a point behind all of these streams.
             self.legacy()?;
         }
         Ok(self.ours())
     }
 
-    /// Points behind all work on the device, other libraries' included, even if it is closed. Where the driver
-    /// cannot report others' work, only that on streams ordered with the legacy default stream is covered.
+    /// Points behind all work on the device, other libraries' included, even if it is closed. If the driver
+    /// cannot report their work, only that on streams ordered with the legacy default stream is covered.
     pub(crate) fn mark_all(&self) -> Result<Vec<Point>> {
         role::check("marking a whole device")?;
         if !self.has_given_up_streams() {
@@ -196,10 +196,10 @@ impl Home {
         Ok(self.ours())
     }
 
-    /// The tail of every stream, and what streams of other devices have launched here.
+    /// The tail of every stream, and of what streams of other devices have launched here.
     pub(crate) fn ours(&self) -> Vec<Point> {
         if self.has_given_up_streams() {
-            // The point recorded for the whole device waits for those.
+            // The point recorded for the whole device covers those.
             let whole = self.whole.lock().take();
             drop(whole);
         }
@@ -224,13 +224,13 @@ impl Home {
         gone || self.engine.registry.streams().iter().any(|stream| stream.is_given_up())
     }
 
-    /// Streams that users know of.
+    /// Streams that users have handles of.
     pub(crate) fn streams(&self) -> usize {
         let whole = usize::from(self.whole.lock().is_some());
         self.engine.registry.streams().len() - whole
     }
 
-    /// The stream of the calling thread; it is let go when the thread ends.
+    /// The calling thread's stream; released when the thread ends.
     pub(crate) fn of_this_thread(self: &Arc<Self>) -> Result<Arc<StreamHandle>> {
         let this = thread::current();
         if let Some(stream) = self.of_threads.lock().get(&this.id()) {
@@ -239,7 +239,7 @@ impl Home {
         let name = this.name().map(Box::from);
         let stream = StreamState::open(&self.engine, StreamOptions::default(), name)?;
         let kept = self.of_threads.lock().entry(this.id()).or_insert(stream).clone();
-        // On a thread that is about to end nothing would release it.
+        // On a thread that is about to end, nothing would release it.
         let home = (this.id(), Arc::downgrade(self));
         let enter = |homes: &Homes| {
             let mut homes = homes.0.borrow_mut();
@@ -252,10 +252,10 @@ impl Home {
         Ok(kept)
     }
 
-    /// The device's value of type `T`; loaded by the first to ask.
+    /// Returns the device's value of type `T`, loaded by the first caller.
     ///
     /// # Errors
-    /// What `load` fails with.
+    /// The errors of `load`.
     pub fn get_or_load<T: Any + Send + Sync, E>(
         &self,
         load: impl FnOnce() -> std::result::Result<T, E>,

@@ -1,4 +1,4 @@
-//! [`Partition`]: a share of a device's multiprocessors, for those who must not wait.
+//! [`Partition`]: a share of a device's multiprocessors, for latency-critical work.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -12,25 +12,25 @@ use crate::runtime::partitions::Share;
 use crate::stream::Stream;
 use crate::thread::role;
 
-/// A share of a device's multiprocessors. Work of its streams runs there and nowhere else, beside whatever the others hold.
+/// A share of a device's multiprocessors. Work on its streams runs there and nowhere else, whatever the other partitions run.
 ///
-/// Priorities order what waits; blocks that run, run to their end. A kernel of eight blocks beside blocks of 2 ms that fill an H200 takes
+/// Priorities order waiting blocks; running blocks run to their end. Beside blocks of 2 ms that fill an H200, a kernel of eight blocks takes
 /// milliseconds, whatever its priority; in a partition, with the others in another one, it takes as long as on an idle GPU. A partition
-/// protects only if everybody is in one: see [`DeviceBuilder::partition`](crate::DeviceBuilder::partition) and
+/// protects only if all work is in one: see [`DeviceBuilder::partition`](crate::DeviceBuilder::partition) and
 /// [`Stats::streams_outside_partitions`](crate::Stats::streams_outside_partitions).
 ///
-/// Memory, events, kernels and completion are those of the device: a stream in a partition differs from others in nothing else. What is
-/// divided are the multiprocessors alone: not the L2 cache, the memory's bandwidth, the copy engines, nor the driver's hardware queues, and a
-/// fault ends all of them.
+/// Memory, events, kernels and completion belong to the device: a stream in a partition differs from others in nothing else. Only the
+/// multiprocessors are divided: not the L2 cache, the memory bandwidth, the copy engines, nor the driver's hardware queues, and a
+/// fault ends all partitions.
 ///
-/// **Hardware queues**: there are 8, unless `CUDA_DEVICE_MAX_CONNECTIONS` says otherwise when the process begins, up to 32. With more streams
-/// than queues, in all partitions together, a stream may share its queue with one of another partition and then waits for what that has in
-/// flight, whatever its priority. So set it to 32, and use few streams; a `tracing` event at level `WARN` says when they have become too many.
+/// **Hardware queues**: there are 8, or as many as `CUDA_DEVICE_MAX_CONNECTIONS` sets when the process starts, up to 32. With more streams
+/// than queues, in all partitions together, a stream may share its queue with a stream of another partition, and then waits for that stream's work in
+/// flight, whatever its priority. So set it to 32 and use few streams; a `tracing` event at level `WARN` reports when there are too many.
 ///
-/// Cheap to clone. Its multiprocessors are free again when no handle and no stream of it is left and their work is over; compiled graphs go
-/// with their stream.
+/// Cheap to clone. Its multiprocessors are free again when no handle and no stream of it is left and their work is complete; compiled graphs are
+/// destroyed with their stream.
 ///
-/// On a host device it is a share in name alone.
+/// On a host device it is a share in name only.
 ///
 /// # Source
 /// `cuDevSmResourceSplitByCount`, `cuGreenCtxCreate`.
@@ -41,27 +41,27 @@ pub struct Partition {
 }
 
 impl Device {
-    /// Takes a share of at least so many multiprocessors, of one for 0. The device is divided into grains, 8 multiprocessors each on an H200, and a
-    /// partition is whole grains: [`Partition::multiprocessors`] says how many it has. Partitions are disjoint.
+    /// Takes a share of at least `multiprocessors` multiprocessors; 0 means 1. The device is divided into grains, 8 multiprocessors each on an H200,
+    /// and a partition is whole grains: [`Partition::multiprocessors`] returns how many multiprocessors it has. Partitions are disjoint.
     ///
-    /// **Make them when the program starts.** The first one of a set of grains is made by the driver, on a thread of this crate: in a
-    /// millisecond on an idle device, but where work is in flight, host functions included, the driver waits for it (beside a kernel of 300 ms
-    /// 301 ms on an H200), and what is launched meanwhile runs behind it. A set that was made before is used again at once.
+    /// **Make them when the program starts.** The first time, the driver creates the partition for a set of grains, on a thread of this crate: in a
+    /// millisecond on an idle device, but if work is in flight, host functions included, the driver waits for it (301 ms beside a kernel of 300 ms
+    /// on an H200), and anything launched meanwhile runs after it. A set that was created before is reused at once.
     ///
-    /// A set takes 4 to 6 MiB of device memory ([`MemoryInfo::partitions_bytes`](crate::MemoryInfo::partitions_bytes)), which the driver keeps
-    /// as long as the device is open. So ask for few different sizes: of one size there are as many sets as fit beside each other, while those
-    /// who come and go with any sizes leave the free grains in ever new pieces.
+    /// A set takes 4 to 6 MiB of device memory ([`MemoryInfo::partitions_bytes`](crate::MemoryInfo::partitions_bytes)), which the driver keeps as
+    /// long as the device is open. So request few different sizes: for one size there are as many sets as fit beside each other, while partitions of
+    /// all sizes that come and go fragment the free grains into ever new sets.
     ///
-    /// What was given up just now counts: where too little is free and streams or graphs without handles are ending, it waits up to 100 ms for those.
+    /// If too little is free while streams or graphs without handles are ending, it waits up to 100 ms for their multiprocessors.
     ///
     /// # Cancel safety
-    /// Dropped, it takes none.
+    /// If the future is dropped, no partition is taken.
     ///
     /// # Errors
-    /// [`ErrorDetail::NoPartition`](crate::ErrorDetail::NoPartition): as many are not free
-    /// ([`Overloaded`](crate::ErrorKind::Overloaded)), or never will be ([`Unsupported`](crate::ErrorKind::Unsupported));
-    /// [`ErrorDetail::Requires`](crate::ErrorDetail::Requires): a driver before CUDA 12.5, or a GPU that it does not divide; what the driver
-    /// says of MIG instances, vGPUs and MPS; [`ErrorDetail::NoThread`](crate::ErrorDetail::NoThread); a device that is lost or closed.
+    /// [`ErrorDetail::NoPartition`](crate::ErrorDetail::NoPartition): not as many are free
+    /// ([`Overloaded`](crate::ErrorKind::Overloaded)), or there never will be ([`Unsupported`](crate::ErrorKind::Unsupported));
+    /// [`ErrorDetail::Requires`](crate::ErrorDetail::Requires): a driver before CUDA 12.5, or a GPU that it does not divide; the driver's
+    /// errors on MIG instances, vGPUs and MPS; [`ErrorDetail::NoThread`](crate::ErrorDetail::NoThread); a device that is lost or closed.
     ///
     /// # Examples
     /// ```
@@ -79,7 +79,7 @@ impl Device {
         let multiprocessors = multiprocessors.max(1);
         let engine = self.engine().clone();
         engine.check_open()?;
-        // One at a time: however many are given up, there is one thread for them.
+        // One at a time: however many calls are dropped, they occupy one thread.
         let turn = engine.shares.partitions.turn().await;
         let taken = self.home.crew.run_alone(move || {
             let refused = |code| engine.refused(code);
@@ -87,7 +87,7 @@ impl Device {
                 .shares
                 .partitions
                 .take_soon(multiprocessors, || engine.pacing.attention.call());
-            // Given up, it goes before the next one's turn.
+            // If the future was dropped, the share is released before the next caller's turn.
             (share.map_err(|why| why.explain(engine.label(), multiprocessors, refused)), turn)
         });
         let (share, _turn) = taken.await?;
@@ -108,7 +108,7 @@ impl Partition {
         self.share.multiprocessors()
     }
 
-    /// Makes a stream in it; see [`Device::stream`].
+    /// Makes a stream in this partition; see [`Device::stream`].
     ///
     /// # Blocking
     /// As [`Device::stream`].
@@ -120,14 +120,14 @@ impl Partition {
         self.stream_builder().build()
     }
 
-    /// Sets options before making a stream in it.
+    /// Sets options before making a stream in this partition.
     pub fn stream_builder(&self) -> StreamBuilder<'_> {
         self.device.stream_builder().partition(self)
     }
 }
 
 impl<'d> StreamBuilder<'d> {
-    /// Makes the stream in that partition of the device; without one it is in the
+    /// Makes the stream in that partition of the device; otherwise it is in the
     /// [device's own](crate::DeviceBuilder::partition), if that has one. Such a stream is always
     /// [non-blocking](Self::non_blocking).
     ///
@@ -140,14 +140,14 @@ impl<'d> StreamBuilder<'d> {
 }
 
 impl Stream {
-    /// Returns the partition that the stream is in, if it is.
+    /// Returns the partition that the stream is in, if any.
     #[must_use]
     pub fn in_partition(&self) -> Option<Partition> {
         let share = self.state().driver.partition()?.clone();
         Some(Partition { device: self.device(), share })
     }
 
-    /// Returns how many multiprocessors its work runs on: those of its [partition], or all of the device.
+    /// Returns how many multiprocessors its work can use: those of its [partition], or all of the device.
     ///
     /// [partition]: Self::in_partition
     #[must_use]
@@ -156,7 +156,7 @@ impl Stream {
     }
 }
 
-/// The same share.
+/// Handles of the same share are equal.
 impl PartialEq for Partition {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.share, &other.share)

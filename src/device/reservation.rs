@@ -1,16 +1,16 @@
-//! [`Reservation`]: memory that a request is sure to get, before it starts.
+//! [`Reservation`]: memory guaranteed to a request before it starts.
 //!
 //! | a request | left by |
 //! |---|---|
 //! | new | its first poll: it enters the queue, or fails |
-//! | waiting; only the first looks when memory moves | a grant; an error; its drop; its limit of time, of which the poller takes it out. The next one becomes the first |
+//! | waiting; only the first checks when memory is freed | a grant; an error; its drop; its time limit, at which the poller removes it. The next one becomes the first |
 //! | done | – |
 //!
 //! # Invariants
 //! 1. No request overtakes another, and a dropped one holds up nobody (`first_come_first_reserved`).
-//! 2. Memory that comes free wakes the first request, whoever had it, also when nothing else happens on the device
+//! 2. Freed memory wakes the first request, whoever held it, even if nothing else happens on the device
 //!    (`each_way_back_is_heard`).
-//! 3. A limit of time is kept by the poller: it ends the place in the queue although nobody polls the request (`a_late_one_leaves_by_itself`).
+//! 3. The poller enforces time limits: a request leaves the queue even if nobody polls it (`a_late_one_leaves_by_itself`).
 //! 4. The loss and the close of the device end every wait (`waiters_hear_of_the_end`).
 #![forbid(unsafe_code)]
 
@@ -37,18 +37,18 @@ use crate::stream::Stream;
 use crate::thread::{contain, role};
 use gpu_await_protocol::reservations::Holder;
 
-/// Memory of a device that is set aside for the allocations of one request: a part of the limit, not yet any addresses.
+/// Device memory set aside for the allocations of one request: a part of the limit, without addresses yet.
 ///
-/// Made by [`Device::reserve`]. Allocations on a [stream of it](Self::stream) draw from it, whatever the verb, and the memory comes back
+/// Made by [`Device::reserve`]. Allocations on a [stream of it](Self::stream) draw from it, whatever the verb, and the memory returns
 /// to it when they are freed. So its size bounds what the request holds at once, and requests whose reservations fit the device never take memory
-/// from one another. It shrinks, and never grows.
+/// from one another. It can shrink, but never grows.
 ///
 /// # Ownership
-/// Dropped, it returns at once what is left of it. The bytes of its buffers are free when each is freed: dropped, and complete on
-/// the device. Its streams make no more buffers then.
+/// When it is dropped, its unused bytes are free at once. The bytes of its buffers are free when each buffer is freed: dropped, and complete on
+/// the device. Its streams can then allocate no more buffers.
 ///
 /// # Errors
-/// An allocation that is more than what is left fails with [`ReservationProblem::Spent`], and takes nothing from others.
+/// An allocation larger than what is left fails with [`ReservationProblem::Spent`], and takes nothing from others.
 ///
 /// # Examples
 /// ```
@@ -73,7 +73,7 @@ pub struct Reservation {
 /// Resolves to a [`Reservation`]; see [`Device::reserve`].
 ///
 /// # Panics
-/// Polling it again after it was ready.
+/// If it is polled again after it was ready.
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Reserve {
     engine: Arc<Engine>,
@@ -84,7 +84,7 @@ pub struct Reserve {
     made_at: &'static Location<'static>,
 }
 
-/// How often the first request asks for memory that other processes or graphs hold: no event tells when they have done with it.
+/// How often the first request checks for memory held by other processes or graphs: no event reports when they release it.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 enum ReserveState {
@@ -92,23 +92,23 @@ enum ReserveState {
     Waiting {
         request: u64,
         since: u64,
-        /// Whether a poll left it there.
+        /// Whether it was pending after an earlier poll.
         waited: bool,
-        /// Of the first: hears of memory that moves.
+        /// For the first request: notifies it of freed memory.
         memory: Option<Reclaimer>,
-        /// Of the first, while other processes or graphs may have what it lacks: the next look.
+        /// For the first request, while other processes or graphs may hold the memory it lacks: the next check.
         again: Option<Deadline>,
-        /// Of one with a limit of time.
+        /// For a request with a time limit.
         expiry: Option<(Deadline, Arc<Expiry>)>,
     },
     Done,
 }
 
-/// Takes a request out of the queue when it is woken, which is at its deadline.
+/// Removes a request from the queue when woken, at its deadline.
 struct Expiry {
     engine: Weak<Engine>,
     request: u64,
-    /// How many were in front of it then.
+    /// How many requests were ahead of it then.
     ahead: OnceLock<u64>,
 }
 
@@ -131,45 +131,45 @@ impl Wake for Expiry {
 }
 
 impl Device {
-    /// Waits until `bytes` of device memory can be set aside for one request. Ready proves that allocations of so many bytes, at once or one after
+    /// Waits until `bytes` of device memory can be set aside for one request. Ready proves that allocations of that many bytes, at once or one after
     /// another, fit the limit, whatever others do meanwhile.
     ///
     /// Requests are granted in the order of their first polls: a small one does not overtake a large one. Allocations without a reservation
-    /// take what no reservation has; they queue with nobody, so where they hold most of the device, a request waits for them.
+    /// use whatever is not reserved; they do not queue, so if they hold most of the device, a request waits for them.
     ///
     /// # Shapes and units
-    /// Count whole blocks: each allocation draws what it asks for, rounded up to a multiple of 512 bytes, whatever its size. Its block is of that size; streams
-    /// keep it for their next allocations if it is a multiple of an eighth of the next power of two, and no larger than 1 MiB.
+    /// Count whole blocks: each allocation draws its size rounded up to a multiple of 512 bytes, however large. Its block has that size; streams
+    /// cache it for their next allocations if it is a multiple of an eighth of the next power of two, and no larger than 1 MiB.
     ///
-    /// Give the device a [limit](crate::DeviceBuilder::memory_limit_bytes), below what it has: without one, what it has free at the grant counts,
-    /// and nothing is kept from allocations without a reservation and from other processes; and where free memory is in pieces, the driver needs more
+    /// Give the device a [limit](crate::DeviceBuilder::memory_limit_bytes), below what it has: without one, the memory that is free at the grant
+    /// counts, and other processes and allocations without a reservation can still take it; and if free memory is fragmented, the driver needs more
     /// of it than is allocated.
     ///
     /// Under [`Pressure::Wait`] freed memory counts at once: an allocation takes it over, and its stream waits on the device. What
-    /// can still hold that up is said there; and memory that a stream of another device uses cannot be taken over.
+    /// can still delay that is described there; and memory that a stream of another device uses cannot be taken over.
     ///
-    /// Under [`Pressure::Fail`] freed memory counts once this crate has seen that the device is done with it, which can be a moment after it is. An allocation on another stream than the one that
-    /// freed can fail until then.
+    /// Under [`Pressure::Fail`] freed memory counts once this crate has seen the device finish with it, which can be a moment later. Until then, an
+    /// allocation on a stream other than the one that freed it can fail.
     ///
     /// # One at a time
-    /// A task that holds a reservation and waits for another one can wait for a task that does the same. So that is an error,
-    /// [`ReservationProblem::Held`], whether or not it would have to wait: ask for all at once, or say
-    /// [`nested`](Reservation::nested), which never waits. Who holds it is the task that awaited it, until it is dropped or
+    /// A task that holds a reservation and awaits another can wait for a task that does the same. So that is an error,
+    /// [`ReservationProblem::Held`], whether or not it would have to wait: request everything at once, or use
+    /// [`nested`](Reservation::nested), which never waits. The holder is the task that awaited the reservation, until it is dropped,
     /// [handed over](Reservation::hand_over), or shrunk to nothing.
     ///
-    /// Tasks are told apart by their wakers. So the futures of a `join!` or a `select!` are one task, and so is all that a thread blocks on with one executor. What
-    /// gives each of its futures a waker of its own, as `FuturesUnordered` and a large `join_all` do, is not seen: reservations that are awaited there, and
-    /// dropped only when all of them were granted, wait for one another for ever if they do not all fit at once.
+    /// Tasks are identified by their wakers. So the futures of a `join!` or a `select!` are one task, and so is all that a thread blocks on with one
+    /// executor. Combinators that give each future its own waker, such as `FuturesUnordered` and a large `join_all`, are not detected: reservations
+    /// awaited there, and dropped only when all of them were granted, wait for one another for ever if they do not all fit at once.
     ///
     /// # Cancel safety
-    /// Dropped, it leaves the queue, and holds up nobody. What is kept and not polled holds up others: a request whose turn it is until it is polled or its
-    /// [limit](Reserve::within) passes, and a reservation that was granted inside of another future (as in a `join!`) until that returns it.
+    /// If the future is dropped, it leaves the queue. Kept but not polled, it holds up others: a request at the head, until it is polled or its
+    /// [limit](Reserve::within) passes, and a reservation granted inside another future (as in a `join!`), until that returns it.
     ///
     /// # Errors
-    /// Each is an event of `tracing` as well, of target `gpu_await::reservation`, and so is a grant after a wait.
+    /// Each is also a `tracing` event with target `gpu_await::reservation`, and so is a grant after a wait.
     ///
     /// [`ErrorDetail::Reservation`](crate::ErrorDetail::Reservation): more than the device can ever have, a task that holds one, a
-    /// [limit](Reserve::within) that passed; a device that is lost or closed, before or while it waits; a call on a thread that must not call the
+    /// [limit](Reserve::within) that passed; a device that is lost or closed, before or during the wait; a call on a thread that must not call the
     /// driver.
     ///
     /// # Examples
@@ -186,7 +186,7 @@ impl Device {
     /// ```
     ///
     /// # Source
-    /// `cuMemGetInfo`, `cuMemPoolGetAttribute`: none that allocates.
+    /// `cuMemGetInfo`, `cuMemPoolGetAttribute`; no call that allocates.
     #[track_caller]
     pub fn reserve(&self, bytes: u64) -> Reserve {
         let (engine, budget) = (self.engine().clone(), coop::Budget::default());
@@ -194,7 +194,7 @@ impl Device {
         Reserve { engine, bytes, limit: None, state, budget, made_at }
     }
 
-    /// [`reserve`](Self::reserve) that does not wait: also refused while others do.
+    /// [`reserve`](Self::reserve) without waiting: also refused while others wait.
     ///
     /// # Errors
     /// As [`reserve`](Self::reserve); [`ReservationProblem::NotNow`].
@@ -205,7 +205,7 @@ impl Device {
 }
 
 impl Reserve {
-    /// Fails with [`ReservationProblem::TooLate`] if it was not granted for so long since its first poll. It leaves the queue then, polled or not.
+    /// Fails with [`ReservationProblem::TooLate`] unless granted within `limit` of its first poll. It then leaves the queue, polled or not.
     pub fn within(mut self, limit: Duration) -> Self {
         self.limit = Some(limit);
         self
@@ -230,7 +230,7 @@ impl Reserve {
                 }
                 account.reservations.enter(self.bytes, since)
             };
-            // From now on the poller asks an idle device as well whether it is lost.
+            // From here on the poller queries even an idle device for its loss.
             engine.pacing.attention.call();
             let clock = &engine.pacing.clock;
             let due = self.limit.and_then(|limit| clock.after(limit));
@@ -239,7 +239,7 @@ impl Reserve {
                 let expiry = Arc::new(Expiry { engine, request, ahead });
                 let mut deadline = Deadline::at(clock, due);
                 if !deadline.wakes(Waker::from(expiry.clone())) {
-                    // Nobody keeps the time.
+                    // Nobody keeps the time for it.
                     expiry.wake_by_ref();
                 }
                 (deadline, expiry)
@@ -252,7 +252,7 @@ impl Reserve {
         else {
             panic!("`Reserve` polled after it was ready");
         };
-        // Cloned in front of the lock, dropped behind it: a waker is foreign code.
+        // Cloned before the lock, dropped after it: a waker is foreign code.
         let waker = cx.waker().clone();
         let (is_waiting, is_first, stale) = {
             let reservations = &mut engine.memory.account.lock().reservations;
@@ -319,10 +319,10 @@ impl Reserve {
     }
 }
 
-/// A budget, if there is memory for it now.
+/// A budget, if memory for it is free.
 fn grant(engine: &Arc<Engine>, bytes: u64, holder: Option<Holder>) -> Result<Option<usize>> {
     if engine.options.on_pressure == Pressure::Fail {
-        // What is kept counts when it is free.
+        // Cached memory counts only once it is free.
         engine.empty_caches();
         engine.collect_freed();
     }
@@ -331,7 +331,7 @@ fn grant(engine: &Arc<Engine>, bytes: u64, holder: Option<Holder>) -> Result<Opt
         Ok(engine.memory.account.lock().reserve(bytes, reach, holder))
     };
     let granted = match take(holder)? {
-        // They make it again.
+        // Graphs are compiled again when needed.
         Err(holder) if engine.memory.graphs.give_up() => take(holder)?,
         granted => granted,
     };
@@ -350,7 +350,7 @@ fn at_once(
     made.map(|number| Reservation { allowance: Allowance::new(engine, number, made_at) })
 }
 
-/// An error of a reservation is an event as well.
+/// Emits the event of a reservation's error.
 fn told(engine: &Engine, bytes: u64, error: Error) -> Error {
     if let ErrorDetail::Reservation { problem, .. } = error.detail() {
         let is_late = matches!(problem, ReservationProblem::TooLate { .. });
@@ -410,20 +410,20 @@ impl Reservation {
         &self.allowance
     }
 
-    /// Returns its size, in bytes.
+    /// Returns the reservation's size, in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.allowance.size_and_left().0
     }
 
-    /// Returns how much of it no buffer has, in bytes.
+    /// Returns how much of it is not in use by buffers, in bytes.
     #[must_use]
     pub fn left_bytes(&self) -> u64 {
         self.allowance.size_and_left().1
     }
 
-    /// Returns a handle of the same stream whose allocations draw from the reservation: those of uploads, fills, algorithms, graphs and whatever else makes
-    /// buffers with it. In the handle's [scope](Stream::scope) those of the device's verbs do as well, and on the branches of its
+    /// Returns a handle of the same stream whose allocations draw from the reservation: those of uploads, fills, algorithms, graphs and anything else
+    /// that allocates through it. In the handle's [scope](Stream::scope), the device's verbs draw from it as well, and so do the branches of its
     /// [fork](Stream::fork). Nothing else differs.
     ///
     /// # Errors
@@ -437,14 +437,14 @@ impl Reservation {
         Ok(stream.drawing_from(self.allowance.clone()))
     }
 
-    /// Makes it smaller, at once: others may have what is beyond `bytes`. If its buffers hold more, the rest follows as they are freed. A larger
-    /// number changes nothing.
+    /// Shrinks the reservation at once: others can use everything beyond `bytes`. If its buffers hold more, the rest follows as they are freed. A
+    /// larger number changes nothing.
     pub fn shrink(&self, bytes: u64) {
         self.allowance.shrink(bytes);
     }
 
-    /// Makes a second reservation for the task that holds this one, of memory that is free now. It never waits, and so cannot wait for a task that waits for
-    /// this one; it is granted although others wait.
+    /// Makes a second reservation for the task that holds this one, from memory that is free. It never waits, and so cannot wait for a task that
+    /// waits for this one; it is granted even while others wait.
     ///
     /// # Errors
     /// As [`Device::try_reserve`].
@@ -453,8 +453,8 @@ impl Reservation {
         at_once(self.allowance.engine(), bytes, true, Location::caller())
     }
 
-    /// Says that another task has it: the one that awaited it may await the next. For a dispatcher that reserves and then spawns, and for requests that
-    /// one task runs side by side.
+    /// Declares that another task holds the reservation: the one that awaited it may await another. For a dispatcher that reserves and then spawns,
+    /// and for requests that one task runs concurrently.
     #[must_use]
     pub fn hand_over(self) -> Self {
         self.allowance.hand_over();

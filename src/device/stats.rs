@@ -8,24 +8,24 @@ use crate::batch::report::Report;
 use crate::error::unfinished::Unfinished;
 use crate::runtime::progress::Overlapping;
 
-/// What a device is doing. Each figure was true at a moment of the call; they are read one after the other, while others may work, but for those
-/// of partitions, which are of one moment.
+/// What a device is doing. Each figure was true at some moment of the call: they are read one after another while work goes on, except for those
+/// of partitions, which are from the same moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Operations submitted and not known to be complete, on all streams, and of other devices the launches of
-    /// [graphs](Device::graph_across) with nodes on this one, one for each of their streams. After the loss of the device it
+    /// Operations submitted and not known to be complete, on all streams. Launches of other devices' [graphs](Device::graph_across)
+    /// with nodes on this device count as well, one for each of their streams. After the loss of the device it
     /// keeps its last value.
     pub in_flight: u64,
-    /// Streams alive: a handle exists, or their work goes on. A device has some of its own: compare with
+    /// Live streams: a handle exists, or their work goes on. A device has some of its own: compare with
     /// an earlier value rather than with 0.
     pub streams: usize,
-    /// [Partitions](crate::Partition) that have multiprocessors of the device.
+    /// [Partitions](crate::Partition) that hold multiprocessors of the device.
     pub partitions: u64,
-    /// Multiprocessors that are in no partition, and can be [reserved](Device::reserve_partition).
+    /// Multiprocessors in no partition, which can be [reserved](Device::reserve_partition).
     pub unreserved_multiprocessors: u32,
     /// While there are partitions: streams in none of them, whose work runs on all multiprocessors. The device's default stream is one,
-    /// unless [all of the device](crate::DeviceBuilder::partition) is in one.
+    /// unless [the whole device](crate::DeviceBuilder::partition) is in one.
     pub streams_outside_partitions: usize,
     /// Host memory lent to operations in flight.
     pub lent_bytes: u64,
@@ -35,16 +35,16 @@ pub struct Stats {
     /// destroyed; mapped memory is counted when it is dropped. Memory that was not in use also stays mapped, but is not
     /// included: see [`Device::lost`].
     pub quarantined_bytes: u64,
-    /// [Loans](crate::Stream::lend_memory) of device memory to other libraries that have not ended, which
-    /// [`close`](Device::close) waits for.
+    /// [Loans](crate::Stream::lend_memory) of device memory to other libraries that have not ended;
+    /// [`close`](Device::close) waits for them.
     pub loans: u64,
     /// Permits of [stream pools](crate::StreamPool), by weight, that requests hold on streams of the device
     /// or that wait for its work.
     pub permits: u64,
-    /// Device memory held by buffers, in whole blocks. This and the next four are those of
-    /// [`MemoryInfo`](crate::MemoryInfo): they never exceed the limit together.
+    /// Device memory held by buffers, in whole blocks. This and the next four are the figures of
+    /// [`MemoryInfo`](crate::MemoryInfo): together they never exceed the limit.
     pub allocated_bytes: u64,
-    /// Freed device memory that waits for device work: other streams use it, or its free is still on a
+    /// Freed device memory that waits for device work: other streams use it, or its free is still queued on a
     /// stream.
     pub pending_bytes: u64,
     /// Freed device memory that streams cache for their next allocations.
@@ -52,9 +52,9 @@ pub struct Stats {
     /// Device memory that is never freed: the driver refused, work that waits for a lost device may still use it, or
     /// a [loan](crate::MemoryLoan::end) of it ended on a thread that must not submit.
     pub leaked_bytes: u64,
-    /// Device memory made here [for other processes as well](crate::MemoryInfo::shared_bytes), beside these.
+    /// Device memory made here [for other processes as well](crate::MemoryInfo::shared_bytes), not included above.
     pub shared_bytes: u64,
-    /// Device buffers alive, with those that belong to [graphs](crate::Graph): what a closure allocated stays as long as its graph.
+    /// Live device buffers, including those of [graphs](crate::Graph): memory that a closure allocated lives as long as its graph.
     pub allocations: u64,
     /// Pinned host memory mapped and registered, in use or pooled. 2 MiB are registered in the background
     /// when the device is opened.
@@ -69,32 +69,32 @@ pub struct Stats {
     pub graphs: u64,
     /// Graphs evicted so far to make room for others; each is compiled again when needed.
     pub graphs_evicted: u64,
-    /// What became of the lists of all regions on the device's streams, and of the launches of all graphs that were made for it: many
-    /// `compiled` say that shapes change all the time, `no_place` that the [limit](crate::DeviceBuilder::graph_limit) is low.
+    /// The outcomes of the lists of all regions on the device's streams, and of the launches of all graphs made for it: many
+    /// `compiled` mean that shapes change all the time, `no_place` that the [limit](crate::DeviceBuilder::graph_limit) is low.
     pub lists: Report,
-    /// Resources that leaked because the driver refused them or must not get them back, and values that wait
+    /// Resources that leaked because the driver refused them or must not get them back, and values whose drop waits
     /// for a thread that the system refused.
     pub unreturned: u64,
-    /// Launches of kernels that wait first, so that they could start while the launch in front of them still ends.
+    /// Launches of kernels that wait first, so that they can start while the preceding launch is still ending.
     pub overlaps: Overlaps,
 }
 
-/// What became of the launches of kernels that wait first, on GPUs of compute capability 9.0: formulas, algorithms, and kernels that are declared
-/// `programmatic`. Each launch that the driver accepted is in one field, and no field ever falls. In no field are cooperative launches, launches with clusters,
-/// and, in a graph, kernels that are behind nothing in it.
+/// The outcomes of launches of kernels that wait first, on GPUs of compute capability 9.0: formulas, algorithms, and kernels declared
+/// `programmatic`. Each launch that the driver accepted is in one field, and no field ever falls. Cooperative launches, launches with clusters,
+/// and kernels without a predecessor in their graph are in no field.
 ///
-/// Of several reasons, the one counted is the first of these: on a stream `switched_off`, `on_shared_streams`, `timed`, `behind_other_work`; in a graph
-/// `switched_off`, `behind_several`, `behind_other_work`, `refused`. A host device counts its formulas, and runs all one after another.
+/// If there are several reasons, the first of these counts: on a stream `switched_off`, `on_shared_streams`, `timed`, `behind_other_work`; in a graph
+/// `switched_off`, `behind_several`, `behind_other_work`, `refused`. A host device counts its formulas, and runs all launches one after another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Overlaps {
-    /// Launched with permission to start early: with the driver's attribute on a stream, behind a programmatic edge in a graph. Whether one did start
-    /// early the driver does not say. It cannot where the launch in front of it is complete by then, or a marker is between the two: one follows an operation that is
-    /// awaited, and one whose buffers another stream uses next.
+    /// Launched with permission to start early: with the driver's attribute on a stream, behind a programmatic edge in a graph. The driver does not
+    /// report whether one did start early. It cannot if the preceding launch is complete by then, or a marker is between the two: one follows each
+    /// operation that is awaited, and each whose buffers another stream uses next.
     pub allowed: u64,
-    /// Behind something else than a plain launch on the same stream: work of another library, a graph, a copy, a wait for another stream, a
-    /// cooperative launch, one that the driver refused. The first launch on a stream counts here as well. In a
-    /// graph: behind something else than a kernel of the same device.
+    /// Behind anything but a plain launch on the same stream: work of another library, a graph, a copy, a wait for another stream, a
+    /// cooperative launch, a launch that the driver refused. The first launch on a stream counts here as well. In a
+    /// graph: behind anything but a kernel of the same device.
     pub behind_other_work: u64,
     /// In a graph: behind several launches.
     pub behind_several: u64,
@@ -102,15 +102,15 @@ pub struct Overlaps {
     pub on_shared_streams: u64,
     /// On a stream while the [timeline](crate::Device::timeline) is on.
     pub timed: u64,
-    /// In a graph whose programmatic edges the driver does not know: it is older than CUDA 12.3, or says so.
+    /// In a graph whose programmatic edges the driver does not support: it is older than CUDA 12.3, or refuses them.
     pub refused: u64,
-    /// [`DeviceBuilder::overlap`](crate::DeviceBuilder::overlap) rules it out: on a stream that is [`Overlap::Off`](crate::Overlap::Off), in a graph all but
-    /// [`Overlap::LaunchesAndEdges`](crate::Overlap::LaunchesAndEdges).
+    /// Ruled out by [`DeviceBuilder::overlap`](crate::DeviceBuilder::overlap): on a stream with [`Overlap::Off`](crate::Overlap::Off), in a graph
+    /// with anything but [`Overlap::LaunchesAndEdges`](crate::Overlap::LaunchesAndEdges).
     pub switched_off: u64,
 }
 
 impl Device {
-    /// The rest of its work.
+    /// The device's remaining work.
     pub(crate) fn unfinished(&self) -> Unfinished {
         let mut left = Unfinished::default();
         for stream in self.engine().registry.streams() {
@@ -136,8 +136,8 @@ impl Device {
         self.engine().registry.visits().len() as u64
     }
 
-    /// Asks what the device is doing. Inside a host function the answer is what is known, and the poller
-    /// asks.
+    /// Returns what the device is doing. Inside a host function this is what is already known; the poller
+    /// then queries the device.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let engine = self.engine();

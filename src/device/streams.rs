@@ -1,4 +1,4 @@
-//! The streams of a device: new ones, the default, current and legacy ones, a thread's.
+//! The streams of a device: new ones; the default, current and legacy ones; a thread's.
 #![forbid(unsafe_code)]
 
 use std::future::Future;
@@ -22,7 +22,7 @@ use crate::thread::role;
 pub struct StreamBuilder<'d> {
     device: &'d Device,
     options: StreamOptions,
-    /// With its device; `None`: that of this device, if it has one.
+    /// The partition and its device; `None`: this device's own partition, if any.
     pub(super) partition: Option<(&'d Device, &'d Arc<Share>)>,
     name: Option<Box<str>>,
 }
@@ -30,12 +30,11 @@ pub struct StreamBuilder<'d> {
 impl Device {
     /// Makes a stream.
     ///
-    /// # Blocking
     /// While a thread is blocked in the driver because some stream's [queue is full](Stream#blocking), the
-    /// driver creates no streams: the call waits until that queue moves. Create streams when the program
+    /// driver creates no streams: the call waits until that queue has room. Create streams when the program
     /// starts, or keep queues short with [`throttle`](Stream::throttle).
     ///
-    /// When a process has more streams alive than ever before, the driver occasionally makes room for more,
+    /// When a process has more streams alive than ever before, the driver occasionally grows its tables,
     /// and that waits for every running kernel: on an H200 with the 40th stream, and then with about every
     /// 85th. A fixed set of streams, as in a [`StreamPool`](crate::StreamPool), avoids it.
     ///
@@ -89,14 +88,14 @@ impl Device {
     /// Returns the stream that verbs called on the device go to: that of the innermost [scope](Stream::scope)
     /// on a stream of this device, else the [default stream](Self::default_stream).
     ///
-    /// Naming the stream saves about 25 ns a call (`benches/current_stream.rs`).
+    /// Naming the stream saves about 25 ns per call (`benches/current_stream.rs`).
     #[must_use]
     pub fn current_stream(&self) -> Stream {
         scope::innermost(Some(self.engine().state.id)).unwrap_or_else(|| self.default.clone())
     }
 
     /// [`Stream::reclaimed`] on the [current stream](Self::current_stream): resolves when an allocation
-    /// of so many bytes may be tried again.
+    /// of that many bytes can be tried again.
     ///
     /// # Cancel safety
     /// Yes.
@@ -115,7 +114,7 @@ impl Device {
     /// offered: its handle means another stream on every thread, and tasks change threads.
     ///
     /// # Blocking
-    /// The first call of a thread, as [`stream`](Self::stream).
+    /// On the first call of a thread, as [`stream`](Self::stream).
     ///
     /// # Errors
     /// A device that is lost or closed; a thread on which it would deadlock.
@@ -132,8 +131,8 @@ impl Device {
     }
 
     /// Returns CUDA's *legacy default stream* (the NULL stream). Its work waits for that of every stream that
-    /// is not [non-blocking](StreamBuilder::non_blocking), and theirs waits for its; streams of other
-    /// libraries included. There is one for the whole context.
+    /// is not [non-blocking](StreamBuilder::non_blocking), and vice versa, including streams of other
+    /// libraries. There is one for the whole context.
     ///
     /// # Ordering
     /// Other libraries put work on it. [`done`](Stream::done), [`record`](Stream::record) and
@@ -152,7 +151,7 @@ impl Device {
 
 impl StreamBuilder<'_> {
     /// Sets the priority: lower numbers go first; values out of range are clamped, as the driver does.
-    /// [`Stream::priority`] returns what the driver made of it.
+    /// [`Stream::priority`] returns the resulting priority.
     ///
     /// It is a hint: when a block of a kernel ends, waiting blocks of the stream with the highest priority
     /// start first. Running blocks are not preempted (a kernel whose long-running blocks fill the GPU delays
@@ -160,7 +159,7 @@ impl StreamBuilder<'_> {
     /// streams, priorities do not.
     ///
     /// CUDA's documentation says in one place that a kernel of higher priority may preempt a running one.
-    /// Nothing here relies on that, nor on how driver modes or architectures differ.
+    /// Nothing here relies on that, nor on differences between driver modes or architectures.
     pub fn priority(mut self, priority: i32) -> Self {
         let (lowest, highest) = self.device.priority_range();
         self.options.priority = priority.clamp(highest.min(lowest), lowest.max(highest));
@@ -190,7 +189,7 @@ impl StreamBuilder<'_> {
     /// # Errors
     /// A device that is lost or closed; a thread on which it would deadlock;
     /// [`ErrorDetail::WrongDevice`](crate::ErrorDetail::WrongDevice): a partition of another device;
-    /// [`ErrorDetail::Unsupported`](crate::ErrorDetail::Unsupported): in a partition, and ordered with the legacy default
+    /// [`ErrorDetail::Unsupported`](crate::ErrorDetail::Unsupported): in a partition, but ordered with the legacy default
     /// stream.
     ///
     /// # Source

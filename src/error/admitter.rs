@@ -10,12 +10,12 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Admitter {
-    /// Which of the two it is.
+    /// Whether it is a pool or a batcher.
     pub kind: AdmitterKind,
-    /// Its name, if it was given one: [`StreamPoolBuilder::name`](crate::StreamPoolBuilder::name),
+    /// Its name, if it has one: [`StreamPoolBuilder::name`](crate::StreamPoolBuilder::name),
     /// [`BatcherBuilder::name`](crate::BatcherBuilder::name).
     pub name: Option<Arc<str>>,
-    /// The [share](crate::StreamPool::with_share) of the pool that the request counted for; `None` for that of requests which name none.
+    /// The [share](crate::StreamPool::with_share) of the pool that the request counted towards; `None` for requests that name none.
     pub share: Option<Arc<str>>,
 }
 

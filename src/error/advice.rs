@@ -5,13 +5,13 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryAdvice {
-    /// Await [`Stream::reclaimed`](crate::Stream::reclaimed), which waits for pending memory, and for the end of reservations.
+    /// Await [`Stream::reclaimed`](crate::Stream::reclaimed), which waits for pending memory and for reservations to end.
     Reclaim,
-    /// [Reserve](crate::Device::reserve) so much, which waits its turn, and then [grow with it](crate::Reservation::grow), which waits for pending memory.
+    /// [Reserve](crate::Device::reserve) this much, which waits its turn, then [grow with it](crate::Reservation::grow), which waits for memory.
     Reserve,
     /// Drop buffers, if there are any, ask for less, or raise the limit: `reclaimed` would refuse at once.
     DropBuffers,
-    /// End [loans](crate::Stream::lend_memory) of memory, which keep what was lent though its buffers are dropped; otherwise as
+    /// End [loans](crate::Stream::lend_memory) of memory, which hold lent memory even after its buffers are dropped; otherwise as
     /// [`DropBuffers`](Self::DropBuffers).
     EndLoans,
     /// Try again: memory has become free in the meantime.

@@ -60,7 +60,7 @@ pub(super) const NAMES: &[(i32, &str)] = &[
     (999, "CUDA_ERROR_UNKNOWN"),
 ];
 
-/// What a driver says that is there and does not work, and what to do about it.
+/// The messages of a driver that exists but does not work, with what to do about it.
 const BROKEN: &[(i32, &str)] = &[
     (
         3,
@@ -103,7 +103,7 @@ const BROKEN: &[(i32, &str)] = &[
     ),
 ];
 
-/// What to do about a driver that answers with this code when a GPU is opened, where this crate knows it.
+/// What to do about a driver that returns this code when a GPU is opened, if this crate knows.
 pub(super) fn what_now(code: i32) -> Option<&'static str> {
     BROKEN.iter().find(|(known, _)| *known == code).map(|(_, what_now)| *what_now)
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// An error of another library, shared. It dereferences to that error: `cause.downcast_ref::<TheirError>()`.
 ///
-/// Two are equal if they are the same error, and not only alike.
+/// Two are equal only if they are the very same error.
 #[derive(Clone)]
 pub struct ForeignError(Arc<dyn Error + Send + Sync>);
 

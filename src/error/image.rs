@@ -1,11 +1,11 @@
-//! Problems of a kernel image, and of a kernel's declaration against it.
+//! Problems of a kernel image, and mismatches with a kernel's declaration.
 #![forbid(unsafe_code)]
 
 use std::fmt;
 
 use super::DriverCode;
 
-/// Where a parameter of a kernel lies in what a launch passes.
+/// The offset and size of a kernel's parameter among the launch's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct ParamLayout {
@@ -33,7 +33,7 @@ impl fmt::Display for ParamLayout {
     }
 }
 
-/// The first parameter that is declared otherwise than it was compiled.
+/// The first parameter whose declaration differs from the compiled one.
 pub(super) fn difference(declared: &[ParamLayout], compiled: &[ParamLayout]) -> String {
     let either =
         (0..declared.len().max(compiled.len())).find(|n| declared.get(*n) != compiled.get(*n));
@@ -46,7 +46,7 @@ pub(super) fn difference(declared: &[ParamLayout], compiled: &[ParamLayout]) -> 
     format!("parameter {number} is {here}, {there}")
 }
 
-/// What an image has instead of a kernel.
+/// The names that an image has instead of a kernel's.
 pub(super) fn instead(kernel: &str, there: &[String]) -> String {
     const MOST: usize = 8;
     let mangled = format!("{}{kernel}", kernel.len());
@@ -65,12 +65,12 @@ pub(super) fn instead(kernel: &str, there: &[String]) -> String {
     }
 }
 
-/// Why a kernel that is declared `programmatic` is refused, by its PTX.
+/// Why a kernel declared `programmatic` is refused, judging by its PTX.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "fields are described by each variant")]
 pub enum NotProgrammatic {
-    /// The PTX is for older GPUs, which have no such wait.
+    /// The PTX targets older GPUs, which lack the wait.
     #[error("its PTX is for `{target}`; compile it for sm_90 or later (`nvcc -arch=sm_90`)")]
     Target { target: String },
     /// There is no wait.
@@ -78,17 +78,17 @@ pub enum NotProgrammatic {
         "it does not execute `griddepcontrol.wait`: begin it with `asm volatile(\"griddepcontrol.wait;\" ::: \"memory\");`"
     )]
     NoWait,
-    /// Something in front of the wait can have an effect, leave the kernel, or go around the wait.
+    /// Something before the wait can have an effect, leave the kernel, or bypass the wait.
     #[error(
         "`{instruction}` is in front of its `griddepcontrol.wait`, which must be the first statement, in front of any guard"
     )]
     TooEarly { instruction: String },
-    /// It loads through a cache that asserts that nobody writes meanwhile; what is in front of it may.
+    /// It loads through a cache that assumes that nobody is writing; the preceding launch may be.
     #[error(
         "`{instruction}` asserts that nobody writes what it loads; write no `__restrict__` and no `__ldg`, and use no textures"
     )]
     LoadsConstants { instruction: String },
-    /// The text has something that is not understood here, so that nothing can be said of the kernel.
+    /// The text contains something that this crate does not understand, so nothing is known about the kernel.
     #[error("its PTX is not understood from `{found}` on; take the PTX as the compiler writes it")]
     NotUnderstood { found: String },
 }
@@ -101,12 +101,12 @@ pub enum ImageProblem {
     /// The driver refused it.
     #[error("{0}")]
     Driver(DriverCode),
-    /// A binary begins like neither a cubin nor a fatbin. The driver did not see it.
+    /// A binary begins like neither a cubin nor a fatbin. The driver was not called.
     #[error(
         "it begins with {first:02x?}, as neither a cubin nor a fatbin does; PTX is `Image::ptx`"
     )]
     UnknownForm { first: [u8; 4] },
-    /// A byte that cannot be there in PTX. The driver did not see it.
+    /// A byte that cannot occur in PTX. The driver was not called.
     #[error(
         "byte {at} is {byte:#04x}, which PTX does not contain; a cubin or fatbin is `Image::binary`"
     )]

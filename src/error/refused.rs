@@ -1,4 +1,4 @@
-//! [`Refused`]: an error that returns what the call was given.
+//! [`Refused`]: an error that returns what was passed to the call.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -6,24 +6,24 @@ use std::panic::Location;
 
 use super::Error;
 
-/// Why a call that takes memory was refused, and that memory.
+/// Why a call that takes memory was refused, with that memory.
 ///
-/// `?` makes an [`Error`] of it; pinned memory then returns to its pool, and device memory is freed.
+/// `?` turns it into an [`Error`]; pinned memory then returns to its pool, and device memory is freed.
 ///
 /// Returned by [`Op::accepted`](crate::Op::accepted) and by the verbs of [`Queue`](crate::Queue) that
 /// take a pinned buffer.
 pub struct Refused<T> {
     /// The reason.
     pub error: Error,
-    /// What the call was passed, unchanged. `None` if the driver refused in the middle: the device may still
+    /// The value passed to the call, unchanged. `None` if the driver refused midway: the device may still
     /// use the memory, which returns to its pool when the stream is past that point. Also `None` if an upload
     /// found no pinned memory to copy its data to.
     pub value: Option<T>,
 }
 
-/// The errors of verbs: an [`Error`], perhaps with what the call was passed.
+/// The errors of verbs: an [`Error`], possibly with the value that was passed.
 pub(crate) trait AtLine {
-    /// The error of a call at this line, unless it has one.
+    /// The error of a call at this line, unless it already has one.
     fn at_line(self, at: &'static Location<'static>) -> Self;
 }
 
@@ -39,7 +39,7 @@ impl<T> AtLine for Refused<T> {
     }
 }
 
-/// The result of a call outside of a queue.
+/// The result of a call outside a queue.
 pub(crate) trait Here {
     /// With the line of the caller.
     fn here(self) -> Self;

@@ -1,4 +1,4 @@
-//! Why memory cannot be reserved, or an allocation cannot draw from what is.
+//! Why memory cannot be reserved, or an allocation cannot draw from a reservation.
 #![forbid(unsafe_code)]
 
 use std::panic::Location;
@@ -11,13 +11,13 @@ pub enum ReservationProblem {
     /// No drop of buffers or reservations would make it fit. Its kind is `OutOfMemory`.
     #[error("the device can reserve {most_bytes} bytes at most: ask for less, or raise the limit")]
     TooMuch { most_bytes: u64 },
-    /// It does not fit at once, or would overtake `waiting` others, and was not to wait. Its kind is `Overloaded`.
+    /// It does not fit at once, or would overtake `waiting` others, and was not allowed to wait. Its kind is `Overloaded`.
     #[error(
         "{free_bytes} bytes can be reserved now, and {waiting} requests wait: try again later, or await `reserve` in a task that holds none"
     )]
     NotNow { free_bytes: u64, waiting: u64 },
-    /// It waited for as long as it may; `ahead` requests were in front of it. Of the device's memory `free_bytes` can be reserved, buffers have
-    /// `allocated_bytes`, and `budgeted_bytes` are left of other reservations. Its kind is `TimedOut`.
+    /// Its time limit passed with `ahead` requests ahead of it. Of the device's memory, `free_bytes` can be reserved, `allocated_bytes` are in
+    /// buffers, and `budgeted_bytes` are the unused part of other reservations. Its kind is `TimedOut`.
     #[error(
         "not granted within {limit_ms} ms, with {ahead} requests ahead of it; {free_bytes} bytes can be reserved, buffers hold {allocated_bytes}, \
          {budgeted_bytes} are reserved: retry later"
@@ -29,14 +29,14 @@ pub enum ReservationProblem {
         allocated_bytes: u64,
         budgeted_bytes: u64,
     },
-    /// The task that awaits it holds another reservation, of `held_bytes`, made at `made_at`: with several such tasks, each would wait for the others for ever.
+    /// The task that awaits it holds another reservation, of `held_bytes`, made at `made_at`: several such tasks would wait for each other for ever.
     /// Its kind is `InvalidCall`.
     #[error(
         "the task that awaits it holds one of {held_bytes} bytes (made at {made_at}): reserve all at once, say `nested`, drop that one, \
          or say that another task has it (`hand_over`)"
     )]
     Held { held_bytes: u64, made_at: &'static Location<'static> },
-    /// An allocation of `asked_bytes` is more than what is left of its reservation, which was made at `made_at` and has a size of 0 once it is
+    /// An allocation of `asked_bytes` exceeds what is left of its reservation, which was made at `made_at`, and has a size of 0 once it is
     /// dropped. Its kind is `OutOfMemory`.
     #[error("{}", spent(*.size_bytes, *.left_bytes, .made_at))]
     Spent { size_bytes: u64, left_bytes: u64, made_at: &'static Location<'static> },

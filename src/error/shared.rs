@@ -6,13 +6,13 @@
 #[non_exhaustive]
 #[expect(missing_docs, reason = "fields are described by each variant")]
 pub enum SharedProblem {
-    /// A descriptor is of something else, or of memory that others can still write.
+    /// A descriptor refers to something else, or to memory that others can still write.
     #[error("the descriptor of its {what} cannot be used ({reason})")]
     NotShared { what: &'static str, reason: String },
-    /// The header is of a version that this crate does not know.
+    /// The header has a version that this crate does not know.
     #[error("its header is of version {found}, expected {expected}")]
     Version { expected: u32, found: u32 },
-    /// Whoever made it has not sealed it: it is being filled, or its maker died.
+    /// It is not sealed: its maker is still filling it, or died.
     #[error(
         "it is not sealed: await the other side's `seal`, which its maker may not have lived to do"
     )]
@@ -23,16 +23,16 @@ pub enum SharedProblem {
     /// Its elements are of another type.
     #[error("its elements are {found}, expected {expected}")]
     ElementType { expected: String, found: String },
-    /// It has another number of elements.
+    /// It has a different number of elements.
     #[error("it has {found} elements, expected {expected}")]
     Len { expected: u64, found: u64 },
-    /// It is of another generation.
+    /// It has a different generation.
     #[error("it is of generation {found}, expected {expected}")]
     Generation { expected: u64, found: u64 },
-    /// The memory is not as long, in bytes, as its header says or its elements need.
+    /// The length of the memory, in bytes, is not what its header says or its elements need.
     #[error("it is {found} bytes long, expected {expected}")]
     Size { expected: u64, found: u64 },
-    /// Its contents are not those that were sealed.
+    /// Its contents differ from those that were sealed.
     #[error("its contents have changed: their digest is {found:#018x}, expected {expected:#018x}")]
     Digest { expected: u64, found: u64 },
     /// The operating system refused a call: too many descriptors, or no memory.

@@ -15,16 +15,16 @@ pub enum TensorProblem {
     /// Its elements do not follow each other in row-major order (strides in elements).
     #[error("shape {shape:?} with strides {strides:?} is not contiguous: copy it first")]
     NotContiguous { shape: Vec<i64>, strides: Vec<i64> },
-    /// Its structures are of a version of DLPack that this crate does not know.
+    /// Its structures have a version of DLPack that this crate does not know.
     #[error("it is of DLPack {major}.{minor}, the newest supported is 1.x: ask with `max_version`")]
     Version { major: u32, minor: u32 },
-    /// It has elements and no address.
+    /// It has elements but no address.
     #[error("its data pointer is null, and it has {len} elements")]
     NullData { len: usize },
-    /// It may only be read.
+    /// It is read-only.
     #[error("it is read-only: adopt it as frozen memory")]
     ReadOnly,
-    /// An extent of the shape is more than a tensor can have, whose extents are `i64`.
+    /// An extent of the shape exceeds `i64::MAX`, the most that a tensor can have.
     #[error("axis {axis} of the shape is {extent}, and the most is {}", i64::MAX)]
     Extent { axis: usize, extent: usize },
     /// An extent is negative, or the shape does not have as many elements as the memory.

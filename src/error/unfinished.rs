@@ -13,12 +13,12 @@ pub struct Unfinished {
     pub operations: u64,
     /// [Loans](crate::Stream::lend_memory) of memory that have not ended.
     pub loans: u64,
-    /// Permits of stream pools that are not released: a request holds its stream, or the device has not finished it.
+    /// Permits of stream pools that are not released: a request holds its stream, or the device has not finished its work.
     pub permits: u64,
     /// Freed memory that waits for device work.
     pub pending_bytes: u64,
-    /// Values of the program's (owners of adopted memory, kept values, functions) that are being dropped on a thread of the
-    /// crate, one after the other, or are next there.
+    /// Values of the program (owners of adopted memory, kept values, functions) that are being dropped on a thread of the
+    /// crate, one after another, or are queued there.
     pub drops: u64,
 }
 

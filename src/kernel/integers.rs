@@ -12,7 +12,7 @@
 //! | panics: a division by zero, an overflow if overflows are checked | is refused: [`ErrorDetail::Evaluation`](crate::ErrorDetail::Evaluation) |
 //!
 //! # Invariants
-//! A declaration without `as` in its expressions admits nothing that exact arithmetic would not (`tests/kernels/integers.rs`).
+//! 1. A declaration without `as` in its expressions admits nothing that exact arithmetic would not (`tests/kernels/integers.rs`).
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;

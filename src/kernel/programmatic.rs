@@ -9,7 +9,7 @@
 //! each entry, are kept.
 //!
 //! # Invariants
-//! The number of steps is proportional to the length of the text (`steps_grow_with_the_text`).
+//! 1. The number of steps is proportional to the length of the text (`steps_grow_with_the_text`).
 #![forbid(unsafe_code)]
 
 use std::collections::{HashMap, HashSet};

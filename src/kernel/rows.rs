@@ -7,8 +7,8 @@
 //! | [`Out2<T>`] | likewise; the kernel overwrites every element | `T*` | [`SliceMut2<T>`] |
 //!
 //! # Invariants
-//! A twin gets a slice of each row and never one over the gaps, which may belong to another argument
-//! (`columns_beside_each_other_are_two_arguments`).
+//! 1. A twin gets a slice of each row and never one over the gaps, which may belong to another argument
+//!    (`columns_beside_each_other_are_two_arguments`).
 //! 2. An [`Out2`] with gaps is tracked as read and written, so that unwritten gaps stay marked as unwritten (`gaps_stay_unwritten`).
 
 use std::marker::PhantomData;

@@ -8,9 +8,9 @@
 //! The contents of a table decide what the kernel touches. So only the library makes tables, none changes, and a launch uses all that it names.
 //!
 //! # Invariants
-//! Every address of a table is that of a view that the table borrows, and a launch uses these views
-//! (`a_table_is_ordered_by_what_it_names`).
-//! All blocks of a table have the same length (`blocks_of_another_length_are_refused`).
+//! 1. Every address of a table is that of a view that the table borrows, and a launch uses these views
+//!    (`a_table_is_ordered_by_what_it_names`).
+//! 2. All blocks of a table have the same length (`blocks_of_another_length_are_refused`).
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -14,7 +14,7 @@
 //! from starting.
 //!
 //! # Invariants
-//! A gate past its own limit holds up nothing, even if nobody opens or drops it (`a_gate_past_its_limit_holds_up_nothing`).
+//! 1. A gate past its own limit holds up nothing, even if nobody opens or drops it (`a_gate_past_its_limit_holds_up_nothing`).
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "test-util")]

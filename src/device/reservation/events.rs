@@ -1,4 +1,4 @@
-//! The events of reservations, of target `gpu_await::reservation`.
+//! The `tracing` events of reservations, with target `gpu_await::reservation`.
 #![forbid(unsafe_code)]
 
 use std::panic::Location;
@@ -35,7 +35,7 @@ fn waiting(engine: &Engine) -> i64 {
     field(engine.memory.account.lock().reservations.waiting() as u64)
 }
 
-/// OpenTelemetry knows no unsigned numbers.
+/// OpenTelemetry has no unsigned numbers.
 fn field(figure: u64) -> i64 {
     i64::try_from(figure).unwrap_or(i64::MAX)
 }
