@@ -11,7 +11,7 @@
 //! | [`batching`] | when a batch is ready (pure) |
 //! | [`tower`] | both as `tower::Service` (feature `tower`) |
 //!
-//! Time is a [`Clock`](crate::runtime::clock::Clock)'s: that of the pool's first device, whose poller tells each deadline, whoever is held up.
+//! Times come from a [`Clock`](crate::runtime::clock::Clock), the pool's first device's, whose poller signals each deadline even to stalled tasks.
 #![forbid(unsafe_code)]
 
 pub(crate) mod batcher;

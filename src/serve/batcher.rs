@@ -8,18 +8,18 @@
 //!
 //! [`gather`](gpu_await_protocol::batching) decides when a batch is due and which requests it takes. Callers only enter requests; the
 //! [`BatchWorker`](worker::BatchWorker), a future that the user spawns, acquires each batch's permit, forms the batch and runs it. A call with
-//! a deadline has a [`Deadline`] of its own, at which the clock wakes it and it takes its request out of the queue: a worker that is held up
-//! by a batch, or is not polled, delays it no more.
+//! a deadline has its own [`Deadline`], at which the clock wakes it and it takes its request out of the queue: a worker that is held up
+//! by a batch, or is not polled, does not delay it.
 //!
 //! # Invariants
-//! 1. Every request is answered once: with its own result, the batch's error, or an error that it was too late or the batcher is closed
+//! 1. Every request is answered once: with its own result, the batch's error, or an error because it was too late or the batcher is closed
 //!    (`every_request_gets_its_own_answer`, `a_worker_that_goes_away_answers_everybody`).
 //! 2. A request that is dropped before its batch starts is not in the batch (`a_dropped_request_leaves_the_batch`,
 //!    `who_went_while_the_pool_was_full_is_not_computed`).
-//! 3. A call is told at its deadline while its request waits, whatever the worker does (`a_batch_that_blocks_delays_no_deadline`,
+//! 3. A call is answered at its deadline while its request waits, whatever the worker does (`a_batch_that_blocks_delays_no_deadline`,
 //!    `a_worker_that_is_not_polled_delays_no_deadline`).
-//! 4. Wakers, requests, spans and replies are dropped outside of the lock, and what panics in its drop, its clone or its conversion ends the
-//!    call that it belongs to (`tests/serving/batch_panics.rs`): what is held of others is [`Contained`], and an error of the crate's becomes the
+//! 4. Wakers, requests, spans and replies are dropped outside the lock, and a panic in a drop, clone or conversion ends only the
+//!    call that it belongs to (`tests/serving/batch_panics.rs`): values held for others are [`Contained`], and an error of the crate becomes the
 //!    caller's `E` in the caller's poll.
 #![forbid(unsafe_code)]
 
@@ -55,10 +55,10 @@ use gpu_await_protocol::batching::{
 ///
 /// A GPU takes about as long for one small request as for sixty-four. A batcher takes requests one by one
 /// ([`call`](Self::call)), gathers them up to a time, a count or a weight, runs one function on each batch
-/// (one launch for all of it), and hands every caller the reply to its own request.
+/// (one launch for all of it), and returns to every caller the reply to its own request.
 ///
 /// [`build`](builder::BatcherBuilder::build) returns it with its [`BatchWorker`](crate::BatchWorker), a
-/// future to be spawned on any executor. With the default delay, zero, a batch starts as soon as it may:
+/// future to spawn on any executor. With the default delay, zero, a batch starts as soon as it can:
 /// requests are gathered while [`max_in_flight`](builder::BatcherBuilder::max_in_flight) batches are on the
 /// device, and while the [pool](builder::BatcherBuilder::pool) has no permit, so that batches grow with the
 /// load and a single request never waits for others.
@@ -67,10 +67,10 @@ use gpu_await_protocol::batching::{
 /// uses its streams until then: await the worker before closing the pool and the device.
 ///
 /// # Deadlines, priority and weight
-/// [`call_by`](Self::call_by), or a [`patience`](builder::BatcherBuilder::patience) for all, sets a deadline
-/// for the answer. Requests that cannot be answered in time, judged by how long batches of such a weight took
+/// [`call_by`](Self::call_by), or a [`patience`](builder::BatcherBuilder::patience) for all calls, sets a deadline
+/// for the answer. Requests that cannot be answered in time, judging by how long batches of that weight took
 /// lately, are refused at once; none is computed after its deadline. [`with_high_priority`](Self::with_high_priority) and
-/// [`with_weight`](Self::with_weight) are handles of the same batcher.
+/// [`with_weight`](Self::with_weight) return handles of the same batcher.
 ///
 /// A refusal names the batcher, if it has a [name](builder::BatcherBuilder::name), is counted in
 /// [`stats`](Self::stats), and is a `tracing` event in the span of the request, like those of a
@@ -104,7 +104,7 @@ use gpu_await_protocol::batching::{
 /// ```
 pub struct Batcher<Q, R, E = Error> {
     shared: Arc<BatcherCore<Q, R, E>>,
-    /// The last one to go says that no further request will come.
+    /// Dropping the last one signals that no further request will come.
     open: Arc<Open<Q, R, E>>,
     calls: CallOptions,
 }
@@ -112,16 +112,15 @@ pub struct Batcher<Q, R, E = Error> {
 /// The reply to one request of a [`Batcher`].
 ///
 /// # Errors
-/// What the function said of this request, or of the whole batch, and these of the crate's, turned
-/// into `E` when the call is polled: [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded), at once: as many requests wait as may, or it cannot be
+/// The function's error for this request, or for the whole batch, and these errors of the crate, converted
+/// into `E` when the call is polled: [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded), at once: the maximum of requests wait, or it cannot be
 /// answered by its deadline ([`ErrorDetail::TooLate`]);
-/// [`ErrorDetail::Expired`], its deadline came before its batch (of kind
+/// [`ErrorDetail::Expired`], its deadline passed before its batch started (of kind
 /// [`TimedOut`](crate::ErrorKind::TimedOut), or `Overloaded` if some time is left, but too little);
 /// [`ErrorKind::Closed`](crate::ErrorKind::Closed), the worker is gone;
-/// [`ErrorKind::Panicked`](crate::ErrorKind::Panicked), the function panicked, or the clone of its error did;
+/// [`ErrorKind::Panicked`](crate::ErrorKind::Panicked), the function panicked, or cloning its error did;
 /// [`ErrorDetail::Replies`], it returned more or fewer replies than there were requests; [`ErrorDetail::Forked`], this is the child of a
-/// fork, and the batcher its parent's. What the pool says when it is closed, or its last device is lost.
-///
+/// fork, and the batcher belongs to its parent. The pool's error when it is closed, or its last device is lost.
 /// # Cancel safety
 /// If it is dropped before its batch starts, the request leaves the batch; afterwards its reply is dropped.
 /// Other requests of the batch are not affected.
@@ -138,33 +137,33 @@ pub struct Call<Q, R, E = Error> {
 pub struct BatcherStats {
     /// Requests that wait for a batch.
     pub waiting: usize,
-    /// How many may.
+    /// The maximum of waiting requests.
     pub max_waiting: usize,
     /// Batches in flight.
     pub in_flight: usize,
-    /// How many may be.
+    /// The maximum of batches in flight.
     pub max_in_flight: usize,
     /// Batches taken so far, including those that got no stream.
     pub batches: u64,
-    /// Requests in those that got one. Each request is one of these, refused, expired, closed or given up, or waits.
+    /// Requests in those that got a stream. Each request is one of these, refused, expired, closed or given up, or waits.
     pub requests: u64,
     /// Requests refused so far, because too many waited or because they could not be answered in time.
     pub refused: u64,
-    /// Those of them that could not be answered in time.
+    /// Those refused because they could not be answered in time.
     pub refused_early: u64,
-    /// Requests that waited until their deadline, or until less was left than their batch is likely to take. They failed with
-    /// [`ErrorDetail::Expired`](crate::ErrorDetail::Expired): of [kind](crate::Error::kind) `TimedOut` the first, `Overloaded` the second.
+    /// Requests that waited until their deadline, or until less time was left than their batch is likely to take. They failed with
+    /// [`ErrorDetail::Expired`](crate::ErrorDetail::Expired), of [kind](crate::Error::kind) `TimedOut` in the first case, `Overloaded` in the second.
     pub expired: u64,
-    /// Requests refused because the worker was gone, or because the pool had no stream for their batch: it was closed, or its last device lost;
-    /// because the system refused the thread that tells deadlines where there is no pool; or in the child of a fork.
+    /// Requests refused because the worker was gone; because the pool had no stream for their batch, being closed or without its last device;
+    /// because, without a pool, the system refused the thread that signals deadlines; or in the child of a fork.
     pub closed: u64,
     /// Requests whose futures were dropped while they waited for a batch.
     pub given_up: u64,
-    /// How long batches took lately, with the wait for their permits; `None` before the first ended.
+    /// How long batches took lately, including the wait for their permits; `None` before the first ended.
     pub took: Option<Duration>,
 }
 
-/// How the requests of a handle are entered.
+/// How a handle's requests are entered.
 #[derive(Clone, Copy)]
 struct CallOptions {
     high_priority: bool,
@@ -177,13 +176,13 @@ enum CallState<R, E> {
     Waiting {
         key: RequestKey,
         answer: Contained<oneshot::Receiver<Answer<R, E>>>,
-        /// Until it has passed.
+        /// Until the deadline has passed.
         deadline: Option<Deadline>,
     },
     Done,
 }
 
-/// What a call gets: the reply of its batch, or an error of the crate's.
+/// The outcome of a call: the reply of its batch, or an error of the crate.
 type Answer<R, E> = Result<Result<R, E>, Error>;
 
 /// The span in which a request was entered.
@@ -197,11 +196,11 @@ struct Request<Q, R, E> {
 
 struct BatcherCore<Q, R, E> {
     admitter: Admitter,
-    /// That of the pool's first device, or of its own.
+    /// The clock of the pool's first device, or the batcher's own.
     clock: Arc<Clock>,
     limits: BatchLimits,
     book: Mutex<BatcherState<Q, R, E>>,
-    /// If replies keep the order of requests.
+    /// `Some` if replies keep the order of requests.
     deliveries: Option<Mutex<Deliveries<R, E>>>,
 }
 
@@ -234,25 +233,25 @@ impl<Q, R, E> Batcher<Q, R, E> {
         self.enter(request, patience.and_then(|patience| self.shared.clock.after(patience)))
     }
 
-    /// [`call`](Self::call) for a request whose answer is useful until `deadline`, such as the time at which
+    /// [`call`](Self::call) for a request whose answer is useful until `deadline`, e.g. the time at which
     /// the caller gives up.
     ///
     /// The wait for a batch is bounded exactly, the batch itself by an estimate: a request that cannot be
-    /// answered in time, judged by how long batches of such a weight took lately, is refused at once
+    /// answered in time, judging by how long batches of that weight took lately, is refused at once
     /// ([`ErrorDetail::TooLate`]), and one that waits fails at its deadline at the latest
-    /// ([`ErrorDetail::Expired`]), on any executor, whatever the worker does meanwhile: a batch that blocks the
-    /// worker's thread delays it no more. A batch that has begun goes on.
+    /// ([`ErrorDetail::Expired`]), on any executor, whatever the worker is doing: a batch that blocks the
+    /// worker's thread does not delay it. A batch that has begun goes on.
     ///
     /// The poller of the pool's first device keeps the time; on a stepped device (`testing::manual`) a deadline is as
-    /// many steps away as it is when the request is made. Without a [pool](builder::BatcherBuilder::pool) the batcher
-    /// has a thread for it; where the system refuses that thread, the call fails at once with
+    /// many steps away as when the request was made. Without a [pool](builder::BatcherBuilder::pool) the batcher
+    /// uses a thread for it; if the system refuses that thread, the call fails at once with
     /// [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded).
     pub fn call_by(&self, request: Q, deadline: Instant) -> Call<Q, R, E> {
         self.enter(request, Some(self.shared.clock.time_of(deadline)))
     }
 
     /// Returns a handle whose requests go into a batch before those of normal priority, except for every
-    /// ninth. The batch's stream depends on the pool's handle,
+    /// ninth. The priority of the batch's stream depends on the pool's handle:
     /// [`StreamPool::with_high_priority`](crate::StreamPool::with_high_priority) or not.
     ///
     /// With [`in_order`](builder::BatcherBuilder::in_order) it has no effect.
@@ -268,8 +267,8 @@ impl<Q, R, E> Batcher<Q, R, E> {
         self.with(CallOptions { weight: weight.max(1), ..self.calls })
     }
 
-    /// Returns a handle whose callers wait that long for an answer: each [`call`](Self::call) is
-    /// [`call_by`](Self::call_by) with a deadline that far from the call. Zero refuses them all.
+    /// Returns a handle whose callers wait at most `patience` for an answer: each [`call`](Self::call) is a
+    /// [`call_by`](Self::call_by) with a deadline that far away. Zero refuses all requests.
     #[must_use]
     pub fn with_patience(&self, patience: Duration) -> Self {
         self.with(CallOptions { patience: Some(patience), ..self.calls })
@@ -328,7 +327,7 @@ impl<Q, R, E: From<Error>> Future for Call<Q, R, E> {
                     let Some(passes) = deadline else { return Poll::Pending };
                     ready!(Pin::new(passes).poll(cx));
                     *deadline = None;
-                    // Otherwise a batch has it, or the worker is about to answer it.
+                    // Otherwise it is in a batch, or the worker is about to answer it.
                     shared.expire(*key).map_or(Poll::Pending, |error| Poll::Ready(Err(error)))
                 }
                 CallState::Refused(error) => Poll::Ready(Err(error.clone())),
@@ -396,7 +395,7 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
         }
     }
 
-    /// Takes a request out whose deadline has passed, if it is in no batch.
+    /// Removes a request whose deadline has passed, unless it is in a batch.
     fn expire(&self, key: RequestKey) -> Option<Error> {
         let mut book = self.book.lock();
         let expired = book.gather.leave(key)?;
@@ -407,7 +406,7 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
         Some(error)
     }
 
-    /// Counts a request that was taken out because it is too late.
+    /// Counts a request that was removed because it is too late.
     fn expired(
         &self,
         book: &mut BatcherState<Q, R, E>,
@@ -434,7 +433,7 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
         ErrorDetail::Closed { device: self.admitter.to_string() }.into()
     }
 
-    /// In the child of a fork nobody works for it: its worker and its batches are the parent's.
+    /// The error in the child of a fork, where nothing serves the batcher: its worker and its batches are the parent's.
     fn forked(&self) -> Error {
         ErrorDetail::Forked { device: self.admitter.to_string() }.into()
     }

@@ -4,24 +4,24 @@
 //! |---|---|
 //! | free | [`StreamPool::acquire`] |
 //! | held: a [`PooledStream`] is alive, or a clone of its stream | the drop of the last of them |
-//! | the device's: it has not finished what was put on the stream | completion, or loss |
+//! | the device's: it has not finished the work on the stream | completion, or loss |
 //!
 //! The pool learns of the loss or close of a device when a request enters or is polled, when a permit is released, and, while requests
 //! wait, from the device's engine, which holds a waker with a [`Weak`] reference to the pool.
 //!
 //! [`admission`](gpu_await_protocol::admission) decides which request is admitted next and which are refused; [`lease`](crate::stream::lease) returns
-//! permits. A waiter is in [`acquire`]. The poller of the pool's first device calls the pool at the next [`Deadline`] of a waiter, by a waker
-//! with a [`Weak`] reference as well, and the pool refuses those whose time is up: a heavy one holds up no other until its task is polled.
+//! permits. A waiter is in [`acquire`]. The poller of the pool's first device calls the pool at the next [`Deadline`] of a waiter, also by a waker
+//! with a [`Weak`] reference, and the pool refuses the waiters whose time is up: a heavy one holds up nobody until its task is polled.
 //!
 //! # Invariants
-//! 1. A request that is given up keeps its permit until the device has finished (`a_permit_is_released_when_the_device_has_finished`).
-//! 2. Wakers are woken and dropped outside of the lock (`a_waker_may_use_the_pool`).
+//! 1. A dropped request keeps its permit until the device has finished (`a_permit_is_released_when_the_device_has_finished`).
+//! 2. Wakers are woken and dropped outside the lock (`a_waker_may_use_the_pool`).
 //! 3. The loss or close of the last device ends every wait, even while all permits are held (`a_loss_ends_waits_for_held_permits`,
 //!    `a_close_ends_waits_for_held_permits`), and the devices do not keep the pool (`a_pool_that_waited_keeps_no_device`).
 //! 4. The release of the last permit ends the wait for the drained pool, whoever releases it
 //!    (`a_granted_waiter_that_goes_lets_the_pool_drain`).
 //! 5. A request is woken when its deadline passes, even if nothing polls it and no permit is released (`a_waiter_is_told_at_its_deadline`), and
-//!    whatever became of the device (`a_device_that_has_ended_tells_deadlines`).
+//!    whatever happened to the device (`a_device_that_has_ended_tells_deadlines`).
 //!
 //! More than 500 lines, most of them public documentation: one state under one lock, and its handles.
 #![forbid(unsafe_code)]
@@ -60,10 +60,10 @@ use crate::thread::contain::{self, Contained};
 use crate::thread::role;
 use gpu_await_protocol::admission::{Admission, Class, Granted, Outcomes, Patience, Wakers};
 
-/// The default number of requests in flight per stream: one on the device, one that is being submitted, and
-/// two whose tasks have yet to learn that they are complete.
+/// The default number of requests in flight per stream: one on the device, one being submitted, and
+/// two whose tasks have not yet noticed that they are complete.
 const IN_FLIGHT_A_STREAM: usize = 4;
-/// Requests that may wait for a permit, by default.
+/// The default number of requests that may wait for a permit.
 const MAX_WAITING: usize = 1024;
 
 /// Streams of one or several devices, lent to requests with a bound on what is in flight.
@@ -71,17 +71,17 @@ const MAX_WAITING: usize = 1024;
 /// A timeout frees the caller, but the GPU finishes the work: only admission bounds that.
 /// [`acquire`](Self::acquire) waits until fewer than [`max_in_flight`](StreamPoolBuilder::max_in_flight)
 /// requests are in flight, then hands out the stream that the fewest requests share. A request is in flight
-/// until its [`PooledStream`] is dropped *and* the device has finished everything that was submitted through
+/// until its [`PooledStream`] is dropped *and* the device has finished everything submitted through
 /// it, even if its futures were dropped long before.
 ///
-/// Several requests share a stream, so that the device has work while tasks wake up. A GPU runs few streams
+/// Several requests share a stream, so that the device has work while tasks wake up. A GPU runs only a few streams
 /// at once: four to eight per device are plenty.
 ///
 /// # Overload
 /// Without deadlines, requests are admitted in FIFO order; under overload that favours requests whose callers
 /// are about to give up. [`acquire_by`](Self::acquire_by), or a [`patience`](StreamPoolBuilder::patience) for
 /// all, sets a deadline for the answer. The pool then refuses at once a request that cannot be answered in
-/// time, judged by how long permits were held lately; fails a waiting request when its time is up; and admits
+/// time, judging by how long permits were held lately; fails a waiting request when its time is up; and admits
 /// the newest first while it is overloaded (for 100 ms every request has waited longer than permits are
 /// held).
 ///
@@ -104,7 +104,7 @@ const MAX_WAITING: usize = 1024;
 /// [`with_share`](Self::with_share), [`with_weight`](Self::with_weight), [`with_patience`](Self::with_patience). Each
 /// returns another handle of the same pool, for a [`Batcher`](crate::Batcher) or a `tower` service as well.
 ///
-/// Cheap to clone, `Send + Sync`; the clones are one pool.
+/// Cheap to clone, `Send + Sync`; the clones share one pool.
 ///
 /// # Examples
 /// ```
@@ -133,7 +133,7 @@ pub struct StreamPool {
     asks: Asks,
 }
 
-/// How the requests of a handle are admitted.
+/// How a handle's requests are admitted.
 #[derive(Clone, Copy)]
 struct Asks {
     class: Class,
@@ -145,8 +145,8 @@ struct Asks {
 /// A stream of a [`StreamPool`], and a permit in it.
 ///
 /// It dereferences to [`Stream`], and a kernel's `launch` takes it directly: `kernel.launch(&stream, ..)`
-/// ([`LaunchOn`](crate::LaunchOn)). A clone of that stream holds the permit as well. Work submitted by other
-/// means (on a stream that it was [forked](Stream::fork) into, or through its raw handle) does not count.
+/// ([`LaunchOn`](crate::LaunchOn)). A clone of the stream holds the permit as well. Work submitted any other
+/// way (on a stream that it was [forked](Stream::fork) into, or through its raw handle) does not count.
 ///
 /// # Cancel safety
 /// If it is dropped with work pending, the work goes on, and the permit is released when the device has
@@ -171,7 +171,7 @@ pub struct DrainedWithin {
     deadline: Deadline,
 }
 
-/// A place for streams, one after the other.
+/// A slot for streams, one after another.
 struct PoolSlot {
     engine: Arc<Engine>,
     class: Class,
@@ -182,7 +182,7 @@ struct PoolSlot {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStats {
-    /// Permits in flight, by weight: of requests that hold a stream, or that the device has not finished.
+    /// Permits in flight, by weight: of requests that hold a stream, or whose work the device has not finished.
     pub in_flight: usize,
     /// How many may be in flight.
     pub max_in_flight: usize,
@@ -190,7 +190,7 @@ pub struct PoolStats {
     pub waiting: usize,
     /// How many requests of each share may wait.
     pub max_waiting: usize,
-    /// Requests admitted so far; these and those below over all shares.
+    /// Requests admitted so far; this and the figures below are totals of all shares.
     pub granted: u64,
     /// As [`PoolShareStats::late`].
     pub late: u64,
@@ -204,7 +204,7 @@ pub struct PoolStats {
     pub closed: u64,
     /// As [`PoolShareStats::given_up`].
     pub given_up: u64,
-    /// The shares, first that of requests which name none.
+    /// The shares, first the one of requests that name none.
     pub shares: Vec<PoolShareStats>,
     /// The streams.
     pub streams: Vec<PooledStreamStats>,
@@ -214,30 +214,30 @@ pub struct PoolStats {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolShareStats {
-    /// Its name; empty for that of requests which name none.
+    /// Its name; empty for the share of requests that name none.
     pub name: String,
-    /// Permits of it in flight.
+    /// Its permits in flight.
     pub in_flight: usize,
-    /// Requests of it that wait.
+    /// Its waiting requests.
     pub waiting: usize,
-    /// Requests of it admitted so far.
+    /// Its requests admitted so far.
     pub granted: u64,
-    /// Those of them that held their permit beyond their deadline.
+    /// Those that held their permit beyond their deadline.
     pub late: u64,
-    /// Requests of it refused so far because too many waited, or because they could not be answered in time.
+    /// Its requests refused so far because too many waited, or because they could not be answered in time.
     pub refused: u64,
-    /// Those of them that could not be answered in time.
+    /// Those refused because they could not be answered in time.
     pub refused_early: u64,
-    /// Requests of it with a deadline that waited until it was too late.
+    /// Its requests with a deadline that waited until it was too late.
     pub expired: u64,
-    /// Requests of it refused because the pool was closed, or its last device lost or closed.
+    /// Its requests refused because the pool was closed, or its last device was lost or closed.
     pub closed: u64,
-    /// Requests of it whose futures were dropped while they waited. Each request that was made is one of these, or was granted,
-    /// refused, expired or closed, or waits; those that were dropped before they learned of it count as what they were.
+    /// Its requests whose futures were dropped while they waited. Each request is one of these, or was granted, refused, expired or closed,
+    /// or waits; one that was dropped before it learned its outcome counts under that outcome.
     pub given_up: u64,
     /// How long its permits were held lately; `None` before the first came back.
     pub held: Option<Duration>,
-    /// Whether the newest of its requests go first.
+    /// Whether its newest requests go first.
     pub is_overloaded: bool,
 }
 
@@ -277,16 +277,16 @@ pub enum PooledStreamState {
 
 struct PoolCore {
     slots: Vec<PoolSlot>,
-    /// Held while all of the slots of a device get other streams.
+    /// Held while all slots of a device get other streams.
     moving: Mutex<()>,
     /// The first slot of each device.
     devices: Vec<usize>,
-    /// Keys of the wakers with the engine of each of `devices`, from the first wait on.
+    /// Keys of the wakers registered with the engine of each of `devices`, from the first wait on.
     watches: OnceLock<Vec<Option<usize>>>,
     name: Option<Arc<str>>,
-    /// By number; the first share has no name.
+    /// By number; share 0 has no name.
     share_names: Vec<Arc<str>>,
-    /// That of the first device: the admission's times are its.
+    /// The first device's clock, which the admission uses.
     clock: Arc<Clock>,
     book: Mutex<PoolState>,
 }
@@ -295,13 +295,13 @@ struct PoolState {
     admission: Admission,
     /// The tasks that wait until nothing is in flight.
     draining: Vec<Contained<Waker>>,
-    /// Why the last slot went.
+    /// Why the last slot was removed.
     gone: Option<Error>,
-    /// When a deadline passes next, or earlier.
+    /// At or before the next deadline.
     next_deadline: Option<Deadline>,
 }
 
-/// Wakes a pool in which a deadline passed.
+/// Wakes a pool when a deadline has passed.
 struct DeadlinePassed(Weak<PoolCore>);
 
 impl StreamPool {
@@ -312,7 +312,7 @@ impl StreamPool {
 
     /// Waits for a permit and hands out the stream that the fewest requests share. Permits are granted in
     /// FIFO order, unless the handle has a [patience](Self::with_patience): then this is
-    /// [`acquire_by`](Self::acquire_by) with a deadline that far from now.
+    /// [`acquire_by`](Self::acquire_by) with a deadline that far away.
     ///
     /// A task that acquires a second permit while it holds one can deadlock: as many tasks as there are
     /// permits may each hold one and wait for another for ever. A request that needs more streams should take
@@ -325,19 +325,19 @@ impl StreamPool {
     /// [`ErrorKind::Closed`](crate::ErrorKind::Closed): after [`close`](Self::close). The loss or
     /// the [close](crate::Device::close) of the device, when no other is left in the pool; it ends pending
     /// waits as well, even if no permit is ever released.
-    /// From the first wait on, idle devices of the pool are asked once a second for that.
+    /// From the first wait on, the pool's idle devices are queried for that once a second.
     ///
     /// # Cancel safety
-    /// Yes: a timeout around it loses its turn in the queue and nothing else. Do not `mem::forget` an
+    /// Yes: a timeout around it loses only its turn in the queue. Do not `mem::forget` an
     /// [`Acquire`]: it keeps its turn.
     pub fn acquire(&self) -> Acquire {
         self.enter(self.asks, self.patient_until(), Patience::UpToTheLimit)
     }
 
-    /// [`acquire`](Self::acquire) for a request whose *answer* is useful until `deadline`, such as the time
+    /// [`acquire`](Self::acquire) for a request whose *answer* is useful until `deadline`, e.g. the time
     /// at which the caller gives up.
     ///
-    /// The wait for the permit is bounded exactly, the work behind it by an estimate: a permit goes to a
+    /// The wait for the permit is bounded exactly, the work after it by an estimate: a permit goes to a
     /// request only if the time for which its share's permits were held lately, with as many in flight, fits
     /// into the time that is left.
     ///
@@ -348,9 +348,9 @@ impl StreamPool {
     /// # Errors
     /// As [`acquire`](Self::acquire). [`ErrorDetail::TooLate`] (of kind `Overloaded`), at once or as soon as
     /// newer requests push it too far back: it cannot be answered in time. [`ErrorDetail::Expired`], at the
-    /// deadline at the latest: it waited, and there was no permit in time. The poller of the pool's first device
-    /// keeps the time, so this works on any executor, whoever is held up. On a stepped device (`testing::manual`) a
-    /// deadline is as many steps away as it is when the request is made.
+    /// deadline at the latest: no permit became free in time. The poller of the pool's first device
+    /// keeps the time, so this works on any executor, even if tasks are held up. On a stepped device (`testing::manual`) a
+    /// deadline is as many steps away as when the request was made.
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
@@ -373,16 +373,16 @@ impl StreamPool {
         self.enter(self.asks, Some(deadline), Patience::UpToTheLimit)
     }
 
-    /// Returns a handle whose requests go ahead of those that wait, and on a high-priority stream if the pool
+    /// Returns a handle whose requests go ahead of the waiting ones, and on a high-priority stream if the pool
     /// has any: the device prefers work on these.
     ///
-    /// Every ninth request that is admitted from the queue is one of normal priority, so that none starves.
+    /// Every ninth request admitted from the queue is one of normal priority, so that none starves.
     #[must_use]
     pub fn with_high_priority(&self) -> StreamPool {
         self.with(Asks { class: Class::High, ..self.asks })
     }
 
-    /// Returns a handle whose requests belong to the [share](StreamPoolBuilder::share) of that name.
+    /// Returns a handle whose requests belong to the [share](StreamPoolBuilder::share) with that name.
     ///
     /// # Errors
     /// [`ErrorDetail::NoSuchShare`].
@@ -399,24 +399,24 @@ impl StreamPool {
 
     /// Returns a handle whose requests take `permits` permits each (of
     /// [`max_in_flight`](StreamPoolBuilder::max_in_flight)) on one stream, for requests that cost as much as
-    /// that many others. The number is clamped to 1 and to what its share may have.
+    /// that many others. The number is clamped to 1 and to its share's maximum.
     ///
-    /// A heavy request whose turn it is waits until all of its permits are free, and those behind it wait as
+    /// A heavy request at the head of the queue waits until all of its permits are free, and those behind it wait as
     /// well: lighter ones do not starve it.
     #[must_use]
     pub fn with_weight(&self, permits: u32) -> StreamPool {
         self.with(Asks { weight: permits, ..self.asks })
     }
 
-    /// Returns a handle whose callers wait that long for an *answer*: its [`acquire`](Self::acquire) is
-    /// [`acquire_by`](Self::acquire_by) with a deadline that far from the call. With zero, a request that
+    /// Returns a handle whose callers wait at most `patience` for an *answer*: its [`acquire`](Self::acquire) is
+    /// [`acquire_by`](Self::acquire_by) with a deadline that far away. With zero, a request that
     /// would have to wait is refused at once ([`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded)).
     #[must_use]
     pub fn with_patience(&self, patience: Duration) -> StreamPool {
         self.with(Asks { patience: Some(patience), ..self.asks })
     }
 
-    /// Takes a stream if there is a permit right now.
+    /// Takes a stream if a permit is free.
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire), with `Overloaded` whenever no permit is free. A lost or closed device
@@ -425,15 +425,15 @@ impl StreamPool {
         self.enter(self.asks, None, Patience::Never).answer()
     }
 
-    /// Has the pool's streams of a device in that partition from the next permits on. Requests in flight keep the streams that they have, and
-    /// requests that wait lose nothing; the partition of before is free when the last of them is complete. The streams keep their priorities.
-    /// Both partitions are reserved meanwhile: to have fewer multiprocessors where none are free, leave a grain unreserved.
+    /// Moves the pool's streams of a device to that partition, starting with the next permits. Requests in flight keep their streams, and
+    /// waiting requests lose nothing; the old partition is free when the last request on it is complete. The streams keep their priorities.
+    /// Both partitions are reserved meanwhile: to move to fewer multiprocessors when none are free, leave a grain unreserved.
     ///
     /// # Blocking
     /// As [`Device::stream`](crate::Device::stream), for each stream.
     ///
     /// # Errors
-    /// [`ErrorDetail::WrongDevice`]: no stream of the pool is one of the partition's device. As [`Partition::stream`]: then no stream
+    /// [`ErrorDetail::WrongDevice`]: the pool has no stream of the partition's device. As [`Partition::stream`]: then no stream
     /// has moved.
     ///
     /// # Examples
@@ -456,7 +456,7 @@ impl StreamPool {
         if mine.is_empty() {
             return Err(wrong_device("the partition", &self.shared.slots[0].engine, engine)).here();
         }
-        // All of them first: whatever fails, the pool is where it was.
+        // All of them first: on any failure, the pool is unchanged.
         let mut made = Vec::with_capacity(mine.len());
         for (at, slot) in &mine {
             let priority = slot.stream().priority();
@@ -464,7 +464,7 @@ impl StreamPool {
             made.push(stream.name(&format!("pool {at}")).build()?);
         }
         let moved: Vec<_> = {
-            // Who moves the pool at the same time moves all of it before or after.
+            // Concurrent moves of the pool run one after another.
             let _turn = self.shared.moving.lock();
             mine.iter().zip(made).map(|((_, slot), stream)| slot.move_to(stream)).collect()
         };
@@ -472,8 +472,8 @@ impl StreamPool {
         Ok(())
     }
 
-    /// Admits no more requests, and fails those that wait. Requests in flight go on, those among them that were
-    /// granted and have not been polled since: [`drained`](Self::drained) waits for them.
+    /// Admits no more requests, and fails those that wait. Requests in flight go on, including those that were
+    /// granted but not polled since: [`drained`](Self::drained) waits for them.
     pub fn close(&self) {
         let wakers = self.shared.book.lock().admission.close();
         wakers.into_iter().for_each(contain::wake);
@@ -481,23 +481,23 @@ impl StreamPool {
 
     /// Resolves when no request is in flight: none holds a stream, and the devices have finished all of their
     /// work. Call it after [`close`](Self::close) to shut down. Work of a lost device counts as finished;
-    /// requests that hold its streams are waited for all the same, at the end of the process as well: where one
-    /// may have been leaked, use [`drained_within`](Self::drained_within). In the child of a fork it resolves at once: what is in flight is
-    /// the parent's.
+    /// requests that hold its streams are waited for all the same, even at the end of the process: if one
+    /// may have been leaked, use [`drained_within`](Self::drained_within). In the child of a fork it resolves at once: what is in flight
+    /// belongs to the parent.
     pub fn drained(&self) -> Drained {
         Drained { shared: self.shared.clone(), budget: Budget::default() }
     }
 
-    /// [`drained`](Self::drained) for at most `limit` from the call, on any executor; [`Duration::MAX`] is no
-    /// limit. The poller of the pool's first device keeps the time; on a stepped device (`testing::manual`) its
+    /// [`drained`](Self::drained) for at most `limit` from the call, on any executor; [`Duration::MAX`] means no
+    /// limit. The poller of the pool's first device keeps the time; on a stepped device (`testing::manual`), its
     /// steps do.
     ///
     /// # Cancel safety
-    /// If it is dropped, it stops waiting.
+    /// If it is dropped, the wait ends.
     ///
     /// # Errors
-    /// [`ErrorDetail::TimedOut`] says how many permits are not released and what is in flight on the pool's
-    /// streams. [`ErrorDetail::Forked`]: this is the child of a fork, and the pool its parent's.
+    /// [`ErrorDetail::TimedOut`] reports how many permits are not released and what is in flight on the pool's
+    /// streams. [`ErrorDetail::Forked`]: this is the child of a fork, and the pool belongs to its parent.
     ///
     /// # Examples
     /// ```
@@ -519,10 +519,10 @@ impl StreamPool {
         DrainedWithin { drained: self.drained(), limit, deadline }
     }
 
-    /// Asks the devices what the pool is doing.
+    /// Returns what the pool is doing, as reported by the devices.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
-        // A device that is lost while nothing is in flight is found so.
+        // This detects the loss of a device on which nothing is in flight.
         for &slot in &self.shared.devices {
             let engine = &self.shared.slots[slot].engine;
             if engine.check_health().is_err() {
@@ -591,7 +591,7 @@ impl StreamPool {
         }
     }
 
-    /// [`acquire`](Self::acquire), however many wait, and whatever the patience: for a batch, whose requests have their own.
+    /// [`acquire`](Self::acquire), however many wait, and without the patience: for a batch, whose requests have their own.
     pub(crate) fn acquire_for_batch(&self) -> Acquire {
         self.enter(self.asks, None, Patience::Always)
     }
@@ -602,14 +602,14 @@ impl StreamPool {
     }
 
     fn enter(&self, asks: Asks, deadline: Option<u64>, patience: Patience) -> Acquire {
-        // Zero is no deadline that has passed, but nothing to be waited for.
+        // Zero is not a passed deadline: it means not to wait.
         let zero = patience == Patience::UpToTheLimit && asks.patience == Some(Duration::ZERO);
         let (deadline, patience) =
             if zero && deadline.is_none() { (None, Patience::Never) } else { (deadline, patience) };
         Acquire::new(&self.shared, asks, deadline, patience)
     }
 
-    /// When the handle's patience ends that begins now; `None` if it has no end, or no time to begin with.
+    /// When the handle's patience, starting now, ends; `None` if it never ends, or is zero.
     fn patient_until(&self) -> Option<u64> {
         let patience = self.asks.patience.filter(|patience| !patience.is_zero())?;
         self.shared.clock.after(patience)
@@ -673,7 +673,7 @@ impl Future for DrainedWithin {
                 return Poll::Ready(drained);
             }
             ready!(Pin::new(deadline).poll(cx));
-            // Its end may come while it is asked what is left.
+            // Draining may finish while the figures are read.
             let left = shared.not_drained(*limit);
             Poll::Ready(match shared.poll_drained(cx) {
                 Poll::Ready(drained) => drained,
@@ -700,7 +700,7 @@ impl PoolCore {
         ErrorDetail::TimedOut { what, limit_ms, left }.into()
     }
 
-    /// An error in the child of a fork: what is in flight is its parent's, and nothing there releases it.
+    /// An error in the child of a fork: what is in flight belongs to its parent, and nothing in the child releases it.
     fn poll_drained(&self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         if self.clock.is_inherited() {
             let device = self.admitter(0).to_string();
@@ -743,13 +743,13 @@ impl PoolCore {
         self.clock.now()
     }
 
-    /// Has the clock call the pool at the next deadline, unless it does so earlier. Under the lock, in the order of the decisions: no
-    /// foreign code is called.
+    /// Has the clock call the pool at the next deadline, unless it already will earlier. Called under the lock, in the order of the decisions: no
+    /// foreign code runs.
     fn keep_time(self: &Arc<Self>, book: &mut PoolState) {
         let Some(next) = book.admission.next_deadline() else { return };
         if book.next_deadline.as_ref().is_none_or(|known| next < known.due()) {
             let mut deadline = Deadline::at(&self.clock, next);
-            // Where nobody tells it, the device has ended, and with it each wait.
+            // If nobody signals it, the device has ended, and with it each wait.
             deadline.wakes(Waker::from(Arc::new(DeadlinePassed(Arc::downgrade(self)))));
             book.next_deadline = Some(deadline);
         }
@@ -794,7 +794,7 @@ impl PoolSlot {
         self.stream.lock().clone()
     }
 
-    /// Has its next permits on another stream, and returns the one of those until now, which requests may hold.
+    /// Puts its next permits on another stream, and returns the old stream, which requests may hold.
     #[must_use]
     fn move_to(&self, stream: Stream) -> Stream {
         std::mem::replace(&mut self.stream.lock(), stream)
@@ -802,7 +802,7 @@ impl PoolSlot {
 }
 
 impl PoolState {
-    /// The tasks to wake because nothing is in flight any more. Called whenever a permit may have been
+    /// Returns the tasks to wake because nothing is in flight any more. Called whenever a permit may have been
     /// released.
     fn drained(&mut self) -> Vec<Waker> {
         let is_drained = self.admission.taken() == 0;

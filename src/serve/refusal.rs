@@ -1,10 +1,10 @@
 //! The `tracing` event of a refused request.
 //!
-//! The target and the fields are documented at [`StreamPool`](super::pool::StreamPool), for everything that refuses.
+//! The target and the fields are documented at [`StreamPool`](super::pool::StreamPool), for pools and batchers.
 //!
 //! # Invariants
 //! 1. Every counted refusal emits one event, even if the caller no longer waits for the answer (`every_refusal_is_an_event`).
-//! 2. It is emitted outside of every lock, and a subscriber that panics ends nothing.
+//! 2. It is emitted outside every lock, and a subscriber that panics ends nothing.
 #![forbid(unsafe_code)]
 
 use crate::error::admitter::Admitter;
@@ -21,13 +21,13 @@ struct RefusalFigures {
     takes_us: Option<u64>,
 }
 
-/// A figure as a field. OpenTelemetry knows no unsigned numbers: `tracing-opentelemetry` makes texts of them, which no
-/// backend sums up or compares.
+/// A figure as a field. OpenTelemetry has no unsigned numbers: `tracing-opentelemetry` turns them into strings, which no
+/// backend can sum or compare.
 pub(super) fn field(figure: u64) -> i64 {
     i64::try_from(figure).unwrap_or(i64::MAX)
 }
 
-/// Emits the event that this many requests were refused with `error`.
+/// Emits the event for `requests` requests refused with `error`.
 pub(super) fn tell(by: &Admitter, requests: usize, error: &Error) {
     contain::log(|| {
         if tracing::enabled!(target: "gpu_await::refusal", tracing::Level::DEBUG) {

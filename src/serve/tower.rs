@@ -1,8 +1,8 @@
 //! Stream pools and batchers as `tower::Service`, so that time-outs, retries, rate limits and tracing layers apply to them.
 //!
 //! Both are always ready, and wait in the future of the call. So a `timeout` layer, whose time starts with the call, bounds the wait for a
-//! permit as well as the work; and a service that is kept ready and not called holds no permit. The number of waiters is bounded by the
-//! pool or the batcher itself.
+//! permit as well as the work; and a service that is kept ready but not called holds no permit. The pool or the batcher bounds the number
+//! of waiters.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -47,7 +47,7 @@ pub struct PoolService<F> {
 ///
 /// # Cancel safety
 /// If it is dropped, it leaves the pool's queue, or drops the function's future with its stream: submitted
-/// work goes on, and keeps its permit until the device has finished.
+/// work goes on and holds its permit until the device has finished.
 #[pin_project]
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct PoolCall<F, Q, Fut> {
@@ -67,8 +67,8 @@ impl StreamPool {
     /// The service is always ready, and an idle service holds no permit. So a `timeout` layer bounds the wait for the permit and the work
     /// together, and `load_shed` alone sheds nothing. A `concurrency_limit` makes callers wait where a `timeout` layer does not reach, unless
     /// `load_shed` is around it. Instead, let the pool refuse requests: [`with_patience`](Self::with_patience) of zero refuses those that
-    /// would wait, a patience of the time limit those that would wait too long, and
-    /// [`max_waiting`](crate::StreamPoolBuilder::max_waiting) those that are too many.
+    /// would wait, a patience as long as the time limit those that would wait too long, and
+    /// [`max_waiting`](crate::StreamPoolBuilder::max_waiting) those beyond its number.
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire), turned into the error of `run`'s future.

@@ -17,7 +17,7 @@ use crate::runtime::clock::Clock;
 use crate::serve::pool::{PooledStream, StreamPool};
 use gpu_await_protocol::batching::{BatchLimits, Gather};
 
-/// Options for making a [`Batcher`]. `P` is the [`StreamPool`] that its batches get their streams from, or nothing.
+/// Options for making a [`Batcher`]. `P` is the [`StreamPool`] that its batches get their streams from, or `()`.
 #[must_use = "a builder does nothing until `build`"]
 #[derive(Clone)]
 pub struct BatcherBuilder<P = ()> {
@@ -58,14 +58,14 @@ impl<P> BatcherBuilder<P> {
     }
 
     /// Limits the total [weight](Batcher::with_weight) of a batch; at least 1, no limit by default. A request
-    /// that weighs more is a batch by itself.
+    /// that weighs more forms a batch of its own.
     pub fn max_weight(mut self, weight: u64) -> Self {
         self.limits.max_weight = weight.max(1);
         self
     }
 
     /// Sets how long a request may wait for others while a batch could start; zero by default. It is exact to
-    /// some tens of microseconds, on any executor, and no permit is taken before. A request with a deadline
+    /// some tens of microseconds, on any executor, and no permit is taken earlier. A request with a deadline
     /// waits for others for at most half of its time, and leaves enough for a batch as long as recent ones.
     pub fn max_delay(mut self, delay: Duration) -> Self {
         self.limits.max_delay_ns = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
@@ -79,23 +79,23 @@ impl<P> BatcherBuilder<P> {
         self
     }
 
-    /// Limits how many requests may wait for a batch; further ones are refused at once. At least 1, 1024 by
+    /// Limits how many requests may wait for a batch; more are refused at once. At least 1, 1024 by
     /// default.
     pub fn max_waiting(mut self, requests: usize) -> Self {
         self.limits.max_waiting = requests.max(1);
         self
     }
 
-    /// Sets how long callers wait for an answer: each [`call`](Batcher::call) is then
-    /// [`call_by`](Batcher::call_by) with a deadline that far from the call. Without it requests wait as long
+    /// Sets how long callers wait for an answer: each [`call`](Batcher::call) is then a
+    /// [`call_by`](Batcher::call_by) with a deadline that far away. Without it, requests wait as long
     /// as it takes.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = Some(patience);
         self
     }
 
-    /// Whether replies are delivered in the order of the requests, even where a later batch ends first; false
-    /// by default. A batch that has ended then counts as in flight until those before it have ended.
+    /// Sets whether replies are delivered in the order of the requests, even if a later batch ends first; false
+    /// by default. A batch that has ended then counts as in flight until all earlier ones have ended.
     pub fn in_order(mut self, in_order: bool) -> Self {
         self.in_order = in_order;
         self
@@ -104,7 +104,7 @@ impl<P> BatcherBuilder<P> {
     /// Runs each batch as a task of its own: `spawn` gets a future to spawn, e.g. `|batch|
     /// drop(tokio::spawn(batch))`.
     ///
-    /// Without it all batches run in the worker's task, so that a computation between two awaits delays the
+    /// Without it all batches run in the worker's task, so a computation between two awaits delays the
     /// other batches and the gathering, and one thread of the executor wakes all callers: under load its queue
     /// overflows, and some callers wait several times as long as others. With it, the body of the function's `async`
     /// block runs where `spawn` puts it. If the future of a batch is dropped, its requests get
@@ -150,11 +150,11 @@ impl<P> BatcherBuilder<P> {
 
 impl BatcherBuilder {
     /// Gives each batch a stream of the pool. It waits for the stream *before* it takes its requests, so that
-    /// the batch includes those that arrive meanwhile, and excludes those that were dropped or have expired.
+    /// the batch includes those that arrive meanwhile, and excludes those dropped or expired by then.
     ///
     /// The batch waits in the pool with the handle's [share](StreamPool::with_share),
     /// [priority](StreamPool::with_high_priority) and [weight](StreamPool::with_weight), as long as it takes
-    /// and regardless of the pool's `max_waiting`: the batcher bounds what may wait.
+    /// and regardless of the pool's `max_waiting`: the batcher bounds the waiting requests.
     pub fn pool(self, pool: &StreamPool) -> BatcherBuilder<StreamPool> {
         let BatcherBuilder { limits, name, patience, in_order, spawn, .. } = self;
         BatcherBuilder { limits, name, patience, in_order, spawn, pool: pool.clone() }
@@ -163,7 +163,7 @@ impl BatcherBuilder {
     /// Makes the batcher and its worker, which calls `run` with each batch.
     ///
     /// `run` returns a reply for each request, in order, each with its own result, or one error for all. It
-    /// is called from the worker's poll; awaits inside it delay no other batch. If `run` waits for a stream,
+    /// is called from the worker's poll; awaits inside it do not delay other batches. If `run` waits for a stream,
     /// its batch is already fixed: use [`pool`](Self::pool) instead.
     pub fn build<Q, R, E, F, Fut>(self, mut run: F) -> (Batcher<Q, R, E>, BatchWorker)
     where
@@ -181,7 +181,7 @@ impl BatcherBuilder<StreamPool> {
     /// Makes the batcher and its worker, which calls `run` with a stream and each batch.
     ///
     /// `run` returns a reply for each request, in order, each with its own result, or one error for all. It
-    /// is called from the worker's poll; awaits inside it delay no other batch. The permit is released when
+    /// is called from the worker's poll; awaits inside it do not delay other batches. The permit is released when
     /// `run` has dropped the stream and the device has finished.
     pub fn build<Q, R, E, F, Fut>(self, mut run: F) -> (Batcher<Q, R, E>, BatchWorker)
     where

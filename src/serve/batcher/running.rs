@@ -1,12 +1,12 @@
 //! A running batch: the input of its function, the delivery of its replies, and its span.
 //!
-//! A batch counts as in flight until it has answered: its [`InFlight`] ends that when it is dropped, whatever happened to the future that
-//! holds it. With `in_order` it counts until its replies are sent, and who sends them ends it.
+//! A batch counts as in flight until it has answered: dropping its [`InFlight`] ends that, whatever happened to the future that
+//! holds it. With `in_order` it counts until its replies are sent, and the thread that sends them ends it.
 //!
 //! # Invariants
 //! 1. A batch ends exactly once, even if its future is dropped before it began or its function panics (`a_batch_that_is_not_run_ends`).
-//! 2. With `in_order` no reply is sent before those of earlier batches (`replies_in_order`), no more batches are begun and not sent than
-//!    may be in flight (`replies_that_wait_are_in_flight`), and whatever a reply or an error does when it is
+//! 2. With `in_order`, no reply is sent before those of earlier batches (`replies_in_order`), the batches begun but not sent never exceed
+//!    the limit of batches in flight (`replies_that_wait_are_in_flight`), and whatever a reply or an error does when it is
 //!    cloned or dropped, those of later batches are sent (`an_error_that_panics_in_its_drop` and its siblings).
 #![forbid(unsafe_code)]
 
@@ -37,7 +37,7 @@ pub struct Batch<Q> {
 }
 
 impl<Q> Batch<Q> {
-    /// The requests.
+    /// Returns the requests.
     #[must_use]
     pub fn into_requests(self) -> Vec<Q> {
         self.requests
@@ -67,7 +67,7 @@ impl<Q> IntoIterator for Batch<Q> {
     }
 }
 
-/// A batch that is to be run: a future for the task that [`spawn`](super::builder::BatcherBuilder::spawn) makes.
+/// A batch to be run: a future for the task that [`spawn`](super::builder::BatcherBuilder::spawn) makes.
 #[must_use = "a batch is not run unless its future is spawned"]
 pub struct BatchTask(Contained<Pin<Box<dyn Future<Output = ()> + Send>>>);
 
@@ -75,7 +75,7 @@ impl Future for BatchTask {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        // It has contained what is foreign; the worker does not end with the rest.
+        // Foreign code in it is contained already; the worker survives panics in the rest.
         contain::contain("a batch", || self.0.as_mut().poll(cx)).unwrap_or(Poll::Ready(()))
     }
 }
@@ -86,7 +86,7 @@ impl fmt::Debug for BatchTask {
     }
 }
 
-/// Where the answer to a request goes. Its drop wakes the caller.
+/// The recipient of a request's answer. Its drop wakes the caller.
 pub(super) type Caller<R, E> = Contained<oneshot::Sender<Answer<R, E>>>;
 
 /// The replies of batches that ended before earlier ones.
@@ -105,20 +105,20 @@ struct Replies<R, E> {
     ended: BatchEnded,
 }
 
-/// What is to be told of a batch when its replies are sent.
+/// How a batch is reported as ended once its replies are sent.
 #[derive(Clone, Copy)]
 struct BatchEnded {
     begun: Begun,
     at_ns: u64,
-    /// Whether the worker is to be notified: not if it runs inside the worker.
+    /// Whether to notify the worker: not if the batch runs inside the worker.
     tells: bool,
 }
 
-/// What a batch has for its callers.
+/// A batch's results for its callers.
 enum BatchEnd<R, E> {
-    /// As many as there are callers.
+    /// One for each caller.
     Each(Vec<Result<R, E>>),
-    /// Its function's error for all of them.
+    /// Its function's error, for all of them.
     All(E),
     Refused(Error),
 }
@@ -132,7 +132,7 @@ pub(super) struct InFlight<Q, R, E> {
     since_ns: u64,
     span: Span,
     answered: bool,
-    /// Whether the worker is to be notified of its end: not if it runs inside the worker.
+    /// Whether to notify the worker of its end: not if it runs inside the worker.
     tells: bool,
 }
 
@@ -167,7 +167,7 @@ impl<Q, R, E> InFlight<Q, R, E> {
         tells: bool,
     ) -> Self {
         let us = |from, to: u64| field(to.saturating_sub(from) / 1000);
-        // A subscriber is foreign code: its panic costs the trace alone.
+        // A subscriber is foreign code: its panic costs only the trace.
         let span = contain::catch(|| {
             let span = Contained::new(tracing::debug_span!(
                 target: "gpu_await::batch", parent: None, "batch",
@@ -211,7 +211,7 @@ impl<Q, R, E> InFlight<Q, R, E> {
 impl<Q, R, E> Drop for InFlight<Q, R, E> {
     fn drop(&mut self) {
         if !self.answered {
-            // Its callers see that no answer comes; with `in_order` later batches proceed.
+            // Its callers see that no answer will come; with `in_order`, later batches proceed.
             self.shared.skip(self.number, self.ended());
         }
         if self.shared.deliveries.is_none() {
@@ -268,7 +268,7 @@ where
     })))
 }
 
-/// A contained future, polled in a span. A subscriber is foreign code: its panic costs the trace alone.
+/// A contained future, polled in a span. A subscriber is foreign code: its panic costs only the trace.
 async fn in_span<F: Future>(span: &Span, contained: F) -> F::Output {
     let mut contained = pin!(contained);
     std::future::poll_fn(|cx| {
@@ -279,7 +279,7 @@ async fn in_span<F: Future>(span: &Span, contained: F) -> F::Output {
     .await
 }
 
-/// Why a batch did not run to its end.
+/// Why a batch did not run to completion.
 pub(super) enum Failed {
     NoStream(Error),
     Panicked(String),
@@ -296,7 +296,7 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
         }
     }
 
-    /// Lets replies of later batches proceed past a batch that gives none.
+    /// Lets replies of later batches proceed past a batch that has none.
     fn skip(&self, number: u64, ended: BatchEnded) {
         if let Some(deliveries) = &self.deliveries {
             let (callers, replies) = (Vec::new(), BatchEnd::Each(Vec::new()));
@@ -374,7 +374,7 @@ impl<R, E: Clone> Replies<R, E> {
 }
 
 impl<R, E> Drop for Deliveries<R, E> {
-    /// Replies that were to wait for a batch whose task was leaked: their callers have gone.
+    /// Drops replies waiting for a batch whose task was leaked: their callers are gone.
     fn drop(&mut self) {
         for (_, replies) in std::mem::take(&mut self.ended) {
             contain::contain("the replies of a batch", || (self.send)(replies));
@@ -382,8 +382,8 @@ impl<R, E> Drop for Deliveries<R, E> {
     }
 }
 
-/// Answers a request. The answer is dropped if the caller is gone; whatever that drop or the caller's waker does, the other requests of
-/// the batch are answered.
+/// Answers a request. The answer is dropped if the caller is gone; whatever that drop or the caller's waker does, the batch's other
+/// requests are answered.
 pub(super) fn send<R, E>(caller: Caller<R, E>, answer: Answer<R, E>) {
     contain::contain("the reply to a request of a batch", || {
         drop(caller.into_inner().send(answer));

@@ -19,13 +19,13 @@ use crate::serve::refusal;
 use crate::thread::contain::{self, Contained};
 use gpu_await_protocol::batching::{Gathered, Next, TakenBatch};
 
-/// Puts a batch on a task of its own.
+/// Runs a batch as a task of its own.
 pub(super) type Spawner = Arc<dyn Fn(BatchTask) + Send + Sync>;
 
-/// Makes a batcher's batches and runs them: a future to be spawned.
+/// Forms a batcher's batches and runs them: a future to spawn.
 ///
-/// It ends when the last [`Batcher`](super::Batcher) is gone and everything is answered, in the child of a fork at once. If it is dropped
-/// earlier, waiting requests fail because the batcher is closed, and so do those of a batch that runs in it; a batch with a
+/// It ends when the last [`Batcher`](super::Batcher) is gone and everything is answered; in the child of a fork, at once. If it is dropped
+/// earlier, waiting requests fail because the batcher is closed, and so do those of a batch that runs inside it; a batch with a
 /// [task of its own](super::builder::BatcherBuilder::spawn) goes on, and answers when it ends.
 #[must_use = "a batcher does nothing unless its worker is spawned"]
 pub struct BatchWorker(Pin<Box<dyn Future<Output = ()> + Send>>);
@@ -38,7 +38,7 @@ pub(super) struct BatchWork<Q, R, E, F> {
     run: Contained<F>,
     /// `Some` while a batch is due and has no permit.
     acquiring: Option<Acquire>,
-    /// It has the waker of the worker's task.
+    /// Contained: it holds the waker of the worker's task.
     running: Contained<FuturesUnordered<BatchTask>>,
     /// When a batch is due, or a deadline passes.
     wakes_at: Option<Deadline>,
@@ -97,11 +97,11 @@ where
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let shared = self.end.0.clone();
-        // Its calls fail there.
+        // Its calls fail in the child.
         if shared.clock.is_inherited() {
             return Poll::Ready(());
         }
-        // Where nobody tells the time, requests that wait for it go now.
+        // If nobody signals the time, requests that wait for it go early.
         let mut early = 0;
         loop {
             while let Poll::Ready(Some(())) = self.running.poll_next_unpin(cx) {}
@@ -115,7 +115,7 @@ where
                         continue;
                     }
                 }
-                // The requests that it was for have gone.
+                // The requests that it was for are gone.
                 Next::Idle => self.acquiring = None,
             }
             if self.wakes_at.as_ref().map(Deadline::due) != wakes_at {
@@ -127,7 +127,7 @@ where
         }
     }
 
-    /// Gets a batch its permit, where there is a pool.
+    /// Acquires a batch's permit, if there is a pool.
     fn poll_permit(
         &mut self,
         now: u64,
@@ -144,7 +144,7 @@ where
         Poll::Ready(acquired.map(Some))
     }
 
-    /// Takes a batch, now that its permit is there, and runs it.
+    /// Takes a batch, after its permit was granted, and runs it.
     fn start(&mut self, permit: PoolResult<Option<PooledStream>>) {
         let shared = &self.end.0;
         let (number, TakenBatch { requests, late, begun }) = {
@@ -188,7 +188,7 @@ where
 }
 
 impl<Q, R, E> BatcherCore<Q, R, E> {
-    /// The next step at `now`, and when to ask again; `worker` is woken when that changes.
+    /// The next step at `now`, and when to check again; `worker` is woken when that changes.
     fn next(&self, now: u64, worker: &Waker) -> (Next, Option<u64>) {
         let fresh = worker.clone();
         let (next, wakes_at, expired, stale) = {
@@ -218,7 +218,7 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
             running::send(caller, Err(error));
             (request, span)
         });
-        // A drop that takes long keeps nobody waiting.
+        // A slow drop delays nobody.
         drop(told.collect::<Vec<_>>());
     }
 }

@@ -21,7 +21,7 @@ use gpu_await_protocol::admission::{
 /// Resolves to a stream when there is a permit for the request.
 ///
 /// # Cancel safety
-/// If it is dropped, it leaves the queue, and a permit that it was granted goes to the next. It enters the
+/// If it is dropped, it leaves the queue, and a permit that it was granted goes to the next waiter. It enters the
 /// queue at its first poll.
 ///
 /// If it is leaked (`mem::forget`) while it waits, it keeps its turn, and the permit that it is then granted
@@ -29,7 +29,7 @@ use gpu_await_protocol::admission::{
 /// left, the requests behind it wait until the pool closes.
 ///
 /// # Panics
-/// Polling it again after it was ready.
+/// If it is polled again after it was ready.
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Acquire {
     shared: Arc<PoolCore>,
@@ -88,12 +88,12 @@ impl Acquire {
         }
     }
 
-    /// Asks for a permit; `None`: the request waits from now on.
+    /// Requests a permit; `None`: the request now waits.
     fn enter(&mut self, cx: &Context<'_>) -> Option<Result<Granted>> {
         let Asks { class, share, weight, .. } = self.asks;
         let (deadline, patience) = (self.deadline, self.patience);
         let ask = Ask { class, share, weight, deadline, patience };
-        // Cloned in front of the lock, dropped behind it: a waker is foreign code.
+        // Cloned before the lock, dropped after it: a waker is foreign code.
         let mut waker = Some(cx.waker().clone());
         let now = self.shared.now();
         let mut book = self.shared.book.lock();
@@ -114,18 +114,18 @@ impl Acquire {
         wakers.into_iter().for_each(contain::wake);
         contain::let_go(waker);
         match &self.state {
-            // The devices begin to wake the pool: one may have ended before that.
+            // From here on the devices wake the pool: one may have ended before that.
             AcquireState::Waiting { waiting, .. } if self.shared.watch() => self.look(waiting, cx),
             _ => ended,
         }
     }
 
-    /// Looks up the outcome of the wait; `None`: it continues.
+    /// Looks up the outcome of the wait; `None`: still waiting.
     fn look(&self, waiting: &Waiting, cx: &Context<'_>) -> Option<Result<Granted>> {
         if let Some(Ok(granted)) = waiting.outcome() {
             return Some(Ok(granted));
         }
-        // Cloned in front of the lock, dropped behind it: a waker is foreign code.
+        // Cloned before the lock, dropped after it: a waker is foreign code.
         let waker = cx.waker().clone();
         let mut book = self.shared.book.lock();
         // After the registration: a device that ended before it does not wake the pool.
@@ -173,7 +173,7 @@ impl Drop for Acquire {
 }
 
 impl Acquire {
-    /// The answer to one who never waits, whatever is left of the task's budget.
+    /// The result of a request that never waits, whatever is left of the task's budget.
     pub(super) fn answer(mut self) -> Result<PooledStream> {
         match self.poll_permit(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(answer) => answer,

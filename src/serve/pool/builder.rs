@@ -25,7 +25,7 @@ pub struct StreamPoolBuilder {
     shares: Vec<PoolShare>,
 }
 
-/// Streams that a pool begins with.
+/// Streams that a pool starts with.
 #[derive(Debug)]
 pub(super) struct PoolGroup {
     device: Device,
@@ -38,7 +38,7 @@ pub(super) struct PoolGroup {
 ///
 /// Busy shares divide the time for which permits are held by their [parts](Self::part). That keeps a share
 /// from starving, but not from being late: a short request behind long ones on its stream holds its permit as
-/// long as they do. A share of long kernels beside one of short ones with deadlines needs a
+/// long as they do. A share of long kernels beside one of short kernels with deadlines needs a
 /// [limit](Self::max_in_flight) as well.
 #[must_use = "a share does nothing until a builder has it"]
 #[derive(Clone, Debug)]
@@ -49,7 +49,7 @@ pub struct PoolShare {
 }
 
 impl PoolShare {
-    /// Makes a share of part 1, without its own limit.
+    /// Makes a share of part 1, without a limit of its own.
     pub fn new(name: &str) -> Self {
         PoolShare { name: name.to_owned(), part: 1, max_in_flight: None }
     }
@@ -64,8 +64,8 @@ impl PoolShare {
     /// Limits how many permits its requests may hold at once, even while no other share wants any; at least
     /// 1.
     ///
-    /// A part divides permits as they are released; this limit bounds the work in front of the others *on the
-    /// device*, which finishes what it has begun. A share of long kernels beside one of short ones needs
+    /// A part divides permits as they are released; this limit bounds the share's work ahead of the others *on the
+    /// device*, which finishes what it has begun. A share of long kernels beside one of short kernels needs
     /// both.
     ///
     /// All shares use the same streams, and a permit goes to the stream that the fewest requests share: a
@@ -84,7 +84,7 @@ impl StreamPoolBuilder {
         self.add(device, None, n, false)
     }
 
-    /// Adds `n` streams in a partition; [`StreamPool::move_to`] has the pool's streams in another one.
+    /// Adds `n` streams in a partition; [`StreamPool::move_to`] moves the pool's streams to another one.
     pub fn streams_in(self, partition: &Partition, n: usize) -> Self {
         self.add(partition.device(), Some(partition), n, false)
     }
@@ -117,7 +117,7 @@ impl StreamPoolBuilder {
         self
     }
 
-    /// Limits how many requests of each share may wait for a permit; further ones are refused at once, which
+    /// Limits how many requests of each share may wait for a permit; more are refused at once, which
     /// is better than an answer that comes too late. 1024 by default.
     pub fn max_waiting(mut self, requests: usize) -> Self {
         self.max_waiting = Some(requests);
@@ -125,7 +125,7 @@ impl StreamPoolBuilder {
     }
 
     /// Sets how long callers wait for an *answer*: [`acquire`](StreamPool::acquire) is then
-    /// [`acquire_by`](StreamPool::acquire_by) with a deadline that far from the call. Without it requests
+    /// [`acquire_by`](StreamPool::acquire_by) with a deadline that far away. Without it, requests
     /// wait as long as it takes, and under overload permits go to callers that are about to give up. Set it
     /// to the time limit of the service.
     pub fn patience(mut self, patience: Duration) -> Self {

@@ -1,4 +1,4 @@
-//! How a pool learns of the loss or close of a device, and of a stream that waits for a lost one.
+//! How a pool learns that a device was lost or closed, or that a stream waits for a lost device.
 #![forbid(unsafe_code)]
 
 use std::sync::{Arc, Weak};
@@ -10,7 +10,7 @@ use crate::runtime::Engine;
 use crate::thread::contain;
 use gpu_await_protocol::admission::Wakers;
 
-/// Wakes a pool that has requests waiting: a device was lost or closed.
+/// Wakes a pool with waiting requests when a device was lost or closed.
 struct Ending(Weak<PoolCore>);
 
 impl PoolCore {
@@ -18,7 +18,7 @@ impl PoolCore {
         &self.slots[slot].engine
     }
 
-    /// Takes the slots of devices away that take no work any more. Returns whom to wake, outside of
+    /// Removes the slots of devices that take no more work. Returns the wakers, to be woken outside
     /// the lock.
     pub(super) fn look_after(&self, book: &mut PoolState) -> Wakers {
         let mut wakers = Wakers::new();
@@ -37,15 +37,15 @@ impl PoolCore {
         wakers
     }
 
-    /// Takes a slot away whose stream is stuck. Returns whom to wake, outside of the lock.
+    /// Removes a slot whose stream is stuck. Returns the wakers, to be woken outside the lock.
     pub(super) fn lose(&self, slot: usize, error: Error) -> Wakers {
         let mut book = self.book.lock();
         book.gone = Some(error);
         book.admission.lose(slot)
     }
 
-    /// Has the devices wake the pool when they end. True if they did not before: then the caller checks them, as one that
-    /// ended before this does not wake the pool.
+    /// Registers the pool's wakers with the devices. True if they were not registered before: the caller then checks the devices, since one that
+    /// ended earlier does not wake the pool.
     pub(super) fn watch(self: &Arc<Self>) -> bool {
         let mut is_new = false;
         self.watches.get_or_init(|| {
