@@ -12,7 +12,7 @@
 //! | [gpu-await-libs](https://docs.rs/gpu-await-libs), a crate | matrix products by cuBLASLt, Fourier transforms by cuFFT |
 //! | [`server`] | admission, batching, deadlines, shutting down |
 //! | [`model`] | a transformer encoder behind HTTP, in five steps, with the figures of each |
-//! | [`faults`] | what a fault ends, and a service that goes on |
+//! | [`faults`] | what a fault ends, and a service that survives it |
 #![cfg_attr(
     feature = "test-util",
     doc = "| [`testing`] | tests without a GPU; which operation faults; where the time goes |"
@@ -21,7 +21,7 @@
 //! | [`limits`] | two traps, what is not guaranteed, limits of the driver |
 //! | [`coming_from`] | `spawn_blocking`, cudarc, candle, CuPy, Warp, CUDA C++ |
 //!
-//! Programs say `Device::from_env()`, which takes the first GPU, and the CPU where there is none.
+//! The programs call `Device::from_env()`, which opens the first GPU, or the CPU if there is none.
 #![forbid(unsafe_code)]
 
 #[doc = include_str!("guide/streams.md")]

@@ -2,7 +2,7 @@
 //!
 //! A stream on which another library also puts work is *shared*: a marker follows each operation of this crate, so that awaiting the
 //! operation does not wait for foreign work behind it. Foreign work is covered only by [`done`](Stream::done), [`record`](Stream::record)
-//! and [`wait`](Stream::wait), which cover everything that is on the stream when they are called.
+//! and [`wait`](Stream::wait), which cover everything on the stream at the time of the call.
 //!
 //! | you have | and want | call |
 //! |---|---|---|
@@ -34,24 +34,23 @@ use crate::thread::role;
 
 impl Stream {
     /// Adopts a stream of another library: a `CUstream` of this device's context, as a number. Zero
-    /// is the legacy default stream.
+    /// means the legacy default stream.
     ///
     /// This crate never destroys it. Adopting a handle twice makes two independent [`Stream`]s, because the driver
     /// reuses handles.
     ///
-    /// # Ownership
-    /// `owner` is kept until the last handle of the stream is dropped, and what this crate put on the
-    /// stream is complete. Buffers that were made on it may outlive it.
+    /// `owner` is kept until the last handle of the stream is dropped, and this crate's work on the
+    /// stream is complete. Buffers made on it may outlive it.
     ///
-    /// A stream of a green context is confined to that one's multiprocessors: one of a [`Partition`](crate::Partition) of this device is in
-    /// it here as well. For another library's, [`Stream::in_partition`] and [`Stream::multiprocessors`] do not know of it; replayed batches
-    /// and graphs are launched operation by operation, and work that can only be captured is refused. If its owner destroys the context all
-    /// the same, the stream's operations fail with [`ErrorDetail::StreamDetached`], those that are pending too; the device goes on.
+    /// A stream of a green context is confined to that context's multiprocessors: one of a [`Partition`](crate::Partition) of this device is in
+    /// that partition here as well. [`Stream::in_partition`] and [`Stream::multiprocessors`] do not know another library's; replayed batches
+    /// and graphs are then launched operation by operation, and work that can only be captured is refused. If the owner destroys the context
+    /// nonetheless, the stream's operations fail with [`ErrorDetail::StreamDetached`], pending ones too; the device goes on.
     ///
     /// # Errors
     /// [`ErrorDetail::BadStream`]: the per-thread handle (2), which is a different stream on every
-    /// thread; [`ErrorDetail::WrongDevice`]: a stream of another context, or of a green one with a driver before CUDA 12.6; the driver's error for a
-    /// handle that it does not know. A stream of another host device is a `BadStream`.
+    /// thread; [`ErrorDetail::WrongDevice`]: a stream of another context, or of a green one with a driver before CUDA 12.6; the driver's error for an
+    /// unknown handle. A stream of another host device is a `BadStream`.
     ///
     /// # Safety
     /// The handle is that of a stream of the driver behind `device` (for a host device, of any host
@@ -89,7 +88,7 @@ impl Stream {
             }
             handle => {
                 let raw = RawStream(handle);
-                // SAFETY: the caller vouches that it is a stream's handle.
+                // SAFETY: the caller vouches that it is the handle of a stream.
                 let info = unsafe { engine.backend.stream_info(raw) };
                 let info = info.map_err(|code| match code.code {
                     DriverCode::INVALID_HANDLE => {
@@ -122,16 +121,16 @@ impl Stream {
     /// Lends the driver's handle to another library until the loan is dropped. While it lasts, the stream is shared, as
     /// after [`as_raw`](Self::as_raw).
     ///
-    /// For one call that takes a stream, prefer [`enqueue`](Self::enqueue), which makes an operation of it, with
+    /// For one call that takes a stream, prefer [`enqueue`](Self::enqueue), which turns it into an operation with
     /// declared memory.
     ///
     /// # Ordering
-    /// As [`as_raw`](Self::as_raw). What the other library put on the stream until the loan ended is covered by
+    /// As [`as_raw`](Self::as_raw). Work that the other library put on the stream before the loan ended is covered by
     /// [`done`](Self::done), [`record`](Self::record) and [`wait`](Self::wait), and by every operation that is
     /// submitted later.
     ///
     /// # Safety
-    /// As [`as_raw`](Self::as_raw), and the handle is not used after the loan is dropped.
+    /// As [`as_raw`](Self::as_raw); the handle is not used after the loan is dropped.
     ///
     /// # Examples
     /// ```
@@ -159,13 +158,13 @@ impl Stream {
     /// # Ordering
     /// Foreign work and operations run in the order in which they were put on the stream. Awaiting an operation does not
     /// wait for foreign work behind it. Foreign work is covered only by [`done`](Self::done),
-    /// [`record`](Self::record) and [`wait`](Self::wait), which stand for everything that is on the stream
-    /// when they are called. Memory that only foreign work uses is its owner's to keep alive.
+    /// [`record`](Self::record) and [`wait`](Self::wait), which cover everything on the stream at the time of the
+    /// call. The owner of memory used only by foreign work must keep it alive.
     ///
     /// # Safety
     /// The handle is used only while a handle of this stream lives: a buffer made on it does not keep it. Nobody
     /// destroys the stream, and nobody captures it into a graph while this crate puts work on it. Kernels that others launch with
-    /// programmatic stream serialization execute `griddepcontrol.wait`, as a launch that another thread is just submitting
+    /// programmatic stream serialization execute `griddepcontrol.wait`, since a launch just being submitted by another thread
     /// may be such a launch too.
     #[must_use]
     pub unsafe fn as_raw(&self) -> u64 {
@@ -201,14 +200,14 @@ impl Device {
     /// It is recorded, waited for and awaited like one of this process; it has no timing.
     ///
     /// # Blocking
-    /// For a call of the driver.
+    /// For a driver call.
     ///
     /// # Errors
     /// [`ErrorDetail::Unsupported`] on a device without such events, such as the host device; the driver's error
-    /// for a handle that it does not know. The exporting process cannot import its own event.
+    /// for an unknown handle. The exporting process cannot import its own event.
     ///
     /// # Safety
-    /// The bytes are from [`Event::export`] (or the driver), and the event that they came from lives
+    /// The bytes are from [`Event::export`] (or the driver), and the exported event lives
     /// while this one is used.
     ///
     /// # Source

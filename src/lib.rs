@@ -2,8 +2,8 @@
 //!
 //! Kernel launches, copies, fills, events, waits between streams and host functions are on the
 //! device when the call returns; the future, [`Op`], only observes. Async code queues work with
-//! `.queued()?` where device order is enough and says `.await` where the host needs the result.
-//! Where there is no GPU the same program runs on the *host device*: real streams over CPU threads.
+//! `.queued()?` where device order is enough and uses `.await` where the host needs the result.
+//! Without a GPU the same program runs on the *host device*: real streams over CPU threads.
 //!
 //! ```
 //! use gpu_await::{Device, kernels};
@@ -21,16 +21,16 @@
 //! # Ok::<(), gpu_await::Error>(()) }).unwrap();
 //! ```
 //!
-//! The [`guide`] is the way in; below is the reference by subject.
+//! Start with the [`guide`]; below is the reference by subject.
 //!
 //! # Devices and streams
 //! | item | for |
 //! |---|---|
 //! | [`Device`], [`DeviceBuilder`] | a GPU, or the CPU as one; its options |
-//! | [`Stream`], [`StreamBuilder`] | work in order; side by side with other streams |
-//! | [`Partition`] | a share of a GPU for those who must not wait |
+//! | [`Stream`], [`StreamBuilder`] | work in order, concurrent with other streams |
+//! | [`Partition`] | a share of a GPU for latency-critical work |
 //! | [`Op`], [`join_all`] | an operation as a future: what `.await` proves, what a drop does |
-//! | [`Event`] | a point to wait for; time on the device |
+//! | [`Event`] | a point to wait for; time stamps on the device |
 //! | [`Stream::batch`], [`Queue`] | several operations as one future |
 //! | [`Stream::scope`], [`Device::current_stream`] | naming a stream once for many calls |
 //! | [`Error`], [`ErrorKind`], [`ErrorDetail`] | what failed, what to do, the figures |
@@ -45,7 +45,7 @@
 //! | [`Stream::upload_staged`], [`Stream::download_staged`] | large ordinary memory, off the executor |
 //! | [`GrowableBuffer`] | memory that grows and shrinks in place |
 //! | [`Frozen`] | memory that many streams read |
-//! | [`Device::reserve`], [`Reservation`] | memory that a request is sure to get, before it starts |
+//! | [`Device::reserve`], [`Reservation`] | memory guaranteed to a request before it starts |
 //! | [`Stream::reclaimed`], [`Pressure`] | waiting for memory |
 //!
 //! # Kernels
@@ -53,10 +53,10 @@
 //! |---|---|
 //! | [`kernel!`](crate::kernel!) | a kernel of your own: types, preconditions, code, a twin for the CPU |
 //! | [`DeviceSlab::naming`], [`BlockTable`] | kernels that find blocks of memory by indices or addresses |
-//! | [`Kernel`], [`Module`] | kernels that are found at run time |
+//! | [`Kernel`], [`Module`] | kernels looked up at run time |
 //! | [`Module::compile`], [`CudaSource`] | CUDA C++ compiled at run time |
-//! | [`LaunchConfig`], [`Occupancy`] | a geometry, and one that fills the device |
-//! | [`kernels`] | those that come with the crate |
+//! | [`LaunchConfig`], [`Occupancy`] | a launch's geometry, and one that fills the device |
+//! | [`kernels`] | the kernels that come with the crate |
 //! | [`Stream::replay`], [`Region`], [`Graph`] | many small launches as one |
 //! | [`gpu-await-algorithms`](https://docs.rs/gpu-await-algorithms) | a crate: sums, scans, sorts, selections, formulas |
 //! | [`gpu-await-libs`](https://docs.rs/gpu-await-libs) | a crate: matrix products by cuBLASLt, Fourier transforms by cuFFT |
@@ -66,14 +66,14 @@
 //! |---|---|
 //! | [`StreamPool`], [`Stream::throttle`] | bounds on what is in flight |
 //! | [`Batcher`] | one launch for many small requests |
-//! | [`Device::close`], [`StreamPool::drained_within`] | an orderly end |
+//! | [`Device::close`], [`StreamPool::drained_within`] | an orderly shutdown |
 //! | [`Device::timeline`], [`Trace`], [`Device::stats`] | what ran when, and what waited for it |
 //!
 //! # Other libraries
 //! | item | for |
 //! |---|---|
 //! | [`Stream::enqueue`], [`Uses`] | their calls as operations |
-//! | [`Device::adopt_memory`], [`Stream::lend_memory`] | their memory here, ours there |
+//! | [`Device::adopt_memory`], [`Stream::lend_memory`] | their memory here, your buffers there |
 //! | [`Stream::from_raw`], [`Stream::lend_raw`], [`Device::import_event`] | streams and events of other libraries and processes |
 //! | [`DlpackTensor`], [`DlpackConsumer`] | tensors of PyTorch, CuPy, NumPy, JAX |
 //!
@@ -85,15 +85,15 @@
 //! | `testing` | gates, faults, a device that the test steps (feature `test-util`) |
 //!
 //! # Waiting
-//! From fine to coarse; each has a blocking form, `synchronize()`, and one that orders streams on the
-//! device and leaves the host alone, [`Stream::wait`].
+//! From fine to coarse; each has a blocking form, `synchronize()`, and a form that orders streams on the
+//! device without blocking the host, [`Stream::wait`].
 //!
 //! | you await | it waits for |
 //! |---|---|
-//! | an operation: [`op.await`](Op) | it, and what is in front of it on its stream; one that has nothing to do, such as a sort of no elements, may be complete at once |
+//! | an operation: [`op.await`](Op) | it, and everything before it on its stream; one that has nothing to do, such as a sort of no elements, may be complete at once |
 //! | an event: [`event.done()`](Event::done) | everything that was on the stream when it was recorded |
 //! | a stream: [`stream.done()`](Stream::done) | everything that is on the stream now |
-//! | a device: [`device.done()`](Device::done) | everything that is on the device now, also of others |
+//! | a device: [`device.done()`](Device::done) | everything that is on the device now, including other libraries' work |
 //! | several: [`join_all`], [`Device::all_done`] | each of them |
 //!
 //! # Features
@@ -105,9 +105,9 @@
 //! | `tower` | | pools and batchers as services |
 //! | `test-util` | | the `testing` module |
 //!
-//! There is no prelude: [`Stream`] would hide `futures::Stream`, and a few names are all that a program needs.
+//! There is no prelude: [`Stream`] would hide `futures::Stream`, and a program needs only a few names.
 
-// Tests and examples may unwrap, the library may not.
+// Tests and examples may unwrap; the library may not.
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
@@ -151,7 +151,7 @@ pub(crate) mod thread;
 
 /// Plain data: what an [`Element`] must be, and the derives for it.
 ///
-/// With it a program declares its own types without depending on `bytemuck`:
+/// Lets a program declare its own types without depending on `bytemuck`:
 /// ```
 /// use gpu_await::bytemuck::{Pod, Zeroable};
 ///
@@ -165,11 +165,11 @@ pub(crate) mod thread;
 /// ```
 pub use bytemuck;
 
-/// The CUDA bindings, of the version whose types [`Device::from_cudarc`], [`Device::adopt`] and their like take.
+/// The CUDA bindings, in the version whose types [`Device::from_cudarc`], [`Device::adopt`] and the like take.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 
-/// `f16` and `bf16`, of the version that is an [`Element`] here.
+/// `f16` and `bf16`, in the version whose types are [`Element`]s here.
 pub use half;
 
 /// The trait that [`PoolService`] and [`BatchService`] implement.

@@ -1,8 +1,8 @@
-//! What `gpu-await-algorithms`, `gpu-await-libs`, `gpu-await-nccl` and `gpu-await-worker` are made of, and no public interface: it changes
-//! with every release, without a word in the change log.
+//! The internals that `gpu-await-algorithms`, `gpu-await-libs`, `gpu-await-nccl` and `gpu-await-worker` are built on. Not a public interface: it
+//! changes with every release, without a word in the change log.
 //!
-//! The kernels launched through it are nobody's to check: whoever uses it vouches that a kernel takes the arguments that it is passed,
-//! and touches the memory of its footprint alone.
+//! Nothing checks the kernels launched through it: the caller vouches that a kernel takes the arguments passed to it,
+//! and touches only the memory of its footprint.
 #![forbid(unsafe_code)]
 
 pub use crate::backend::{ArgBlock, HostTwin};

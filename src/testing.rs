@@ -1,9 +1,9 @@
-//! Tools for tests of GPU code that need no GPU and no sleeping.
+//! Tools for testing GPU code without a GPU and without sleeping.
 //!
 //! | tool | what for |
 //! |---|---|
 //! | [`device`] | the device that the tests run on: host, or the one in `GPU_AWAIT_TEST_DEVICE` |
-//! | [`builder`] | the options of that device, for tests that add their own: [`DeviceBuilder::general_images`], say |
+//! | [`builder`] | the options of that device, for tests that add their own, such as [`DeviceBuilder::general_images`] |
 //! | [`Gate`] | holds a stream until the test opens it |
 //! | [`faults`] | a device whose driver calls are recorded and fail on request |
 //! | [`manual`] | a host device without threads, which runs only when it is stepped |
@@ -49,10 +49,10 @@ pub const TEST_DEVICE: &str = "GPU_AWAIT_TEST_DEVICE";
 /// of [`DeviceBuilder::general_images`].
 pub const TEST_IMAGES: &str = "GPU_AWAIT_TEST_IMAGES";
 
-/// A builder with the options that the environment names for tests: [`TEST_IMAGES`].
+/// A builder with the test options from the environment: [`TEST_IMAGES`].
 ///
 /// # Panics
-/// If that is set to anything but `general`.
+/// If the variable is set to anything but `general`.
 pub fn builder() -> DeviceBuilder {
     match std::env::var(TEST_IMAGES) {
         Ok(images) if images == "general" => Device::builder().general_images(true),
@@ -63,17 +63,17 @@ pub fn builder() -> DeviceBuilder {
 
 /// Opens the device that tests run on: the one named by [`TEST_DEVICE`], else a host device.
 ///
-/// A GPU is given to one test thread at a time: another thread waits here until the first one's devices and
+/// Only one test thread at a time uses a GPU: another thread waits here until the first one's devices and
 /// streams are dropped.
 ///
 /// # Panics
-/// If the requested device is not there: tests are never skipped.
+/// If the requested device does not exist: tests are never skipped.
 #[must_use]
 pub fn device() -> Device {
     device_with(Completion::default())
 }
 
-/// [`device`] with a given way of detecting completions.
+/// [`device`] with the given way of detecting completions.
 ///
 /// # Panics
 /// As [`device`].
@@ -115,9 +115,9 @@ pub fn peer_device() -> Device {
     }
 }
 
-/// One test at a time on a GPU: on an H200, a stream held by a gate was seen to keep other streams of the
-/// process from starting now and then (they share the GPU's few queues and the driver's locks), so concurrent
-/// tests with gates fail by chance.
+/// One test at a time on a GPU: on an H200, a stream held by a gate was sometimes seen to keep other streams of the
+/// process from starting (they share the GPU's few queues and the driver's locks), so concurrent
+/// tests with gates fail at random.
 mod turn {
     use std::thread::ThreadId;
     use std::time::{Duration, Instant};
@@ -131,7 +131,7 @@ mod turn {
 
     static STATE: Mutex<Turns> = Mutex::new(Turns { owner: None, devices: 0 });
     static CHANGED: Condvar = Condvar::new();
-    /// A test that leaked its device is not waited for for ever.
+    /// Limits the wait for a test that leaked its device.
     const LIMIT: Duration = Duration::from_secs(100);
 
     /// Held by a device for tests; a thread may have several.
@@ -163,24 +163,24 @@ mod turn {
     }
 }
 
-/// The value that the kernel leaves in a gate's word when its time limit opened it.
+/// The value that the kernel leaves in a gate's word when the time limit opened it.
 const TIMED_OUT: u32 = 2;
-/// The same, and the warning was emitted.
+/// As `TIMED_OUT`, and the warning was emitted.
 const TOLD: u32 = 3;
 
-/// Holds a stream until it is opened: everything submitted behind it waits.
+/// Holds a stream until it is opened: everything submitted after it waits.
 ///
 /// It cannot be used in [verify mode](crate::DeviceBuilder::verify), where closing it would wait for it.
 ///
-/// Load kernels before closing a gate: on a GPU, loading waits for everything that runs. For that reason, and
+/// Load kernels before closing a gate: on a GPU, loading waits for everything that is running. For that reason, and
 /// because a GPU has few queues, closing a gate waits while another device of the same process has a closed
 /// gate or loads a kernel.
 ///
 /// It is a kernel that watches a word (never a driver wait on a value: eight of those freeze a
 /// process). On a host device a closed gate takes about a quarter of a core for that.
 ///
-/// It opens when dropped, and when its time limit passes, which its kernel keeps and counts from its own start; in the latter case
-/// [`open`](Self::open) or the drop logs `tracing::warn!`, once. A gate that its limit has opened holds up nothing.
+/// It opens when dropped, and when its time limit passes, which its kernel measures from its own start; in the latter case
+/// [`open`](Self::open) or the drop logs `tracing::warn!`, once. A gate opened by its limit holds up nothing.
 #[derive(Debug)]
 pub struct Gate {
     word: Arc<PinnedFlag>,
@@ -191,7 +191,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// The longest time that a gate stays closed.
+    /// The longest time that a gate can stay closed.
     pub const LIMIT: Duration = Duration::from_secs(20);
 
     /// Closes a gate on `stream`, for at most [`LIMIT`](Self::LIMIT).
@@ -232,7 +232,7 @@ impl Gate {
         })
     }
 
-    /// Opens the gate: the work behind it goes on.
+    /// Opens the gate: the work behind it proceeds.
     pub fn open(&self) {
         let is_late = self.word.compare_exchange(0, 1) == Err(TIMED_OUT);
         if is_late && self.word.compare_exchange(TIMED_OUT, TOLD).is_ok() {
@@ -244,7 +244,7 @@ impl Gate {
         drop(self.closed.lock().take());
     }
 
-    /// Whether its time limit opened it; meaningful once the stream has passed it.
+    /// Returns whether its time limit opened it; meaningful once the stream has passed it.
     #[must_use]
     pub fn timed_out(&self) -> bool {
         matches!(self.word.get(), TIMED_OUT | TOLD)
@@ -339,7 +339,7 @@ impl fmt::Debug for Faults {
     }
 }
 
-/// Decides what fails, while the device runs.
+/// Decides which calls fail, while the device runs.
 #[derive(Clone)]
 pub struct FaultHandle(Arc<Control>);
 
@@ -349,7 +349,7 @@ impl fmt::Debug for FaultHandle {
     }
 }
 
-/// Makes a watcher for a device's calls, and the handle that controls it.
+/// Makes a wrapper for a device's calls, and the handle that controls it.
 ///
 /// # Examples
 /// ```
@@ -380,9 +380,9 @@ impl Faults {
     }
 }
 
-/// A host device whose calls are watched.
+/// Opens a host device whose calls are recorded and can fail.
 ///
-/// It registers pinned memory only in the calls that need it, and not in the background as other devices
+/// It registers pinned memory only in the calls that need it, not in the background as other devices
 /// do: which call is the `nth` depends on the test alone.
 ///
 /// # Panics
@@ -392,7 +392,7 @@ pub fn host_with(faults: Faults) -> Device {
     watched(Arc::new(HostBackend::new(None, true)), faults, EngineOptions::default())
 }
 
-/// [`host_with`], with completions learned in a given way.
+/// [`host_with`] with the given way of detecting completions.
 ///
 /// # Panics
 /// If the system refuses a thread.
@@ -402,10 +402,10 @@ pub fn host_with_completion(faults: Faults, completion: Completion) -> Device {
 }
 
 impl DeviceBuilder {
-    /// Runs the kernels of this crate that every GPU runs, as PTX that the driver compiles, also where there
-    /// is machine code for the GPU: algorithms, formulas, fills and copies. On a host device it changes nothing.
+    /// Makes the device use this crate's general kernels, as PTX that the driver compiles, even if there
+    /// is machine code for the GPU: for algorithms, formulas, fills and copies. On a host device it changes nothing.
     ///
-    /// A GPU of compute capability 9.0 never runs them otherwise, and is what most tests run on.
+    /// A GPU of compute capability 9.0, on which most tests run, never uses them otherwise.
     pub fn general_images(mut self, general: bool) -> Self {
         self.general_images = general;
         self
@@ -420,7 +420,7 @@ impl DeviceBuilder {
         self
     }
 
-    /// [`host_with`], with these options: a memory limit, say, or verify mode.
+    /// [`host_with`] with these options, such as a memory limit or verify mode.
     ///
     /// # Panics
     /// If the system refuses a thread.
@@ -436,7 +436,7 @@ impl DeviceBuilder {
 }
 
 fn watched(inner: Arc<dyn Backend>, faults: Faults, options: EngineOptions) -> Device {
-    // Tests expect to see exactly the driver calls that they cause.
+    // Tests expect exactly the driver calls that they cause.
     let options = EngineOptions {
         block_cache_bytes: faults.block_cache_bytes,
         pins_on_demand: true,
@@ -449,13 +449,13 @@ fn watched(inner: Arc<dyn Backend>, faults: Faults, options: EngineOptions) -> D
 }
 
 impl FaultHandle {
-    /// Makes the `nth` call of a kind from now (1 is the next) fail, without effect, with a code of the
-    /// driver's: of [`OutOfMemory`](ErrorKind::OutOfMemory), [`InvalidCall`](ErrorKind::InvalidCall) (800,
-    /// what the driver answers inside a host function), [`Unsupported`](ErrorKind::Unsupported) or
-    /// [`DeviceLost`](ErrorKind::DeviceLost), and for any other kind one that is reported as
+    /// Makes the `nth` call of a kind from now (1 is the next) fail, without effect, with a driver code that is
+    /// reported as `kind`: [`OutOfMemory`](ErrorKind::OutOfMemory), [`InvalidCall`](ErrorKind::InvalidCall) (800,
+    /// the driver's answer inside a host function), [`Unsupported`](ErrorKind::Unsupported) or
+    /// [`DeviceLost`](ErrorKind::DeviceLost), or for any other kind, as
     /// [`Driver`](ErrorKind::Driver). Every call of that kind to the device's backend counts: those of the
     /// test, and those that the runtime makes for itself, such as a marker's `EventRecord` or the poller's
-    /// `EventQuery`. Calls before this one do not count.
+    /// `EventQuery`. Earlier calls do not count.
     pub fn fail_nth(&self, call: DriverCall, nth: u64, kind: ErrorKind) {
         self.0.fail(call.name(), nth, code_for(kind), false);
     }
@@ -465,9 +465,9 @@ impl FaultHandle {
         self.0.fail(call.name(), nth, code_for(kind), true);
     }
 
-    /// Loses the device: from now on every call of the driver on it fails, as after a kernel's fault. As there, nobody knows of it before such a
-    /// call was made: of what asks the device nothing, such as the end of a stream without work, the result is good until then, and so is that of
-    /// other devices' work with its memory. [`Device::lost`](crate::Device::lost) asks once a second. A service that recovers
+    /// Loses the device: from now on every driver call on it fails, as after a kernel's fault. As with a fault, the loss is unknown until such a
+    /// call is made: until then, results that need no driver call, such as the end of a stream without work, are good, and so are those of
+    /// other devices' work with its memory. [`Device::lost`](crate::Device::lost) queries the device once a second. A service that recovers
     /// opens another device; in a test that is a fresh host device.
     pub fn lose_device(&self, what: &str) {
         self.0.lose(what);
@@ -490,7 +490,7 @@ impl FaultHandle {
     }
 }
 
-/// A code that the runtime reports as `kind`.
+/// The driver code that the runtime reports as `kind`.
 fn code_for(kind: ErrorKind) -> i32 {
     match kind {
         ErrorKind::OutOfMemory => 2,
@@ -502,21 +502,21 @@ fn code_for(kind: ErrorKind) -> i32 {
     }
 }
 
-/// Runs a [`manual`] device; nothing else does, so keep it for as long as futures of the device are awaited.
+/// Runs a [`manual`] device, which runs only through it: keep it for as long as futures of the device are awaited.
 /// `let (device, _) = manual()` drops it at once.
 ///
-/// Dropping it closes the device. Work that has not run never will: pending futures, and everything that is
+/// Dropping it closes the device. Work that has not run never will: pending futures, and everything
 /// submitted later, resolve with [`ErrorKind::Closed`].
 #[derive(Debug)]
 pub struct Stepper {
     device: Device,
-    /// As in a poller: a stream whose handle is gone stays until everything lent to it is back.
+    /// As in a poller: a stream without a handle stays until everything lent to it is back.
     active: Mutex<Vec<Arc<StreamState>>>,
 }
 
 /// Makes a host device without threads: nothing runs until the test steps it, so interleavings are chosen,
-/// not raced. Its clock advances only with its steps: the same calls and steps give the same result each
-/// time. The device closes when its [`Stepper`] is dropped.
+/// not raced. Its clock advances only with its steps: the same calls and steps always give the same
+/// result. The device closes when its [`Stepper`] is dropped.
 ///
 /// # Examples
 /// ```
@@ -536,7 +536,7 @@ pub fn manual() -> (Device, Stepper) {
     manual_with(Completion::default())
 }
 
-/// [`manual`], with completions learned in a given way.
+/// [`manual`] with the given way of detecting completions.
 #[must_use]
 pub fn manual_with(completion: Completion) -> (Device, Stepper) {
     let options = EngineOptions { completion, stepped: true, ..EngineOptions::default() };
@@ -546,13 +546,13 @@ pub fn manual_with(completion: Completion) -> (Device, Stepper) {
     }
 }
 
-/// [`manual`], with its calls watched as those of [`host_with`].
+/// [`manual`] with recorded calls, as in [`host_with`].
 #[must_use]
 pub fn manual_with_faults(faults: Faults) -> (Device, Stepper) {
     manual_with_faults_completion(faults, Completion::default())
 }
 
-/// [`manual_with_faults`], with completions learned in a given way.
+/// [`manual_with_faults`] with the given way of detecting completions.
 #[must_use]
 pub fn manual_with_faults_completion(faults: Faults, completion: Completion) -> (Device, Stepper) {
     let options = EngineOptions { completion, stepped: true, ..EngineOptions::default() };
@@ -575,8 +575,8 @@ impl Stepper {
     }
 
     /// Runs one command, on the `choose`-th of the streams whose next command is ready, modulo their number,
-    /// then wakes the futures that waited for it. False if nothing was ready; inside a host function, a host
-    /// twin or the closure of `enqueue` nothing ever is.
+    /// then wakes the futures that waited for it. False if nothing was ready, as always inside a host function, a host
+    /// twin or the closure of `enqueue`.
     #[must_use]
     pub fn step(&self, choose: usize) -> bool {
         if is_inside_a_command() {
@@ -589,7 +589,7 @@ impl Stepper {
         ran
     }
 
-    /// Runs everything that can run, in the order of the streams.
+    /// Runs everything that can run, in stream order.
     pub fn run_until_idle(&self) {
         while self.step(0) || self.settle() {}
     }
@@ -614,7 +614,7 @@ impl Stepper {
         engine.memory.wake_reclaimers();
     }
 
-    /// Places the markers that are due; true if that made something to run.
+    /// Places the markers that are due; true if that made something runnable.
     fn settle(&self) -> bool {
         if is_inside_a_command() {
             return false;
@@ -626,7 +626,7 @@ impl Stepper {
     }
 }
 
-/// Whether the caller runs inside a step, or holds a stream's lock: nothing else runs inside of that.
+/// Whether the caller is inside a step, or holds a stream's lock: nothing else runs inside those.
 fn is_inside_a_command() -> bool {
     matches!(role::current(), Role::HostFn | Role::Twin | Role::Enqueuing)
 }
@@ -644,18 +644,18 @@ impl Drop for Stepper {
     fn drop(&mut self) {
         let engine = self.device.engine();
         engine.close();
-        // As after a loss: nothing waits for work that will never run, including what is being submitted now.
+        // As after a loss: nothing waits for work that will never run, not even work being submitted by another thread.
         let closed = ErrorDetail::Closed { device: engine.label().to_owned() };
         engine.state.lose(|| closed.into());
         engine.mourn();
         engine.sweep_retired(false);
-        // Unrun commands are dropped at a point where no lock is held and no command runs.
+        // Commands that have not run are dropped where no lock is held and no command is running.
         engine.backend.abandon();
         let backend = engine.backend.clone();
         engine.background.let_go(Discarded(backend));
-        // Streams keep their engine, and that keeps these.
+        // Streams keep their engine, which keeps these.
         engine.registry.let_go_of_all();
-        // Its time stands still.
+        // Its clock has stopped.
         engine.pacing.clock.end();
     }
 }

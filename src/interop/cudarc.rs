@@ -45,8 +45,8 @@ impl DeviceBuilder {
 }
 
 impl Device {
-    /// Opens the device of a context of cudarc's, or of a crate that stands on it: what is made there and here
-    /// works together. The context is kept, and neither its event tracking nor its error state is touched.
+    /// Opens the device of a context of cudarc, or of a crate built on it: objects made there and here
+    /// work together. The context is kept; neither its event tracking nor its error state is touched.
     ///
     /// # Errors
     /// As [`Device::cuda`].
@@ -54,7 +54,7 @@ impl Device {
         Device::builder().from_cudarc(context)
     }
 
-    /// Returns the context that the device is opened with, as cudarc's; its event tracking is as cudarc made it, and
+    /// Returns the device's context as cudarc's; its event tracking is left as cudarc set it, and
     /// nothing here depends on it.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ impl Device {
         context.ok_or_else(|| ErrorDetail::Unsupported { what, device }.into())
     }
 
-    /// Adopts a stream of cudarc's, or of a crate that stands on it; see [`Stream::from_raw`].
+    /// Adopts a stream of cudarc, or of a crate built on it; see [`Stream::from_raw`].
     ///
     /// # Errors
     /// As [`Stream::from_raw`].
@@ -87,22 +87,22 @@ impl Device {
         unsafe { Stream::from_raw(self, handle, stream.clone()) }
     }
 
-    /// Adopts memory of cudarc's: the slice becomes a buffer like any other, without a copy and without a host
-    /// wait. Uses here come behind everything on the slice's stream, and behind the uses on other streams that
+    /// Adopts memory of cudarc: the slice becomes a buffer like any other, without a copy and without a host
+    /// wait. Uses here are ordered after everything on the slice's stream, and after the uses on other streams that
     /// cudarc tracks. See [`Device::adopt_memory`] for figures and limits.
     ///
     /// # Ownership
-    /// The slice is dropped when the buffer is gone and every use of it is complete;
+    /// The slice is dropped when the buffer is dropped and every use of it is complete;
     /// [`release_to_cudarc`](Self::release_to_cudarc) gives it back.
     ///
     /// # Errors
-    /// [`ErrorDetail::WrongDevice`]: a slice of another context; [`ErrorDetail::BadStream`]: one of the per-thread
+    /// [`ErrorDetail::WrongDevice`]: a slice of another context; [`ErrorDetail::BadStream`]: a slice of the per-thread
     /// default stream; a device that is lost or closed. [`Refused`] has the slice.
     ///
     /// # Safety
     /// The elements were written, and nobody captures the slice's stream into a graph meanwhile. Uses that cudarc does
-    /// not track are on the slice's own stream, or complete: of streams that read it cudarc knows the last alone, and
-    /// of no stream where its event tracking is off.
+    /// not track are on the slice's own stream, or complete: cudarc knows only the last of the streams that read it, and
+    /// none if its event tracking is off.
     pub unsafe fn adopt_cudarc<T: Element>(
         &self,
         slice: CudaSlice<T>,
@@ -114,7 +114,7 @@ impl Device {
         };
         let mut slice = slice;
         let (ptr, len) = (wait_for_tracked(&mut slice), slice.len());
-        // Its stream is ordered behind the uses that cudarc knows, so later work there is as well.
+        // Its stream is ordered after the uses that cudarc knows, so later work there is as well.
         match Adoptable::<T>::behind(&stream, ptr, len) {
             Ok(adoptable) => Ok(adoptable.adopt(Box::new(Kept(ManuallyDrop::new(slice))))),
             Err(error) => Err(Refused { error, value: Some(slice) }),
@@ -124,12 +124,12 @@ impl Device {
     /// Hands memory to cudarc, without a copy and without a host wait: `stream` waits, on the device, for every use
     /// here, and the slice belongs to it.
     ///
-    /// Memory that came from a `CudaSlice` becomes that slice again, of its own stream. Other memory leaves the
+    /// Memory that came from a `CudaSlice` becomes that slice again, on its own stream. Other memory no longer counts in the
     /// figures and the limit of [`memory`](Self::memory), and cudarc frees it.
     ///
     /// # Errors
     /// [`ErrorDetail::WrongDevice`]: a buffer of another device, a stream of another context;
-    /// [`ErrorDetail::Unwritten`], [`ErrorDetail::Upstream`]: data that nobody wrote, or whose producer failed;
+    /// [`ErrorDetail::Unwritten`], [`ErrorDetail::Upstream`]: data that was never written, or whose producer failed;
     /// [`ErrorDetail::Unsupported`]: memory of a third library, an empty buffer, a
     /// [part](DeviceBuffer::split_off) of one; a device that is lost or closed.
     /// [`Refused`] has the buffer.
@@ -179,14 +179,14 @@ impl Device {
         let theirs = unsafe { self.adopt(&target) }?;
         let nothing = |_: &RawQueue<'_>, _: (RawSlice<T>,)| Ok::<_, Error>(());
         let uses = Uses::new("release_to_cudarc").updates(buffer);
-        // SAFETY: nothing is put on the stream but waits for every use so far.
+        // SAFETY: the call puts nothing on the stream except waits for every use so far.
         unsafe { theirs.enqueue(uses, nothing) }.queued()?;
         let (ptr, len) = (buffer.device_ptr(), buffer.len());
         let owner = buffer.memory_mut().and_then(Allocation::release);
         match owner.and_then(|owner| owner.downcast::<Kept<T>>().ok()) {
             Some(kept) => {
                 let mut slice = kept.into_slice();
-                // Its events are behind our uses from here on.
+                // From here on, its events are ordered after the uses here.
                 wait_for_tracked(&mut slice);
                 Ok(slice)
             }
@@ -197,18 +197,18 @@ impl Device {
 }
 
 impl Stream {
-    /// Shows the stream to cudarc for good; from now on it is shared, as after [`as_raw`](Self::as_raw).
-    /// [`lend_cudarc`](Self::lend_cudarc) shows it for a while.
+    /// Exposes the stream to cudarc for good; from now on it is shared, as after [`as_raw`](Self::as_raw).
+    /// [`lend_cudarc`](Self::lend_cudarc) exposes it for a while.
     ///
     /// # Errors
     /// [`ErrorDetail::Unsupported`]: not a stream of a CUDA device.
     ///
     /// # Safety
-    /// As [`as_raw`](Self::as_raw): what is returned, and what cudarc makes from it, is dropped
+    /// As [`as_raw`](Self::as_raw): the result, and everything that cudarc makes from it, is dropped
     /// before this stream's last handle.
     pub unsafe fn to_cudarc(&self) -> Result<Arc<CudaStream>> {
         let context = self.device().cudarc_context()?;
-        // SAFETY: the caller promised what `as_raw` asks.
+        // SAFETY: the caller promised what `as_raw` requires.
         let handle = unsafe { self.as_raw() };
         // SAFETY: the stream is of this context, and the caller keeps it for as long as cudarc uses it.
         Ok(unsafe { context.wrap_borrowed_stream(handle as CUstream) })
@@ -220,10 +220,10 @@ impl Stream {
     /// [`ErrorDetail::Unsupported`]: not a stream of a CUDA device.
     ///
     /// # Safety
-    /// As [`lend_raw`](Self::lend_raw), of the stream and of what cudarc makes from it.
+    /// As [`lend_raw`](Self::lend_raw), for the stream and everything that cudarc makes from it.
     pub unsafe fn lend_cudarc(&self) -> Result<(Arc<CudaStream>, StreamLoan)> {
         let context = self.device().cudarc_context()?;
-        // SAFETY: the caller promised what `lend_raw` asks.
+        // SAFETY: the caller promised what `lend_raw` requires.
         let loan = unsafe { self.lend_raw() };
         // SAFETY: the stream is of this context, and the loan keeps it.
         let stream = unsafe { context.wrap_borrowed_stream(loan.handle() as CUstream) };
@@ -232,7 +232,7 @@ impl Stream {
 }
 
 impl RawQueue<'_> {
-    /// Returns the stream as cudarc's, to be dropped before `enqueue` returns, unless what keeps it is
+    /// Returns the stream as cudarc's. It must be dropped before `enqueue` returns, unless the value that holds it is
     /// [kept](Uses::keeps) and not used.
     ///
     /// # Errors
@@ -243,14 +243,14 @@ impl RawQueue<'_> {
             let device = self.engine().label().to_owned();
             ErrorDetail::Unsupported { what: "a CUDA stream", device }
         })?;
-        // SAFETY: the stream is of this context; the closure that has this is in an unsafe call, which vouches that
+        // SAFETY: the stream is of this context; the closure that has `self` is in an unsafe call, which vouches that
         // the handle is not used later.
         Ok(unsafe { context.wrap_borrowed_stream(self.stream() as CUstream) })
     }
 }
 
 impl<T> RawSlice<T> {
-    /// Returns the range as what the safe wrappers of cudarc take (cuBLAS, cuBLASLt, cuFFT, cuRAND), inside
+    /// Returns the range as an argument for cudarc's safe wrappers (cuBLAS, cuBLASLt, cuFFT, cuRAND), inside
     /// [`enqueue`](Stream::enqueue) on that stream. The operation orders it: cudarc tracks nothing.
     #[must_use]
     pub fn cudarc(self, stream: &Arc<CudaStream>) -> CudarcSlice<T> {
@@ -288,7 +288,7 @@ impl<T> DevicePtrMut<T> for CudarcSlice<T> {
     }
 }
 
-/// A slice that is dropped with its context current, whatever the thread.
+/// A slice that is dropped with its context current, on any thread.
 struct Kept<T>(ManuallyDrop<CudaSlice<T>>);
 
 impl<T> Kept<T> {
@@ -307,12 +307,12 @@ impl<T> Drop for Kept<T> {
         unsafe { result::ctx::set_current(ours) }.ok();
         // SAFETY: dropped once, here.
         unsafe { ManuallyDrop::drop(&mut self.0) };
-        // SAFETY: it was current a moment ago, or none was.
+        // SAFETY: this was the current context a moment ago, or null.
         unsafe { result::ctx::set_current(before) }.ok();
     }
 }
 
-/// Makes the slice's own stream wait for the uses that cudarc tracks, and records it as the last. Returns the
+/// Makes the slice's own stream wait for the uses that cudarc tracks, and records it as the last user. Returns the
 /// address.
 fn wait_for_tracked<T>(slice: &mut CudaSlice<T>) -> u64 {
     let stream = slice.stream().clone();

@@ -3,16 +3,16 @@
 //! | a tensor | its memory is freed, or its producer's deleter called |
 //! |---|---|
 //! | exported, with a consumer's stream | behind everything on the device when the deleter is called |
-//! | exported, synchronized or unordered | behind every use here: the consumer's are complete when it calls the deleter |
+//! | exported, synchronized or unordered | behind every use here: the consumer's uses are complete when it calls the deleter |
 //! | adopted | by the reaper, when every use here is complete |
 //! | refused, or dropped as a [`DlpackTensor`] | at once |
 //!
 //! # Invariants
-//! 1. The consumer's stream is ordered behind our last use before it can use an exported tensor (`exported_behind_a_slow_producer`).
-//! 2. Our deleter makes no driver call and waits for nothing, whatever thread calls it: the reaper does the work
+//! 1. The consumer's stream is ordered after the last use here before it can use an exported tensor (`exported_behind_a_slow_producer`).
+//! 2. Our deleter makes no driver call and waits for nothing, on any thread: the reaper does the work
 //!    (`deleters_in_a_host_function`).
-//! 3. Memory is freed behind everything that the consumer put on its stream before it called the deleter (`freed_behind_the_consumer`).
-//! 4. A producer's deleter is called once, whatever becomes of the tensor (`every_deleter_runs_once`).
+//! 3. Memory is freed after everything that the consumer put on its stream before it called the deleter (`freed_behind_the_consumer`).
+//! 4. A producer's deleter is called once, whatever happens to the tensor (`every_deleter_runs_once`).
 
 pub(crate) mod abi;
 pub(crate) mod export;
@@ -33,11 +33,11 @@ use crate::thread::role;
 
 impl Stream {
     /// Adopts a tensor of another library as a buffer, without a copy, ready when everything on this stream so far
-    /// is complete: its producer was asked for it with this stream (`__dlpack__(stream=…)`). See
+    /// is complete: it was requested from its producer with this stream (`__dlpack__(stream=…)`). See
     /// [`Device::adopt_memory`](crate::Device::adopt_memory).
     ///
     /// # Ownership
-    /// The tensor's deleter is called on a thread of this crate when the buffer is gone and every use of it is
+    /// The tensor's deleter is called on a thread of this crate when the buffer is dropped and every use of it is
     /// complete; at the end of the process it is not called.
     ///
     /// # Errors
@@ -45,7 +45,7 @@ impl Stream {
     /// [`Device::adopt_memory`](crate::Device::adopt_memory). [`Refused`] has the tensor.
     ///
     /// # Safety
-    /// As [`Device::adopt_memory`](crate::Device::adopt_memory), of the tensor's elements; what writes them is on this stream, or complete.
+    /// As [`Device::adopt_memory`](crate::Device::adopt_memory), for the tensor's elements; the work that writes them is on this stream, or complete.
     pub unsafe fn adopt_dlpack<T: DlpackElement>(
         &self,
         tensor: DlpackTensor,
@@ -56,7 +56,7 @@ impl Stream {
         self.adopt_tensor(tensor)
     }
 
-    /// Adopts a tensor, also a read-only one, as memory that nobody writes; see [`adopt_dlpack`](Self::adopt_dlpack)
+    /// Adopts a tensor, possibly read-only, as memory that nobody writes; see [`adopt_dlpack`](Self::adopt_dlpack)
     /// and [`DeviceBuffer::freeze`]. Ready proves *complete on the device*: everything on this stream so far.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! `enqueue`: another library's work as an operation, on a stream, in a batch, on a device's current stream.
+//! `enqueue`: another library's work as an operation, on a stream, in a batch, or on a device's current stream.
 
 use std::error::Error as StdError;
 use std::panic::resume_unwind;
@@ -15,8 +15,8 @@ impl Stream {
     /// Puts work of another library on the stream, as one operation: cuBLAS, cuFFT, a C library, a raw driver
     /// call.
     ///
-    /// `call` runs on this thread before `enqueue` returns, with the device's context current and the thread's stream
-    /// captures relaxed. It gets the raw stream and the addresses of what `uses` declares, and returns the value of the
+    /// `call` runs on this thread before `enqueue` returns, with the device's context current and the thread's capture
+    /// mode relaxed. It gets the raw stream and the addresses of the ranges declared in `uses`, and returns the value of the
     /// future. Ready proves that everything it put on the stream is *complete on the device*.
     ///
     /// A library of your own:
@@ -44,13 +44,12 @@ impl Stream {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     ///
-    /// # Ordering
-    /// That of any operation: behind what is on the stream, and behind conflicting uses of the declared ranges on other
+    /// As for any operation: after earlier work on the stream, and after conflicting uses of the declared ranges on other
     /// streams. The stream does not become shared, as it does after [`as_raw`](Self::as_raw).
     ///
     /// # Ownership
     /// Declared memory is borrowed for the call and kept by the operation. The value that `call` returns belongs to the
-    /// future and is dropped with it, complete or not, so values that the work needs are [kept](Uses::keeps) or
+    /// future and is dropped with it, complete or not, so values that the work needs must be [kept](Uses::keeps) or
     /// [lent](Uses::lends) instead.
     ///
     /// # Blocking
@@ -58,36 +57,36 @@ impl Stream {
     /// work on the stream are not held up if this is its first `enqueue` or the previous one took more than 50 µs.
     ///
     /// # Cancel safety
-    /// Dropped, the future leaves the work running, and everything it uses stays until it is complete.
+    /// If the future is dropped, the work goes on, and everything it uses is kept until it is complete.
     ///
     /// # Errors
-    /// As of any operation; [`ErrorDetail::Foreign`](crate::ErrorDetail::Foreign) with the error of `call` as its
-    /// source (an [`Error`](crate::Error) of this crate stays as it is). What was declared as written then counts as
+    /// As for any operation; [`ErrorDetail::Foreign`](crate::ErrorDetail::Foreign) with the error of `call` as its
+    /// source (an [`Error`](crate::Error) of this crate is returned as it is). Memory declared as written then counts as
     /// failed until it is overwritten.
     ///
-    /// `call` reports what is known when the work is submitted. A library whose status is known only when the work has
-    /// run, on a thread of the host, is called in another way:
+    /// `call` reports errors that are known when the work is submitted. A library whose status is known only when the work has
+    /// run, on a host thread, is called differently:
     /// - on a host device in [`RawQueue::try_host`], whose error is the operation's;
     /// - on any device between [`MemoryLoan::ready`](crate::MemoryLoan::ready) and
     ///   [`end`](crate::MemoryLoan::end) or [`fail`](crate::MemoryLoan::fail) of a loan, see
     ///   [`lend_memory`](Self::lend_memory).
     ///
-    /// Inside `call` everything of this crate that submits, waits or calls the driver is
+    /// Inside `call`, everything of this crate that submits, waits or calls the driver fails with
     /// [`ErrorDetail::WrongThread`](crate::ErrorDetail::WrongThread), because the stream is locked.
     ///
     /// # Panics
-    /// If `call` panics. What it had put on the stream is covered by the next operation there.
+    /// If `call` panics. Work that it had put on the stream is covered by the next operation there.
     ///
     /// # Safety
     /// - The work touches device memory only as `uses` declares it, apart from memory that the caller keeps alive and
-    ///   orders itself; it overwrites all of what is declared with [`writes`](Uses::writes).
-    /// - All of it is on the stream that `call` is given, or joined to that stream by events before `call` returns.
+    ///   orders itself; it overwrites all memory declared with [`writes`](Uses::writes).
+    /// - All of it is on the stream passed to `call`, or joined to that stream by events before `call` returns.
     ///   The handle is not used afterwards, and the stream is neither captured nor destroyed.
     /// - Host memory that the work touches is lent, or outlives the work. After the loss of the device nobody knows
     ///   how long the work goes on.
     /// - [Kept](Uses::keeps) values may be dropped on another thread, and without a current context if the operation
     ///   is refused.
-    /// - Work that is said to be [capturable](Uses::can_be_captured) is what is described there.
+    /// - Work declared as [capturable](Uses::can_be_captured) meets the conditions described there.
     #[track_caller]
     pub unsafe fn enqueue<P, R: Send + 'static, E>(
         &self,
@@ -126,14 +125,14 @@ impl Device {
 }
 
 impl Queue<'_> {
-    /// Puts work of another library on the stream; see [`Stream::enqueue`]. Returns what `call` returned, while the
-    /// work may not have begun. An error of [`RawQueue::try_host`] is that of the whole batch.
+    /// Puts work of another library on the stream; see [`Stream::enqueue`]. Returns the value of `call`; the
+    /// work may not have begun by then. An error of [`RawQueue::try_host`] is an error of the whole batch.
     ///
     /// In the closure of a [`Graph`](crate::Graph) the work is captured instead.
     ///
     /// # Errors
     /// As [`Stream::enqueue`]; in the closure of a graph [`ErrorDetail::NotInGraph`](crate::ErrorDetail::NotInGraph), unless the work
-    /// [can be captured](Uses::can_be_captured) and is [lent](Uses::lends) nothing.
+    /// [can be captured](Uses::can_be_captured) and [lends](Uses::lends) nothing.
     ///
     /// # Panics
     /// If `call` does.

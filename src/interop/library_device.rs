@@ -1,8 +1,8 @@
-//! [`LibraryDevice`]: a device as the binding of a library holds it, for whose objects it answers.
+//! [`LibraryDevice`]: the device handle of a library binding, which destroys the library's objects.
 //!
 //! | an object of the library | is |
 //! |---|---|
-//! | held by a plan or a handle of the user's | alive |
+//! | held by a user's plan or handle | alive |
 //! | retired | kept behind everything submitted to the device so far, since launches may use it |
 //! | retired, and all of that work complete | destroyed by the reaper, with the device's context current |
 //! | on a lost device, or after `main` | leaked: destroying it would call the driver |
@@ -17,26 +17,26 @@ use crate::memory::reclaim::retired::{Remnant, UserList};
 use crate::runtime::Engine;
 use crate::submit::wrong_device;
 
-/// A device that this does not keep open.
+/// A device, without keeping it open.
 #[derive(Clone)]
 pub struct LibraryDevice {
     engine: Arc<Engine>,
 }
 
 impl LibraryDevice {
-    /// That device.
+    /// Returns the device's handle for a library binding.
     #[must_use]
     pub fn of(device: &Device) -> Self {
         LibraryDevice { engine: device.engine().clone() }
     }
 
-    /// What kind of device it is.
+    /// Returns the kind of device.
     #[must_use]
     pub fn kind(&self) -> DeviceKind {
         self.engine.backend.kind()
     }
 
-    /// The device's name in messages.
+    /// Returns the device's name for messages.
     #[must_use]
     pub fn label(&self) -> &str {
         self.engine.label()
@@ -65,7 +65,7 @@ impl LibraryDevice {
     /// Runs `code` with the device's context current.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// The driver's refusal.
     pub fn in_context<R>(&self, code: impl FnOnce() -> R) -> Result<R> {
         let (mut code, mut result) = (Some(code), None);
         let mut run = || result = code.take().map(|code| code());
@@ -78,7 +78,7 @@ impl LibraryDevice {
         })
     }
 
-    /// Drops an object behind everything submitted so far, with the device's context current, or never: see the module.
+    /// Drops an object after everything submitted so far, with the device's context current, or never: see the module.
     pub fn retire<T: Send + 'static>(&self, object: T) {
         if !self.engine.is_usable() {
             return std::mem::forget(object);
@@ -89,7 +89,7 @@ impl LibraryDevice {
     }
 }
 
-/// Destroyed, on the reaper's thread, if its device still works by then.
+/// Destroyed on the reaper's thread, if its device still works by then.
 struct Remains<T> {
     engine: Arc<Engine>,
     object: Option<T>,

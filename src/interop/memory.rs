@@ -7,7 +7,7 @@
 //!
 //! The borrower's threads and other streams may use lent memory once the loan is [ready](MemoryLoan::ready).
 //!
-//! More than 500 lines: half of it docs.
+//! More than 500 lines: half of them docs.
 
 use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -41,16 +41,16 @@ impl Device {
     /// # Ownership
     /// `owner` keeps the memory. A thread of this crate drops it, with the device's context current, when the
     /// buffer is dropped and every use of it is complete, or when the device is lost and runs nothing any more. It is leaked
-    /// at the end of the process, and if another device still uses the memory when this one is lost.
+    /// at the end of the process, or if another device still uses the memory when this one is lost.
     ///
     /// # Errors
-    /// [`ErrorDetail::BadMemory`]: an address that is null, that the driver does not know as device memory, or that is not
-    /// aligned for `T`; a range that leaves its allocation; [`ErrorDetail::WrongDevice`]: memory of another device;
-    /// [`ErrorDetail::TooLarge`]; a device that is lost or closed. `owner` is dropped then.
+    /// [`ErrorDetail::BadMemory`]: an address that is null, not device memory according to the driver, or not
+    /// aligned for `T`; a range that exceeds its allocation; [`ErrorDetail::WrongDevice`]: memory of another device;
+    /// [`ErrorDetail::TooLarge`]; a device that is lost or closed. `owner` is then dropped.
     ///
     /// # Safety
     /// `ptr` is the address of `len` initialized elements of memory that this device can use and that live as long
-    /// as `owner`, and what wrote them is complete. Until `owner` is dropped nobody else writes them, or uses them
+    /// as `owner`, and the work that wrote them is complete. Until `owner` is dropped nobody else writes them, or uses them
     /// while operations here write them, unless the caller orders that.
     ///
     /// # Examples
@@ -81,13 +81,13 @@ impl Device {
 
 impl Stream {
     /// Adopts device memory of another library that is ready when everything on this stream so far is complete; see
-    /// [`Device::adopt_memory`]. To wait for a stream of theirs, [adopt](Self::from_raw) that and call this on it.
+    /// [`Device::adopt_memory`]. To wait for a stream of that library, [adopt](Self::from_raw) the stream and call this on it.
     ///
     /// # Errors
     /// As [`Device::adopt_memory`].
     ///
     /// # Safety
-    /// As [`Device::adopt_memory`], but that what wrote the memory may be on this stream.
+    /// As [`Device::adopt_memory`], but the work that wrote the memory may be on this stream.
     #[track_caller]
     pub unsafe fn adopt_memory<T: Element>(
         &self,
@@ -105,25 +105,25 @@ impl Stream {
     /// # Ordering
     /// | the library's work | begins | is complete |
     /// |---|---|---|
-    /// | is on this stream | at once: the stream waits, on the device, for earlier uses of the memory | whenever: later uses of the memory wait for what is on the stream when the loan ends |
-    /// | runs on a thread of the host, or on another stream | when [`ready`](MemoryLoan::ready) has resolved: **nothing else makes it wait** | before the loan ends |
+    /// | is on this stream | at once: the stream waits, on the device, for earlier uses of the memory | at any time: later uses of the memory wait for everything on the stream when the loan ends |
+    /// | runs on a host thread, or on another stream | when [`ready`](MemoryLoan::ready) has resolved: **nothing else makes it wait** | before the loan ends |
     ///
     /// The stream is one that the library uses, [adopted](Self::from_raw) or [lent](Self::lend_raw); for a library
-    /// that uses none, any stream.
+    /// without streams, any stream.
     ///
     /// # Ownership
-    /// What is [kept](Uses::keeps) and [lent](Uses::lends) stays until the loan has ended and what was on the stream
+    /// [Kept](Uses::keeps) and [lent](Uses::lends) values stay until the loan has ended and everything on the stream
     /// by then is complete. [`Device::close`] waits for that as well.
     ///
     /// # Errors
-    /// As of any operation: an input that was never written or whose producer failed; memory of another
+    /// As for any operation: an input that was never written or whose producer failed; memory of another
     /// device; a device that is lost or closed.
     ///
     /// # Safety
     /// - The library touches the memory only as declared, while the loan lasts, and begins and finishes as the table
     ///   above says.
-    /// - What [`enqueue`](Self::enqueue) asks for holds of everything that the library puts on the stream.
-    /// - The loan is ended or dropped, and not leaked: one that borrows its memory does not keep it.
+    /// - The requirements of [`enqueue`](Self::enqueue) hold for everything that the library puts on the stream.
+    /// - The loan is ended or dropped, not leaked: a loan that borrows its memory does not keep it.
     ///
     /// # Examples
     /// A library with a stream of its own:
@@ -151,7 +151,7 @@ impl Stream {
     /// # }
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
-    /// One that works on threads of its own: see [`MemoryLoan`].
+    /// A library that works on threads of its own: see [`MemoryLoan`].
     #[track_caller]
     pub unsafe fn lend_memory<'a, P>(&self, uses: Uses<'a, P>) -> Result<MemoryLoan<'a, P>> {
         let (queue, engine) = (self.queue(), self.engine());
@@ -190,8 +190,8 @@ impl Stream {
 ///
 /// # Examples
 /// A library that works on threads of its own, and calls back when it has finished or failed, on a thread that may
-/// submit. It uses no stream, so it starts when the loan is [ready](Self::ready). The loan and the buffer go to its
-/// callback, and what the caller awaits comes back from there.
+/// submit. It uses no stream, so it starts when the loan is [ready](Self::ready). The loan and the buffer move into its
+/// callback, which returns the result that the caller awaits.
 /// ```
 /// use futures::channel::oneshot;
 /// use gpu_await::{Device, DeviceBuffer, Result, Stream, Uses};
@@ -244,14 +244,14 @@ pub struct MemoryLoan<'a, P> {
     at: &'static Location<'static>,
     /// The ticket at which the stream has waited for all other users.
     begins: u64,
-    /// The outcomes that its inputs depend on, and those that the inputs of other loans do which it also reads.
+    /// The outcomes that its inputs depend on, including those of other loans' inputs that it also reads.
     inputs: Option<Box<Dependencies>>,
     also_reads: RefCell<Option<Box<Dependencies>>>,
-    /// Somebody may wait for that point.
+    /// Somebody may be waiting for that point.
     is_awaited: Cell<bool>,
     /// `None` once it has ended.
     open: Option<OpenLoan>,
-    /// The outcome, if it was asked for.
+    /// The outcome, if it was requested.
     outcome: OnceCell<WorkOutcome>,
 }
 
@@ -266,9 +266,9 @@ impl<P> fmt::Debug for MemoryLoan<'_, P> {
 }
 
 impl<P: Copy> MemoryLoan<'_, P> {
-    /// Returns the addresses of what is lent, in the order of the declarations.
+    /// Returns the addresses of the lent memory, in the order of the declarations.
     ///
-    /// The memory there is for work on the stream of the loan; for anything else when the loan is [ready](Self::ready).
+    /// Work on the loan's stream may use the memory at once; anything else only when the loan is [ready](Self::ready).
     #[must_use]
     pub fn slices(&self) -> P {
         self.slices
@@ -276,39 +276,39 @@ impl<P: Copy> MemoryLoan<'_, P> {
 }
 
 impl<P> MemoryLoan<'_, P> {
-    /// Returns the driver's handle of the loan's stream, for what the library puts there before the loan ends: a `CUstream` as a
-    /// number. It is not used afterwards, nor captured or destroyed.
+    /// Returns the driver's handle of the loan's stream, a `CUstream` as a number, for work that the library puts there before the loan ends.
+    /// It must not be used afterwards, nor captured or destroyed.
     ///
-    /// The stream does not become shared, as it does after [`as_raw`](Stream::as_raw): the end of the loan stands for all that the
+    /// The stream does not become shared, as it does after [`as_raw`](Stream::as_raw): the end of the loan covers all work that the
     /// library put there.
     #[must_use]
     pub fn raw_stream(&self) -> u64 {
         self.stream.state().driver.raw.0
     }
 
-    /// Resolves when a thread of the host, or a stream that the crate does not know, may use the memory. Puts nothing on a
-    /// stream. Ready proves *complete on the device*: every earlier use of the memory that the declared ones must
+    /// Resolves when a host thread, or a stream that the crate does not know, may use the memory. Puts nothing on a
+    /// stream. Ready proves *complete on the device*: every earlier use of the memory that the declared uses must
     /// follow.
     ///
     /// A library that works only on the stream of the loan need not wait for this.
     ///
     /// # Cancel safety
-    /// Dropping the future gives up nothing; the loan goes on.
+    /// Dropping the future has no effect; the loan goes on.
     ///
     /// # Errors
-    /// The loss of the device; [`ErrorDetail::Upstream`]: what is declared as read or updated failed by then, where that is known only
-    /// when it has run. Otherwise it does not fail any more.
+    /// The loss of the device; [`ErrorDetail::Upstream`]: memory declared as read or updated had failed by then, if that is known only
+    /// when its producer has run. Otherwise it cannot fail any more.
     pub fn ready(&self) -> Op<()> {
         self.is_awaited.set(true);
         let begun = HostValue::Here((), self.inputs.clone());
         Op::pending(self.stream.state(), self.begins, begun)
     }
 
-    /// Says that the library's work also gets data that `other` declares as read, by a way that is not declared, as over a link between
-    /// two devices: it is complete after the work of `other` has begun. If what is declared there fails late, what this loan declares as
-    /// written fails too.
+    /// Declares that the library's work also gets data that `other` declares as read, by an undeclared path such as a link between
+    /// two devices: this work completes after the work of `other` has begun. If the inputs of `other` fail late, memory that this loan
+    /// declares as written fails too.
     ///
-    /// Call it before either loan ends. What `other` was said to get of a third one is not included.
+    /// Call it before either loan ends. Data that `other` was declared to get from a third loan is not included.
     ///
     /// # Examples
     /// ```
@@ -340,39 +340,39 @@ impl<P> MemoryLoan<'_, P> {
         all.get_or_insert_default().extend((**inputs).clone());
     }
 
-    /// Ends the loan: later uses of the memory wait for what is on the stream now. What the library does elsewhere has
+    /// Ends the loan: later uses of the memory wait for everything on the stream so far. The library's work elsewhere must have
     /// finished. Dropping the loan does the same.
     ///
     /// # Blocking
-    /// While another thread is submitting to this stream, which takes long where the stream's queue is full. So does dropping the
-    /// loan: lend on a stream of its own, or [`throttle`](Stream::throttle) who submits.
+    /// While another thread is submitting to this stream, which takes long if the stream's queue is full. So does dropping the
+    /// loan: lend on a stream of its own, or [`throttle`](Stream::throttle) the submitters.
     ///
     /// # Errors
-    /// The loss of the device, if it is known: the driver is not asked for it, and what uses the memory later tells of one that
+    /// The loss of the device, if it is known: the driver is not queried for it, and later uses of the memory report a loss that
     /// shows afterwards. A thread that must not submit (a host function, a twin, a waker, the closure of `enqueue`). In both cases
-    /// what was declared as written counts as failed. In the second the memory is also never freed, so that it counts as
-    /// [leaked](crate::Stats::leaked_bytes) when its buffer is dropped, and what was kept is never dropped, because nobody knows when
+    /// memory declared as written counts as failed. In the second the memory is also never freed, so that it counts as
+    /// [leaked](crate::Stats::leaked_bytes) when its buffer is dropped, and kept values are never dropped, because nobody knows when
     /// the library's work on the stream is complete.
     ///
-    /// [`ErrorDetail::Upstream`]: what is declared as read failed after the loan began, where that is known only when it has run
-    /// ([`RawQueue::try_host`](crate::RawQueue::try_host)). What was declared as written counts as failed.
+    /// [`ErrorDetail::Upstream`]: memory declared as read failed after the loan began, where that is known only when its producer has run
+    /// ([`RawQueue::try_host`](crate::RawQueue::try_host)). Memory declared as written counts as failed.
     ///
     /// A closed device is no error: a loan may end after [`Device::close`] has timed out.
     pub fn end(mut self) -> Result<()> {
         self.close_now()?.map_or(Ok(()), Err)
     }
 
-    /// Ends the loan, as [`end`](Self::end) does, with a future. Ready proves *complete on the device*: what is on the stream
-    /// when the loan ends.
+    /// Ends the loan, as [`end`](Self::end) does, with a future. Ready proves *complete on the device*: everything on the stream
+    /// when the loan ended.
     ///
     /// # Blocking
     /// As [`end`](Self::end).
     ///
     /// # Cancel safety
-    /// Dropped, the future leaves the work running.
+    /// If the future is dropped, the work goes on.
     ///
     /// # Errors
-    /// As [`end`](Self::end); the failure that the [outcome](Self::outcome) was told of by then.
+    /// As [`end`](Self::end); the failure that was reported to the [outcome](Self::outcome) by then.
     pub fn complete(mut self) -> Op<()> {
         let finish = |queue: &Queue<'_>, closed: Result<Option<Error>>| {
             queue.finish(closed.and_then(|failed| failed.map_or(Ok(()), Err)))
@@ -380,8 +380,8 @@ impl<P> MemoryLoan<'_, P> {
         self.close(finish)
     }
 
-    /// Returns the outcome of the library's work, through which the library may say, from any thread and after the loan has
-    /// ended, that it failed. [`complete`](Self::complete) and readers of what was declared as written tell of it.
+    /// Returns the outcome of the library's work, through which the library can report a failure, from any thread and after the loan has
+    /// ended. [`complete`](Self::complete) and readers of memory declared as written return it.
     ///
     /// # Examples
     /// ```
@@ -407,18 +407,18 @@ impl<P> MemoryLoan<'_, P> {
         self.outcome.get_or_init(|| WorkOutcome::of_loan(self.uses.name())).clone()
     }
 
-    /// Ends the loan of a library that failed: what was declared as written counts as failed, with this cause, and
-    /// its readers see [`ErrorDetail::Upstream`]. Returns the error ([`ErrorDetail::Foreign`] with the cause as its source,
+    /// Ends the loan of a library that failed: memory declared as written counts as failed, with this cause, and
+    /// its readers get [`ErrorDetail::Upstream`]. Returns the error ([`ErrorDetail::Foreign`] with the cause as its source,
     /// or an error of this crate as it is), or the loss of the device if that came first. An operation that
-    /// overwrites all of the memory heals it, in the order that [`end`](Self::end) describes.
+    /// overwrites all of the memory clears the failure, in the order that [`end`](Self::end) describes.
     ///
     /// # Blocking
     /// As [`end`](Self::end).
     ///
-    /// On a thread that must not submit, the error says so, and the cause is lost.
+    /// On a thread that must not submit, the error is that one, and the cause is lost.
     ///
     /// # Panics
-    /// If making an error of `cause` does; what was declared as written counts as failed all the same.
+    /// If converting `cause` to an error does; memory declared as written counts as failed all the same.
     pub fn fail(mut self, cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
         let cause = contain::hold(|| cause.into());
         let closed = self.close_now();
@@ -432,15 +432,15 @@ impl<P> MemoryLoan<'_, P> {
         }
     }
 
-    /// Lets the loan outlive the borrows of what was declared, for a library that works on threads of its own: the loan can
+    /// Lets the loan outlive the borrows of the declared memory, for a library that works on threads of its own: the loan can
     /// move to another thread, and it keeps the memory while the buffers are moved or dropped.
     ///
     /// It waits for nothing: before such a thread uses the memory, await [`ready`](Self::ready).
     ///
     /// # Safety
-    /// Until the loan is over nobody submits an operation that uses the declared memory, on any stream, except
-    /// reads of what was declared as read; nor is the memory used through a buffer, a view or an address in any other
-    /// way. What [`Stream::lend_memory`] asks for holds until then.
+    /// Until the loan has ended nobody submits an operation that uses the declared memory, on any stream, except
+    /// reads of memory declared as read; nor is the memory used through a buffer, a view or an address in any other
+    /// way. The requirements of [`Stream::lend_memory`] hold until then.
     pub unsafe fn detach(mut self) -> MemoryLoan<'static, P>
     where
         P: Clone,
@@ -463,7 +463,7 @@ impl<P> MemoryLoan<'_, P> {
         self.close(|_, closed| closed)
     }
 
-    /// Ends the loan, if it has not ended, on a queue of its stream, which `then` gets with the failure of its inputs.
+    /// Ends the loan, if it has not ended, on a queue of its stream; `then` gets that queue and the failure of the loan's inputs.
     fn close<R>(&mut self, then: impl FnOnce(&Queue<'_>, Result<Option<Error>>) -> R) -> R {
         let MemoryLoan {
             uses,
@@ -481,7 +481,7 @@ impl<P> MemoryLoan<'_, P> {
         queue.at.set(at);
         let Some(open) = open.take() else { return then(queue, Ok(None)) };
         if !is_awaited.get() {
-            // It needs no marker in front of the end.
+            // It needs no marker before the end.
             stream.state().progress.timeline.release(*begins);
         }
         let (outcome, name, commands) = (outcome.get(), uses.name(), uses.commands());
@@ -511,12 +511,12 @@ impl<P> MemoryLoan<'_, P> {
 
 impl<P> Drop for MemoryLoan<'_, P> {
     fn drop(&mut self) {
-        // It poisoned the loan's outputs.
+        // A failure has poisoned the loan's outputs.
         self.close_now().ok();
     }
 }
 
-/// Memory of another library that may be adopted.
+/// Memory of another library that can be adopted.
 pub(super) struct Adoptable<T> {
     engine: Arc<Engine>,
     ptr: DevicePtr,
@@ -532,7 +532,7 @@ impl<T: Element> Adoptable<T> {
         Adoptable::check(device.engine(), ptr, len)
     }
 
-    /// Memory that is ready behind everything on a stream so far.
+    /// Memory that is ready after everything on a stream so far.
     pub(super) fn behind(stream: &Stream, ptr: u64, len: usize) -> Result<Self> {
         let checked = Adoptable::check(stream.engine(), ptr, len)?;
         Ok(Adoptable { written: Some(stream.mark()?.point), ..checked })
@@ -555,21 +555,21 @@ impl<T: Element> Adoptable<T> {
     pub(super) fn adopt(self, owner: Box<dyn Any + Send>) -> DeviceBuffer<T> {
         let Adoptable { engine, ptr, bytes, len, written, .. } = self;
         if bytes > 0 {
-            // SAFETY: the caller vouches for the memory, and its owner is dropped behind the last use.
+            // SAFETY: the caller vouches for the memory, and its owner is dropped after the last use.
             unsafe { engine.backend.adopt(ptr, bytes) };
         }
         DeviceBuffer::new(Allocation::foreign(&engine, ptr, bytes, written, owner), len)
     }
 }
 
-/// Adopts host memory that is registered with the driver, under its host address: for a crate beside this one. As
-/// [`Device::adopt_memory`], but that the driver is not asked for it.
+/// Adopts host memory registered with the driver, under its host address: for sibling crates. As
+/// [`Device::adopt_memory`], but the driver is not queried.
 ///
 /// # Errors
 /// [`ErrorDetail::TooLarge`]; a device that is lost or closed. `owner` is dropped then.
 ///
 /// # Safety
-/// As [`Device::adopt_memory`]; on a GPU the memory is registered and mapped, and the device has the addresses of the host.
+/// As [`Device::adopt_memory`]; on a GPU the memory is registered and mapped, and device addresses equal host addresses.
 pub unsafe fn adopt_registered<T: Element>(
     device: &Device,
     ptr: u64,

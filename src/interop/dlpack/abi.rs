@@ -12,24 +12,24 @@ use crate::memory::Element;
 /// The version that exported tensors carry.
 pub(super) const VERSION: DLPackVersion = DLPackVersion { major: 1, minor: 0 };
 
-/// The flag of a tensor that may only be read.
+/// The flag of a read-only tensor.
 pub(super) const READ_ONLY: u64 = 1;
 
-/// A version of the interface: another `major` is another layout.
+/// A version of the interface: another `major` means another layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DLPackVersion {
     /// Changes with the layout.
     pub major: u32,
-    /// Changes with what the layout may hold.
+    /// Changes with the values that the layout may hold.
     pub minor: u32,
 }
 
-/// Where a tensor is.
+/// The device of a tensor.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DLDevice {
-    /// The kind: [`CPU`](Self::CPU), [`CUDA`](Self::CUDA), [`CUDA_HOST`](Self::CUDA_HOST) or one of others.
+    /// The kind: [`CPU`](Self::CPU), [`CUDA`](Self::CUDA), [`CUDA_HOST`](Self::CUDA_HOST) or one that this crate does not know.
     pub device_type: i32,
     /// The ordinal among devices of the kind.
     pub device_id: i32,
@@ -59,11 +59,11 @@ impl fmt::Display for DLDevice {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DLDataType {
-    /// 0: signed, 1: unsigned integers, 2: floating point, 4: `bfloat16`; others are not adopted.
+    /// 0: signed integers, 1: unsigned integers, 2: floating point, 4: `bfloat16`; others are not adopted.
     pub code: u8,
     /// The size of a lane.
     pub bits: u8,
-    /// How many of them an element has: 1 but for vectors.
+    /// The number of lanes of an element: 1 except for vectors.
     pub lanes: u16,
 }
 
@@ -87,11 +87,11 @@ impl fmt::Display for DLDataType {
 #[repr(C)]
 #[derive(Debug)]
 pub struct DLTensor {
-    /// Where its allocation begins.
+    /// The start of its allocation.
     pub data: *mut c_void,
-    /// Where it is.
+    /// The device that it is on.
     pub device: DLDevice,
-    /// How many axes it has.
+    /// The number of axes.
     pub ndim: i32,
     /// The type of its elements.
     pub dtype: DLDataType,
@@ -99,33 +99,33 @@ pub struct DLTensor {
     pub shape: *mut i64,
     /// `ndim` strides, in elements; null for row-major order.
     pub strides: *mut i64,
-    /// From `data` to the first element, in bytes.
+    /// The offset of the first element from `data`, in bytes.
     pub byte_offset: u64,
 }
 
-/// A tensor and what keeps it, as it was before version 1.
+/// A tensor and its owner, in the layout before version 1.
 #[repr(C)]
 #[derive(Debug)]
 pub struct DLManagedTensor {
     /// The tensor.
     pub dl_tensor: DLTensor,
-    /// The producer's.
+    /// The producer's context.
     pub manager_ctx: *mut c_void,
     /// Ends the consumer's use of it; may be null.
     pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensor)>,
 }
 
-/// A tensor, what keeps it, and the version of its layout.
+/// A tensor, its owner, and the version of its layout.
 #[repr(C)]
 #[derive(Debug)]
 pub struct DLManagedTensorVersioned {
-    /// The version of what follows.
+    /// The version of the following fields.
     pub version: DLPackVersion,
-    /// The producer's.
+    /// The producer's context.
     pub manager_ctx: *mut c_void,
     /// Ends the consumer's use of it; may be null.
     pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensorVersioned)>,
-    /// Bit 0: it may only be read. Bit 1: it is a copy.
+    /// Bit 0: it is read-only. Bit 1: it is a copy.
     pub flags: u64,
     /// The tensor.
     pub dl_tensor: DLTensor,

@@ -1,11 +1,11 @@
-//! Our memory as a tensor: the consumer's stream is ordered behind ours at the export, and the memory is freed behind the consumer.
+//! Our memory as a tensor: at the export, the consumer's stream is ordered after ours, and the memory is freed after the consumer's uses.
 //!
 //! | an exported tensor | its memory is held by |
 //! |---|---|
-//! | alive | the box that the tensor is in |
+//! | alive | the box that contains the tensor |
 //! | its deleter was called | the reaper's queue |
 //! | the reaper has run, and there is a consumer's stream | `retired`, behind everything on the device at that time |
-//! | that point could not be marked | the reaper again, at the poller's next look |
+//! | that point could not be marked | the reaper again, at the poller's next sweep |
 //!
 //! The consumer's stream is used before the tensor is handed out, and never again: the protocol does not keep it alive, and consumers
 //! destroy their streams at any time.
@@ -43,7 +43,7 @@ pub enum DlpackConsumer {
     /// The consumer uses the memory on this stream, which is either a stream of its own that was [adopted](Stream::from_raw) or a stream of this
     /// crate. It may also use the memory on other streams, ordered behind this one, and may call the deleter before its work is complete.
     Stream(Stream),
-    /// The consumer knows no stream (NumPy): the export waits, on the host, until all that uses the memory is
+    /// The consumer does not know streams (NumPy): the export waits, on the host, until all uses of the memory are
     /// complete; the consumer's uses are complete when it calls the deleter.
     Synchronized,
     /// The consumer orders its uses itself, and they are complete when it calls the deleter (`stream=-1`).
@@ -51,10 +51,10 @@ pub enum DlpackConsumer {
 }
 
 impl DlpackConsumer {
-    /// Reads the argument `stream` of Python's `__dlpack__`: on a CUDA device none or 1 is the legacy default
-    /// stream, 2 the per-thread one, -1 no order at all, anything else a `CUstream`; on a host device there is none.
+    /// Parses the `stream` argument of Python's `__dlpack__`: on a CUDA device, none or 1 is the legacy default
+    /// stream, 2 the per-thread one, -1 no ordering at all, anything else a `CUstream`; a host device takes none.
     ///
-    /// The per-thread default stream means another stream on every thread. It is ordered by way of the legacy one,
+    /// The per-thread default stream is a different stream on every thread. It is ordered through the legacy one,
     /// which the driver orders with it in both directions, on the device.
     ///
     /// # Errors
@@ -62,8 +62,8 @@ impl DlpackConsumer {
     /// [`Stream::from_raw`].
     ///
     /// # Safety
-    /// The number is a stream of the device's context, as the protocol says, that nobody captures, and the stream
-    /// lives until the memory was exported for it, or this is dropped.
+    /// The number is a stream of the device's context, as the protocol requires, that nobody captures, and the stream
+    /// lives until the memory has been exported for it, or this value is dropped.
     pub unsafe fn from_argument(device: &Device, stream: Option<i64>) -> Result<DlpackConsumer> {
         role::check("adopting a consumer's stream")?;
         let refused = |stream: i64, reason| {
@@ -88,24 +88,24 @@ impl DlpackConsumer {
 }
 
 impl<T: DlpackElement> DeviceBuffer<T> {
-    /// Exports the buffer as a row-major tensor of that shape, without a copy: `cuda:N`, or the CPU for a host
+    /// Exports the buffer as a row-major tensor of that shape, without a copy: on `cuda:N`, or on the CPU for a host
     /// device. The consumer's stream waits, on the device, for every use so far.
     ///
     /// # Ownership
-    /// The buffer moves into the tensor. The deleter only leaves word, on whatever thread: the memory is freed
-    /// behind everything that is on the device when it is called, also after the device was closed. (A driver before
-    /// CUDA 12.5 cannot tell of other libraries' non-blocking streams: there the consumer's work on one has to be
-    /// complete then.)
+    /// The buffer moves into the tensor. The deleter only posts a message, on any thread: the memory is freed
+    /// after everything that is on the device when it is called, even after the device was closed. (A driver before
+    /// CUDA 12.5 cannot report other libraries' non-blocking streams: the consumer's work on such a stream must be
+    /// complete by then.)
     ///
     /// # Blocking
-    /// With [`DlpackConsumer::Synchronized`], until what uses the memory is complete.
+    /// With [`DlpackConsumer::Synchronized`], until the work that uses the memory is complete.
     ///
     /// # Errors
-    /// [`TensorProblem::Shape`], [`TensorProblem::Extent`]: a shape of another number of elements, or that no tensor has;
-    /// [`ErrorDetail::WrongDevice`]: a stream of another device; [`ErrorDetail::Unwritten`], [`ErrorDetail::Upstream`]: data that nobody wrote, or whose producer failed; a
-    /// device that is lost or closed. [`Refused`] has the buffer. A producer that fails when it runs
-    /// ([`try_host`](crate::RawQueue::try_host)), and later than this call, is only known with
-    /// [`DlpackConsumer::Synchronized`]; otherwise its future alone tells.
+    /// [`TensorProblem::Shape`], [`TensorProblem::Extent`]: a shape with a different number of elements, or that no tensor can have;
+    /// [`ErrorDetail::WrongDevice`]: a stream of another device; [`ErrorDetail::Unwritten`], [`ErrorDetail::Upstream`]: data that was never
+    /// written, or whose producer failed; a device that is lost or closed. [`Refused`] has the buffer. A producer that fails when it runs
+    /// ([`try_host`](crate::RawQueue::try_host)), after this call, is only reported with
+    /// [`DlpackConsumer::Synchronized`]; otherwise only by its own future.
     ///
     /// # Examples
     /// ```
@@ -131,13 +131,13 @@ impl<T: DlpackElement> DeviceBuffer<T> {
 
 impl<T: DlpackElement> PinnedBuffer<T> {
     /// Exports the memory as a row-major tensor of that shape, without a copy: pinned host memory of a CUDA device,
-    /// or the CPU for a host device.
+    /// or CPU memory for a host device.
     ///
     /// # Ownership
     /// As [`DeviceBuffer::into_dlpack`]; the memory returns to its pool.
     ///
     /// # Errors
-    /// As [`DeviceBuffer::into_dlpack`] about the shape; [`ErrorDetail::WrongDevice`]: a stream of another device; a device
+    /// As [`DeviceBuffer::into_dlpack`], for the shape; [`ErrorDetail::WrongDevice`]: a stream of another device; a device
     /// that is lost or closed. [`Refused`] has the buffer.
     pub fn into_dlpack(
         self,
@@ -187,7 +187,7 @@ impl<T: DlpackElement> Exportable for DeviceBuffer<T> {
     fn order(&mut self, stream: &Stream) -> Result<()> {
         self.memory().check_is_in_no_graph(&self.span().range, "dlpack")?;
         let uses = Uses::new("dlpack").updates(self).commands(0);
-        // SAFETY: nothing is put on the stream but waits.
+        // SAFETY: nothing but waits is put on the stream.
         unsafe { stream.enqueue(uses, |_: &RawQueue<'_>, _| Ok::<_, Error>(())) }.queued()
     }
 
@@ -198,7 +198,7 @@ impl<T: DlpackElement> Exportable for DeviceBuffer<T> {
     fn synchronize(&self) -> Result<()> {
         let (uses, on) = before_host("dlpack", &self.span(), Mode::ReadWrite)?;
         Op::behind_uses(uses, HostValue::Here((), on)).synchronize()?;
-        // Once more: the driver may refuse a list that was not on its stream.
+        // Checked again: the driver may have refused a list that was not on its stream yet.
         self.check()
     }
 }
@@ -244,12 +244,12 @@ impl<T: DlpackElement> Exportable for PinnedBuffer<T> {
 struct Exported<M: Exportable> {
     /// `Some` until the drop.
     memory: Option<M>,
-    /// The device, if the consumer's work may be under way when it calls the deleter.
+    /// The device, if the consumer's work may still be running when it calls the deleter.
     under_way_on: Option<Arc<Home>>,
 }
 
 impl<M: Exportable> Drop for Exported<M> {
-    /// On the reaper's thread, or where the device is gone.
+    /// Runs on the reaper's thread, or where the device is gone.
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
         let Some(home) = self.under_way_on.take() else { return };
@@ -259,7 +259,7 @@ impl<M: Exportable> Drop for Exported<M> {
         }
         let marked = match ExitGuard::in_driver() {
             Some(_in_driver) => home.mark_all(),
-            // The memory is freed with the process.
+            // The memory goes with the process.
             None => return std::mem::forget(memory),
         };
         match marked {
@@ -269,7 +269,7 @@ impl<M: Exportable> Drop for Exported<M> {
                 engine.retire(Remnant::Foreign { ptr, bytes, owner }, users);
             }
             Err(_) if engine.state.lost().is_some() => {}
-            // It is unknown when the consumer's work is complete: a later mark is behind it as well.
+            // It is unknown when the consumer's work is complete: a later mark is after it as well.
             Err(_) => {
                 let again = Exported { memory: Some(memory), under_way_on: Some(home.clone()) };
                 engine.background.drop_again(Box::new(again));
@@ -338,7 +338,7 @@ fn axes_of(shape: &[usize], len: usize, data_type: DLDataType) -> Result<(i32, B
     let (Ok(ndim), true) = (i32::try_from(shape.len()), elements(&extents) == Some(len)) else {
         return Err(bad(TensorProblem::Shape { shape: extents, len }));
     };
-    // Of a tensor without elements they are not bounded by its memory.
+    // Without elements, the extents are not bounded by the memory.
     let Some(strides) = row_major(&extents) else {
         let element_bytes = usize::from(data_type.bits / 8);
         return Err(ErrorDetail::TooLarge { len: usize::MAX, element_bytes }.into());
@@ -347,7 +347,7 @@ fn axes_of(shape: &[usize], len: usize, data_type: DLDataType) -> Result<(i32, B
     Ok((ndim, extents.into()))
 }
 
-/// Orders the consumer behind all uses of the memory. Returns the device, unless the consumer's uses are
+/// Orders the consumer after all uses of the memory. Returns the device, unless the consumer's uses are
 /// complete when it calls the deleter.
 fn hand_over<M: Exportable>(memory: &mut M, consumer: DlpackConsumer) -> Result<Option<Arc<Home>>> {
     match consumer {

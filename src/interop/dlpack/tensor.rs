@@ -1,4 +1,4 @@
-//! A tensor of either layout, and the checks before it is adopted.
+//! A tensor in either layout, and the checks before it is adopted.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -18,32 +18,32 @@ use crate::runtime::Engine;
 /// A DLPack tensor in transit: memory of another library that is not yet adopted, or memory exported for one.
 ///
 /// # Ownership
-/// Dropping it calls the deleter of its producer.
+/// Dropping it calls its producer's deleter.
 pub struct DlpackTensor {
     pub(super) managed: Managed,
 }
 
-/// The layout in which the producer made it.
+/// The layout that the producer used.
 #[derive(Clone, Copy)]
 pub(super) enum Managed {
     Versioned(NonNull<DLManagedTensorVersioned>),
     Unversioned(NonNull<DLManagedTensor>),
 }
 
-// SAFETY: DLPack's deleters may be called on any thread, and nothing else of the producer's is called.
+// SAFETY: DLPack's deleters may be called on any thread, and they are the only code of the producer that is called.
 unsafe impl Send for DlpackTensor {}
-// SAFETY: through a shared reference only its description is read, which never changes.
+// SAFETY: a shared reference only reads the tensor's description, which never changes.
 unsafe impl Sync for DlpackTensor {}
 
 impl DlpackTensor {
-    /// Takes over a tensor of version 1 and later (a Python capsule `dltensor_versioned`).
+    /// Takes over a tensor of version 1 or later (a Python capsule `dltensor_versioned`).
     ///
     /// # Errors
-    /// [`TensorProblem::Version`]: its layout is newer. Its deleter was called.
+    /// [`TensorProblem::Version`]: its layout is newer. Its deleter has been called.
     ///
     /// # Safety
-    /// `tensor` is what a producer of DLPack made, and nobody else calls its deleter, which may be called on any
-    /// thread. Its shape and its strides are those of the tensor until then.
+    /// `tensor` was made by a producer of DLPack, and nobody else calls its deleter, which may be called on any
+    /// thread. Its shape and its strides stay those of the tensor until then.
     pub unsafe fn from_raw(tensor: NonNull<DLManagedTensorVersioned>) -> Result<DlpackTensor> {
         // SAFETY: the caller vouches for it; the version comes first in every layout.
         let version = unsafe { tensor.as_ref() }.version;
@@ -56,7 +56,7 @@ impl DlpackTensor {
         Ok(tensor)
     }
 
-    /// Takes over a tensor of the layout before version 1 (a Python capsule `dltensor`).
+    /// Takes over a tensor in the layout before version 1 (a Python capsule `dltensor`).
     ///
     /// # Safety
     /// As [`from_raw`](Self::from_raw).
@@ -65,7 +65,7 @@ impl DlpackTensor {
         DlpackTensor { managed: Managed::Unversioned(tensor) }
     }
 
-    /// Hands out the tensor to a consumer that knows version 1, which calls the deleter when it has finished.
+    /// Hands the tensor to a consumer that knows version 1, which calls the deleter when it has finished.
     #[must_use]
     pub fn into_raw(self) -> NonNull<DLManagedTensorVersioned> {
         let is_versioned = match self.managed {
@@ -87,7 +87,7 @@ impl DlpackTensor {
         }
     }
 
-    /// Hands out the tensor to a consumer that knows only the layout before version 1.
+    /// Hands the tensor to a consumer that knows only the layout before version 1.
     ///
     /// # Errors
     /// [`TensorProblem::ReadOnly`]: that layout cannot express it. [`Refused`] has the tensor.
@@ -108,7 +108,7 @@ impl DlpackTensor {
         self.tensor().dtype
     }
 
-    /// Returns where it is.
+    /// Returns the device that it is on.
     #[must_use]
     pub fn device(&self) -> DLDevice {
         self.tensor().device
@@ -118,7 +118,7 @@ impl DlpackTensor {
     #[must_use]
     pub fn shape(&self) -> &[i64] {
         let tensor = self.tensor();
-        // SAFETY: `from_raw` was promised as many.
+        // SAFETY: by the contract of `from_raw`, there are that many.
         unsafe { axes(tensor.shape, tensor.ndim) }
     }
 
@@ -137,11 +137,11 @@ impl DlpackTensor {
         (tensor.data as u64).wrapping_add(tensor.byte_offset)
     }
 
-    /// Returns whether it may only be read.
+    /// Returns whether it is read-only.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         match self.managed {
-            // SAFETY: `from_raw` was promised that it lives until its deleter is called.
+            // SAFETY: by the contract of `from_raw`, it lives until its deleter is called.
             Managed::Versioned(tensor) => unsafe { tensor.as_ref() }.flags & READ_ONLY != 0,
             Managed::Unversioned(_) => false,
         }
@@ -156,7 +156,7 @@ impl DlpackTensor {
         }
     }
 
-    /// The number of elements, if they are of type `T`, row-major, and where `engine` can use them.
+    /// The number of elements, if they are of type `T`, row-major, and accessible to `engine`.
     pub(super) fn check<T: DlpackElement>(&self, engine: &Engine) -> Result<usize> {
         let found = self.data_type();
         if found != T::DATA_TYPE {
@@ -202,9 +202,9 @@ impl Drop for DlpackTensor {
     fn drop(&mut self) {
         match self.managed {
             Managed::Versioned(tensor) => {
-                // SAFETY: `from_raw` was promised that it lives until its deleter is called.
+                // SAFETY: by the contract of `from_raw`, it lives until its deleter is called.
                 if let Some(deleter) = unsafe { tensor.as_ref() }.deleter {
-                    // SAFETY: only this calls it, and once: the tensor's holder drops once.
+                    // SAFETY: this is the only call, and happens once: the tensor's holder drops once.
                     unsafe { deleter(tensor.as_ptr()) };
                 }
             }
@@ -226,7 +226,7 @@ impl fmt::Debug for DlpackTensor {
     }
 }
 
-/// Another layout around a tensor.
+/// A tensor in the other layout.
 struct Wrapped<L> {
     layout: L,
     tensor: ManuallyDrop<DlpackTensor>,
@@ -244,7 +244,7 @@ fn wrap<L>(tensor: DlpackTensor, layout: impl FnOnce(DLTensor, *mut c_void) -> L
 }
 
 /// # Safety
-/// `context` is that of a tensor of `wrap`, and not used later.
+/// `context` is that of a tensor made by `wrap`, and not used later.
 unsafe fn unwrap<L>(context: *mut c_void) {
     // SAFETY: `wrap` leaked the box, and the consumer calls the deleter once.
     let whole = unsafe { Box::from_raw(context.cast::<Wrapped<L>>()) };
@@ -254,14 +254,14 @@ unsafe fn unwrap<L>(context: *mut c_void) {
 unsafe extern "C" fn unwrap_versioned(tensor: *mut DLManagedTensorVersioned) {
     // SAFETY: the consumer passes the tensor that has this deleter.
     let context = unsafe { (*tensor).manager_ctx };
-    // SAFETY: that deleter is of `wrap` alone.
+    // SAFETY: only `wrap` installs that deleter.
     unsafe { unwrap::<DLManagedTensorVersioned>(context) };
 }
 
 unsafe extern "C" fn unwrap_unversioned(tensor: *mut DLManagedTensor) {
     // SAFETY: the consumer passes the tensor that has this deleter.
     let context = unsafe { (*tensor).manager_ctx };
-    // SAFETY: that deleter is of `wrap` alone.
+    // SAFETY: only `wrap` installs that deleter.
     unsafe { unwrap::<DLManagedTensor>(context) };
 }
 
@@ -276,7 +276,7 @@ pub(super) fn device_of(engine: &Engine) -> DLDevice {
     }
 }
 
-/// The number of elements of a shape; `None` if an extent is negative or it is no number.
+/// The number of elements of a shape; `None` if an extent is negative or the product overflows.
 pub(super) fn elements(shape: &[i64]) -> Option<usize> {
     let extents = shape.iter().map(|extent| usize::try_from(*extent).ok());
     let extents: Vec<usize> = extents.collect::<Option<_>>()?;
@@ -286,7 +286,7 @@ pub(super) fn elements(shape: &[i64]) -> Option<usize> {
     extents.into_iter().try_fold(1, usize::checked_mul)
 }
 
-/// The strides of a row-major tensor, in elements; `None` if one is no `i64`.
+/// The strides of a row-major tensor, in elements; `None` if one does not fit an `i64`.
 pub(super) fn row_major(shape: &[i64]) -> Option<Vec<i64>> {
     let mut strides = vec![1; shape.len()];
     for axis in (1..shape.len()).rev() {
@@ -296,7 +296,7 @@ pub(super) fn row_major(shape: &[i64]) -> Option<Vec<i64>> {
 }
 
 /// # Safety
-/// There are that many.
+/// `first` points to `ndim` integers.
 unsafe fn axes<'a>(first: *mut i64, ndim: i32) -> &'a [i64] {
     match usize::try_from(ndim) {
         Ok(ndim) if ndim > 0 && !first.is_null() => {
