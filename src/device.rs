@@ -280,6 +280,7 @@ impl Device {
     /// With a driver before CUDA 12.5, streams of other libraries are waited for only if they are not
     /// non-blocking. The same holds once the device is closed.
     ///
+    /// # Ordering
     /// The coarsest way to wait: see the [table](crate#waiting).
     ///
     /// # Errors

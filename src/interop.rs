@@ -39,6 +39,7 @@ impl Stream {
     /// This crate never destroys it. Adopting a handle twice makes two independent [`Stream`]s, because the driver
     /// reuses handles.
     ///
+    /// # Ownership
     /// `owner` is kept until the last handle of the stream is dropped, and this crate's work on the
     /// stream is complete. Buffers made on it may outlive it.
     ///

@@ -30,6 +30,7 @@ pub struct StreamBuilder<'d> {
 impl Device {
     /// Makes a stream.
     ///
+    /// # Blocking
     /// While a thread is blocked in the driver because some stream's [queue is full](Stream#blocking), the
     /// driver creates no streams: the call waits until that queue has room. Create streams when the program
     /// starts, or keep queues short with [`throttle`](Stream::throttle).

@@ -44,6 +44,7 @@ impl Stream {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     ///
+    /// # Ordering
     /// As for any operation: after earlier work on the stream, and after conflicting uses of the declared ranges on other
     /// streams. The stream does not become shared, as it does after [`as_raw`](Self::as_raw).
     ///

@@ -106,6 +106,7 @@
 /// Errors and [reports](crate::Region::last_run) name the line that called `launch`. Put `#[track_caller]` on
 /// a wrapper function, so that they name its caller's line instead.
 ///
+/// # Safety
 /// By writing `unsafe fn` you vouch that these types match the CUDA source, and that for all arguments
 /// and geometries that the `where` lines and `launch` admit, the kernel stays inside its arrays and
 /// overwrites all of those declared `Out`. Without `launch`, that means any geometry.

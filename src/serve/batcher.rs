@@ -121,6 +121,7 @@ pub struct Batcher<Q, R, E = Error> {
 /// [`ErrorKind::Panicked`](crate::ErrorKind::Panicked), the function panicked, or cloning its error did;
 /// [`ErrorDetail::Replies`], it returned more or fewer replies than there were requests; [`ErrorDetail::Forked`], this is the child of a
 /// fork, and the batcher belongs to its parent. The pool's error when it is closed, or its last device is lost.
+///
 /// # Cancel safety
 /// If it is dropped before its batch starts, the request leaves the batch; afterwards its reply is dropped.
 /// Other requests of the batch are not affected.
