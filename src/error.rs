@@ -529,8 +529,8 @@ pub enum ErrorDetail {
     #[error("{device} was closed")]
     Closed { device: String },
     /// `main` has returned or `exit` was called: calls that need a thread or the driver are refused, and pending
-    /// operations fail, because the driver may be gone. This starts with an `atexit` handler, registered when the first device is
-    /// opened: handlers that were registered later run before it, while everything still works.
+    /// operations fail, because the driver may be gone. This starts with an `atexit` handler that the first devices
+    /// register: handlers that were registered later run before it, while everything still works.
     #[error("the process is ending: {what} is refused")]
     ProcessEnding { what: &'static str },
     /// The device, pool or batcher was made by the process that this one was forked from; or the call was pending at the fork, or
@@ -901,7 +901,7 @@ impl DriverCode {
         matches!(self.code, 709 | 917)
     }
 
-    /// Whether this code is about the calling thread, or a capture: it tells nothing about the device.
+    /// Whether this code is about the calling thread, or a capture: it says nothing about the device.
     pub(crate) fn is_about_the_caller(self) -> bool {
         matches!(self.code, DriverCode::NOT_PERMITTED | 900..=909)
     }

@@ -30,7 +30,7 @@
 //! | [`Stream`], [`StreamBuilder`] | work in order, concurrent with other streams |
 //! | [`Partition`] | a share of a GPU for latency-critical work |
 //! | [`Op`], [`join_all`] | an operation as a future: what `.await` proves, what a drop does |
-//! | [`Event`] | a point to wait for; time stamps on the device |
+//! | [`Event`] | a point to wait for; timing on the device |
 //! | [`Stream::batch`], [`Queue`] | several operations as one future |
 //! | [`Stream::scope`], [`Device::current_stream`] | naming a stream once for many calls |
 //! | [`Error`], [`ErrorKind`], [`ErrorDetail`] | what failed, what to do, the figures |

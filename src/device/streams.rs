@@ -35,7 +35,7 @@ impl Device {
     /// driver creates no streams: the call waits until that queue has room. Create streams when the program
     /// starts, or keep queues short with [`throttle`](Stream::throttle).
     ///
-    /// When a process has more streams alive than ever before, the driver occasionally grows its tables,
+    /// When a process has more streams alive than ever before, the driver occasionally makes room for more,
     /// and that waits for every running kernel: on an H200 with the 40th stream, and then with about every
     /// 85th. A fixed set of streams, as in a [`StreamPool`](crate::StreamPool), avoids it.
     ///

@@ -24,7 +24,7 @@ const MOST_BLOCKS: u32 = 32;
 /// conventions: one block per core, and a best block of one thread.
 ///
 /// # Blocking
-/// Each method makes one driver call; [`best_block`](Self::best_block) makes one for each block size. None
+/// Each query is one driver call; [`best_block`](Self::best_block) makes one for each block size. None
 /// waits for the device.
 ///
 /// # Errors

@@ -4,7 +4,7 @@
 //! several pieces. A directive that ends without a semicolon, such as `.loc`, ends where its operands do. Anything not understood is an error, so
 //! that nothing hides after it.
 //!
-//! Nothing of the text is stored: texts can have megabytes.
+//! Nothing of the text is stored: texts can be megabytes long.
 #![forbid(unsafe_code)]
 
 use std::borrow::Cow;

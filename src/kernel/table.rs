@@ -48,7 +48,7 @@ pub struct InOutTable<T>(PhantomData<fn() -> T>);
 /// The table borrows the blocks. A launch borrows the table for the call only; the device keeps everything it needs until the launch is complete.
 ///
 /// # Ordering
-/// A launch is ordered with other uses of the blocks that its table names, and with nothing else. Make a table before a
+/// A launch is ordered with other uses of the blocks that its table names, and of no others. Make a table before a
 /// [replayed batch](crate::Stream::replay), not in its closure. In a replayed batch, blocks of a slab are ordered like the whole slab.
 ///
 /// # Examples

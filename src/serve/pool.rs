@@ -11,7 +11,7 @@
 //!
 //! [`admission`](gpu_await_protocol::admission) decides which request is admitted next and which are refused; [`lease`](crate::stream::lease) returns
 //! permits. A waiter is in [`acquire`]. The poller of the pool's first device calls the pool at the next [`Deadline`] of a waiter, also by a waker
-//! with a [`Weak`] reference, and the pool refuses the waiters whose time is up: a heavy one holds up nobody until its task is polled.
+//! with a [`Weak`] reference, and the pool refuses the waiters whose time is up: a heavy one does not hold up others until its task is polled.
 //!
 //! # Invariants
 //! 1. A dropped request keeps its permit until the device has finished (`a_permit_is_released_when_the_device_has_finished`).

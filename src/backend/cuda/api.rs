@@ -291,7 +291,7 @@ entry_points! {
         cuGreenCtxStreamCreate(*mut Handle, Handle, u32, c_int);
         // From CUDA 12.6 on.
         cuStreamGetCtx_v2(Handle, *mut Handle, *mut Handle);
-        // From CUDA 12.3 on. Without it no node of a graph overlaps with the one in front of it.
+        // From CUDA 12.3 on. Without it no node of a graph overlaps with its predecessor.
         cuGraphAddDependencies_v2(Handle, *const Handle, *const Handle, *const EdgeData, usize);
         // Without these, library calls are made again instead of replayed.
         cuGraphGetNodes(Handle, *mut Handle, *mut usize);
