@@ -386,8 +386,8 @@ pub enum ErrorDetail {
     /// for that device: the work passes data on, or was ordered with [`wait`](crate::Stream::wait).
     ///
     /// The operation's own device works. A wait that is already on a stream never ends: everything
-    /// after it on that stream fails in the same way, and nothing more is submitted there. Memory used by such work is never
-    /// freed: if the work only reads it, it can be read, but not overwritten. Drop the stream and that memory, and make new ones. An operation on
+    /// after it on that stream fails in the same way, and nothing more is submitted there. Memory used by such work stays
+    /// in use for ever: if the work only reads it, it can be read, but not overwritten. Drop the stream and that memory, and make new ones. An operation on
     /// another stream that would wait for any of this is refused, and its stream stays
     /// usable. [`Error::is_device_lost`] is false.
     #[error(
