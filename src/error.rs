@@ -385,11 +385,10 @@ pub enum ErrorDetail {
     /// Another device, `device`, was lost, and this operation, the memory that it uses, or earlier work on its stream waits
     /// for that device: the work passes data on, or was ordered with [`wait`](crate::Stream::wait).
     ///
-    /// The operation's own device works. A wait that is already on a stream never ends: everything
-    /// after it on that stream fails in the same way, and nothing more is submitted there. Memory used by such work stays
-    /// in use for ever: if the work only reads it, it can be read, but not overwritten. Drop the stream and that memory, and make new ones. An operation on
-    /// another stream that would wait for any of this is refused, and its stream stays
-    /// usable. [`Error::is_device_lost`] is false.
+    /// The operation's own device works. A wait that is already on a stream never ends: everything after it on that stream fails in the same way, and
+    /// nothing more is submitted there. Memory used by such work stays in use for ever: if the work only reads it, it can be read, but not
+    /// overwritten. Drop the stream and that memory, and make new ones. An operation on another stream that would wait for any of this is refused,
+    /// and its stream stays usable. [`Error::is_device_lost`] is false.
     #[error(
         "this operation waits for {device}, which was lost: {cause}; a stream with such work takes no more: make a new one on this device, and new buffers for those that the work uses"
     )]
